@@ -1,0 +1,29 @@
+# Two commands for people: `make demo` and `make test`. Both set up everything that they need.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: test lint check demo soak chaos docs clean
+
+test: lint check
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $(STAMP)
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/mypy
+
+check: $(STAMP)
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not long"
+
+soak: $(STAMP)
+	$(BIN)/pytest -n 2 -m long --timeout 0
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,128 @@
+"""Every exception that Tailrace raises, in one tree.
+
+    TailraceError
+    ├── ProtocolError                   bytes or messages that break the protocol
+    │   ├── LocalProtocolError          ... and it was us: the caller asked for something illegal
+    │   └── RemoteProtocolError         ... and it was the peer
+    │       ├── FramingError            no frame can be found in the bytes; the connection is lost
+    │       │   └── FrameTooLarge       a header announces more than the limit
+    │       └── MalformedMessage        a whole frame, but not what its opcode asks for
+    ├── StatusError                     the peer answered with a status that is not success
+    ├── ConnectError                    the peer can't be reached or went away for good
+    │   └── LoginError                  ... or refuses the login, or has no such bucket
+    ├── StoreError                      the data directory can't do what was asked
+    │   ├── StoreLocked                 another process has it
+    │   ├── StoreCorrupt                a checksum or a size is wrong; names the file
+    │   └── StoreTooNew                 written by a newer Tailrace; left untouched
+    └── UsageError                      an option, an offset or a setting is wrong
+
+Facts are attributes and ``args``, so that every error survives pickling: Spark carries them between processes.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConnectError",
+    "FrameTooLarge",
+    "FramingError",
+    "LocalProtocolError",
+    "LoginError",
+    "MalformedMessage",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "StatusError",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreLocked",
+    "StoreTooNew",
+    "TailraceError",
+    "UsageError",
+]
+
+
+class TailraceError(Exception):
+    """The base of all errors that Tailrace raises on purpose."""
+
+
+class ProtocolError(TailraceError):
+    """Something breaks the rules of the wire protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We were asked to send or do something that the protocol forbids."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something that the protocol forbids."""
+
+
+class FramingError(RemoteProtocolError):
+    """The bytes are no frame; there is no way to find the next one, so the connection must close."""
+
+
+class FrameTooLarge(FramingError):
+    """A header announces a frame that is larger than the limit in force."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(size, limit)
+        self.size = size
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"a frame of {self.size} bytes is announced, the limit is {self.limit}"
+
+
+class MalformedMessage(RemoteProtocolError):
+    """A whole frame that is not what its opcode asks for; ``status`` is what to answer."""
+
+    def __init__(self, what: str, status: int = 0x04) -> None:
+        super().__init__(what, status)
+        self.what = what
+        self.status = status
+
+    def __str__(self) -> str:
+        return self.what
+
+
+class StatusError(TailraceError):
+    """The peer answered a request with a status that is not success."""
+
+    def __init__(self, status: int, what: str = "", body: bytes = b"") -> None:
+        super().__init__(status, what, body)
+        self.status = status
+        self.what = what
+        self.body = body
+
+    def __str__(self) -> str:
+        from .wire.codes import status_name
+
+        name = f"{status_name(self.status)} (0x{self.status:02x})"
+        return f"{self.what}: {name}" if self.what else name
+
+
+class ConnectError(TailraceError):
+    """The peer can't be reached, or the connection was lost and could not be taken up again."""
+
+
+class LoginError(ConnectError):
+    """The peer refuses the login or has no such bucket."""
+
+
+class StoreError(TailraceError):
+    """The data directory can't do what was asked."""
+
+
+class StoreLocked(StoreError):
+    """Another process has the data directory open."""
+
+
+class StoreCorrupt(StoreError):
+    """Stored bytes are not what was written; the message names the file and what to do."""
+
+
+class StoreTooNew(StoreError):
+    """The data directory was written by a newer Tailrace; nothing in it was touched."""
+
+
+class UsageError(TailraceError):
+    """An option, an offset, a setting or an argument is wrong."""
