@@ -1,0 +1,59 @@
+"""The one place where time comes from.
+
+Sans-IO cores take ``now`` as an argument; everything that has to ask takes a `Clock`, so that tests and
+simulations can turn its hands.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+__all__ = ["SYSTEM", "Clock", "ManualClock", "SystemClock"]
+
+
+class Clock(Protocol):
+    """Where a component asks for the time."""
+
+    def time_ns(self) -> int:
+        """Wall clock, nanoseconds since the epoch; may jump either way."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that only ever grow, for intervals and timeouts."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    time_ns = staticmethod(time.time_ns)
+    monotonic = staticmethod(time.monotonic)
+
+
+class ManualClock:
+    """A clock that stands still until it is moved; wall and monotonic time move apart only by `jump`."""
+
+    def __init__(self, start_s: float = 1_700_000_000.0) -> None:
+        self._wall_ns = int(start_s * 1e9)
+        self._monotonic = 1_000.0
+
+    def time_ns(self) -> int:
+        return self._wall_ns
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def advance(self, seconds: float) -> None:
+        """Time passes."""
+        if seconds < 0:
+            raise ValueError("time passes forwards; use jump() to set the wall clock back")
+        self._wall_ns += int(seconds * 1e9)
+        self._monotonic += seconds
+
+    def jump(self, seconds: float) -> None:
+        """Somebody sets the wall clock, forwards or back; intervals don't notice."""
+        self._wall_ns += int(seconds * 1e9)
+
+
+SYSTEM: Clock = SystemClock()
