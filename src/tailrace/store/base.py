@@ -1,0 +1,478 @@
+"""The contract of a store: what the server, the producers and the consumers may count on.
+
+One `Engine` is one data directory with buckets; a `Bucket` has a fixed number of vbuckets and one collections
+manifest; a `VBucket` has documents, a state, a failover log and a history of changes numbered by seqno.
+
+**Frames.** Every change is one DCP frame, made once: magic 0x80, opaque 0, the vbucket's id, header CAS =
+document CAS, the datatype as stored, document keys with their collection prefix (LEB128; the default
+collection is ``00``). Mutations are 0x57 with 31 bytes of extras, deletions 0x58 in the V2 layout (21 bytes,
+with delete time), expirations 0x59 (20 bytes), system events 0x5f (13 bytes, key without prefix). `get`
+returns such a frame, snapshots hand them out in bulk. `Document.of(frame)` takes one apart. All *keys* in
+this interface have the prefix.
+
+**Threads.** A bucket has one owner thread (the event loop), and every call is made there, except `Job.run`.
+What takes long is a `Job`: the owner makes it (`begin_flush`, `begin_maintenance`), any thread runs it, the
+owner finishes it. Nothing needs a lock, writes go on meanwhile, and a simulation runs jobs inline. `flush`
+and `compact` are the same in one blocking call.
+
+**Durability.** A write is in memory and queued when the call returns. It is on disk when
+`VBucket.persisted_seqno` has reached its seqno: after the `finish` of a flush that took it. A failed flush
+raises from `finish`; its changes stay queued, go to a new file next time, and were never reported as
+persisted. Rollbacks and clean stops are on disk when the call returns. State changes, failover logs and
+manifests are on disk with the next flush, in order with the changes.
+
+**Memory.** Changes stay in memory until they are in a sealed segment, then as long as the quota allows.
+Beyond that a key costs its index entry. When the disk can't keep up, or persistence is stopped, writes beyond
+the quota are refused with ETMPFAIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+FailoverLog: TypeAlias = Any  # history.FailoverLog, as soon as that module is there
+
+__all__ = [
+    "Bucket",
+    "Chunk",
+    "Compaction",
+    "Engine",
+    "Job",
+    "Snapshot",
+    "SnapshotRange",
+    "StoreSettings",
+    "Trait",
+    "VBucket",
+    "Written",
+]
+
+
+class Trait(IntFlag):
+    """What a frame is, or what the frames of a chunk are together: none set means plain default-collection
+    mutations.
+    """
+
+    DELETION = 0x01
+    EXPIRATION = 0x02
+    SYSTEM_EVENT = 0x04
+    XATTR = 0x08
+    SNAPPY = 0x10
+    COLLECTION = 0x20  # not the default one: the prefix is not the single byte 00
+    EXPIRES = 0x40  # a mutation with an expiry
+    REPLACES = 0x80  # the document existed, and was no tombstone, before this change
+
+
+class Written(NamedTuple):
+    """What a write made."""
+
+    cas: int
+    seqno: int
+
+
+class SnapshotRange(NamedTuple):
+    """Start and end seqno of the snapshot that a replica is receiving, or has received when the high seqno
+    is its end.
+    """
+
+    start: int
+    end: int
+
+
+class Chunk(NamedTuple):
+    """Whole frames of one vbucket in seqno order, back to back."""
+
+    data: npt.NDArray[np.uint8]  # writable and the caller's own: patch the opaques, then send
+    offsets: npt.NDArray[np.int64]  # where each frame starts
+    last_seqno: int
+    traits: int  # of all frames together, see Trait
+
+    # The opaque of every frame in one assignment:
+    #   chunk.data[chunk.offsets[:, None] + OPAQUE_BYTES] = opaque_bytes       (see format.OPAQUE_BYTES)
+
+
+@dataclass(slots=True)
+class StoreSettings:
+    """Limits and intervals, under the names that ``tailrace serve --set`` knows."""
+
+    memory_quota: int = 256 << 20  # bytes: for changes in memory; writes beyond it wait for the disk
+    checkpoint_share: float = 0.20  # of memory_quota: changes kept in memory for streams
+    checkpoint_items: int = 10_000  # changes of a vbucket in a checkpoint before it is closed
+    flush_interval: float = 0.25  # seconds between group commits (kept by the owner's timer)
+    segment_fanout: int = 8  # sealed segments of a size before they are merged into one of the next
+    garbage_share: float = 0.5  # of sealed bytes that are superseded before all segments are merged
+    history_changes: int = 1_000  # newest changes of each vbucket that a rollback can undo one by one
+    tombstone_age: float = 259_200.0  # seconds before compaction forgets a deletion
+    expiry_pager_interval: float = 600.0  # seconds (kept by the owner's timer)
+    max_value: int = 20 << 20  # bytes of a document's value
+    failover_entries: int = 25
+    last_write_wins: bool = False  # conflict resolution by CAS instead of by rev seqno
+    tombstone_value: Callable[[bytes, int], tuple[bytes, int]] = field(
+        default=lambda value, datatype: (b"", 0)
+    )
+    """What of a value with xattrs (value, datatype) a deletion keeps: the server keeps the system xattrs."""
+
+
+class Job(Protocol):
+    """Work that may be done on another thread: run it there, then finish it on the owner's."""
+
+    def run(self) -> None:
+        """The long part. Never raises: what goes wrong is raised by `finish`."""
+        ...
+
+    def finish(self) -> None:
+        """Take over the result, or raise `StoreError`. Exactly once, on the owner's thread, also at
+        shutdown.
+        """
+        ...
+
+
+class Snapshot(Protocol):
+    """A stable read of a vbucket: everything after a seqno, each key once, as it was at ``end``.
+
+    It outlives compactions, rollbacks and writes, and a disk snapshot holds no documents in memory. Snapshots
+    follow each other: the next is asked for with the ``end`` of this one.
+    """
+
+    start: int  # first seqno that it may hold (the seqno asked for + 1)
+    end: int  # the last frame has exactly this seqno
+    in_memory: bool  # where it comes from, for the marker's flags
+    checkpoint: bool  # it begins with a new checkpoint
+    checkpoint_id: int  # number of the checkpoint that it belongs to; 0 for a disk snapshot
+
+    def read(self, max_bytes: int = 256 << 10) -> Chunk | None:
+        """The next frames, about `max_bytes` and at least one; None when all are read. May raise
+        StoreCorrupt.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of files; also done when it is forgotten."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class Compaction:
+    """What a compaction may forget beyond superseded versions (the COMPACT command's fields)."""
+
+    vbuckets: Sequence[int] | None = None  # None: all
+    purge_before_time_s: int = 0  # tombstones older than this
+    purge_before_seqno: int = 0  # ... and below this seqno; 0 is no such bound
+    drop_tombstones: bool = False
+
+
+class VBucket(Protocol):
+    """One vbucket. Document operations check CAS and locks but not the state: that is the server's
+    question to ask.
+    """
+
+    id: int
+    state: int  # wire.codes.VBucketState
+    high_seqno: int
+    persisted_seqno: int
+    purge_seqno: int
+    rollback_floor: int  # rollback() can go to 0 and to this or any later seqno
+    failover_log: FailoverLog
+    received: SnapshotRange  # for an active vbucket: (high_seqno, high_seqno)
+
+    @property
+    def uuid(self) -> int:
+        """The current branch."""
+        ...
+
+    @property
+    def complete_seqno(self) -> int:
+        """End of the last complete snapshot: what a promotion keeps. The high seqno unless a snapshot is
+        being received.
+        """
+        ...
+
+    @property
+    def item_count(self) -> int: ...
+
+    @property
+    def tombstone_count(self) -> int: ...
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of its frames in sealed segments."""
+        ...
+
+    # Documents. A refusal raises DocumentRefused with the status to answer. `expiry` is absolute (unix
+    # seconds).
+
+    def get(self, key: bytes) -> bytes | None:
+        """The live document's frame. One that is found expired becomes an expiration if the vbucket is
+        active.
+        """
+        ...
+
+    def get_any(self, key: bytes) -> bytes | None:
+        """The newest frame, tombstones and expired documents too."""
+        ...
+
+    def set(  # noqa: PLR0917
+        self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
+    ) -> Written: ...
+
+    def add(
+        self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0
+    ) -> Written: ...
+
+    def replace(  # noqa: PLR0917
+        self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
+    ) -> Written: ...
+
+    def append(self, key: bytes, value: bytes, cas: int = 0, *, front: bool = False) -> Written:
+        """Append or (front) prepend to the body; xattrs stay in front. A compressed value is refused
+        (NOT_SUPPORTED).
+        """
+        ...
+
+    def counter(self, key: bytes, delta: int, initial: int | None, expiry: int = 0) -> tuple[int, Written]:
+        """Add `delta` (negative: decrement, floor 0); `initial` None: a missing document is refused."""
+        ...
+
+    def touch(self, key: bytes, expiry: int) -> tuple[bytes, Written]:
+        """A new expiry; also returns the document's new frame, for GAT."""
+        ...
+
+    def delete(self, key: bytes, cas: int = 0) -> Written: ...
+
+    def get_locked(self, key: bytes, seconds: float) -> tuple[bytes, int]:
+        """Lock a document; its frame and the CAS that unlocks it."""
+        ...
+
+    def unlock(self, key: bytes, cas: int) -> None: ...
+
+    def is_locked(self, key: bytes) -> bool: ...
+
+    def set_with_meta(  # noqa: PLR0917
+        self,
+        key: bytes,
+        value: bytes,
+        flags: int,
+        expiry: int,
+        rev: int,
+        meta_cas: int,
+        datatype: int = 0,
+        *,
+        cas: int = 0,
+        add: bool = False,
+        resolve: bool = True,
+        regenerate_cas: bool = False,
+    ) -> Written:
+        """Store a document with given rev and CAS if it wins the conflict resolution (or `resolve` is
+        off).
+        """
+        ...
+
+    def delete_with_meta(  # noqa: PLR0917
+        self,
+        key: bytes,
+        flags: int,
+        delete_time: int,
+        rev: int,
+        meta_cas: int,
+        value: bytes = b"",
+        datatype: int = 0,
+        *,
+        cas: int = 0,
+        resolve: bool = True,
+        regenerate_cas: bool = False,
+        expiration: bool = False,
+    ) -> Written: ...
+
+    def random_key(self, collection: int = 0) -> bytes | None:
+        """The frame of some live document."""
+        ...
+
+    def expire_due(self, limit: int = 1_000) -> int:
+        """The pager: turn up to `limit` documents whose time has come into expirations; how many it was."""
+        ...
+
+    # Streams.
+
+    def snapshot_after(self, after_seqno: int, *, memory: bool = True) -> Snapshot | None:
+        """The next snapshot for a reader that has everything up to `after_seqno`, or None if there is nothing
+        newer.
+
+        From memory if the changes are still there: one checkpoint at a time, up to the high seqno. Otherwise
+        from disk, up to the newest sealed change. With ``memory=False``: one snapshot of everything that is
+        persisted now, and None
+        if that is nothing.
+        """
+        ...
+
+    def collection_high_seqno(self, collections: Iterable[int]) -> int:
+        """Highest seqno of a change (system events too) in any of these collections."""
+        ...
+
+    def on_change(self, callback: Callable[[], None] | None) -> None:
+        """Call this (cheap, no argument) whenever there is something newer to stream, or the vbucket's
+        history changed.
+        """
+        ...
+
+    def when_persisted(self, seqno: int, callback: Callable[[bool], None]) -> None:
+        """Call back once, with True when `seqno` is on disk, with False when it was rolled back or the
+        bucket closes.
+        """
+        ...
+
+    # Checkpoints, for TAP and statistics. Numbers start at 1, rise for ever, and are kept over restarts.
+
+    @property
+    def checkpoint_id(self) -> int:
+        """The open checkpoint's number."""
+        ...
+
+    def close_checkpoint(self) -> int:
+        """Begin a new checkpoint with the next change; the new one's number."""
+        ...
+
+    def checkpoint_start(self, checkpoint_id: int) -> int | None:
+        """The seqno after which this checkpoint's changes begin; None if it is no longer in memory."""
+        ...
+
+    # A replica's side. The frames' seqno, CAS and rev are taken as they are.
+
+    def begin_snapshot(self, start: int, end: int) -> None:
+        """A marker came: DocumentRefused(ERANGE) if it lies wholly in the past, EINVAL if start > end."""
+        ...
+
+    def receive(self, frame: bytes) -> None:
+        """A change of the current snapshot, canonical (see format.canonical): ERANGE if its seqno does not
+        fit.
+
+        System events also move this node's idea of the collections in the vbucket.
+        """
+        ...
+
+    def set_failover_log(self, log: FailoverLog) -> None:
+        """Take over the active's log (after a successful stream request, before the first change)."""
+        ...
+
+
+class Bucket(Protocol):
+    """One bucket."""
+
+    name: str
+    settings: StoreSettings
+    vbucket_count: int
+    vbuckets: Sequence[VBucket | None]  # by id; None where this node has none
+
+    # VBuckets
+
+    def set_state(
+        self, vbucket: int, state: int, *, takeover: bool = False, extra: Mapping[str, Any] | None = None
+    ) -> VBucket:
+        """Create the vbucket, or change its state.
+
+        Becoming active begins a new branch at the end of the last complete snapshot (a partly received one is
+        rolled back first), unless it comes by takeover: then log and uuid are kept. `extra` (topology ...) is
+        kept with the state.
+        """
+        ...
+
+    def delete_vbucket(self, vbucket: int) -> None:
+        """Forget it and all it holds; durable."""
+        ...
+
+    def rollback(self, targets: Mapping[int, int], *, branch: bool) -> None:
+        """Forget everything after a seqno in each vbucket, durably; older versions come back as they were.
+
+        With `branch` the failover log gets a new entry there (an active that lost data); without, only
+        entries above are dropped (a replica that follows). All or nothing: RollbackImpossible names the
+        lowest possible seqno.
+        """
+        ...
+
+    def flush_all(self) -> None:
+        """The FLUSH command: every active vbucket is empty, on a new branch at seqno 0; durable."""
+        ...
+
+    # Durability
+
+    def begin_flush(self) -> Job | None:
+        """A group commit of everything written so far; None if there is nothing or one is under way."""
+        ...
+
+    def flush(self) -> None:
+        """begin_flush, run, finish. While another flush is under way: an error."""
+        ...
+
+    persistence: bool  # False: STOP_PERSISTENCE; begin_flush gives None
+
+    # Maintenance
+
+    def begin_maintenance(self) -> Job | None:
+        """Sealing or merging that is due; None if nothing is, or some is under way. Ask after each flush."""
+        ...
+
+    def begin_compaction(self, compaction: Compaction) -> Job | None:
+        """A compaction that was asked for; None if maintenance is under way (ask again after its finish)."""
+        ...
+
+    def compact(self, compaction: Compaction = ...) -> None:
+        """The same, blocking; flushes first."""
+        ...
+
+    # Collections
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """The collections manifest as its JSON object; see collections.Manifest for the parsed form."""
+        ...
+
+    def set_manifest(self, manifest: bytes) -> None:
+        """Take over a manifest: every active vbucket gets the system events that lead to it.
+        DocumentRefused: EINVAL, ERANGE.
+        """
+        ...
+
+    # Cursors: positions of named readers, kept over restarts (registered TAP clients); written with the next
+    # flush.
+
+    def set_cursor(self, name: str, positions: Mapping[str, Any] | None) -> None:
+        """Remember a reader's positions (a small JSON object), or forget them (None)."""
+        ...
+
+    @property
+    def cursors(self) -> Mapping[str, Mapping[str, Any]]: ...
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Figures of this bucket for the statistics page."""
+        ...
+
+    def __iter__(self) -> Iterator[VBucket]:
+        """The vbuckets that exist here, by id."""
+        ...
+
+
+class Engine(Protocol):
+    """One data directory, or memory."""
+
+    buckets: Mapping[str, Bucket]
+
+    def create_bucket(
+        self,
+        name: str,
+        vbucket_count: int = 1024,
+        *,
+        active: bool = True,
+        settings: StoreSettings | None = None,
+    ) -> Bucket:
+        """A new bucket, durable when it returns; with `active` all its vbuckets are active here."""
+        ...
+
+    def delete_bucket(self, name: str) -> None: ...
+
+    def close(self) -> None:
+        """A clean stop: everything flushed, the marker written. Jobs under way must be finished before."""
+        ...
