@@ -16,7 +16,8 @@
     │   └── StoreTooNew                 written by a newer Tailrace; left untouched
     └── UsageError                      an option, an offset or a setting is wrong
 
-Facts are attributes and ``args``, so that every error survives pickling: Spark carries them between processes.
+Facts are attributes and ``args``, so that every error survives pickling: Spark carries them between
+processes.
 """
 
 from __future__ import annotations

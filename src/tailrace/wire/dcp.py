@@ -1,0 +1,811 @@
+"""The 24 messages of DCP, and their answers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..errors import MalformedMessage
+from .codes import (
+    AddStreamFlag,
+    Datatype,
+    DcpOpcode,
+    DurabilityLevel,
+    OpenFlag,
+    OsoFlag,
+    Status,
+    StreamEndStatus,
+    VBucketState,
+)
+from .fields import decode_failover_log, encode_failover_log
+from .header import Frame
+from .message import DOCUMENT, Direction, Message, Part, Response, layout, message
+
+__all__ = [
+    "DELETION_V1",
+    "DELETION_V2",
+    "EXPIRATION",
+    "MUTATION",
+    "CacheTransferRecord",
+    "DcpAbort",
+    "DcpAddStream",
+    "DcpAddStreamResponse",
+    "DcpBufferAck",
+    "DcpCacheTransfer",
+    "DcpCacheTransferEnd",
+    "DcpCloseStream",
+    "DcpCommit",
+    "DcpControl",
+    "DcpDeletion",
+    "DcpExpiration",
+    "DcpFailoverLogResponse",
+    "DcpFlush",
+    "DcpGetFailoverLog",
+    "DcpMutation",
+    "DcpNoop",
+    "DcpOpen",
+    "DcpOsoSnapshot",
+    "DcpPrepare",
+    "DcpSeqnoAcknowledged",
+    "DcpSeqnoAdvanced",
+    "DcpSetVBucketState",
+    "DcpSnapshotMarker",
+    "DcpStreamEnd",
+    "DcpStreamRequest",
+    "DcpStreamRequestResponse",
+    "DcpSystemEvent",
+]
+
+ON_ERROR = "only on error"
+MAX_SEQNO = 0xFFFF_FFFF_FFFF_FFFF
+
+_SEQNO = struct.Struct(">Q")
+
+
+@message
+class DcpFailoverLogResponse(Response):
+    """The failover log of a vbucket: pairs of vbucket UUID and seqno, newest first, at least one."""
+
+    VALUE = Part.REQUIRED
+    DATATYPES = 0
+
+    @property
+    def failover_log(self) -> list[tuple[int, int]]:
+        """The entries in the order in which they came."""
+        return decode_failover_log(self.value)
+
+    def check_fields(self) -> None:
+        decode_failover_log(self.value)
+
+
+@message
+class DcpStreamRequestResponse(DcpFailoverLogResponse):
+    """The answer to a stream request: the failover log, or (status 0x23) the seqno to roll back to."""
+
+    @classmethod
+    def ok(cls, failover_log: list[tuple[int, int]], *, opaque: int) -> DcpStreamRequestResponse:
+        """The stream starts."""
+        return cls(opcode=DcpOpcode.STREAM_REQUEST, value=encode_failover_log(failover_log), opaque=opaque)
+
+    @classmethod
+    def rollback(cls, seqno: int, *, opaque: int) -> DcpStreamRequestResponse:
+        """The consumer must go back to ``seqno`` first."""
+        return cls(
+            opcode=DcpOpcode.STREAM_REQUEST,
+            status=Status.ROLLBACK,
+            value=_SEQNO.pack(seqno),
+            opaque=opaque,
+        )
+
+    @property
+    def rollback_seqno(self) -> int:
+        """Where to go back to; the seqno may stand in the value or in the extras."""
+        if self.status != Status.ROLLBACK or len(self.value) != _SEQNO.size:
+            raise MalformedMessage(f"a rollback answer has 8 bytes, not {len(self.value)}")
+        seqno: int = _SEQNO.unpack(self.value)[0]
+        return seqno
+
+    def check(self) -> None:
+        super(DcpStreamRequestResponse, self).check()
+        if self.status == Status.ROLLBACK:
+            _ = self.rollback_seqno
+
+
+@message
+class DcpOpen(Message):
+    """Opens a DCP connection and gives it a name; an older connection of the same name is closed."""
+
+    OPCODE = DcpOpcode.OPEN
+    LAYOUTS = (
+        layout("""
+            I reserved  called seqno; send 0, ignore
+            I flags     see OpenFlag; 0x01 set: the server is the producer
+        """),
+    )
+    KEY = Part.REQUIRED
+    VALUE = Part.OPTIONAL
+    DATATYPES = int(Datatype.JSON)
+    RESPONSE = Response
+
+    reserved: int = 0
+    flags: int = 0
+
+    KNOWN: ClassVar[int] = int(
+        OpenFlag.PRODUCER
+        | OpenFlag.INCLUDE_XATTRS
+        | OpenFlag.NO_VALUE
+        | OpenFlag.INCLUDE_DELETE_TIMES
+        | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
+        | OpenFlag.INCLUDE_DELETED_USER_XATTRS
+        | OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL
+    )
+
+    @property
+    def consumer_name(self) -> str | None:
+        """The name under which a consumer connection introduces itself to its producer."""
+        if not self.value:
+            return None
+        name: str = json.loads(self.value)["consumer_name"]
+        return name
+
+    def check_fields(self) -> None:
+        flags = self.flags
+        if flags & ~self.KNOWN:
+            raise MalformedMessage(f"dcp open: flags 0x{flags & ~self.KNOWN:x} are not allowed")
+        if flags & OpenFlag.NO_VALUE and flags & OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE:
+            raise MalformedMessage("dcp open: two flags that strip the value exclude each other")
+        if flags & OpenFlag.INCLUDE_DELETED_USER_XATTRS and not flags & OpenFlag.INCLUDE_XATTRS:
+            raise MalformedMessage("dcp open: xattrs of deletions need xattrs")
+        if flags & OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL and not flags & OpenFlag.PRODUCER:
+            raise MalformedMessage("dcp open: only a producer can skip deletions")
+        if bool(self.value) != bool(self.datatype):
+            raise MalformedMessage("dcp open: a value is JSON and says so in the datatype")
+        if self.value:
+            self._check_value()
+
+    def _check_value(self) -> None:
+        try:
+            value = json.loads(self.value)
+        except (ValueError, RecursionError):
+            raise MalformedMessage("dcp open: the value is not JSON") from None
+        if not isinstance(value, dict) or set(value) != {"consumer_name"}:
+            raise MalformedMessage("dcp open: the value may only say consumer_name")
+        if not isinstance(value["consumer_name"], str) or self.flags & OpenFlag.PRODUCER:
+            raise MalformedMessage("dcp open: consumer_name is a text, for a consumer")
+
+
+@message
+class DcpAddStreamResponse(Response):
+    """Add Stream is answered when the stream's own handshake is over."""
+
+    LAYOUTS = (layout("I stream_opaque  the opaque that the stream uses"),)
+    DATATYPES = 0
+
+    stream_opaque: int = 0
+
+
+@message
+class DcpAddStream(Message):
+    """Asks a consumer to request a stream from its producer. From a controller."""
+
+    OPCODE = DcpOpcode.ADD_STREAM
+    LAYOUTS = (layout("I flags  as in the stream request"),)
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = DcpAddStreamResponse
+    REPLY = "after the stream's handshake"
+
+    flags: int = 0
+
+    def check_fields(self) -> None:
+        _check_stream_flags("dcp add stream", self.flags)
+
+
+@message
+class DcpCloseStream(Message):
+    """Ends a stream; may carry a stream id frame."""
+
+    OPCODE = DcpOpcode.CLOSE_STREAM
+    DIRECTION = None
+    RESPONSE = Response
+
+
+@message
+class DcpStreamRequest(Message):
+    """Asks for the changes of one vbucket. The request's opaque comes back in all messages of the stream."""
+
+    OPCODE = DcpOpcode.STREAM_REQUEST
+    LAYOUTS = (
+        layout("""
+            I flags           see AddStreamFlag
+            I reserved        0
+            Q start_seqno     the last seqno that the consumer has
+            Q end_seqno       where the stream may end; 2^64-1 is never
+            Q vb_uuid         the branch of history that the consumer is on; 0 is none
+            Q snapshot_start  start of the last snapshot that the consumer saw
+            Q snapshot_end    end of it
+        """),
+    )
+    VALUE = Part.OPTIONAL
+    RESPONSE = DcpStreamRequestResponse
+
+    flags: int = 0
+    reserved: int = 0
+    start_seqno: int = 0
+    end_seqno: int = MAX_SEQNO
+    vb_uuid: int = 0
+    snapshot_start: int = 0
+    snapshot_end: int = 0
+
+    def check_fields(self) -> None:
+        _check_stream_flags("dcp stream request", self.flags)
+
+
+@message
+class DcpGetFailoverLog(Message):
+    """Asks a producer for the failover log of a vbucket."""
+
+    OPCODE = DcpOpcode.GET_FAILOVER_LOG
+    RESPONSE = DcpFailoverLogResponse
+
+
+@message
+class DcpStreamEnd(Message):
+    """The stream is over."""
+
+    OPCODE = DcpOpcode.STREAM_END
+    LAYOUTS = (layout("I status  why; see StreamEndStatus. Unknown: over, reconnect"),)
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+    REPLY = ON_ERROR
+
+    status: int = int(StreamEndStatus.OK)
+
+    def fields_by_name(self) -> dict[str, Any]:
+        return {"status": self.status}
+
+
+_MARKER_V2_0 = struct.Struct(">QQIQQ")
+_MARKER_V2_2 = struct.Struct(">QQIQQQQ")
+
+
+@message
+class DcpSnapshotMarker(Message):
+    """A range of seqnos follows; the state is consistent when all of it has arrived.
+
+    V1 has all in the extras. V2.x has the version in the extras and the rest in the value: V2.0 adds
+    ``max_visible_seqno`` and ``high_completed_seqno``, V2.2 ``purge_seqno`` and ``high_prepared_seqno``.
+    """
+
+    OPCODE = DcpOpcode.SNAPSHOT_MARKER
+    LAYOUTS = (
+        layout("""
+            Q start  first seqno of the range
+            Q end    last seqno of the range
+            I flags  see MarkerFlag
+        """),
+        layout("B version  0: V2.0, value of 36 bytes; 2: V2.2, value of 52 bytes"),
+    )
+    VALUE = Part.OPTIONAL
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+    REPLY = "with the ack flag, or on error"
+
+    start: int
+    end: int
+    flags: int
+    version: int | None = None
+    max_visible_seqno: int | None = None
+    high_completed_seqno: int | None = None
+    purge_seqno: int | None = None
+    high_prepared_seqno: int | None = None
+
+    @classmethod
+    def _body_fields(cls, frame: Frame) -> dict[str, Any]:
+        found = super(DcpSnapshotMarker, cls)._body_fields(frame)
+        version, value = found.get("version"), found["value"]
+        if version is None:
+            if value:
+                raise MalformedMessage("dcp snapshot marker: V1 has no value")
+            return found
+        shape = {0: _MARKER_V2_0, 2: _MARKER_V2_2}.get(version)
+        if shape is None:
+            raise MalformedMessage(f"dcp snapshot marker: there is no version {version}")
+        if len(value) != shape.size:
+            raise MalformedMessage(
+                f"dcp snapshot marker: version {version} has a value of {shape.size} bytes, not {len(value)}"
+            )
+        names = ["start", "end", "flags", "max_visible_seqno", "high_completed_seqno"]
+        if shape is _MARKER_V2_2:
+            names += ["purge_seqno", "high_prepared_seqno"]
+        return {**found, **dict(zip(names, shape.unpack(value), strict=True)), "value": b""}
+
+    def _body(self) -> tuple[int, bytes]:
+        if self.version is None:
+            return 20, self.LAYOUTS[0].struct.pack(self.start, self.end, self.flags)
+        common = (self.start, self.end, self.flags, self.max_visible_seqno, self.high_completed_seqno)
+        if self.version == 0:
+            return 1, b"\0" + _MARKER_V2_0.pack(*common)
+        return 1, b"\2" + _MARKER_V2_2.pack(*common, self.purge_seqno, self.high_prepared_seqno)
+
+    def check_fields(self) -> None:
+        needed = {
+            None: (),
+            0: (self.max_visible_seqno, self.high_completed_seqno),
+            2: (
+                self.max_visible_seqno,
+                self.high_completed_seqno,
+                self.purge_seqno,
+                self.high_prepared_seqno,
+            ),
+        }
+        if self.version not in needed:
+            raise MalformedMessage(f"dcp snapshot marker: there is no version {self.version}")
+        if None in needed[self.version]:
+            raise MalformedMessage("dcp snapshot marker: a field of its version is missing")
+        if self.start > self.end:
+            raise MalformedMessage(f"dcp snapshot marker: start {self.start} is above end {self.end}")
+
+
+MUTATION = layout("""
+    Q by_seqno   position of this change in its vbucket, above 0
+    Q rev_seqno  how many times the document has changed
+    I flags      chosen by the writer, opaque to us
+    I expiry     unix seconds; 0 is never
+    I lock_time  seconds that the document stays locked; sent as 0
+    H nmeta      bytes of extended metadata behind the value; sent as 0
+    B nru        cache hint, ignored
+""")
+
+
+@message
+class DcpMutation(Message):
+    """A document was created or changed."""
+
+    OPCODE = DcpOpcode.MUTATION
+    LAYOUTS = (MUTATION,)
+    KEY = Part.REQUIRED
+    VALUE = Part.OPTIONAL
+    DATATYPES = DOCUMENT
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+    REPLY = ON_ERROR
+
+    by_seqno: int
+    rev_seqno: int
+    flags: int = 0
+    expiry: int = 0
+    lock_time: int = 0
+    nmeta: int = 0
+    nru: int = 0
+
+    @property
+    def document(self) -> bytes:
+        """The value without the extended metadata that old servers put behind it."""
+        return self.value[: len(self.value) - self.nmeta] if self.nmeta else self.value
+
+    def check_fields(self) -> None:
+        _check_seqno("dcp mutation", self.by_seqno)
+        if self.nmeta > len(self.value):
+            raise MalformedMessage("dcp mutation: extended metadata is longer than the value")
+
+
+DELETION_V1 = layout("""
+    Q by_seqno   position of this change in its vbucket, above 0
+    Q rev_seqno  how many times the document has changed
+    H nmeta      bytes of extended metadata; sent as 0
+""")
+DELETION_V2 = layout("""
+    Q by_seqno     position of this change in its vbucket, above 0
+    Q rev_seqno    how many times the document has changed
+    I delete_time  unix seconds; 0 where it is not known
+    B unused       0; once a collection length
+""")
+
+
+@message
+class DcpDeletion(Message):
+    """A document was deleted. V2 exactly when the connection was opened with delete times."""
+
+    OPCODE = DcpOpcode.DELETION
+    LAYOUTS = (DELETION_V1, DELETION_V2)
+    KEY = Part.REQUIRED
+    VALUE = Part.OPTIONAL
+    DATATYPES = DOCUMENT
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+    REPLY = ON_ERROR
+
+    by_seqno: int
+    rev_seqno: int
+    nmeta: int | None = None
+    delete_time: int | None = None
+    unused: int | None = None
+
+    def check_fields(self) -> None:
+        _check_seqno("dcp deletion", self.by_seqno)
+        nmeta = self.nmeta or 0
+        if nmeta > len(self.value):
+            raise MalformedMessage("dcp deletion: extended metadata is longer than the value")
+        _check_deleted_value("dcp deletion", self.datatype, self.value[: len(self.value) - nmeta])
+
+
+EXPIRATION = layout("""
+    Q by_seqno     position of this change in its vbucket, above 0
+    Q rev_seqno    how many times the document has changed
+    I delete_time  unix seconds
+""")
+
+
+@message
+class DcpExpiration(Message):
+    """A document expired. Only with `enable_expiry_opcode` and delete times; else a deletion is sent."""
+
+    OPCODE = DcpOpcode.EXPIRATION
+    LAYOUTS = (EXPIRATION,)
+    KEY = Part.REQUIRED
+    VALUE = Part.OPTIONAL
+    DATATYPES = DOCUMENT
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+    REPLY = ON_ERROR
+
+    by_seqno: int
+    rev_seqno: int
+    delete_time: int = 0
+
+    def check_fields(self) -> None:
+        _check_seqno("dcp expiration", self.by_seqno)
+        _check_deleted_value("dcp expiration", self.datatype, self.value)
+
+
+@message
+class DcpFlush(Message):
+    """Drop all data of the vbucket. Defined, never used by DCP servers: the answer is 0x83."""
+
+    OPCODE = DcpOpcode.FLUSH
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+
+
+@message
+class DcpSetVBucketState(Message):
+    """Takeover: the consumer's vbucket changes its state. The answer is part of the takeover."""
+
+    OPCODE = DcpOpcode.SET_VBUCKET_STATE
+    LAYOUTS = (layout("B state  1 active, 2 replica, 3 pending, 4 dead"),)
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+
+    state: int
+
+    def check_fields(self) -> None:
+        if self.state not in VBucketState.__members__.values():
+            raise MalformedMessage(f"dcp set vbucket state: there is no state {self.state}")
+
+
+@message
+class DcpNoop(Message):
+    """Are you there? To be answered at once with the same opaque."""
+
+    OPCODE = DcpOpcode.NOOP
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+
+
+@message
+class DcpBufferAck(Message):
+    """The consumer has processed this many bytes. Never answered."""
+
+    OPCODE = DcpOpcode.BUFFER_ACK
+    LAYOUTS = (layout("I acked_bytes  bytes that are free again"),)
+    REPLY = "never"
+    RESPONSE = Response
+
+    acked_bytes: int
+
+
+@message
+class DcpControl(Message):
+    """Sets one property of the connection."""
+
+    OPCODE = DcpOpcode.CONTROL
+    KEY = Part.REQUIRED
+    VALUE = Part.REQUIRED
+    RESPONSE = Response
+
+
+_EVENT_SIZES = {0: {0: 16, 1: 20}, 1: {0: 16}, 3: {0: 12}, 4: {0: 12}, 5: {}}
+
+
+@message
+class DcpSystemEvent(Message):
+    """A collection or scope came, went or changed. The key is its name, without a collection prefix."""
+
+    OPCODE = DcpOpcode.SYSTEM_EVENT
+    LAYOUTS = (
+        layout("""
+            Q by_seqno  position of this event in its vbucket, above 0
+            I event     see SystemEventId
+            B version   0 or 1: the value is made of integers; 2: it is a FlatBuffer
+        """),
+    )
+    KEY = Part.OPTIONAL
+    VALUE = Part.OPTIONAL
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+    REPLY = ON_ERROR
+
+    by_seqno: int
+    event: int
+    version: int = 0
+
+    @property
+    def manifest_uid(self) -> int:
+        """The manifest that the event belongs to."""
+        return int.from_bytes(self.value[:8], "big")
+
+    @property
+    def scope_id(self) -> int:
+        """The scope."""
+        return int.from_bytes(self.value[8:12], "big")
+
+    @property
+    def collection_id(self) -> int | None:
+        """The collection, if the event is about one."""
+        return int.from_bytes(self.value[12:16], "big") if len(self.value) >= 16 else None
+
+    @property
+    def max_ttl(self) -> int | None:
+        """The collection's longest time to live in seconds, if it has one."""
+        return int.from_bytes(self.value[16:20], "big") if len(self.value) == 20 else None
+
+    def check_fields(self) -> None:
+        _check_seqno("dcp system event", self.by_seqno)
+        sizes = _EVENT_SIZES.get(self.event)
+        if sizes is None:
+            return  # an event of a later server: kept as it came
+        if self.version in sizes and len(self.value) != sizes[self.version]:
+            raise MalformedMessage(
+                f"dcp system event {self.event}: version {self.version} has a value of "
+                f"{sizes[self.version]} bytes, not {len(self.value)}"
+            )
+        if self.version not in sizes and self.version != 2:
+            raise MalformedMessage(f"dcp system event {self.event}: there is no version {self.version}")
+
+
+@message
+class DcpPrepare(Message):
+    """A durable write has begun; it is not visible before its commit."""
+
+    OPCODE = DcpOpcode.PREPARE
+    LAYOUTS = (
+        layout("""
+            Q by_seqno    position of this change in its vbucket, above 0
+            Q rev_seqno   how many times the document has changed
+            I flags       chosen by the writer, opaque to us
+            I expiry      unix seconds; 0 is never
+            I lock_time   0
+            B nru         cache hint
+            B deleted     1: the write is a deletion
+            B durability  1 majority, 2 majority and persist on active, 3 persist to majority
+        """),
+    )
+    KEY = Part.REQUIRED
+    VALUE = Part.OPTIONAL
+    DATATYPES = DOCUMENT
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+    REPLY = ON_ERROR
+
+    by_seqno: int
+    rev_seqno: int
+    flags: int = 0
+    expiry: int = 0
+    lock_time: int = 0
+    nru: int = 0
+    deleted: int = 0
+    durability: int = int(DurabilityLevel.MAJORITY)
+
+    def check_fields(self) -> None:
+        _check_seqno("dcp prepare", self.by_seqno)
+        if not self.cas:
+            raise MalformedMessage("dcp prepare: the CAS is missing")
+        if self.durability not in DurabilityLevel.__members__.values():
+            raise MalformedMessage(f"dcp prepare: there is no durability level {self.durability}")
+
+
+@message
+class DcpSeqnoAcknowledged(Message):
+    """A replica has prepared everything up to this seqno. Never answered on success."""
+
+    OPCODE = DcpOpcode.SEQNO_ACKNOWLEDGED
+    LAYOUTS = (layout("Q prepared_seqno  the highest seqno that is prepared"),)
+    RESPONSE = Response
+    REPLY = ON_ERROR
+
+    prepared_seqno: int
+
+    def check_fields(self) -> None:
+        if self.cas:
+            raise MalformedMessage("dcp seqno acknowledged: the CAS must be 0")
+
+
+@message
+class DcpCommit(Message):
+    """A prepared write becomes visible."""
+
+    OPCODE = DcpOpcode.COMMIT
+    LAYOUTS = (
+        layout("""
+            Q prepared_seqno  seqno of the prepare
+            Q commit_seqno    seqno of the commit
+        """),
+    )
+    KEY = Part.REQUIRED
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+    REPLY = ON_ERROR
+
+    prepared_seqno: int
+    commit_seqno: int
+
+
+@message
+class DcpAbort(Message):
+    """A prepared write is given up."""
+
+    OPCODE = DcpOpcode.ABORT
+    LAYOUTS = (
+        layout("""
+            Q prepared_seqno  seqno of the prepare
+            Q abort_seqno     seqno of the abort
+        """),
+    )
+    KEY = Part.REQUIRED
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+    REPLY = ON_ERROR
+
+    prepared_seqno: int
+    abort_seqno: int
+
+
+@message
+class DcpSeqnoAdvanced(Message):
+    """The stream has come to this seqno although the change there is not for it."""
+
+    OPCODE = DcpOpcode.SEQNO_ADVANCED
+    LAYOUTS = (layout("Q by_seqno  position that the stream has reached"),)
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+    REPLY = ON_ERROR
+
+    by_seqno: int
+
+
+@message
+class DcpOsoSnapshot(Message):
+    """Brackets a first backfill whose changes come in any order."""
+
+    OPCODE = DcpOpcode.OSO_SNAPSHOT
+    LAYOUTS = (layout("I flags  1 start, 2 end"),)
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+    REPLY = ON_ERROR
+
+    flags: int
+
+    def check_fields(self) -> None:
+        if self.flags not in (OsoFlag.START, OsoFlag.END):
+            raise MalformedMessage(f"dcp oso snapshot: flags are 1 or 2, not {self.flags}")
+
+
+_RECORD = struct.Struct(">QQQIIIHBB")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheTransferRecord:
+    """One document of a cache transfer."""
+
+    cas: int
+    by_seqno: int
+    rev_seqno: int
+    flags: int
+    expiry: int
+    datatype: int
+    cache_hint: int
+    key: bytes
+    value: bytes
+
+    def encode(self) -> bytes:
+        """40 bytes, key, value."""
+        head = _RECORD.pack(
+            self.cas,
+            self.by_seqno,
+            self.rev_seqno,
+            len(self.value),
+            self.flags,
+            self.expiry,
+            len(self.key),
+            self.datatype,
+            self.cache_hint,
+        )
+        return head + self.key + self.value
+
+
+@message
+class DcpCacheTransfer(Message):
+    """Documents for a replica's cache, unordered; only with the stream flag 0x100."""
+
+    OPCODE = DcpOpcode.CACHE_TRANSFER
+    VALUE = Part.REQUIRED
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+    REPLY = ON_ERROR
+
+    def records(self) -> Iterator[CacheTransferRecord]:
+        """The documents."""
+        at, data = 0, self.value
+        while at < len(data):
+            if at + _RECORD.size > len(data):
+                raise MalformedMessage("dcp cache transfer: a record is cut off")
+            cas, seqno, rev, size, flags, expiry, key_size, datatype, hint = _RECORD.unpack_from(data, at)
+            key_at = at + _RECORD.size
+            value_at = key_at + key_size
+            at = value_at + size
+            if at > len(data) or not 2 <= key_size <= 251:
+                raise MalformedMessage("dcp cache transfer: a record does not fit")
+            yield CacheTransferRecord(
+                cas,
+                seqno,
+                rev,
+                flags,
+                expiry,
+                datatype,
+                hint,
+                data[key_at:value_at],
+                data[value_at:at],
+            )
+
+    def check_fields(self) -> None:
+        for _ in self.records():
+            pass
+
+
+@message
+class DcpCacheTransferEnd(Message):
+    """The cache transfer is over; ordinary streaming follows."""
+
+    OPCODE = DcpOpcode.CACHE_TRANSFER_END
+    DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = Response
+    REPLY = ON_ERROR
+
+
+_STREAM_FLAGS = sum(AddStreamFlag) & ~AddStreamFlag.NO_VALUE
+_CACHE_TRANSFER_MAY = AddStreamFlag.CACHE_TRANSFER | AddStreamFlag.TAKE_OVER | AddStreamFlag.ACTIVE_VB_ONLY
+
+
+def _check_stream_flags(what: str, flags: int) -> None:
+    if flags & ~_STREAM_FLAGS:
+        raise MalformedMessage(f"{what}: flags 0x{flags & ~_STREAM_FLAGS:x} are not allowed")
+    if flags & AddStreamFlag.CACHE_TRANSFER and flags & ~_CACHE_TRANSFER_MAY:
+        raise MalformedMessage(f"{what}: a cache transfer goes only with takeover and active only")
+
+
+def _check_seqno(what: str, seqno: int) -> None:
+    if not seqno:
+        raise MalformedMessage(f"{what}: seqno 0 names no change")
+
+
+_DELETED_DATATYPES = frozenset({0, 2, 4, 6, 5, 7})
+
+
+def _check_deleted_value(what: str, datatype: int, value: bytes) -> None:
+    if datatype not in _DELETED_DATATYPES:
+        raise MalformedMessage(f"{what}: datatype 0x{datatype:02x} is not allowed here")
+    if value and not datatype & Datatype.XATTR and not datatype & Datatype.SNAPPY:
+        raise MalformedMessage(f"{what}: the value may only be xattrs")

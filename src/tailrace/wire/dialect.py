@@ -1,0 +1,166 @@
+"""The four dialects as tables, and which one a connection speaks.
+
+Opcodes collide between the dialects, so a frame is named by (dialect, direction, magic, opcode), in UPR draft
+A also by byte 5. All dialects share the key-value commands; each table adds its own messages on top of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+
+from ..errors import MalformedMessage
+from . import admin, dcp, kv, subdoc, tap, upr
+from .codes import (
+    CHANGE_STREAM_OPCODES,
+    DcpOpcode,
+    Magic,
+    Op,
+    TapOpcode,
+    UprAOpcode,
+    UprARequestType,
+    UprAResponseType,
+    UprBOpcode,
+)
+from .header import Frame
+from .message import Direction, Message, Response, Unknown
+
+__all__ = ["DCP", "DIALECTS", "KV", "TAP", "UPR_A", "UPR_B", "Dialect", "Role", "bind"]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Which message a frame is."""
+
+    name: str
+    messages: tuple[type[Message], ...]
+    """The dialect's own messages, without the key-value commands."""
+    _requests: Mapping[tuple[Direction, int], type[Message]]
+    _responses: Mapping[tuple[Direction, int], type[Response]]
+    _server_requests: Mapping[int, type[Message]]
+
+    def find(self, frame: Frame, direction: Direction) -> type[Message]:
+        """The class of the message in a frame; `Unknown` if no table names it."""
+        if self is UPR_A and (found := _find_upr_a(frame, direction)) is not None:
+            return found
+        if frame.magic in (Magic.REQUEST, Magic.FLEX_REQUEST):
+            return self._requests.get((direction, frame.opcode), Unknown)
+        if frame.magic == Magic.SERVER_REQUEST:
+            return self._server_requests.get(frame.opcode, Unknown)
+        if frame.magic == Magic.SERVER_RESPONSE:
+            return Unknown
+        return self._responses.get((direction, frame.opcode), Unknown)
+
+    def decode(self, frame: Frame, direction: Direction) -> Message:
+        """The message in a frame, checked; `MalformedMessage` if it is not what its opcode asks for."""
+        return self.find(frame, direction).decode(frame)
+
+
+def _messages_of(*modules: ModuleType) -> tuple[type[Message], ...]:
+    """Every message that the modules declare, answers aside, in the order in which they stand there."""
+    return tuple(
+        found
+        for module in modules
+        for found in vars(module).values()
+        if isinstance(found, type)
+        and issubclass(found, Message)
+        and not issubclass(found, Response)
+        and found.__module__ == module.__name__
+        and not found.__name__.startswith("_")
+    )
+
+
+KV_MESSAGES = _messages_of(kv, admin, subdoc)
+DCP_MESSAGES = _messages_of(dcp)
+
+
+def _dialect(name: str, messages: Iterable[type[Message]]) -> Dialect:
+    own = tuple(messages)
+    requests: dict[tuple[Direction, int], type[Message]] = {}
+    responses: dict[tuple[Direction, int], type[Response]] = {}
+    server_requests: dict[int, type[Message]] = {}
+    for one in (*KV_MESSAGES, *own):
+        if one.MAGIC == Magic.SERVER_REQUEST:
+            server_requests[one.OPCODE] = one
+        elif one.MAGIC == Magic.REQUEST:
+            for direction in Direction if one.DIRECTION is None else (one.DIRECTION,):
+                requests[direction, one.OPCODE] = one
+                if one.RESPONSE is not None:
+                    responses[direction.opposite, one.OPCODE] = one.RESPONSE
+    return Dialect(name, own, requests, responses, server_requests)
+
+
+KV = _dialect("kv", ())
+TAP = _dialect("tap", tap.TAP_MESSAGES)
+UPR_A = _dialect("upr-a", upr.UPR_A_MESSAGES)
+UPR_B = _dialect("upr-b", upr.UPR_B_MESSAGES)
+DCP = _dialect("dcp", DCP_MESSAGES)
+
+DIALECTS: Mapping[str, Dialect] = {one.name: one for one in (DCP, UPR_A, UPR_B, TAP, KV)}
+
+_UPR_A_TABLE = {
+    (one.OPCODE, one.TYPE): one for one in upr.UPR_A_MESSAGES if one.OPCODE != UprAOpcode.RESPONSE
+}
+_UPR_A_RESPONSES: dict[int, type[Message]] = {
+    UprAResponseType.OK: upr.UprAOk,
+    UprAResponseType.NOT_MY_VBUCKET: upr.UprANotMyVBucket,
+    UprAResponseType.ROLLBACK: upr.UprARollback,
+}
+
+
+def _find_upr_a(frame: Frame, direction: Direction) -> type[Message] | None:
+    """The draft A message in a frame, or None where the frame is a key-value command or an answer to one."""
+    if direction is Direction.TO_PRODUCER:
+        return _UPR_A_TABLE.get((frame.opcode, frame.datatype)) if _opens_upr_a(frame) else None
+    if frame.opcode == UprAOpcode.RESPONSE:
+        # types 1 and 2 with a body are the failover log (erratum A7)
+        if frame.body and frame.datatype in (UprAResponseType.OK, UprAResponseType.NOT_MY_VBUCKET):
+            return upr.UprAFailoverLog
+        return _UPR_A_RESPONSES.get(frame.datatype)
+    return _UPR_A_TABLE.get((frame.opcode, frame.datatype))
+
+
+class Role(Enum):
+    """What the server is on a connection that has been bound to a dialect."""
+
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+
+
+def bind(frame: Frame) -> tuple[Dialect, Role] | None:
+    """The dialect that a request binds its connection to, and the server's role in it.
+
+    None for the ordinary commands, which bind nothing. A change-stream command that can't come first is
+    `MalformedMessage`: it is answered with 0x04 and the connection stays unbound. The tests never overlap.
+    """
+    if frame.magic not in (Magic.REQUEST, Magic.FLEX_REQUEST):
+        return None
+    opcode, extras = frame.opcode, frame.extras_length
+    if frame.magic == Magic.REQUEST:
+        if opcode == TapOpcode.CONNECT and extras in (0, 4):
+            return TAP, Role.PRODUCER
+        if TapOpcode.MUTATION <= opcode <= TapOpcode.CHECKPOINT_END and extras in (8, 16):
+            return TAP, Role.CONSUMER
+        if _opens_upr_a(frame):
+            return UPR_A, Role.PRODUCER
+        if opcode == UprBOpcode.STREAM_REQUEST and extras == 40:
+            return UPR_B, Role.PRODUCER
+        if opcode == UprBOpcode.FAILOVER_LOG_REQUEST and not frame.body:
+            return UPR_B, Role.PRODUCER
+    if opcode == DcpOpcode.OPEN and extras == 8 and frame.key_length:
+        is_producer = bool(frame.extras[7] & 1)
+        return DCP, Role.PRODUCER if is_producer else Role.CONSUMER
+    if opcode in CHANGE_STREAM_OPCODES or TapOpcode.CONNECT <= opcode <= TapOpcode.CHECKPOINT_END:
+        raise MalformedMessage(f"opcode 0x{opcode:02x} can't be the first of a change stream")
+    return None
+
+
+def _opens_upr_a(frame: Frame) -> bool:
+    """Whether a request with the opcode of SET is one of draft A's; SET itself has 8 bytes of extras."""
+    if frame.opcode != Op.SET or frame.magic != Magic.REQUEST:
+        return False
+    if frame.datatype == UprARequestType.STREAM_REQUEST:
+        return frame.extras_length in (32, 40)
+    return frame.datatype == UprARequestType.FAILOVER_LOG_REQUEST and not frame.body

@@ -1,0 +1,451 @@
+"""Document commands and their answers.
+
+A quiet command is its loud sibling with another opcode: it says nothing where nothing is to be said.
+Answers are shapes that several commands share; their opcode is that of the request.
+"""
+
+from __future__ import annotations
+
+from ..errors import MalformedMessage
+from .codes import Op
+from .message import DOCUMENT, NO_EXTRAS, Message, Part, Response, layout, message
+
+QUIET_SUCCESS = "only on error"
+QUIET_MISS = "only on a hit or an error"
+
+
+# answers
+
+
+@message
+class MutationResponse(Response):
+    """A write was done; with the MutationSeqno feature it says where in the vbucket's history."""
+
+    LAYOUTS = (
+        NO_EXTRAS,
+        layout("""
+            Q vb_uuid   the branch of history
+            Q by_seqno  the change's position in it
+        """),
+    )
+    DATATYPES = 0
+
+    vb_uuid: int | None = None
+    by_seqno: int | None = None
+
+
+@message
+class CounterResponse(MutationResponse):
+    """A counter was changed; the value is the new number, 8 bytes."""
+
+    VALUE = Part.REQUIRED
+
+    @property
+    def number(self) -> int:
+        """The counter's new number."""
+        return int.from_bytes(self.value, "big")
+
+    def check_fields(self) -> None:
+        if len(self.value) != 8:
+            raise MalformedMessage(f"counter response: a number has 8 bytes, not {len(self.value)}")
+
+
+@message
+class GetResponse(Response):
+    """A document."""
+
+    LAYOUTS = (layout("I flags  chosen by the writer, opaque to us"),)
+    KEY = Part.OPTIONAL
+    VALUE = Part.OPTIONAL
+
+    flags: int = 0
+
+
+@message
+class GetMetaResponse(Response):
+    """A document's metadata; version 2 adds the datatype. The header's CAS is the document's."""
+
+    LAYOUTS = (
+        layout("""
+            I deleted    1: it is a tombstone
+            I flags      chosen by the writer, opaque to us
+            I expiry     unix seconds; 0 is never
+            Q rev_seqno  how many times the document has changed
+        """),
+        layout("""
+            I deleted          1: it is a tombstone
+            I flags            chosen by the writer, opaque to us
+            I expiry           unix seconds; 0 is never
+            Q rev_seqno        how many times the document has changed
+            B stored_datatype  the document's datatype bits
+        """),
+    )
+
+    deleted: int = 0
+    flags: int = 0
+    expiry: int = 0
+    rev_seqno: int = 0
+    stored_datatype: int | None = None
+
+
+# documents
+
+
+@message
+class Get(Message):
+    """Reads a document."""
+
+    OPCODE = Op.GET
+    KEY = Part.REQUIRED
+    RESPONSE = GetResponse
+
+    def check_fields(self) -> None:
+        _check_no_cas(self)
+
+
+@message
+class GetQ(Get):
+    """Get that says nothing on a miss."""
+
+    OPCODE = Op.GETQ
+    REPLY = QUIET_MISS
+
+
+@message
+class GetK(Get):
+    """Get that answers with the key too."""
+
+    OPCODE = Op.GETK
+
+
+@message
+class GetKQ(Get):
+    """Get that answers with the key, and says nothing on a miss."""
+
+    OPCODE = Op.GETKQ
+    REPLY = QUIET_MISS
+
+
+@message
+class Set(Message):
+    """Stores a document; with a CAS only if the document still has it."""
+
+    OPCODE = Op.SET
+    LAYOUTS = (
+        layout("""
+            I flags   chosen by the writer, opaque to us
+            I expiry  0 never, up to 30 days relative seconds, above that unix seconds
+        """),
+    )
+    KEY = Part.REQUIRED
+    VALUE = Part.OPTIONAL
+    DATATYPES = DOCUMENT
+    RESPONSE = MutationResponse
+
+    flags: int = 0
+    expiry: int = 0
+
+
+@message
+class SetQ(Set):
+    """Set that says nothing on success."""
+
+    OPCODE = Op.SETQ
+    REPLY = QUIET_SUCCESS
+
+
+@message
+class Add(Set):
+    """Stores a document that must not exist."""
+
+    OPCODE = Op.ADD
+
+    def check_fields(self) -> None:
+        _check_no_cas(self)
+
+
+@message
+class AddQ(Add):
+    """Add that says nothing on success."""
+
+    OPCODE = Op.ADDQ
+    REPLY = QUIET_SUCCESS
+
+
+@message
+class Replace(Set):
+    """Stores a document that must exist."""
+
+    OPCODE = Op.REPLACE
+
+
+@message
+class ReplaceQ(Replace):
+    """Replace that says nothing on success."""
+
+    OPCODE = Op.REPLACEQ
+    REPLY = QUIET_SUCCESS
+
+
+@message
+class Delete(Message):
+    """Deletes a document; with a CAS only if the document still has it."""
+
+    OPCODE = Op.DELETE
+    KEY = Part.REQUIRED
+    RESPONSE = MutationResponse
+
+
+@message
+class DeleteQ(Delete):
+    """Delete that says nothing on success."""
+
+    OPCODE = Op.DELETEQ
+    REPLY = QUIET_SUCCESS
+
+
+@message
+class Increment(Message):
+    """Adds to a counter, modulo 2^64; expiry 0xffffffff: don't create it."""
+
+    OPCODE = Op.INCREMENT
+    LAYOUTS = (
+        layout("""
+            Q delta    how much
+            Q initial  the number of a new counter
+            I expiry   of a new counter; 0xffffffff: don't create it
+        """),
+    )
+    KEY = Part.REQUIRED
+    RESPONSE = CounterResponse
+
+    delta: int = 1
+    initial: int = 0
+    expiry: int = 0
+
+    def check_fields(self) -> None:
+        _check_no_cas(self)
+
+
+@message
+class IncrementQ(Increment):
+    """Increment that says nothing on success."""
+
+    OPCODE = Op.INCREMENTQ
+    REPLY = QUIET_SUCCESS
+
+
+@message
+class Decrement(Increment):
+    """Takes from a counter, down to 0."""
+
+    OPCODE = Op.DECREMENT
+
+
+@message
+class DecrementQ(Increment):
+    """Decrement that says nothing on success."""
+
+    OPCODE = Op.DECREMENTQ
+    REPLY = QUIET_SUCCESS
+
+
+@message
+class Append(Message):
+    """Puts bytes behind a document's value."""
+
+    OPCODE = Op.APPEND
+    KEY = Part.REQUIRED
+    VALUE = Part.REQUIRED
+    DATATYPES = DOCUMENT
+    RESPONSE = MutationResponse
+
+
+@message
+class AppendQ(Append):
+    """Append that says nothing on success."""
+
+    OPCODE = Op.APPENDQ
+    REPLY = QUIET_SUCCESS
+
+
+@message
+class Prepend(Append):
+    """Puts bytes before a document's value."""
+
+    OPCODE = Op.PREPEND
+
+
+@message
+class PrependQ(Append):
+    """Prepend that says nothing on success."""
+
+    OPCODE = Op.PREPENDQ
+    REPLY = QUIET_SUCCESS
+
+
+@message
+class Touch(Message):
+    """Sets a document's expiry."""
+
+    OPCODE = Op.TOUCH
+    LAYOUTS = (layout("I expiry  as in set"),)
+    KEY = Part.REQUIRED
+    RESPONSE = Response
+
+    expiry: int = 0
+
+    def check_fields(self) -> None:
+        _check_no_cas(self)
+
+
+@message
+class Gat(Touch):
+    """Get and touch."""
+
+    OPCODE = Op.GAT
+    RESPONSE = GetResponse
+
+
+@message
+class GatQ(Gat):
+    """Get and touch that says nothing on a miss."""
+
+    OPCODE = Op.GATQ
+    REPLY = QUIET_MISS
+
+
+@message
+class GetLocked(Message):
+    """Reads a document and locks it for writers without its CAS."""
+
+    OPCODE = Op.GET_LOCKED
+    LAYOUTS = (NO_EXTRAS, layout("I lock_s  seconds; 0 or above 30 means 15"))
+    KEY = Part.REQUIRED
+    RESPONSE = GetResponse
+
+    lock_s: int | None = None
+
+    def check_fields(self) -> None:
+        _check_no_cas(self)
+
+
+@message
+class UnlockKey(Message):
+    """Takes a lock away; the CAS is that of the lock."""
+
+    OPCODE = Op.UNLOCK_KEY
+    KEY = Part.REQUIRED
+    RESPONSE = Response
+
+    def check_fields(self) -> None:
+        if not self.cas:
+            raise MalformedMessage("unlock key: the CAS is missing")
+
+
+# metadata
+
+
+@message
+class GetMeta(Message):
+    """Reads a document's metadata, also that of a tombstone."""
+
+    OPCODE = Op.GET_META
+    LAYOUTS = (NO_EXTRAS, layout("B version  1, or 2 for the datatype too"))
+    KEY = Part.REQUIRED
+    RESPONSE = GetMetaResponse
+
+    version: int | None = None
+
+    def check_fields(self) -> None:
+        if self.version is not None and self.version not in (1, 2):
+            raise MalformedMessage(f"get meta: there is no version {self.version}")
+
+
+@message
+class GetMetaQ(GetMeta):
+    """Get meta that says nothing on a miss."""
+
+    OPCODE = Op.GETQ_META
+    REPLY = QUIET_MISS
+
+
+_META = layout("""
+    I flags      chosen by the writer; opaque to us
+    I expiry     unix seconds; of a deletion its time
+    Q rev_seqno  how many times the document has changed
+    Q meta_cas   the CAS to store; the header's is the one that the document must have
+""")
+_OPTIONS = layout("I options  see WithMetaOption")
+_NMETA = layout("H nmeta  bytes of extended metadata behind the value; ignored")
+
+
+@message
+class SetWithMeta(Message):
+    """Stores a document with the metadata that it has elsewhere, if it wins against the one that is here."""
+
+    OPCODE = Op.SET_WITH_META
+    LAYOUTS = (_META, _META + _NMETA, _META + _OPTIONS, _META + _OPTIONS + _NMETA)
+    KEY = Part.REQUIRED
+    VALUE = Part.OPTIONAL
+    DATATYPES = DOCUMENT
+    RESPONSE = MutationResponse
+
+    flags: int = 0
+    expiry: int = 0
+    rev_seqno: int = 0
+    meta_cas: int = 0
+    options: int | None = None
+    nmeta: int | None = None
+
+    @property
+    def document(self) -> bytes:
+        """The value without the extended metadata."""
+        return self.value[: len(self.value) - self.nmeta] if self.nmeta else self.value
+
+    def check_fields(self) -> None:
+        if (self.nmeta or 0) > len(self.value):
+            raise MalformedMessage(f"{self.name()}: extended metadata is longer than the value")
+
+
+@message
+class SetWithMetaQ(SetWithMeta):
+    """Set with meta that says nothing on success."""
+
+    OPCODE = Op.SETQ_WITH_META
+    REPLY = QUIET_SUCCESS
+
+
+@message
+class AddWithMeta(SetWithMeta):
+    """Set with meta of a document that must not exist."""
+
+    OPCODE = Op.ADD_WITH_META
+
+
+@message
+class AddWithMetaQ(SetWithMeta):
+    """Add with meta that says nothing on success."""
+
+    OPCODE = Op.ADDQ_WITH_META
+    REPLY = QUIET_SUCCESS
+
+
+@message
+class DelWithMeta(SetWithMeta):
+    """Deletes a document with the metadata of a deletion elsewhere; the value may be xattrs."""
+
+    OPCODE = Op.DEL_WITH_META
+
+
+@message
+class DelWithMetaQ(SetWithMeta):
+    """Del with meta that says nothing on success."""
+
+    OPCODE = Op.DELQ_WITH_META
+    REPLY = QUIET_SUCCESS
+
+
+def _check_no_cas(command: Message) -> None:
+    if command.cas:
+        raise MalformedMessage(f"{command.name()}: the CAS must be 0")

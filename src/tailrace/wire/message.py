@@ -1,0 +1,387 @@
+"""How a message is declared: a layout, what of key and value it has, and checks of its own.
+
+A message class is its own documentation. The layout lines name each field of the extras with its struct code,
+its place follows from the order, and encoder, decoder, validator and the docs pages are all made from them:
+
+    @message
+    class SeqnoAdvanced(Message):
+        '''The stream moved on although the change there is not for it.'''
+
+        OPCODE = DcpOpcode.SEQNO_ADVANCED
+        LAYOUTS = (layout("Q by_seqno  position that the stream has reached"),)
+
+        by_seqno: int
+
+A message with several layouts (a deletion is 18 or 21 bytes) declares the fields that may be missing as
+``int | None``; None means that the layout without them is sent. Unknown flags and values are kept as they
+came.
+
+``super()`` is spelled out everywhere: a dataclass with slots is a new class, and the short form looks for the
+old one.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+
+from ..errors import LocalProtocolError, MalformedMessage
+from .codes import Datatype, Magic, Status
+from .header import Frame
+
+__all__ = [
+    "DOCUMENT",
+    "MAX_KEY",
+    "NO_EXTRAS",
+    "Direction",
+    "Field",
+    "Layout",
+    "Message",
+    "Part",
+    "Response",
+    "Unknown",
+    "layout",
+    "message",
+]
+
+MAX_KEY = 251
+"""The longest key of a document on the wire: 250 bytes, or 246 with the longest collection prefix."""
+
+DOCUMENT = int(Datatype.JSON | Datatype.SNAPPY | Datatype.XATTR)
+"""The datatype bits that a document may have."""
+
+
+class Part(enum.Enum):
+    """Whether a message has a key or a value."""
+
+    FORBIDDEN = "must not"
+    OPTIONAL = "may"
+    REQUIRED = "must"
+
+
+class Direction(enum.Enum):
+    """Who a message goes to. On a key-value connection the server stands on the producer's side."""
+
+    TO_PRODUCER = "to-producer"
+    TO_CONSUMER = "to-consumer"
+
+    @property
+    def opposite(self) -> Direction:
+        """The way back."""
+        return Direction.TO_CONSUMER if self is Direction.TO_PRODUCER else Direction.TO_PRODUCER
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of the extras."""
+
+    code: str
+    name: str
+    offset: int
+    about: str
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return struct.calcsize(">" + self.code)
+
+
+class Layout:
+    """The extras of a message: named fields in order, big-endian, without gaps."""
+
+    __slots__ = ("fields", "names", "size", "struct")
+
+    def __init__(self, declared: Iterable[tuple[str, str, str]]) -> None:
+        found: list[Field] = []
+        offset = 0
+        for code, name, about in declared:
+            found.append(Field(code, name, offset, about))
+            offset += found[-1].size
+        self.fields = tuple(found)
+        self.names = tuple(one.name for one in found)
+        self.struct = struct.Struct(">" + "".join(one.code for one in found))
+        self.size = self.struct.size
+        assert self.size == offset
+
+    def __add__(self, more: Layout) -> Layout:
+        """This layout with more fields behind it."""
+        return Layout((one.code, one.name, one.about) for one in (*self.fields, *more.fields))
+
+
+def layout(text: str) -> Layout:
+    """A layout from lines of ``code name  what it is``."""
+    declared = []
+    for line in text.strip().splitlines():
+        code, name, about = [*line.split(None, 2), ""][:3]
+        declared.append((code, name, about))
+    return Layout(declared)
+
+
+NO_EXTRAS = Layout(())
+
+T = TypeVar("T", bound="Message")
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
+def message(cls: type[T]) -> type[T]:
+    """Make a message class of a declaration."""
+    made = dataclass(slots=True, kw_only=True)(cls)
+    names = {one.name for one in fields(made)}
+    for one in made.LAYOUTS:
+        unknown = set(one.names) - names
+        assert not unknown, f"{cls.__name__}: layout fields without a declaration: {unknown}"
+    return made
+
+
+@dataclass(slots=True, kw_only=True)
+class Message:
+    """The base of all messages: the header's fields, key and value.
+
+    ``framing`` holds the framing extras as they came; with any, or with ``flexible``, the frame is sent with
+    a flexible magic.
+    """
+
+    OPCODE: ClassVar[int]
+    MAGIC: ClassVar[Magic] = Magic.REQUEST
+    LAYOUTS: ClassVar[tuple[Layout, ...]] = (NO_EXTRAS,)
+    KEY: ClassVar[Part] = Part.FORBIDDEN
+    VALUE: ClassVar[Part] = Part.FORBIDDEN
+    DATATYPES: ClassVar[int] = 0
+    DIRECTION: ClassVar[Direction | None] = Direction.TO_PRODUCER
+    RESPONSE: ClassVar[type[Response] | None] = None
+    REPLY: ClassVar[str] = "always"
+
+    vbucket: int = 0
+    opaque: int = 0
+    cas: int = 0
+    datatype: int = 0
+    framing: bytes = b""
+    flexible: bool = False
+    key: bytes = b""
+    value: bytes = b""
+
+    @classmethod
+    def name(cls) -> str:
+        """The message's name as people read it: ``DcpSnapshotMarker`` is "dcp snapshot marker"."""
+        return _readable(cls.__name__)
+
+    # decoding
+
+    @classmethod
+    def decode(cls, frame: Frame) -> Self:
+        """The message in a frame; `MalformedMessage` if the frame is not what this message asks for."""
+        made = cls(**cls._header_fields(frame), **cls._body_fields(frame))
+        made.check()
+        return made
+
+    @classmethod
+    def _header_fields(cls, frame: Frame) -> dict[str, Any]:
+        return {
+            "vbucket": frame.vbucket,
+            "opaque": frame.opaque,
+            "cas": frame.cas,
+            "datatype": frame.datatype,
+            "framing": frame.framing,
+            "flexible": frame.magic in (Magic.FLEX_REQUEST, Magic.FLEX_RESPONSE),
+        }
+
+    @classmethod
+    def _body_fields(cls, frame: Frame) -> dict[str, Any]:
+        """Key, value and the fields of the extras, by name."""
+        found = cls._unpack_extras(frame.extras)
+        found["key"] = frame.key
+        found["value"] = frame.value
+        return found
+
+    @classmethod
+    def _unpack_extras(cls, extras: bytes) -> dict[str, Any]:
+        for one in cls.LAYOUTS:
+            if one.size == len(extras):
+                return dict(zip(one.names, one.struct.unpack(extras), strict=True))
+        sizes = " or ".join(str(one.size) for one in cls.LAYOUTS)
+        raise MalformedMessage(f"{cls.name()}: extras must have {sizes} bytes, not {len(extras)}")
+
+    # encoding
+
+    def encode(self) -> bytes:
+        """The whole frame as bytes; `LocalProtocolError` if the message breaks its own rules."""
+        return self.to_frame().encode()
+
+    def to_frame(self) -> Frame:
+        """The message as a frame."""
+        try:
+            self.check()
+        except MalformedMessage as error:
+            raise LocalProtocolError(str(error)) from None
+        extras_length, body = self._body()
+        flexible = self.flexible or bool(self.framing)
+        return Frame(
+            magic=_FLEXIBLE_OF[self.MAGIC] if flexible else self.MAGIC,
+            opcode=self._opcode(),
+            key_length=len(self.key),
+            extras_length=extras_length,
+            datatype=self._byte_5(),
+            vbucket=self._bytes_6_7(),
+            opaque=self.opaque,
+            cas=self.cas,
+            framing=self.framing,
+            body=body,
+        )
+
+    def _opcode(self) -> int:
+        return self.OPCODE
+
+    def _byte_5(self) -> int:
+        return self.datatype
+
+    def _bytes_6_7(self) -> int:
+        return self.vbucket
+
+    def _body(self) -> tuple[int, bytes]:
+        """Length of the extras, and the body."""
+        extras = self._pack_extras()
+        return len(extras), extras + self.key + self.value
+
+    def _pack_extras(self) -> bytes:
+        """The extras in the longest layout whose fields are all there."""
+        best: Layout | None = None
+        for one in self.LAYOUTS:
+            present = all(getattr(self, name) is not None for name in one.names)
+            if present and (best is None or one.size > best.size):
+                best = one
+        left = {name for one in self.LAYOUTS for name in one.names if getattr(self, name) is not None}
+        if best is None or left - set(best.names):
+            raise LocalProtocolError(f"{self.name()}: no layout has exactly the fields that are set")
+        try:
+            return best.struct.pack(*(getattr(self, name) for name in best.names))
+        except struct.error as error:
+            raise LocalProtocolError(f"{self.name()}: a field does not fit: {error}") from None
+
+    # validation
+
+    def check(self) -> None:
+        """Raise `MalformedMessage` if a part is missing, is there but must not be, or makes no sense."""
+        self._check_part("key", self.KEY, self.key)
+        self._check_part("value", self.VALUE, self.value)
+        if len(self.key) > MAX_KEY:
+            raise MalformedMessage(f"{self.name()}: a key has up to {MAX_KEY} bytes, not {len(self.key)}")
+        if self.datatype & ~self.DATATYPES:
+            raise MalformedMessage(f"{self.name()}: datatype 0x{self.datatype:02x} is not allowed here")
+        self.check_fields()
+
+    def check_fields(self) -> None:
+        """The message's own rules, beyond the presence of its parts."""
+
+    def _check_part(self, what: str, rule: Part, found: bytes) -> None:
+        if rule is Part.REQUIRED and not found:
+            raise MalformedMessage(f"{self.name()}: the {what} is missing")
+        if rule is Part.FORBIDDEN and found:
+            raise MalformedMessage(f"{self.name()}: it must not have a {what}")
+
+    # reading
+
+    def fields_by_name(self) -> dict[str, Any]:
+        """What the message says beyond the header, key and value: for people and docs, in layout order."""
+        common = {one.name for one in fields(Message)} | {"opcode", "status"}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in common}
+
+
+@message
+class Response(Message):
+    """An answer without a body. Also what every error looks like: no extras, no key, perhaps a text."""
+
+    MAGIC = Magic.RESPONSE
+    DIRECTION = Direction.TO_CONSUMER
+    VALUE = Part.FORBIDDEN
+    DATATYPES = DOCUMENT
+    OK: ClassVar[frozenset[int]] = frozenset({Status.SUCCESS})
+    """Statuses whose answers have the declared shape; others carry at most a value."""
+
+    opcode: int
+    status: int = 0
+
+    @classmethod
+    def _header_fields(cls, frame: Frame) -> dict[str, Any]:
+        found = super(Response, cls)._header_fields(frame)
+        del found["vbucket"]
+        return {**found, "opcode": frame.opcode, "status": frame.status}
+
+    @classmethod
+    def _body_fields(cls, frame: Frame) -> dict[str, Any]:
+        if frame.status in cls.OK:
+            return super(Response, cls)._body_fields(frame)
+        # the declared fields are not there; those without a default are zero
+        absent = {
+            one.name: 0 if one.default is MISSING else one.default
+            for one in fields(cls)
+            if one.name in {name for layout_ in cls.LAYOUTS for name in layout_.names}
+        }
+        return {**absent, "key": frame.key, "value": frame.extras + frame.value}
+
+    def _opcode(self) -> int:
+        return self.opcode
+
+    def _bytes_6_7(self) -> int:
+        return self.status
+
+    def _body(self) -> tuple[int, bytes]:
+        if self.status in self.OK:
+            return super(Response, self)._body()
+        return 0, self.key + self.value
+
+    def check(self) -> None:
+        if self.status in self.OK:
+            super(Response, self).check()
+
+
+@message
+class Unknown(Message):
+    """A frame that no table names; it is kept as it came."""
+
+    KEY = Part.OPTIONAL
+    VALUE = Part.OPTIONAL
+    DATATYPES = 0xFF
+
+    magic: int
+    opcode: int
+    extras: bytes = b""
+
+    @classmethod
+    def _header_fields(cls, frame: Frame) -> dict[str, Any]:
+        found = super(Unknown, cls)._header_fields(frame)
+        return {**found, "magic": frame.magic, "opcode": frame.opcode}
+
+    @classmethod
+    def _unpack_extras(cls, extras: bytes) -> dict[str, Any]:
+        return {"extras": extras}
+
+    def check(self) -> None:
+        """Nothing is known, so nothing is wrong."""
+
+    def to_frame(self) -> Frame:
+        return Frame(
+            self.magic,
+            self.opcode,
+            len(self.key),
+            len(self.extras),
+            self.datatype,
+            self.vbucket,
+            self.opaque,
+            self.cas,
+            self.framing,
+            self.extras + self.key + self.value,
+        )
+
+
+_FLEXIBLE_OF = {Magic.REQUEST: Magic.FLEX_REQUEST, Magic.RESPONSE: Magic.FLEX_RESPONSE}
+
+
+@cache
+def _readable(name: str) -> str:
+    words = name.replace("VBucket", "Vbucket")
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", words).lower()
