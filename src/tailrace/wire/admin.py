@@ -643,6 +643,41 @@ class GetScopeId(_ByPath):
     RESPONSE = ScopeIdResponse
 
 
+# the time machine
+
+
+@message
+class Rewind(Message):
+    """Forgets the newest changes of vbuckets as a failover with data loss does. Tailrace's own command.
+
+    The value is a list of u16 vbucket ids; empty means all active ones. All or nothing; durable when answered.
+    The answer is a JSON object, vbucket to the seqno that it now ends at; 0x22 says the lowest possible seqno.
+    """
+
+    OPCODE = Op.REWIND
+    LAYOUTS = (
+        layout("""
+            B mode    0: back to this seqno; 1: lose this many of the newest changes
+            Q number  the seqno, or how many
+        """),
+    )
+    VALUE = Part.OPTIONAL
+    RESPONSE = ValueResponse
+
+    mode: int = 0
+    number: int
+
+    @property
+    def vbuckets(self) -> list[int]:
+        """Which vbuckets; empty is all."""
+        return _codes("rewind", self.value)
+
+    def check_fields(self) -> None:
+        if self.mode > 1:
+            raise MalformedMessage(f"rewind: there is no mode {self.mode}")
+        _ = self.vbuckets
+
+
 # others
 
 
@@ -705,5 +740,5 @@ class LastClosedCheckpoint(Message):
 
 def _codes(what: str, value: bytes) -> list[int]:
     if len(value) % _CODE.size:
-        raise MalformedMessage(f"{what}: a feature code has 2 bytes")
+        raise MalformedMessage(f"{what}: each number has 2 bytes")
     return [code for (code,) in _CODE.iter_unpack(value)]

@@ -151,6 +151,7 @@ class Op(IntEnum):
     SUBDOC_MULTI_LOOKUP = 0xD0
     SUBDOC_MULTI_MUTATION = 0xD1
     SUBDOC_GET_COUNT = 0xD2
+    REWIND = 0xE0  # Tailrace's own; no released server has assigned it
     GET_ERROR_MAP = 0xFE
 
 
