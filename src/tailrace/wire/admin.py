@@ -650,8 +650,9 @@ class GetScopeId(_ByPath):
 class Rewind(Message):
     """Forgets the newest changes of vbuckets as a failover with data loss does. Tailrace's own command.
 
-    The value is a list of u16 vbucket ids; empty means all active ones. All or nothing; durable when answered.
-    The answer is a JSON object, vbucket to the seqno that it now ends at; 0x22 says the lowest possible seqno.
+    The value is a list of u16 vbucket ids; empty means all active ones. All or nothing; durable when
+    answered. The answer is a JSON object, vbucket to the seqno that it now ends at; 0x22 names the lowest
+    possible seqno.
     """
 
     OPCODE = Op.REWIND
