@@ -1,0 +1,1 @@
+"""Sans-IO state machines: bytes in, events out; time comes in as ``now``."""
