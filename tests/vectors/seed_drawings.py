@@ -1,7 +1,7 @@
 """Reads the packet drawings of the seed documents: the bytes as drawn, and the list of fields printed below.
 
-A drawing looks like this (the byte cells are written ``80``, ``0x80`` or ``0x76 ('v')``, and the last rule may be
-missing)::
+A drawing looks like this (the byte cells are written ``80``, ``0x80`` or ``0x76 ('v')``, and the last rule
+may be missing)::
 
         |0 1 2 3 4 5 6 7|0 1 2 3 4 5 6 7|0 1 2 3 4 5 6 7|0 1 2 3 4 5 6 7|
         +---------------+---------------+---------------+---------------+
@@ -25,7 +25,9 @@ SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
 
 _ROW = re.compile(r"^\s*(\d+)\|(.*)\|\s*$")
 _CELL = re.compile(r"(?:0x)?([0-9a-fA-F]{2})(?: \('(.)'\))?")
-_STATED = re.compile(r"^\s*(?P<name>[#A-Za-z][\w #.]*?)\s*\((?P<first>\d+)(?:[-,](?P<last>\d+))?\)\s*:\s*(?P<text>\S.*)$")
+_STATED = re.compile(
+    r"^\s*(?P<name>[#A-Za-z][\w #.]*?)\s*\((?P<first>\d+)(?:[-,](?P<last>\d+))?\)\s*:\s*(?P<text>\S.*)$"
+)
 _NUMBER = re.compile(r"^(?:0x)?([0-9a-fA-F]+)\b")
 _REMARK = re.compile(r"\((-?\d+|2\^64)\)$")
 
@@ -71,7 +73,7 @@ class Drawing:
     stated: list[Stated] = field(default_factory=list)
 
     def contradictions(self) -> list[str]:
-        """Every line of the breakdown that is not what is drawn, and every run of bytes that no line speaks of."""
+        """The lines of the breakdown that are not what is drawn, and the bytes that no line speaks of."""
         wrong = [str(said) for said in self.stated if not said.agrees(self.data)]
         spoken_of = {offset for said in self.stated for offset in range(said.first, said.last + 1)}
         silent = [offset for offset in range(len(self.data)) if offset not in spoken_of]
@@ -112,5 +114,7 @@ def drawings(text: str) -> list[Drawing]:
                 found[-1].data += bytes.fromhex(cell[1])
         elif found and (said := _STATED.match(line)):
             last = int(said["last"] or said["first"])
-            found[-1].stated.append(Stated(said["name"], int(said["first"]), last, " ".join(said["text"].split())))
+            found[-1].stated.append(
+                Stated(said["name"], int(said["first"]), last, " ".join(said["text"].split()))
+            )
     return found

@@ -9,6 +9,7 @@ from functools import cache
 from itertools import repeat
 
 import pytest
+
 from vectors.corpus import Vector, vectors
 from vectors.seed_drawings import SEEDS, Drawing, drawings, seed_file
 
@@ -59,7 +60,7 @@ def test_breakdown_contradicts_drawing_only_by_an_erratum(vector: Vector) -> Non
 @needs_seeds
 @pytest.mark.parametrize("vector", [vector for vector in LITERAL if vector.error is None], ids=str)
 def test_expected_fields_are_what_the_breakdown_states(vector: Vector) -> None:
-    """Expectations don't come from our decoder: each stated line, where it is right, is found in the vector."""
+    """Expectations don't come from our decoder: each line that is right is found in the vector."""
     expected = _meanings(vector)
     drawing = drawn()[vector.source]
     for said in drawing.stated:
@@ -164,7 +165,9 @@ def test_corrected_packet_differs_only_where_the_errata_say(vector: Vector) -> N
 
 def test_every_packet_that_cannot_be_sent_is_corrected() -> None:
     assert {vector.source for vector in CORRECTED} == {vector.source for vector in LITERAL if vector.notes}
-    assert {vector.source for vector in LITERAL if not vector.framable} <= {vector.source for vector in CORRECTED}
+    assert {vector.source for vector in LITERAL if not vector.framable} <= {
+        vector.source for vector in CORRECTED
+    }
 
 
 @needs_seeds

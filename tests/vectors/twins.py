@@ -1,4 +1,4 @@
-"""Malformed twins: a good packet with one thing wrong, made by rule from the shape that the documents give it."""
+"""Malformed twins: a good packet with one thing wrong, made by rule from the shape in the documents."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def shape_of(vector: Vector) -> Shape | None:
 def twins(vector: Vector, shape: Shape) -> Iterator[tuple[str, bytes]]:
     """Each way to break the packet that its shape forbids: what is wrong, and the bytes."""
     good = Packet.split(vector.data, private=shape.private)
-    extras, key, value = good.extras, good.key, good.value
+    extras, value = good.extras, good.value
 
     def broken(what: str, **changes: Any) -> tuple[str, bytes]:
         return what, replace(good, **changes).join()
@@ -100,7 +100,7 @@ def twins(vector: Vector, shape: Shape) -> Iterator[tuple[str, bytes]]:
                 yield broken(what, value=other)
     if shape.dialect != "upr-a":
         yield broken("unknown datatype", byte_5=good.byte_5 | UNKNOWN_DATATYPE)
-        if not shape.datatypes:
+        if not shape.datatypes and "request" in shape.kind:
             yield broken("datatype not allowed", byte_5=0x01)
     if shape.cas == "zero":
         yield broken("CAS not allowed", cas=1)

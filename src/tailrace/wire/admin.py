@@ -395,6 +395,14 @@ class GetErrorMap(Message):
 
 
 @message
+class ServerRequestResponse(Response):
+    """The client's answer to a request that the server started."""
+
+    MAGIC = Magic.SERVER_RESPONSE
+    DIRECTION = Direction.TO_PRODUCER
+
+
+@message
 class ClustermapChangeNotification(Message):
     """The server says that the cluster map changed; the key is the bucket. The reply is ignored."""
 
@@ -405,6 +413,7 @@ class ClustermapChangeNotification(Message):
     VALUE = Part.OPTIONAL
     DATATYPES = JSON
     DIRECTION = Direction.TO_CONSUMER
+    RESPONSE = ServerRequestResponse
     REPLY = "ignored"
 
     old_revision: int | None = None
@@ -422,14 +431,13 @@ class SetVBucket(Message):
     OPCODE = Op.SET_VBUCKET
     LAYOUTS = (layout("B state  1 active, 2 replica, 3 pending, 4 dead"),)
     VALUE = Part.OPTIONAL
+    CAS = Part.FORBIDDEN
     DATATYPES = JSON
     RESPONSE = Response
 
     state: int
 
     def check_fields(self) -> None:
-        if self.cas:
-            raise MalformedMessage("set vbucket: the CAS must be 0")
         if self.state not in VBucketState.__members__.values():
             raise MalformedMessage(f"set vbucket: there is no state {self.state}")
         if self.value and not self.datatype & JSON:
@@ -588,9 +596,11 @@ class Compact(Message):
 
 @message
 class _CollectionsCommand(Message):
+    CAS = Part.FORBIDDEN
+
     def check_fields(self) -> None:
-        if self.vbucket or self.cas:
-            raise MalformedMessage(f"{self.name()}: vbucket and CAS must be 0")
+        if self.vbucket:
+            raise MalformedMessage(f"{self.name()}: the vbucket must be 0")
 
 
 @message

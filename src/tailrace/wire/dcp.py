@@ -424,6 +424,13 @@ class DcpDeletion(Message):
     delete_time: int | None = None
     unused: int | None = None
 
+    def __post_init__(self) -> None:
+        # a delete time makes it V2; the filler of either layout need not be given
+        if self.delete_time is not None:
+            self.unused = self.unused or 0
+        elif self.nmeta is None:
+            self.nmeta = 0
+
     def check_fields(self) -> None:
         _check_seqno("dcp deletion", self.by_seqno)
         nmeta = self.nmeta or 0
@@ -595,6 +602,7 @@ class DcpPrepare(Message):
     )
     KEY = Part.REQUIRED
     VALUE = Part.OPTIONAL
+    CAS = Part.REQUIRED
     DATATYPES = DOCUMENT
     DIRECTION = Direction.TO_CONSUMER
     RESPONSE = Response
@@ -611,8 +619,6 @@ class DcpPrepare(Message):
 
     def check_fields(self) -> None:
         _check_seqno("dcp prepare", self.by_seqno)
-        if not self.cas:
-            raise MalformedMessage("dcp prepare: the CAS is missing")
         if self.durability not in DurabilityLevel.__members__.values():
             raise MalformedMessage(f"dcp prepare: there is no durability level {self.durability}")
 
@@ -623,14 +629,11 @@ class DcpSeqnoAcknowledged(Message):
 
     OPCODE = DcpOpcode.SEQNO_ACKNOWLEDGED
     LAYOUTS = (layout("Q prepared_seqno  the highest seqno that is prepared"),)
+    CAS = Part.FORBIDDEN
     RESPONSE = Response
     REPLY = ON_ERROR
 
     prepared_seqno: int
-
-    def check_fields(self) -> None:
-        if self.cas:
-            raise MalformedMessage("dcp seqno acknowledged: the CAS must be 0")
 
 
 @message
@@ -645,6 +648,7 @@ class DcpCommit(Message):
         """),
     )
     KEY = Part.REQUIRED
+    CAS = Part.FORBIDDEN
     DIRECTION = Direction.TO_CONSUMER
     RESPONSE = Response
     REPLY = ON_ERROR
@@ -665,6 +669,7 @@ class DcpAbort(Message):
         """),
     )
     KEY = Part.REQUIRED
+    CAS = Part.FORBIDDEN
     DIRECTION = Direction.TO_CONSUMER
     RESPONSE = Response
     REPLY = ON_ERROR
@@ -742,6 +747,7 @@ class DcpCacheTransfer(Message):
 
     OPCODE = DcpOpcode.CACHE_TRANSFER
     VALUE = Part.REQUIRED
+    CAS = Part.FORBIDDEN
     DIRECTION = Direction.TO_CONSUMER
     RESPONSE = Response
     REPLY = ON_ERROR
@@ -785,8 +791,11 @@ class DcpCacheTransferEnd(Message):
     REPLY = ON_ERROR
 
 
-_STREAM_FLAGS = sum(AddStreamFlag) & ~AddStreamFlag.NO_VALUE
-_CACHE_TRANSFER_MAY = AddStreamFlag.CACHE_TRANSFER | AddStreamFlag.TAKE_OVER | AddStreamFlag.ACTIVE_VB_ONLY
+# plain numbers: the complement of an IntFlag leaves out the bits that have no name
+_STREAM_FLAGS = sum(AddStreamFlag) - int(AddStreamFlag.NO_VALUE)
+_CACHE_TRANSFER_MAY = int(
+    AddStreamFlag.CACHE_TRANSFER | AddStreamFlag.TAKE_OVER | AddStreamFlag.ACTIVE_VB_ONLY
+)
 
 
 def _check_stream_flags(what: str, flags: int) -> None:

@@ -40,6 +40,7 @@ class Dialect:
     _requests: Mapping[tuple[Direction, int], type[Message]]
     _responses: Mapping[tuple[Direction, int], type[Response]]
     _server_requests: Mapping[int, type[Message]]
+    _server_responses: Mapping[int, type[Response]]
 
     def find(self, frame: Frame, direction: Direction) -> type[Message]:
         """The class of the message in a frame; `Unknown` if no table names it."""
@@ -50,7 +51,7 @@ class Dialect:
         if frame.magic == Magic.SERVER_REQUEST:
             return self._server_requests.get(frame.opcode, Unknown)
         if frame.magic == Magic.SERVER_RESPONSE:
-            return Unknown
+            return self._server_responses.get(frame.opcode, Unknown)
         return self._responses.get((direction, frame.opcode), Unknown)
 
     def decode(self, frame: Frame, direction: Direction) -> Message:
@@ -76,32 +77,37 @@ KV_MESSAGES = _messages_of(kv, admin, subdoc)
 DCP_MESSAGES = _messages_of(dcp)
 
 
-def _dialect(name: str, messages: Iterable[type[Message]]) -> Dialect:
+def _dialect(name: str, messages: Iterable[type[Message]], *, by_opcode: bool = True) -> Dialect:
     own = tuple(messages)
     requests: dict[tuple[Direction, int], type[Message]] = {}
     responses: dict[tuple[Direction, int], type[Response]] = {}
     server_requests: dict[int, type[Message]] = {}
-    for one in (*KV_MESSAGES, *own):
+    server_responses: dict[int, type[Response]] = {}
+    for one in (*KV_MESSAGES, *(own if by_opcode else ())):
         if one.MAGIC == Magic.SERVER_REQUEST:
             server_requests[one.OPCODE] = one
+            if one.RESPONSE is not None:
+                server_responses[one.OPCODE] = one.RESPONSE
         elif one.MAGIC == Magic.REQUEST:
             for direction in Direction if one.DIRECTION is None else (one.DIRECTION,):
                 requests[direction, one.OPCODE] = one
                 if one.RESPONSE is not None:
                     responses[direction.opposite, one.OPCODE] = one.RESPONSE
-    return Dialect(name, own, requests, responses, server_requests)
+    return Dialect(name, own, requests, responses, server_requests, server_responses)
 
 
 KV = _dialect("kv", ())
 TAP = _dialect("tap", tap.TAP_MESSAGES)
-UPR_A = _dialect("upr-a", upr.UPR_A_MESSAGES)
+UPR_A = _dialect("upr-a", upr.UPR_A_MESSAGES, by_opcode=False)
 UPR_B = _dialect("upr-b", upr.UPR_B_MESSAGES)
 DCP = _dialect("dcp", DCP_MESSAGES)
 
 DIALECTS: Mapping[str, Dialect] = {one.name: one for one in (DCP, UPR_A, UPR_B, TAP, KV)}
 
 _UPR_A_TABLE = {
-    (one.OPCODE, one.TYPE): one for one in upr.UPR_A_MESSAGES if one.OPCODE != UprAOpcode.RESPONSE
+    (one.DIRECTION, one.OPCODE, one.TYPE): one
+    for one in upr.UPR_A_MESSAGES
+    if one.OPCODE != UprAOpcode.RESPONSE
 }
 _UPR_A_RESPONSES: dict[int, type[Message]] = {
     UprAResponseType.OK: upr.UprAOk,
@@ -113,13 +119,13 @@ _UPR_A_RESPONSES: dict[int, type[Message]] = {
 def _find_upr_a(frame: Frame, direction: Direction) -> type[Message] | None:
     """The draft A message in a frame, or None where the frame is a key-value command or an answer to one."""
     if direction is Direction.TO_PRODUCER:
-        return _UPR_A_TABLE.get((frame.opcode, frame.datatype)) if _opens_upr_a(frame) else None
+        return _UPR_A_TABLE.get((direction, frame.opcode, frame.datatype)) if _opens_upr_a(frame) else None
     if frame.opcode == UprAOpcode.RESPONSE:
         # types 1 and 2 with a body are the failover log (erratum A7)
         if frame.body and frame.datatype in (UprAResponseType.OK, UprAResponseType.NOT_MY_VBUCKET):
             return upr.UprAFailoverLog
         return _UPR_A_RESPONSES.get(frame.datatype)
-    return _UPR_A_TABLE.get((frame.opcode, frame.datatype))
+    return _UPR_A_TABLE.get((direction, frame.opcode, frame.datatype))
 
 
 class Role(Enum):

@@ -55,10 +55,16 @@ class GetResponse(Response):
     """A document."""
 
     LAYOUTS = (layout("I flags  chosen by the writer, opaque to us"),)
-    KEY = Part.OPTIONAL
     VALUE = Part.OPTIONAL
 
     flags: int = 0
+
+
+@message
+class GetKResponse(GetResponse):
+    """A document and its key."""
+
+    KEY = Part.REQUIRED
 
 
 @message
@@ -97,10 +103,8 @@ class Get(Message):
 
     OPCODE = Op.GET
     KEY = Part.REQUIRED
+    CAS = Part.FORBIDDEN
     RESPONSE = GetResponse
-
-    def check_fields(self) -> None:
-        _check_no_cas(self)
 
 
 @message
@@ -116,6 +120,7 @@ class GetK(Get):
     """Get that answers with the key too."""
 
     OPCODE = Op.GETK
+    RESPONSE = GetKResponse
 
 
 @message
@@ -123,6 +128,7 @@ class GetKQ(Get):
     """Get that answers with the key, and says nothing on a miss."""
 
     OPCODE = Op.GETKQ
+    RESPONSE = GetKResponse
     REPLY = QUIET_MISS
 
 
@@ -159,9 +165,7 @@ class Add(Set):
     """Stores a document that must not exist."""
 
     OPCODE = Op.ADD
-
-    def check_fields(self) -> None:
-        _check_no_cas(self)
+    CAS = Part.FORBIDDEN
 
 
 @message
@@ -217,14 +221,12 @@ class Increment(Message):
         """),
     )
     KEY = Part.REQUIRED
+    CAS = Part.FORBIDDEN
     RESPONSE = CounterResponse
 
     delta: int = 1
     initial: int = 0
     expiry: int = 0
-
-    def check_fields(self) -> None:
-        _check_no_cas(self)
 
 
 @message
@@ -291,12 +293,10 @@ class Touch(Message):
     OPCODE = Op.TOUCH
     LAYOUTS = (layout("I expiry  as in set"),)
     KEY = Part.REQUIRED
+    CAS = Part.FORBIDDEN
     RESPONSE = Response
 
     expiry: int = 0
-
-    def check_fields(self) -> None:
-        _check_no_cas(self)
 
 
 @message
@@ -322,12 +322,10 @@ class GetLocked(Message):
     OPCODE = Op.GET_LOCKED
     LAYOUTS = (NO_EXTRAS, layout("I lock_s  seconds; 0 or above 30 means 15"))
     KEY = Part.REQUIRED
+    CAS = Part.FORBIDDEN
     RESPONSE = GetResponse
 
     lock_s: int | None = None
-
-    def check_fields(self) -> None:
-        _check_no_cas(self)
 
 
 @message
@@ -336,11 +334,8 @@ class UnlockKey(Message):
 
     OPCODE = Op.UNLOCK_KEY
     KEY = Part.REQUIRED
+    CAS = Part.REQUIRED
     RESPONSE = Response
-
-    def check_fields(self) -> None:
-        if not self.cas:
-            raise MalformedMessage("unlock key: the CAS is missing")
 
 
 # metadata
@@ -444,8 +439,3 @@ class DelWithMetaQ(SetWithMeta):
 
     OPCODE = Op.DELQ_WITH_META
     REPLY = QUIET_SUCCESS
-
-
-def _check_no_cas(command: Message) -> None:
-    if command.cas:
-        raise MalformedMessage(f"{command.name()}: the CAS must be 0")

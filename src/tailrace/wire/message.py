@@ -57,7 +57,7 @@ DOCUMENT = int(Datatype.JSON | Datatype.SNAPPY | Datatype.XATTR)
 
 
 class Part(enum.Enum):
-    """Whether a message has a key or a value."""
+    """Whether a message has a key, a value or a CAS."""
 
     FORBIDDEN = "must not"
     OPTIONAL = "may"
@@ -151,6 +151,8 @@ class Message:
     LAYOUTS: ClassVar[tuple[Layout, ...]] = (NO_EXTRAS,)
     KEY: ClassVar[Part] = Part.FORBIDDEN
     VALUE: ClassVar[Part] = Part.FORBIDDEN
+    CAS: ClassVar[Part] = Part.OPTIONAL
+    """Forbidden is 0."""
     DATATYPES: ClassVar[int] = 0
     DIRECTION: ClassVar[Direction | None] = Direction.TO_PRODUCER
     RESPONSE: ClassVar[type[Response] | None] = None
@@ -268,6 +270,7 @@ class Message:
         """Raise `MalformedMessage` if a part is missing, is there but must not be, or makes no sense."""
         self._check_part("key", self.KEY, self.key)
         self._check_part("value", self.VALUE, self.value)
+        self._check_part("CAS", self.CAS, self.cas)
         if len(self.key) > MAX_KEY:
             raise MalformedMessage(f"{self.name()}: a key has up to {MAX_KEY} bytes, not {len(self.key)}")
         if self.datatype & ~self.DATATYPES:
@@ -277,7 +280,7 @@ class Message:
     def check_fields(self) -> None:
         """The message's own rules, beyond the presence of its parts."""
 
-    def _check_part(self, what: str, rule: Part, found: bytes) -> None:
+    def _check_part(self, what: str, rule: Part, found: bytes | int) -> None:
         if rule is Part.REQUIRED and not found:
             raise MalformedMessage(f"{self.name()}: the {what} is missing")
         if rule is Part.FORBIDDEN and found:
