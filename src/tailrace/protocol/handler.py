@@ -1,0 +1,96 @@
+"""Between a server's connection and the change-stream machine on it: two interfaces, nothing else.
+
+A connection begins as a key-value session. The packet that binds it to a dialect makes a `Handler`, which
+from then on gets every frame of that dialect; the session goes on answering the key-value commands. The
+session pulls: it asks the handler for bytes while the transport has room for them, so that nothing piles up
+for a reader that does not read.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..clock import Clock
+from ..store.base import Bucket
+from ..wire.header import Frame
+
+__all__ = ["Handler", "Host"]
+
+
+class Handler(Protocol):
+    """A producer or consumer of one dialect on one connection; sans-IO."""
+
+    close_requested: str | None
+    """Not None: send what `data_to_send` still has, then close the connection for this reason."""
+
+    def receive_frame(self, frame: Frame, now: float) -> None:
+        """A frame of the dialect, the one that bound the connection first; answers go out by
+        `data_to_send`, in order.
+        """
+        ...
+
+    def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
+        """What is to be sent now: all answers that are due, whatever they take, then messages of streams up
+        to about ``max_bytes``. Empty: nothing for now; `wake` is called when that changes.
+        """
+        ...
+
+    def next_timer(self) -> float | None:
+        """When `handle_timer` wants to be called, on the clock that ``now`` comes from."""
+        ...
+
+    def handle_timer(self, now: float) -> None:
+        """The time has come (or it is later)."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """The connection is gone: let go of everything. Nothing can be sent any more."""
+        ...
+
+
+class Host(Protocol):
+    """What a connection gives its handler, beside the callback ``wake`` at construction."""
+
+    @property
+    def bucket(self) -> Bucket:
+        """The bucket that the connection is bound to; it does not change any more."""
+        ...
+
+    @property
+    def features(self) -> frozenset[int]:
+        """What HELLO granted (wire.codes.Feature)."""
+        ...
+
+    @property
+    def peer(self) -> str:
+        """Who is on the other side, for logs and statistics: ``127.0.0.1:40112``."""
+        ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def rng(self) -> random.Random: ...
+
+    @property
+    def settings(self) -> Any:
+        """The node's settings as attributes (`tailrace.server.settings.Settings`)."""
+        ...
+
+    def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back (cheap, no argument) whenever the vbucket has something newer or its history, state or
+        existence changed; any number of readers may watch one. Returns what ends it.
+
+        `VBucket.on_change` has room for one callback, and that one is the node's.
+        """
+        ...
+
+    def claim_name(self, name: bytes) -> None:
+        """This connection goes by that name now; an older one of the same bucket and name is closed."""
+        ...
+
+    def not_my_vbucket(self) -> tuple[bytes, int]:
+        """Value and datatype of a 0x07 answer: the cluster map, or nothing if the peer has it already."""
+        ...
