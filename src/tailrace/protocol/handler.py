@@ -9,7 +9,7 @@ for a reader that does not read.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ..clock import Clock
@@ -43,6 +43,12 @@ class Handler(Protocol):
 
     def handle_timer(self, now: float) -> None:
         """The time has come (or it is later)."""
+        ...
+
+    def stats(self) -> Mapping[str, int | str]:
+        """Its figures for the statistics, by names without the connection's own
+        (``eq_dcpq:<name>:`` is put in front).
+        """
         ...
 
     def close(self, reason: str) -> None:

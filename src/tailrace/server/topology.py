@@ -1,0 +1,125 @@
+"""The cluster map: which node has which vbucket, as the JSON that clients read.
+
+A node alone makes its own map from the states of its vbuckets; in a cluster the coordinator sets one on every
+node (SET_CLUSTER_CONFIG), and that text is handed out as it came. Maps are ordered by (epoch, rev), and
+clients only take a greater one: a node's own maps have epoch 1 and begin at the time of its start, so that a
+restarted node is never behind itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["OWN_EPOCH", "ClusterMap", "NodeAddress", "bucket_map", "global_map"]
+
+OWN_EPOCH = 1
+MGMT_PORT = 8091
+"""Clients call a config without a management port invalid, though nothing has to listen there."""
+
+_HOST = "$HOST"
+"""The address that the client connected to: right for a server that does not know its name."""
+
+_CAPABILITIES = (
+    "collections",
+    "dcp",
+    "cccp",
+    "xattr",
+    "nodesExt",
+    "couchapi",
+    "durableWrite",
+    "tombstonedUserXAttrs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """Where a node listens; without a host it is the address that the client connected to."""
+
+    port: int
+    tls_port: int | None = None
+    host: str | None = None
+    mgmt_port: int = MGMT_PORT
+
+    def services(self) -> dict[str, int]:
+        """Ports by service, as nodesExt has them."""
+        found = {"kv": self.port, "mgmt": self.mgmt_port}
+        if self.tls_port is not None:
+            found["kvSSL"] = self.tls_port
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMap:
+    """A map's version and its text."""
+
+    epoch: int
+    rev: int
+    text: bytes = field(repr=False)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """What maps are ordered by."""
+        return self.epoch, self.rev
+
+
+def bucket_map(
+    name: str,
+    uuid: str,
+    nodes: Sequence[NodeAddress],
+    owners: Sequence[Sequence[int]],
+    *,
+    epoch: int = OWN_EPOCH,
+    rev: int,
+    this_node: int | None = None,
+) -> ClusterMap:
+    """The map of a bucket; ``owners`` has for each vbucket the node of its active and of its replicas (-1:
+    nobody).
+    """
+    hosts = [node.host or _HOST for node in nodes]
+    content = {
+        "rev": rev,
+        "revEpoch": epoch,
+        "name": name,
+        "uuid": uuid,
+        "nodeLocator": "vbucket",
+        "bucketCapabilities": list(_CAPABILITIES),
+        "nodes": [
+            {"hostname": f"{host}:{node.mgmt_port}", "ports": {"direct": node.port}}
+            for host, node in zip(hosts, nodes, strict=True)
+        ],
+        "nodesExt": _nodes_ext(nodes, this_node),
+        "vBucketServerMap": {
+            "hashAlgorithm": "CRC",
+            "numReplicas": max(0, max((len(one) for one in owners), default=1) - 1),
+            "serverList": [f"{host}:{node.port}" for host, node in zip(hosts, nodes, strict=True)],
+            "vBucketMap": [list(one) for one in owners],
+        },
+    }
+    return ClusterMap(epoch, rev, _text(content))
+
+
+def global_map(
+    nodes: Sequence[NodeAddress], *, epoch: int = OWN_EPOCH, rev: int, this_node: int | None = None
+) -> ClusterMap:
+    """The map for a connection without a bucket."""
+    content = {"rev": rev, "revEpoch": epoch, "nodesExt": _nodes_ext(nodes, this_node)}
+    return ClusterMap(epoch, rev, _text(content))
+
+
+def _nodes_ext(nodes: Sequence[NodeAddress], this_node: int | None) -> list[dict[str, Any]]:
+    found = []
+    for at, node in enumerate(nodes):
+        one: dict[str, Any] = {"services": node.services()}
+        if at == this_node:
+            one["thisNode"] = True
+        if node.host is not None:
+            one["hostname"] = node.host
+        found.append(one)
+    return found
+
+
+def _text(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()
