@@ -1,0 +1,9 @@
+"""``python -m tailrace`` is the command ``tailrace``."""
+
+from __future__ import annotations
+
+import sys
+
+from .cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,259 @@
+"""What all commands share: their class, options, parameter types and ways to write.
+
+Results go to stdout, everything else to stderr. An error is raised, never printed: `main` turns it into one
+line and an exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ..connstr import parse
+from ..errors import UsageError
+from ..units import parse_duration_s, parse_integer, parse_share, parse_size
+
+__all__ = [
+    "DURATION",
+    "INTEGER",
+    "SHARE",
+    "SIZE",
+    "URL",
+    "Command",
+    "Group",
+    "Integer",
+    "JsonLines",
+    "Progress",
+    "Session",
+    "command",
+    "group",
+    "json_option",
+    "note",
+    "progress",
+    "run",
+    "text_or_base64",
+    "url_argument",
+    "use_colour",
+]
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # generic for type checkers only, in older releases
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass
+class Session:
+    """One run of the program."""
+
+    debug: bool = False
+
+
+# commands
+
+
+def _set_debug(ctx: click.Context, _param: click.Parameter, given: bool) -> None:
+    if given:
+        ctx.find_root().ensure_object(Session).debug = True
+
+
+class _Documented(click.Command):
+    """A command that adds ``--debug`` and shows examples at the end of its help."""
+
+    def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.example = example.strip()
+        self.params.append(
+            click.Option(
+                ["--debug"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_set_debug,
+                help="Show the traceback of an error.",
+            )
+        )
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        lines = self.example.splitlines()
+        with formatter.section("Examples" if len(lines) > 1 else "Example"):
+            for line in lines:
+                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+class Command(_Documented):
+    """A command of Tailrace; it returns None when it is done, or the exit code."""
+
+
+class Group(_Documented, click.Group):
+    """A command with commands of its own."""
+
+
+def command(name: str, *, example: str, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
+    """Make a command of a function; its docstring is the help, ``example`` one or more command lines."""
+    return click.command(name, cls=Command, example=example, **attributes)
+
+
+def group(name: str, *, example: str, **attributes: Any) -> Callable[[Callable[..., Any]], Group]:
+    """Make a command that has commands of its own."""
+    return click.group(name, cls=Group, example=example, **attributes)
+
+
+# parameters
+
+
+class _Parsed(_ParamType):
+    """A type whose values a function of `units` or `connstr` understands."""
+
+    def __init__(self, name: str, parser: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parser
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value  # a default that is what it should be already
+        try:
+            return self._parse(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Integer(_Parsed):
+    """A whole number within bounds; unlike click's own it takes nothing but ASCII digits."""
+
+    def __init__(self, minimum: int = 0, maximum: int = (1 << 63) - 1) -> None:
+        super().__init__("integer", lambda text: parse_integer(text, minimum=minimum, maximum=maximum))
+
+
+INTEGER = Integer()
+SIZE = _Parsed("size", parse_size)
+DURATION = _Parsed("duration", parse_duration_s)
+SHARE = _Parsed("share", parse_share)
+URL = _Parsed("url", lambda text: parse(text, os.environ))
+
+
+def url_argument(function: F) -> F:
+    """The argument URL, as ``url: ConnectionString``."""
+    return click.argument("url", type=URL, metavar="URL")(function)
+
+
+def json_option(help_text: str = "Write the result as JSON.") -> Callable[[F], F]:
+    """The option ``--json``, as ``as_json: bool``."""
+    return click.option("--json", "as_json", is_flag=True, help=help_text)
+
+
+# output
+
+
+def note(text: str) -> None:
+    """A message for people, on stderr."""
+    click.echo(f"tailrace: {text}", err=True)
+
+
+def use_colour(stream: IO[Any]) -> bool:
+    """Colours only on a terminal, and not where NO_COLOR asks for none."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+class JsonLines:
+    """Objects on stdout, one a line, always UTF-8 whatever the locale says."""
+
+    def __init__(self, stream: IO[bytes] | None = None) -> None:
+        self._stream = sys.stdout.buffer if stream is None else stream
+        self._encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+    def write(self, value: Any) -> None:
+        """One object; it is surely out only after `flush`."""
+        self._stream.write(self._encode(value).encode() + b"\n")
+
+    def flush(self) -> None:
+        """Hand over everything that was written."""
+        self._stream.flush()
+
+
+def text_or_base64(name: str, data: bytes) -> dict[str, str]:
+    """Bytes as JSON has them: ``{name: text}``, or ``{name_base64: …}`` where they are not UTF-8."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+class Progress:
+    """Where a command tells how far it is; without a terminal it is silent."""
+
+    def __init__(self, advance: Callable[[float], None], describe: Callable[[str], None]) -> None:
+        self.advance = advance
+        self.describe = describe
+
+
+@contextlib.contextmanager
+def progress(description: str, total: float | None = None) -> Iterator[Progress]:
+    """A progress bar on stderr while the block runs, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield Progress(lambda _amount: None, lambda _text: None)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield Progress(
+            lambda amount: bar.advance(task, amount),
+            lambda text: bar.update(task, description=text),
+        )
+
+
+# running
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a client command's coroutine; Ctrl-C and SIGTERM cancel it, so that its ``finally`` blocks end it.
+
+    Ctrl-C then ends the program with 130, SIGTERM with 0.
+    """
+    terminated = False
+
+    async def supervised() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def terminate() -> None:
+            nonlocal terminated
+            terminated = True
+            task.cancel()
+
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, terminate)
+        try:
+            return await work
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+
+    try:
+        return asyncio.run(supervised())
+    except asyncio.CancelledError:
+        if terminated:
+            raise SystemExit(0) from None
+        raise

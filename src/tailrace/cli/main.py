@@ -1,0 +1,216 @@
+"""The program ``tailrace``: the table of commands, and what errors and signals become.
+
+Exit codes: 0 done; 1 it ran and the answer is no; 2 the command line is wrong; 3 the peer can't be reached or
+refuses the login; 130 Ctrl-C. SIGTERM and a reader that has gone (``| head``) end a command with 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from .. import __version__
+from ..errors import ConnectError, TailraceError, UsageError
+from .common import Group, Session
+
+__all__ = ["COMMANDS", "cli", "main"]
+
+PROGRAM = "tailrace"
+COMPLETE_VARIABLE = "_TAILRACE_COMPLETE"
+
+COMMANDS = {
+    "completion": "Print a script that completes tailrace's command lines in your shell.",
+}
+"""Every command and the first line of its help. ``foo-bar`` is `command` in the module ``foo_bar``.
+
+The line stands here so that ``tailrace --help`` imports no command; a test compares it with the docstring.
+"""
+
+DONE, ANSWER_IS_NO, WRONG_USAGE, NO_PEER, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+class _Program(Group):
+    """The top-level command; it imports a command when that one is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f".{cmd_name.replace('-', '_')}", __package__)
+        found: click.Command = module.command
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [
+            CompletionItem(name, help=help_text)
+            for name, help_text in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+
+
+@click.group(
+    PROGRAM,
+    cls=_Program,
+    example="tailrace COMMAND --help",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name=PROGRAM, message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Carries a document store's change stream into Spark, and keeps it true."""
+    if ctx.invoked_subcommand is None:
+        raise click.UsageError("the command is missing", ctx)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code; nothing but a bug leaves it as an exception."""
+    session = Session()
+    try:
+        with _sigterm_ends_with_0():
+            result = _run(sys.argv[1:] if argv is None else list(argv), session)
+            sys.stdout.flush()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except (KeyboardInterrupt, click.Abort):
+        if session.debug:
+            traceback.print_exc()
+        return INTERRUPTED
+    except BrokenPipeError as error:
+        if _reader_of_stdout_has_gone():
+            _discard_stdout()
+            return DONE
+        return _report(error, session)
+    except Exception as error:  # noqa: BLE001  (the one place where every error becomes a line)
+        return _report(error, session)
+    return result if isinstance(result, int) else DONE
+
+
+def _run(arguments: list[str], session: Session) -> object:
+    """What click's own ``main`` does, without its ideas about errors, end of file and broken pipes."""
+    if instruction := os.environ.get(COMPLETE_VARIABLE):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
+    try:
+        with cli.make_context(PROGRAM, arguments, obj=session) as ctx:
+            return cli.invoke(ctx)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+
+
+# errors
+
+
+def _report(error: Exception, session: Session) -> int:
+    """Tell about an error in one line, and give its exit code."""
+    if session.debug:
+        traceback.print_exception(error)
+    code, what = _explain(error)
+    # a line is a line, whatever a peer or a file name put into the text
+    what = "".join(c if c.isprintable() else " " for c in what)
+    with contextlib.suppress(OSError):
+        click.echo(f"{PROGRAM}: error: {' '.join(what.split())}", err=True)
+    return code
+
+
+def _explain(error: Exception) -> tuple[int, str]:
+    match error:
+        case click.UsageError():
+            return WRONG_USAGE, _usage(error)
+        case click.ClickException():
+            return ANSWER_IS_NO, _lowered(error.format_message())
+        case UsageError():
+            return WRONG_USAGE, str(error)
+        case ConnectError():
+            return NO_PEER, str(error)
+        case TailraceError():
+            return ANSWER_IS_NO, str(error)
+        case ConnectionError() | EOFError():
+            return NO_PEER, f"the connection was lost ({_reason(error)}), try again when the peer is back"
+        case OSError() if error.filename is not None:
+            return ANSWER_IS_NO, f"can't use {os.fsdecode(error.filename)!r}: {_reason(error)}"
+        case OSError():
+            return ANSWER_IS_NO, _reason(error)
+        case MemoryError():
+            return ANSWER_IS_NO, "out of memory, give the command less to do at once"
+    kind = type(error).__name__
+    return ANSWER_IS_NO, f"a bug in Tailrace ({kind}: {error}), run it again with --debug and report it"
+
+
+def _usage(error: click.UsageError) -> str:
+    path = error.ctx.command_path if error.ctx else PROGRAM
+    return f"{_lowered(error.format_message())}, see '{path} --help'"
+
+
+def _lowered(text: str) -> str:
+    """As it reads behind "error:": one sentence without a capital in front or a full stop at the end."""
+    sentences = re.split(r"\.\s+(?=[A-Z])", " ".join(text.split()).rstrip(".?"))
+    return ", ".join(one[:1].lower() + one[1:] if one[1:2].islower() else one for one in sentences)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+# signals and pipes
+
+
+@contextlib.contextmanager
+def _sigterm_ends_with_0() -> Iterator[None]:
+    """While the block runs, SIGTERM unwinds the program as `SystemExit`; asyncio lets that one through."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set signal handlers
+        return
+
+    def end(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise SystemExit(DONE)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _reader_of_stdout_has_gone() -> bool:
+    """Whether a broken pipe is stdout's, and not a socket's."""
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+    except (OSError, ValueError):
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _discard_stdout() -> None:
+    """Let the interpreter's last flush go nowhere instead of complaining."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,339 @@
+"""The conventions that every command keeps: help, errors in one line, exit codes, signals, pipes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import types
+
+import click
+import pytest
+
+import tailrace
+from tailrace import errors
+from tailrace.cli import common, main
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """The program as a user runs it."""
+    command = [sys.executable, "-m", "tailrace", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def all_commands() -> list[tuple[str, click.Command]]:
+    """Every command with its full name, commands of groups too."""
+    found: list[tuple[str, click.Command]] = []
+
+    def walk(path: str, command: click.Command) -> None:
+        found.append((path, command))
+        if isinstance(command, click.Group):
+            ctx = click.Context(command, info_name=path)
+            for name in command.list_commands(ctx):
+                inner = command.get_command(ctx, name)
+                assert inner is not None
+                walk(f"{path} {name}", inner)
+
+    walk("tailrace", main.cli)
+    return found
+
+
+@pytest.fixture
+def add_command(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Adds a command `probe` that does what a test gives it to do."""
+
+    def add(action: object) -> None:
+        @common.command("probe", example="tailrace probe")
+        def command() -> object:
+            """Do what a test wants."""
+            return action()  # type: ignore[operator]
+
+        module = types.ModuleType("tailrace.cli.probe")
+        module.command = command  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "tailrace.cli.probe", module)
+        monkeypatch.setitem(main.COMMANDS, "probe", "Do what a test wants.")
+
+    return add
+
+
+# help
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"tailrace {tailrace.__version__}\n", "")
+
+
+@pytest.mark.parametrize(("path", "command"), all_commands(), ids=[path for path, _ in all_commands()])
+def test_every_command_has_help_with_an_example(
+    path: str, command: click.Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag in ("--help", "-h"):
+        assert main.main([*path.split()[1:], flag]) == 0
+        shown = capsys.readouterr()
+        assert shown.err == ""
+        assert re.search(r"^Examples?:\n  tailrace ", shown.out, re.M), shown.out
+        assert "--debug" in shown.out
+    for option in command.params:
+        if isinstance(option, click.Option):
+            assert option.help, f"{path} {option.opts[0]} has no help"
+
+
+@pytest.mark.parametrize("name", sorted(main.COMMANDS))
+def test_the_table_tells_what_the_docstring_tells(name: str) -> None:
+    found = main.cli.get_command(click.Context(main.cli), name)
+    assert found is not None and found.help is not None
+    assert found.name == name
+    assert found.help.strip().splitlines()[0] == main.COMMANDS[name]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["nonsense"], ["completion", "bash"]])
+def test_the_program_starts_without_heavy_imports(arguments: list[str]) -> None:
+    code = """
+        import sys
+        from tailrace.cli.main import main
+        main(sys.argv[1:])
+        heavy = {"numpy", "pyarrow", "pyspark", "pandas", "rich", "asyncio.sslproto"} & set(sys.modules)
+        sys.exit(f"imported: {heavy}" if heavy - {"asyncio.sslproto"} else 0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ([], "the command is missing, see 'tailrace --help'"),
+        (["nonsense"], "no such command 'nonsense', see 'tailrace --help'"),
+        (["--nonsense"], "--nonsense"),
+        (["completion"], "missing argument "),
+        (
+            ["completion", "tcsh"],
+            "'tcsh' is not one of 'bash', 'zsh', 'fish', see 'tailrace completion --help'",
+        ),
+        (["completion", "bash", "x"], "got unexpected extra argument (x), see 'tailrace completion --help'"),
+    ],
+)
+def test_a_usage_error_is_one_line_and_2(
+    arguments: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert re.fullmatch(r"tailrace: error: [^\n]+\n", shown.err)
+    assert what in shown.err
+
+
+ERRORS = [
+    (errors.UsageError("no such setting, see --set help"), 2, "no such setting, see --set help"),
+    (errors.ConnectError("can't reach h:1, is it running?"), 3, "can't reach h:1, is it running?"),
+    (errors.LoginError("the login was refused, check the password"), 3, "the login was refused"),
+    (errors.StoreLocked("the directory is in use, stop the other node"), 1, "the directory is in use"),
+    (errors.StatusError(1, "get"), 1, "get: KEY_ENOENT (0x01)"),
+    (errors.FrameTooLarge(40, 30), 1, "a frame of 40 bytes is announced, the limit is 30"),
+    (
+        ConnectionResetError(104, "Connection reset by peer"),
+        3,
+        "the connection was lost (Connection reset by peer)",
+    ),
+    (EOFError("0 bytes read of 24"), 3, "the connection was lost (0 bytes read of 24)"),
+    (PermissionError(13, "Permission denied", "/x/y"), 1, "can't use '/x/y': Permission denied"),
+    (OSError(28, "No space left on device"), 1, "No space left on device"),
+    (
+        ValueError("a\nb\x1b[31m\0c"),
+        1,
+        "a bug in Tailrace (ValueError: a b [31m c), run it again with --debug",
+    ),
+    (MemoryError(), 1, "out of memory"),
+    (click.ClickException("Something else."), 1, "something else"),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "what"), ERRORS, ids=[type(error).__name__ for error, _, _ in ERRORS]
+)
+def test_every_error_is_one_line_with_its_exit_code(
+    error: Exception, code: int, what: str, add_command: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    add_command(fail)  # type: ignore[operator]
+    for arguments, traceback in ((["probe"], 0), (["probe", "--debug"], 1), (["--debug", "probe"], 1)):
+        assert main.main(arguments) == code
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert shown.err.strip().splitlines()[-1].startswith(f"tailrace: error: {what}")
+        assert shown.err.count("Traceback") == traceback
+        if not traceback:
+            assert shown.err.count("\n") == 1
+            assert "\x1b" not in shown.err
+
+
+def test_a_command_may_return_its_exit_code(add_command: object) -> None:
+    add_command(lambda: 1)  # type: ignore[operator]
+    assert main.main(["probe"]) == 1
+    add_command(lambda: None)  # type: ignore[operator]
+    assert main.main(["probe"]) == 0
+
+
+def test_ctrl_c_is_130_without_a_word(add_command: object, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    add_command(interrupt)  # type: ignore[operator]
+    assert main.main(["probe"]) == 130
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.strip() == ""
+
+
+# signals and pipes, with a process of their own
+
+PROBE = """
+    import asyncio, sys, time, types
+    from tailrace.cli import common, main
+
+    @common.command("probe", example="tailrace probe")
+    def command():
+        {body}
+
+    module = types.ModuleType("tailrace.cli.probe")
+    module.command = command
+    sys.modules["tailrace.cli.probe"] = module
+    main.COMMANDS["probe"] = ""
+    sys.exit(main.main(["probe"]))
+"""
+
+BLOCKING = """
+        try:
+            print("ready", flush=True)
+            time.sleep(60)
+        finally:
+            print("cleaned up", flush=True)
+"""
+COROUTINE = """
+        async def work():
+            try:
+                print("ready", flush=True)
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0)
+                print("cleaned up", flush=True)
+        common.run(work())
+"""
+
+
+@pytest.mark.parametrize("body", [BLOCKING, COROUTINE], ids=["blocking", "coroutine"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_signals_end_a_client_command_cleanly(body: str, number: signal.Signals, code: int) -> None:
+    script = textwrap.dedent(PROBE.format(body=body.strip()))
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.strip()) == (code, "cleaned up\n", "")
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    body = """
+        lines = common.JsonLines()
+        for number in range(200_000):
+            lines.write({"number": number})
+        """
+    script = textwrap.dedent(PROBE.format(body=body.strip()))
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == '{"number":0}\n'
+        process.stdout.close()
+        err = process.stderr.read()
+        process.wait(timeout=60)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_a_broken_pipe_that_is_not_stdout_is_a_lost_connection(
+    add_command: object, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    add_command(fail)  # type: ignore[operator]
+    assert main.main(["probe"]) == 3
+    assert "the connection was lost" in capfd.readouterr().err
+
+
+# completion
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_ask_the_program(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["completion", shell]) == 0
+    shown = capsys.readouterr()
+    assert f"_TAILRACE_COMPLETE={shell}_complete" in shown.out
+    assert shown.err == ""
+
+
+def test_commands_and_options_are_completed() -> None:
+    def complete(words: str, index: int) -> list[str]:
+        environ = {"_TAILRACE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(index)}
+        done = run(env={**os.environ, **environ})
+        assert done.stderr == ""
+        return done.stdout.splitlines()
+
+    assert "plain,completion" in complete("tailrace comp", 1)
+    assert "plain,--version" in complete("tailrace --v", 1)
+    assert complete("tailrace completion z", 2) == ["plain,zsh"]
+
+
+# output
+
+
+def test_json_lines_are_compact_utf_8(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    lines = common.JsonLines()
+    lines.write({"key": "Grüße", "n": [1, 2]})
+    lines.flush()
+    assert capfdbinary.readouterr().out == '{"key":"Grüße","n":[1,2]}\n'.encode()
+    with pytest.raises(ValueError):
+        lines.write(float("nan"))
+
+
+def test_bytes_that_are_no_text_come_as_base64() -> None:
+    assert common.text_or_base64("key", "ü".encode()) == {"key": "ü"}
+    assert common.text_or_base64("key", b"\xff\0") == {"key_base64": "/wA="}
+
+
+def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with common.progress("loading", total=10) as bar:
+        bar.advance(3)
+        bar.describe("still loading")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_option_takes_only_plain_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command("x")
+    @click.option("--n", type=common.Integer(1, 10), default=3)
+    @click.option("--size", type=common.SIZE, default="256m")
+    def command(n: int, size: int) -> tuple[int, int]:
+        return n, size
+
+    assert command.main([], standalone_mode=False) == (3, 256 << 20)
+    assert command.main(["--n", "10", "--size", "1k"], standalone_mode=False) == (10, 1024)
+    for text in ("1_0", "11", "x"):
+        with pytest.raises(click.BadParameter):
+            command.main(["--n", text], standalone_mode=False)

@@ -1,0 +1,143 @@
+"""Connection strings: what they mean, what they must not be, and that they never show a password."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.connstr import Address, ConnectionString, parse
+from tailrace.errors import UsageError
+
+
+def test_the_shortest_one_has_all_defaults() -> None:
+    assert parse("couchbase://127.0.0.1") == ConnectionString((Address("127.0.0.1", 11210),), "default")
+    assert parse("couchbases://db.example.") == ConnectionString((Address("db.example.", 11207),), tls=True)
+    assert parse("couchbase://h/") == parse("couchbase://h")
+
+
+def test_everything_at_once() -> None:
+    found = parse("couchbase://ada:p%40ss%3a%2F@a:1,b,[::1]:65535,[fe80::1%25eth0]/travel-sample")
+    assert found.username == "ada"
+    assert found.password == "p@ss:/"
+    assert found.bucket == "travel-sample"
+    assert [str(one) for one in found.addresses] == ["a:1", "b:11210", "[::1]:65535", "[fe80::1%eth0]:11210"]
+
+
+def test_a_password_may_hold_colons_and_may_be_empty() -> None:
+    assert parse("couchbase://ada:a:b:c@h").password == "a:b:c"
+    assert parse("couchbase://ada:@h").password == ""
+    assert parse("couchbase://ada@h").password is None
+
+
+def test_the_environment_fills_what_is_missing() -> None:
+    environ = {"TAILRACE_USERNAME": "eve", "TAILRACE_PASSWORD": "secret"}
+    assert parse("couchbase://h", environ).username == "eve"
+    assert parse("couchbase://h", environ).password == "secret"
+    assert parse("couchbase://ada@h", environ) == parse("couchbase://ada:secret@h")
+    assert parse("couchbase://ada:x@h", environ).password == "x"
+    assert parse("couchbase://h", {"TAILRACE_PASSWORD": "secret"}).password is None
+    assert parse("couchbase://h", {"TAILRACE_USERNAME": ""}).username is None
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "starts with couchbase://"),
+        ("127.0.0.1:11210", "starts with couchbase://"),
+        ("http://h", "starts with couchbase://"),
+        ("COUCHBASE://h", "starts with couchbase://"),
+        ("couchbase://", "host is missing"),
+        ("couchbase:///bucket", "host is missing"),
+        ("couchbase://a@", "host is missing"),
+        ("couchbase://@h", "user name before '@' is missing"),
+        ("couchbase://:pw@h", "user name before '@' is missing"),
+        ("couchbase://h,", "no host name"),
+        ("couchbase://h,,g", "no host name"),
+        ("couchbase://-h", "no host name"),
+        ("couchbase://h-", "no host name"),
+        ("couchbase://h..g", "no host name"),
+        ("couchbase://h!", "no host name"),
+        ("couchbase://hö", "no host name"),
+        ("couchbase://" + "a" * 64, "no host name"),
+        ("couchbase://h:", "the port"),
+        ("couchbase://h:0", "the port"),
+        ("couchbase://h:65536", "the port"),
+        ("couchbase://h:1_1", "the port"),
+        ("couchbase://h:\N{ARABIC-INDIC DIGIT ONE}", "the port"),
+        ("couchbase://h:+1", "the port"),
+        ("couchbase://::1", "brackets"),
+        ("couchbase://[::1", "brackets"),
+        ("couchbase://[::1]x", "brackets"),
+        ("couchbase://[::1]:", "the port"),
+        ("couchbase://[1.2.3.4]", "no IPv6"),
+        ("couchbase://[]", "no IPv6"),
+        ("couchbase://h/a/b", "bucket's name"),
+        ("couchbase://h/a b", "no blanks"),
+        ("couchbase://h/a%20b", "bucket's name"),
+        ("couchbase://h/" + "b" * 101, "bucket's name"),
+        ("couchbase://h/b?x=1", "no options"),
+        ("couchbase://h/b#x", "no options"),
+        ("couchbase://u%:p@h", "starts no code"),
+        ("couchbase://u:%ff@h", "not UTF-8"),
+        ("couchbase://u:%00@h", "NUL"),
+        ("couchbase://h\n", "no blanks"),
+        ("couchbase://" + ",".join(["h"] * 65), "up to 64 hosts"),
+        ("couchbase://" + "h" * 9000, "up to 8192"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["couchbase://u:hunter2/@h", "couchbase://u:hun@ter2@h", "couchbase://u:/hunter2@h"]
+)
+def test_a_raw_slash_or_at_sign_in_the_password_is_named_and_not_shown(text: str) -> None:
+    with pytest.raises(UsageError, match="percent-encoded") as caught:
+        parse(text)
+    assert "hun" not in str(caught.value)
+
+
+def test_no_text_shows_the_password() -> None:
+    found = parse("couchbase://ada:hunter2@h/b")
+    assert "hunter2" not in str(found) + repr(found)
+    assert str(found) == "couchbase://ada@h:11210/b"
+
+
+text_without_nul = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)
+names = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,10}[A-Za-z0-9_])?", fullmatch=True)
+hosts = st.one_of(
+    st.lists(names, min_size=1, max_size=4).map(".".join),
+    st.ip_addresses(v=4).map(str),
+    st.ip_addresses(v=6).map(str),
+    st.builds("{}%{}".format, st.just(ipaddress.ip_address("fe80::1")), names),
+)
+strings = st.builds(
+    ConnectionString,
+    st.lists(st.builds(Address, hosts, st.integers(1, 65535)), min_size=1, max_size=5).map(tuple),
+    st.from_regex(r"[A-Za-z0-9_.%-]{1,100}", fullmatch=True),
+    st.one_of(st.none(), text_without_nul.filter(bool)),
+    st.none(),
+    st.booleans(),
+)
+
+
+@given(strings, st.one_of(st.none(), text_without_nul))
+def test_round_trip(given_: ConnectionString, password: str | None) -> None:
+    secret = password if given_.username is not None else None
+    whole = ConnectionString(given_.addresses, given_.bucket, given_.username, secret, given_.tls)
+    assert parse(whole.with_password()) == whole
+    assert parse(str(whole)) == given_
+
+
+@given(st.one_of(st.text(), st.text().map("couchbase://".__add__)))
+def test_any_text_gives_a_connection_string_or_a_usage_error(text: str) -> None:
+    try:
+        found = parse(text)
+    except UsageError:
+        return
+    assert parse(found.with_password()) == found
