@@ -9,12 +9,15 @@ for a reader that does not read.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..clock import Clock
-from ..store.base import Bucket
 from ..wire.header import Frame
+
+if TYPE_CHECKING:
+    # The contract only: nothing of the store is loaded by the protocol.
+    from ..store.base import Bucket
 
 __all__ = ["Handler", "Host"]
 
@@ -34,6 +37,9 @@ class Handler(Protocol):
     def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
         """What is to be sent now: all answers that are due, whatever they take, then messages of streams up
         to about ``max_bytes``. Empty: nothing for now; `wake` is called when that changes.
+
+        With 0 only the answers come. The session asks for them before it answers a command itself: one
+        client needs all answers in the order of its requests.
         """
         ...
 
@@ -99,4 +105,20 @@ class Host(Protocol):
 
     def not_my_vbucket(self) -> tuple[bytes, int]:
         """Value and datatype of a 0x07 answer: the cluster map, or nothing if the peer has it already."""
+        ...
+
+    def may_stream(self, collections: Collection[int] | None) -> bool:
+        """Whether the user may read the change streams of these collections; None: of the whole bucket."""
+        ...
+
+    def hold_writes(self, vbucket: int, *, hold: bool) -> None:
+        """A takeover takes too long: answer writes to this vbucket with 0x86 until it is over."""
+        ...
+
+    def memory_is_short(self) -> bool:
+        """No new backfill should begin: stream requests are answered with 0x82."""
+        ...
+
+    def disk_used_share(self) -> float:
+        """How full the disk is, 0 to 1: files that a stalled backfill holds on to can't be removed."""
         ...
