@@ -30,11 +30,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntFlag
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+from ..frames import Chunk, Trait
 
 FailoverLog: TypeAlias = Any  # history.FailoverLog, as soon as that module is there
 
@@ -53,21 +51,6 @@ __all__ = [
 ]
 
 
-class Trait(IntFlag):
-    """What a frame is, or what the frames of a chunk are together: none set means plain default-collection
-    mutations.
-    """
-
-    DELETION = 0x01
-    EXPIRATION = 0x02
-    SYSTEM_EVENT = 0x04
-    XATTR = 0x08
-    SNAPPY = 0x10
-    COLLECTION = 0x20  # not the default one: the prefix is not the single byte 00
-    EXPIRES = 0x40  # a mutation with an expiry
-    REPLACES = 0x80  # the document existed, and was no tombstone, before this change
-
-
 class Written(NamedTuple):
     """What a write made."""
 
@@ -82,18 +65,6 @@ class SnapshotRange(NamedTuple):
 
     start: int
     end: int
-
-
-class Chunk(NamedTuple):
-    """Whole frames of one vbucket in seqno order, back to back."""
-
-    data: npt.NDArray[np.uint8]  # writable and the caller's own: patch the opaques, then send
-    offsets: npt.NDArray[np.int64]  # where each frame starts
-    last_seqno: int
-    traits: int  # of all frames together, see Trait
-
-    # The opaque of every frame in one assignment:
-    #   chunk.data[chunk.offsets[:, None] + OPAQUE_BYTES] = opaque_bytes       (see format.OPAQUE_BYTES)
 
 
 @dataclass(slots=True)
