@@ -83,11 +83,12 @@ class VBucketStateResponse(Response):
     @property
     def state(self) -> int:
         """1 active, 2 replica, 3 pending, 4 dead."""
+        if len(self.value) != 4:
+            raise MalformedMessage(f"vbucket state response: a state has 4 bytes, not {len(self.value)}")
         return int.from_bytes(self.value, "big")
 
     def check_fields(self) -> None:
-        if len(self.value) != 4:
-            raise MalformedMessage(f"vbucket state response: a state has 4 bytes, not {len(self.value)}")
+        _ = self.state
 
 
 @message
@@ -100,11 +101,12 @@ class AllVbSeqnosResponse(Response):
     @property
     def seqnos(self) -> dict[int, int]:
         """Seqno by vbucket."""
+        if len(self.value) % _VB_SEQNO.size:
+            raise MalformedMessage("all vb seqnos response: a record has 10 bytes")
         return dict(_VB_SEQNO.iter_unpack(self.value))
 
     def check_fields(self) -> None:
-        if len(self.value) % _VB_SEQNO.size:
-            raise MalformedMessage("all vb seqnos response: a record has 10 bytes")
+        _ = self.seqnos
 
 
 OBSERVE_SEQNO_SAME = struct.Struct(">BHQQQ")
@@ -122,32 +124,36 @@ class ObserveSeqnoResponse(Response):
     VALUE = Part.REQUIRED
     DATATYPES = 0
 
+    def _numbers(self) -> tuple[int, ...]:
+        """What the value says, without the format."""
+        for number, shape in enumerate((OBSERVE_SEQNO_SAME, OBSERVE_SEQNO_FAILED_OVER)):
+            if len(self.value) == shape.size and self.value[0] == number:
+                return shape.unpack(self.value)[1:]
+        raise MalformedMessage(f"observe seqno response: {len(self.value)} bytes are no known format")
+
     def check_fields(self) -> None:
-        shape = OBSERVE_SEQNO_FAILED_OVER if self.value[0] else OBSERVE_SEQNO_SAME
-        if len(self.value) != shape.size or self.value[0] > 1:
-            raise MalformedMessage(f"observe seqno response: {len(self.value)} bytes are no known format")
-
-    @property
-    def persisted_seqno(self) -> int:
-        """Everything up to here is on disk."""
-        return int.from_bytes(self.value[11:19], "big")
-
-    @property
-    def current_seqno(self) -> int:
-        """The high seqno."""
-        return int.from_bytes(self.value[19:27], "big")
+        self._numbers()
 
     @property
     def current_vb_uuid(self) -> int:
         """The newest branch."""
-        return int.from_bytes(self.value[3:11], "big")
+        return self._numbers()[1]
+
+    @property
+    def persisted_seqno(self) -> int:
+        """Everything up to here is on disk."""
+        return self._numbers()[2]
+
+    @property
+    def current_seqno(self) -> int:
+        """The high seqno."""
+        return self._numbers()[3]
 
     @property
     def old_branch(self) -> tuple[int, int] | None:
         """The UUID that was sent and where it ended, if it is not the newest."""
-        if not self.value[0]:
-            return None
-        return int.from_bytes(self.value[27:35], "big"), int.from_bytes(self.value[35:43], "big")
+        _vbucket, _vb_uuid, _persisted, _current, *old = self._numbers()
+        return (old[0], old[1]) if old else None
 
 
 @message

@@ -43,11 +43,12 @@ class CounterResponse(MutationResponse):
     @property
     def number(self) -> int:
         """The counter's new number."""
+        if len(self.value) != 8:
+            raise MalformedMessage(f"counter response: a number has 8 bytes, not {len(self.value)}")
         return int.from_bytes(self.value, "big")
 
     def check_fields(self) -> None:
-        if len(self.value) != 8:
-            raise MalformedMessage(f"counter response: a number has 8 bytes, not {len(self.value)}")
+        _ = self.number
 
 
 @message

@@ -220,7 +220,10 @@ class Message:
             self.check()
         except MalformedMessage as error:
             raise LocalProtocolError(str(error)) from None
-        extras_length, body = self._body()
+        try:
+            extras_length, body = self._body()
+        except struct.error as error:
+            raise LocalProtocolError(f"{self.name()}: a field does not fit: {error}") from None
         flexible = self.flexible or bool(self.framing)
         return Frame(
             magic=_FLEXIBLE_OF[self.MAGIC] if flexible else self.MAGIC,
@@ -259,10 +262,7 @@ class Message:
         left = {name for one in self.LAYOUTS for name in one.names if getattr(self, name) is not None}
         if best is None or left - set(best.names):
             raise LocalProtocolError(f"{self.name()}: no layout has exactly the fields that are set")
-        try:
-            return best.struct.pack(*(getattr(self, name) for name in best.names))
-        except struct.error as error:
-            raise LocalProtocolError(f"{self.name()}: a field does not fit: {error}") from None
+        return best.struct.pack(*(getattr(self, name) for name in best.names))
 
     # validation
 
@@ -291,6 +291,8 @@ class Message:
     def fields_by_name(self) -> dict[str, Any]:
         """What the message says beyond the header, key and value: for people and docs, in layout order."""
         common = {one.name for one in fields(Message)} | {"opcode", "status"}
+        if not getattr(self, "extras", b""):
+            common.add("extras")
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in common}
 
 
@@ -303,10 +305,12 @@ class Response(Message):
     VALUE = Part.FORBIDDEN
     DATATYPES = DOCUMENT
     OK: ClassVar[frozenset[int]] = frozenset({Status.SUCCESS})
-    """Statuses whose answers have the declared shape; others carry at most a value."""
+    """Statuses whose answers have the declared shape; others are kept as they came."""
 
     opcode: int
     status: int = 0
+    extras: bytes = b""
+    """Only of an answer without the declared shape."""
 
     @classmethod
     def _header_fields(cls, frame: Frame) -> dict[str, Any]:
@@ -324,7 +328,10 @@ class Response(Message):
             for one in fields(cls)
             if one.name in {name for layout_ in cls.LAYOUTS for name in layout_.names}
         }
-        return {**absent, "key": frame.key, "value": frame.extras + frame.value}
+        extras, value = frame.extras, frame.value
+        if frame.status == Status.ROLLBACK:  # the seqno is the value; as extras it is accepted (B1)
+            extras, value = b"", extras + value
+        return {**absent, "extras": extras, "key": frame.key, "value": value}
 
     def _opcode(self) -> int:
         return self.opcode
@@ -335,11 +342,13 @@ class Response(Message):
     def _body(self) -> tuple[int, bytes]:
         if self.status in self.OK:
             return super(Response, self)._body()
-        return 0, self.key + self.value
+        return len(self.extras), self.extras + self.key + self.value
 
     def check(self) -> None:
         if self.status in self.OK:
             super(Response, self).check()
+            if self.extras:
+                raise MalformedMessage(f"{self.name()}: its extras are its fields")
 
 
 @message
