@@ -1,0 +1,76 @@
+"""How many backfills a connection runs at once, and which of them nobody reads.
+
+A backfill in progress holds on to files of the store and to a chunk that was read and not yet sent. So a
+connection has a number of slots; streams that need one and find none wait in line. A slot whose stream sends
+nothing for too long, because its consumer does not read, is taken away when the disk is short of space: files
+that the store has replaced can't be removed while somebody reads them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+__all__ = ["BackfillSlots", "Backfiller"]
+
+
+class Backfiller(Protocol):
+    """A stream, as far as its backfill goes."""
+
+    sent_bytes: int
+
+    def set_ready(self) -> None:
+        """There is something to do again."""
+        ...
+
+
+class BackfillSlots:
+    """The backfills of one connection."""
+
+    __slots__ = ("_held", "_waiting", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._held: dict[Backfiller, tuple[int, float] | None] = {}  # bytes sent at a time, once looked at
+        self._waiting: deque[Backfiller] = deque()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def take(self, stream: Backfiller) -> bool:
+        """Whether a stream has a slot now; if not, it is made ready when one is free."""
+        if stream in self._held:
+            return True
+        if len(self._held) < self.limit:
+            self._held[stream] = None
+            return True
+        self._waiting.append(stream)
+        return False
+
+    def release(self, stream: Backfiller) -> None:
+        """A stream needs no slot (any more)."""
+        if stream in self._held:
+            del self._held[stream]
+        elif stream in self._waiting:
+            self._waiting.remove(stream)
+        free = self.limit - len(self._held)
+        while self._waiting and free > 0:
+            self._waiting.popleft().set_ready()
+            free -= 1
+
+    def stalled(self, now: float, timeout_s: float) -> list[Backfiller]:
+        """The streams whose backfill has sent nothing for this long; each is named once a timeout."""
+        found = []
+        for stream, seen in self._held.items():
+            if seen is None or seen[0] != stream.sent_bytes:
+                self._held[stream] = stream.sent_bytes, now
+            elif now >= seen[1] + timeout_s:
+                self._held[stream] = stream.sent_bytes, now
+                found.append(stream)
+        return found
+
+    def next_timer(self, now: float, timeout_s: float) -> float | None:
+        """When to look for stalled ones again."""
+        if not self._held:
+            return None
+        return min(now if seen is None else seen[1] + timeout_s for seen in self._held.values())

@@ -1,0 +1,428 @@
+"""A DCP connection, seen by the producer: answers its requests and serves its streams in turn.
+
+Answers are never counted or held back; stream messages go through the window of the connection. Streams that
+have something to say stand in a line, are served one chunk each, and go to its end, so that a thousand of
+them move at the same pace. Two things change that order: a backfill waits for a slot (see `backfill`), and a
+stream that is in the middle of a snapshot from memory stays in front until that is sent, since it holds on to
+the memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from ..errors import MalformedMessage
+from ..wire.codes import (
+    DcpOpcode,
+    Feature,
+    OpenFlag,
+    RequestFrameId,
+    Status,
+    StreamEndStatus,
+    status_name,
+)
+from ..wire.dcp import (
+    DcpBufferAck,
+    DcpCloseStream,
+    DcpControl,
+    DcpGetFailoverLog,
+    DcpNoop,
+    DcpOpen,
+    DcpSeqnoAcknowledged,
+    DcpStreamRequest,
+    DcpStreamRequestResponse,
+)
+from ..wire.fields import decode_frame_infos
+from ..wire.header import Frame
+from ..wire.message import Message, Response
+from .backfill import BackfillSlots
+from .controls import BackfillOrder, ConnectionOptions
+from .handler import Host
+from .liveness import ProducerLiveness
+from .states import (
+    CONNECTION_TRANSITIONS,
+    ConnectionInput,
+    ConnectionState,
+    Machine,
+    StreamState,
+)
+from .stream import CHUNK_BYTES, ProducerStream
+from .stream_request import StreamRefused, decide
+
+__all__ = ["MAX_NAME_BYTES", "DcpProducer"]
+
+MAX_NAME_BYTES = 200
+_DISK_IS_SHORT = 0.9
+_JOINED_BYTES = 64 << 10
+_TAKEOVER = (StreamState.TAKEOVER_SEND, StreamState.TAKEOVER_WAIT)
+
+# What a consumer may answer to a message of a stream without losing the connection: dcp.md section 6.
+_TOLERATED = frozenset(
+    {Status.SUCCESS, Status.NOT_MY_VBUCKET, Status.DCP_STREAM_NOT_FOUND, Status.OPAQUE_NO_MATCH}
+)
+_TOLERATED_BEFORE_V7 = frozenset({Status.KEY_EEXISTS})
+_NOT_FOUND_IS_FATAL = frozenset({DcpOpcode.COMMIT, DcpOpcode.ABORT})
+
+_log = logging.getLogger(__name__)
+
+
+class DcpProducer:
+    """The producer's half of a DCP connection; a `protocol.handler.Handler`."""
+
+    def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
+        self.close_requested: str | None = None
+        self._host = host
+        self._wake = wake
+        self._now = now
+        self._machine = Machine(CONNECTION_TRANSITIONS, ConnectionState.NEW)
+        self._options = ConnectionOptions(host.features)
+        self._window = self._options.window
+        self._liveness = ProducerLiveness(host.settings.idle_timeout, now)
+        self._slots = BackfillSlots(max(1, host.settings.backfill_buffer // CHUNK_BYTES))
+        self._answers: deque[bytes] = deque()
+        self._streams: dict[tuple[int, int], ProducerStream] = {}
+        self._takeovers: list[ProducerStream] = []
+        self._ready: deque[ProducerStream] = deque()
+        self._is_sending = False
+        self._sent_bytes = 0
+
+    # The handler's interface.
+
+    @property
+    def is_open(self) -> bool:
+        """An Open has been accepted; until then nothing binds the connection to this handler."""
+        return self._machine.state is ConnectionState.OPEN
+
+    def receive_frame(self, frame: Frame, now: float) -> None:
+        self._now = now
+        self._liveness.received(now)
+        if self._machine.state is ConnectionState.CLOSED:
+            return
+        if not frame.is_request:
+            self._receive_answer(frame)
+            return
+        try:
+            self._receive_request(frame)
+        except MalformedMessage as error:
+            _log.info("%s: refused opcode 0x%02x: %s", self._host.peer, frame.opcode, error)
+            self._answer(frame, error.status)
+
+    def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
+        out: list[bytes | memoryview] = list(self._answers)
+        self._answers.clear()
+        if self.close_requested is None and max_bytes > 0:
+            self._serve(out, max_bytes)
+        size = sum(map(len, out))
+        self._sent_bytes += size
+        # Small messages are cheaper to send as one.
+        return [b"".join(out)] if len(out) > 1 and size <= _JOINED_BYTES else out
+
+    def next_timer(self) -> float | None:
+        settings = self._host.settings
+        timers = [self._liveness.next_timer()]
+        if settings.slow_backfill_timeout:
+            timers.append(self._slots.next_timer(self._now, settings.slow_backfill_timeout))
+        for stream in self._takeovers:
+            if stream.state in _TAKEOVER and not stream.holds_writes:
+                since = stream.takeover_since
+                timers.append(self._now if since is None else since + settings.takeover_max_time)
+        return min((timer for timer in timers if timer is not None), default=None)
+
+    def handle_timer(self, now: float) -> None:
+        self._now = now
+        if self._machine.state is not ConnectionState.OPEN:
+            return
+        if self._liveness.is_dead(now):
+            self._disconnect("nothing was received for too long")
+            return
+        opaque = self._liveness.noop_due(now)
+        if opaque is not None:
+            self._answers.append(DcpNoop(opaque=opaque).encode())
+        self._look_for_stalled_backfills(now)
+        for stream in self._takeovers:
+            if stream.state in _TAKEOVER:
+                if stream.takeover_since is None:
+                    stream.takeover_since = now
+                elif now >= stream.takeover_since + self._host.settings.takeover_max_time:
+                    stream.hold_writes()
+
+    def privileges_changed(self) -> None:
+        """The user's rights are others now: streams of what may no longer be read end."""
+        for stream in list(self._streams.values()):
+            if stream.is_live and not self._host.may_stream(stream.collections):
+                stream.end(StreamEndStatus.LOST_PRIVILEGES)
+
+    def stats(self) -> Mapping[str, int | str]:
+        options, window = self._options, self._window
+        figures: dict[str, int | str] = {
+            "type": "producer",
+            "name": options.name.decode(errors="backslashreplace"),
+            "state": self._machine.state.value,
+            "flags": int(options.flags),
+            "priority": options.priority,
+            "noop_enabled": str(options.noop).lower(),
+            "max_buffer_bytes": window.size,
+            "unacked_bytes": window.outstanding,
+            "total_acked_bytes": window.acknowledged_bytes,
+            "total_bytes_sent": self._sent_bytes,
+            "num_streams": len(self._streams),
+            "num_backfills": len(self._slots),
+        }
+        for (vbucket, stream_id), stream in self._streams.items():
+            prefix = f"stream_{vbucket}_{stream_id}_" if stream_id else f"stream_{vbucket}_"
+            figures.update((prefix + name, value) for name, value in stream.stats().items())
+        return figures
+
+    def close(self, reason: str) -> None:
+        self._machine.feed(ConnectionInput.CLOSED)
+        for stream in self._streams.values():
+            stream.end(StreamEndStatus.DISCONNECTED, tell=False)
+        self._streams.clear()
+        self._takeovers.clear()
+        self._ready.clear()
+        self._answers.clear()
+
+    # Requests.
+
+    def _receive_request(self, frame: Frame) -> None:
+        opcode = frame.opcode
+        if Feature.UNORDERED_EXECUTION in self._options.features:
+            raise MalformedMessage("DCP needs its commands in order", Status.NOT_SUPPORTED)
+        if opcode != DcpOpcode.OPEN and self._machine.state is not ConnectionState.OPEN:
+            raise MalformedMessage("there is no DCP command before Open")
+        if opcode == DcpOpcode.FLUSH:
+            raise MalformedMessage("no DCP server has this command", Status.NOT_SUPPORTED)
+        found = _REQUESTS.get(opcode)
+        if found is None:
+            self._disconnect(f"opcode 0x{opcode:02x} is for consumers, this is a producer")
+            return
+        shape, receive = found
+        receive(self, frame, shape.decode(frame))
+
+    def _receive_open(self, frame: Frame, message: Message) -> None:
+        assert isinstance(message, DcpOpen)
+        if self._machine.state is not ConnectionState.NEW:
+            raise MalformedMessage("the connection is open already")
+        flags = OpenFlag(message.flags)
+        if not flags & OpenFlag.PRODUCER:
+            raise MalformedMessage("this asks for a consumer")
+        if len(message.key) > MAX_NAME_BYTES:
+            raise MalformedMessage(f"a name has up to {MAX_NAME_BYTES} bytes")
+        if flags & OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL and not self._options.collections:
+            raise MalformedMessage("deletions can only be skipped with collections")
+        if not self._host.may_stream(None):
+            raise MalformedMessage("the user may not read change streams", Status.EACCESS)
+        self._machine.feed(ConnectionInput.OPENED)
+        self._options.name = message.key
+        self._options.flags = flags
+        self._options.cursor_dropping = b"replication" not in message.key
+        self._host.claim_name(message.key)
+        self._answer(frame)
+
+    def _receive_control(self, frame: Frame, message: Message) -> None:
+        options = self._options
+        status = options.control(message.key, message.value)
+        if status == Status.SUCCESS:
+            self._liveness.enable(on=options.noop, now=self._now)
+            self._liveness.interval_s = options.noop_interval_s or self._liveness.interval_s
+            if options.backfill_order is BackfillOrder.SEQUENTIAL:
+                self._slots.limit = 1
+            else:
+                self._slots.limit = max(1, self._host.settings.backfill_buffer // CHUNK_BYTES)
+        self._answer(frame, status)
+
+    def _receive_stream_request(self, frame: Frame, message: Message) -> None:
+        assert isinstance(message, DcpStreamRequest)
+        try:
+            accepted = decide(message, self._options, self._host, self._has_live_stream)
+        except StreamRefused as refused:
+            self._refuse_stream(frame, refused)
+            return
+        log = accepted.vbucket.failover_log.to_bytes()
+        self._answer(frame, value=log)
+        self._forget((message.vbucket, accepted.stream_id))
+        stream = ProducerStream(accepted, self._options, self._host, self._slots, self._stream_ready)
+        self._streams[message.vbucket, accepted.stream_id] = stream
+        if stream.is_takeover:
+            self._takeovers.append(stream)
+        stream.set_ready()
+
+    def _has_live_stream(self, vbucket: int, stream_id: int) -> bool:
+        stream = self._streams.get((vbucket, stream_id))
+        return stream is not None and stream.is_live
+
+    def _refuse_stream(self, frame: Frame, refused: StreamRefused) -> None:
+        if refused.rollback_to is not None:
+            answer = DcpStreamRequestResponse.rollback(refused.rollback_to, opaque=frame.opaque)
+            self._answers.append(answer.encode())
+        elif refused.status == Status.NOT_MY_VBUCKET:
+            self._not_my_vbucket(frame)
+        elif refused.status in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE):
+            uid = self._host.bucket.manifest["uid"]
+            self._answer(frame, refused.status, f'{{"manifest_uid":"{uid}"}}'.encode(), json=True)
+        else:
+            self._answer(frame, refused.status)
+
+    def _receive_close_stream(self, frame: Frame, message: Message) -> None:
+        assert isinstance(message, DcpCloseStream)
+        stream_id = _stream_id(frame.framing)
+        if (stream_id is not None) != self._options.stream_ids:
+            raise MalformedMessage("a stream id is missing or not expected", Status.DCP_STREAMID_INVALID)
+        stream = self._streams.get((message.vbucket, stream_id or 0))
+        if stream is None or not stream.is_live:
+            is_known = any(vbucket == message.vbucket for vbucket, _ in self._streams)
+            wrong_id = stream is None and stream_id is not None and is_known
+            self._answer(frame, Status.DCP_STREAMID_INVALID if wrong_id else Status.KEY_ENOENT)
+            return
+        self._answer(frame)
+        stream.end(StreamEndStatus.CLOSED, tell=self._options.end_on_close)
+        if stream.is_finished:
+            self._forget((stream.vbucket, stream.stream_id))
+
+    def _receive_get_failover_log(self, frame: Frame, message: Message) -> None:
+        vbuckets = self._host.bucket.vbuckets
+        vbucket = vbuckets[message.vbucket] if message.vbucket < len(vbuckets) else None
+        if vbucket is None:
+            self._not_my_vbucket(frame)
+        else:
+            self._answer(frame, value=vbucket.failover_log.to_bytes())
+
+    def _receive_buffer_ack(self, frame: Frame, message: Message) -> None:
+        assert isinstance(message, DcpBufferAck)
+        self._window.acknowledge(message.acked_bytes)
+
+    def _receive_seqno_acknowledged(self, frame: Frame, message: Message) -> None:
+        """What a replica has prepared. There are no prepares yet, so there is nothing to commit by it."""
+        assert isinstance(message, DcpSeqnoAcknowledged)
+        if not self._options.sync_replication:
+            raise MalformedMessage("sync replication was not agreed on")
+        vbuckets = self._host.bucket.vbuckets
+        if message.vbucket >= len(vbuckets) or vbuckets[message.vbucket] is None:
+            self._not_my_vbucket(frame)
+
+    # Answers from the consumer.
+
+    def _receive_answer(self, frame: Frame) -> None:
+        opcode, status = frame.opcode, frame.status
+        if opcode == DcpOpcode.NOOP:
+            if status != Status.SUCCESS or not self._liveness.answered(frame.opaque):
+                self._disconnect("a no-op was not answered as it must be")
+            return
+        if status == Status.SUCCESS:
+            if opcode in (DcpOpcode.SNAPSHOT_MARKER, DcpOpcode.SET_VBUCKET_STATE):
+                self._takeover_answer(frame)
+            return
+        tolerated = (
+            status in _TOLERATED
+            or (status in _TOLERATED_BEFORE_V7 and not self._options.v7_status_codes)
+            or (status == Status.KEY_ENOENT and opcode not in _NOT_FOUND_IS_FATAL)
+        )
+        text = f"opcode 0x{opcode:02x} was answered with {status_name(status)} (0x{status:02x})"
+        if tolerated:
+            _log.info("%s: %s", self._host.peer, text)
+        else:
+            self._disconnect(text)
+
+    def _takeover_answer(self, frame: Frame) -> None:
+        for stream in self._takeovers:
+            if stream.opaque == frame.opaque:
+                if frame.opcode == DcpOpcode.SNAPSHOT_MARKER:
+                    stream.marker_acknowledged()
+                else:
+                    stream.state_answered()
+                return
+
+    # Sending.
+
+    def _answer(
+        self, frame: Frame, status: int = Status.SUCCESS, value: bytes = b"", *, json: bool = False
+    ) -> None:
+        """An answer to a request, with what was asked for or why it is refused."""
+        answer = Frame(
+            magic=Response.MAGIC,
+            opcode=frame.opcode,
+            datatype=int(json),
+            vbucket=status,
+            opaque=frame.opaque,
+            body=value,
+        )
+        self._answers.append(answer.encode())
+
+    def _not_my_vbucket(self, frame: Frame) -> None:
+        value, datatype = self._host.not_my_vbucket()
+        self._answer(frame, Status.NOT_MY_VBUCKET, value, json=bool(datatype))
+
+    def _serve(self, out: list[bytes | memoryview], budget: int) -> None:
+        """Let the streams in turn put in what they have, up to the budget."""
+        ready, window = self._ready, self._window
+        had = len(out)
+        self._is_sending = True
+        while budget > 0 and ready and window.room > 0:
+            stream = ready.popleft()
+            budget -= stream.send_into(out, budget)
+            if not stream.is_ready:
+                if stream.is_finished:
+                    self._forget((stream.vbucket, stream.stream_id))
+            elif stream.is_inside_memory:
+                ready.appendleft(stream)
+            else:
+                ready.append(stream)
+        self._is_sending = False
+        if len(out) == had and ready and window.room > 0:
+            # All that was read was not for its stream; there is more to look through.
+            self._wake()
+
+    def _stream_ready(self, stream: ProducerStream) -> None:
+        self._ready.append(stream)
+        if not self._is_sending:
+            self._wake()
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        """A stream is over; what it still had to say is not said."""
+        stream = self._streams.pop(key, None)
+        if stream is None:
+            return
+        if stream.is_ready:
+            self._ready.remove(stream)
+        if stream.is_takeover:
+            self._takeovers.remove(stream)
+
+    def _look_for_stalled_backfills(self, now: float) -> None:
+        timeout_s = self._host.settings.slow_backfill_timeout
+        if not timeout_s:
+            return
+        stalled = self._slots.stalled(now, timeout_s)
+        if stalled and self._host.disk_used_share() > _DISK_IS_SHORT:
+            for stream in stalled:
+                assert isinstance(stream, ProducerStream)
+                stream.end(StreamEndStatus.SLOW)
+
+    def _disconnect(self, reason: str) -> None:
+        if self.close_requested is None:
+            _log.warning("%s: disconnecting: %s", self._host.peer, reason)
+            self.close_requested = reason
+            self._machine.feed(ConnectionInput.CLOSED)
+
+
+def _stream_id(framing: bytes) -> int | None:
+    """The stream id in framing extras; None if there is none."""
+    for info in decode_frame_infos(framing):
+        if info.id != RequestFrameId.DCP_STREAM_ID:
+            raise MalformedMessage("a frame info is not known here", Status.UNKNOWN_FRAME_INFO)
+        if len(info.data) != 2:
+            raise MalformedMessage("a stream id has 2 bytes")
+        return int.from_bytes(info.data, "big")
+    return None
+
+
+_REQUESTS: Mapping[int, tuple[type[Message], Callable[[DcpProducer, Frame, Message], None]]] = {
+    DcpOpcode.OPEN: (DcpOpen, DcpProducer._receive_open),
+    DcpOpcode.CONTROL: (DcpControl, DcpProducer._receive_control),
+    DcpOpcode.STREAM_REQUEST: (DcpStreamRequest, DcpProducer._receive_stream_request),
+    DcpOpcode.CLOSE_STREAM: (DcpCloseStream, DcpProducer._receive_close_stream),
+    DcpOpcode.GET_FAILOVER_LOG: (DcpGetFailoverLog, DcpProducer._receive_get_failover_log),
+    DcpOpcode.BUFFER_ACK: (DcpBufferAck, DcpProducer._receive_buffer_ack),
+    DcpOpcode.SEQNO_ACKNOWLEDGED: (DcpSeqnoAcknowledged, DcpProducer._receive_seqno_acknowledged),
+}

@@ -1,0 +1,80 @@
+"""The messages of one DCP stream that are not changes: markers, ends, and what stands between changes."""
+
+from __future__ import annotations
+
+from ..wire.codes import MarkerFlag, OsoFlag, StreamEndStatus, VBucketState
+from ..wire.dcp import (
+    DcpOsoSnapshot,
+    DcpSeqnoAdvanced,
+    DcpSetVBucketState,
+    DcpSnapshotMarker,
+    DcpStreamEnd,
+)
+from .controls import ConnectionOptions
+from .shaping import stream_id_framing
+
+__all__ = ["StreamMessages"]
+
+_V2_0 = 0
+_V2_2 = 2
+_NEEDS_COLLECTIONS = (StreamEndStatus.FILTER_EMPTY, StreamEndStatus.LOST_PRIVILEGES)
+
+
+class StreamMessages:
+    """Makes frames with a stream's opaque, vbucket and stream id."""
+
+    __slots__ = ("_framing", "_opaque", "_options", "_vbucket")
+
+    def __init__(self, options: ConnectionOptions, vbucket: int, opaque: int, stream_id: int) -> None:
+        self._options = options
+        self._vbucket = vbucket
+        self._opaque = opaque
+        self._framing = stream_id_framing(stream_id)
+
+    def marker(self, start: int, end: int, flags: MarkerFlag, purge_seqno: int) -> bytes:
+        """A snapshot begins. Which layout: dcp.md section 2.7.
+
+        Without sync writes every change is visible, and none is or was prepared.
+        """
+        marker = DcpSnapshotMarker(
+            start=start,
+            end=end,
+            flags=flags,
+            vbucket=self._vbucket,
+            opaque=self._opaque,
+            framing=self._framing,
+        )
+        if self._options.marker_v2_2 and flags & MarkerFlag.DISK:
+            marker.version = _V2_2
+            marker.purge_seqno, marker.high_prepared_seqno = purge_seqno, 0
+        elif self._options.sync_replication:
+            marker.version = _V2_0
+        if marker.version is not None:
+            marker.max_visible_seqno, marker.high_completed_seqno = end, 0
+        return marker.encode()
+
+    def end(self, status: StreamEndStatus) -> bytes:
+        """The stream is over. Some reasons can't be told to everybody."""
+        if status == StreamEndStatus.ROLLBACK:
+            status = StreamEndStatus.STATE_CHANGED
+        if status in _NEEDS_COLLECTIONS and not self._options.collections:
+            status = StreamEndStatus.OK
+        return DcpStreamEnd(
+            status=status, vbucket=self._vbucket, opaque=self._opaque, framing=self._framing
+        ).encode()
+
+    def seqno_advanced(self, seqno: int) -> bytes:
+        """The stream has come this far, with nothing to show for it."""
+        return DcpSeqnoAdvanced(
+            by_seqno=seqno, vbucket=self._vbucket, opaque=self._opaque, framing=self._framing
+        ).encode()
+
+    def oso(self, flag: OsoFlag) -> bytes:
+        """A first backfill in any order begins or ends."""
+        return DcpOsoSnapshot(
+            flags=flag, vbucket=self._vbucket, opaque=self._opaque, framing=self._framing
+        ).encode()
+
+    def set_state(self, state: VBucketState) -> bytes:
+        """Takeover: the consumer's vbucket shall have this state. Never with a stream id."""
+        return DcpSetVBucketState(state=state, vbucket=self._vbucket, opaque=self._opaque).encode()
