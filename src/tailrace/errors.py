@@ -13,7 +13,9 @@
     ├── StoreError                      the data directory can't do what was asked
     │   ├── StoreLocked                 another process has it
     │   ├── StoreCorrupt                a checksum or a size is wrong; names the file
-    │   └── StoreTooNew                 written by a newer Tailrace; left untouched
+    │   ├── StoreTooNew                 written by a newer Tailrace; left untouched
+    │   ├── DocumentRefused             a document or vbucket can't do that; has the status to answer
+    │   └── RollbackImpossible          that seqno's history is gone; names the lowest possible one
     └── UsageError                      an option, an offset or a setting is wrong
 
 Facts are attributes and ``args``, so that every error survives pickling: Spark carries them between
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 __all__ = [
     "ConnectError",
+    "DocumentRefused",
     "FrameTooLarge",
     "FramingError",
     "LocalProtocolError",
@@ -31,6 +34,7 @@ __all__ = [
     "MalformedMessage",
     "ProtocolError",
     "RemoteProtocolError",
+    "RollbackImpossible",
     "StatusError",
     "StoreCorrupt",
     "StoreError",
@@ -123,6 +127,37 @@ class StoreCorrupt(StoreError):
 
 class StoreTooNew(StoreError):
     """The data directory was written by a newer Tailrace; nothing in it was touched."""
+
+
+class DocumentRefused(StoreError):
+    """An operation on a document or a vbucket is not possible as asked; ``status`` is what to answer."""
+
+    def __init__(self, status: int, what: str = "") -> None:
+        super().__init__(status, what)
+        self.status = status
+        self.what = what
+
+    def __str__(self) -> str:
+        from .wire.codes import status_name
+
+        return self.what or status_name(self.status)
+
+
+class RollbackImpossible(StoreError):
+    """A vbucket can't go back to that seqno: its history there is compacted away, or was never written."""
+
+    def __init__(self, vbucket: int, seqno: int, lowest: int, highest: int) -> None:
+        super().__init__(vbucket, seqno, lowest, highest)
+        self.vbucket = vbucket
+        self.seqno = seqno
+        self.lowest = lowest
+        self.highest = highest
+
+    def __str__(self) -> str:
+        if self.seqno > self.highest:
+            return f"vbucket {self.vbucket} has no seqno {self.seqno}: its high seqno is {self.highest}"
+        gone = f"vbucket {self.vbucket} can't go back to seqno {self.seqno}"
+        return f"{gone}: the lowest possible is {self.lowest}"
 
 
 class UsageError(TailraceError):

@@ -30,11 +30,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..frames import Chunk, Trait
 
-FailoverLog: TypeAlias = Any  # history.FailoverLog, as soon as that module is there
+if TYPE_CHECKING:
+    from ..history import FailoverLog
 
 __all__ = [
     "Bucket",
@@ -149,7 +150,13 @@ class VBucket(Protocol):
     purge_seqno: int
     rollback_floor: int  # rollback() can go to 0 and to this or any later seqno
     failover_log: FailoverLog
-    received: SnapshotRange  # for an active vbucket: (high_seqno, high_seqno)
+
+    @property
+    def received(self) -> SnapshotRange:
+        """The snapshot that is being received, from the last complete one's end; (high, high) for an
+        active.
+        """
+        ...
 
     @property
     def uuid(self) -> int:

@@ -1,0 +1,564 @@
+"""A bucket: its vbuckets, what is queued for the disk, and its files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..clock import Clock
+from ..errors import DocumentRefused, RollbackImpossible, StoreCorrupt, StoreError
+from ..history import FailoverLog
+from ..rng import vb_uuid
+from ..wire.codes import Status, VBucketState
+from .base import Compaction, Job, StoreSettings
+from .collections import Manifest
+from .compaction import Generation, MergeJob, SealJob, choose_merge, plan_compaction
+from .documents import VBucket
+from .files import Files
+from .journal import BaseJob, CommitJob, HybridClock, Journal
+from .log import Batch, log_number
+from .recovery import recover
+from .segment import Segment
+from .vbucket import History
+
+__all__ = ["Bucket"]
+
+MANIFEST = "MANIFEST"
+
+
+class Bucket:
+    """One bucket of an engine. See `base.Bucket` for the contract."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        name: str,
+        directory: str,
+        files: Files,
+        settings: StoreSettings,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self.name = name
+        self.directory = directory
+        self.files = files
+        self.settings = settings
+        self.clock = HybridClock(clock)
+        self.now_s = self.clock.now_s
+        self.rng = rng
+        self.persistence = True
+        self.vbuckets: list[VBucket | None] = []
+        self.queue: list[History] = []  # vbuckets with changes that are not on disk
+        self.memory_bytes = 0  # of frames in tails
+        self.memory_limit = settings.memory_quota
+        self.max_value = settings.max_value
+        self.segments: list[Segment] = []  # oldest first
+        self.epoch = 0  # rises whenever `segments` or a clip changes
+        self.generations: list[Generation] = []  # complete ones whose changes are in memory, oldest first
+        self.journal = Journal(files, directory, rng)
+        self.base: dict[str, Any] = {}  # the manifest file as it was last written
+        self.next_segment = 1
+        self.flush_failures = 0
+        self.commits = 0
+        self.collections = Manifest()
+        self._meta_queue: list[History] = []
+        self._meta: dict[str, Any] = {}  # of the bucket, for the next batch
+        self._cursors: dict[str, Mapping[str, Any]] = {}
+        self._commit: CommitJob | None = None
+        self._maintenance: BaseJob | None = None
+        self.rotate_soon = False
+        self._closed = False
+
+    # Birth, opening, stopping.
+
+    @classmethod
+    def create(cls, *args: Any, vbucket_count: int, active: bool) -> Bucket:
+        """A new bucket in an empty directory."""
+        bucket = cls(*args)
+        bucket.vbuckets = [None] * vbucket_count
+        bucket.base = {
+            "name": bucket.name,
+            "vbucket_count": vbucket_count,
+            "vbuckets": {},
+            "sealed_log": 0,
+            "next_batch": 1,
+            "cas": 0,
+            "clean": True,
+            "manifest": bucket.collections.to_json(),
+            "cursors": {},
+        }
+        if active:
+            for number in range(vbucket_count):
+                bucket.set_state(number, VBucketState.ACTIVE)
+        bucket._commit_now({"clean": False})
+        bucket.write_manifest(bucket.base, [])
+        return bucket
+
+    @classmethod
+    def open(cls, *args: Any) -> Bucket:
+        """A bucket that is there. After an unclean stop every active vbucket begins a new branch."""
+        bucket = cls(*args)
+        clean = recover(bucket)
+        if not clean:
+            for vbucket in bucket:
+                if vbucket.state == VBucketState.ACTIVE:
+                    vbucket.failover_log = vbucket.failover_log.branched_at(
+                        vbucket.high_seqno, vb_uuid(bucket.rng)
+                    )
+                    bucket.queue_meta(vbucket)
+        # Before anything is served it must be on disk that this run has not stopped cleanly yet.
+        bucket._commit_now({"clean": False})
+        return bucket
+
+    def close(self) -> None:
+        """A clean stop."""
+        self._settle()
+        if not self.persistence:
+            # What was never to be written is lost, as with a kill; the next start must see that.
+            self._shut()
+            return
+        self.flush()
+        self._commit_now({"clean": True}, exact_cas=True)
+        self._shut()
+
+    def _shut(self) -> None:
+        self._closed = True
+        for vbucket in self:
+            vbucket.give_up_waiters()
+        self.journal.rotate()
+        self.segments = []
+
+    def abandon(self) -> None:
+        """Let go of everything without writing."""
+        self._closed = True
+        self.journal.rotate()
+        self.segments = []
+
+    # The manifest file.
+
+    def write_manifest(self, base: dict[str, Any], segments: list[tuple[str, dict[int, int]]]) -> None:
+        """Which files count, and the state at the end of the last log that they have taken in; replaced at
+        once.
+        """
+        content = {**base, "segments": [{"file": name, "clips": clips} for name, clips in segments]}
+        text = json.dumps(content, separators=(",", ":")).encode()
+        self.files.replace(f"{self.directory}/{MANIFEST}", b"%08x %s\n" % (zlib.crc32(text), text))
+
+    def read_manifest(self) -> dict[str, Any]:
+        path = f"{self.directory}/{MANIFEST}"
+        file = self.files.open(path)
+        data = file.read(file.size, 0)
+        file.close()
+        crc, _, text = data.rstrip(b"\n").partition(b" ")
+        if b"%08x" % zlib.crc32(text) != crc:
+            raise StoreCorrupt(f"{path} is damaged: restore it from a copy")
+        content: dict[str, Any] = json.loads(text)
+        return content
+
+    def segment_table(self) -> list[tuple[str, dict[int, int]]]:
+        """The segments as the manifest lists them."""
+        return [(segment.path.rpartition("/")[2], dict(segment.clips)) for segment in self.segments]
+
+    def state(self) -> dict[str, Any]:
+        """The manifest's content as of now, for when this moment is the end of a log."""
+        return {
+            "name": self.name,
+            "vbucket_count": len(self.vbuckets),
+            "vbuckets": {vbucket.id: vbucket.to_json(whole=True) for vbucket in self},
+            "cas": self.clock.ceiling(),
+            "clean": False,
+            "manifest": self.collections.to_json(),
+            "cursors": dict(self._cursors),
+        }
+
+    # VBuckets.
+
+    @property
+    def vbucket_count(self) -> int:
+        return len(self.vbuckets)
+
+    def __iter__(self) -> Iterator[VBucket]:
+        return (vbucket for vbucket in self.vbuckets if vbucket is not None)
+
+    def _find(self, number: int) -> VBucket:
+        vbucket = self.vbuckets[number] if 0 <= number < len(self.vbuckets) else None
+        if vbucket is None:
+            raise DocumentRefused(Status.NOT_MY_VBUCKET, f"no vbucket {number}")
+        return vbucket
+
+    def new_vbucket(self, number: int, state: int, log: FailoverLog | None = None) -> VBucket:
+        """An empty vbucket; not yet written anywhere."""
+        if not 0 <= number < len(self.vbuckets):
+            raise DocumentRefused(Status.ERANGE, f"there are {len(self.vbuckets)} vbuckets, no {number}")
+        vbucket = VBucket(self, number, state, log or FailoverLog.new(vb_uuid(self.rng)))
+        self.vbuckets[number] = vbucket
+        return vbucket
+
+    def set_state(
+        self, vbucket: int, state: int, *, takeover: bool = False, extra: Mapping[str, Any] | None = None
+    ) -> VBucket:
+        if state not in tuple(VBucketState):
+            raise DocumentRefused(Status.EINVAL, f"no vbucket state {state}")
+        found = self.vbuckets[vbucket] if 0 <= vbucket < len(self.vbuckets) else None
+        if found is None:
+            found = self.new_vbucket(vbucket, state)
+        elif state == VBucketState.ACTIVE != found.state and not takeover:
+            self._promote(found)
+        found.state = int(state)
+        if extra is not None:
+            found.extra = dict(extra)
+        if state == VBucketState.ACTIVE:
+            found.apply_manifest(self.collections, 0)
+        self.queue_meta(found)
+        found.changed()
+        return found
+
+    def _promote(self, vbucket: VBucket) -> None:
+        """A new branch from the end of the last complete snapshot; what came after that is no state of the
+        bucket.
+        """
+        complete = vbucket.complete_seqno
+        log = vbucket.failover_log.branched_at(complete, vb_uuid(self.rng))
+        if complete < vbucket.high_seqno and (not complete or complete >= vbucket.rollback_floor):
+            self._roll_back({vbucket.id: complete}, {vbucket.id: log})
+        vbucket.failover_log = log
+
+    def delete_vbucket(self, vbucket: int) -> None:
+        found = self._find(vbucket)
+        self._settle()
+        self._commit_now({"deleted": [vbucket]})
+        self.remove_vbucket(found)
+
+    def remove_vbucket(self, vbucket: VBucket) -> None:
+        """The part of a deletion that happens in memory."""
+        vbucket.give_up_waiters()
+        vbucket.drop_after(0)
+        self._clip(vbucket.id, 0)
+        self.vbuckets[vbucket.id] = None
+        self.queue = [queued for queued in self.queue if queued is not vbucket]
+        self._meta_queue = [queued for queued in self._meta_queue if queued is not vbucket]
+        self._recount()
+        vbucket.changed()
+
+    def _clip(self, vbucket: int, seqno: int) -> None:
+        for segment in self.segments:
+            segment.clip(vbucket, seqno)
+        self.epoch += 1
+
+    # Rollback.
+
+    def rollback(self, targets: Mapping[int, int], *, branch: bool) -> None:
+        found = {number: self._find(number) for number in targets}
+        self._settle()
+        for number, seqno in targets.items():
+            vbucket = found[number]
+            if seqno > vbucket.high_seqno or 0 < seqno < vbucket.rollback_floor or seqno < 0:
+                raise RollbackImpossible(number, seqno, vbucket.rollback_floor, vbucket.high_seqno)
+        logs = {}
+        for number, seqno in targets.items():
+            log, uuid = found[number].failover_log, vb_uuid(self.rng)
+            logs[number] = log.branched_at(seqno, uuid) if branch else log.rolled_back_to(seqno, uuid)
+        self._roll_back(targets, logs)
+        for vbucket in found.values():
+            if vbucket.state == VBucketState.ACTIVE:
+                vbucket.apply_manifest(self.collections, 0)
+            vbucket.changed()
+        if self.queue and self.persistence:
+            self.flush()
+
+    def _roll_back(self, targets: Mapping[int, int], logs: Mapping[int, FailoverLog]) -> None:
+        """Durable first, then in memory: an error changes nothing."""
+        self._settle()
+        if self.persistence:
+            self.flush()
+        self._commit_now(
+            {
+                "rollback": {str(number): seqno for number, seqno in targets.items()},
+                "logs": {str(number): log.to_json() for number, log in logs.items()},
+            }
+        )
+        for number, seqno in targets.items():
+            vbucket = self._find(number)
+            self.drop_after(vbucket, seqno)
+            vbucket.failover_log = logs[number]
+            vbucket.give_up_waiters(seqno)
+        self._recount()
+
+    def drop_after(self, vbucket: VBucket, seqno: int) -> None:
+        """The part of a rollback that happens in memory; also when a log is read again."""
+        self._clip(vbucket.id, seqno)
+        vbucket.drop_after(seqno)
+
+    def flush_all(self) -> None:
+        self.rollback({v.id: 0 for v in self if v.state == VBucketState.ACTIVE}, branch=True)
+
+    # Durability.
+
+    def queue_meta(self, vbucket: History) -> None:
+        """What is stored beside the changes is different now."""
+        if not vbucket._meta_queued:
+            vbucket._meta_queued = True
+            self._meta_queue.append(vbucket)
+
+    def begin_flush(self) -> Job | None:
+        if self._commit is not None or not self.persistence or self._closed:
+            return None
+        if not self.queue and not self._meta_queue and not self._meta:
+            return None
+        self._commit = self._new_commit({}, take_changes=True)
+        return self._commit
+
+    def flush(self) -> None:
+        if self._commit is not None:
+            raise StoreError("a flush is under way: finish it first")
+        job = self.begin_flush()
+        if job is not None:
+            job.finish()
+
+    def _new_commit(self, meta: dict[str, Any], *, take_changes: bool, exact_cas: bool = False) -> CommitJob:
+        batch = Batch(meta={**self._meta, **meta})
+        marks = []
+        if take_changes:
+            for vbucket in self.queue:
+                tail, flushed = vbucket._tail, vbucket._flushed
+                count = len(tail.frames)
+                if count > flushed:
+                    batch.frames += tail.frames[flushed:]
+                    batch.replaced += tail.replaced[flushed:]
+                    batch.traits += tail.traits[flushed:]
+                    batch.runs.append((vbucket.id, count - flushed))
+                    marks.append((vbucket, count, tail.seqnos[-1]))
+                vbucket._queued = False
+            self.queue = []
+        self._meta = {}
+        meta_of: list[History] = []
+        if not self.queue:  # otherwise it may speak of changes that are not on disk
+            meta_of, self._meta_queue = self._meta_queue, []
+        if meta_of:
+            batch.meta["vbuckets"] = {str(v.id): v.to_json(whole=False) for v in meta_of}
+            for vbucket in meta_of:
+                vbucket._meta_queued = False
+        batch.cas_ceiling = self.clock.last if exact_cas else self.clock.ceiling()
+        due = self.rotate_soon or self._growing_bytes() >= self.generation_bytes
+        rotate = self.state() if take_changes and due else None
+        return CommitJob(self, batch, marks, meta_of, rotate)
+
+    def _commit_now(self, meta: dict[str, Any], *, exact_cas: bool = False) -> None:
+        """Write metadata at once, without the changes that are queued."""
+        job = self._new_commit(meta, take_changes=False, exact_cas=exact_cas)
+        job.finish()
+
+    def committed(self, job: CommitJob) -> None:
+        """A commit is durable."""
+        self._commit = None
+        self.commits += 1
+        for vbucket, count, _ in job.marks:
+            vbucket._flushed = count
+        if job.rotate is not None:
+            self._rotate(job.rotate)
+        for vbucket, _, seqno in job.marks:
+            vbucket.persisted(seqno)
+
+    def not_committed(self, job: CommitJob) -> None:
+        """A commit failed: everything is queued again."""
+        self._commit = None
+        self.flush_failures += 1
+        for vbucket, _, _ in job.marks:
+            if not vbucket._queued:
+                vbucket._queued = True
+                self.queue.append(vbucket)
+        for vbucket in job.meta_of:
+            self.queue_meta(vbucket)
+        lost = {name: value for name, value in job.batch.meta.items() if name in ("manifest", "cursors")}
+        self._meta = {**lost, **self._meta}
+
+    def _settle(self, *, cancel: bool = True) -> None:
+        """Nothing is under way on other threads afterwards. Merging that nobody asked for is broken off."""
+        if self._commit is not None:
+            self._commit.settle()
+        if self._maintenance is not None:
+            if cancel and isinstance(self._maintenance, MergeJob):
+                self._maintenance.cancel()
+            self._maintenance.settle()
+
+    # Generations: what is in memory until it is sealed.
+
+    @property
+    def generation_bytes(self) -> int:
+        """A third of the room for checkpoints: one grows, one is being sealed, one serves slower streams."""
+        return int(self.settings.memory_quota * self.settings.checkpoint_share) // 3
+
+    def _growing_bytes(self) -> int:
+        return self.memory_bytes - sum(generation.bytes for generation in self.generations)
+
+    def _rotate(self, state: dict[str, Any]) -> None:
+        """Everything up to the batch that was just committed is a complete generation."""
+        self.rotate_soon = False
+        generation = Generation(state, self.journal.number, self.journal.next_batch)
+        for vbucket in self:
+            if vbucket._flushed:
+                vbucket.rotate(vbucket._flushed, generation)
+                tail = vbucket._old[-1]
+                generation.tails.append((vbucket.id, tail))
+                generation.bytes += sum(map(len, tail.frames))
+        self.generations.append(generation)
+        self.journal.rotate()
+
+    def _recount(self) -> None:
+        """After changes left memory in the middle."""
+        for generation in self.generations:
+            generation.bytes = 0
+            generation.tails = []
+        self.memory_bytes = 0
+        for vbucket in self:
+            for tail in vbucket._old:
+                size = sum(map(len, tail.frames))
+                self.memory_bytes += size
+                if tail.generation is not None:
+                    tail.generation.bytes += size
+                    tail.generation.tails.append((vbucket.id, tail))
+            self.memory_bytes += sum(map(len, vbucket._tail.frames))
+
+    def _trim_memory(self) -> None:
+        """Sealed generations leave memory, the oldest first, as far as the room for checkpoints asks for
+        it.
+        """
+        room = int(self.settings.memory_quota * self.settings.checkpoint_share) - self.generation_bytes
+        self.forget_memory(room)
+
+    def forget_memory(self, room: int = 0) -> None:
+        """Sealed changes leave memory, the oldest first, until no more than this is left."""
+        while self.generations and self.generations[0].sealed and self.memory_bytes > room:
+            generation = self.generations.pop(0)
+            for vbucket in self:
+                vbucket.forget_tail(generation)
+            self.memory_bytes -= generation.bytes
+
+    def full(self) -> DocumentRefused:
+        return DocumentRefused(Status.ETMPFAIL, "the disk is behind: memory_quota is used up")
+
+    # Maintenance.
+
+    def begin_maintenance(self) -> Job | None:
+        if self._maintenance is not None or self._closed:
+            return None
+        generation = next((g for g in self.generations if not g.sealed), None)
+        if generation is not None:
+            self._maintenance = SealJob(self, generation)
+        else:
+            plan = choose_merge(self)
+            if plan is not None:
+                self._maintenance = MergeJob(self, plan)
+        return self._maintenance
+
+    def maintain(self) -> None:
+        """All maintenance that is due, blocking."""
+        while (job := self.begin_maintenance()) is not None:
+            job.finish()
+
+    def begin_compaction(self, compaction: Compaction) -> Job | None:
+        if self._maintenance is not None:
+            return None
+        self._maintenance = MergeJob(self, plan_compaction(self, compaction), asked=True)
+        return self._maintenance
+
+    def compact(self, compaction: Compaction | None = None) -> None:
+        self._settle()
+        self.seal()
+        job = self.begin_compaction(compaction or Compaction())
+        if job is not None:
+            job.finish()
+
+    def seal(self) -> None:
+        """Flush, and put everything that is in memory into a segment."""
+        self._settle()
+        if self._growing_bytes():
+            self.rotate_soon = True
+            if self.queue:
+                self.flush()
+            else:
+                self._commit = self._new_commit({}, take_changes=True)
+                self._commit.finish()
+        while any(not generation.sealed for generation in self.generations):
+            job = self.begin_maintenance()
+            if job is None:
+                break
+            job.finish()
+
+    def maintained(self, job: BaseJob) -> None:
+        """A job has come to its end."""
+        self._maintenance = None
+        if isinstance(job, SealJob):
+            self._trim_memory()
+
+    def replace_segments(self, gone: list[Segment], new: Segment | None, place: int) -> None:
+        """Other files hold the sealed changes from now on."""
+        self.segments = [segment for segment in self.segments if segment not in gone]
+        if new is not None:
+            self.segments.insert(place, new)
+        self.epoch += 1
+        for segment in gone:
+            with contextlib.suppress(OSError):
+                self.files.unlink(segment.path)
+
+    def remove_logs(self, up_to: int) -> None:
+        """Logs whose changes are sealed."""
+        for name in self.files.names(self.directory):
+            number = log_number(name)
+            if number is not None and number <= up_to:
+                with contextlib.suppress(OSError):
+                    self.files.unlink(f"{self.directory}/{name}")
+
+    # Collections, cursors, figures.
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        return self.collections.to_json()
+
+    def set_manifest(self, manifest: bytes) -> None:
+        new = Manifest.parse(manifest)
+        new.check_follows(self.collections)
+        previous, self.collections = self.collections.uid, new
+        self._meta["manifest"] = new.to_json()
+        for vbucket in self:
+            if vbucket.state == VBucketState.ACTIVE:
+                vbucket.apply_manifest(new, previous)
+
+    def set_cursor(self, name: str, positions: Mapping[str, Any] | None) -> None:
+        if positions is None:
+            self._cursors.pop(name, None)
+        else:
+            self._cursors[name] = positions
+        self._meta["cursors"] = dict(self._cursors)
+
+    def take_bucket_json(self, meta: Mapping[str, Any]) -> None:
+        """What a manifest file or a batch says of the bucket as a whole."""
+        if "manifest" in meta:
+            self.collections = Manifest.parse(json.dumps(meta["manifest"]).encode())
+        if "cursors" in meta:
+            self._cursors = dict(meta["cursors"])
+
+    @property
+    def cursors(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._cursors
+
+    def corrupt(self, what: str) -> StoreCorrupt:
+        return StoreCorrupt(f"bucket {self.name}: {what}")
+
+    def stats(self) -> dict[str, int | float | str]:
+        return {
+            "memory_bytes": self.memory_bytes,
+            "memory_quota": self.settings.memory_quota,
+            "queued_vbuckets": len(self.queue),
+            "generations": len(self.generations),
+            "segments": len(self.segments),
+            "disk_bytes": sum(segment.size for segment in self.segments) + self.journal.valid_bytes,
+            "sealed_changes": sum(segment.frames for segment in self.segments),
+            "commits": self.commits,
+            "flush_failures": self.flush_failures,
+            "persistence": int(self.persistence),
+            "log": self.journal.number,
+        }

@@ -1,0 +1,222 @@
+"""Scopes and collections: the bucket's manifest, and the system events that tell a vbucket's readers about
+it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..errors import DocumentRefused
+from ..wire.codes import Status, SystemEventId
+
+__all__ = ["Collection", "Manifest", "Scope"]
+
+DEFAULT = "_default"
+MAX_COLLECTIONS = 10_000
+_NAME = re.compile(r"[A-Za-z0-9_\-%]{1,251}", re.ASCII)
+_HEX = re.compile(r"[0-9a-fA-F]{1,16}", re.ASCII)
+_FIRST_USER_ID = 8  # 0 is the default scope and collection, 1 to 7 are reserved
+
+Event = tuple[int, int, bytes, bytes]
+"""Event, version, key and value of a system event."""
+
+
+class Collection(NamedTuple):
+    """A collection as the manifest names it."""
+
+    name: str
+    uid: int
+    max_ttl: int | None = None
+
+
+@dataclass(slots=True)
+class Scope:
+    """A scope as the manifest names it."""
+
+    name: str
+    uid: int
+    collections: list[Collection] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Manifest:
+    """Which scopes and collections a bucket has. Once the default collection is dropped it can't come
+    back.
+    """
+
+    uid: int = 0
+    scopes: list[Scope] = field(default_factory=lambda: [Scope(DEFAULT, 0, [Collection(DEFAULT, 0)])])
+
+    @classmethod
+    def parse(cls, text: bytes) -> Manifest:
+        """Read the manifest's JSON; DocumentRefused(EINVAL) for anything that no server would take."""
+        try:
+            raw = json.loads(text)
+        except (ValueError, RecursionError):
+            raise _invalid("the manifest is no JSON") from None
+        manifest = cls(_uid(raw, "the manifest"), [])
+        for raw_scope in _list(raw, "scopes", "the manifest"):
+            scope = Scope(_name(raw_scope), _uid(raw_scope, "a scope"))
+            for raw_collection in _list(raw_scope, "collections", f"scope {scope.name}", optional=True):
+                scope.collections.append(
+                    Collection(
+                        _name(raw_collection), _uid(raw_collection, "a collection"), _ttl(raw_collection)
+                    )
+                )
+            manifest.scopes.append(scope)
+        manifest._check()
+        return manifest
+
+    def _check(self) -> None:
+        if not any(scope.uid == 0 and scope.name == DEFAULT for scope in self.scopes):
+            raise _invalid("the default scope can't be dropped")
+        _check_unique("scope", [(scope.name, scope.uid) for scope in self.scopes])
+        for scope in self.scopes:
+            names = [collection.name for collection in scope.collections]
+            if len(set(names)) != len(names):
+                raise _invalid(f"scope {scope.name} has a collection twice")
+            if any(c.uid == 0 for c in scope.collections) and scope.uid != 0:
+                raise _invalid("the default collection is in the default scope")
+        _check_unique(
+            "collection",
+            [(f"{scope.name}.{c.name}", c.uid) for scope in self.scopes for c in scope.collections],
+        )
+        if sum(len(scope.collections) for scope in self.scopes) > MAX_COLLECTIONS:
+            raise _invalid(f"more than {MAX_COLLECTIONS} collections")
+
+    def check_follows(self, old: Manifest) -> None:
+        """Whether a bucket with the old manifest can take this one over."""
+        if self.uid < old.uid:
+            raise DocumentRefused(Status.ERANGE, f"the manifest has uid {old.uid:x} already")
+        if self.uid == old.uid and self != old:
+            raise DocumentRefused(Status.CANNOT_APPLY_MANIFEST, f"another manifest has uid {old.uid:x}")
+        before = {c.uid: (c.name, scope.uid) for scope in old.scopes for c in scope.collections}
+        if 0 not in before and self.collection(0) is not None:
+            raise DocumentRefused(Status.CANNOT_APPLY_MANIFEST, "the default collection can't come back")
+        scopes = {scope.uid: scope.name for scope in old.scopes}
+        for scope in self.scopes:
+            if scopes.get(scope.uid, scope.name) != scope.name:
+                raise DocumentRefused(Status.CANNOT_APPLY_MANIFEST, f"scope {scope.uid:x} has another name")
+            for c in scope.collections:
+                if before.get(c.uid, (c.name, scope.uid)) != (c.name, scope.uid):
+                    raise DocumentRefused(
+                        Status.CANNOT_APPLY_MANIFEST, f"collection {c.uid:x} has another name or scope"
+                    )
+
+    def collection(self, uid: int) -> tuple[Scope, Collection] | None:
+        """A collection by its id."""
+        return next(((s, c) for s in self.scopes for c in s.collections if c.uid == uid), None)
+
+    def scope(self, name: str) -> Scope | None:
+        """A scope by its name; the empty name is the default scope."""
+        return next((scope for scope in self.scopes if scope.name == (name or DEFAULT)), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as GET_COLLECTIONS_MANIFEST answers it."""
+        return {
+            "uid": f"{self.uid:x}",
+            "scopes": [
+                {
+                    "name": scope.name,
+                    "uid": f"{scope.uid:x}",
+                    "collections": [
+                        {"name": c.name, "uid": f"{c.uid:x}"}
+                        | ({} if c.max_ttl is None else {"maxTTL": c.max_ttl})
+                        for c in scope.collections
+                    ],
+                }
+                for scope in self.scopes
+            ],
+        }
+
+    def events_from(self, known: Iterable[tuple[int, int, int, int]], previous_uid: int) -> Iterator[Event]:
+        """The events that lead here from what a vbucket has seen (seqno, event, id, scope id; see
+        `History.events`).
+
+        Only the last one has this manifest's uid, the others have the one before: a reader that stops in the
+        middle must not believe that it has seen all.
+        """
+        collections: dict[int, int] = {0: 0}
+        scopes: set[int] = {0}
+        for _, event, subject, scope_id in known:
+            match event:
+                case SystemEventId.COLLECTION_BEGIN:
+                    collections[subject] = scope_id
+                case SystemEventId.COLLECTION_END:
+                    collections.pop(subject, None)
+                case SystemEventId.SCOPE_CREATED:
+                    scopes.add(subject)
+                case SystemEventId.SCOPE_DROPPED:
+                    scopes.discard(subject)
+        wanted = {c.uid for scope in self.scopes for c in scope.collections}
+        steps: list[tuple[int, bytes, tuple[int, ...]]] = []
+        for uid, scope_id in collections.items():
+            if uid not in wanted:
+                steps.append((SystemEventId.COLLECTION_END, b"", (scope_id, uid)))
+        for uid in sorted(scopes - {scope.uid for scope in self.scopes}):
+            steps.append((SystemEventId.SCOPE_DROPPED, b"", (uid,)))
+        for scope in self.scopes:
+            if scope.uid not in scopes:
+                steps.append((SystemEventId.SCOPE_CREATED, scope.name.encode(), (scope.uid,)))
+        for scope in self.scopes:
+            for c in scope.collections:
+                if c.uid not in collections:
+                    ttl = () if c.max_ttl is None else (c.max_ttl,)
+                    ids = (scope.uid, c.uid, *ttl)
+                    steps.append((SystemEventId.COLLECTION_BEGIN, c.name.encode(), ids))
+        for place, (event, name, ids) in enumerate(steps, 1):
+            uid = self.uid if place == len(steps) else previous_uid
+            value = struct.pack(f">Q{len(ids)}I", uid, *ids)
+            yield event, int(len(ids) == 3), name, value
+
+
+def _invalid(what: str) -> DocumentRefused:
+    return DocumentRefused(Status.EINVAL, what)
+
+
+def _uid(raw: Any, what: str) -> int:
+    value = raw.get("uid") if isinstance(raw, dict) else None
+    if not isinstance(value, str) or not _HEX.fullmatch(value):
+        raise _invalid(f"{what} has no uid in hexadecimal digits")
+    return int(value, 16)
+
+
+def _name(raw: Any) -> str:
+    value = raw.get("name") if isinstance(raw, dict) else None
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise _invalid("a scope or collection has no legal name")
+    return value
+
+
+def _ttl(raw: dict[str, Any]) -> int | None:
+    value = raw.get("maxTTL")
+    if value is not None and (type(value) is not int or not 0 <= value < 1 << 31):
+        raise _invalid("maxTTL must be a number of seconds below 2^31")
+    return value
+
+
+def _list(raw: Any, name: str, what: str, *, optional: bool = False) -> list[Any]:
+    value = raw.get(name, [] if optional else None) if isinstance(raw, dict) else None
+    if not isinstance(value, list):
+        raise _invalid(f"{what} has no array {name}")
+    return value
+
+
+def _check_unique(what: str, found: list[tuple[str, int]]) -> None:
+    if len({name for name, _ in found}) != len(found) or len({uid for _, uid in found}) != len(found):
+        raise _invalid(f"a {what}'s name or uid is there twice")
+    for path, uid in found:
+        name = path.rpartition(".")[2]
+        if uid == 0 and name != DEFAULT:
+            raise _invalid(f"{what} 0 is {DEFAULT}")
+        if uid and (uid < _FIRST_USER_ID or uid > 0xFFFFFFFF):
+            raise _invalid(f"{what} uid {uid:x} is reserved or too large")
+        if uid and (name == DEFAULT or name[0] in "%"):
+            raise _invalid(f"{what} {name} has the wrong uid or an illegal name")
+        if uid and name[0] == "_" and path.partition(".")[0] != "_system":
+            raise _invalid(f"{what} {name}: names that begin with _ are reserved")

@@ -1,0 +1,452 @@
+"""Sealing what is in memory, merging segments, and what is forgotten on the way.
+
+Both are jobs that only read what never changes (frames, sealed files) and write new files; the manifest's
+replacement is the moment at which they count. Writers are never stopped.
+
+What may go: versions that were superseded before the promised history (`history_changes`), documents of
+collections that were dropped before it, and tombstones that are old enough or that somebody asks to drop.
+Every loss of a version raises the vbucket's rollback floor, every loss of a tombstone its purge seqno. The
+frame with a vbucket's highest seqno always stays: a snapshot must end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import StoreError
+from .base import Compaction
+from .checkpoint import Tail
+from .format import TOMBSTONE, delete_times_at, index_key, revs_at
+from .journal import BaseJob
+from .segment import Frames, Piece, Segment, SegmentWriter, concatenate, segment_name
+from .snapshot import Drops, in_sorted
+
+if TYPE_CHECKING:
+    from .bucket import Bucket
+
+__all__ = ["Generation", "MergeJob", "SealJob", "choose_merge", "plan_compaction"]
+
+GROUP_BYTES = 8 << 20
+_NO_SEQNOS = np.empty(0, np.uint64)
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """The changes between two rotations of the log, which together become a segment."""
+
+    state: dict[str, Any]  # the bucket's state at its end
+    last_log: int
+    next_batch: int
+    tails: list[tuple[int, Tail]] = field(default_factory=list)
+    bytes: int = 0
+    sealed: bool = False
+
+
+class SealJob(BaseJob):
+    """Writes a generation as a segment; then its logs are no longer needed."""
+
+    def __init__(self, bucket: Bucket, generation: Generation) -> None:
+        super().__init__()
+        self._bucket = bucket
+        self._generation = generation
+        self._tails = sorted(generation.tails, key=lambda pair: pair[0])
+        self._table = bucket.segment_table()
+        self._number = bucket.next_segment
+        bucket.next_segment += 1
+        self._segment: Segment | None = None
+        self._base = {
+            **generation.state,
+            "sealed_log": generation.last_log,
+            "next_batch": generation.next_batch,
+        }
+        # Losses since then are facts of the segments, not of the log.
+        for vbucket in bucket:
+            stored = self._base["vbuckets"].get(vbucket.id)
+            if stored is not None:
+                stored |= {
+                    "purge_seqno": vbucket.purge_seqno,
+                    "rollback_floor": vbucket.rollback_floor,
+                    "rev_floor": vbucket.rev_floor,
+                }
+
+    def __str__(self) -> str:
+        return f"a segment of bucket {self._bucket.name} could not be written; its logs are kept"
+
+    def _work(self) -> None:
+        bucket = self._bucket
+        name = segment_name(self._number)
+        if any(len(tail) for _, tail in self._tails):
+            self._segment = _write_segment(bucket, self._number, self._write)
+            self._table.append((name, {}))
+        bucket.write_manifest(self._base, self._table)
+
+    def _write(self, writer: SegmentWriter) -> None:
+        """All frames as one array, then the part of each vbucket."""
+        tails = [(vbucket, tail) for vbucket, tail in self._tails if len(tail)]
+        frames = list(chain.from_iterable(tail.frames for _, tail in tails))
+        whole = Frames(
+            np.frombuffer(b"".join(frames), np.uint8),
+            np.concatenate([np.frombuffer(tail.seqnos, np.uint64) for _, tail in tails]),
+            np.fromiter(map(len, frames), np.uint32, len(frames)),
+            np.fromiter(map(zlib.crc32, frames), np.uint32, len(frames)),
+            np.frombuffer(b"".join([tail.traits for _, tail in tails]), np.uint8),
+        )
+        replaced = np.concatenate([np.frombuffer(tail.replaced, np.uint64) for _, tail in tails])
+        ends = np.concatenate(([0], np.cumsum(whole.lengths, dtype=np.int64)))
+        at = 0
+        for vbucket, tail in tails:
+            part = slice(at, at + len(tail))
+            at += len(tail)
+            writer.begin(vbucket)
+            writer.add(
+                Frames(
+                    whole.data[ends[part.start] : ends[part.stop]],
+                    whole.seqnos[part],
+                    whole.lengths[part],
+                    whole.crcs[part],
+                    whole.traits[part],
+                )
+            )
+            olds = replaced[part]
+            has_old = olds != 0
+            writer.end(vbucket, whole.seqnos[part][has_old], olds[has_old])
+
+    def _take_over(self) -> None:
+        bucket = self._bucket
+        bucket.base = self._base
+        self._generation.sealed = True
+        bucket.replace_segments([], self._segment, len(bucket.segments))
+        bucket.remove_logs(self._generation.last_log)
+        bucket.maintained(self)
+
+    def _undo(self) -> None:
+        _remove(self._bucket, self._number)
+        self._bucket.maintained(self)
+
+
+@dataclass(slots=True)
+class PiecePlan:
+    """What a merge does with one vbucket."""
+
+    vbucket: int
+    pieces: tuple[Piece, ...]  # of the segments that are merged
+    others: tuple[Piece, ...]  # of the segments that are not
+    floor: int  # versions superseded up to here may go
+    high_seqno: int
+    drops: list[tuple[int, int]]
+    purge: Compaction | None  # what was asked for
+    purge_time_s: int  # tombstones older than this go, up to `floor`
+
+
+@dataclass(slots=True)
+class MergePlan:
+    """Which segments are merged, and how."""
+
+    segments: list[Segment]
+    vbuckets: list[PiecePlan]
+    whole: bool  # the segments are used up; otherwise only some vbuckets leave them
+
+
+def choose_merge(bucket: Bucket) -> MergePlan | None:
+    """The merge that is due, if any.
+
+    Segments of about the same size are merged, `segment_fanout` at a time, so that their number grows with
+    the logarithm of the data. All are merged when too much of them is superseded.
+    """
+    segments = bucket.segments
+    if not segments:
+        return None
+    frames = sum(segment.frames for segment in segments)
+    if _droppable(bucket) > bucket.settings.garbage_share * frames:
+        return _plan(bucket, segments)
+    fanout = bucket.settings.segment_fanout
+    unit = max(bucket.generation_bytes, 1)
+    tiers = [_tier(segment.size, unit, fanout) for segment in segments]
+    for tier in sorted(set(tiers)):
+        start = len(segments)
+        while start and tiers[start - 1] <= tier:
+            start -= 1
+        if len(segments) - start >= fanout:
+            return _plan(bucket, segments[start:])
+    return None
+
+
+def _tier(size: int, unit: int, fanout: int) -> int:
+    tier = 0
+    while size >= 2 * unit:
+        size //= fanout
+        tier += 1
+    return tier
+
+
+def _droppable(bucket: Bucket) -> int:
+    """About how many frames a merge of everything would drop: superseded ones beyond the history, and
+    clipped ones.
+    """
+    pairs = np.zeros(bucket.vbucket_count, np.int64)
+    clipped = 0
+    for segment in bucket.segments:
+        np.add.at(pairs, segment.directory["vbucket"], segment.directory["pairs"].astype(np.int64))
+        for vbucket in segment.clips:
+            piece = segment.piece(vbucket)
+            rows = segment.directory["vbucket"] == vbucket
+            clipped += int(segment.directory["count"][rows].sum()) - (piece.count if piece else 0)
+    return int(np.maximum(pairs - bucket.settings.history_changes, 0).sum()) + clipped
+
+
+def plan_compaction(bucket: Bucket, compaction: Compaction) -> MergePlan:
+    """The merge that somebody asked for."""
+    return _plan(bucket, bucket.segments, compaction)
+
+
+def _plan(bucket: Bucket, segments: list[Segment], asked: Compaction | None = None) -> MergePlan:
+    only = None if asked is None or asked.vbuckets is None else set(asked.vbuckets)
+    purge_time = bucket.now_s() - int(bucket.settings.tombstone_age)
+    plans = []
+    for vbucket in bucket:
+        if only is not None and vbucket.id not in only:
+            continue
+        pieces = tuple(piece for piece in vbucket.pieces if piece.segment in segments)
+        if pieces:
+            others = tuple(piece for piece in vbucket.pieces if piece.segment not in segments)
+            # A replica must be able to go back to the end of its last complete snapshot.
+            floor = max(min(vbucket.high_seqno - bucket.settings.history_changes, vbucket.complete_seqno), 0)
+            plans.append(
+                PiecePlan(
+                    vbucket.id, pieces, others, floor, vbucket.high_seqno, vbucket.drops, asked, purge_time
+                )
+            )
+    return MergePlan(list(segments), plans, whole=only is None)
+
+
+@dataclass(slots=True)
+class Losses:
+    """What a merge took from a vbucket for good."""
+
+    floor: int = 0
+    purge_seqno: int = 0
+    rev: int = 0
+    purged: list[tuple[bytes, int]] = field(default_factory=list)
+
+
+class Cancelled(StoreError):
+    """A merge was broken off because something more urgent came."""
+
+
+class MergeJob(BaseJob):
+    """Writes one segment in place of several, without what may be forgotten."""
+
+    def __init__(self, bucket: Bucket, plan: MergePlan, *, asked: bool = False) -> None:
+        super().__init__()
+        self._bucket = bucket
+        self._plan = plan
+        self._asked = asked
+        self._cancelled = False
+        self._number = bucket.next_segment
+        bucket.next_segment += 1
+        self._losses: dict[int, Losses] = {}
+        self._segment: Segment | None = None
+        self._base = bucket.base
+        self._table = bucket.segment_table()
+        self._place = bucket.segments.index(plan.segments[0]) if plan.segments else 0
+        if not plan.whole:
+            self._place = len(bucket.segments)
+
+    def __str__(self) -> str:
+        return f"a compaction of bucket {self._bucket.name} failed; nothing is changed"
+
+    def cancel(self) -> None:
+        """Stop at the next occasion, unless somebody waits for the result."""
+        self._cancelled = not self._asked
+
+    def _work(self) -> None:
+        bucket, plan = self._bucket, self._plan
+        if not plan.segments:
+            return
+        segment = _write_segment(bucket, self._number, self._write)
+        if segment.frames or segment.pairs:
+            self._segment = segment
+        base = {**self._base, "vbuckets": dict(self._base["vbuckets"])}
+        for number, losses in self._losses.items():
+            key: Any = number if number in base["vbuckets"] else str(number)
+            stored = base["vbuckets"][key]
+            base["vbuckets"][key] = {
+                **stored,
+                "rollback_floor": max(stored["rollback_floor"], losses.floor),
+                "purge_seqno": max(stored["purge_seqno"], losses.purge_seqno),
+                "rev_floor": max(stored["rev_floor"], losses.rev),
+            }
+        table = self._table
+        names = {segment.path.rpartition("/")[2] for segment in plan.segments}
+        if plan.whole:
+            table = [entry for entry in table if entry[0] not in names]
+        else:
+            table = [(name, {**clips, **{p.vbucket: 0 for p in plan.vbuckets}}) for name, clips in table]
+        if self._segment is not None:
+            table.insert(self._place, (segment_name(self._number), {}))
+        if self._cancelled:
+            raise Cancelled("broken off")
+        bucket.write_manifest(base, table)
+        self._base = base
+
+    def _write(self, writer: SegmentWriter) -> None:
+        for plan in self._plan.vbuckets:
+            if self._cancelled:
+                raise Cancelled("broken off")
+            losses = _merge_vbucket(plan, writer)
+            if losses is not None:
+                self._losses[plan.vbucket] = losses
+
+    def _take_over(self) -> None:
+        bucket, plan = self._bucket, self._plan
+        bucket.base = self._base
+        for number, losses in self._losses.items():
+            vbucket = bucket.vbuckets[number]
+            if vbucket is not None:
+                vbucket.rollback_floor = max(vbucket.rollback_floor, losses.floor)
+                vbucket.purge_seqno = max(vbucket.purge_seqno, losses.purge_seqno)
+                vbucket.rev_floor = max(vbucket.rev_floor, losses.rev)
+                vbucket.forget_purged(losses.purged)
+        if plan.whole:
+            bucket.replace_segments(plan.segments, self._segment, self._place)
+        else:
+            for segment in plan.segments:
+                for piece_plan in plan.vbuckets:
+                    segment.clip(piece_plan.vbucket, 0)
+            bucket.replace_segments([], self._segment, self._place)
+        if self._segment is None:
+            _remove(bucket, self._number)
+        bucket.maintained(self)
+
+    def _undo(self) -> None:
+        _remove(self._bucket, self._number)
+        if isinstance(self._error, Cancelled):
+            self._error = None
+        self._bucket.maintained(self)
+
+
+def _merge_vbucket(plan: PiecePlan, writer: SegmentWriter) -> Losses | None:
+    """Write what is left of a vbucket's pieces; what is lost, if anything."""
+    losses = Losses()
+    covers_oldest = not any(other.first < plan.pieces[0].first for other in plan.others)
+    purged = _tombstones_to_purge(plan, losses) if covers_oldest else _NO_SEQNOS
+    floor = max(plan.floor, losses.purge_seqno)
+
+    pairs = [piece.pairs() for piece in (*plan.pieces, *plan.others)]
+    news = np.concatenate([new for new, _ in pairs])
+    olds = np.concatenate([old for _, old in pairs])
+    droppable = news <= floor
+    by_old = np.argsort(olds[droppable])
+    dead, killers = olds[droppable][by_old], news[droppable][by_old]
+    drops = Drops(plan.drops, floor)
+
+    writer.begin(plan.vbucket)
+    for frames in _groups(plan.pieces):
+        keep = np.ones(len(frames.seqnos), np.bool_)
+        if len(dead):
+            keep &= ~in_sorted(frames.seqnos, dead)
+            gone = frames.seqnos[~keep]
+            if len(gone):
+                losses.floor = max(losses.floor, int(killers[np.searchsorted(dead, gone)].max()))
+        if len(purged):
+            keep &= ~in_sorted(frames.seqnos, purged)
+        left = drops.keep_mask(frames)
+        if left is not None:
+            keep &= left
+            losses.floor = max(losses.floor, drops.latest)
+        keep |= frames.seqnos == plan.high_seqno
+        writer.add(frames.keep(keep))
+
+    own_news = np.concatenate([new for new, _ in pairs[: len(plan.pieces)]])
+    own_olds = np.concatenate([old for _, old in pairs[: len(plan.pieces)]])
+    needed = own_news > floor
+    if not covers_oldest:
+        needed |= own_olds < plan.pieces[0].first
+    writer.end(plan.vbucket, own_news[needed], own_olds[needed])
+    if losses.purge_seqno:
+        losses.floor = max(losses.floor, losses.purge_seqno)
+    return losses if losses.floor or losses.purge_seqno else None
+
+
+def _groups(pieces: tuple[Piece, ...]) -> Iterator[Frames]:
+    """The frames of several pieces, some megabytes at a time, so that small blocks don't cost a step each."""
+    group: list[Frames] = []
+    size = 0
+    for piece in pieces:
+        for frames in piece.blocks():
+            group.append(frames)
+            size += len(frames.data)
+            if size >= GROUP_BYTES:
+                yield concatenate(group)
+                group, size = [], 0
+    if group:
+        yield concatenate(group)
+
+
+def _tombstones_to_purge(plan: PiecePlan, losses: Losses) -> npt.NDArray[np.uint64]:
+    """The tombstones that go, rising. Also notes their keys, so that the index can forget them."""
+    asked = plan.purge
+    found = []
+    for piece in plan.pieces:
+        if not piece.traits & TOMBSTONE:
+            continue
+        for frames in piece.blocks():
+            places = np.flatnonzero(frames.traits & TOMBSTONE)
+            if not len(places):
+                continue
+            offsets = frames.offsets[places]
+            seqnos = frames.seqnos[places]
+            times = delete_times_at(frames.data, offsets)
+            goes = (times < plan.purge_time_s) & (seqnos <= plan.floor)
+            if asked is not None:
+                goes |= _asked_for(asked, times, seqnos)
+            goes &= seqnos < plan.high_seqno
+            for place, offset in zip(places[goes].tolist(), offsets[goes].tolist(), strict=True):
+                frame = frames.data[offset : offset + int(frames.lengths[place])].tobytes()
+                losses.purged.append((index_key(frame), int(frames.seqnos[place])))
+            if goes.any():
+                found.append(seqnos[goes])
+                losses.purge_seqno = max(losses.purge_seqno, int(seqnos[goes].max()))
+                losses.rev = max(losses.rev, int(revs_at(frames.data, offsets[goes]).max()))
+    return np.concatenate(found) if found else _NO_SEQNOS
+
+
+def _asked_for(
+    asked: Compaction, times: npt.NDArray[np.uint32], seqnos: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.bool_]:
+    if asked.drop_tombstones:
+        return np.ones(len(times), np.bool_)
+    if not asked.purge_before_time_s and not asked.purge_before_seqno:
+        return np.zeros(len(times), np.bool_)
+    goes = np.ones(len(times), np.bool_)
+    if asked.purge_before_time_s:
+        goes &= times < asked.purge_before_time_s
+    if asked.purge_before_seqno:
+        goes &= seqnos < asked.purge_before_seqno
+    return goes
+
+
+def _write_segment(bucket: Bucket, number: int, write: Any) -> Segment:
+    """A new segment file, whole and durable, and open for reading."""
+    writer = SegmentWriter(bucket.files, bucket.directory, number)
+    try:
+        write(writer)
+        writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+    bucket.files.sync_directory(bucket.directory)
+    return Segment(bucket.files, writer.path)
+
+
+def _remove(bucket: Bucket, number: int) -> None:
+    with contextlib.suppress(OSError):
+        bucket.files.unlink(f"{bucket.directory}/{segment_name(number)}")

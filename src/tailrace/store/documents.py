@@ -1,0 +1,463 @@
+"""Documents in a vbucket: what each key-value command does, with CAS, locks, expiry and conflict resolution.
+
+Every write ends in one frame, made by one pack and two joins, and one `_append`. Refusals are
+`DocumentRefused` with the status that the protocol has for them.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from ..errors import DocumentRefused
+from ..wire.codes import Datatype, DcpOpcode, Status, VBucketState
+from .base import Written
+from .format import (
+    COLLECTION,
+    DATATYPE_TRAITS,
+    DELETED,
+    DELETION,
+    EXPIRATION,
+    EXPIRED,
+    EXPIRES,
+    MUTATION,
+    NO_EXPIRY,
+    Document,
+    collection_of,
+    expiries_at,
+    frame_key,
+)
+from .vbucket import EXISTS, REV_SHIFT, SEQNO, History
+
+__all__ = ["VBucket"]
+
+_MUTATION = int(DcpOpcode.MUTATION)
+_DELETION = int(DcpOpcode.DELETION)
+_EXPIRATION = int(DcpOpcode.EXPIRATION)
+_MAX_U64 = (1 << 64) - 1
+_MAX_LOCKS = 10_000
+_XATTR_ROOM = 1 << 20
+
+
+class VBucket(History):
+    """A vbucket with its documents."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._locks: dict[bytes, tuple[int, float]] = {}  # the CAS that unlocks, and until when (monotonic)
+
+    # Reading.
+
+    def get(self, key: bytes) -> bytes | None:
+        index = self._index if self._index is not None else self._load()
+        entry = index.get(key, 0)
+        if not entry & EXISTS:
+            return None
+        frame = self._newest(entry)
+        if frame[44:48] != b"\0\0\0\0" and self._has_expired(frame):
+            if self.state == VBucketState.ACTIVE:
+                self._expire(key, frame, entry)
+            return None
+        return frame
+
+    def get_any(self, key: bytes) -> bytes | None:
+        index = self._index if self._index is not None else self._load()
+        entry = index.get(key, 0)
+        return self._newest(entry) if entry else None
+
+    def random_key(self, collection: int = 0) -> bytes | None:
+        index = self._index if self._index is not None else self._load()
+        keys = [key for key, entry in index.items() if entry & EXISTS and collection_of(key) == collection]
+        rng: random.Random = self._bucket.rng
+        while keys:
+            frame = self.get(keys.pop(rng.randrange(len(keys))))
+            if frame is not None:
+                return frame
+        return None
+
+    def _newest(self, entry: int) -> bytes:
+        frame = self.frame_at(entry & SEQNO)
+        if frame is None:
+            raise self._bucket.corrupt(f"seqno {entry & SEQNO} of vbucket {self.id} is missing")
+        return frame
+
+    def _has_expired(self, frame: bytes) -> bool:
+        return int.from_bytes(frame[44:48], "big") <= self._bucket.now_s()
+
+    # Writing.
+
+    def set(  # noqa: PLR0917
+        self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
+    ) -> Written:
+        index = self._index if self._index is not None else self._load()
+        entry = index.get(key, 0)
+        if cas or self._locks:
+            self._check_cas(key, cas)
+            entry = index.get(key, 0)
+        return self._mutate(key, value, flags, expiry, datatype, entry)
+
+    def add(self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Written:
+        if self.get(key) is not None:
+            raise DocumentRefused(Status.KEY_EEXISTS)
+        return self._mutate(key, value, flags, expiry, datatype, self._entry(key))
+
+    def replace(  # noqa: PLR0917
+        self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
+    ) -> Written:
+        self._existing(key, cas)
+        return self._mutate(key, value, flags, expiry, datatype, self._entry(key))
+
+    def append(self, key: bytes, value: bytes, cas: int = 0, *, front: bool = False) -> Written:
+        document = Document.of(self._existing(key, cas, missing=Status.NOT_STORED))
+        if document.datatype & Datatype.SNAPPY:
+            raise DocumentRefused(Status.NOT_SUPPORTED, "the stored value is compressed")
+        old, datatype = document.value, document.datatype & ~Datatype.JSON
+        body = 4 + int.from_bytes(old[:4], "big") if datatype & Datatype.XATTR and front else 0
+        new = old[:body] + value + old[body:] if front else old + value
+        return self._mutate(key, new, document.flags, document.expiry, datatype, self._entry(key))
+
+    def counter(self, key: bytes, delta: int, initial: int | None, expiry: int = 0) -> tuple[int, Written]:
+        self._check_cas(key, 0)
+        frame = self.get(key)
+        if frame is None:
+            if initial is None:
+                raise DocumentRefused(Status.KEY_ENOENT)
+            text = b"%d" % initial
+            return initial, self._mutate(key, text, 0, expiry, Datatype.JSON, self._entry(key))
+        document = Document.of(frame)
+        text = document.value
+        if not text.isdigit() or len(text) > 20 or int(text) > _MAX_U64:
+            raise DocumentRefused(Status.DELTA_BADVAL)
+        number = max(int(text) + delta, 0) & _MAX_U64
+        text = b"%d" % number
+        written = self._mutate(
+            key, text, document.flags, document.expiry, document.datatype, self._entry(key)
+        )
+        return number, written
+
+    def touch(self, key: bytes, expiry: int) -> tuple[bytes, Written]:
+        self._check_cas(key, 0)
+        frame = self.get(key)
+        if frame is None:
+            raise DocumentRefused(Status.KEY_ENOENT)
+        old = Document.of(frame)
+        if old.expiry == expiry:
+            return frame, Written(old.cas, old.seqno)
+        written = self._mutate(key, old.value, old.flags, expiry, old.datatype, self._entry(key))
+        return self._tail.frames[-1], written
+
+    def delete(self, key: bytes, cas: int = 0) -> Written:
+        frame = self._existing(key, cas)
+        value, datatype = self._tombstone_value(frame)
+        entry = self._entry(key)
+        rev = (entry >> REV_SHIFT) + 1
+        return self._bury(
+            key, _DELETION, value, datatype, rev, self._bucket.clock.next(), self._bucket.now_s()
+        )
+
+    def _mutate(  # noqa: PLR0917
+        self, key: bytes, value: bytes, flags: int, expiry: int, datatype: int, entry: int
+    ) -> Written:
+        """A new version of a document, made here."""
+        bucket = self._bucket
+        size = len(value)
+        if size > bucket.max_value:
+            self._check_size(size, datatype)
+        if bucket.memory_bytes > bucket.memory_limit:
+            raise bucket.full()
+        seqno = self.high_seqno + 1
+        cas = bucket.clock.next()
+        rev = ((entry >> REV_SHIFT) if entry else self.rev_floor) + 1
+        key_length = len(key)
+        frame = (
+            MUTATION.pack(
+                0x80,
+                _MUTATION,
+                key_length,
+                31,
+                datatype,
+                self.id,
+                31 + key_length + size,
+                0,
+                cas,
+                seqno,
+                rev,
+                flags,
+                expiry,
+                0,
+                0,
+                0,
+            )
+            + key
+            + value
+        )
+        traits = DATATYPE_TRAITS[datatype]
+        if expiry:
+            traits |= EXPIRES
+        if key[0]:
+            traits |= COLLECTION
+        self._append(key, frame, seqno, rev << REV_SHIFT | EXISTS | seqno, entry, traits)
+        return Written(cas, seqno)
+
+    def _bury(  # noqa: PLR0917
+        self, key: bytes, opcode: int, value: bytes, datatype: int, rev: int, cas: int, delete_time: int
+    ) -> Written:
+        """A tombstone."""
+        if self._bucket.memory_bytes > self._bucket.memory_limit:
+            raise self._bucket.full()
+        seqno = self.high_seqno + 1
+        entry = self._entry(key)
+        layout, extras = (DELETION, 21) if opcode == _DELETION else (EXPIRATION, 20)
+        fields = (seqno, rev, delete_time, 0) if opcode == _DELETION else (seqno, rev, delete_time)
+        body = extras + len(key) + len(value)
+        head = layout.pack(0x80, opcode, len(key), extras, datatype, self.id, body, 0, cas, *fields)
+        traits = DATATYPE_TRAITS[datatype] | (DELETED if opcode == _DELETION else EXPIRED)
+        if key[0]:
+            traits |= COLLECTION
+        self._locks.pop(key, None)
+        self._append(key, head + key + value, seqno, rev << REV_SHIFT | seqno, entry, traits)
+        return Written(cas, seqno)
+
+    def _tombstone_value(self, frame: bytes) -> tuple[bytes, int]:
+        document = Document.of(frame)
+        if not document.datatype & Datatype.XATTR:
+            return b"", 0
+        return self._bucket.settings.tombstone_value(document.value, document.datatype)
+
+    def _entry(self, key: bytes) -> int:
+        index = self._index if self._index is not None else self._load()
+        return index.get(key, 0)
+
+    def _check_size(self, size: int, datatype: int) -> None:
+        room = _XATTR_ROOM if datatype & Datatype.XATTR else 0
+        if size > self._bucket.max_value + room:
+            raise DocumentRefused(Status.E2BIG, f"a value of {size} bytes")
+
+    def _existing(self, key: bytes, cas: int, missing: int = Status.KEY_ENOENT) -> bytes:
+        """The live document, if the CAS fits and no lock is in the way."""
+        if cas or self._locks:
+            self._check_cas(key, cas, missing)
+        frame = self.get(key)
+        if frame is None:
+            raise DocumentRefused(missing)
+        return frame
+
+    def _check_cas(self, key: bytes, cas: int, missing: int = Status.KEY_ENOENT) -> None:
+        """Refuse if the document has another CAS or is locked; the CAS of the lock opens it."""
+        lock = self._locks.get(key)
+        if lock is not None:
+            if cas == lock[0]:
+                del self._locks[key]
+                return
+            if self._bucket.clock.monotonic() < lock[1]:
+                raise DocumentRefused(Status.KEY_EEXISTS if cas else Status.LOCKED)
+            del self._locks[key]
+        if cas:
+            frame = self.get(key)
+            if frame is None:
+                raise DocumentRefused(missing)
+            if int.from_bytes(frame[16:24], "big") != cas:
+                raise DocumentRefused(Status.KEY_EEXISTS)
+
+    # Locks: in memory only, as on any server.
+
+    def get_locked(self, key: bytes, seconds: float) -> tuple[bytes, int]:
+        frame = self.get(key)
+        if frame is None:
+            raise DocumentRefused(Status.KEY_ENOENT)
+        if self.is_locked(key):
+            raise DocumentRefused(Status.LOCKED)
+        if len(self._locks) >= _MAX_LOCKS:
+            now = self._bucket.clock.monotonic()
+            self._locks = {k: lock for k, lock in self._locks.items() if lock[1] > now}
+            if len(self._locks) >= _MAX_LOCKS:
+                raise DocumentRefused(Status.ETMPFAIL, "too many locks")
+        cas = self._bucket.clock.next()
+        self._locks[key] = cas, self._bucket.clock.monotonic() + seconds
+        return frame, cas
+
+    def unlock(self, key: bytes, cas: int) -> None:
+        if self.get(key) is None:
+            raise DocumentRefused(Status.KEY_ENOENT)
+        if not self.is_locked(key):
+            raise DocumentRefused(Status.NOT_LOCKED)
+        if self._locks[key][0] != cas:
+            raise DocumentRefused(Status.LOCKED)
+        # The lock's CAS stays good for the next change, as if the document had taken it over.
+        self._locks[key] = cas, 0.0
+
+    def is_locked(self, key: bytes) -> bool:
+        lock = self._locks.get(key)
+        return lock is not None and self._bucket.clock.monotonic() < lock[1]
+
+    # With metadata that was made elsewhere.
+
+    def set_with_meta(  # noqa: PLR0917
+        self,
+        key: bytes,
+        value: bytes,
+        flags: int,
+        expiry: int,
+        rev: int,
+        meta_cas: int,
+        datatype: int = 0,
+        *,
+        cas: int = 0,
+        add: bool = False,
+        resolve: bool = True,
+        regenerate_cas: bool = False,
+    ) -> Written:
+        if cas or self._locks:
+            self._check_cas(key, cas)
+        if add and self.get(key) is not None:
+            raise DocumentRefused(Status.KEY_EEXISTS)
+        if resolve:
+            self._resolve(key, rev, meta_cas, expiry, flags, datatype, deleted=False)
+        if len(value) > self._bucket.max_value:
+            self._check_size(len(value), datatype)
+        if self._bucket.memory_bytes > self._bucket.memory_limit:
+            raise self._bucket.full()
+        new_cas = self._meta_cas(meta_cas, regenerate=regenerate_cas)
+        seqno, entry = self.high_seqno + 1, self._entry(key)
+        body = 31 + len(key) + len(value)
+        head = MUTATION.pack(
+            0x80,
+            _MUTATION,
+            len(key),
+            31,
+            datatype,
+            self.id,
+            body,
+            0,
+            new_cas,
+            seqno,
+            rev,
+            flags,
+            expiry,
+            0,
+            0,
+            0,
+        )
+        traits = DATATYPE_TRAITS[datatype] | (EXPIRES if expiry else 0) | (COLLECTION if key[0] else 0)
+        self._append(key, head + key + value, seqno, rev << REV_SHIFT | EXISTS | seqno, entry, traits)
+        return Written(new_cas, seqno)
+
+    def delete_with_meta(  # noqa: PLR0917
+        self,
+        key: bytes,
+        flags: int,
+        delete_time: int,
+        rev: int,
+        meta_cas: int,
+        value: bytes = b"",
+        datatype: int = 0,
+        *,
+        cas: int = 0,
+        resolve: bool = True,
+        regenerate_cas: bool = False,
+        expiration: bool = False,
+    ) -> Written:
+        if cas or self._locks:
+            self._check_cas(key, cas)
+        if resolve:
+            self._resolve(key, rev, meta_cas, delete_time, flags, datatype, deleted=True)
+        if len(value) > self._bucket.max_value:
+            self._check_size(len(value), datatype)
+        new_cas = self._meta_cas(meta_cas, regenerate=regenerate_cas)
+        opcode = _EXPIRATION if expiration else _DELETION
+        return self._bury(key, opcode, value, datatype, rev, new_cas, delete_time or self._bucket.now_s())
+
+    def _meta_cas(self, meta_cas: int, *, regenerate: bool) -> int:
+        if regenerate or not meta_cas:
+            return self._bucket.clock.next()
+        self._bucket.clock.observe(meta_cas)
+        return meta_cas
+
+    def _resolve(  # noqa: PLR0917
+        self, key: bytes, rev: int, cas: int, expiry: int, flags: int, datatype: int, *, deleted: bool
+    ) -> None:
+        """Refuse what loses against the stored version (header.md 7.6)."""
+        frame = self.get_any(key)
+        if frame is None:
+            return
+        old = Document.of(frame)
+        if self._bucket.settings.last_write_wins:
+            new_key, old_key = (cas, rev), (old.cas, old.rev)
+        else:
+            new_key, old_key = (rev, cas), (old.rev, old.cas)
+        if new_key != old_key:
+            wins = new_key > old_key
+        elif deleted or old.deleted:
+            wins = False
+        elif expiry != old.expiry:
+            wins = expiry > old.expiry
+        elif flags != old.flags:
+            wins = flags < old.flags
+        else:
+            wins = bool(
+                self._bucket.settings.last_write_wins
+                and datatype & Datatype.XATTR
+                and not old.datatype & Datatype.XATTR
+            )
+        if not wins:
+            raise DocumentRefused(Status.KEY_EEXISTS)
+
+    # Expiry.
+
+    def _expire(self, key: bytes, frame: bytes, entry: int) -> None:
+        if self._bucket.memory_bytes > self._bucket.memory_limit:
+            return  # a reader is not to blame; the next one tries again
+        value, datatype = self._tombstone_value(frame)
+        time_s = int.from_bytes(frame[44:48], "big")
+        rev = (entry >> REV_SHIFT) + 1
+        self._bury(key, _EXPIRATION, value, datatype, rev, self._bucket.clock.next(), time_s)
+
+    def expire_due(self, limit: int = 1_000) -> int:
+        now = self._bucket.now_s()
+        if self._next_expiry > now or self.state != VBucketState.ACTIVE:
+            return 0
+        index = self._index if self._index is not None else self._load()
+        found, next_expiry = self._expired_by(now)
+        due = []
+        for frame, seqno in found:
+            key = frame_key(frame)
+            entry = index.get(key, 0)
+            if entry & SEQNO == seqno and entry & EXISTS:
+                due.append((key, frame, entry))
+        for key, frame, entry in due[:limit]:
+            self._expire(key, frame, entry)
+        self._next_expiry = next_expiry if len(due) <= limit else now
+        return min(len(due), limit)
+
+    def _expired_by(self, now: int) -> tuple[list[tuple[bytes, int]], int]:
+        """Changes whose expiry has come, superseded ones too, and the next expiry after that."""
+        found: list[tuple[bytes, int]] = []
+        following = NO_EXPIRY
+        for piece in self.pieces:
+            if piece.min_expiry == NO_EXPIRY:
+                continue
+            for frames in piece.blocks():
+                places = np.flatnonzero(frames.traits & EXPIRES)
+                offsets = frames.offsets[places]
+                expiries = expiries_at(frames.data, offsets)
+                come = expiries <= now
+                following = min([following, *expiries[~come].tolist()])
+                for place, offset in zip(places[come].tolist(), offsets[come].tolist(), strict=True):
+                    stop = offset + int(frames.lengths[place])
+                    found.append((frames.data[offset:stop].tobytes(), int(frames.seqnos[place])))
+        sealed = self.sealed_seqno
+        for tail in (*self._old, self._tail):
+            for place in range(tail.after(sealed), len(tail)):
+                if tail.traits[place] & EXPIRES:
+                    expiry = int.from_bytes(tail.frames[place][44:48], "big")
+                    if expiry <= now:
+                        found.append((tail.frames[place], tail.seqnos[place]))
+                    else:
+                        following = min(following, expiry)
+        return found, following
+
+    def drop_after(self, seqno: int) -> None:
+        super().drop_after(seqno)
+        self._locks.clear()

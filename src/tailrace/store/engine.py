@@ -1,0 +1,171 @@
+"""The embedded store: one data directory (or memory) with buckets, for one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+from collections.abc import Mapping
+from types import TracebackType
+
+from ..clock import SYSTEM, Clock
+from ..errors import StoreCorrupt, StoreError, StoreTooNew, UsageError
+from ..rng import source
+from .base import StoreSettings
+from .bucket import MANIFEST, Bucket
+from .files import DiskFiles, Files, MemoryFiles
+from .format import FORMAT_VERSION
+
+__all__ = ["Engine"]
+
+MAGIC = b"tailrace store, format "
+FORMAT = "FORMAT"
+LOCK = "LOCK"
+PREFIX = "bucket."
+_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}", re.ASCII)
+
+
+class Engine:
+    """Opens a data directory, or memory if none is given. See `base.Engine` for the contract."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        files: Files | None = None,
+        settings: StoreSettings | None = None,
+        clock: Clock = SYSTEM,
+        rng: random.Random | None = None,
+    ) -> None:
+        if files is None:
+            files = MemoryFiles() if directory is None else DiskFiles(directory)
+        self.files = files
+        self.settings = settings or StoreSettings()
+        self._clock = clock
+        self._rng = rng or source()
+        self._buckets: dict[str, Bucket] = {}
+        try:
+            files.make_directory("")
+            fresh = self._check_format()  # before the lock, which leaves a file
+            files.lock(LOCK)
+        except OSError as error:
+            raise StoreError(f"the data directory can't be used: {error.strerror or error}") from error
+        try:
+            if fresh:
+                files.replace(FORMAT, MAGIC + bytes([FORMAT_VERSION]) + b"\n")
+            for name in files.names(""):
+                if name.startswith(PREFIX):
+                    self._open(name)
+        except OSError as error:
+            files.unlock()
+            raise StoreError(f"the data directory can't be used: {error.strerror or error}") from error
+        except BaseException:
+            files.unlock()
+            raise
+
+    @property
+    def buckets(self) -> Mapping[str, Bucket]:
+        return self._buckets
+
+    def _check_format(self) -> bool:
+        """Whether this is no store yet. A newer one is refused before anything in it is touched."""
+        names = self.files.names("")
+        if FORMAT not in names:
+            if any(name.startswith(PREFIX) for name in names):
+                raise StoreCorrupt(f"{FORMAT} is missing from the data directory: restore it from a copy")
+            if foreign := [name for name in names if name not in (LOCK, FORMAT + ".new")]:
+                raise StoreError(f"the data directory is not empty and no store: it has {foreign[0]!r}")
+            return True
+        file = self.files.open(FORMAT)
+        data = file.read(file.size, 0)
+        file.close()
+        if len(data) != len(MAGIC) + 2 or not data.startswith(MAGIC):
+            raise StoreCorrupt(f"{FORMAT} in the data directory is damaged: restore it from a copy")
+        version = data[len(MAGIC)]
+        if version > FORMAT_VERSION:
+            raise StoreTooNew(
+                f"the data directory has format {version}, this Tailrace reads up to {FORMAT_VERSION}: "
+                "use a newer Tailrace"
+            )
+        return False
+
+    def _open(self, directory: str) -> None:
+        name = directory.removeprefix(PREFIX)
+        if MANIFEST not in self.files.names(directory):
+            self._remove(directory)  # its creation or deletion was broken off
+            return
+        self._buckets[name] = Bucket.open(name, directory, self.files, self.settings, self._clock, self._rng)
+
+    def create_bucket(
+        self,
+        name: str,
+        vbucket_count: int = 1024,
+        *,
+        active: bool = True,
+        settings: StoreSettings | None = None,
+    ) -> Bucket:
+        if not _NAME.fullmatch(name) or name in self._buckets:
+            raise UsageError(f"bucket {name!r} exists already, or has no legal name")
+        if not 1 <= vbucket_count <= 1024 or vbucket_count & (vbucket_count - 1):
+            raise UsageError(f"{vbucket_count} vbuckets: it must be a power of two from 1 to 1024")
+        directory = PREFIX + name
+        try:
+            self.files.make_directory(directory)
+            self.files.sync_directory("")
+            self._buckets[name] = Bucket.create(
+                name,
+                directory,
+                self.files,
+                settings or self.settings,
+                self._clock,
+                self._rng,
+                vbucket_count=vbucket_count,
+                active=active,
+            )
+        except (OSError, StoreError) as error:
+            with contextlib.suppress(OSError):
+                self._remove(directory)
+            raise StoreError(f"bucket {name!r} could not be created: {error}") from error
+        return self._buckets[name]
+
+    def delete_bucket(self, name: str) -> None:
+        bucket = self._buckets.pop(name)
+        bucket.abandon()
+        try:
+            self._remove(bucket.directory)
+        except OSError as error:
+            raise StoreError(f"bucket {name!r} could not be removed: {error.strerror or error}") from error
+
+    def _remove(self, directory: str) -> None:
+        """The manifest goes first: without it the rest is no bucket."""
+        names = self.files.names(directory)
+        for name in sorted(names, key=lambda name: name != MANIFEST):
+            self.files.unlink(f"{directory}/{name}")
+            if name == MANIFEST:
+                self.files.sync_directory(directory)
+        self.files.remove_directory(directory)
+        self.files.sync_directory("")
+
+    def close(self) -> None:
+        try:
+            for bucket in self._buckets.values():
+                bucket.close()
+        finally:
+            self._buckets = {}
+            self.files.unlock()
+
+    def crash(self) -> None:
+        """Let go of everything without writing a byte, as a kill does; for tests."""
+        for bucket in self._buckets.values():
+            bucket.abandon()
+        self._buckets = {}
+        self.files.unlock()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,325 @@
+"""Every write, sync, rename and unlink of Tailrace happens in this module, so that faults can be injected
+here.
+
+`Files` is a small tree of append-only files with two homes: `DiskFiles` is a directory, `MemoryFiles` is the
+memory of this process (and, as such, the whole of ``tailrace serve --memory``).
+`tailrace.testing.faulty_files` has a third that loses power. Nothing is ever written in place: a file grows
+at its end until it is synced, or is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from ..errors import StoreCorrupt, StoreLocked
+
+__all__ = ["Buffer", "DiskFiles", "File", "Files", "MemoryFiles", "atomic_write"]
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+IOV_MAX = 1024
+
+
+class File(Protocol):
+    """An open file. It stays readable after it was unlinked, until it is closed or forgotten."""
+
+    path: str
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far, synced or not."""
+        ...
+
+    def append(self, parts: Iterable[Buffer]) -> None:
+        """Write at the end; whole, or an OSError after which the end of the file is undefined."""
+        ...
+
+    def sync(self) -> None:
+        """All bytes and the size are on disk when this returns. After an error they may never be: give the
+        file up.
+        """
+        ...
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Exactly these bytes; StoreCorrupt if the file is shorter."""
+        ...
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill the buffer; StoreCorrupt if the file is shorter."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """A tree of files; paths are relative, with slashes. Names are durable after `sync_directory`,
+    contents after `sync`.
+    """
+
+    def lock(self, path: str) -> None:
+        """Take the tree for this process until `unlock`; StoreLocked if another has it."""
+        ...
+
+    def unlock(self) -> None: ...
+
+    def names(self, directory: str) -> list[str]:
+        """What is in a directory, sorted; empty if there is none."""
+        ...
+
+    def create(self, path: str) -> File:
+        """A new file to append to; FileExistsError if it is there."""
+        ...
+
+    def open(self, path: str) -> File:
+        """An existing file, to read."""
+        ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def make_directory(self, path: str) -> None: ...
+
+    def remove_directory(self, path: str) -> None: ...
+
+    def sync_directory(self, path: str) -> None: ...
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Write a whole file at once: after a crash it has either the old content or the new."""
+        ...
+
+
+def replace_file(files: Files, path: str, data: bytes) -> None:
+    """How every home does `Files.replace`: write beside, sync, rename, sync the directory."""
+    beside = path + ".new"
+    with contextlib.suppress(FileNotFoundError):
+        files.unlink(beside)
+    file = files.create(beside)
+    try:
+        file.append([data])
+        file.sync()
+    finally:
+        file.close()
+    files.rename(beside, path)
+    files.sync_directory(path.rpartition("/")[0])
+
+
+def atomic_write(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a whole file anywhere on disk: write beside, sync, rename, sync the directory."""
+    target = Path(path)
+    DiskFiles(target.parent).replace(target.name, data)
+
+
+class DiskFile:
+    """A file in a directory."""
+
+    __slots__ = ("_fd", "path", "size")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self.size = os.fstat(fd).st_size
+        self._fd = fd
+
+    def append(self, parts: Iterable[Buffer]) -> None:
+        rest = [memoryview(part).cast("B") for part in parts if len(part)]
+        while rest:
+            written = os.writev(self._fd, rest[:IOV_MAX])
+            if not written:
+                raise OSError(errno.EIO, "nothing was written", self.path)
+            self.size += written
+            done = 0
+            while done < len(rest) and written >= len(rest[done]):
+                written -= len(rest[done])
+                done += 1
+            del rest[:done]
+            if written:
+                rest[0] = rest[0][written:]
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def read(self, size: int, offset: int) -> bytes:
+        data = os.pread(self._fd, size, offset)
+        if len(data) == size:
+            return data
+        buffer = bytearray(size)
+        self.read_into(memoryview(buffer), offset)
+        return bytes(buffer)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            if not count:
+                raise _too_short(self.path, offset + len(buffer))
+            done += count
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class DiskFiles:
+    """A directory."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        self._lock_fd = -1
+
+    def lock(self, path: str) -> None:
+        fd = os.open(self.root / path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise StoreLocked(f"{self.root} is in use by another process") from None
+        self._lock_fd = fd
+
+    def unlock(self) -> None:
+        fd, self._lock_fd = self._lock_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def names(self, directory: str) -> list[str]:
+        try:
+            return sorted(path.name for path in (self.root / directory).iterdir())
+        except FileNotFoundError:
+            return []
+
+    def create(self, path: str) -> File:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        return DiskFile(path, os.open(self.root / path, flags, 0o600))
+
+    def open(self, path: str) -> File:
+        return DiskFile(path, os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def rename(self, old: str, new: str) -> None:
+        (self.root / old).replace(self.root / new)
+
+    def unlink(self, path: str) -> None:
+        (self.root / path).unlink()
+
+    def make_directory(self, path: str) -> None:
+        (self.root / path).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def remove_directory(self, path: str) -> None:
+        (self.root / path).rmdir()
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(self.root / path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def replace(self, path: str, data: bytes) -> None:
+        replace_file(self, path, data)
+
+
+class MemoryFile:
+    """A file that goes when the last one forgets it."""
+
+    __slots__ = ("_data", "path")
+
+    def __init__(self, path: str, data: bytearray) -> None:
+        self.path = path
+        self._data = data
+
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def append(self, parts: Iterable[Buffer]) -> None:
+        for part in parts:
+            self._data += part
+
+    def sync(self) -> None:
+        pass
+
+    def read(self, size: int, offset: int) -> bytes:
+        # Two slices would copy twice; a view must not live on, or the bytearray could no longer grow.
+        with memoryview(self._data) as view:
+            data = bytes(view[offset : offset + size])
+        if len(data) != size:
+            raise _too_short(self.path, offset + size)
+        return data
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        with memoryview(self._data) as view:
+            if offset + len(buffer) > len(view):
+                raise _too_short(self.path, offset + len(buffer))
+            buffer[:] = view[offset : offset + len(buffer)]
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryFiles:
+    """Files in the memory of this process; a second store on the same object finds what the first one
+    left.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytearray] = {}
+        self.locked = False
+
+    def lock(self, path: str) -> None:
+        if self.locked:
+            raise StoreLocked("this memory is in use by another store")
+        self.locked = True
+
+    def unlock(self) -> None:
+        self.locked = False
+
+    def names(self, directory: str) -> list[str]:
+        prefix = f"{directory}/" if directory else ""
+        inside = (path[len(prefix) :] for path in self.files if path.startswith(prefix))
+        return sorted({path.partition("/")[0] for path in inside if path})
+
+    def create(self, path: str) -> File:
+        if path in self.files:
+            raise FileExistsError(errno.EEXIST, "it is there already", path)
+        self.files[path] = bytearray()
+        return MemoryFile(path, self.files[path])
+
+    def open(self, path: str) -> File:
+        try:
+            return MemoryFile(path, self.files[path])
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path) from None
+
+    def rename(self, old: str, new: str) -> None:
+        self.files[new] = self.files.pop(old)
+
+    def unlink(self, path: str) -> None:
+        try:
+            del self.files[path]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path) from None
+
+    def make_directory(self, path: str) -> None:
+        """A directory is there as soon as a file is in it."""
+
+    def remove_directory(self, path: str) -> None:
+        """... and goes with its last file."""
+
+    def sync_directory(self, path: str) -> None:
+        pass
+
+    def replace(self, path: str, data: bytes) -> None:
+        replace_file(self, path, data)
+
+
+def _too_short(path: str, end: int) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"{path} is shorter than {end} bytes: restore it from a copy, or start over without it"
+    )

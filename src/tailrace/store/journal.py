@@ -1,0 +1,188 @@
+"""Group commits: the chain of logs that a bucket writes, the jobs that write them, and the clock that
+numbers versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ..clock import Clock
+from ..errors import StoreError
+from .files import Files
+from .log import Batch, LogHeader, LogWriter, log_name
+
+if TYPE_CHECKING:
+    from .bucket import Bucket
+    from .vbucket import History
+
+__all__ = ["BaseJob", "CommitJob", "HybridClock", "Journal"]
+
+CAS_MARGIN_NS = 5_000_000_000
+_LOGICAL = 0xFFFF
+_MAX_OBSERVED = 1 << 63
+
+
+class HybridClock:
+    """CAS values: wall-clock nanoseconds with a counter in the low 16 bits; it never goes back.
+
+    A batch says up to where values may be given out before the next one, so that after a crash none comes
+    twice, whatever the wall clock does meanwhile.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.last = 0
+        self.monotonic = clock.monotonic
+        self._time_ns = clock.time_ns
+
+    def next(self) -> int:
+        """A value above all that were given out or observed."""
+        now = self._time_ns() & ~_LOGICAL
+        last = self.last
+        self.last = now = now if now > last else last + 1
+        return now
+
+    def observe(self, cas: int) -> None:
+        """Another node made this one. Values that no clock can have reached are not followed."""
+        if self.last < cas < _MAX_OBSERVED:
+            self.last = cas
+
+    def now_s(self) -> int:
+        return self._time_ns() // 1_000_000_000
+
+    def ceiling(self) -> int:
+        """What is given out within the next few seconds stays below this."""
+        return max(self.last, self._time_ns()) + CAS_MARGIN_NS
+
+
+class Journal:
+    """The logs of a bucket, one behind the other; only the newest is written. Used by one job at a time."""
+
+    def __init__(self, files: Files, directory: str, rng: random.Random) -> None:
+        self.number = 0  # of the newest log
+        self.valid_bytes = 0
+        self.next_batch = 1
+        self._highest = 0  # number of a log file that was ever tried
+        self._files = files
+        self._directory = directory
+        self._rng = rng
+        self._writer: LogWriter | None = None
+
+    def follow(self, number: int, valid_bytes: int, next_batch: int, highest: int) -> None:
+        """Go on behind the logs that were found."""
+        self.number, self.valid_bytes, self.next_batch = number, valid_bytes, next_batch
+        self._highest = max(highest, number)
+
+    def commit(self, batch: Batch) -> None:
+        """Make a batch durable, or raise OSError; then the next batch goes to a new log."""
+        try:
+            writer = self._writer or self._start()
+            writer.commit(batch)
+        except OSError:
+            self.rotate()
+            raise
+        self.valid_bytes, self.next_batch = writer.valid_bytes, writer.next_batch
+
+    def rotate(self) -> None:
+        """The next batch begins a new log."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _start(self) -> LogWriter:
+        self._highest += 1
+        salt = self._rng.getrandbits(32)
+        header = LogHeader(self._highest, self.number, self.valid_bytes, self.next_batch, salt)
+        try:
+            self._writer = LogWriter(self._files, self._directory, header)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._files.unlink(f"{self._directory}/{log_name(self._highest)}")
+            raise
+        self.number, self.valid_bytes = self._writer.number, self._writer.valid_bytes
+        return self._writer
+
+
+class BaseJob:
+    """Work in two halves. Both may be asked for more than once, and `run` from several threads: it happens
+    once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ran = False
+        self._settled = False
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        with self._lock:
+            if not self._ran:
+                try:
+                    self._work()
+                except (OSError, StoreError) as error:
+                    self._error = error
+                except BaseException as error:
+                    self._error = StoreError(f"{type(self).__name__} failed: {error!r}")
+                    raise
+                finally:
+                    self._ran = True
+
+    def settle(self) -> None:
+        """Bring it to its end; an error is kept for `finish`."""
+        self.run()
+        if not self._settled:
+            self._settled = True
+            if self._error is None:
+                self._take_over()
+            else:
+                self._undo()
+
+    def finish(self) -> None:
+        self.settle()
+        error, self._error = self._error, None
+        if isinstance(error, OSError):
+            raise StoreError(f"{error.strerror or error}: {self}") from error
+        if error is not None:
+            raise error
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+    def _take_over(self) -> None:
+        raise NotImplementedError
+
+    def _undo(self) -> None:
+        raise NotImplementedError
+
+
+class CommitJob(BaseJob):
+    """A group commit. It has its own copy of everything, so that writers go on meanwhile."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        batch: Batch,
+        marks: list[tuple[History, int, int]],
+        meta_of: list[History],
+        rotate: dict[str, Any] | None,
+    ) -> None:
+        super().__init__()
+        self.batch = batch
+        self.marks = marks  # vbucket, changes of its tail and seqno that are durable then
+        self.meta_of = meta_of
+        self.rotate = rotate  # the bucket's state behind this batch, if it is the last of its log
+        self._bucket = bucket
+
+    def __str__(self) -> str:
+        return f"changes of bucket {self._bucket.name} could not be written, and stay queued"
+
+    def _work(self) -> None:
+        self._bucket.journal.commit(self.batch)
+
+    def _take_over(self) -> None:
+        self._bucket.committed(self)
+
+    def _undo(self) -> None:
+        self._bucket.not_committed(self)

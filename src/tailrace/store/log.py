@@ -1,0 +1,206 @@
+"""The log: batches of frames in the order in which they were committed, one sync each.
+
+A batch is either whole or it never was: its checksums cover everything in it, and nothing is written behind a
+batch before that batch is synced. So a crash can only tear the last batch of the newest log, and `read_log`
+tells a torn tail from damage: behind a torn batch there is no other one. A log on which a write or sync
+failed is given up, because nobody knows what its end holds; the next log says how many of its bytes count.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import StoreCorrupt, StoreTooNew
+from .files import Buffer, File, Files
+from .format import BATCH, BATCH_MAGIC, FORMAT_VERSION, LOG, LOG_MAGIC, RUN
+
+__all__ = ["Batch", "LogHeader", "LogWriter", "log_header", "log_name", "log_number", "read_log"]
+
+PREFIX = "log-"
+
+
+def log_name(number: int) -> str:
+    return f"{PREFIX}{number:010d}"
+
+
+def log_number(name: str) -> int | None:
+    """The number in a log's name; None for other files."""
+    digits = name.removeprefix(PREFIX)
+    return int(digits) if name.startswith(PREFIX) and len(digits) == 10 and digits.isdecimal() else None
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one sync makes durable: frames, run by run of the same vbucket, and metadata that holds after
+    them.
+    """
+
+    frames: list[bytes] = field(default_factory=list)
+    runs: list[tuple[int, int]] = field(default_factory=list)  # vbucket, frames
+    replaced: array[int] = field(default_factory=lambda: array("Q"))
+    traits: bytearray = field(default_factory=bytearray)
+    meta: dict[str, Any] = field(default_factory=dict)
+    cas_ceiling: int = 0
+
+    def encode(self, number: int, salt: int) -> list[Buffer]:
+        """The bytes of the batch, in parts."""
+        lengths = np.fromiter(map(len, self.frames), "<u4", len(self.frames))
+        runs = np.zeros(len(self.runs), RUN)
+        if self.runs:
+            runs["vbucket"], runs["count"] = np.array(self.runs, np.int64).T
+        frames = b"".join(self.frames)
+        meta = json.dumps(self.meta, separators=(",", ":")).encode() if self.meta else b""
+        columns = b"".join(
+            (runs.tobytes(), lengths.tobytes(), np.array(self.replaced, "<u8").tobytes(), self.traits)
+        )
+        body_crc = zlib.crc32(meta, zlib.crc32(frames, zlib.crc32(columns, salt)))
+        head = BATCH.pack(
+            BATCH_MAGIC,
+            0,
+            number,
+            self.cas_ceiling,
+            len(self.frames),
+            len(self.runs),
+            len(frames),
+            len(meta),
+            body_crc,
+        )
+        head = head[:4] + zlib.crc32(head[8:], salt).to_bytes(4, "little") + head[8:]
+        return [head, columns, frames, meta]
+
+
+class LogHeader(NamedTuple):
+    """What a log says of itself and of the one before it."""
+
+    number: int
+    previous: int  # 0: there is none
+    previous_bytes: int
+    first_batch: int
+    salt: int
+
+
+class LogWriter:
+    """The end of the newest log."""
+
+    def __init__(self, files: Files, directory: str, header: LogHeader) -> None:
+        self.number = header.number
+        self.next_batch = header.first_batch
+        self._salt = header.salt
+        head = LOG.pack(LOG_MAGIC, FORMAT_VERSION, *header, 0)[:-4]
+        self._file = files.create(f"{directory}/{log_name(header.number)}")
+        self._file.append([head, zlib.crc32(head).to_bytes(4, "little")])
+        self._file.sync()
+        files.sync_directory(directory)
+        self.valid_bytes = self._file.size
+
+    def commit(self, batch: Batch) -> None:
+        """Append and sync. After an OSError this writer is of no more use; `valid_bytes` stays what was
+        synced.
+        """
+        self._file.append(batch.encode(self.next_batch, self._salt))
+        self._file.sync()
+        self.valid_bytes = self._file.size
+        self.next_batch += 1
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def log_header(file: File) -> LogHeader | None:
+    """A log's header; None if it was never written whole, so that nothing behind it can be either."""
+    if file.size < LOG.size:
+        return None
+    head = file.read(LOG.size, 0)
+    magic, version, *fields, crc = LOG.unpack(head)
+    if magic != LOG_MAGIC or zlib.crc32(head[:-4]) != crc:
+        return None
+    if version > FORMAT_VERSION:
+        raise StoreTooNew(f"{file.path} has format {version}, this Tailrace reads up to {FORMAT_VERSION}")
+    return LogHeader(*fields)
+
+
+def read_log(file: File, header: LogHeader, valid_bytes: int | None) -> Iterator[tuple[int, Batch]]:
+    """The batches of a log, each with the offset behind it.
+
+    `valid_bytes` is what the next log says of this one; None for the newest, whose last batch may be torn.
+    """
+    if valid_bytes is not None and valid_bytes > file.size:
+        raise StoreCorrupt(
+            f"{file.path} ends at byte {file.size}, but {valid_bytes} were synced: restore it from a copy"
+        )
+    data = file.read(file.size if valid_bytes is None else valid_bytes, 0)
+    at, number = LOG.size, header.first_batch
+    while at < len(data):
+        end = _batch_end(data, at, header.salt, number, number)
+        batch = _decode(data, at, end, header.salt) if end is not None else None
+        if end is None or batch is None:
+            if valid_bytes is not None or _has_batch_after(data, at, header.salt, number):
+                raise StoreCorrupt(f"{file.path} is damaged at byte {at}: restore it from a copy")
+            return
+        yield end, batch
+        at, number = end, number + 1
+
+
+def _batch_end(data: bytes, at: int, salt: int, lowest: int, highest: int) -> int | None:
+    """Where the batch at this offset ends, if its header is sound, its number is one of these, and it
+    fits.
+    """
+    if at + BATCH.size > len(data):
+        return None
+    magic, crc, found, _, frames, runs, frame_bytes, meta_bytes, _ = BATCH.unpack_from(data, at)
+    if magic != BATCH_MAGIC or zlib.crc32(data[at + 8 : at + BATCH.size], salt) != crc:
+        return None
+    if not lowest <= found <= highest:
+        return None
+    end = at + BATCH.size + runs * RUN.itemsize + frames * 13 + frame_bytes + meta_bytes
+    return end if end <= len(data) else None
+
+
+def _has_batch_after(data: bytes, at: int, salt: int, number: int) -> bool:
+    """Whether anything behind a batch that can't be read shows that it was synced: then it is damaged, not
+    torn.
+    """
+    end = _batch_end(data, at, salt, number, number)
+    if end is not None and end < len(data):
+        return True
+    at -= 1
+    while (at := data.find(BATCH_MAGIC, at + 1)) >= 0:
+        end = _batch_end(data, at, salt, number + 1, 1 << 64)
+        if end is not None and _decode(data, at, end, salt) is not None:
+            return True
+    return False
+
+
+def _decode(data: bytes, at: int, end: int, salt: int) -> Batch | None:
+    """The batch between two offsets, or None if its body is not what was written."""
+    _, _, _, cas_ceiling, count, runs, frame_bytes, meta_bytes, crc = BATCH.unpack_from(data, at)
+    with memoryview(data) as view:
+        if zlib.crc32(view[at + BATCH.size : end], salt) != crc:
+            return None
+    at += BATCH.size
+    run_table = np.frombuffer(data, RUN, runs, at)
+    at += run_table.nbytes
+    lengths = np.frombuffer(data, "<u4", count, at)
+    at += lengths.nbytes
+    replaced = array("Q", np.frombuffer(data, "<u8", count, at).astype(np.uint64).tobytes())
+    at += 8 * count
+    traits = bytearray(data[at : at + count])
+    at += count
+    ends = (np.cumsum(lengths, dtype=np.int64) + at).tolist()
+    frames = [data[start:stop] for start, stop in zip([at, *ends], ends, strict=False)]
+    meta = json.loads(data[at + frame_bytes : at + frame_bytes + meta_bytes]) if meta_bytes else {}
+    return Batch(
+        frames,
+        list(zip(run_table["vbucket"].tolist(), run_table["count"].tolist(), strict=True)),
+        replaced,
+        traits,
+        meta,
+        cas_ceiling,
+    )

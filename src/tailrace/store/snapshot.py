@@ -1,0 +1,209 @@
+"""Stable reads of a vbucket for streams: from the changes in memory, and from sealed segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..frames import Chunk, collections_at, seqnos_at
+from .format import SYSTEM, collection_of, frame_key
+from .segment import Frames, Piece
+
+__all__ = ["DiskSnapshot", "Drops", "MemorySnapshot", "superseded"]
+
+STREAM_TRAITS = 0x3F
+"""What a producer wants to know of a chunk: all but EXPIRES and REPLACES."""
+
+_NO_SEQNOS = np.empty(0, np.uint64)
+
+
+class Drops:
+    """Collections that ended or were emptied, as of a seqno: their earlier documents are gone without a
+    deletion each.
+    """
+
+    __slots__ = ("_by_collection",)
+
+    def __init__(self, drops: Iterable[tuple[int, int]], up_to: int) -> None:
+        self._by_collection = {collection: seqno for seqno, collection in sorted(drops) if seqno <= up_to}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_collection)
+
+    @property
+    def latest(self) -> int:
+        """The last seqno at which a collection was dropped."""
+        return max(self._by_collection.values(), default=0)
+
+    def hides(self, key: bytes, seqno: int) -> bool:
+        """Whether a document's change is gone with its collection."""
+        return seqno < self._by_collection.get(collection_of(key), 0)
+
+    def keep_mask(self, frames: Frames) -> npt.NDArray[np.bool_] | None:
+        """Which frames are left; None for all of them."""
+        if not self._by_collection:
+            return None
+        ids = collections_at(frames.data, frames.offsets)
+        hidden = np.zeros(len(ids), np.bool_)
+        for collection, seqno in self._by_collection.items():
+            hidden |= (ids == collection) & (frames.seqnos < seqno)
+        hidden &= (frames.traits & SYSTEM) == 0
+        return ~hidden if hidden.any() else None
+
+
+def superseded(pieces: Sequence[Piece], after: int = 0) -> npt.NDArray[np.uint64]:
+    """The seqnos of all changes after one that a later change in these pieces has superseded, sorted."""
+    olds = [old for piece in pieces if piece.pair_count for old in (piece.pairs()[1],)]
+    if not olds:
+        return _NO_SEQNOS
+    every = np.concatenate(olds)
+    return np.unique(every[every > after])
+
+
+def in_sorted(seqnos: npt.NDArray[np.uint64], among: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which seqnos (rising) are among others (rising)."""
+    low = int(np.searchsorted(among, seqnos[0]))
+    high = int(np.searchsorted(among, seqnos[-1], "right"))
+    if low == high:
+        return np.zeros(len(seqnos), np.bool_)
+    part = among[low:high]
+    places = np.searchsorted(part, seqnos)
+    found: npt.NDArray[np.bool_] = part[np.minimum(places, len(part) - 1)] == seqnos
+    return found
+
+
+class MemorySnapshot:
+    """Changes that are in memory; it holds on to their frames until they are read."""
+
+    in_memory = True
+
+    def __init__(
+        self,
+        start: int,
+        end: int,
+        frames: list[bytes],
+        traits: bytes,
+        *,
+        checkpoint: bool,
+        checkpoint_id: int,
+    ) -> None:
+        self.start = start
+        self.end = end
+        self.checkpoint = checkpoint
+        self.checkpoint_id = checkpoint_id
+        self._frames = frames
+        self._traits = traits
+        self._at = 0
+
+    def read(self, max_bytes: int = 256 << 10) -> Chunk | None:
+        frames, at = self._frames, self._at
+        if at == len(frames):
+            return None
+        stop, size = at, 0
+        while stop < len(frames) and (stop == at or size + len(frames[stop]) <= max_bytes):
+            size += len(frames[stop])
+            stop += 1
+        chunk = chunk_of(frames[at:stop], self._traits[at:stop])
+        self._at = stop
+        if stop == len(frames):
+            self.close()
+        return chunk
+
+    def close(self) -> None:
+        self._frames, self._traits, self._at = [], b"", 0
+
+
+def chunk_of(frames: Sequence[bytes], traits: bytes) -> Chunk:
+    """Frames in memory as a chunk."""
+    data = np.frombuffer(bytearray().join(frames), np.uint8)
+    lengths = np.fromiter(map(len, frames), np.int64, len(frames))
+    offsets = np.cumsum(lengths) - lengths
+    every = int(np.bitwise_or.reduce(np.frombuffer(traits, np.uint8))) & STREAM_TRAITS
+    return Chunk(data, offsets, int(seqnos_at(data, offsets[-1:])[0]), every)
+
+
+def fold(
+    frames: list[bytes],
+    seqnos: Sequence[int],
+    replaced: Sequence[int],
+    traits: bytes,
+    drops: Drops,
+) -> tuple[list[bytes], bytes]:
+    """Only the newest version of each key, of changes that stand in order."""
+    first = seqnos[0]
+    dead = {old for old in replaced if old >= first}
+    if not dead and not drops:
+        return frames, traits
+    kept = [
+        place
+        for place, seqno in enumerate(seqnos)
+        if seqno not in dead
+        and not (drops and not traits[place] & SYSTEM and drops.hides(frame_key(frames[place]), seqno))
+    ]
+    return [frames[place] for place in kept], bytes(traits[place] for place in kept)
+
+
+class DiskSnapshot:
+    """What the sealed segments held when it was made, then (for a stream of what is on disk only) changes in
+    memory.
+
+    It keeps the segments' files open, and no frames: each block is read when it is asked for.
+    """
+
+    in_memory = False
+    checkpoint_id = 0
+
+    def __init__(
+        self,
+        after: int,
+        end: int,
+        pieces: Sequence[Piece],
+        dead: npt.NDArray[np.uint64],
+        drops: Drops,
+        *,
+        rest: MemorySnapshot | None = None,
+    ) -> None:
+        self.start = after + 1
+        self.end = end
+        self.checkpoint = True
+        self._seqno = after
+        self._pieces = [piece for piece in pieces if piece.count and piece.last > after]
+        self._dead = dead
+        self._drops = drops
+        self._rest = rest
+        self._blocks: Iterator[Frames] | None = None
+
+    def read(self, max_bytes: int = 256 << 10) -> Chunk | None:
+        while self._pieces:
+            if self._blocks is None:
+                self._blocks = self._pieces[0].blocks(self._seqno)
+            frames = next(self._blocks, None)
+            if frames is None:
+                self._blocks = None
+                del self._pieces[0]
+                continue
+            if len(frames.data) > max_bytes and len(frames.seqnos) > 1:
+                # A smaller piece than a block was asked for. The rest is read again rather than held.
+                ends = np.cumsum(frames.lengths, dtype=np.int64)
+                frames = frames.cut(0, max(int(np.searchsorted(ends, max_bytes, "right")), 1))
+                self._blocks = None
+            self._seqno = int(frames.seqnos[-1])
+            frames = self._current(frames)
+            if len(frames.seqnos):
+                traits = int(np.bitwise_or.reduce(frames.traits)) & STREAM_TRAITS
+                return Chunk(frames.data, frames.offsets, int(frames.seqnos[-1]), traits)
+        return self._rest.read(max_bytes) if self._rest else None
+
+    def _current(self, frames: Frames) -> Frames:
+        mask = None
+        if len(self._dead):
+            mask = ~in_sorted(frames.seqnos, self._dead)
+        kept = self._drops.keep_mask(frames)
+        if kept is not None:
+            mask = kept if mask is None else mask & kept
+        return frames if mask is None else frames.keep(mask)
+
+    def close(self) -> None:
+        self._pieces, self._blocks, self._rest = [], None, None

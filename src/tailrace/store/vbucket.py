@@ -1,0 +1,599 @@
+"""A vbucket's history: numbered changes in memory and in segments, the index of its keys, its state and
+branches.
+
+What may be written, and under which conditions, is in `documents`. Here a change is a frame that has its
+seqno already.
+
+The index has an integer for each key: the seqno of its newest change in the low 63 bits, whether the document
+exists (is no tombstone) in bit 63, its rev above. It says *what* is newest, never where that is: places
+change with each compaction, seqnos don't. It is built when it is first needed, and again after a rollback.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import DocumentRefused
+from ..history import FailoverLog
+from ..wire.codes import DcpOpcode, Status, SystemEventId, VBucketState
+from ..wire.header import HEADER_SIZE
+from .base import Snapshot, SnapshotRange
+from .checkpoint import Checkpoints, Tail
+from .format import (
+    EXPIRES,
+    NO_EXPIRY,
+    REPLACES,
+    SYSTEM,
+    SYSTEM_EVENT,
+    TOMBSTONE,
+    collection_of,
+    index_key,
+    revs_at,
+    system_event,
+    traits_of,
+)
+from .segment import Frames, Piece
+from .snapshot import DiskSnapshot, Drops, MemorySnapshot, fold, superseded
+
+if TYPE_CHECKING:
+    from .bucket import Bucket
+    from .collections import Manifest
+
+__all__ = ["EXISTS", "REV_SHIFT", "SEQNO", "History"]
+
+EXISTS = 1 << 63
+SEQNO = EXISTS - 1
+REV_SHIFT = 64
+_NO_DOCUMENT = TOMBSTONE | SYSTEM
+_BEGINS = (SystemEventId.COLLECTION_BEGIN, SystemEventId.SCOPE_CREATED, SystemEventId.COLLECTION_MODIFIED)
+
+
+class History:
+    """State, seqnos, branches, index and changes of one vbucket."""
+
+    def __init__(self, bucket: Bucket, vbucket: int, state: int, log: FailoverLog) -> None:
+        self.id = vbucket
+        self.state = state
+        self.extra: dict[str, Any] | None = None
+        self.failover_log = log
+        self.high_seqno = 0
+        self.persisted_seqno = 0
+        self.purge_seqno = 0
+        self.rollback_floor = 0
+        self._received = SnapshotRange(0, 0)
+        # highest rev of a tombstone that was purged: a document that comes back goes on from there
+        self.rev_floor = 0
+        self.events: list[tuple[int, int, int, int]] = []  # seqno, event, collection or scope id, scope id
+        self._bucket = bucket
+        self._index: dict[bytes, int] | None = None
+        self._items: int | None = 0
+        self._tail = Tail(1)
+        self._old: list[Tail] = []
+        self._flushed = 0  # changes of the growing tail that are on disk
+        self._queued = False  # it is in the bucket's list for the next flush
+        self._meta_queued = False
+        self._pieces: tuple[Piece, ...] = ()
+        self._pieces_epoch = -1
+        self._next_expiry = NO_EXPIRY
+        self._collection_highs: dict[int, int] | None = None
+        self._checkpoints = Checkpoints(1, 0)
+        self._checkpoint_end = bucket.settings.checkpoint_items
+        self._on_change: Callable[[], None] | None = None
+        self._waiters: list[tuple[int, Callable[[bool], None]]] = []
+
+    # What it is.
+
+    @property
+    def uuid(self) -> int:
+        return self.failover_log.newest.vb_uuid
+
+    @property
+    def received(self) -> SnapshotRange:
+        if self.state == VBucketState.ACTIVE:
+            return SnapshotRange(self.high_seqno, self.high_seqno)
+        return self._received
+
+    @property
+    def complete_seqno(self) -> int:
+        start, end = self.received
+        return min(start, self.high_seqno) if self.high_seqno < end else self.high_seqno
+
+    @property
+    def item_count(self) -> int:
+        if self._items is None:
+            self._load()
+        return self._items or 0
+
+    @property
+    def tombstone_count(self) -> int:
+        index = self._index if self._index is not None else self._load()
+        return sum(1 for key, entry in index.items() if not entry & EXISTS and key[0] != 1)
+
+    @property
+    def disk_bytes(self) -> int:
+        return sum(piece.frame_bytes for piece in self.pieces)
+
+    @property
+    def checkpoint_id(self) -> int:
+        return self._checkpoints.open_id
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Its parts of the sealed segments, in the order of their seqnos."""
+        if self._pieces_epoch != self._bucket.epoch:
+            found = (segment.piece(self.id) for segment in self._bucket.segments)
+            self._pieces = tuple(sorted((piece for piece in found if piece), key=lambda piece: piece.first))
+            self._pieces_epoch = self._bucket.epoch
+        return self._pieces
+
+    @property
+    def sealed_seqno(self) -> int:
+        """The newest change that is in a segment."""
+        return max((piece.last for piece in self.pieces), default=0)
+
+    # Changes.
+
+    def _append(  # noqa: PLR0917
+        self, key: bytes, frame: bytes, seqno: int, entry: int, old: int, traits: int
+    ) -> None:
+        """A new change. `entry` and `old` are the key's new and old index entries, old 0 if there is none."""
+        if self._index is not None:
+            self._index[key] = entry
+        if old & EXISTS:
+            traits |= REPLACES
+        tail = self._tail
+        tail.frames.append(frame)
+        tail.seqnos.append(seqno)
+        tail.replaced.append(old & SEQNO)
+        tail.traits.append(traits)
+        self.high_seqno = seqno
+        bucket = self._bucket
+        bucket.memory_bytes += len(frame)
+        if not self._queued:
+            self._queued = True
+            bucket.queue.append(self)
+        if traits & 0x7F:
+            self._note(key, frame, seqno, traits)
+        if self._items is not None and not traits & SYSTEM:
+            self._items += bool(entry & EXISTS) - bool(old & EXISTS)
+        if self._collection_highs is not None:
+            self._collection_highs[collection_of(key)] = seqno
+        if seqno - self._checkpoints.open_start >= self._checkpoint_end:
+            self.close_checkpoint()
+        if self._on_change is not None:
+            self._on_change()
+
+    def _note(self, key: bytes, frame: bytes, seqno: int, traits: int) -> None:
+        """What an unusual change means beyond its key."""
+        if traits & EXPIRES:
+            self._next_expiry = min(self._next_expiry, int.from_bytes(frame[44:48], "big"))
+        if traits & SYSTEM:
+            event, subject = system_event(frame)
+            scope = subject
+            if event in (SystemEventId.COLLECTION_BEGIN, SystemEventId.COLLECTION_END):
+                value = HEADER_SIZE + 13 + int.from_bytes(frame[2:4], "big")
+                scope = int.from_bytes(frame[value + 8 : value + 12], "big")
+            emptied = self._is_drop(event, subject)
+            self.events.append((seqno, event, subject, scope))
+            if emptied and self._index is not None:
+                self._forget_collection(self._index, subject, seqno)
+                self._items = sum(1 for k, e in self._index.items() if e & EXISTS and k[0] != 1)
+            elif emptied:
+                self._items = None
+
+    def _is_drop(self, event: int, subject: int) -> bool:
+        """Whether an event removes a collection's documents: it ends, or begins once more (a collection's
+        flush).
+        """
+        if event == SystemEventId.COLLECTION_END:
+            return True
+        return event == SystemEventId.COLLECTION_BEGIN and (
+            subject == 0 or any(s == subject and e in (0, 1) for _, e, s, _ in self.events)
+        )
+
+    @property
+    def drops(self) -> list[tuple[int, int]]:
+        """(seqno, collection) of every event that removed a collection's documents."""
+        found = []
+        begun: set[int] = {0}
+        for seqno, event, subject, _ in self.events:
+            if event == SystemEventId.COLLECTION_END or (
+                event == SystemEventId.COLLECTION_BEGIN and subject in begun
+            ):
+                found.append((seqno, subject))
+            if event == SystemEventId.COLLECTION_BEGIN:
+                begun.add(subject)
+        return found
+
+    @staticmethod
+    def _forget_collection(index: dict[bytes, int], collection: int, seqno: int) -> None:
+        gone = [
+            key
+            for key, entry in index.items()
+            if key[0] != 1 and collection_of(key) == collection and entry & SEQNO < seqno
+        ]
+        for key in gone:
+            del index[key]
+
+    def frame_at(self, seqno: int) -> bytes | None:
+        """The frame with this seqno, from memory or disk."""
+        tail = self._tail
+        if seqno >= tail.first:
+            return tail.frame(seqno)
+        for tail in reversed(self._old):
+            if seqno >= tail.first:
+                return tail.frame(seqno)
+        for piece in reversed(self.pieces):
+            if piece.first <= seqno <= piece.last:
+                return piece.frame(seqno)
+        return None
+
+    # The index.
+
+    def _load(self) -> dict[bytes, int]:
+        """Build the index from every change that is left, in order: the newest stays."""
+        index: dict[bytes, int] = {}
+        for piece in self.pieces:
+            for frames in piece.blocks():
+                index_frames(index, frames)
+        sealed = self.sealed_seqno
+        for tail in (*self._old, self._tail):
+            for place in range(tail.after(sealed), len(tail)):
+                frame = tail.frames[place]
+                index[index_key(frame)] = entry_of(frame, tail.seqnos[place], tail.traits[place])
+        drops = self.drops
+        for seqno, collection in drops:
+            self._forget_collection(index, collection, seqno)
+        self._index = index
+        if self._items is None:
+            self._items = sum(1 for key, entry in index.items() if entry & EXISTS and key[0] != 1)
+        return index
+
+    def forget_purged(self, purged: Iterable[tuple[bytes, int]]) -> None:
+        """Compaction dropped these tombstones."""
+        if self._index is not None:
+            for key, seqno in purged:
+                if self._index.get(key, 0) & SEQNO == seqno:
+                    del self._index[key]
+
+    def collection_high_seqno(self, collections: Iterable[int]) -> int:
+        wanted = set(collections)
+        if not self.events and 0 in wanted:
+            return self.high_seqno
+        highs = self._collection_highs
+        if highs is None:
+            highs = {}
+            for key, entry in (self._index if self._index is not None else self._load()).items():
+                if key[0] != 1:
+                    collection = collection_of(key)
+                    highs[collection] = max(highs.get(collection, 0), entry & SEQNO)
+            self._collection_highs = highs
+        events = (seqno for seqno, event, subject, _ in self.events if event in (0, 1) and subject in wanted)
+        return max([highs.get(collection, 0) for collection in wanted] + list(events), default=0)
+
+    # Streams.
+
+    def snapshot_after(self, after_seqno: int, *, memory: bool = True) -> Snapshot | None:
+        if not memory:
+            return self._persisted_snapshot(after_seqno)
+        if after_seqno >= self.high_seqno:
+            return None
+        tails = (*self._old, self._tail)
+        if after_seqno + 1 >= tails[0].first:
+            checkpoint_id, start, end = self._checkpoints.containing(after_seqno + 1)
+            return self._memory_snapshot(
+                after_seqno,
+                self.high_seqno if end is None else end,
+                checkpoint=start == after_seqno,
+                checkpoint_id=checkpoint_id,
+            )
+        return self._disk_snapshot(after_seqno, self.sealed_seqno)
+
+    def _memory_snapshot(
+        self, after: int, end: int, *, checkpoint: bool = False, checkpoint_id: int = 0
+    ) -> MemorySnapshot | None:
+        frames: list[bytes] = []
+        seqnos, replaced = array("Q"), array("Q")
+        traits = bytearray()
+        for tail in (*self._old, self._tail):
+            start, stop = tail.after(after), tail.after(end)
+            if start < stop:
+                frames += tail.frames[start:stop]
+                seqnos += tail.seqnos[start:stop]
+                replaced += tail.replaced[start:stop]
+                traits += tail.traits[start:stop]
+        if not frames:
+            return None
+        # The last change up to `end`: a replica's checkpoint may end in a gap.
+        last = seqnos[-1]
+        kept, kept_traits = fold(frames, seqnos, replaced, bytes(traits), Drops(self.drops, last))
+        return MemorySnapshot(
+            after + 1, last, kept, kept_traits, checkpoint=checkpoint, checkpoint_id=checkpoint_id
+        )
+
+    def _disk_snapshot(self, after: int, end: int) -> DiskSnapshot:
+        pieces = self.pieces
+        return DiskSnapshot(after, end, pieces, superseded(pieces, after), Drops(self.drops, end))
+
+    def _persisted_snapshot(self, after: int) -> Snapshot | None:
+        """Everything on disk: the segments, and what the logs hold of the changes in memory."""
+        if after >= self.persisted_seqno:
+            return None
+        sealed = self.sealed_seqno
+        if after >= sealed:
+            snapshot = self._memory_snapshot(after, self.persisted_seqno)
+            if snapshot is not None:
+                snapshot.in_memory = False
+                snapshot.checkpoint = True
+            return snapshot
+        rest = self._memory_snapshot(sealed, self.persisted_seqno)
+        if rest is None:
+            return self._disk_snapshot(after, sealed)
+        dead = superseded(self.pieces, after)
+        later = {
+            old
+            for tail in (*self._old, self._tail)
+            for old in tail.replaced[tail.after(sealed) : tail.after(rest.end)]
+            if after < old <= sealed
+        }
+        if later:
+            dead = np.union1d(dead, np.fromiter(later, np.uint64, len(later)))
+        return DiskSnapshot(after, rest.end, self.pieces, dead, Drops(self.drops, rest.end), rest=rest)
+
+    def on_change(self, callback: Callable[[], None] | None) -> None:
+        self._on_change = callback
+
+    def changed(self) -> None:
+        """Something other than a new change happened that streams must know."""
+        if self._on_change is not None:
+            self._on_change()
+
+    def close_checkpoint(self) -> int:
+        before = self._checkpoints.open_id
+        self._checkpoints.close(self.high_seqno)
+        if self._checkpoints.open_id != before:
+            self._bucket.queue_meta(self)
+        return self._checkpoints.open_id
+
+    def checkpoint_start(self, checkpoint_id: int) -> int | None:
+        start = self._checkpoints.start_of(checkpoint_id)
+        first = self._old[0].first if self._old else self._tail.first
+        return start if start is not None and start + 1 >= first else None
+
+    # Durability.
+
+    def when_persisted(self, seqno: int, callback: Callable[[bool], None]) -> None:
+        if seqno <= self.persisted_seqno:
+            callback(True)
+        else:
+            self._waiters.append((seqno, callback))
+
+    def persisted(self, seqno: int) -> None:
+        """A flush has reached this seqno."""
+        self.persisted_seqno = seqno
+        if self._waiters:
+            due = [callback for wanted, callback in self._waiters if wanted <= seqno]
+            self._waiters = [waiter for waiter in self._waiters if waiter[0] > seqno]
+            for callback in due:
+                callback(True)
+
+    def give_up_waiters(self, after: int = 0) -> None:
+        """What they wait for will never come."""
+        lost = [callback for wanted, callback in self._waiters if wanted > after]
+        self._waiters = [waiter for waiter in self._waiters if waiter[0] <= after]
+        for callback in lost:
+            callback(False)
+
+    def rotate(self, flushed: int, generation: Any) -> None:
+        """What is flushed of the growing tail belongs to a generation that is now complete."""
+        tail = self._tail
+        first = tail.seqnos[flushed - 1] + 1 if flushed else tail.first
+        old = tail.part(0, flushed, tail.first)
+        old.generation = generation
+        self._tail = tail.part(flushed, len(tail), first)
+        self._flushed = 0
+        self._old.append(old)
+
+    def forget_tail(self, generation: Any) -> None:
+        """A generation is sealed and leaves memory."""
+        if self._old and self._old[0].generation is generation:
+            del self._old[0]
+            first = self._old[0].first if self._old else self._tail.first
+            self._checkpoints.forget_before(first - 1)
+
+    def drop_after(self, seqno: int) -> None:
+        """The part of a rollback that happens in memory; segments are clipped by the bucket."""
+        # Copies, because a job on another thread may be reading the old ones.
+        kept = [tail for tail in self._old if tail.first <= seqno]
+        self._old = [tail.part(0, tail.after(seqno), tail.first) for tail in kept]
+        for new, old in zip(self._old, kept, strict=True):
+            new.generation = old.generation
+        tail = self._tail
+        if tail.first <= seqno:
+            self._tail = tail.part(0, tail.after(seqno), tail.first)
+        else:
+            self._tail = Tail(seqno + 1)
+        self._flushed = min(self._flushed, len(self._tail))
+        self.high_seqno = seqno
+        self.persisted_seqno = min(self.persisted_seqno, seqno)
+        self._received = SnapshotRange(seqno, seqno)
+        self.events = [event for event in self.events if event[0] <= seqno]
+        if seqno == 0:
+            self.purge_seqno = self.rollback_floor = self.rev_floor = 0
+        self._index = None
+        self._items = None if seqno else 0
+        self._collection_highs = None
+        self._next_expiry = 0
+        self._checkpoints.rolled_back_to(seqno)
+        self._pieces_epoch = -1
+
+    # Collections.
+
+    def apply_manifest(self, manifest: Manifest, previous_uid: int) -> None:
+        """Append the system events that lead from the collections that this vbucket knows to the
+        manifest's.
+        """
+        for event, version, name, value in list(manifest.events_from(self.events, previous_uid)):
+            self._append_event(event, version, name, value)
+
+    def _append_event(self, event: int, version: int, name: bytes, value: bytes) -> None:
+        seqno = self.high_seqno + 1
+        frame = (
+            SYSTEM_EVENT.pack(
+                0x80,
+                DcpOpcode.SYSTEM_EVENT,
+                len(name),
+                13,
+                0,
+                self.id,
+                13 + len(name) + len(value),
+                0,
+                self._bucket.clock.next(),
+                seqno,
+                event,
+                version,
+            )
+            + name
+            + value
+        )
+        self._append_system(frame, seqno)
+
+    def _append_system(self, frame: bytes, seqno: int) -> None:
+        event, subject = system_event(frame)
+        scope = event in (SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED)
+        same = (3, 4) if scope else (0, 1, 5)
+        earlier = [s for s, e, which, _ in self.events if which == subject and e in same]
+        old = earlier[-1] if earlier else 0
+        entry = seqno | (EXISTS if event in _BEGINS else 0)
+        self._append(index_key(frame), frame, seqno, entry, old, SYSTEM)
+
+    # A replica's side.
+
+    def begin_snapshot(self, start: int, end: int) -> None:
+        if start > end:
+            raise DocumentRefused(Status.EINVAL, f"a snapshot from {start} to {end}")
+        if start < self.high_seqno and end <= self.high_seqno:
+            raise DocumentRefused(
+                Status.ERANGE, f"a snapshot from {start} to {end} when {self.high_seqno} is here"
+            )
+        # Until it is complete, the vbucket can only be trusted up to what it has now.
+        self._received = SnapshotRange(self.complete_seqno, end)
+        self._bucket.queue_meta(self)
+
+    def receive(self, frame: bytes) -> None:
+        seqno = int.from_bytes(frame[24:32], "big")
+        if not self.high_seqno < seqno <= self.received.end:
+            raise DocumentRefused(
+                Status.ERANGE,
+                f"seqno {seqno} after {self.high_seqno}, in a snapshot up to {self.received.end}",
+            )
+        traits = traits_of(frame)
+        self._bucket.clock.observe(int.from_bytes(frame[16:24], "big"))
+        if traits & SYSTEM:
+            self._append_system(frame, seqno)
+        else:
+            index = self._index if self._index is not None else self._load()
+            key = index_key(frame)
+            self._append(key, frame, seqno, entry_of(frame, seqno, traits), index.get(key, 0), traits)
+        self._bucket.queue_meta(self)
+
+    def set_failover_log(self, log: FailoverLog) -> None:
+        self.failover_log = log
+        self._bucket.queue_meta(self)
+
+    # What is stored beside the changes.
+
+    def to_json(self, *, whole: bool) -> dict[str, Any]:
+        """For a batch: what changes without a change. `whole`, for the manifest: all that can't be
+        computed again.
+        """
+        meta: dict[str, Any] = {
+            "state": self.state,
+            "failover_log": self.failover_log.to_json(),
+            "received": list(self._received),
+            "checkpoint": self._checkpoints.open_id,
+        }
+        if self.extra is not None:
+            meta["extra"] = self.extra
+        if whole:
+            meta["high_seqno"] = self.high_seqno
+            meta["purge_seqno"] = self.purge_seqno
+            meta["rollback_floor"] = self.rollback_floor
+            meta["rev_floor"] = self.rev_floor
+            meta["items"] = self._items
+            meta["events"] = self.events
+            meta["next_expiry"] = self._next_expiry
+        return meta
+
+    def take_json(self, meta: dict[str, Any]) -> None:
+        """The reverse of `to_json`."""
+        self.state = meta["state"]
+        self.failover_log = FailoverLog.from_json(meta["failover_log"])
+        self._received = SnapshotRange(*meta["received"])
+        self.extra = meta.get("extra")
+        self._checkpoints = Checkpoints(meta["checkpoint"], self._checkpoints.open_start)
+        if "high_seqno" in meta:
+            self.high_seqno = self.persisted_seqno = meta["high_seqno"]
+            self.purge_seqno = meta["purge_seqno"]
+            self.rollback_floor = meta["rollback_floor"]
+            self.rev_floor = meta["rev_floor"]
+            self._items = meta["items"]
+            self.events = [(s, e, i, p) for s, e, i, p in meta["events"]]
+            self._next_expiry = meta["next_expiry"]
+            self._tail = Tail(self.high_seqno + 1)
+            self._checkpoints = Checkpoints(meta["checkpoint"], self.high_seqno)
+
+    def replay(self, frames: list[bytes], replaced: Sequence[int], traits: bytes) -> None:
+        """Changes that a log holds."""
+        tail = self._tail
+        for frame in frames:
+            tail.seqnos.append(int.from_bytes(frame[24:32], "big"))
+        tail.frames += frames
+        tail.replaced.extend(replaced)
+        tail.traits += traits
+        self._flushed = len(tail)
+        self._bucket.memory_bytes += sum(map(len, frames))
+        for place, trait in enumerate(traits):
+            if trait & 0x7F:
+                frame = frames[place]
+                self._note(b"", frame, int.from_bytes(frame[24:32], "big"), trait)
+            if self._items is not None and not trait & SYSTEM:
+                self._items += (not trait & TOMBSTONE) - bool(trait & REPLACES)
+        self.high_seqno = self.persisted_seqno = tail.seqnos[-1]
+
+    def recovered(self) -> None:
+        """All logs are read: what comes next is in a checkpoint of its own."""
+        first = self._old[0].first if self._old else self._tail.first
+        self._checkpoints = Checkpoints(self._checkpoints.open_id + 1, first - 1)
+
+
+def entry_of(frame: bytes, seqno: int, traits: int) -> int:
+    """The index entry for a frame."""
+    if traits & SYSTEM:
+        return seqno | (EXISTS if system_event(frame)[0] in _BEGINS else 0)
+    exists = 0 if traits & TOMBSTONE else EXISTS
+    return int.from_bytes(frame[32:40], "big") << REV_SHIFT | exists | seqno
+
+
+def index_frames(index: dict[bytes, int], frames: Frames) -> None:
+    """Put the keys of whole frames into an index, in order."""
+    offsets = frames.offsets
+    data = frames.data
+    traits = frames.traits
+    starts = offsets + HEADER_SIZE + data[offsets + 4]
+    ends = starts + (data[offsets + 2].astype(np.int64) << 8) + data[offsets + 3]
+    raw = data.tobytes()
+    keys = [raw[start:stop] for start, stop in zip(starts.tolist(), ends.tolist(), strict=True)]
+    marked = frames.seqnos | np.where(traits & _NO_DOCUMENT, np.uint64(0), np.uint64(EXISTS))
+    revs = revs_at(data, offsets).tolist()
+    entries = [rev << REV_SHIFT | low for rev, low in zip(revs, marked.tolist(), strict=True)]
+    for place in np.flatnonzero(traits & SYSTEM).tolist():
+        start = int(offsets[place])
+        frame = raw[start : start + int(frames.lengths[place])]
+        keys[place] = index_key(frame)
+        entries[place] = entry_of(frame, int(frames.seqnos[place]), int(traits[place]))
+    index.update(zip(keys, entries, strict=True))
