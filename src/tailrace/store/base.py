@@ -342,8 +342,14 @@ class Bucket(Protocol):
 
     name: str
     settings: StoreSettings
-    vbucket_count: int
-    vbuckets: Sequence[VBucket | None]  # by id; None where this node has none
+
+    @property
+    def vbucket_count(self) -> int: ...
+
+    @property
+    def vbuckets(self) -> Sequence[VBucket | None]:
+        """By id; None where this node has none."""
+        ...
 
     # VBuckets
 
@@ -436,7 +442,8 @@ class Bucket(Protocol):
 class Engine(Protocol):
     """One data directory, or memory."""
 
-    buckets: Mapping[str, Bucket]
+    @property
+    def buckets(self) -> Mapping[str, Bucket]: ...
 
     def create_bucket(
         self,
@@ -453,4 +460,8 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """A clean stop: everything flushed, the marker written. Jobs under way must be finished before."""
+        ...
+
+    def crash(self) -> None:
+        """Let go of everything without writing a byte, as a kill does; for tests."""
         ...

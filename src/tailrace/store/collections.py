@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..errors import DocumentRefused
 from ..wire.codes import Status, SystemEventId
 
-__all__ = ["Collection", "Manifest", "Scope"]
+__all__ = ["Collection", "Manifest", "Scope", "is_legal_name"]
 
 DEFAULT = "_default"
 MAX_COLLECTIONS = 10_000
@@ -173,6 +173,11 @@ class Manifest:
             uid = self.uid if place == len(steps) else previous_uid
             value = struct.pack(f">Q{len(ids)}I", uid, *ids)
             yield event, int(len(ids) == 3), name, value
+
+
+def is_legal_name(name: str) -> bool:
+    """Whether a scope or a collection can have this name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def _invalid(what: str) -> DocumentRefused:
