@@ -28,6 +28,11 @@ class Handler(Protocol):
     close_requested: str | None
     """Not None: send what `data_to_send` still has, then close the connection for this reason."""
 
+    @property
+    def is_open(self) -> bool:
+        """The packet that came first was accepted; one that was refused binds the connection to nothing."""
+        ...
+
     def receive_frame(self, frame: Frame, now: float) -> None:
         """A frame of the dialect, the one that bound the connection first; answers go out by
         `data_to_send`, in order.

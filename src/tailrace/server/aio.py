@@ -1,0 +1,321 @@
+"""The pump: asyncio's sockets, threads and clock around a `Node`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import socket
+import ssl
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from ..store.base import Job
+from .node import Node
+from .session import Session
+from .topology import NodeAddress
+from .web import serve_http
+
+__all__ = ["Server", "listen"]
+
+log = logging.getLogger("tailrace.server")
+
+_BACKLOG = 1024
+_WRITE_BYTES = 256 << 10
+"""About what is handed to the transport at once, and what may wait in it before it gets no more."""
+_SMALL = 16 << 10
+"""Parts below this are joined before they are written: one system call for many answers."""
+_DISK_CHECK_S = 10.0
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets for an address, several where a name has several; port 0 takes a free one.
+
+    Made with IPPROTO_TCP: asyncio sets TCP_NODELAY only on sockets that say so, and without it answers wait
+    for the peer's delayed acks.
+    """
+    made: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            one = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            made.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if not port and len(made) > 1:
+                address = (address[0], made[0].getsockname()[1], *address[2:])
+            one.bind(address)
+            one.listen(_BACKLOG)
+            one.setblocking(False)
+    except OSError:
+        for one in made:
+            one.close()
+        raise
+    return made
+
+
+class Server:
+    """A node on sockets. All of it runs on one event loop; jobs run on two threads beside it."""
+
+    def __init__(self, node_of: Callable[[Callable[[Job, Callable[[], None]], None]], Node]) -> None:
+        """``node_of`` makes the node, given what runs its jobs."""
+        self._threads = ThreadPoolExecutor(2, "tailrace-job")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._servers: list[asyncio.Server] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self.connections: set[Connection] = set()
+        self.node = node_of(self._run_job)
+
+    # jobs
+
+    def _run_job(self, job: Job, done: Callable[[], None]) -> None:
+        assert self._loop is not None
+        loop = self._loop
+        future = loop.run_in_executor(self._threads, self.run, job)
+
+        def finished(_: asyncio.Future[None]) -> None:
+            done()
+            self._arm()
+            self._idle.set()
+
+        future.add_done_callback(finished)
+
+    def run(self, job: Job) -> None:
+        """Run a job, on one of the threads."""
+        job.run()
+
+    def connection(self, *, tls: bool) -> Connection:
+        """Make a connection that has just come in."""
+        return Connection(self, tls=tls)
+
+    # life
+
+    async def start(
+        self,
+        sockets: list[socket.socket],
+        tls_sockets: list[socket.socket] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Accept connections."""
+        self._loop = loop = asyncio.get_running_loop()
+        port = sockets[0].getsockname()[1]
+        tls_port = tls_sockets[0].getsockname()[1] if tls_sockets else None
+        self.node.address = NodeAddress(port=port, tls_port=tls_port)
+        for one in sockets:
+            self._servers.append(await loop.create_server(lambda: self.connection(tls=False), sock=one))
+        for one in tls_sockets or ():
+            self._servers.append(
+                await loop.create_server(
+                    lambda: self.connection(tls=True),
+                    sock=one,
+                    ssl=tls,
+                    ssl_handshake_timeout=self.node.settings.auth_timeout,
+                )
+            )
+        self._arm()
+
+    async def start_web(self, sockets: list[socket.socket]) -> int:
+        """Serve the JSON API; the port."""
+        for one in sockets:
+            self._servers.append(await asyncio.start_server(serve_http(self.node), sock=one, limit=8 << 10))
+        port: int = sockets[0].getsockname()[1]
+        self.node.address = replace(self.node.address, mgmt_port=port)
+        return port
+
+    def watch_disk(self, directory: Path) -> None:
+        """Tell the node how full its disk is."""
+        checked_at, share = -_DISK_CHECK_S, 0.0
+
+        def used_share() -> float:
+            nonlocal checked_at, share
+            now = self.node.clock.monotonic()
+            if now - checked_at >= _DISK_CHECK_S:
+                usage = shutil.disk_usage(directory)
+                checked_at, share = now, usage.used / (usage.used + usage.free or 1)
+            return share
+
+        self.node.disk_used_share = used_share
+
+    def _arm(self) -> None:
+        """One timer for the node's work in the background."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        when = self.node.next_timer()
+        if when is not None and self._loop is not None and self._servers:
+            delay = max(0.0, when - self.node.clock.monotonic())
+            self._timer = self._loop.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self.node.handle_timer(self.node.clock.monotonic())
+        self._arm()
+
+    async def stop(self) -> None:
+        """A clean stop: no new connections, unfinished commands get their time, everything on disk."""
+        self.close_sockets()
+        node = self.node
+        deadline = node.clock.monotonic() + node.settings.drain_timeout
+        while node.stop_sessions("the node stops") and node.clock.monotonic() < deadline:
+            for bucket in node.buckets.values():
+                bucket.want_flush()
+                bucket.settle()
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.drop("the node stops")
+        await self.until_idle()
+        node.close()
+
+    def close_sockets(self) -> None:
+        """Accept nothing more."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    async def until_idle(self) -> None:
+        """Begin no more work in the background, and wait for the jobs under way and the threads."""
+        if self._timer is not None:
+            self._timer.cancel()
+        while self.node.busy:
+            self._idle.clear()
+            await self._idle.wait()
+        self._threads.shutdown()
+        await asyncio.sleep(0)  # transports close in the next turn of the loop
+
+
+class Connection(asyncio.Protocol):
+    """A transport and its session."""
+
+    def __init__(self, server: Server, *, tls: bool) -> None:
+        self._server = server
+        self._tls = tls
+        self._session: Session | None = None
+        self._transport: asyncio.Transport | None = None
+        self._full = False  # the transport wants no more for now
+        self._reading = True
+        self._pumping = False
+        self._pump_due = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        server = self._server
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        name = f"{peer[0]}:{peer[1]}" if peer else "?"
+        session = server.node.accept(name, server.node.clock.monotonic(), tls=self._tls)
+        if session is None:
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(high=_WRITE_BYTES)
+        self._session = session
+        session.wake = self._wake
+        server.connections.add(self)
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        session = self._session
+        if session is not None:
+            session.receive_data(data, self._server.node.clock.monotonic())
+            self._pump()
+
+    def eof_received(self) -> bool:
+        return False  # half a connection is no connection
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._server.connections.discard(self)
+        if self._session is not None:
+            session, self._session = self._session, None
+            session.connection_lost()
+
+    # our side
+
+    def _wake(self) -> None:
+        """The session has something to send: in the next turn of the loop, once for all that wake us now."""
+        if not self._pumping and not self._pump_due and self._session is not None:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Move what the session has to the transport, as long as it takes it."""
+        self._pump_due = False
+        session, transport = self._session, self._transport
+        if session is None or transport is None or self._pumping:
+            return
+        self._pumping = True
+        try:
+            while not self._full and (parts := session.data_to_send(_WRITE_BYTES)):
+                self.send(transport, parts)
+        finally:
+            self._pumping = False
+        if session.closed:
+            if not self._full:
+                transport.close()
+            return
+        if session.wants_data != self._reading:
+            self._reading = session.wants_data
+            (transport.resume_reading if self._reading else transport.pause_reading)()
+        self._arm()
+
+    def send(self, transport: asyncio.Transport, parts: list[bytes | memoryview]) -> None:
+        """Hand bytes to the transport: small parts together, large ones as they are."""
+        small: list[bytes | memoryview] = []
+        for part in parts:
+            if len(part) < _SMALL:
+                small.append(part)
+                continue
+            if small:
+                transport.write(b"".join(small))
+                small = []
+            transport.write(part)
+        if small:
+            transport.write(b"".join(small) if len(small) > 1 else small[0])
+
+    def _arm(self) -> None:
+        """See to it that the session's timer is kept. Most timers only move away: those are looked at when
+        they were due.
+        """
+        session = self._session
+        when = None if session is None else session.next_timer()
+        if when is None:
+            return
+        loop = asyncio.get_running_loop()
+        at = loop.time() + max(0.0, when - self._server.node.clock.monotonic())
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._session is not None:
+            self._session.handle_timer(self._server.node.clock.monotonic())
+            self._pump()
+
+    def drop(self, reason: str) -> None:
+        """Close after what is ready has been sent."""
+        if self._session is not None:
+            self._session.close(reason)
+            self._pump()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()

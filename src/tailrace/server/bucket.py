@@ -1,0 +1,271 @@
+"""A bucket as the node serves it: the store's bucket, its work in the background, and who watches it.
+
+The work in the background is group commits, maintenance, compactions that were asked for, and the expiry
+pager. The store hands out jobs; `run_job` decides where they run: in a thread of a real node, inline in a
+simulation. Everything here runs on the owner's thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeAlias
+
+from ..clock import Clock
+from ..errors import StoreError
+from ..store.base import Bucket, Compaction, Job
+from ..store.collections import Manifest
+from ..wire.codes import VBucketState
+from .settings import Settings
+from .stats import Histogram
+from .topology import ClusterMap
+
+__all__ = ["RunJob", "ServedBucket", "run_inline"]
+
+log = logging.getLogger("tailrace.server")
+
+RunJob: TypeAlias = Callable[[Job, Callable[[], None]], None]
+"""Run a job, here or elsewhere, then call back on the owner's thread."""
+
+Done: TypeAlias = Callable[[StoreError | None], None]
+
+_RETRY_S = 1.0
+"""Between two tries while the disk refuses; the queue grows meanwhile, up to the quota."""
+
+_PAGER_BATCH = 1_000
+
+
+def run_inline(job: Job, done: Callable[[], None]) -> None:
+    """Run a job at once: for simulations and tests."""
+    job.run()
+    done()
+
+
+class ServedBucket:
+    """One bucket of the node."""
+
+    def __init__(self, store: Bucket, settings: Settings, clock: Clock, run_job: RunJob) -> None:
+        self.store = store
+        self.name = store.name
+        self.map: ClusterMap | None = None
+        """As the coordinator set it; None: the node makes its own."""
+        self.plain = True
+        """The default collection is there and has no maximum expiry."""
+        self.locked_until = 0.0
+        """Until then a document may be locked."""
+        self.xattrs_seen = any(one.high_seqno for one in store)
+        """A document may have xattrs, which a plain set must keep; unknown of what was there before us."""
+        self.held_vbuckets: set[int] = set()
+        """Being taken over by another node: writes wait."""
+        self.flush_times = Histogram()
+        self.flush_failures = 0
+        self._settings = settings
+        self._clock = clock
+        self._run_job = run_job
+        self._watchers: dict[int, list[Callable[[], None]]] = {}
+        self._flushing: Job | None = None
+        self._maintaining: Job | None = None
+        self._flush_at = clock.monotonic() + settings.flush_interval
+        self._flush_wanted = False
+        self._waiting_flush: list[Done] = []  # for the next flush to begin
+        self._compactions: deque[tuple[Compaction, Done]] = deque()
+        self._exclusive: deque[Callable[[], None]] = deque()
+        self._pager_at = clock.monotonic() + settings.expiry_pager_interval
+        self._pager: Iterator[None] | None = None
+
+        self.manifest_changed()
+
+    # collections
+
+    def manifest_changed(self) -> None:
+        """Look up again what every request asks for."""
+        self.manifest = Manifest.parse(json.dumps(self.store.manifest).encode())
+        self._max_ttls_s = {
+            one.uid: one.max_ttl or 0 for scope in self.manifest.scopes for one in scope.collections
+        }
+        self.plain = self._max_ttls_s.get(0) == 0
+
+    def has_collection(self, collection: int) -> bool:
+        """Whether the manifest has a collection of this id."""
+        return collection in self._max_ttls_s
+
+    def max_ttl_s(self, collection: int) -> int:
+        """The longest that a document of the collection may live; 0: for ever."""
+        return self._max_ttls_s.get(collection, 0)
+
+    def memory_is_short(self) -> bool:
+        """Changes wait for the disk up to the quota: no time to begin something large."""
+        figures = self.store.stats()
+        return float(figures.get("memory_bytes", 0)) >= self._settings.memory_quota
+
+    @property
+    def busy(self) -> bool:
+        """A job is under way."""
+        return self._flushing is not None or self._maintaining is not None
+
+    # readers
+
+    def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back whenever a vbucket has something newer or its history changed; returns what ends it."""
+        watchers = self._watchers.setdefault(vbucket, [])
+        watchers.append(callback)
+        if len(watchers) == 1:
+            self._attach(vbucket)
+        return partial(self._unwatch, vbucket, callback)
+
+    def _unwatch(self, vbucket: int, callback: Callable[[], None]) -> None:
+        watchers = self._watchers.get(vbucket, [])
+        if callback in watchers:
+            watchers.remove(callback)
+            if not watchers:
+                del self._watchers[vbucket]
+                self._attach(vbucket)
+
+    def _attach(self, vbucket: int) -> None:
+        """Give the store's vbucket our callback, or take it away; it may be a new vbucket."""
+        found = self.store.vbuckets[vbucket] if vbucket < len(self.store.vbuckets) else None
+        if found is not None:
+            found.on_change(partial(self._changed, vbucket) if vbucket in self._watchers else None)
+
+    def _changed(self, vbucket: int) -> None:
+        for callback in tuple(self._watchers.get(vbucket, ())):
+            callback()
+
+    def vbucket_changed(self, vbucket: int) -> None:
+        """A vbucket was created, deleted or changed its state: its readers look again."""
+        self._attach(vbucket)
+        self._changed(vbucket)
+
+    # work in the background
+
+    def next_timer(self) -> float:
+        """When `handle_timer` has something to do."""
+        return min(self._flush_at, self._pager_at)
+
+    def handle_timer(self, now: float) -> None:
+        """Begin what is due."""
+        if now >= self._flush_at:
+            self._flush_at = now + self._settings.flush_interval
+            self._begin_flush()
+        if now >= self._pager_at:
+            self._page(now)
+
+    def want_flush(self) -> None:
+        """Somebody waits for the disk: commit with the end of this batch of requests (`settle`)."""
+        self._flush_wanted = True
+
+    def settle(self) -> None:
+        """The end of a batch of requests: one commit for all that asked for one."""
+        if self._flush_wanted:
+            self._begin_flush()
+
+    def after_flush(self, done: Done) -> None:
+        """Call back when everything that is written now has been flushed, or could not be."""
+        self._waiting_flush.append(done)
+        self.want_flush()
+        if self._flushing is None:
+            self._begin_flush()
+
+    def compact(self, compaction: Compaction, done: Done) -> None:
+        """Compact in the background after a flush; call back when it is done."""
+
+        def flushed(error: StoreError | None) -> None:
+            if error is not None:
+                done(error)
+                return
+            self._compactions.append((compaction, done))
+            self._advance()
+
+        self.after_flush(flushed)
+
+    def exclusively(self, action: Callable[[], None]) -> None:
+        """Call when no job is under way (at once if there is none): rollbacks and what else rewrites
+        history.
+        """
+        self._exclusive.append(action)
+        self._advance()
+
+    def _begin_flush(self) -> None:
+        if self._flushing is not None or self._exclusive:
+            return  # what is wanted now is taken up when the job under way is finished
+        self._flush_wanted = False
+        waiting, self._waiting_flush = self._waiting_flush, []
+        job = self.store.begin_flush()
+        if job is None:
+            for done in waiting:
+                done(None)
+            return
+        self._flushing = job
+        started = self._clock.monotonic()
+        self._run_job(job, partial(self._flushed, job, waiting, started))
+
+    def _flushed(self, job: Job, waiting: list[Done], started: float) -> None:
+        self._flushing = None
+        failure: StoreError | None = None
+        try:
+            job.finish()
+        except StoreError as error:
+            failure = error
+            self.flush_failures += 1
+            log.error("bucket %s: changes could not be written and are kept in memory: %s", self.name, error)
+            self._flush_at = self._clock.monotonic() + max(_RETRY_S, self._settings.flush_interval)
+            self._flush_wanted = False
+        else:
+            self.flush_times.add(self._clock.monotonic() - started)
+        for done in waiting:
+            done(failure)
+        self._advance()
+        if failure is None and (self._flush_wanted or self._waiting_flush):
+            self._begin_flush()
+
+    def _advance(self) -> None:
+        """A job has ended or work has come: begin what was waiting for that."""
+        while self._exclusive and not self.busy:
+            self._exclusive.popleft()()
+        if self._maintaining is not None or self._exclusive:
+            return
+        if self._compactions:
+            compaction, done = self._compactions.popleft()
+            job = self.store.begin_compaction(compaction)
+        else:
+            done = None
+            job = self.store.begin_maintenance()
+        if job is None:
+            if done is not None:
+                done(None)
+            return
+        self._maintaining = job
+        self._run_job(job, partial(self._maintained, job, done))
+
+    def _maintained(self, job: Job, done: Done | None) -> None:
+        self._maintaining = None
+        failure: StoreError | None = None
+        try:
+            job.finish()
+        except StoreError as error:
+            failure = error
+            log.error("bucket %s: maintenance failed and will be tried again: %s", self.name, error)
+        if done is not None:
+            done(failure)
+        if failure is None or self._exclusive or self._compactions:
+            self._advance()
+        if self._flush_wanted or self._waiting_flush:
+            self._begin_flush()
+
+    def _page(self, now: float) -> None:
+        """A slice of the expiry pager: many expired documents must not stop the node."""
+        if self._pager is None:
+            self._pager = self._paging()
+        if next(self._pager, self) is self:
+            self._pager = None
+            self._pager_at = now + self._settings.expiry_pager_interval
+
+    def _paging(self) -> Iterator[None]:
+        for vbucket in list(self.store):
+            while vbucket.state == VBucketState.ACTIVE and vbucket.expire_due(_PAGER_BATCH) == _PAGER_BATCH:
+                yield
+            if vbucket.id % 16 == 15:
+                yield

@@ -1,0 +1,283 @@
+"""A command under way: what a handler gets, what it gives back, and the table that finds it.
+
+A handler is a function of a `Call`; it returns the answer's bytes, or a `Pending` that is answered later, or
+None where nothing is to be said. It refuses by raising `Refused`, `DocumentRefused` (the store) or
+`MalformedMessage` (the wire). Whether a quiet command speaks is decided in one place, from what its message
+declares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+from ..errors import MalformedMessage, TailraceError
+from ..store.base import VBucket, Written
+from ..wire.codes import Datatype, Feature, RequestFrameId, Status, VBucketState
+from ..wire.fields import Durability, decode_frame_infos, decode_leb128
+from ..wire.header import HEADER
+from ..wire.kv import MutationResponse
+from ..wire.message import Message
+
+if TYPE_CHECKING:
+    from .bucket import ServedBucket
+    from .node import Node
+    from .session import Session
+
+__all__ = ["COMMANDS", "Call", "Command", "Pending", "Refused", "Reply", "command", "encode_response"]
+
+MAX_KEY = 250
+MAX_KEY_IN_COLLECTION = 246
+_RESERVED_COLLECTIONS = range(1, 8)
+_THIRTY_DAYS_S = 30 * 24 * 3600
+_RESPONSE_MAGIC = 0x81
+
+
+class Refused(TailraceError):
+    """A request is answered with this status; the context is for people, the value replaces it."""
+
+    def __init__(self, status: int, context: str = "", value: bytes = b"", datatype: int = 0) -> None:
+        super().__init__(status, context, value, datatype)
+        self.status = status
+        self.context = context
+        self.value = value
+        self.datatype = datatype
+
+
+def encode_response(  # noqa: PLR0917 - the header's fields, in order
+    opcode: int,
+    opaque: int,
+    status: int = 0,
+    cas: int = 0,
+    extras: bytes = b"",
+    key: bytes = b"",
+    value: bytes = b"",
+    datatype: int = 0,
+) -> bytes:
+    """A response as bytes."""
+    total = len(extras) + len(key) + len(value)
+    header = HEADER.pack(_RESPONSE_MAGIC, opcode, len(key), len(extras), datatype, status, total, opaque, cas)
+    return b"".join((header, extras, key, value))
+
+
+class Pending:
+    """An answer that is not there yet. It keeps its place: answers go out in the order of the requests."""
+
+    __slots__ = ("_call", "answer", "cancelled", "deadline", "on_timeout")
+
+    def __init__(self, call: Call[Any], deadline: float, on_timeout: int) -> None:
+        self._call = call
+        self.answer: bytes | None = None
+        self.cancelled = False
+        self.deadline = deadline
+        self.on_timeout = on_timeout
+
+    def succeed(self, answer: bytes) -> None:
+        """The answer is there; b"" where the command stays silent."""
+        if self.answer is None and not self.cancelled:
+            self.answer = b"" if self._call.command.silent_success else answer
+            self._call.session.answered()
+
+    def fail(self, status: int, context: str = "") -> None:
+        """The command could not be done."""
+        if self.answer is None and not self.cancelled:
+            self.answer = self._call.session.refusal(self._call.request, Refused(status, context)) or b""
+            self._call.session.answered()
+
+
+Reply: TypeAlias = "bytes | Pending | None"
+M_co = TypeVar("M_co", bound=Message, covariant=True)
+
+
+class Command(NamedTuple):
+    """A row of the table: the message, what runs it, and how it behaves."""
+
+    message: type[Message]
+    run: Callable[[Call[Any]], Reply]
+    needs_bucket: bool
+    writes: bool
+
+    @property
+    def silent_success(self) -> bool:
+        """Whether success is not answered."""
+        return self.message.REPLY in ("only on error", "never")
+
+    @property
+    def silent_miss(self) -> bool:
+        """Whether "no such document" is not answered."""
+        return self.message.REPLY == "only on a hit or an error"
+
+
+COMMANDS: dict[int, Command] = {}
+"""By opcode."""
+
+
+def command(
+    *messages: type[Message], needs_bucket: bool = True, writes: bool = False
+) -> Callable[[Callable[[Call[M_co]], Reply]], Callable[[Call[M_co]], Reply]]:
+    """Register a handler for messages; ``writes`` marks those that a vbucket's takeover holds up."""
+
+    def register(run: Callable[[Call[M_co]], Reply]) -> Callable[[Call[M_co]], Reply]:
+        for message in messages:
+            assert message.OPCODE not in COMMANDS, message
+            COMMANDS[message.OPCODE] = Command(message, run, needs_bucket, writes)
+        return run
+
+    return register
+
+
+class Call(Generic[M_co]):
+    """One request and what belongs to it."""
+
+    __slots__ = ("collection", "command", "durability", "now", "preserve_ttl", "request", "session")
+
+    def __init__(self, session: Session, found: Command, request: M_co, now: float) -> None:
+        self.session = session
+        self.command = found
+        self.request = request
+        self.now = now
+        self.durability: Durability | None = None
+        self.preserve_ttl = False
+        self.collection = 0
+        if request.framing:
+            self._read_framing(request.framing)
+
+    def _read_framing(self, framing: bytes) -> None:
+        for info in decode_frame_infos(framing):
+            if info.id == RequestFrameId.DURABILITY:
+                response = self.command.message.RESPONSE
+                if response is None or not issubclass(response, MutationResponse):
+                    raise MalformedMessage("a durability makes no sense for this command")
+                self.durability = Durability.decode(info)
+            elif info.id == RequestFrameId.PRESERVE_TTL:
+                if info.data:
+                    raise MalformedMessage("preserve ttl has no data")
+                self.preserve_ttl = True
+            elif info.id == RequestFrameId.BARRIER:
+                if info.data:
+                    raise MalformedMessage("a barrier has no data")
+            elif info.id in (RequestFrameId.IMPERSONATE, RequestFrameId.EXTRA_PRIVILEGE):
+                raise Refused(Status.EACCESS, "to act for somebody else is not offered")
+            else:
+                raise Refused(Status.UNKNOWN_FRAME_INFO, f"frame info {info.id} is not known")
+
+    @property
+    def node(self) -> Node:
+        return self.session.node
+
+    @property
+    def bucket(self) -> ServedBucket:
+        """The connection's bucket; the table says that there is one."""
+        assert self.session.bucket is not None
+        return self.session.bucket
+
+    # what the request speaks of
+
+    def any_vbucket(self, vbucket: int | None = None) -> VBucket:
+        """The request's vbucket in whatever state; 0x07 if this node has none of that id."""
+        at = self.request.vbucket if vbucket is None else vbucket
+        vbuckets = self.bucket.store.vbuckets
+        found = vbuckets[at] if at < len(vbuckets) else None
+        if found is None:
+            raise self.session.not_my_vbucket_refusal()
+        return found
+
+    def vbucket(self) -> VBucket:
+        """The request's vbucket, active; 0x07 otherwise."""
+        found = self.any_vbucket()
+        if found.state != VBucketState.ACTIVE:
+            raise self.session.not_my_vbucket_refusal()
+        if self.command.writes and found.id in self.bucket.held_vbuckets:
+            raise Refused(Status.ETMPFAIL, "the vbucket is being taken over")
+        return found
+
+    def key(self) -> bytes:
+        """The document's key with its collection prefix; the collection exists."""
+        key = self.request.key
+        if Feature.COLLECTIONS not in self.session.features:
+            if len(key) > MAX_KEY:
+                raise MalformedMessage(f"a key has up to {MAX_KEY} bytes, not {len(key)}")
+            return b"\0" + key
+        self.collection = self.check_collection_key(key)
+        return key
+
+    def check_collection_key(self, key: bytes) -> int:
+        """The collection of a key with a prefix, both checked."""
+        collection, prefix = decode_leb128(key)
+        limit = MAX_KEY if collection == 0 else MAX_KEY_IN_COLLECTION
+        if not 1 <= len(key) - prefix <= limit:
+            raise MalformedMessage(f"a key has 1 to {limit} bytes behind its collection id")
+        if collection in _RESERVED_COLLECTIONS:
+            raise MalformedMessage(f"collection id {collection} is reserved")
+        self.check_collection(collection)
+        return collection
+
+    def check_collection(self, collection: int) -> None:
+        """0x88 if there is no such collection."""
+        if not self.bucket.has_collection(collection):
+            raise self.unknown(Status.UNKNOWN_COLLECTION)
+
+    def unknown(self, status: int) -> Refused:
+        """0x88 or 0x8c with the manifest that says so."""
+        body = json.dumps({"manifest_uid": f"{self.bucket.manifest.uid:x}"}).encode()
+        return Refused(status, value=body, datatype=Datatype.JSON)
+
+    def expiry(self, expiry: int) -> int:
+        """Absolute unix seconds from what a client sends, within what the collection allows."""
+        now_s = self.node.clock.time_ns() // 1_000_000_000
+        if 0 < expiry <= _THIRTY_DAYS_S:
+            expiry += now_s
+        max_ttl_s = self.bucket.max_ttl_s(self.collection)
+        if max_ttl_s and not (0 < expiry <= now_s + max_ttl_s):
+            expiry = now_s + max_ttl_s
+        return expiry
+
+    # answers
+
+    def success(
+        self, *, cas: int = 0, extras: bytes = b"", key: bytes = b"", value: bytes = b"", datatype: int = 0
+    ) -> bytes:
+        """A success as bytes."""
+        request = self.request
+        return encode_response(request.OPCODE, request.opaque, 0, cas, extras, key, value, datatype)
+
+    def written(
+        self,
+        vbucket: VBucket,
+        written: Written,
+        value: bytes = b"",
+        status: int = 0,
+        *,
+        with_cas: bool = True,
+    ) -> Reply:
+        """The answer to a write: at once, or when it is on disk if the request asks for that."""
+        extras = b""
+        if Feature.MUTATION_SEQNO in self.session.features:
+            extras = vbucket.uuid.to_bytes(8, "big") + written.seqno.to_bytes(8, "big")
+        cas = written.cas if with_cas or extras else 0
+        request = self.request
+        answer = encode_response(request.OPCODE, request.opaque, status, cas, extras, b"", value)
+        if self.durability is None:
+            return answer
+        timeout_ms = self.durability.timeout_ms
+        timeout_s = self.node.settings.persist_timeout if timeout_ms is None else timeout_ms / 1000
+        pending = self.defer(timeout_s, Status.SYNC_WRITE_AMBIGUOUS)
+
+        def persisted(ok: bool) -> None:
+            if ok:
+                pending.succeed(answer)
+            else:
+                pending.fail(Status.SYNC_WRITE_AMBIGUOUS, "the write was rolled back")
+
+        self.wait_for_disk(vbucket, written.seqno, persisted)
+        return pending
+
+    def wait_for_disk(self, vbucket: VBucket, seqno: int, persisted: Callable[[bool], None]) -> None:
+        """Call back when a seqno is on disk, and see to it that it gets there soon."""
+        vbucket.when_persisted(seqno, persisted)
+        self.bucket.want_flush()
+
+    def defer(self, timeout_s: float, on_timeout: int = Status.ETMPFAIL) -> Pending:
+        """An answer that comes later, at the latest by a timeout with that status."""
+        return Pending(self, self.now + timeout_s, on_timeout)

@@ -1,0 +1,5 @@
+"""The commands, by what they are about. Importing this package fills `call.COMMANDS`."""
+
+from . import buckets, collections, connection, documents, meta, subdocs, timemachine, vbuckets
+
+__all__ = ["buckets", "collections", "connection", "documents", "meta", "subdocs", "timemachine", "vbuckets"]

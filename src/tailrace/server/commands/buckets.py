@@ -1,0 +1,59 @@
+"""The cluster map, and what TAP readers leave behind."""
+
+from __future__ import annotations
+
+import json
+
+from ...errors import MalformedMessage
+from ...wire import admin
+from ...wire.codes import Datatype, Feature, Status
+from ..call import Call, Refused, Reply, command
+from ..topology import ClusterMap
+
+
+@command(admin.GetClusterConfig, needs_bucket=False)
+def get_cluster_config(call: Call[admin.GetClusterConfig]) -> Reply:
+    """The bucket's map, or the global one for a peer that could have selected a bucket and has not."""
+    session, request = call.session, call.request
+    waits = Feature.SELECT_BUCKET in session.features and not session.bucket_selected
+    if session.bucket is None or waits:
+        found = call.node.map_without_bucket()
+    else:
+        found = call.node.map_of(session.bucket)
+        session.known_map = found.version
+    if request.epoch is not None and (request.epoch, request.revision or 0) >= found.version:
+        return call.success()
+    return call.success(value=found.text, datatype=Datatype.JSON & session.datatypes)
+
+
+@command(admin.SetClusterConfig, needs_bucket=False)
+def set_cluster_config(call: Call[admin.SetClusterConfig]) -> Reply:
+    """The coordinator's map; one that is older than what is here is refused."""
+    request, node = call.request, call.node
+    try:
+        content = json.loads(request.value)
+    except (ValueError, RecursionError):
+        raise MalformedMessage("the cluster map is no JSON") from None
+    # clients crash on a config without these, so it never gets to them
+    if not isinstance(content, dict) or not isinstance(content.get("nodesExt"), list):
+        raise MalformedMessage("a cluster map has a list nodesExt")
+    if (content.get("revEpoch"), content.get("rev")) != (request.epoch, request.revision):
+        raise MalformedMessage("the cluster map has another revision than the request")
+    name = request.key.decode("utf-8", "replace")
+    new = ClusterMap(request.epoch, request.revision, request.value)
+    if name and name not in node.buckets:
+        raise Refused(Status.KEY_ENOENT, "there is no such bucket")
+    current = node.buckets[name].map if name else node.global_map
+    if current is not None and new.version < current.version:
+        raise Refused(Status.ERANGE, f"the node has revision {current.epoch}.{current.rev}")
+    node.set_map(name, new)
+    return call.success()
+
+
+@command(admin.DeregisterTapClient)
+def deregister_tap_client(call: Call[admin.DeregisterTapClient]) -> Reply:
+    """Always a success."""
+    name = call.request.key.decode("utf-8", "backslashreplace")
+    if name in call.bucket.store.cursors:
+        call.bucket.store.set_cursor(name, None)
+    return call.success()

@@ -1,0 +1,77 @@
+"""What takes history away: rewind and flush. Both are on disk when they are answered."""
+
+from __future__ import annotations
+
+import json
+
+from ...errors import RollbackImpossible, StoreError
+from ...store.base import VBucket
+from ...wire import admin
+from ...wire.codes import Datatype, Status, VBucketState
+from ..call import Call, Refused, Reply, command
+
+_LOSE = 1
+
+
+@command(admin.Rewind)
+def rewind(call: Call[admin.Rewind]) -> Reply:
+    """Forgets the newest changes of active vbuckets, as a failover that loses data does."""
+    request, bucket = call.request, call.bucket
+    pending = call.defer(call.node.settings.compact_timeout)
+
+    def target(one: VBucket) -> int:
+        return max(0, one.high_seqno - request.number) if request.mode == _LOSE else request.number
+
+    def act() -> None:
+        try:
+            vbuckets = _chosen(call)
+            targets = {one.id: target(one) for one in vbuckets}
+            bucket.store.rollback(targets, branch=True)
+        except RollbackImpossible as error:
+            pending.fail(Status.ERANGE, str(error))
+            return
+        except Refused as error:
+            pending.fail(error.status, error.context)
+            return
+        except StoreError as error:
+            pending.fail(Status.EINTERNAL, str(error))
+            return
+        for at in targets:
+            bucket.vbucket_changed(at)
+        body = json.dumps({str(at): seqno for at, seqno in targets.items()}).encode()
+        pending.succeed(call.success(value=body, datatype=Datatype.JSON & call.session.datatypes))
+
+    bucket.exclusively(act)
+    return pending
+
+
+def _chosen(call: Call[admin.Rewind]) -> list[VBucket]:
+    active = [one for one in call.bucket.store if one.state == VBucketState.ACTIVE]
+    wanted = set(call.request.vbuckets)
+    if not wanted:
+        return active
+    found = [one for one in active if one.id in wanted]
+    if len(found) != len(wanted):
+        missing = min(wanted - {one.id for one in found})
+        raise Refused(Status.NOT_MY_VBUCKET, f"vbucket {missing} is not active here")
+    return found
+
+
+@command(admin.Flush, admin.FlushQ)
+def flush(call: Call[admin.Flush]) -> Reply:
+    """Every active vbucket is empty, on a new branch at seqno 0."""
+    bucket = call.bucket
+    pending = call.defer(call.node.settings.compact_timeout)
+
+    def act() -> None:
+        try:
+            bucket.store.flush_all()
+        except StoreError as error:
+            pending.fail(Status.EINTERNAL, str(error))
+            return
+        for one in bucket.store:
+            bucket.vbucket_changed(one.id)
+        pending.succeed(call.success())
+
+    bucket.exclusively(act)
+    return pending

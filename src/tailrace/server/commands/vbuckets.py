@@ -1,0 +1,223 @@
+"""VBuckets, seqnos and persistence."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from ...errors import MalformedMessage, StoreError
+from ...store.base import Compaction, VBucket
+from ...store.format import Document
+from ...wire import admin
+from ...wire.codes import Feature, Status, VBucketState
+from ...wire.fields import encode_failover_log
+from ..call import Call, Refused, Reply, command
+
+_ALIVE = (VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING)
+_VB_SEQNO = struct.Struct(">HQ")
+_OBSERVED = struct.Struct(">BQ")
+
+_NOT_PERSISTED, _PERSISTED, _NOT_FOUND, _DELETED = 0x00, 0x01, 0x80, 0x81
+
+
+@command(admin.SetVBucket)
+def set_vbucket(call: Call[admin.SetVBucket]) -> Reply:
+    """Creates a vbucket or changes its state."""
+    request, bucket = call.request, call.bucket
+    if request.vbucket >= bucket.store.vbucket_count:
+        raise Refused(Status.ERANGE, f"the bucket has {bucket.store.vbucket_count} vbuckets")
+    extra = _json_object(request.value) if request.value else None
+    pending = call.defer(call.node.settings.persist_timeout)
+
+    def act() -> None:
+        try:
+            bucket.store.set_state(request.vbucket, request.state, extra=extra)
+        except StoreError as error:
+            pending.fail(getattr(error, "status", Status.EINTERNAL), str(error))
+            return
+        call.node.vbucket_changed(bucket, request.vbucket)
+        pending.succeed(call.success())
+
+    bucket.exclusively(act)
+    return pending
+
+
+def _json_object(text: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise MalformedMessage("the value is no JSON") from None
+    if not isinstance(found, dict):
+        raise MalformedMessage("the value is no JSON object")
+    return found
+
+
+@command(admin.GetVBucket)
+def get_vbucket(call: Call[admin.GetVBucket]) -> Reply:
+    return call.success(value=int(call.any_vbucket().state).to_bytes(4, "big"))
+
+
+@command(admin.DelVBucket)
+def delete_vbucket(call: Call[admin.DelVBucket]) -> Reply:
+    """Only a dead one; it is gone when this is answered, with or without ``async=0``."""
+    bucket, at = call.bucket, call.request.vbucket
+    if call.any_vbucket().state != VBucketState.DEAD:
+        raise MalformedMessage("a vbucket must be dead before it is deleted")
+    pending = call.defer(call.node.settings.persist_timeout)
+
+    def act() -> None:
+        try:
+            bucket.store.delete_vbucket(at)
+        except StoreError as error:
+            pending.fail(getattr(error, "status", Status.EINTERNAL), str(error))
+            return
+        call.node.vbucket_changed(bucket, at)
+        pending.succeed(call.success())
+
+    bucket.exclusively(act)
+    return pending
+
+
+@command(admin.GetAllVbSeqnos)
+def get_all_vb_seqnos(call: Call[admin.GetAllVbSeqnos]) -> Reply:
+    """For an active vbucket the high seqno, for others the end of the snapshot that they are receiving."""
+    request = call.request
+    if request.state is None:
+        states: tuple[int, ...] = (VBucketState.ACTIVE,)  # what older consumers mean
+    else:
+        states = (request.state,) if request.state else _ALIVE
+    if request.collection_id is not None:
+        if Feature.COLLECTIONS not in call.session.features:
+            raise MalformedMessage("a collection is named, but collections were not negotiated")
+        call.check_collection(request.collection_id)
+
+    def seqno(one: VBucket) -> int:
+        if request.collection_id is not None:
+            return one.collection_high_seqno([request.collection_id])
+        return one.high_seqno if one.state == VBucketState.ACTIVE else one.received.end
+
+    found = [one for one in call.bucket.store if one.state in states]
+    return call.success(value=b"".join(_VB_SEQNO.pack(one.id, seqno(one)) for one in found))
+
+
+@command(admin.GetFailoverLog)
+def get_failover_log(call: Call[admin.GetFailoverLog]) -> Reply:
+    vbucket = call.any_vbucket()
+    if vbucket.state == VBucketState.DEAD:
+        raise call.session.not_my_vbucket_refusal()
+    entries = [(one.vb_uuid, one.seqno) for one in vbucket.failover_log.entries]
+    return call.success(value=encode_failover_log(entries))
+
+
+@command(admin.ObserveSeqno)
+def observe_seqno(call: Call[admin.ObserveSeqno]) -> Reply:
+    vbucket = call.any_vbucket()
+    if vbucket.state == VBucketState.DEAD:
+        raise call.session.not_my_vbucket_refusal()
+    uuid = call.request.vb_uuid
+    fields = (vbucket.id, vbucket.uuid, vbucket.persisted_seqno, vbucket.high_seqno)
+    entries = vbucket.failover_log.entries
+    if uuid == entries[0].vb_uuid:
+        return call.success(value=admin.OBSERVE_SEQNO_SAME.pack(0, *fields))
+    for newer, older in pairwise(entries):
+        if older.vb_uuid == uuid:
+            # that history ended where the next branch began
+            return call.success(value=admin.OBSERVE_SEQNO_FAILED_OVER.pack(1, *fields, uuid, newer.seqno))
+    raise Refused(Status.KEY_ENOENT, "the vbucket has no such branch")
+
+
+@command(admin.Observe)
+def observe(call: Call[admin.Observe]) -> Reply:
+    """Whether documents are on disk; a deletion that is not yet there is "logically deleted"."""
+    out = bytearray()
+    for vbucket_id, raw_key in call.request.records():
+        vbucket = call.any_vbucket(vbucket_id)
+        if vbucket.state not in (VBucketState.ACTIVE, VBucketState.REPLICA):
+            raise call.session.not_my_vbucket_refusal()
+        if not raw_key:
+            raise MalformedMessage("observe: an empty key")
+        key = raw_key
+        if Feature.COLLECTIONS in call.session.features:
+            call.check_collection_key(raw_key)
+        else:
+            key = b"\0" + raw_key
+        vbucket.get(key)  # what has expired becomes a tombstone first
+        frame = vbucket.get_any(key)
+        state, cas = _NOT_FOUND, 0
+        if frame is not None:
+            document = Document.of(frame)
+            persisted = document.seqno <= vbucket.persisted_seqno
+            cas = document.cas
+            if document.deleted:
+                state = _NOT_FOUND if persisted else _DELETED
+            else:
+                state = _PERSISTED if persisted else _NOT_PERSISTED
+        out += vbucket_id.to_bytes(2, "big") + len(raw_key).to_bytes(2, "big") + raw_key
+        out += _OBSERVED.pack(state, cas)
+    return call.success(value=bytes(out))
+
+
+@command(admin.SeqnoPersistence)
+def seqno_persistence(call: Call[admin.SeqnoPersistence]) -> Reply:
+    """Answered when everything up to the seqno is on disk."""
+    vbucket, seqno = call.any_vbucket(), call.request.seqno
+    if vbucket.state == VBucketState.DEAD:
+        raise call.session.not_my_vbucket_refusal()
+    if vbucket.persisted_seqno >= seqno:
+        return call.success()
+    pending = call.defer(call.node.settings.persist_timeout)
+
+    def persisted(ok: bool) -> None:
+        if ok:
+            pending.succeed(call.success())
+        else:
+            pending.fail(Status.ETMPFAIL, "that seqno was rolled back")
+
+    call.wait_for_disk(vbucket, seqno, persisted)
+    return pending
+
+
+@command(admin.StopPersistence)
+def stop_persistence(call: Call[admin.StopPersistence]) -> Reply:
+    """From now on nothing is written: a kill loses it."""
+    call.bucket.store.persistence = False
+    return call.success()
+
+
+@command(admin.StartPersistence)
+def start_persistence(call: Call[admin.StartPersistence]) -> Reply:
+    call.bucket.store.persistence = True
+    call.bucket.want_flush()
+    return call.success()
+
+
+@command(admin.Compact)
+def compact(call: Call[admin.Compact]) -> Reply:
+    """Answered when it is done."""
+    request = call.request
+    vbucket = call.any_vbucket()
+    pending = call.defer(call.node.settings.compact_timeout)
+
+    def done(error: StoreError | None) -> None:
+        if error is None:
+            pending.succeed(call.success())
+        else:
+            pending.fail(Status.ETMPFAIL, str(error))
+
+    compaction = Compaction(
+        vbuckets=[vbucket.id],
+        purge_before_time_s=request.purge_before_s,
+        purge_before_seqno=request.purge_before_seqno,
+        drop_tombstones=bool(request.drop_deletes),
+    )
+    call.bucket.compact(compaction, done)
+    return pending
+
+
+@command(admin.LastClosedCheckpoint)
+def last_closed_checkpoint(call: Call[admin.LastClosedCheckpoint]) -> Reply:
+    """Obsolete, and cheap to answer."""
+    return call.success(value=(call.any_vbucket().checkpoint_id - 1).to_bytes(8, "big"))

@@ -1,0 +1,110 @@
+"""What HELLO grants, and what a peer without a feature sees instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import MalformedMessage
+from ..wire.codes import Datatype, Feature, Op, Status
+
+__all__ = ["GRANTED", "classic_status", "datatypes", "negotiate"]
+
+GRANTED = frozenset(
+    {
+        Feature.TCP_NODELAY,
+        Feature.MUTATION_SEQNO,
+        Feature.XATTR,
+        Feature.XERROR,
+        Feature.SELECT_BUCKET,
+        Feature.SNAPPY,
+        Feature.JSON,
+        Feature.DUPLEX,
+        Feature.CLUSTERMAP_CHANGE_NOTIFICATION,
+        Feature.UNORDERED_EXECUTION,  # granted, and answered in order all the same, which it allows
+        Feature.ALT_REQUEST_SUPPORT,
+        Feature.SYNC_REPLICATION,
+        Feature.COLLECTIONS,
+        Feature.SNAPPY_EVERYWHERE,
+        Feature.PRESERVE_TTL,
+        Feature.VATTR,
+        Feature.SUBDOC_CREATE_AS_DELETED,
+        Feature.SUBDOC_DOCUMENT_MACRO,
+        Feature.SUBDOC_REPLICA_READ,
+        Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION,
+        Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP,
+        Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF,
+        Feature.SUBDOC_MULTIPLE_XATTR_KEYS,
+        Feature.GET_RANDOM_KEY_INCLUDE_XATTR,
+        Feature.DCP_SKIP_DELETES_IN_INITIAL_BACKFILL,
+    }
+)
+"""Not Tracing: a duration in every answer would cost more than it tells."""
+
+_REQUIRES = {
+    Feature.CLUSTERMAP_CHANGE_NOTIFICATION: Feature.DUPLEX,
+    Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF: Feature.DUPLEX,
+    Feature.VATTR: Feature.XATTR,
+    Feature.SUBDOC_DOCUMENT_MACRO: Feature.XATTR,
+}
+
+
+def negotiate(asked: Sequence[int]) -> list[int]:
+    """The features that are granted, in the order in which they were asked for, each once.
+
+    Never one that was not asked for: there is a client that does not survive it. A feature without the one
+    that it stands on is `MalformedMessage`; unknown codes are ignored.
+    """
+    granted = [code for code in dict.fromkeys(asked) if code in GRANTED]
+    for feature, required in _REQUIRES.items():
+        if feature in granted and required not in granted:
+            raise MalformedMessage(f"feature {feature.name} needs {required.name}")
+    return granted
+
+
+def datatypes(features: frozenset[int]) -> int:
+    """The datatype bits that a peer with these features may use and see."""
+    bits = 0
+    if Feature.JSON in features:
+        bits |= Datatype.JSON
+    if Feature.SNAPPY in features or Feature.SNAPPY_EVERYWHERE in features:
+        bits |= Datatype.SNAPPY
+    if Feature.XATTR in features:
+        bits |= Datatype.XATTR
+    return bits
+
+
+_CLASSIC = {
+    Status.LOCKED: Status.KEY_EEXISTS,
+    Status.CAS_VALUE_INVALID: Status.KEY_EEXISTS,
+    Status.NOT_LOCKED: Status.ETMPFAIL,
+    Status.SYNC_WRITE_IN_PROGRESS: Status.ETMPFAIL,
+    Status.SYNC_WRITE_RE_COMMIT_IN_PROGRESS: Status.ETMPFAIL,
+    Status.CONFIG_ONLY: Status.NOT_SUPPORTED,
+    Status.UNKNOWN_COLLECTION: Status.EINVAL,
+    Status.UNKNOWN_SCOPE: Status.EINVAL,
+}
+_LOCK_COMMANDS = (Op.GET_LOCKED, Op.UNLOCK_KEY)
+_DISCONNECTS = frozenset(
+    {
+        Status.EACCESS,
+        Status.NO_BUCKET,
+        Status.AUTH_STALE,
+        Status.DCP_STREAMID_INVALID,
+        Status.DURABILITY_INVALID_LEVEL,
+        Status.DURABILITY_IMPOSSIBLE,
+        Status.SYNC_WRITE_AMBIGUOUS,
+    }
+)
+
+
+def classic_status(status: int, opcode: int, features: frozenset[int]) -> int | None:
+    """What a peer without extended errors is told; None: nothing, the connection is closed."""
+    if Feature.XERROR in features:
+        return status
+    if status in _DISCONNECTS:
+        return None
+    if status == Status.LOCKED and opcode in _LOCK_COMMANDS:
+        return Status.ETMPFAIL
+    if status in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE) and Feature.COLLECTIONS in features:
+        return status
+    return _CLASSIC.get(Status(status), status) if status in Status.__members__.values() else status

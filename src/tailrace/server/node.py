@@ -1,0 +1,195 @@
+"""The node without sockets: buckets, users, sessions and the work in the background, driven by ``now``.
+
+    session = node.accept(peer, now)         one connection, see `session.Session`
+    node.next_timer(), node.handle_timer(now)
+    node.close()                             a clean stop
+
+`aio.Server` runs one on asyncio; a simulation runs many in one process, on one clock and one seed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable, Iterable
+from uuid import NAMESPACE_URL, uuid5
+
+from .. import rng as rng_
+from ..clock import SYSTEM, Clock
+from ..errors import UsageError
+from ..protocol.sasl import Users
+from ..store.base import Engine
+from ..wire.admin import ClustermapChangeNotification
+from ..wire.codes import Datatype, Feature, VBucketState
+from .bucket import RunJob, ServedBucket, run_inline
+from .session import Session
+from .settings import Settings
+from .stats import Counters
+from .topology import ClusterMap, NodeAddress, bucket_map, global_map
+
+__all__ = ["DEFAULT_USER", "Node"]
+
+log = logging.getLogger("tailrace.server")
+
+DEFAULT_USER = ("Administrator", "password")
+"""Who may log in where nobody has to, so that SDKs, which insist on it, can."""
+
+
+class Node:
+    """A server's state; everything happens on the owner's thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        users: dict[str, str] | None = None,
+        settings: Settings | None = None,
+        clock: Clock = SYSTEM,
+        rng: random.Random | None = None,
+        run_job: RunJob = run_inline,
+    ) -> None:
+        self.engine = engine
+        self.settings = Settings() if settings is None else settings
+        self.clock = clock
+        self.rng = rng_.source() if rng is None else rng
+        self.needs_login = bool(users)
+        self.users = Users(users or dict([DEFAULT_USER]), self.rng)
+        self.counters = Counters()
+        self.sessions: dict[Session, None] = {}  # in the order in which they came
+        self.address = NodeAddress(port=0)
+        self.pid = os.getpid()
+        self.started_at = clock.monotonic()
+        self.disk_used_share: Callable[[], float] = lambda: 0.0
+        """How full the disk of the data directory is; who runs the node knows."""
+        self._run_job = run_job
+        self._names: dict[tuple[str, bytes], Session] = {}
+        self._rev = max(1, clock.time_ns() // 1_000_000_000)
+        self._own_maps: dict[str, ClusterMap] = {}
+        self.global_map: ClusterMap | None = None
+        """As the coordinator set it; None: the node makes its own."""
+        self.buckets: dict[str, ServedBucket] = {}
+        for store in engine.buckets.values():
+            self.buckets[store.name] = ServedBucket(store, self.settings, clock, run_job)
+
+    # connections
+
+    def accept(self, peer: str, now: float, *, tls: bool = False) -> Session | None:
+        """A connection came in; None if there are too many."""
+        if len(self.sessions) >= self.settings.max_connections:
+            self.counters.rejected_connections += 1
+            return None
+        session = Session(self, peer, now, tls=tls)
+        self.sessions[session] = None
+        self.counters.total_connections += 1
+        return session
+
+    def forget(self, session: Session) -> None:
+        """A connection is gone."""
+        self.sessions.pop(session, None)
+        for claim in [claim for claim, owner in self._names.items() if owner is session]:
+            del self._names[claim]
+
+    def claim_name(self, bucket: str, name: bytes, session: Session) -> None:
+        """A change stream goes by this name now; an older connection of that name is closed."""
+        older = self._names.get((bucket, name))
+        if older is not None and older is not session:
+            older.close("another connection took its name")
+        self._names[bucket, name] = session
+        session.stream_name = name.decode("utf-8", "backslashreplace")
+
+    # the cluster map
+
+    def map_of(self, bucket: ServedBucket) -> ClusterMap:
+        """The map of a bucket: as it was set, or made from the states of the vbuckets here."""
+        if bucket.map is not None:
+            return bucket.map
+        found = self._own_maps.get(bucket.name)
+        if found is None:
+            owners = [
+                [0 if one is not None and one.state == VBucketState.ACTIVE else -1]
+                for one in bucket.store.vbuckets
+            ]
+            uuid = uuid5(NAMESPACE_URL, f"tailrace:{bucket.name}").hex
+            found = bucket_map(bucket.name, uuid, [self.address], owners, rev=self._rev, this_node=0)
+            self._own_maps[bucket.name] = found
+        return found
+
+    def map_without_bucket(self) -> ClusterMap:
+        """The map for a connection that has selected no bucket."""
+        if self.global_map is None:
+            return global_map([self.address], rev=self._rev, this_node=0)
+        return self.global_map
+
+    def set_map(self, name: str, new: ClusterMap) -> None:
+        """The coordinator gives a map; an empty name is the global one."""
+        if not name:
+            self.global_map = new
+            return
+        bucket = self.buckets.get(name)
+        if bucket is None:
+            raise UsageError(f"there is no bucket {name!r}")
+        bucket.map = new
+        self._notify(bucket)
+
+    def vbucket_changed(self, bucket: ServedBucket, vbucket: int) -> None:
+        """A vbucket came, went or changed its state."""
+        bucket.vbucket_changed(vbucket)
+        if bucket.map is None:
+            self._rev += 1
+            self._own_maps.pop(bucket.name, None)
+            self._notify(bucket)
+
+    def _notify(self, bucket: ServedBucket) -> None:
+        """Tell the clients that asked for it."""
+        found = self.map_of(bucket)
+        for session in self.sessions:
+            if session.bucket is not bucket or not session.bucket_selected:
+                continue
+            brief = Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF in session.features
+            if not brief and Feature.CLUSTERMAP_CHANGE_NOTIFICATION not in session.features:
+                continue
+            message = ClustermapChangeNotification(
+                epoch=found.epoch,
+                revision=found.rev,
+                key=bucket.name.encode(),
+                value=b"" if brief else found.text,
+                datatype=0 if brief else Datatype.JSON & session.datatypes,
+            )
+            if not brief:
+                session.known_map = found.version
+            session.push(message.encode())
+
+    # time
+
+    def next_timer(self) -> float | None:
+        """When `handle_timer` wants to be called; sessions have their own."""
+        return min((one.next_timer() for one in self.buckets.values()), default=None)
+
+    def handle_timer(self, now: float) -> None:
+        """Begin the work that is due."""
+        for bucket in self.buckets.values():
+            if bucket.next_timer() <= now:
+                bucket.handle_timer(now)
+
+    # the end
+
+    @property
+    def busy(self) -> bool:
+        """A job is under way, and must be finished before `close`."""
+        return any(bucket.busy for bucket in self.buckets.values())
+
+    def stop_sessions(self, reason: str) -> Iterable[Session]:
+        """Take no more requests; those that are unfinished."""
+        for session in list(self.sessions):
+            if session.unfinished:
+                session.finish(reason)
+            else:
+                session.close(reason)
+        return [session for session in self.sessions if not session.closed]
+
+    def close(self) -> None:
+        """A clean stop: everything on disk, and a note that it was one."""
+        for session in list(self.sessions):
+            session.close("the node stops")
+        self.engine.close()

@@ -1,0 +1,292 @@
+"""One snapshot of the node's state: the STAT command, the CLI and the web all read it from here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from .. import __version__
+from ..wire.codes import Status, VBucketState
+from .call import Refused
+
+if TYPE_CHECKING:
+    from ..store.base import VBucket
+    from .bucket import ServedBucket
+    from .node import Node
+
+__all__ = ["GROUPS", "Counters", "Histogram", "group", "snapshot"]
+
+Stats: TypeAlias = Iterator[tuple[str, object]]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the node has done since it started."""
+
+    cmd_total: int = 0
+    cmd_get: int = 0
+    get_hits: int = 0
+    cmd_set: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    total_connections: int = 0
+    rejected_connections: int = 0
+    auth_cmds: int = 0
+    auth_errors: int = 0
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Durations in classes that double, from a microsecond on."""
+
+    count: int = 0
+    total_s: float = 0.0
+    longest_s: float = 0.0
+    classes: list[int] = field(default_factory=lambda: [0] * 40)
+
+    def add(self, duration_s: float) -> None:
+        """Count a duration."""
+        self.count += 1
+        self.total_s += duration_s
+        self.longest_s = max(self.longest_s, duration_s)
+        self.classes[min(int(duration_s * 1e6).bit_length(), len(self.classes) - 1)] += 1
+
+    def rows(self) -> Iterator[tuple[str, int]]:
+        """The classes that hold something: ``16,32`` (microseconds from, to) and how many."""
+        for at, count in enumerate(self.classes):
+            if count:
+                yield f"{(1 << at) >> 1},{1 << at}", count
+
+
+def snapshot(node: Node) -> dict[str, Any]:
+    """Everything as one JSON object."""
+    return {
+        "node": dict(_general(node)),
+        "buckets": {
+            bucket.name: {
+                **dict(_bucket(bucket)),
+                "vbuckets": {str(one.id): _vbucket(one) for one in bucket.store},
+            }
+            for bucket in node.buckets.values()
+        },
+        "connections": [dict(_connection(one)) for one in node.sessions],
+    }
+
+
+def group(node: Node, bucket: ServedBucket | None, text: str) -> Stats:
+    """The statistics of a group by the name that STAT has; the words behind it narrow it down."""
+    name, *words = text.split(" ") if text else [""]
+    found = GROUPS.get(name)
+    if found is None:
+        raise Refused(Status.KEY_ENOENT, "there is no such group of statistics")
+    if bucket is None and name not in _WITHOUT_BUCKET:
+        raise Refused(Status.NO_BUCKET, "select a bucket first")
+    return found(node, bucket, words)
+
+
+# groups
+
+
+def _general_group(node: Node, bucket: ServedBucket | None, words: list[str]) -> Stats:
+    yield from _general(node)
+    if bucket is not None:
+        yield from _bucket(bucket)
+
+
+def _vbucket_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
+    for one in _chosen(bucket, words):
+        yield f"vb_{one.id}", VBucketState(one.state).name.lower()
+
+
+def _vbucket_details_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
+    for one in _chosen(bucket, words):
+        yield f"vb_{one.id}", VBucketState(one.state).name.lower()
+        for name, value in _vbucket(one).items():
+            yield f"vb_{one.id}:{name}", value
+
+
+def _seqno_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
+    for one in _chosen(bucket, words):
+        start, end = (one.persisted_seqno, one.persisted_seqno) if one.persisted_seqno else (0, 0)
+        yield f"vb_{one.id}:high_seqno", one.high_seqno
+        yield f"vb_{one.id}:abs_high_seqno", one.high_seqno
+        yield f"vb_{one.id}:last_persisted_seqno", one.persisted_seqno
+        yield f"vb_{one.id}:uuid", one.uuid
+        yield f"vb_{one.id}:purge_seqno", one.purge_seqno
+        yield f"vb_{one.id}:last_persisted_snap_start", start
+        yield f"vb_{one.id}:last_persisted_snap_end", end
+        yield f"vb_{one.id}:max_visible_seqno", one.high_seqno
+
+
+def _failovers_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
+    for one in _chosen(bucket, words):
+        entries = one.failover_log.entries
+        yield f"vb_{one.id}:num_entries", len(entries)
+        for at, entry in enumerate(entries):
+            yield f"vb_{one.id}:{at}:id", entry.vb_uuid
+            yield f"vb_{one.id}:{at}:seq", entry.seqno
+
+
+def _checkpoint_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
+    for one in _chosen(bucket, words):
+        yield f"vb_{one.id}:open_checkpoint_id", one.checkpoint_id
+        yield f"vb_{one.id}:last_closed_checkpoint_id", one.checkpoint_id - 1
+        yield f"vb_{one.id}:persisted_seqno", one.persisted_seqno
+
+
+def _dcp_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
+    yield from _handlers(node, bucket, "ep_dcp_count", "eq_dcpq", ("dcp", "upr-a", "upr-b"))
+
+
+def _tap_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
+    yield from _handlers(node, bucket, "ep_tap_count", "eq_tapq", ("tap",))
+
+
+def _takeover_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
+    (one,) = _chosen(bucket, words[:1])
+    yield "name", words[1] if len(words) > 1 else ""
+    yield "status", "completed" if one.state == VBucketState.DEAD else "does_not_exist"
+    yield "estimate", one.item_count
+    yield "chk_items", max(0, one.high_seqno - one.persisted_seqno)
+    yield "vb_items", one.item_count
+    yield "on_disk_deletes", one.tombstone_count
+    yield "backfillRemaining", 0
+
+
+def _timings_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
+    for label, count in bucket.flush_times.rows():
+        yield f"disk_commit_{label}", count
+    yield "disk_commit_count", bucket.flush_times.count
+    yield "disk_commit_total_us", int(bucket.flush_times.total_s * 1e6)
+    yield "disk_commit_longest_us", int(bucket.flush_times.longest_s * 1e6)
+
+
+def _settings_group(node: Node, bucket: ServedBucket | None, words: list[str]) -> Stats:
+    yield from asdict(node.settings).items()
+
+
+def _connections_group(node: Node, bucket: ServedBucket | None, words: list[str]) -> Stats:
+    for at, session in enumerate(node.sessions):
+        for name, value in _connection(session):
+            yield f"{at}:{name}", value
+
+
+GROUPS: Mapping[str, Callable[[Any, Any, list[str]], Stats]] = {
+    "": _general_group,
+    "vbucket": _vbucket_group,
+    "vbucket-details": _vbucket_details_group,
+    "vbucket-seqno": _seqno_group,
+    "failovers": _failovers_group,
+    "checkpoint": _checkpoint_group,
+    "dcp": _dcp_group,
+    "dcp-vbtakeover": _takeover_group,
+    "tap": _tap_group,
+    "timings": _timings_group,
+    "settings": _settings_group,
+    "connections": _connections_group,
+}
+_WITHOUT_BUCKET = frozenset({"", "settings", "connections"})
+
+
+# what the groups are made of
+
+
+def _general(node: Node) -> Stats:
+    counters = node.counters
+    yield "pid", node.pid
+    yield "uptime", int(node.clock.monotonic() - node.started_at)
+    yield "time", node.clock.time_ns() // 1_000_000_000
+    yield "version", __version__
+    yield "curr_connections", len(node.sessions)
+    yield "cmd_get", counters.cmd_get
+    yield "get_hits", counters.get_hits
+    yield "get_misses", counters.cmd_get - counters.get_hits
+    yield "cmd_set", counters.cmd_set
+    yield "cmd_total_ops", counters.cmd_total + counters.cmd_get + counters.cmd_set
+    yield "bytes_read", counters.bytes_read
+    yield "bytes_written", counters.bytes_written
+    yield "total_connections", counters.total_connections
+    yield "rejected_conns", counters.rejected_connections
+    yield "auth_cmds", counters.auth_cmds
+    yield "auth_errors", counters.auth_errors
+
+
+def _bucket(bucket: ServedBucket) -> Stats:
+    store = bucket.store
+    states = dict.fromkeys(VBucketState, 0)
+    items = tombstones = 0
+    for one in store:
+        states[VBucketState(one.state)] += 1
+        if one.state == VBucketState.ACTIVE:
+            items += one.item_count
+            tombstones += one.tombstone_count
+    yield "bucket", bucket.name
+    yield "curr_items", items
+    yield "curr_tombstones", tombstones
+    yield "ep_num_vbuckets", store.vbucket_count
+    for state, count in states.items():
+        yield f"vb_{state.name.lower()}_num", count
+    yield "ep_commit_num", bucket.flush_times.count
+    yield "ep_commit_failed", bucket.flush_failures
+    yield "ep_collections_manifest_uid", f"{bucket.manifest.uid:x}"
+    for name, value in store.stats().items():
+        yield f"ep_{name}", value
+
+
+def _vbucket(one: VBucket) -> dict[str, object]:
+    return {
+        "state": VBucketState(one.state).name.lower(),
+        "num_items": one.item_count,
+        "num_tombstones": one.tombstone_count,
+        "high_seqno": one.high_seqno,
+        "persisted_seqno": one.persisted_seqno,
+        "purge_seqno": one.purge_seqno,
+        "rollback_floor": one.rollback_floor,
+        "uuid": str(one.uuid),
+        "disk_bytes": one.disk_bytes,
+    }
+
+
+def _connection(session: Any) -> Stats:
+    yield "peer", session.peer
+    yield "name", session.name
+    yield "user", session.sasl.username or ""
+    yield "tls", str(session.tls).lower()
+    yield "bucket", session.bucket.name if session.bucket is not None else ""
+    yield "dialect", session.dialect.name if session.dialect is not None else "kv"
+    yield "unfinished", session.unfinished
+
+
+def _handlers(
+    node: Node, bucket: ServedBucket, count_name: str, prefix: str, dialects: tuple[str, ...]
+) -> Stats:
+    found = [
+        session
+        for session in node.sessions
+        if session.handler is not None
+        and session.bucket is bucket
+        and session.dialect is not None
+        and session.dialect.name in dialects
+    ]
+    yield count_name, len(found)
+    for session in found:
+        assert session.handler is not None
+        label = session.stream_name or session.peer
+        for name, value in session.handler.stats().items():
+            yield f"{prefix}:{label}:{name}", value
+
+
+def _chosen(bucket: ServedBucket, words: list[str]) -> list[VBucket]:
+    """All vbuckets, or the one that the words name."""
+    if not words:
+        return list(bucket.store)
+    text = words[0]
+    vbuckets = bucket.store.vbuckets
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        raise Refused(Status.EINVAL, "a vbucket is a number")
+    at = int(text)
+    found = vbuckets[at] if at < len(vbuckets) else None
+    if found is None:
+        raise Refused(Status.NOT_MY_VBUCKET)
+    return [found]

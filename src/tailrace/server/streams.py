@@ -1,0 +1,86 @@
+"""Which machine serves which dialect, and what a session gives it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, TypeAlias
+
+from ..clock import Clock
+from ..protocol.dcp_producer import DcpProducer
+from ..protocol.handler import Handler, Host
+from ..store.base import Bucket
+from ..wire.dialect import DCP, Dialect, Role
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from .bucket import ServedBucket
+    from .session import Session
+
+__all__ = ["FACTORIES", "StreamHost", "open_handler"]
+
+Factory: TypeAlias = Callable[[Host, Callable[[], None], float], Handler]
+
+FACTORIES: dict[tuple[str, Role], Factory] = {(DCP.name, Role.PRODUCER): DcpProducer}
+"""By the dialect's name and the server's role in it."""
+
+
+def open_handler(
+    host: Host, dialect: Dialect, role: Role, wake: Callable[[], None], now: float
+) -> Handler | None:
+    """A machine for a connection that has just been bound; None if nobody serves that."""
+    factory = FACTORIES.get((dialect.name, role))
+    return None if factory is None else factory(host, wake, now)
+
+
+class StreamHost:
+    """A session's side towards its handler; see `protocol.handler.Host`."""
+
+    def __init__(self, session: Session, bucket: ServedBucket) -> None:
+        self._session = session
+        self._bucket = bucket
+
+    @property
+    def bucket(self) -> Bucket:
+        return self._bucket.store
+
+    @property
+    def features(self) -> frozenset[int]:
+        return self._session.features
+
+    @property
+    def peer(self) -> str:
+        return self._session.peer
+
+    @property
+    def clock(self) -> Clock:
+        return self._session.node.clock
+
+    @property
+    def rng(self) -> random.Random:
+        return self._session.node.rng
+
+    @property
+    def settings(self) -> Settings:
+        return self._session.node.settings
+
+    def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
+        return self._bucket.watch(vbucket, callback)
+
+    def claim_name(self, name: bytes) -> None:
+        self._session.node.claim_name(self._bucket.name, name, self._session)
+
+    def not_my_vbucket(self) -> tuple[bytes, int]:
+        return self._session.not_my_vbucket()
+
+    def may_stream(self, collections: Collection[int] | None) -> bool:
+        return True  # every user may do everything
+
+    def hold_writes(self, vbucket: int, *, hold: bool) -> None:
+        (self._bucket.held_vbuckets.add if hold else self._bucket.held_vbuckets.discard)(vbucket)
+
+    def memory_is_short(self) -> bool:
+        return self._bucket.memory_is_short()
+
+    def disk_used_share(self) -> float:
+        return self._session.node.disk_used_share()
