@@ -31,6 +31,7 @@ PROGRAM = "tailrace"
 COMPLETE_VARIABLE = "_TAILRACE_COMPLETE"
 
 COMMANDS = {
+    "serve": "Run a node: embedded store, key-value front end and change streams.",
     "completion": "Print a script that completes tailrace's command lines in your shell.",
 }
 """Every command and the first line of its help. ``foo-bar`` is `command` in the module ``foo_bar``.

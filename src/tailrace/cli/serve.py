@@ -1,0 +1,311 @@
+"""``tailrace serve``: a node in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import ssl
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import StoreError, TailraceError, UsageError
+from .common import SIZE, Integer
+from .common import command as make_command
+
+if TYPE_CHECKING:
+    from ..server.aio import Server
+    from ..server.settings import Settings
+
+_MAX_USERS = 10_000
+_MAX_USERS_FILE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The command line, understood."""
+
+    host: str
+    port: int
+    data: Path | None
+    buckets: tuple[str, ...]
+    vbuckets: int
+    users: dict[str, str]
+    tls: ssl.SSLContext | None
+    tls_port: int
+    web_port: int | None
+    ready_file: Path | None
+    settings: Settings
+
+
+@make_command(
+    "serve",
+    example="""
+tailrace serve
+tailrace serve --memory --port 0 --vbuckets 64 --ready-file node.json
+tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set idle_timeout=10m
+""",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=Integer(0, 65535), default=11210, show_default=True, help="Port; 0 takes a free one."
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory of the documents.  [default: ./tailrace-data]",
+)
+@click.option("--memory", is_flag=True, help="Keep the documents in memory only.")
+@click.option(
+    "--bucket", "buckets", multiple=True, metavar="NAME", help="Bucket; may be repeated.  [default: default]"
+)
+@click.option(
+    "--vbuckets",
+    type=Integer(1, 1024),
+    default=1024,
+    show_default=True,
+    help="VBuckets of a new bucket, a power of two.",
+)
+@click.option(
+    "--user", "users", multiple=True, metavar="NAME:PASSWORD", help="Who may log in; may be repeated."
+)
+@click.option(
+    "--users-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file with a NAME:PASSWORD on each line.",
+)
+@click.option("--tls-cert", type=click.Path(path_type=Path, dir_okay=False), help="Certificate chain, PEM.")
+@click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False), help="Its private key, PEM.")
+@click.option("--tls-port", type=Integer(0, 65535), help="Port for TLS.  [default: 11207 with --tls-cert]")
+@click.option("--web-port", type=Integer(0, 65535), help="Port of the JSON API; 0 takes a free one.")
+@click.option("--memory-quota", type=SIZE, help="For checkpoints, buffers and caches.  [default: 256m]")
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Written as JSON when the node accepts connections.",
+)
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Any limit or interval; 'help' lists them.",
+)
+def command(  # noqa: PLR0917 - the options, in the order of the help
+    host: str,
+    port: int,
+    data: Path | None,
+    memory: bool,
+    buckets: tuple[str, ...],
+    vbuckets: int,
+    users: tuple[str, ...],
+    users_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_port: int | None,
+    web_port: int | None,
+    memory_quota: int | None,
+    ready_file: Path | None,
+    assignments: tuple[str, ...],
+) -> int | None:
+    """Run a node: embedded store, key-value front end and change streams.
+
+    Without users nobody has to log in, and the node listens on loopback only.
+    """
+    from ..server.settings import Settings, table
+
+    if "help" in assignments:
+        for setting in table():
+            click.echo(str(setting))
+        return None
+    settings = Settings.parse(assignments)
+    if memory_quota is not None:
+        settings.memory_quota = memory_quota
+    if memory and data is not None:
+        raise UsageError("--data and --memory exclude each other")
+    if vbuckets & (vbuckets - 1):
+        raise UsageError(f"--vbuckets {vbuckets} is no power of two, write one from 1 to 1024")
+    who = _users(users, users_file)
+    if not who and not _is_loopback(host):
+        raise UsageError(f"--host {host} is open to others, so add users with --user NAME:PASSWORD")
+    options = _Options(
+        host=host,
+        port=port,
+        data=None if memory else data or Path("tailrace-data"),
+        buckets=tuple(dict.fromkeys(buckets)) or ("default",),
+        vbuckets=vbuckets,
+        users=who,
+        tls=_tls_context(tls_cert, tls_key, tls_port),
+        tls_port=11207 if tls_port is None else tls_port,
+        web_port=web_port,
+        ready_file=ready_file,
+        settings=settings,
+    )
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="tailrace: %(levelname)s: %(message)s"
+    )
+    _raise_file_limit(settings.max_connections)
+    asyncio.run(_serve(options))
+    return None
+
+
+# options
+
+
+def _users(given: tuple[str, ...], file: Path | None) -> dict[str, str]:
+    lines = list(given)
+    if file is not None:
+        if file.stat().st_size > _MAX_USERS_FILE:
+            raise UsageError(
+                f"--users-file {str(file)!r} is too large, it has more than {_MAX_USERS_FILE} bytes"
+            )
+        try:
+            text = file.read_text("utf-8")
+        except UnicodeDecodeError:
+            raise UsageError(f"--users-file {str(file)!r} is not UTF-8") from None
+        lines += [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    found: dict[str, str] = {}
+    for line in lines:
+        name, colon, password = line.partition(":")
+        # never the line itself: it may be a password
+        if not colon or not name or not password or "\0" in line or len(line) > 1024:
+            raise UsageError("a user is written NAME:PASSWORD, both not empty")
+        if found.setdefault(name, password) != password:
+            raise UsageError(f"user {name!r} is given twice, with different passwords")
+    if len(found) > _MAX_USERS:
+        raise UsageError(f"there are more than {_MAX_USERS} users")
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it; a name is what all its addresses are."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    if not host:
+        return False
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(f"--host {host!r} is no address of this machine: {error.strerror}") from None
+    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
+
+
+def _tls_context(cert: Path | None, key: Path | None, port: int | None) -> ssl.SSLContext | None:
+    if cert is None and key is None:
+        if port is not None:
+            raise UsageError("--tls-port needs --tls-cert and --tls-key")
+        return None
+    if cert is None or key is None:
+        raise UsageError("--tls-cert and --tls-key go together")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, key)
+    except ssl.SSLError as error:
+        raise UsageError(
+            f"--tls-cert and --tls-key are no certificate with its key: {error.reason}"
+        ) from None
+    return context
+
+
+def _raise_file_limit(connections: int) -> None:
+    """Every connection is a file; the soft limit is often 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + 1024
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        new = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (new, hard))
+
+
+# the node
+
+
+async def _serve(options: _Options) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    server, web_port = await _start(options)
+    try:
+        _tell(options, server, web_port)
+        await stopped.wait()
+    finally:
+        await server.stop()
+
+
+async def _start(options: _Options) -> tuple[Server, int | None]:
+    from ..server.aio import Server, listen
+    from ..server.node import Node
+    from ..server.values import tombstone_value
+    from ..store.engine import Engine
+
+    sockets = _listen(listen, options.host, options.port)
+    tls_sockets = _listen(listen, options.host, options.tls_port) if options.tls is not None else None
+    store_settings = options.settings.for_store()
+    store_settings.tombstone_value = tombstone_value
+    engine = Engine(options.data, settings=store_settings)
+    try:
+        for name in options.buckets:
+            if name not in engine.buckets:
+                engine.create_bucket(name, options.vbuckets)
+        server = Server(
+            lambda run_job: Node(engine, users=options.users, settings=options.settings, run_job=run_job)
+        )
+        if options.data is not None:
+            server.watch_disk(options.data)
+        await server.start(sockets, tls_sockets, options.tls)
+        web_port = None
+        if options.web_port is not None:
+            web_port = await server.start_web(_listen(listen, options.host, options.web_port))
+    except BaseException:
+        engine.close()
+        raise
+    return server, web_port
+
+
+def _listen(listen: object, host: str, port: int) -> list[socket.socket]:
+    assert callable(listen)
+    try:
+        found: list[socket.socket] = listen(host, port)
+    except OSError as error:
+        raise TailraceError(
+            f"can't listen on {host}:{port}: {error.strerror}, choose another --port"
+        ) from None
+    return found
+
+
+def _tell(options: _Options, server: Server, web_port: int | None) -> None:
+    """The first line on stdout, and the ready file."""
+    from ..store.files import atomic_write
+
+    address = server.node.address
+    first = server.node.buckets[options.buckets[0]]
+    count = first.store.vbucket_count
+    click.echo(f"tailrace: serving bucket '{first.name}' ({count} vbuckets) on {options.host}:{address.port}")
+    sys.stdout.flush()
+    if options.ready_file is not None:
+        content = {
+            "pid": os.getpid(),
+            "host": options.host,
+            "port": address.port,
+            "tls_port": address.tls_port,
+            "web_port": web_port,
+            "bucket": first.name,
+            "vbuckets": count,
+            "data": None if options.data is None else str(options.data.resolve()),
+        }
+        try:
+            atomic_write(options.ready_file, json.dumps(content).encode() + b"\n")
+        except OSError as error:
+            raise StoreError(f"the ready file can't be written: {error.strerror}") from None
