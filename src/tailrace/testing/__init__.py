@@ -1,0 +1,25 @@
+"""Real parts for tests, Tailrace's own and everybody's: nodes that can be killed, rewound, cut off, slowed.
+
+    with tailrace.testing.node(vbuckets=16) as node:
+        node.set("user::1", {"name": "Ada"})
+        consumer = start_my_consumer(node.url)
+        node.rewind(vbucket=3, to_seqno=100)        # as a failover that loses data
+
+In pytest the fixture ``tailrace_node`` is one of these; the plugin comes with the package.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .running import RunningNode
+
+__all__ = ["node"]
+
+
+def node(vbuckets: int = 16, **options: Any) -> RunningNode:
+    """A node on a free port of this machine, in a thread of this process; see `RunningNode`."""
+    from .running import RunningNode
+
+    return RunningNode(vbuckets, **options)

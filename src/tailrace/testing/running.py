@@ -1,0 +1,404 @@
+"""A real node in a thread of this process, with handles for what may go wrong with one."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+from zlib import crc32
+
+from ..clock import SYSTEM, Clock
+from ..errors import StoreError, TailraceError
+from ..protocol.sasl import Users
+from ..server.aio import Connection, Server, listen
+from ..server.bucket import ServedBucket
+from ..server.node import Node
+from ..server.settings import Settings
+from ..server.values import checked_value, split_document, tombstone_value
+from ..store.base import Compaction, Job, VBucket, Written
+from ..store.engine import Engine
+from ..store.files import DiskFiles, Files, MemoryFiles
+from ..store.format import Document
+from ..wire.codes import Datatype, VBucketState
+
+__all__ = ["RunningNode"]
+
+T = TypeVar("T")
+
+
+class RunningNode:
+    """A node on a socket of 127.0.0.1, from ``with`` to the end of its block.
+
+    Documents live in memory that outlives `kill` and `restart` as a disk would: what was not flushed is lost.
+    With ``data`` they live in that directory. ``users`` are name to password; without any, nobody has to log
+    in. ``settings`` are those of ``tailrace serve --set``.
+    """
+
+    def __init__(
+        self,
+        vbuckets: int = 16,
+        *,
+        bucket: str = "default",
+        buckets: Iterable[str] = (),
+        data: str | Path | None = None,
+        users: Mapping[str, str] | None = None,
+        settings: Mapping[str, str | int | float] | None = None,
+        tls: ssl.SSLContext | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.vbuckets = vbuckets
+        self.bucket = bucket
+        self.host = "127.0.0.1"
+        self.port = 0
+        self.tls_port: int | None = None
+        self.settings = Settings.parse(f"{name}={value}" for name, value in (settings or {}).items())
+        self.files: Files = MemoryFiles() if data is None else DiskFiles(data)
+        self._buckets = (bucket, *buckets)
+        self._users = dict(users or {})
+        self._tls = tls
+        self._clock = clock
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: _Server | None = None
+
+    @property
+    def url(self) -> str:
+        """Its connection string."""
+        return f"couchbase://{self.host}:{self.port}/{self.bucket}"
+
+    # life
+
+    def __enter__(self) -> RunningNode:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Open the store and serve it, on the port that it had before if it had one."""
+        if self._thread is not None:
+            return
+        ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="tailrace-node", daemon=True)
+        self._thread.start()
+        try:
+            ready.result()
+        except BaseException:
+            self._thread.join()
+            self._thread = None
+            raise
+
+    def stop(self) -> None:
+        """A clean stop."""
+        self._end(lambda server: server.stop())
+
+    def kill(self) -> None:
+        """Gone from one moment to the next: connections break, what is not on disk is lost."""
+        self._end(lambda server: server.kill())
+
+    def restart(self) -> None:
+        """A clean stop and a new start, on the same port and data."""
+        self.stop()
+        self.start()
+
+    def _run(self, ready: concurrent.futures.Future[None]) -> None:
+        loop = asyncio.new_event_loop()
+        try:
+            try:
+                loop.run_until_complete(self._start(loop))
+            except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
+                ready.set_exception(error)
+                return
+            ready.set_result(None)
+            loop.run_forever()
+        finally:
+            loop.close()
+
+    async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        store_settings = self.settings.for_store()
+        store_settings.tombstone_value = tombstone_value
+        engine = Engine(files=self.files, settings=store_settings, clock=self._clock)
+        try:
+            for name in self._buckets:
+                if name not in engine.buckets:
+                    engine.create_bucket(name, self.vbuckets)
+            server = _Server(
+                lambda run_job: Node(
+                    engine, users=self._users, settings=self.settings, clock=self._clock, run_job=run_job
+                )
+            )
+            sockets = listen(self.host, self.port)
+            tls_sockets = listen(self.host, self.tls_port or 0) if self._tls is not None else None
+        except BaseException:
+            engine.crash()
+            raise
+        await server.start(sockets, tls_sockets, self._tls)
+        self._loop, self._server = loop, server
+        self.port = server.node.address.port
+        self.tls_port = server.node.address.tls_port
+
+    def _end(self, how: Callable[[_Server], Any]) -> None:
+        if self._thread is None or self._loop is None or self._server is None:
+            return
+        server, loop = self._server, self._loop
+        future = asyncio.run_coroutine_threadsafe(how(server), loop)
+        try:
+            future.result()
+        finally:
+            self._server = self._loop = None
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            self._thread = None
+
+    def call(self, function: Callable[[Node], T]) -> T:
+        """Call a function with the node, on the node's own thread."""
+        server, loop = self._running()
+        result: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                result.set_result(function(server.node))
+            except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
+                result.set_exception(error)
+
+        loop.call_soon_threadsafe(run)
+        return result.result()
+
+    def _running(self) -> tuple[_Server, asyncio.AbstractEventLoop]:
+        if self._server is None or self._loop is None:
+            raise TailraceError("the node does not run")
+        return self._server, self._loop
+
+    # documents
+
+    def vbucket_of(self, key: str | bytes) -> int:
+        """Where a key belongs."""
+        raw = key.encode() if isinstance(key, str) else key
+        return ((crc32(raw) >> 16) & 0x7FFF) % self.vbuckets
+
+    def set(self, key: str | bytes, value: Any, *, expiry: int = 0, vbucket: int | None = None) -> Written:
+        """Write a document: bytes as they are, everything else as JSON. ``expiry`` is in unix seconds."""
+        raw = bytes(value) if isinstance(value, bytes | bytearray) else json.dumps(value).encode()
+        raw, datatype = checked_value(raw, 0, self.settings)
+        return self._on(key, vbucket, lambda one, full: one.set(full, raw, 0, expiry, datatype))
+
+    def get(self, key: str | bytes, *, vbucket: int | None = None) -> Any:
+        """A document: JSON as what it means, everything else as bytes; None if there is none."""
+        frame = self._on(key, vbucket, lambda one, full: one.get(full))
+        if frame is None:
+            return None
+        document = Document.of(frame)
+        _, body, datatype = split_document(document.value, document.datatype, self.settings.max_inflated)
+        return json.loads(body) if datatype & Datatype.JSON else body
+
+    def delete(self, key: str | bytes, *, vbucket: int | None = None) -> Written:
+        """Delete a document."""
+        return self._on(key, vbucket, lambda one, full: one.delete(full))
+
+    def _on(self, key: str | bytes, vbucket: int | None, act: Callable[[VBucket, bytes], T]) -> T:
+        raw = key.encode() if isinstance(key, str) else key
+        at = self.vbucket_of(raw) if vbucket is None else vbucket
+        return self.call(lambda node: act(_vbucket(node.buckets[self.bucket], at), b"\0" + raw))
+
+    # history
+
+    def high_seqno(self, vbucket: int) -> int:
+        """The newest seqno of a vbucket."""
+        return self.call(lambda node: _vbucket(node.buckets[self.bucket], vbucket).high_seqno)
+
+    def failover_log(self, vbucket: int) -> list[tuple[int, int]]:
+        """The branches of a vbucket, newest first: vb_uuid and seqno."""
+
+        def read(node: Node) -> list[tuple[int, int]]:
+            log = _vbucket(node.buckets[self.bucket], vbucket).failover_log
+            return [(one.vb_uuid, one.seqno) for one in log.entries]
+
+        return self.call(read)
+
+    def rewind(self, vbucket: int | Iterable[int], to_seqno: int) -> None:
+        """Forget everything after a seqno, on a new branch, as a failover that loses data does."""
+        targets = dict.fromkeys([vbucket] if isinstance(vbucket, int) else vbucket, to_seqno)
+
+        def act(bucket: ServedBucket) -> None:
+            bucket.store.rollback(targets, branch=True)
+            for at in targets:
+                bucket.vbucket_changed(at)
+
+        self._exclusively(act)
+
+    def set_vbucket_state(self, vbucket: int, state: VBucketState) -> None:
+        """Make a vbucket active, replica, pending or dead."""
+
+        def act(bucket: ServedBucket) -> None:
+            bucket.store.set_state(vbucket, state)
+            assert self._server is not None
+            self._server.node.vbucket_changed(bucket, vbucket)
+
+        self._exclusively(act)
+
+    def flush(self) -> None:
+        """Delete everything, as the FLUSH command does."""
+
+        def act(bucket: ServedBucket) -> None:
+            bucket.store.flush_all()
+            for one in bucket.store:
+                bucket.vbucket_changed(one.id)
+
+        self._exclusively(act)
+
+    def _exclusively(self, act: Callable[[ServedBucket], None]) -> None:
+        """Run something on the node's thread while no job is under way."""
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def begin(node: Node) -> None:
+            bucket = node.buckets[self.bucket]
+
+            def run() -> None:
+                try:
+                    act(bucket)
+                except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
+                    done.set_exception(error)
+                else:
+                    done.set_result(None)
+
+            bucket.exclusively(run)
+
+        self.call(begin)
+        done.result()
+
+    # disk
+
+    def persist(self) -> None:
+        """Wait until everything that was written is on disk."""
+        self._wait(lambda bucket, done: bucket.after_flush(done))
+
+    def stop_persistence(self) -> None:
+        """From now on nothing gets to disk: a `kill` loses it."""
+        self.call(lambda node: setattr(node.buckets[self.bucket].store, "persistence", False))
+
+    def start_persistence(self) -> None:
+        """Write to disk again, also what has piled up."""
+        self.call(lambda node: setattr(node.buckets[self.bucket].store, "persistence", True))
+        self.persist()
+
+    def compact(
+        self,
+        vbucket: int | None = None,
+        *,
+        drop_tombstones: bool = False,
+        purge_before_seqno: int = 0,
+    ) -> None:
+        """Compact one vbucket or all; with dropped tombstones the purge seqno rises."""
+        compaction = Compaction(
+            vbuckets=None if vbucket is None else [vbucket],
+            purge_before_seqno=purge_before_seqno,
+            drop_tombstones=drop_tombstones,
+        )
+        self._wait(lambda bucket, done: bucket.compact(compaction, done))
+
+    def slow_disk(self, seconds: float) -> None:
+        """From now on every commit and every merge takes this much longer."""
+        self._running()[0].slow_disk_s = seconds
+
+    def _wait(self, begin: Callable[[ServedBucket, Callable[[StoreError | None], None]], None]) -> None:
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def finished(error: StoreError | None) -> None:
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        self.call(lambda node: begin(node.buckets[self.bucket], finished))
+        done.result()
+
+    # connections
+
+    def cut_after(self, sent_bytes: int | None) -> None:
+        """From the next connection on: break it when that many bytes were sent on it. None: no more."""
+        self._running()[0].cut_after = sent_bytes
+
+    def drop_connections(self) -> None:
+        """Break every connection now."""
+        server, _ = self._running()
+
+        def act(_node: Node) -> None:
+            for one in list(server.connections):
+                one.abort()
+
+        self.call(act)
+
+    def refuse_logins(self, *, refuse: bool = True) -> None:
+        """From the next connection on: nobody's password is right."""
+
+        def act(node: Node) -> None:
+            node.needs_login = refuse or bool(self._users)
+            node.users = Users({} if refuse else self._users or dict([_default_user()]), node.rng)
+
+        self.call(act)
+
+
+def _default_user() -> tuple[str, str]:
+    from ..server.node import DEFAULT_USER
+
+    return DEFAULT_USER
+
+
+def _vbucket(bucket: ServedBucket, at: int) -> VBucket:
+    found = bucket.store.vbuckets[at]
+    if found is None:
+        raise TailraceError(f"the node has no vbucket {at}")
+    return found
+
+
+class _Server(Server):
+    """The real pump, with faults."""
+
+    slow_disk_s = 0.0
+    cut_after: int | None = None
+
+    def connection(self, *, tls: bool) -> Connection:
+        if self.cut_after is None:
+            return super().connection(tls=tls)
+        return _CutConnection(self, tls=tls, cut_after=self.cut_after)
+
+    def run(self, job: Job) -> None:
+        time.sleep(self.slow_disk_s)
+        super().run(job)
+
+    async def kill(self) -> None:
+        """As `stop`, but nothing is written any more. Jobs that run are waited for: a thread can't be killed,
+        and it is as if the kill had come a little later.
+        """
+        self.close_sockets()
+        for connection in list(self.connections):
+            connection.abort()
+        await self.until_idle()
+        self.node.engine.crash()
+
+
+class _CutConnection(Connection):
+    """A connection that breaks at a given byte of what it sends."""
+
+    def __init__(self, server: Server, *, tls: bool, cut_after: int) -> None:
+        super().__init__(server, tls=tls)
+        self._left = cut_after
+
+    def send(self, transport: asyncio.Transport, parts: list[bytes | memoryview]) -> None:
+        data = b"".join(parts)
+        transport.write(data[: self._left])
+        if len(data) >= self._left:
+            self._left = 0
+            transport.close()
+        else:
+            self._left -= len(data)
