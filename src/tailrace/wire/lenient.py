@@ -1,0 +1,238 @@
+"""The packets that the protocol documents draw but no socket can carry, read all the same.
+
+Some drawings contradict their own length fields (errata A1, A2, A4, A6, A10 to A13, B2, D2, T5, T6, T8 and
+T10 of `docs/dialects.md`). On a connection the header is the truth and such bytes are an error. Here the
+whole packet is given, so the number of bytes that are there and the documented places of the fields are the
+truth, and a note names the erratum. Only `tailrace decode` uses this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..errors import MalformedMessage
+from .codes import (
+    DcpOpcode,
+    Magic,
+    Status,
+    TapOpcode,
+    UprAMessageType,
+    UprAOpcode,
+    UprARequestType,
+    UprAResponseType,
+    UprBOpcode,
+)
+from .dialect import DCP, TAP, UPR_A, UPR_B, Dialect
+from .header import HEADER, HEADER_SIZE, Frame
+from .message import Direction
+
+__all__ = ["Mended", "erratum", "mend", "tolerated"]
+
+_TO_PRODUCER, _TO_CONSUMER = Direction.TO_PRODUCER, Direction.TO_CONSUMER
+
+
+def erratum(name: str, what: str) -> str:
+    """A note that names an erratum."""
+    return f"erratum {name}: {what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """A packet with its lengths put right."""
+
+    frame: Frame
+    dialect: Dialect
+    direction: Direction
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """One drawn packet whose lengths are wrong: how to know it, and what is right."""
+
+    errata: Mapping[str, str]
+    """By erratum the length that is wrong: ``extras``, ``body``, ``lengths`` (both) or ``private``."""
+    dialect: Dialect
+    direction: Direction
+    magic: Magic
+    opcode: int
+    announced_extras: int
+    fits: Callable[[int, int], bool]
+    """Whether (bytes of body that the header announces, bytes that are there) are those of the drawing."""
+    extras: int
+    subtype: int | None = None
+    padding: int = 0
+    """Zero bytes that the drawing leaves out at its end."""
+
+    def matches(self, frame: Frame, announced: int) -> bool:
+        """Whether a packet is this one."""
+        return (
+            frame.magic == self.magic
+            and frame.opcode == self.opcode
+            and frame.extras_length == self.announced_extras
+            and (self.subtype is None or frame.datatype == self.subtype)
+            and self.fits(announced, len(frame.body))
+        )
+
+    def notes(self, announced: int, there: int) -> tuple[str, ...]:
+        """What is wrong, by erratum."""
+        extras = f"{self.announced_extras} bytes of extras are announced, {self.extras} are there"
+        body = f"{announced} bytes of body are announced, {there} are there"
+        if self.padding:
+            body += f", the last {self.padding} are taken as 0"
+        said = {
+            "extras": extras,
+            "body": body,
+            "lengths": f"{extras}; {body}",
+            "private": "engine private is said to be 4, the checkpoint id has 8 bytes",
+        }
+        return tuple(erratum(name, said[wrong]) for name, wrong in self.errata.items())
+
+
+def _eight_missing(announced: int, there: int) -> bool:
+    return announced == there + 8
+
+
+_DRAWINGS = (
+    _Drawing(
+        {"A1": "extras", "A2": "body"},
+        UPR_A,
+        _TO_PRODUCER,
+        Magic.REQUEST,
+        UprAOpcode.REQUEST,
+        40,
+        _eight_missing,
+        32,
+        UprARequestType.STREAM_REQUEST,
+    ),
+    _Drawing(
+        {"A4": "body"},
+        UPR_A,
+        _TO_CONSUMER,
+        Magic.RESPONSE,
+        UprAOpcode.RESPONSE,
+        0,
+        lambda announced, there: announced == 0 and there == 8,
+        0,
+        UprAResponseType.ROLLBACK,
+    ),
+    _Drawing(
+        {"A6": "body"},
+        UPR_A,
+        _TO_CONSUMER,
+        Magic.RESPONSE,
+        UprAOpcode.RESPONSE,
+        0,
+        lambda announced, there: announced == 0 and there > 0 and there % 16 == 0,
+        0,
+        UprAResponseType.NOT_MY_VBUCKET,
+    ),
+    *(
+        _Drawing(
+            errata,
+            UPR_A,
+            _TO_CONSUMER,
+            Magic.RESPONSE,
+            UprAOpcode.STREAM_MESSAGE,
+            36,
+            _eight_missing,
+            28,
+            subtype,
+        )
+        for errata, subtype in (
+            ({"A10": "extras", "A11": "body"}, UprAMessageType.MUTATION),
+            ({"A12": "lengths"}, UprAMessageType.DELETION),
+            ({"A13": "lengths"}, UprAMessageType.EXPIRATION),
+        )
+    ),
+    _Drawing(
+        {"B2": "body"},
+        UPR_B,
+        _TO_CONSUMER,
+        Magic.REQUEST,
+        UprBOpcode.MUTATION,
+        28,
+        lambda announced, there: announced == there + 1,
+        28,
+    ),
+    _Drawing(
+        {"D2": "body"},
+        DCP,
+        _TO_PRODUCER,
+        Magic.REQUEST,
+        DcpOpcode.STREAM_REQUEST,
+        48,
+        lambda announced, there: announced == 48 and there == 40,
+        48,
+        padding=8,
+    ),
+    *(
+        _Drawing(
+            errata,
+            TAP,
+            _TO_CONSUMER,
+            Magic.REQUEST,
+            opcode,
+            8,
+            lambda announced, there: announced == 12 and there == 16,
+            8,
+        )
+        for errata, opcode in (
+            ({"T5": "private", "T6": "body"}, TapOpcode.CHECKPOINT_START),
+            ({"T8": "body", "T10": "private"}, TapOpcode.CHECKPOINT_END),
+        )
+    ),
+)
+
+
+def mend(packet: bytes, dialect: Dialect | None = None) -> Mended | None:
+    """The message in a packet whose lengths are wrong in a known way; None if it is no such packet."""
+    if len(packet) < HEADER_SIZE:
+        return None
+    magic, opcode, key_length, extras_length, datatype, vbucket, announced, opaque, cas = HEADER.unpack_from(
+        packet
+    )
+    body = packet[HEADER_SIZE:]
+    frame = Frame(magic, opcode, key_length, extras_length, datatype, vbucket, opaque, cas, body=body)
+    for one in _DRAWINGS:
+        if dialect not in (None, one.dialect) or not one.matches(frame, announced):
+            continue
+        frame.extras_length = one.extras
+        frame.body = body + bytes(one.padding)
+        try:
+            one.dialect.decode(frame, one.direction)
+        except MalformedMessage:
+            return None
+        return Mended(frame, one.dialect, one.direction, one.notes(announced, len(body)))
+    return None
+
+
+_CHECKPOINTS = {int(TapOpcode.CHECKPOINT_START): "T5", int(TapOpcode.CHECKPOINT_END): "T10"}
+
+
+def tolerated(frame: Frame, dialect: Dialect, direction: Direction) -> list[str]:
+    """Notes on a frame that can be carried and is accepted, though it is not what we would send."""
+    opcode, extras = frame.opcode, frame.extras_length
+    notes = []
+    if dialect is UPR_A:
+        skipped = "the last 8 bytes of the extras are skipped"
+        if opcode == UprAOpcode.REQUEST and extras == 40:
+            notes.append(erratum("A1", skipped))
+        if direction is _TO_CONSUMER and opcode == UprAOpcode.STREAM_MESSAGE and extras == 36:
+            notes.append(erratum("A10", skipped))
+        if direction is _TO_CONSUMER and opcode == UprAOpcode.RESPONSE and extras == 8:
+            notes.append(erratum("A4", "the rollback seqno stands in the extras"))
+        if direction is _TO_CONSUMER and frame.magic == Magic.REQUEST and opcode <= UprAOpcode.STREAM_END:
+            notes.append(erratum("A20", "a producer's messages have magic 0x81 in draft A"))
+    elif dialect is UPR_B:
+        if frame.magic == Magic.RESPONSE and frame.status == Status.ROLLBACK and extras == 8:
+            notes.append(erratum("B1", "the rollback seqno stands in the extras"))
+    elif dialect is TAP and direction is _TO_CONSUMER and frame.magic == Magic.REQUEST and extras == 8:
+        private = int.from_bytes(frame.extras[:2], "big")
+        if opcode == TapOpcode.VBUCKET_SET and private == 0 and len(frame.value) == 4:
+            notes.append(erratum("T4", "engine private is said to be 0, the state follows all the same"))
+        checkpoint = _CHECKPOINTS.get(opcode)
+        if checkpoint and private != 8 and len(frame.value) == 8:
+            notes.append(erratum(checkpoint, f"engine private is said to be {private}, the id has 8 bytes"))
+    return notes

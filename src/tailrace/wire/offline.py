@@ -1,0 +1,375 @@
+"""Frames without a connection: which dialect and which direction were they?
+
+On a connection both are known: `bind` names the dialect of the first request, and sides don't change. Bytes
+from a file may begin anywhere, so every reading that the tables allow is tried: one that decodes beats one
+that doesn't, and of those that remain the more likely one is taken, with a note where the same bytes are a
+message of another dialect too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ..errors import FramingError, MalformedMessage
+from .codes import Magic, Op, Status, UprAOpcode
+from .describe import Description, describe
+from .dialect import DCP, KV, TAP, UPR_A, UPR_B, Dialect, Role, bind
+from .header import HEADER_SIZE, MAX_FRAME, Frame, frame_size
+from .lenient import mend, tolerated
+from .message import Direction, Response, Unknown
+
+__all__ = ["Observer", "Tape", "frame_start", "is_whole", "read"]
+
+_ORDER = (KV, DCP, UPR_B, TAP, UPR_A)
+"""Which dialect is taken where the bytes leave a choice."""
+
+_SERVER_DIRECTIONS = {
+    int(Magic.SERVER_REQUEST): Direction.TO_CONSUMER,
+    int(Magic.SERVER_RESPONSE): Direction.TO_PRODUCER,
+}
+
+_COMMON_ANSWERS = frozenset(
+    {
+        Status.SUCCESS,
+        Status.KEY_ENOENT,
+        Status.KEY_EEXISTS,
+        Status.E2BIG,
+        Status.EINVAL,
+        Status.NOT_STORED,
+        Status.DELTA_BADVAL,
+        Status.NOT_MY_VBUCKET,
+        Status.NO_BUCKET,
+        Status.LOCKED,
+        Status.AUTH_ERROR,
+        Status.EACCESS,
+        Status.UNKNOWN_COMMAND,
+        Status.ENOMEM,
+        Status.NOT_SUPPORTED,
+        Status.EINTERNAL,
+        Status.EBUSY,
+        Status.ETMPFAIL,
+        Status.UNKNOWN_COLLECTION,
+    }
+)
+"""What a write is usually answered with; draft A has vbucket ids at this place."""
+
+
+class Observer:
+    """Names the frames of one conversation, in the order in which they were sent.
+
+    ``dialect`` and ``direction`` are what is known beforehand and then the law; what is not known is found
+    out, and the dialect that the first request binds is preferred from then on.
+    """
+
+    def __init__(self, dialect: Dialect | None = None, direction: Direction | None = None) -> None:
+        self.dialect = dialect
+        self._direction = direction
+        self._bound: Dialect | None = None
+        self._server_is_consumer = False
+
+    def settle(self, dialect: Dialect) -> None:
+        """Prefer a dialect from now on, if none is preferred yet."""
+        self._bound = self._bound or dialect
+
+    def see(self, frame: Frame, *, from_client: bool | None = None, offset: int = 0) -> Description:
+        """Name the next frame; ``from_client`` says which side sent it, where that is known."""
+        readings = self._readings(frame, from_client)
+        best = readings[0]
+        best.offset = offset
+        rest = dict.fromkeys(
+            f"{other.name} ({other.table})"
+            for other in readings[1:]
+            if other.message is not None and _rank(other) == _rank(best) and other.name != best.name
+        )
+        if rest and best.message is not None:
+            best.notes.append(
+                f"ambiguous: the same bytes are {' and '.join(rest)}, say which --dialect it is"
+            )
+        if best.message is not None:
+            best.notes += tolerated(frame, best.dialect, best.direction)
+        return best
+
+    def _readings(self, frame: Frame, from_client: bool | None) -> list[Description]:
+        """All readings of a frame, the best one first."""
+        directions = self._directions(frame, from_client)
+        if bound := self._bind(frame, directions):
+            return [bound]
+        preferred = self.dialect or self._bound
+        if preferred is not None:
+            known = self._try((preferred,), frame, directions)
+            if self.dialect or known[0].message is not None:
+                return known
+        readings = self._try(_ORDER, frame, directions)
+        if preferred is not None and readings[0].message is not None:
+            readings[0].notes.append(f"not {preferred.name}, which the bytes before it are")
+            return readings[:1]
+        return readings
+
+    def _try(
+        self, dialects: tuple[Dialect, ...], frame: Frame, directions: tuple[Direction, ...]
+    ) -> list[Description]:
+        found = [describe(frame, dialect, direction) for dialect in dialects for direction in directions]
+        return sorted(found, key=_rank, reverse=True)  # stable: the order decides between equals
+
+    def _directions(self, frame: Frame, from_client: bool | None) -> tuple[Direction, ...]:
+        """The directions that are possible, the likelier one first."""
+        if self._direction is not None:
+            return (self._direction,)
+        if frame.magic in _SERVER_DIRECTIONS:
+            return (_SERVER_DIRECTIONS[frame.magic],)
+        if from_client is None:
+            first = Direction.TO_PRODUCER if frame.is_request else Direction.TO_CONSUMER
+            return first, first.opposite
+        usual = Direction.TO_PRODUCER if from_client else Direction.TO_CONSUMER
+        # a client may open the server as a consumer and then push to it, but other commands go as always
+        return (usual.opposite, usual) if self._server_is_consumer else (usual,)
+
+    def _bind(self, frame: Frame, directions: tuple[Direction, ...]) -> Description | None:
+        """The frame as the first request of a dialect, if it is one."""
+        if self.dialect is not None or self._bound is not None:
+            return None
+        try:
+            bound = bind(frame)
+        except MalformedMessage:
+            return None
+        if bound is None:
+            return None
+        dialect, role = bound
+        pushes = dialect is TAP and role is Role.CONSUMER
+        direction = Direction.TO_CONSUMER if pushes else Direction.TO_PRODUCER
+        found = describe(frame, dialect, direction)
+        if direction not in directions or found.message is None:
+            return None
+        self._bound = dialect
+        self._server_is_consumer = role is Role.CONSUMER
+        return found
+
+
+def _rank(description: Description) -> tuple[int, int]:
+    """How good a reading is: known at all, well-formed, likely."""
+    if description.kind is Unknown:
+        return 0, 0
+    return (2 if description.message is not None else 1), int(_is_likely(description))
+
+
+def _is_likely(description: Description) -> bool:
+    """Whether a well-formed reading is also one that somebody would send."""
+    frame, kind = description.frame, description.kind
+    if kind in UPR_A.messages:
+        if frame.cas and not frame.key_length:
+            return False  # only documents have a CAS there
+        return frame.magic == Magic.RESPONSE or description.direction is Direction.TO_PRODUCER
+    if not issubclass(kind, Response) or not description.has_status:
+        return True
+    if frame.status == Status.ROLLBACK:
+        return hasattr(kind, "rollback_seqno")
+    if frame.status != Status.SUCCESS and (frame.extras_length or frame.key_length):
+        return False  # an error has nothing but a text
+    if description.table == KV.name and UprAOpcode.RESPONSE <= frame.opcode <= UprAOpcode.STREAM_END:
+        return _answers_a_write(frame)
+    return True
+
+
+def _answers_a_write(frame: Frame) -> bool:
+    """Whether a response with an opcode of draft A is what ADD, REPLACE, DELETE or INCREMENT are answered."""
+    if frame.status not in _COMMON_ANSWERS or (frame.datatype and not frame.body):
+        return False
+    if frame.status == Status.SUCCESS:
+        return bool(frame.cas)
+    return frame.opcode != Op.INCREMENT or not frame.datatype or bool(frame.body)
+
+
+# whole buffers
+
+
+def read(
+    data: bytes, observer: Observer, *, from_client: bool | None = None, limit: int = MAX_FRAME
+) -> Iterator[Description]:
+    """The frames in a buffer; a `FramingError` after the last one tells about bytes that are none.
+
+    A packet at the end that is one of the documents' own drawings is taken as it is meant, see `lenient`.
+    """
+    at = last = 0
+    pending: Description | None = None
+    while at < len(data):
+        problem = _problem(data, at, limit)
+        if problem is None:
+            if pending is not None:
+                yield pending
+            size = frame_size(data, at, limit)
+            pending = observer.see(Frame.parse(data, at), from_client=from_client, offset=at)
+            last, at = at, at + size
+            continue
+        # what is left may be a drawing, or belong to the frame before it, which is then one
+        for start, before in ((last, None), (at, pending)) if pending else ((at, None),):
+            mended = mend(data[start:], observer.dialect)
+            if mended is not None:
+                if before is not None:
+                    yield before
+                yield describe(mended.frame, mended.dialect, mended.direction, mended.notes, offset=start)
+                return
+        if pending is not None:
+            yield pending
+        raise FramingError(problem)
+    if pending is not None:
+        yield pending
+
+
+def is_whole(data: bytes) -> bool:
+    """Whether a buffer is made of whole frames, or is one of the documents' own drawings."""
+    at = 0
+    while at < len(data) and _problem(data, at, MAX_FRAME) is None:
+        at += frame_size(data, at)
+    return at == len(data) or mend(data) is not None
+
+
+class Tape:
+    """One direction of a recorded conversation: its bytes come in pieces, and some may be missing.
+
+    After a gap, or where a recording begins in the middle, the next frame is searched for; the first one that
+    is found has a note about what was passed over.
+    """
+
+    def __init__(self, observer: Observer, *, from_client: bool | None, from_start: bool) -> None:
+        self._observer = observer
+        self._from_client = from_client
+        self._buffer = bytearray()
+        self._from_start = from_start
+        self._in_step = from_start
+        self._search_at = HEADER_SIZE
+        self._skipped = 0
+        self._offset = 0
+        self.frames = 0
+        """How many frames came out."""
+        self.problems: list[str] = []
+        """What was wrong with bytes that are no frame; the first few times."""
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that wait for the rest of their frame."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[Description]:
+        """The frames that are whole with these bytes."""
+        self._buffer += data
+        while self._in_step or self._find_step():
+            if len(self._buffer) < HEADER_SIZE:
+                return
+            try:
+                size = frame_size(self._buffer)
+            except FramingError as error:
+                self._complain(f"no frame at offset {self._offset}: {error}")
+                # a stream that doesn't even begin with a frame is none of ours
+                self._lose_step(1 if self.frames or not self._from_start else len(self._buffer))
+                continue
+            if len(self._buffer) < size:
+                return
+            yield self._take(size)
+
+    def gap(self, size: int) -> None:
+        """Some bytes were not recorded: the frame that they belong to is lost."""
+        self._complain(f"{size} bytes behind offset {self._offset + len(self._buffer)} were not recorded")
+        self._offset += size
+        self._lose_step(len(self._buffer))
+
+    def finish(self) -> Iterator[Description]:
+        """The recording is over; what is left is no whole frame."""
+        if not self._in_step:
+            self._search_at = 0
+            yield from self.feed(b"")
+        if self._buffer:
+            self._complain(f"the last {len(self._buffer)} bytes are no whole frame")
+
+    def _take(self, size: int) -> Description:
+        found = self._observer.see(
+            Frame.parse(self._buffer), from_client=self._from_client, offset=self._offset
+        )
+        if self._skipped:
+            found.notes.append(f"{self._skipped} bytes before it were passed over, no frame begins there")
+            self._skipped = 0
+        self._drop(size)
+        self.frames += 1
+        return found
+
+    def _find_step(self) -> bool:
+        """Search for the next frame; not at every call, so that it takes linear time in all."""
+        if len(self._buffer) < self._search_at:
+            return False
+        start = frame_start(bytes(self._buffer))
+        if start is None:
+            self._search_at = 2 * len(self._buffer) + HEADER_SIZE
+            excess = len(self._buffer) - _SEARCHED
+            if excess > 0:
+                self._skipped += excess
+                self._drop(excess)
+                self._search_at = 2 * _SEARCHED
+            return False
+        self._skipped += start
+        self._drop(start)
+        self._in_step = True
+        return True
+
+    def _complain(self, what: str) -> None:
+        if len(self.problems) < _MAX_PROBLEMS:
+            self.problems.append(what)
+
+    def _lose_step(self, dropped: int) -> None:
+        self._skipped += dropped
+        self._drop(dropped)
+        self._in_step = False
+        self._search_at = HEADER_SIZE
+
+    def _drop(self, size: int) -> None:
+        del self._buffer[:size]
+        self._offset += size
+
+
+_MAX_PROBLEMS = 5
+_SEARCHED = 1 << 20
+"""How many bytes are kept while no frame is found in them."""
+
+
+def frame_start(data: bytes, at: int = 0, *, limit: int = MAX_FRAME) -> int | None:
+    """Where the next frame begins in bytes that may start inside of one; None if none is found.
+
+    A place is believed if three frames in a row start there, or fewer that end where the bytes end.
+    """
+    for candidate in _MAGIC_BYTES.finditer(data, at):
+        start = candidate.start()
+        end, frames = start, 0
+        while frames < 3 and len(data) - end >= HEADER_SIZE:
+            try:
+                end += frame_size(data, end, limit)
+            except FramingError:
+                break
+            if end > len(data):
+                break
+            frames += 1
+        if frames == 3 or (frames and end == len(data)):
+            return start
+    return None
+
+
+_MAGIC_BYTES = re.compile(b"[" + b"".join(re.escape(bytes([magic])) for magic in Magic) + b"]")
+
+
+def _problem(data: bytes, at: int, limit: int) -> str | None:
+    """Why no frame starts at a place, or None if one does."""
+    there = len(data) - at
+    try:
+        # a header that is cut off is judged by its first byte alone
+        size = (
+            frame_size(data, at, limit) if there >= HEADER_SIZE else frame_size(_padded(data, at), 0, limit)
+        )
+    except FramingError as error:
+        return f"{there} bytes at offset {at} are no frame: {error}"
+    if there < HEADER_SIZE:
+        return f"{there} bytes at offset {at} are the start of a header, {HEADER_SIZE - there} are missing"
+    if size > there:
+        return f"the frame at offset {at} needs {size} bytes, {size - there} are missing"
+    return None
+
+
+def _padded(data: bytes, at: int) -> bytes:
+    return data[at : at + 1] + bytes(HEADER_SIZE - 1)
