@@ -16,6 +16,7 @@
     │   ├── StoreTooNew                 written by a newer Tailrace; left untouched
     │   ├── DocumentRefused             a document or vbucket can't do that; has the status to answer
     │   └── RollbackImpossible          that seqno's history is gone; names the lowest possible one
+    ├── InputError                      a file that a command reads is not what it should be; names the place
     └── UsageError                      an option, an offset or a setting is wrong
 
 Facts are attributes and ``args``, so that every error survives pickling: Spark carries them between
@@ -29,6 +30,7 @@ __all__ = [
     "DocumentRefused",
     "FrameTooLarge",
     "FramingError",
+    "InputError",
     "LocalProtocolError",
     "LoginError",
     "MalformedMessage",
@@ -158,6 +160,10 @@ class RollbackImpossible(StoreError):
             return f"vbucket {self.vbucket} has no seqno {self.seqno}: its high seqno is {self.highest}"
         gone = f"vbucket {self.vbucket} can't go back to seqno {self.seqno}"
         return f"{gone}: the lowest possible is {self.lowest}"
+
+
+class InputError(TailraceError):
+    """A file or stdin is not what it should be; the message names the place."""
 
 
 class UsageError(TailraceError):

@@ -75,7 +75,7 @@ def test_every_command_has_help_with_an_example(
         assert main.main([*path.split()[1:], flag]) == 0
         shown = capsys.readouterr()
         assert shown.err == ""
-        assert re.search(r"^Examples?:\n  tailrace ", shown.out, re.M), shown.out
+        assert re.search(r"^Examples?:\n  .*tailrace ", shown.out, re.M), shown.out
         assert "--debug" in shown.out
     for option in command.params:
         if isinstance(option, click.Option):

@@ -32,6 +32,7 @@ COMPLETE_VARIABLE = "_TAILRACE_COMPLETE"
 
 COMMANDS = {
     "serve": "Run a node: embedded store, key-value front end and change streams.",
+    "decode": "Show hex, raw bytes or a capture as readable frames.",
     "completion": "Print a script that completes tailrace's command lines in your shell.",
 }
 """Every command and the first line of its help. ``foo-bar`` is `command` in the module ``foo_bar``.

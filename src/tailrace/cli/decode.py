@@ -1,0 +1,272 @@
+"""``tailrace decode``: bytes that somebody has, as frames that anybody can read."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from .. import hexdump, pcap
+from ..errors import FramingError, InputError, UsageError
+from ..units import format_size
+from ..wire.describe import Description
+from ..wire.dialect import DIALECTS, Dialect
+from ..wire.message import Direction
+from ..wire.offline import Observer, Tape, is_whole, read
+from .common import Integer, JsonLines, json_option, note, use_colour
+from .common import command as make_command
+
+MAX_INPUT = 256 << 20
+"""Hex and raw bytes are taken as a whole; a capture of any size is read packet by packet."""
+
+MAX_BUFFERED = 512 << 20
+"""Bytes of unfinished frames in all conversations of a capture."""
+
+FORMATS = ("auto", "hex", "raw", "pcap")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A frame, and where it was found."""
+
+    frame: Description
+    place: dict[str, Any]
+    """For JSON, beside what the frame says itself."""
+    prefix: str = ""
+    """For text, before the frame's first line."""
+
+
+@make_command(
+    "decode",
+    example="""
+echo 805c00000000000000000000009896810000000000000000 | tailrace decode
+tailrace decode --dialect upr-b packet.hex
+tailrace decode --json --port 11210 capture.pcap
+""",
+)
+@click.argument("file", type=click.Path(dir_okay=False), default="-", metavar="[FILE]")
+@click.option(
+    "--dialect",
+    type=click.Choice(tuple(DIALECTS)),
+    help="What the bytes are, if you know it. Otherwise it is found out.",
+)
+@click.option(
+    "--direction",
+    type=click.Choice(tuple(one.value for one in Direction)),
+    help="Where the frames go, if you know it; a key-value server stands on the producer's side.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="auto",
+    help="What the input is, if not to be guessed.",
+)
+@click.option(
+    "--port",
+    type=Integer(1, 0xFFFF),
+    help="Of a capture, only the conversations with this port; the server has it.",
+)
+@json_option("Write a JSON object a frame, one a line.")
+def command(
+    file: str, dialect: str | None, direction: str | None, form: str, port: int | None, as_json: bool
+) -> None:
+    """Show hex, raw bytes or a capture as readable frames.
+
+    FILE holds hex (plain, or a dump of xxd, hexdump -C or Wireshark, or a document with drawn packets), raw
+    bytes, or a libpcap or pcapng capture, whose TCP conversations are put together. Without FILE, or with -,
+    stdin is read.
+
+    Several lines of plain hex are one stream of bytes if that gives whole frames, else a packet each. The
+    packets that the protocol documents draw with wrong lengths are understood as they are meant, with a note
+    that names the erratum. Bytes that are no frame end the command with 1, after the frames before them.
+    """
+    known = DIALECTS[dialect] if dialect else None
+    way = Direction(direction) if direction else None
+    show = _json_writer() if as_json else _text_writer()
+    with _opened(file) as stream:
+        head = stream.read(4)
+        if form == "pcap" or (form == "auto" and pcap.is_capture(head)):
+            _show_capture(pcap.packets(stream, head), pcap.TcpStreams(port), _Capture(known, way), show)
+            return
+        data = head + stream.read(MAX_INPUT + 1 - len(head))
+    if port is not None:
+        raise UsageError("--port chooses conversations of a capture, and the input is none")
+    if len(data) > MAX_INPUT:
+        raise InputError(f"the input is larger than {format_size(MAX_INPUT)}, give it in parts")
+    observer = Observer(known, way)
+    for place, packet in _packets(data, form):
+        try:
+            for found in read(packet, observer):
+                show(Shown(found, {"offset": found.offset}))
+        except FramingError as error:
+            raise InputError(f"{place}{error}") from None
+
+
+# output
+
+
+def _json_writer() -> Callable[[Shown], None]:
+    lines = JsonLines()
+
+    def show(shown: Shown) -> None:
+        lines.write(shown.frame.to_json() | shown.place)
+
+    return show
+
+
+def _text_writer() -> Callable[[Shown], None]:
+    colour = use_colour(sys.stdout)
+    styles: dict[str, dict[str, Any]] = {"head": {"bold": True}, "field": {}, "note": {"fg": "yellow"}}
+    indents = {"head": "", "field": "    ", "note": "    ! "}
+
+    def show(shown: Shown) -> None:
+        for kind, text in shown.frame.to_text():
+            line = indents[kind] + text
+            if kind == "head":
+                line = shown.prefix + line
+            line = click.style(line, **styles[kind]) if colour else line
+            sys.stdout.buffer.write(line.encode() + b"\n")
+
+    return show
+
+
+# hex and raw bytes
+
+
+def _opened(file: str) -> contextlib.AbstractContextManager[IO[bytes]]:
+    if file == "-":
+        return contextlib.nullcontext(sys.stdin.buffer)
+    return Path(file).open("rb")
+
+
+def _packets(data: bytes, form: str) -> list[tuple[str, bytes]]:
+    """The buffers to decode, each with its place for messages."""
+    if not data:
+        raise InputError("the input is empty, give hex, raw bytes or a capture")
+    if data[:2] == b"\x1f\x8b":
+        raise InputError("the input is compressed with gzip, unpack it first")
+    if form == "raw" or (form == "auto" and not _is_text(data)):
+        return [("", data)]
+    try:
+        chunks = hexdump.parse(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise InputError("the input is no text, so it can't be hex") from None
+    if not chunks:
+        raise InputError("there is no hex in the input, give hex, raw bytes or a capture")
+    joined = b"".join(chunk.data for chunk in chunks)
+    separate = all(chunk.whole for chunk in chunks) or (
+        not is_whole(joined) and all(is_whole(chunk.data) for chunk in chunks)
+    )
+    if len(chunks) == 1 or not separate:
+        return [("", joined)]
+    return [(f"line {chunk.line}: ", chunk.data) for chunk in chunks]
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether bytes are text; no frame is, because its header has bytes that no text has."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return False
+    return all(c.isprintable() or c in "\t\r\n\f" for c in text)
+
+
+# captures
+
+
+class _Capture:
+    """The frames in the conversations of a capture."""
+
+    def __init__(self, dialect: Dialect | None, direction: Direction | None) -> None:
+        self._dialect = dialect
+        self._direction = direction
+        self._observers: dict[int, Observer] = {}
+        self._tapes: dict[tuple[int, pcap.Endpoint], Tape] = {}
+        self._last: dict[tuple[int, pcap.Endpoint], pcap.Bytes] = {}
+        self._buffered = 0
+
+    def add(self, piece: pcap.Bytes | pcap.Gap) -> Iterator[Shown]:
+        """The frames that are whole with a piece of a conversation."""
+        key = piece.conversation, piece.source
+        if isinstance(piece, pcap.Gap):
+            if key in self._tapes:
+                self._tapes[key].gap(piece.size)
+            return
+        if key not in self._tapes:
+            observer = self._observers.setdefault(
+                piece.conversation, Observer(self._dialect, self._direction)
+            )
+            self._tapes[key] = Tape(observer, from_client=piece.from_client, from_start=piece.from_start)
+        self._last[key] = piece
+        tape = self._tapes[key]
+        self._buffered -= tape.buffered
+        for found in tape.feed(piece.data):
+            yield _captured(found, piece)
+        self._buffered += tape.buffered
+        if self._buffered > MAX_BUFFERED:
+            raise InputError("the capture has too many unfinished frames, choose a --port")
+
+    def finish(self) -> Iterator[Shown]:
+        """Frames that are only known at the end; then a note on each direction with bytes that are none."""
+        strangers: set[int] = set()
+        known: set[int] = set()
+        for key, tape in self._tapes.items():
+            for found in tape.finish():
+                yield _captured(found, self._last[key])
+            (known if tape.frames else strangers).add(key[0])
+            if tape.problems and tape.frames:
+                note(f"conversation {key[0]}, from {key[1]}: {'; '.join(tape.problems)}")
+        if strangers - known:
+            note(f"conversations without a known frame: {len(strangers - known)}")
+        if not known:
+            raise InputError("there are no frames in the capture, was it TLS, or another port?")
+
+
+def _captured(found: Description, piece: pcap.Bytes) -> Shown:
+    seconds, fraction = divmod(piece.time_ns, 10**9)
+    try:
+        moment = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{fraction // 1000:06d}Z"
+    except (OverflowError, ValueError, OSError):
+        moment = f"{seconds}.{fraction // 1000:06d}"  # a clock that nobody has set
+    place = {
+        "offset": found.offset,
+        "conversation": piece.conversation,
+        "time": moment,
+        "source": str(piece.source),
+        "destination": str(piece.destination),
+    }
+    return Shown(found, place, f"#{piece.conversation} {moment} {piece.source} > {piece.destination}  ")
+
+
+def _show_capture(
+    packets: Iterator[pcap.Packet],
+    streams: pcap.TcpStreams,
+    capture: _Capture,
+    show: Callable[[Shown], None],
+) -> None:
+    damage: InputError | None = None
+    try:
+        for packet in packets:
+            for piece in streams.feed(packet):
+                for shown in capture.add(piece):
+                    show(shown)
+            sys.stdout.buffer.flush()  # somebody may watch a capture that goes on
+    except InputError as error:
+        damage = error  # what came before it is shown first
+    for piece in streams.finish():
+        for shown in capture.add(piece):
+            show(shown)
+    if streams.unknown_links:
+        links = ", ".join(map(str, sorted(streams.unknown_links)))
+        note(f"packets of link types that Tailrace does not read were passed over: {links}")
+    if damage is not None:
+        raise damage
+    for shown in capture.finish():
+        show(shown)

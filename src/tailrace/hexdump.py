@@ -1,0 +1,110 @@
+"""Bytes out of text: plain hex, the dumps of xxd, hexdump -C and Wireshark, and drawn packets.
+
+A drawing has rows such as ``  12| 0xde | 0xad | 0xbe | 0xef |``; whole documents that hold drawings may be
+given, everything else in them is passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .errors import InputError
+
+__all__ = ["Chunk", "parse"]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Bytes that stand together in the text, from a line on."""
+
+    line: int
+    data: bytes
+    whole: bool
+    """Whether the text says that these are the bytes of one buffer: a dump or a drawing from offset 0 on.
+    A line of plain hex may be a packet of its own or go on in the next line."""
+
+
+_ROW = re.compile(r"\s*(\d{1,9})\|(.*)\|\s*")
+_CELL = re.compile(r"(?:0x)?([0-9a-fA-F]{2})(?:\s*\('.'\))?")
+_DUMP = re.compile(r"\s*(?:0x)?([0-9a-fA-F]{4,16})(?::\s?|\s{2,}|\t)(.*)")
+_DUMP_END = re.compile(r"\s*[0-9a-fA-F]{4,16}:?\s*")
+_DUMP_TEXT = re.compile(r"\s{3,}.*|\s*\|.*")
+_SEPARATORS = re.compile(r"0[xX]|\\x|[\s:,;_-]+")
+
+
+def parse(text: str) -> list[Chunk]:
+    """The bytes in a text, in order; `InputError` names the line that is none of the known forms."""
+    lines = text.splitlines()
+    if found := _drawings(lines):
+        return found
+    if found := _dumps(lines):
+        return found
+    return _plain(lines)
+
+
+def _drawings(lines: Sequence[str]) -> list[Chunk]:
+    found: list[Chunk] = []
+    for number, line in enumerate(lines, 1):
+        row = _ROW.fullmatch(line)
+        if row is None:
+            continue
+        cells = [_CELL.fullmatch(cell.strip()) for cell in row[2].split("|")]
+        if not all(cells):
+            continue  # a drawing of a layout has words in its cells
+        offset = int(row[1])
+        if offset == 0:
+            found.append(Chunk(number, b"", whole=True))
+        if not found or offset != len(found[-1].data):
+            raise InputError(f"line {number}: the row at offset {offset} does not follow the one before it")
+        found[-1].data += bytes(int(cell[1], 16) for cell in cells if cell)
+    return found
+
+
+def _dumps(lines: Sequence[str]) -> list[Chunk]:
+    """Lines that all begin with an offset that counts what came before; else none."""
+    found: list[Chunk] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if _DUMP_END.fullmatch(line) and found and int(line.strip(" \t:"), 16) == len(found[-1].data):
+            continue  # hexdump's last line is the size
+        row = _DUMP.fullmatch(line)
+        if row is None:
+            return []
+        offset, data = int(row[1], 16), _dumped(row[2])
+        if data is None:
+            return []
+        if offset == 0:
+            found.append(Chunk(number, b"", whole=True))
+        if not found or offset != len(found[-1].data):
+            return []
+        found[-1].data += data
+    return found
+
+
+def _dumped(text: str) -> bytes | None:
+    """The bytes of a line of a dump, without the text beside them."""
+    # xxd has two blanks before the text, the others three or a bar; between bytes hexdump -C has up to two
+    for cut in (_DUMP_TEXT.sub("", text, count=1), text.split("  ", 1)[0]):
+        digits = cut.replace(" ", "")
+        if re.fullmatch(r"(?:[0-9a-fA-F]{2})+", digits):
+            return bytes.fromhex(digits)
+    return None
+
+
+def _plain(lines: Sequence[str]) -> list[Chunk]:
+    found = []
+    for number, line in enumerate(lines, 1):
+        digits = _SEPARATORS.sub("", line.split("#", 1)[0].strip("\"' \t"))
+        if not digits:
+            continue
+        if not re.fullmatch(r"[0-9a-fA-F]+", digits):
+            raise InputError(
+                f"line {number} is no hex: {line.strip()[:40]!r}, give hex, raw bytes or a capture"
+            )
+        if len(digits) % 2:
+            raise InputError(f"line {number} has {len(digits)} hex digits, a byte needs two")
+        found.append(Chunk(number, bytes.fromhex(digits), whole=False))
+    return found
