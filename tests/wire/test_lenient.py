@@ -1,0 +1,65 @@
+"""Drawings that no socket can carry are read from the whole packet, with a note for each erratum."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace.wire.dialect import DIALECTS, Dialect
+from tailrace.wire.header import Frame
+from tailrace.wire.lenient import mend, tolerated
+from tailrace.wire.message import Direction
+from vectors.corpus import Vector, vectors
+
+UNFRAMABLE = [vector for vector in vectors() if not vector.framable]
+TOLERATED = [vector for vector in vectors() if vector.framable and vector.notes]
+FAULTLESS = [vector for vector in vectors() if vector.framable and not vector.notes and vector.error is None]
+
+
+def named(notes: tuple[str, ...] | list[str]) -> list[str]:
+    """The errata that notes name, ``erratum A1: …``."""
+    return sorted(note.split()[1].rstrip(":") for note in notes)
+
+
+def corrected(vector: Vector) -> Vector:
+    (found,) = (one for one in vectors() if one.source == vector.source and one.form == "corrected")
+    return found
+
+
+@pytest.mark.parametrize("given", ["the dialect given", "the dialect found out"])
+@pytest.mark.parametrize("vector", UNFRAMABLE, ids=str)
+def test_drawing_is_mended(vector: Vector, given: str) -> None:
+    dialect: Dialect = DIALECTS[vector.dialect]
+    mended = mend(vector.data, dialect if given == "the dialect given" else None)
+    assert mended is not None
+    assert (mended.dialect, mended.direction) == (dialect, Direction(vector.direction))
+    assert named(mended.notes) == sorted(vector.notes)
+    message = dialect.decode(mended.frame, mended.direction)
+    right = corrected(vector).data
+    assert message.encode() == right
+    assert message == dialect.decode(Frame.parse(right), mended.direction)
+
+
+@pytest.mark.parametrize("vector", UNFRAMABLE, ids=str)
+def test_other_dialects_leave_it_alone(vector: Vector) -> None:
+    for name, dialect in DIALECTS.items():
+        if name != vector.dialect:
+            assert mend(vector.data, dialect) is None
+
+
+@pytest.mark.parametrize("vector", UNFRAMABLE, ids=str)
+def test_other_lengths_are_not_mended(vector: Vector) -> None:
+    """What is known is a drawing, not a licence to guess: a byte less or more is no such packet."""
+    assert mend(vector.data[:-1]) is None
+    assert mend(vector.data + b"\0") is None
+
+
+@pytest.mark.parametrize("vector", TOLERATED, ids=str)
+def test_tolerated_packet_is_noted(vector: Vector) -> None:
+    notes = tolerated(Frame.parse(vector.data), DIALECTS[vector.dialect], Direction(vector.direction))
+    assert named(notes) == sorted(vector.notes)
+
+
+@pytest.mark.parametrize("vector", FAULTLESS, ids=str)
+def test_faultless_packet_is_neither_mended_nor_noted(vector: Vector) -> None:
+    assert mend(vector.data) is None
+    assert not tolerated(Frame.parse(vector.data), DIALECTS[vector.dialect], Direction(vector.direction))
