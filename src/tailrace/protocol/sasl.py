@@ -91,7 +91,7 @@ class SaslClient(Protocol):
         ...
 
     def finish(self, final: bytes) -> None:
-        """Check what came with status 0; `LoginError` if the server can't prove that it knows the password."""
+        """Check what came with status 0; `LoginError` if the server can't prove to know the password."""
         ...
 
 

@@ -1,0 +1,181 @@
+"""The first seconds of a connection: hello, login, bucket, cluster map. Both halves.
+
+The client's half is a script (see `script`); the server's half is `grant_features` here and `SaslServer` in
+`sasl`, since a server answers each of these commands by itself and in any order.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..errors import LoginError, RemoteProtocolError
+from ..wire.admin import (
+    GetClusterConfig,
+    Hello,
+    HelloResponse,
+    SaslAuth,
+    SaslListMechs,
+    SaslStep,
+    SelectBucket,
+)
+from ..wire.codes import Feature, Status, status_name
+from ..wire.message import Message, Response
+from . import sasl
+from .script import Script
+
+__all__ = [
+    "CONSUMER_FEATURES",
+    "KV_FEATURES",
+    "Credentials",
+    "Introduction",
+    "Session",
+    "grant_features",
+    "handshake",
+]
+
+KV_FEATURES = (
+    Feature.TCP_NODELAY,
+    Feature.MUTATION_SEQNO,
+    Feature.XATTR,
+    Feature.XERROR,
+    Feature.SELECT_BUCKET,
+    Feature.SNAPPY,
+    Feature.JSON,
+    Feature.ALT_REQUEST_SUPPORT,
+    Feature.SYNC_REPLICATION,
+    Feature.COLLECTIONS,
+)
+
+CONSUMER_FEATURES = (
+    Feature.TCP_NODELAY,
+    Feature.XATTR,
+    Feature.XERROR,
+    Feature.SELECT_BUCKET,
+    Feature.SNAPPY,
+    Feature.JSON,
+    Feature.DUPLEX,
+    Feature.CLUSTERMAP_CHANGE_NOTIFICATION,
+    Feature.COLLECTIONS,
+)
+
+_NEEDS = {
+    Feature.CLUSTERMAP_CHANGE_NOTIFICATION: Feature.DUPLEX,
+    Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF: Feature.DUPLEX,
+    Feature.VATTR: Feature.XATTR,
+    Feature.SUBDOC_DOCUMENT_MACRO: Feature.XATTR,
+}
+
+
+def grant_features(asked: Iterable[int], offered: Iterable[int]) -> list[int]:
+    """The server's answer to HELLO: of what was asked, once each and in that order, what it has.
+
+    Never more than was asked, since a client throws on a code that it doesn't expect; and no feature
+    without the one that it needs.
+    """
+    wanted = list(dict.fromkeys(asked))
+    have = set(offered) & set(wanted)
+    return [code for code in wanted if code in have and (code not in _NEEDS or _NEEDS[Feature(code)] in have)]
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who logs in. The password stays out of every log and repr."""
+
+    username: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a client says about itself."""
+
+    agent: str
+    """Name and version, as operators see it in the server's log."""
+    bucket: str
+    credentials: Credentials | None = None
+    features: tuple[int, ...] = CONSUMER_FEATURES
+    allow_plain: bool = False
+    """PLAIN may be used: the connection is encrypted, or the user said so."""
+    mechanism: str | None = None
+    """Use this login and no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What came of a handshake."""
+
+    features: frozenset[int]
+    config: bytes | None
+    """The cluster map's JSON; None if the server has none."""
+
+    @property
+    def collections(self) -> bool:
+        """Keys carry a collection id."""
+        return Feature.COLLECTIONS in self.features
+
+
+def handshake(introduction: Introduction, rng: random.Random) -> Script[Session]:
+    """Everything before the first real request, in at most four round trips."""
+    credentials = introduction.credentials
+    first: list[Message] = [
+        Hello(
+            key=introduction.agent.encode(),
+            value=b"".join(struct.pack(">H", code) for code in introduction.features),
+        )
+    ]
+    if credentials is not None and introduction.mechanism is None:
+        first.append(SaslListMechs())
+    answers = yield first
+    features = _features(answers[0], introduction.features)
+    if credentials is not None:
+        mechanism = introduction.mechanism or sasl.choose_mechanism(
+            _mechanisms(answers[1]), allow_plain=introduction.allow_plain
+        )
+        yield from _login(sasl.client_for(mechanism, credentials.username, credentials.password, rng))
+    selected, config = yield [SelectBucket(key=introduction.bucket.encode()), GetClusterConfig()]
+    _check_selected(selected, introduction)
+    return Session(features, config.value if config.status == Status.SUCCESS and config.value else None)
+
+
+def _features(answer: Response, asked: tuple[int, ...]) -> frozenset[int]:
+    if answer.status != Status.SUCCESS:
+        return frozenset()  # an old server: it has none of them
+    assert isinstance(answer, HelloResponse)
+    granted = frozenset(answer.features)
+    if extra := granted - set(asked):
+        raise RemoteProtocolError(f"the server turns on features that nobody asked for: {sorted(extra)}")
+    return granted
+
+
+def _mechanisms(answer: Response) -> list[str]:
+    if answer.status != Status.SUCCESS:
+        raise LoginError(f"the server knows no login ({status_name(answer.status)})")
+    return answer.value[: sasl.MAX_MESSAGE].decode("ascii", "replace").split()
+
+
+def _login(client: sasl.SaslClient) -> Script[None]:
+    name = client.mechanism.encode()
+    (answer,) = yield [SaslAuth(key=name, value=client.start())]
+    if answer.status == Status.AUTH_CONTINUE:
+        (answer,) = yield [SaslStep(key=name, value=client.step(answer.value))]
+    if answer.status != Status.SUCCESS:
+        raise LoginError(
+            f"the server refuses the login ({status_name(answer.status)}); check user name and password"
+        )
+    client.finish(answer.value)
+
+
+def _check_selected(answer: Response, introduction: Introduction) -> None:
+    bucket = introduction.bucket
+    if answer.status == Status.SUCCESS:
+        return
+    if answer.status == Status.EACCESS and introduction.credentials is None:
+        raise LoginError(f"the server wants a login for bucket {bucket!r}; give user name and password")
+    if answer.status in (Status.KEY_ENOENT, Status.EACCESS):
+        raise LoginError(f"the server has no bucket {bucket!r} for this user")
+    if answer.status == Status.UNKNOWN_COMMAND and bucket == "default":
+        return  # a server with one bucket
+    raise LoginError(f"the server refuses bucket {bucket!r} ({status_name(answer.status)})")
