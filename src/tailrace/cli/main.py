@@ -33,6 +33,13 @@ COMPLETE_VARIABLE = "_TAILRACE_COMPLETE"
 COMMANDS = {
     "serve": "Run a node: embedded store, key-value front end and change streams.",
     "decode": "Show hex, raw bytes or a capture as readable frames.",
+    "load": "Write documents, made up or from a file.",
+    "get": "Show a document.",
+    "set": "Store a document.",
+    "delete": "Delete a document.",
+    "stats": "Show the server's figures.",
+    "rewind": "Forget the newest changes of vbuckets, as a failover with data loss does.",
+    "collections": "Show, make and drop scopes and collections.",
     "completion": "Print a script that completes tailrace's command lines in your shell.",
 }
 """Every command and the first line of its help. ``foo-bar`` is `command` in the module ``foo_bar``.

@@ -1,0 +1,69 @@
+"""What the commands share that talk to a bucket: TLS options, the client, words for refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ..connstr import ConnectionString
+from ..errors import StatusError, TailraceError
+
+if TYPE_CHECKING:
+    from ..client.kv import KvClient
+    from ..client.tls import TlsOptions
+
+__all__ = ["collection_option", "explained", "open_kv", "tls_from", "tls_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TLS_PARAMETERS = ("tls_ca", "tls_cert", "tls_key", "tls_no_verify")
+
+
+def tls_options(function: F) -> F:
+    """The options for ``couchbases://``; pass them on with ``**tls``, see `tls_from`."""
+    file = click.Path(exists=True, dir_okay=False)
+    for option in (
+        click.option("--tls-no-verify", is_flag=True, help="Believe any certificate: for tests only."),
+        click.option("--tls-key", type=file, help="Key of the own certificate."),
+        click.option("--tls-cert", type=file, help="Own certificate, if the server wants one."),
+        click.option("--tls-ca", type=file, help="CA certificates to believe instead of the system's."),
+    ):
+        function = option(function)
+    return function
+
+
+def tls_from(options: dict[str, Any]) -> TlsOptions:
+    """TLS settings from what `tls_options` gave the command."""
+    from ..client.tls import TlsOptions
+
+    ca_file, cert_file, key_file, no_verify = (options[name] for name in _TLS_PARAMETERS)
+    return TlsOptions(ca_file, cert_file, key_file, verify=not no_verify)
+
+
+def collection_option(function: F) -> F:
+    """The option ``--collection``."""
+    return click.option(
+        "--collection",
+        default="",
+        metavar="SCOPE.NAME",
+        help="Collection of the document.  [default: _default]",
+    )(function)
+
+
+def open_kv(url: ConnectionString, options: dict[str, Any]) -> KvClient:
+    """A key-value client for a command."""
+    from ..client.kv import KvClient
+
+    return KvClient(url, tls=tls_from(options) if url.tls else None, agent="tailrace-cli")
+
+
+def explained(error: StatusError, advice: str) -> TailraceError:
+    """A refusal in the server's own words where it has some, with what to do about it."""
+    try:
+        words = str(json.loads(error.body)["error"]["context"])[:500]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return TailraceError(f"{error}, {advice}")
+    return TailraceError(f"{words}, {advice}")

@@ -1,0 +1,47 @@
+"""``tailrace get``: one document."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from ..connstr import ConnectionString
+from ..errors import TailraceError
+from .client import collection_option, open_kv, tls_options
+from .common import command as make_command
+from .common import json_option, url_argument
+
+
+@make_command(
+    "get",
+    example="""
+tailrace get couchbase://127.0.0.1 user::1
+tailrace get couchbase://127.0.0.1/default user::1 --json
+""",
+)
+@url_argument
+@click.argument("key")
+@collection_option
+@json_option("Write key, value and metadata as one JSON object.")
+@tls_options
+def command(url: ConnectionString, key: str, collection: str, as_json: bool, **tls: Any) -> None:
+    """Show a document.
+
+    The value is written as it is stored, with a line feed behind it on a terminal only. Exit code 1 if there
+    is no such document.
+    """
+    with open_kv(url, tls) as client:
+        found = client.get(key, collection=collection)
+        if found is None:
+            raise TailraceError(f"there is no document {key!r}, check the key and the bucket")
+        if as_json:
+            from ..client.jsonlines import document_as_json
+
+            meta = client.get_meta(key, collection=collection)
+            click.echo(document_as_json(key.encode(), found, meta, client.vbucket_of(key)).encode())
+            return
+    sys.stdout.buffer.write(found.value)
+    if sys.stdout.isatty():
+        sys.stdout.buffer.write(b"\n")

@@ -1,0 +1,121 @@
+"""``tailrace load``: writes many documents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..clock import SYSTEM
+from ..connstr import ConnectionString
+from ..errors import UsageError
+from .client import open_kv, tls_options
+from .common import (
+    DURATION,
+    INTEGER,
+    SHARE,
+    SIZE,
+    Integer,
+    JsonLines,
+    json_option,
+    note,
+    progress,
+    url_argument,
+)
+from .common import command as make_command
+
+if TYPE_CHECKING:
+    from ..client.kv import WriteBatch
+
+MAX_SIZE = 20 << 20
+
+
+@make_command(
+    "load",
+    example="""
+tailrace load couchbase://127.0.0.1 --docs 100000 --size 256 --deletes 10% --seed 7
+tailrace load couchbase://127.0.0.1 --from documents.jsonl
+""",
+)
+@url_argument
+@click.option("--docs", type=INTEGER, default=None, help="How many documents to make up.  [default: 1000]")
+@click.option("--size", type=SIZE, default=256, show_default=True, help="Bytes of a value.")
+@click.option("--deletes", type=SHARE, default=0.0, help="Share of the documents to delete again at the end.")
+@click.option("--expiry", type=SHARE, default=0.0, help="Share of the documents that get an expiry.")
+@click.option("--ttl", type=DURATION, default=3600.0, help="When those expire.  [default: 1h]")
+@click.option("--rate", type=Integer(1), help="At most this many writes a second.")
+@click.option("--seed", type=INTEGER, default=0, show_default=True, help="The same seed, the same documents.")
+@click.option("--prefix", default="doc::", show_default=True, help="What the made-up keys start with.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE.jsonl",
+    help='Load lines {"key":…,"value":…} instead, or what tail --json and dump wrote.',
+)
+@json_option("Write how many writes it were, and how long they took, as JSON.")
+@tls_options
+def command(  # noqa: PLR0917
+    url: ConnectionString,
+    docs: int | None,
+    size: int,
+    deletes: float,
+    expiry: float,
+    ttl: float,
+    rate: int | None,
+    seed: int,
+    prefix: str,
+    source: Path | None,
+    as_json: bool,
+    **tls: Any,
+) -> None:
+    """Write documents, made up or from a file.
+
+    Returns when the server has taken all of them; they are on disk within its flush interval.
+    """
+    from ..client.load import MadeUp, from_json_lines
+
+    if source is not None and docs is not None:
+        raise UsageError("say either --docs N or --from FILE, not both")
+    if size > MAX_SIZE:
+        raise UsageError(f"a value has up to {MAX_SIZE} bytes, not {size}")
+    if not 0 < len(prefix.encode()) <= 200:
+        raise UsageError("a prefix has 1 to 200 bytes")
+    most = 1 << 30 if rate is None else max(1, rate // 20)
+    expires_at_s = int(SYSTEM.time_ns() / 1e9 + ttl)
+    with open_kv(url, tls) as client:
+        shape: dict[str, Any] = {
+            "collections": client.collections,
+            "json_type": client.json_type,
+            "most": most,
+        }
+        total: int | None = None
+        if source is None:
+            made_up = MadeUp(
+                1000 if docs is None else docs, size, deletes, expiry, expires_at_s, prefix, seed
+            )
+            batches: Iterator[WriteBatch] = made_up.batches(client.vbucket_count, **shape)
+            total = made_up.writes
+        else:
+            batches = from_json_lines(_lines(source), client.vbucket_count, **shape)
+        begin_s = SYSTEM.monotonic()
+        written = 0
+        with progress("writing", total) as bar:
+            for count in client.write_many(batches):
+                written += count
+                bar.advance(count)
+                if rate is not None:
+                    time.sleep(max(0.0, begin_s + written / rate - SYSTEM.monotonic()))
+        seconds = SYSTEM.monotonic() - begin_s
+    if as_json:
+        JsonLines().write({"writes": written, "seconds": round(seconds, 3)})
+    else:
+        note(f"{written} writes in {seconds:.1f} s, {written / max(seconds, 1e-9):,.0f} a second")
+
+
+def _lines(source: Path) -> Iterator[bytes]:
+    with source.open("rb") as file:
+        yield from file

@@ -1,0 +1,82 @@
+"""``tailrace set``: stores one document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from ..clock import SYSTEM
+from ..connstr import ConnectionString
+from ..wire.codes import Datatype
+from .client import collection_option, open_kv, tls_options
+from .common import DURATION, INTEGER, Integer, JsonLines, json_option, url_argument
+from .common import command as make_command
+
+
+@make_command(
+    "set",
+    example="""
+tailrace set couchbase://127.0.0.1 user::1 '{"name":"Ada"}'
+tailrace set couchbase://127.0.0.1 photo::1 < photo.jpg
+tailrace set couchbase://127.0.0.1 session::9 '{}' --expiry 30m
+""",
+)
+@url_argument
+@click.argument("key")
+@click.argument("value", required=False)
+@collection_option
+@click.option("--expiry", type=DURATION, help="Delete the document after this time.")
+@click.option("--flags", type=Integer(0, 0xFFFF_FFFF), default=0, help="A number to keep with the document.")
+@click.option("--cas", type=INTEGER, default=0, help="Only if the document still has this CAS.")
+@json_option("Write what the document got as JSON.")
+@tls_options
+def command(  # noqa: PLR0917
+    url: ConnectionString,
+    key: str,
+    value: str | None,
+    collection: str,
+    expiry: float | None,
+    flags: int,
+    cas: int,
+    as_json: bool,
+    **tls: Any,
+) -> None:
+    """Store a document.
+
+    Without VALUE it is read from stdin, byte for byte. What is JSON is stored as JSON.
+    """
+    data = sys.stdin.buffer.read() if value is None else value.encode("utf-8", "surrogateescape")
+    expires_at_s = 0 if expiry is None else max(1, int(SYSTEM.time_ns() / 1e9 + expiry))
+    with open_kv(url, tls) as client:
+        stored = client.set(
+            key,
+            data,
+            collection=collection,
+            flags=flags,
+            expiry=expires_at_s,
+            cas=cas,
+            datatype=int(Datatype.JSON) if _is_json(data) else 0,
+        )
+    if as_json:
+        JsonLines().write(
+            {
+                "key": key,
+                "vbucket": stored.vbucket,
+                "vb_uuid": str(stored.vb_uuid),
+                "seqno": stored.seqno,
+                "cas": str(stored.cas),
+            }
+        )
+    else:
+        click.echo(f"stored in vbucket {stored.vbucket}, seqno {stored.seqno}, cas {stored.cas}")
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,48 @@
+"""``tailrace stats``: the server's figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..connstr import ConnectionString
+from ..errors import StatusError
+from .client import explained, open_kv, tls_options
+from .common import JsonLines, json_option, url_argument
+from .common import command as make_command
+
+
+@make_command(
+    "stats",
+    example="""
+tailrace stats couchbase://127.0.0.1
+tailrace stats couchbase://127.0.0.1 'vbucket-seqno 7'
+tailrace stats couchbase://127.0.0.1 dcp --json
+""",
+)
+@url_argument
+@click.argument("group", default="")
+@json_option("Write one JSON object, name to text.")
+@tls_options
+def command(url: ConnectionString, group: str, as_json: bool, **tls: Any) -> None:
+    """Show the server's figures.
+
+    GROUP is one of the server's groups, such as vbucket-seqno, failovers or dcp.
+    """
+    with open_kv(url, tls) as client:
+        try:
+            found = client.stats(group)
+        except StatusError as error:
+            raise explained(error, f"the server may not know a group {group!r}") from error
+    if as_json:
+        JsonLines().write(found)
+        return
+    width = max(map(len, found), default=0)
+    for name, value in found.items():
+        click.echo(f"{_printable(name):{width}}  {_printable(value)}")
+
+
+def _printable(text: str) -> str:
+    """Names and texts come from the server and from other clients; a terminal must not obey them."""
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,0 +1,168 @@
+"""What a consumer tells its application, in the order in which it happened.
+
+A change is identified by (vbucket, vb_uuid, seqno): after a failover the same seqno names another change. Its
+``vb_uuid`` is the branch that it was made on. ``snapshot`` is the range of its snapshot: the state is
+consistent when the change with the last seqno of the range is there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ..wire.codes import Datatype
+
+__all__ = [
+    "Change",
+    "Deletion",
+    "Event",
+    "Expiration",
+    "Flush",
+    "Mutation",
+    "Rollback",
+    "SeqnoAdvanced",
+    "Snapshot",
+    "StreamEnd",
+    "SystemEvent",
+]
+
+
+@dataclass(slots=True)
+class Mutation:
+    """A document was created or changed."""
+
+    vbucket: int
+    vb_uuid: int
+    seqno: int
+    rev: int
+    cas: int
+    key: bytes
+    value: bytes = field(repr=False)
+    """The body, inflated and without xattrs."""
+    flags: int
+    expiry: int
+    datatype: int
+    """`Datatype.JSON` or 0."""
+    snapshot: tuple[int, int]
+    collection_id: int = 0
+    xattrs: dict[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the value is a JSON document."""
+        return bool(self.datatype & Datatype.JSON)
+
+    def json(self) -> Any:
+        """The value, parsed; ValueError if it is not JSON."""
+        return json.loads(self.value)
+
+
+@dataclass(slots=True)
+class Deletion:
+    """A document was deleted."""
+
+    vbucket: int
+    vb_uuid: int
+    seqno: int
+    rev: int
+    cas: int
+    key: bytes
+    delete_time: int
+    """Unix seconds; 0 where the server doesn't tell."""
+    snapshot: tuple[int, int]
+    collection_id: int = 0
+    xattrs: dict[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class Expiration:
+    """A document's time was up."""
+
+    vbucket: int
+    vb_uuid: int
+    seqno: int
+    rev: int
+    cas: int
+    key: bytes
+    delete_time: int
+    snapshot: tuple[int, int]
+    collection_id: int = 0
+    xattrs: dict[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A snapshot begins: its changes follow, and the state is consistent after the last of them."""
+
+    vbucket: int
+    vb_uuid: int
+    start: int
+    end: int
+    source: str
+    """``disk`` or ``memory``."""
+
+
+@dataclass(slots=True)
+class Rollback:
+    """The server lost changes: undo everything of the vbucket above ``seqno``, then go on.
+
+    ``seqno`` is a place at which all of a snapshot had been delivered, or 0: what the application had then is
+    what it must have again. ``vb_uuid`` is the branch on which the vbucket goes on.
+    """
+
+    vbucket: int
+    vb_uuid: int
+    seqno: int
+
+
+@dataclass(slots=True)
+class Flush:
+    """All documents of the vbucket are gone (TAP and UPR only; DCP tells it as a rollback to 0)."""
+
+    vbucket: int
+
+
+@dataclass(slots=True)
+class SystemEvent:
+    """A collection or scope came, went or changed."""
+
+    vbucket: int
+    vb_uuid: int
+    seqno: int
+    event: str
+    """``collection_created``, ``collection_dropped``, ``collection_modified``, ``scope_created``,
+    ``scope_dropped``, or ``event_N`` for one of a later server.
+    """
+    name: str
+    manifest_uid: int
+    scope_id: int
+    collection_id: int | None
+    max_ttl: int | None
+    snapshot: tuple[int, int]
+
+
+@dataclass(slots=True)
+class SeqnoAdvanced:
+    """The position moved on although the change there is not for this stream."""
+
+    vbucket: int
+    vb_uuid: int
+    seqno: int
+    snapshot: tuple[int, int]
+
+
+@dataclass(slots=True)
+class StreamEnd:
+    """Nothing more comes from this vbucket."""
+
+    vbucket: int
+    reason: str
+    """``ok`` when the end that was asked for is reached, ``filter_empty`` when all collections are gone, …"""
+
+
+Change: TypeAlias = Mutation | Deletion | Expiration
+"""What happened to a document."""
+
+Event: TypeAlias = Change | Snapshot | Rollback | Flush | SystemEvent | SeqnoAdvanced | StreamEnd
+"""Anything that `changes()` gives."""

@@ -1,0 +1,154 @@
+"""Events as JSON lines: the one place that knows how `tail --json` and `dump` write.
+
+64-bit ids and CAS are strings, seqnos are integers. A key or value that is not UTF-8 comes as ``key_base64``
+or ``value_base64``. A JSON document is put into the line as it is, so that its numbers keep every digit.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, NoReturn
+
+from ..wire.codes import Datatype
+from .events import (
+    Deletion,
+    Event,
+    Expiration,
+    Flush,
+    Mutation,
+    Rollback,
+    SeqnoAdvanced,
+    Snapshot,
+    StreamEnd,
+    SystemEvent,
+)
+from .kv import Document, Meta
+
+__all__ = ["document_as_json", "json_line", "key_member", "value_member"]
+
+_LINE_BREAKS = str.maketrans("\r\n", "  ")
+_text = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def json_line(event: Event) -> bytes:
+    """An event as one line, line feed included."""
+    return (_object(event) + "\n").encode()
+
+
+def _object(event: Event) -> str:
+    match event:
+        case Mutation():
+            return (
+                f'{{"op":"mutation",{_change(event)},{value_member(event.value, event.datatype)},'
+                f'"flags":{event.flags},"expiry":{event.expiry},"datatype":"{_type_name(event.datatype)}",'
+                f"{_snapshot(event.snapshot)}{_more(event)}}}"
+            )
+        case Deletion() | Expiration():
+            op = "deletion" if isinstance(event, Deletion) else "expiration"
+            return (
+                f'{{"op":"{op}",{_change(event)},"flags":0,"expiry":0,"datatype":"raw",'
+                f'"delete_time":{event.delete_time},{_snapshot(event.snapshot)}{_more(event)}}}'
+            )
+        case Snapshot():
+            return (
+                f'{{"op":"snapshot","vbucket":{event.vbucket},"vb_uuid":"{event.vb_uuid}",'
+                f'"start":{event.start},"end":{event.end},"source":"{event.source}"}}'
+            )
+        case Rollback():
+            return (
+                f'{{"op":"rollback","vbucket":{event.vbucket},"vb_uuid":"{event.vb_uuid}",'
+                f'"seqno":{event.seqno}}}'
+            )
+        case Flush():
+            return f'{{"op":"flush","vbucket":{event.vbucket}}}'
+        case SystemEvent():
+            return _system(event)
+        case SeqnoAdvanced():
+            return (
+                f'{{"op":"seqno_advanced","vbucket":{event.vbucket},"vb_uuid":"{event.vb_uuid}",'
+                f'"seqno":{event.seqno},{_snapshot(event.snapshot)}}}'
+            )
+        case StreamEnd():
+            return f'{{"op":"end","vbucket":{event.vbucket},"reason":{_text(event.reason)}}}'
+
+
+def _change(event: Mutation | Deletion | Expiration) -> str:
+    return (
+        f'"vbucket":{event.vbucket},"vb_uuid":"{event.vb_uuid}","seqno":{event.seqno},"rev":{event.rev},'
+        f'"cas":"{event.cas}",{key_member(event.key)}'
+    )
+
+
+def _snapshot(snapshot: tuple[int, int]) -> str:
+    return f'"snapshot":[{snapshot[0]},{snapshot[1]}]'
+
+
+def _more(event: Mutation | Deletion | Expiration) -> str:
+    """Members that most changes don't have."""
+    collection = f',"collection_id":{event.collection_id}' if event.collection_id else ""
+    xattrs = f',"xattrs":{_text(event.xattrs)}' if event.xattrs else ""
+    return collection + xattrs
+
+
+def _system(event: SystemEvent) -> str:
+    members: dict[str, Any] = {
+        "op": "system",
+        "event": event.event,
+        "vbucket": event.vbucket,
+        "vb_uuid": str(event.vb_uuid),
+        "seqno": event.seqno,
+        "name": event.name,
+        "manifest_uid": f"{event.manifest_uid:x}",
+        "scope_id": event.scope_id,
+    }
+    if event.collection_id is not None:
+        members["collection_id"] = event.collection_id
+    if event.max_ttl is not None:
+        members["max_ttl"] = event.max_ttl
+    members["snapshot"] = list(event.snapshot)
+    return json.dumps(members, ensure_ascii=False, separators=(",", ":"))
+
+
+def key_member(key: bytes) -> str:
+    """``"key":"…"`` or ``"key_base64":"…"``."""
+    return _text_member("key", key)
+
+
+def value_member(value: bytes, datatype: int) -> str:
+    """``"value":…``: a JSON document as it is, text as a string, anything else as base64."""
+    if datatype & Datatype.JSON:
+        try:
+            text = value.decode()
+            json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            pass  # it says that it is JSON, and is not
+        else:
+            # a line break can only stand between tokens
+            return f'"value":{text.translate(_LINE_BREAKS).strip()}'
+    return _text_member("value", value)
+
+
+def document_as_json(key: bytes, document: Document, meta: Meta | None, vbucket: int) -> str:
+    """What `get --json` shows."""
+    rev, expiry = (meta.rev, meta.expiry) if meta is not None else (0, 0)
+    return (
+        f'{{{key_member(key)},"vbucket":{vbucket},"rev":{rev},"cas":"{document.cas}",'
+        f"{value_member(document.value, document.datatype)},"
+        f'"flags":{document.flags},"expiry":{expiry},"datatype":"{_type_name(document.datatype)}"}}'
+    )
+
+
+def _text_member(name: str, data: bytes) -> str:
+    try:
+        return f'"{name}":{_text(data.decode())}'
+    except UnicodeDecodeError:
+        return f'"{name}_base64":"{base64.b64encode(data).decode()}"'
+
+
+def _type_name(datatype: int) -> str:
+    return "json" if datatype & Datatype.JSON else "raw"
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")

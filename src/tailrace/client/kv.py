@@ -1,0 +1,516 @@
+"""A small key-value client, for commands, tests and whoever wants to write a document.
+
+Every operation is a script (see `protocol.script`) that knows nothing of sockets; `KvClient` runs it over a
+blocking one, on the node that has the vbucket, and follows the cluster map when that changes. Bulk writes
+(`write_many`) are pipelined: quiet requests made in advance, a fence behind each batch.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from .. import __version__
+from .. import rng as rng_
+from ..clock import SYSTEM, Clock
+from ..connstr import Address, ConnectionString, parse
+from ..errors import ConnectError, RemoteProtocolError, StatusError, UsageError
+from ..history import FailoverLog
+from ..protocol.handshake import KV_FEATURES, Credentials, Introduction
+from ..protocol.script import Script, ask, expect
+from ..wire.admin import (
+    Compact,
+    Flush,
+    GetAllVbSeqnos,
+    GetCollectionId,
+    GetCollectionsManifest,
+    GetFailoverLog,
+    Noop,
+    Rewind,
+    SeqnoPersistence,
+    SetCollectionsManifest,
+    StartPersistence,
+    Stat,
+    StopPersistence,
+)
+from ..wire.codes import Datatype, Feature, Op, Status, VBucketState
+from ..wire.fields import encode_leb128
+from ..wire.kv import Delete, Get, GetMeta, Set
+from .cluster_map import ClusterMap, vbucket_of
+from .kv_connection import FENCE_OPAQUE, KvConnection
+from .tls import TlsOptions
+
+__all__ = ["Document", "KvClient", "Meta", "Stored", "WriteBatch"]
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_S = 10.0
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.01, 0.5
+_BATCHES_IN_FLIGHT = 2
+_TEMPORARY = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.LOCKED, Status.NOT_INITIALIZED})
+
+
+class Document(NamedTuple):
+    """A document as GET gives it."""
+
+    value: bytes
+    flags: int
+    cas: int
+    datatype: int
+
+
+class Meta(NamedTuple):
+    """A document's metadata."""
+
+    cas: int
+    rev: int
+    flags: int
+    expiry: int
+    deleted: bool
+    datatype: int
+
+
+class Stored(NamedTuple):
+    """What a write gave the document; without mutation seqnos from the server, vb_uuid and seqno are 0."""
+
+    vbucket: int
+    cas: int
+    vb_uuid: int
+    seqno: int
+
+
+class WriteBatch(Protocol):
+    """Requests made in advance, request ``i`` with opaque ``i``; quiet ones, so that only errors answer."""
+
+    @property
+    def vbuckets(self) -> Sequence[int]:
+        """The vbucket of each."""
+        ...
+
+    def select(self, indices: Sequence[int] | None) -> bytes | memoryview:
+        """The bytes of some of the requests, in that order; None is all of them."""
+        ...
+
+
+# scripts
+
+
+def stats(group: str = "") -> Script[dict[str, str]]:
+    """All statistics of a group, in the server's order."""
+    (answers,) = yield [Stat(key=group.encode())]
+    if not isinstance(answers, list):
+        expect(answers, f"stats {group}".rstrip())
+        raise AssertionError("a success is a list")
+    return {one.key.decode("utf-8", "replace"): one.value.decode("utf-8", "replace") for one in answers[:-1]}
+
+
+def persistence(*, on: bool) -> Script[Any]:
+    """Start or stop writing to disk."""
+    return ask(StartPersistence() if on else StopPersistence(), "persistence")
+
+
+class KvClient:
+    """Reads and writes documents of one bucket, wherever in the cluster they are.
+
+    Not for several threads at once. Operations that the server can't do right now, or that went to the wrong
+    node, are tried again for ``timeout_s``.
+    """
+
+    def __init__(
+        self,
+        where: str | ConnectionString,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        tls: TlsOptions | None = None,
+        agent: str = f"tailrace-kv/{__version__}",
+        clock: Clock = SYSTEM,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._where = parse(where) if isinstance(where, str) else where
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._rng = rng or rng_.source()
+        self._tls = (tls or TlsOptions()).context() if self._where.tls else None
+        credentials = None
+        if self._where.username is not None:
+            credentials = Credentials(self._where.username, self._where.password or "")
+        self._introduction = Introduction(
+            agent, self._where.bucket, credentials, KV_FEATURES, allow_plain=self._where.tls
+        )
+        self._connections: dict[Address, KvConnection] = {}
+        self._map = self._bootstrap()
+        self._collections: dict[str, int] = {"_default._default": 0}
+
+    def __enter__(self) -> KvClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    @property
+    def vbucket_count(self) -> int:
+        """How many vbuckets the bucket has."""
+        return self._map.vbucket_count
+
+    @property
+    def collections(self) -> bool:
+        """Whether keys carry a collection id on the wire."""
+        return self._anywhere().collections
+
+    @property
+    def json_type(self) -> bool:
+        """Whether the server takes the JSON datatype."""
+        return Feature.JSON in self._anywhere().session.features
+
+    def vbucket_of(self, key: bytes | str) -> int:
+        """Where a key lives."""
+        return vbucket_of(_bytes(key), self._map.vbucket_count)
+
+    # documents
+
+    def get(self, key: bytes | str, *, collection: str = "") -> Document | None:
+        """The document, or None."""
+        vbucket, wire_key = self._place(key, collection)
+        found = self._on(vbucket, lambda: _found(Get(vbucket=vbucket, key=wire_key)))
+        return None if found is None else Document(found.value, found.flags, found.cas, found.datatype)
+
+    def get_meta(self, key: bytes | str, *, collection: str = "") -> Meta | None:
+        """The document's metadata, also that of a tombstone; None if nothing is known of the key."""
+        vbucket, wire_key = self._place(key, collection)
+        found = self._on(vbucket, lambda: _found(GetMeta(vbucket=vbucket, key=wire_key, version=2)))
+        if found is None:
+            return None
+        datatype = found.stored_datatype or 0
+        return Meta(found.cas, found.rev_seqno, found.flags, found.expiry, bool(found.deleted), datatype)
+
+    def set(
+        self,
+        key: bytes | str,
+        value: Any,
+        *,
+        collection: str = "",
+        flags: int = 0,
+        expiry: int = 0,
+        cas: int = 0,
+        datatype: int | None = None,
+    ) -> Stored:
+        """Store a document: bytes as they are, anything else as JSON."""
+        vbucket, wire_key = self._place(key, collection)
+        body, kind = _value(value, datatype)
+        if not self._connection_for(vbucket).session.features & {Feature.JSON}:
+            kind &= ~Datatype.JSON
+        return self._write(
+            vbucket,
+            lambda: ask(
+                Set(
+                    vbucket=vbucket,
+                    key=wire_key,
+                    value=body,
+                    flags=flags,
+                    expiry=expiry,
+                    cas=cas,
+                    datatype=kind,
+                ),
+                "set",
+            ),
+        )
+
+    def delete(self, key: bytes | str, *, collection: str = "", cas: int = 0) -> Stored | None:
+        """Delete a document; None if there is none."""
+        vbucket, wire_key = self._place(key, collection)
+        try:
+            return self._write(vbucket, lambda: ask(Delete(vbucket=vbucket, key=wire_key, cas=cas), "delete"))
+        except StatusError as error:
+            if error.status == Status.KEY_ENOENT:
+                return None
+            raise
+
+    def wait_persisted(self, vbucket: int, seqno: int) -> None:
+        """Return when everything up to a seqno is on disk."""
+        self._on(vbucket, lambda: ask(SeqnoPersistence(vbucket=vbucket, seqno=seqno), "seqno persistence"))
+
+    # the bucket
+
+    def stats(self, group: str = "") -> dict[str, str]:
+        """The statistics of the first node that answers."""
+        return self._anywhere().run(stats(group))
+
+    def high_seqnos(self) -> dict[int, int]:
+        """By vbucket, over all nodes."""
+        found: dict[int, int] = {}
+        for connection in self._everywhere():
+            answer = connection.run(ask(GetAllVbSeqnos(state=VBucketState.ACTIVE), "get all vb seqnos"))
+            found |= answer.seqnos
+        return found
+
+    def failover_log(self, vbucket: int) -> FailoverLog:
+        """The branches of a vbucket, newest first."""
+        answer = self._on(vbucket, lambda: ask(GetFailoverLog(vbucket=vbucket), "get failover log"))
+        return FailoverLog.from_bytes(answer.value)
+
+    def manifest(self) -> dict[str, Any]:
+        """The bucket's scopes and collections."""
+        answer = self._anywhere().run(ask(GetCollectionsManifest(), "get collections manifest"))
+        return _json_object(answer.value, "the collections manifest")
+
+    def set_manifest(self, manifest: dict[str, Any]) -> None:
+        """Give every node new scopes and collections."""
+        text = json.dumps(manifest, separators=(",", ":")).encode()
+        for connection in self._everywhere():
+            request = SetCollectionsManifest(value=text, datatype=int(Datatype.JSON))
+            connection.run(ask(request, "set collections manifest"))
+        self._collections = {"_default._default": 0}
+
+    def collection_id(self, path: str) -> int:
+        """The id of ``scope.collection``, or of a collection in the default scope."""
+        scope, dot, name = path.rpartition(".")
+        full = f"{scope}.{name}" if dot else f"_default.{path}"
+        if full not in self._collections:
+            answer = self._anywhere().run(ask(GetCollectionId(value=full.encode()), f"collection {full}"))
+            self._collections[full] = answer.collection_id
+        return self._collections[full]
+
+    def flush(self) -> None:
+        """Delete everything, on every node."""
+        for connection in self._everywhere():
+            connection.run(ask(Flush(), "flush"))
+
+    # the time machine and other tools for tests
+
+    def rewind(
+        self, vbuckets: Sequence[int] | None, *, to_seqno: int | None = None, lose: int | None = None
+    ) -> dict[int, int]:
+        """Forget the newest changes of vbuckets, as a failover with data loss does; where each now ends.
+
+        Either everything after ``to_seqno``, or the last ``lose`` changes. None is all vbuckets.
+        """
+        if (to_seqno is None) == (lose is None):
+            raise UsageError("a rewind goes either to a seqno or back by a number of changes")
+        mode, number = (0, to_seqno) if to_seqno is not None else (1, lose or 0)
+        found: dict[int, int] = {}
+        for connection, share in self._shares(vbuckets):
+            value = b"".join(vbucket.to_bytes(2, "big") for vbucket in share)
+            answer = connection.run(ask(Rewind(mode=mode, number=number, value=value), "rewind"))
+            ends = _json_object(answer.value, "the answer to a rewind")
+            found |= {int(vbucket): int(seqno) for vbucket, seqno in ends.items()}
+        return found
+
+    def compact(self, vbucket: int, *, drop_deletes: bool = False, purge_before_seqno: int = 0) -> None:
+        """Compact a vbucket, perhaps forgetting its tombstones."""
+        request = Compact(
+            vbucket=vbucket, drop_deletes=int(drop_deletes), purge_before_seqno=purge_before_seqno
+        )
+        self._on(vbucket, lambda: ask(request, "compact"))
+
+    def persist(self, *, on: bool) -> None:
+        """Start or stop writing to disk, on every node."""
+        for connection in self._everywhere():
+            connection.run(persistence(on=on))
+
+    # many writes at once
+
+    def write_many(self, batches: Iterable[WriteBatch]) -> Iterator[int]:
+        """Send batches of quiet writes, two under way at a time; gives the size of each that is done.
+
+        What a node can't take now, or is not its own, is sent again; any other refusal is a `StatusError`.
+        """
+        under_way: list[tuple[WriteBatch, list[tuple[KvConnection, Sequence[int] | None]]]] = []
+        for batch in batches:
+            under_way.append((batch, self._send_batch(batch)))
+            if len(under_way) >= _BATCHES_IN_FLIGHT:
+                yield self._finish_batch(*under_way.pop(0))
+        for one in under_way:
+            yield self._finish_batch(*one)
+
+    def _send_batch(
+        self, batch: WriteBatch, indices: Sequence[int] | None = None
+    ) -> list[tuple[KvConnection, Sequence[int] | None]]:
+        fence = Noop(opaque=FENCE_OPAQUE).encode()
+        shares: list[tuple[KvConnection, Sequence[int] | None]]
+        if len(self._map.nodes) == 1:
+            shares = [(self._connection_for(0), indices)]
+        else:
+            by_node: dict[int, list[int]] = {}
+            for index in range(len(batch.vbuckets)) if indices is None else indices:
+                by_node.setdefault(self._map.active[batch.vbuckets[index]], []).append(index)
+            shares = [(self._connection_for(batch.vbuckets[some[0]]), some) for some in by_node.values()]
+        for connection, share in shares:
+            connection.write(batch.select(share), fence)
+        return shares
+
+    def _finish_batch(
+        self, batch: WriteBatch, shares: list[tuple[KvConnection, Sequence[int] | None]]
+    ) -> int:
+        deadline, delay_s = self._clock.monotonic() + self._timeout_s, _RETRY_FIRST_S
+        while True:
+            again: list[int] = []
+            status = 0
+            for connection, _ in shares:
+                for error in connection.errors_before_fence():
+                    if error.opaque >= len(batch.vbuckets):
+                        raise RemoteProtocolError(f"an answer with opaque {error.opaque} to no request")
+                    if error.status == Status.SUCCESS:
+                        continue  # not as quiet as it should be
+                    if error.status not in _TEMPORARY and error.status != Status.NOT_MY_VBUCKET:
+                        if error.status == Status.KEY_ENOENT and error.opcode == Op.DELETEQ:
+                            continue
+                        raise StatusError(error.status, f"write to vbucket {batch.vbuckets[error.opaque]}")
+                    status = error.status
+                    again.append(error.opaque)
+            if not again:
+                return len(batch.vbuckets)
+            if self._clock.monotonic() > deadline:
+                raise StatusError(status, f"{len(again)} writes are refused for {self._timeout_s:g} s")
+            if status == Status.NOT_MY_VBUCKET:
+                self._refresh()
+            delay_s = self._pause(delay_s)
+            shares = self._send_batch(batch, again)
+
+    # nodes
+
+    def _place(self, key: bytes | str, collection: str) -> tuple[int, bytes]:
+        """A key's vbucket, and the key as it goes over the wire."""
+        logical = _bytes(key)
+        if not 1 <= len(logical) <= 250:
+            raise UsageError(f"a key has 1 to 250 bytes, not {len(logical)}")
+        vbucket = vbucket_of(logical, self._map.vbucket_count)
+        connection = self._connection_for(vbucket)
+        if connection.collections:
+            return vbucket, encode_leb128(self.collection_id(collection) if collection else 0) + logical
+        if collection:
+            raise UsageError("the server has no collections")
+        return vbucket, logical
+
+    def _write(self, vbucket: int, make: Any) -> Stored:
+        answer = self._on(vbucket, make)
+        return Stored(vbucket, answer.cas, answer.vb_uuid or 0, answer.seqno or 0)
+
+    def _on(self, vbucket: int, make: Any) -> Any:
+        """Run a script on the vbucket's node; made anew for each attempt."""
+        if not 0 <= vbucket < self._map.vbucket_count:
+            raise UsageError(f"there is no vbucket {vbucket}, the last is {self._map.vbucket_count - 1}")
+        deadline, delay_s = self._clock.monotonic() + self._timeout_s, _RETRY_FIRST_S
+        while True:
+            try:
+                return self._connection_for(vbucket).run(make())
+            except StatusError as error:
+                moved = error.status == Status.NOT_MY_VBUCKET
+                if not (moved or error.status in _TEMPORARY) or self._clock.monotonic() > deadline:
+                    raise
+                if moved:
+                    self._refresh()
+            delay_s = self._pause(delay_s)
+
+    def _pause(self, delay_s: float) -> float:
+        """Wait before another attempt, a little differently each time; gives the next delay."""
+        time.sleep(delay_s * self._rng.uniform(0.5, 1.0))
+        return min(delay_s * 2, _RETRY_MOST_S)
+
+    def _bootstrap(self) -> ClusterMap:
+        reasons = []
+        for address in self._where.addresses:
+            try:
+                connection = self._connect(address)
+            except ConnectError as error:
+                reasons.append(str(error))
+                if len(self._where.addresses) == 1:
+                    raise
+                continue
+            found = self._map_of(connection)
+            if found is not None:
+                return found
+            reasons.append(f"{address} has no cluster map yet")
+        raise ConnectError("; ".join(reasons))
+
+    def _map_of(self, connection: KvConnection) -> ClusterMap | None:
+        config = connection.session.config
+        if config is None:
+            # an old server without maps: it is alone, and says itself how many vbuckets it has
+            answer = connection.run(ask(GetAllVbSeqnos(), "get all vb seqnos"))
+            count = max(answer.seqnos, default=-1) + 1
+            return ClusterMap.single(connection.address, count) if count else None
+        return ClusterMap.parse(config, connection.address, tls=self._where.tls)
+
+    def _refresh(self) -> None:
+        """Ask around for a newer map."""
+        for address in dict.fromkeys((*self._map.nodes, *self._where.addresses)):
+            if (old := self._connections.pop(address, None)) is not None:
+                old.close()
+            try:
+                found = self._map_of(self._connect(address))
+            except ConnectError:
+                continue
+            if found is not None and found.is_newer_than(self._map):
+                self._map = found
+                return
+
+    def _connect(self, address: Address) -> KvConnection:
+        made = KvConnection(address, self._introduction, tls=self._tls, timeout_s=self._timeout_s)
+        self._connections[address] = made
+        return made
+
+    def _connection(self, address: Address) -> KvConnection:
+        return self._connections.get(address) or self._connect(address)
+
+    def _connection_for(self, vbucket: int) -> KvConnection:
+        address = self._map.node_of(vbucket)
+        if address is None:
+            raise StatusError(Status.NOT_MY_VBUCKET, f"no node has vbucket {vbucket}")
+        return self._connection(address)
+
+    def _anywhere(self) -> KvConnection:
+        return self._connection(self._map.nodes[0])
+
+    def _everywhere(self) -> list[KvConnection]:
+        return [self._connection(address) for address in self._map.nodes]
+
+    def _shares(self, vbuckets: Sequence[int] | None) -> list[tuple[KvConnection, Sequence[int]]]:
+        """Nodes and which of the vbuckets they have; an empty list is all that they have."""
+        if vbuckets is None:
+            return [(connection, ()) for connection in self._everywhere()]
+        by_node: dict[Address | None, list[int]] = {}
+        for vbucket in vbuckets:
+            if not 0 <= vbucket < self._map.vbucket_count:
+                raise UsageError(f"there is no vbucket {vbucket}, the last is {self._map.vbucket_count - 1}")
+            by_node.setdefault(self._map.node_of(vbucket), []).append(vbucket)
+        return [(self._connection_for(some[0]), some) for some in by_node.values()]
+
+
+def _found(request: Any) -> Script[Any]:
+    """The answer to a read, None on a miss."""
+    (answer,) = yield [request]
+    return None if answer.status == Status.KEY_ENOENT else expect(answer, request.name())
+
+
+def _bytes(key: bytes | str) -> bytes:
+    return key.encode() if isinstance(key, str) else key
+
+
+def _value(value: Any, datatype: int | None) -> tuple[bytes, int]:
+    """A value and its datatype: bytes are raw unless told otherwise, the rest becomes JSON."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value), datatype or 0
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode(), int(Datatype.JSON) if datatype is None else datatype
+
+
+def _json_object(text: bytes, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise RemoteProtocolError(f"{what} is not a JSON object")
+    return found

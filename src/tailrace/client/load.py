@@ -1,0 +1,271 @@
+"""Documents for `tailrace load`: made up from a seed, or read from JSON lines, as batches of ready requests.
+
+Made-up documents all have the same length, so a batch is one numpy array with a request a row: the frame is
+written once, and only key, vbucket, opaque, expiry and text differ between rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import random
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from ..wire.codes import Datatype
+from ..wire.kv import DeleteQ, SetQ
+from ..wire.message import MAX_KEY
+from .cluster_map import vbucket_of
+
+__all__ = ["JsonLinesBatch", "MadeUp", "RowsBatch", "from_json_lines"]
+
+BATCH_BYTES = 1 << 20
+BATCH_DOCUMENTS = 4_096
+POOL_BYTES = 1 << 20
+MAX_LINE = 32 << 20
+_HEADER_AND_EXTRAS = 32
+_EXPIRY_AT = 28
+_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .", dtype=np.uint8)
+assert len(_LETTERS) == 64
+
+
+class RowsBatch:
+    """Requests of one length, one a row."""
+
+    def __init__(self, rows: NDArray[np.uint8], vbuckets: Sequence[int]) -> None:
+        self.rows = rows
+        self.vbuckets = vbuckets
+
+    def select(self, indices: Sequence[int] | None) -> bytes | memoryview:
+        if indices is None:
+            return memoryview(self.rows.data).cast("B")
+        chosen: bytes = self.rows[np.asarray(indices)].tobytes()
+        return chosen
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """Made-up JSON documents; the same seed makes the same ones."""
+
+    docs: int
+    size: int = 256
+    """Bytes of a value."""
+    deletes: float = 0.0
+    """The share that is deleted again at the end."""
+    expiry: float = 0.0
+    """The share that gets an expiry."""
+    expires_at_s: int = 0
+    prefix: str = "doc::"
+    seed: int = 0
+
+    def key(self, number: int) -> bytes:
+        """The key of a document; all are equally long."""
+        return f"{self.prefix}{number:0{self._digits}d}".encode()
+
+    @property
+    def _digits(self) -> int:
+        return max(8, len(str(max(self.docs - 1, 0))))
+
+    @property
+    def deleted(self) -> NDArray[np.intp]:
+        """The numbers of the documents that are deleted at the end."""
+        return np.flatnonzero(self._generator(1).random(self.docs) < self.deletes)
+
+    @property
+    def writes(self) -> int:
+        """How many requests it all makes."""
+        return self.docs + len(self.deleted)
+
+    def batches(
+        self, vbucket_count: int, *, collections: bool, json_type: bool, most: int
+    ) -> Iterator[RowsBatch]:
+        """All requests, sets before deletions, up to ``most`` in a batch."""
+        vbuckets = self._vbuckets(vbucket_count)
+        kind = int(Datatype.JSON) if json_type and self.size else 0
+        yield from self._sets(vbuckets, kind, b"\0" if collections else b"", most)
+        yield from self._deletions(vbuckets, b"\0" if collections else b"", most)
+
+    def _generator(self, purpose: int) -> np.random.Generator:
+        return np.random.default_rng([purpose, random.Random(self.seed).getrandbits(64)])
+
+    def _vbuckets(self, count: int) -> NDArray[np.uint16]:
+        places = (vbucket_of(self.key(number), count) for number in range(self.docs))
+        return np.fromiter(places, dtype=np.uint16, count=self.docs)
+
+    def _sets(self, vbuckets: NDArray[np.uint16], kind: int, prefix: bytes, most: int) -> Iterator[RowsBatch]:
+        head, tail = self._around()
+        text_bytes = self.size - len(head) - len(tail)
+        template = SetQ(
+            key=prefix + self.key(0), value=head + b" " * text_bytes + tail, datatype=kind
+        ).encode()
+        number_at = _HEADER_AND_EXTRAS + len(prefix) + len(self.prefix.encode())
+        value_at = number_at + self._digits
+        text_at = value_at + len(head)
+        expires = self._generator(2).random(self.docs) < self.expiry
+        generator = self._generator(3)
+        # each text is cut out of one long random one: a copy costs a tenth of random letters
+        letters = _LETTERS[generator.integers(0, 64, POOL_BYTES + text_bytes, dtype=np.uint8)]
+        texts = sliding_window_view(letters, max(text_bytes, 1))
+        step = max(1, min(most, BATCH_DOCUMENTS, BATCH_BYTES // len(template)))
+        for first in range(0, self.docs, step):
+            last = min(first + step, self.docs)
+            rows = self._rows(template, first, np.arange(first, last), vbuckets, number_at)
+            if self._has_id:
+                id_at = value_at + head.index(b'"id":"') + 6
+                rows[:, id_at : id_at + self._digits] = rows[:, number_at : number_at + self._digits]
+            if text_bytes:
+                rows[:, text_at : text_at + text_bytes] = texts[
+                    generator.integers(0, len(texts), last - first)
+                ]
+            expiring = np.flatnonzero(expires[first:last])
+            if len(expiring):
+                rows[expiring, _EXPIRY_AT : _EXPIRY_AT + 4] = _octets(self.expires_at_s, 4)
+            yield RowsBatch(rows, vbuckets[first:last].tolist())
+
+    def _deletions(self, vbuckets: NDArray[np.uint16], prefix: bytes, most: int) -> Iterator[RowsBatch]:
+        if not self.docs:
+            return
+        template = DeleteQ(key=prefix + self.key(0)).encode()
+        number_at = len(template) - self._digits
+        numbers = self.deleted
+        step = max(1, min(most, BATCH_DOCUMENTS))
+        for first in range(0, len(numbers), step):
+            some = numbers[first : first + step]
+            yield RowsBatch(self._rows(template, 0, some, vbuckets, number_at), vbuckets[some].tolist())
+
+    def _rows(
+        self,
+        template: bytes,
+        first: int,
+        numbers: NDArray[np.intp],
+        vbuckets: NDArray[np.uint16],
+        number_at: int,
+    ) -> NDArray[np.uint8]:
+        """The template once for each number, with its own vbucket, opaque and key."""
+        count = len(numbers)
+        rows = np.tile(np.frombuffer(template, dtype=np.uint8), (count, 1))
+        rows[:, 6:8] = vbuckets[numbers].astype(">u2").view(np.uint8).reshape(count, 2)
+        rows[:, 12:16] = np.arange(count, dtype=">u4").view(np.uint8).reshape(count, 4)
+        rest = numbers.copy()
+        for place in reversed(range(self._digits)):
+            rest, digit = np.divmod(rest, 10)
+            rows[:, number_at + place] = digit + ord("0")
+        return rows
+
+    @property
+    def _has_id(self) -> bool:
+        return self.size >= self._digits + len('{"id":"","text":""}')
+
+    def _around(self) -> tuple[bytes, bytes]:
+        """What stands before and behind the made-up text in a value; small values have less of it."""
+        if self._has_id:
+            return b'{"id":"' + b"0" * self._digits + b'","text":"', b'"}'
+        return (b'"', b'"') if self.size >= 2 else (b"7" * self.size, b"")
+
+
+class JsonLinesBatch:
+    """Requests of any length."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.vbuckets: list[int] = []
+        self.size_bytes = 0
+
+    def add(self, frame: bytes, vbucket: int) -> None:
+        """One more request."""
+        self.frames.append(frame)
+        self.vbuckets.append(vbucket)
+        self.size_bytes += len(frame)
+
+    def select(self, indices: Sequence[int] | None) -> bytes | memoryview:
+        return b"".join(self.frames if indices is None else [self.frames[index] for index in indices])
+
+
+def from_json_lines(
+    lines: Iterable[bytes], vbucket_count: int, *, collections: bool, json_type: bool, most: int
+) -> Iterator[JsonLinesBatch]:
+    """Writes from lines ``{"key":…,"value":…}``, and from what `tail --json` and `dump` write.
+
+    ``key_base64`` and ``value_base64`` stand for bytes that are no text; flags and expiry are taken over; an
+    op ``deletion`` or ``expiration`` deletes, other ops than ``mutation`` are passed over.
+    """
+    batch = JsonLinesBatch()
+    prefix = b"\0" if collections else b""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            made = _request(line, prefix, json_type=json_type)
+        except (ValueError, RecursionError, struct.error) as error:
+            raise UsageError(f"line {number} can't be loaded: {error}") from None
+        if made is None:
+            continue
+        request, key = made
+        request.vbucket = vbucket_of(key, vbucket_count)
+        request.opaque = len(batch.frames)
+        batch.add(request.encode(), request.vbucket)
+        if len(batch.frames) >= min(most, BATCH_DOCUMENTS) or batch.size_bytes >= BATCH_BYTES:
+            yield batch
+            batch = JsonLinesBatch()
+    if batch.frames:
+        yield batch
+
+
+def _request(line: bytes, prefix: bytes, *, json_type: bool) -> tuple[SetQ | DeleteQ, bytes] | None:
+    if len(line) > MAX_LINE:
+        raise ValueError(f"it has more than {MAX_LINE} bytes")
+    document = json.loads(line)
+    if not isinstance(document, dict):
+        raise ValueError("it is not a JSON object")
+    op = document.get("op", "mutation")
+    if op not in ("mutation", "deletion", "expiration"):
+        return None
+    key = _member(document, "key")
+    if not isinstance(key, str | bytes):
+        raise ValueError("it has no key that is a text")
+    raw_key = key.encode() if isinstance(key, str) else key
+    if not 1 <= len(raw_key) <= MAX_KEY - 5:
+        raise ValueError(f"its key has {len(raw_key)} bytes, not 1 to {MAX_KEY - 5}")
+    if op != "mutation":
+        return DeleteQ(key=prefix + raw_key), raw_key
+    if "value" not in document and "value_base64" not in document:
+        raise ValueError("it has no value")
+    value = _member(document, "value")
+    is_raw = isinstance(value, bytes)
+    text = value if isinstance(value, bytes) else _compact(value)
+    kind = int(Datatype.JSON) if json_type and not is_raw else 0
+    flags, expiry = (_u32(document.get(name, 0), name) for name in ("flags", "expiry"))
+    return SetQ(key=prefix + raw_key, value=text, flags=flags, expiry=expiry, datatype=kind), raw_key
+
+
+def _member(document: dict[str, Any], name: str) -> Any:
+    """A member, or the bytes that it stands for as base64."""
+    encoded = document.get(f"{name}_base64")
+    if encoded is None:
+        return document.get(name)
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, TypeError, ValueError):
+        raise ValueError(f"its {name}_base64 is not base64") from None
+
+
+def _compact(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _u32(value: object, name: str) -> int:
+    if type(value) is not int or not 0 <= value <= 0xFFFF_FFFF:
+        raise ValueError(f"its {name} is no 32-bit number")
+    return value
+
+
+def _octets(number: int, size: int) -> NDArray[np.uint8]:
+    return np.frombuffer(number.to_bytes(size, "big"), dtype=np.uint8)

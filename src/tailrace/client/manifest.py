@@ -1,0 +1,60 @@
+"""Collections manifests: the next one from the last."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from ..errors import UsageError
+
+__all__ = ["with_changes"]
+
+_FIRST_ID = 8
+"""Ids below are reserved, 0 is the default."""
+
+
+def with_changes(manifest: dict[str, Any], create: Iterable[str], drop: Iterable[str]) -> dict[str, Any]:
+    """The manifest with collections (``scope.name``) made and dropped, and a higher uid."""
+    made = copy.deepcopy(manifest)
+    scopes: list[dict[str, Any]] = made["scopes"]
+    for path in drop:
+        scope, dot, name = path.partition(".")
+        found = _by_name(scopes, scope or "_default")
+        collection = _by_name(found["collections"], name) if found is not None and dot else None
+        if found is None or (dot and collection is None):
+            raise UsageError(f"there is no {'collection' if dot else 'scope'} {path!r} to drop")
+        if collection is not None:
+            found["collections"].remove(collection)
+        else:
+            scopes.remove(found)
+    for path in create:
+        scope, dot, name = path.partition(".")
+        if not dot or not name or "." in name:
+            raise UsageError(f"{path!r} is no collection, write it like shop.orders")
+        found = _by_name(scopes, scope or "_default")
+        if found is None:
+            found = {"name": scope, "uid": _free_id(manifest, made), "collections": []}
+            scopes.append(found)
+        if _by_name(found["collections"], name) is not None:
+            raise UsageError(f"the collection {path!r} exists already")
+        found["collections"].append({"name": name, "uid": _free_id(manifest, made)})
+    made["uid"] = f"{int(manifest['uid'], 16) + 1:x}"
+    return made
+
+
+def _by_name(members: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    return next((one for one in members if one["name"] == name), None)
+
+
+def _free_id(*manifests: dict[str, Any]) -> str:
+    """Above every id in use, so that a dropped collection's id does not come back at once.
+
+    The manifest's own uid only grows, and more than one id comes with no manifest: it keeps older ids away.
+    """
+    used = [_FIRST_ID - 1, _FIRST_ID + int(manifests[0]["uid"], 16)]
+    for manifest in manifests:
+        for scope in manifest["scopes"]:
+            used.append(int(scope["uid"], 16))
+            used.extend(int(one["uid"], 16) for one in scope["collections"])
+    return f"{max(used) + 1:x}"

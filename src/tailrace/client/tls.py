@@ -1,0 +1,42 @@
+"""TLS for clients: whom to believe, and how to show who we are."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UsageError
+
+__all__ = ["TlsOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """Files in PEM form. Without ``ca_file`` the system's authorities are believed."""
+
+    ca_file: str | Path | None = None
+    cert_file: str | Path | None = None
+    """Our own certificate, for servers that want one from their clients."""
+    key_file: str | Path | None = None
+    """Its key, if it doesn't stand in ``cert_file``."""
+    verify: bool = True
+    """False believes anybody: for a test network, never for a password."""
+
+    def context(self) -> ssl.SSLContext:
+        """The settings as Python's ssl module wants them; `UsageError` names a file that can't be used."""
+        try:
+            context = ssl.create_default_context(cafile=None if self.ca_file is None else str(self.ca_file))
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(f"the CA file {str(self.ca_file)!r} can't be used: {error}") from None
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.cert_file is not None:
+            try:
+                context.load_cert_chain(str(self.cert_file), self.key_file and str(self.key_file))
+            except (OSError, ssl.SSLError) as error:
+                raise UsageError(f"the certificate {str(self.cert_file)!r} can't be used: {error}") from None
+        elif self.key_file is not None:
+            raise UsageError("a key file without a certificate is of no use; give the certificate too")
+        return context
