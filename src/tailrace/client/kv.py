@@ -395,7 +395,7 @@ class KvClient:
 
     def _write(self, vbucket: int, make: Any) -> Stored:
         answer = self._on(vbucket, make)
-        return Stored(vbucket, answer.cas, answer.vb_uuid or 0, answer.seqno or 0)
+        return Stored(vbucket, answer.cas, answer.vb_uuid or 0, answer.by_seqno or 0)
 
     def _on(self, vbucket: int, make: Any) -> Any:
         """Run a script on the vbucket's node; made anew for each attempt."""

@@ -1,0 +1,239 @@
+"""The key-value client and its commands against a real node."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+import tailrace.testing
+from tailrace.cli.main import main
+from tailrace.client.kv import KvClient
+from tailrace.client.load import MadeUp, from_json_lines
+from tailrace.client.manifest import with_changes
+from tailrace.errors import ConnectError, LoginError, StatusError, UsageError
+from tailrace.wire.codes import Datatype, Status
+
+
+@pytest.fixture(scope="module")
+def shared():
+    with tailrace.testing.node(vbuckets=16) as node:
+        yield node
+
+
+@pytest.fixture
+def node(shared):
+    shared.flush()
+    return shared
+
+
+@pytest.fixture
+def client(node):
+    with KvClient(node.url) as client:
+        yield client
+
+
+def test_documents_come_back_as_they_were_stored(client):
+    stored = client.set("user::1", {"name": "Ada"}, flags=7)
+    assert stored.vbucket == client.vbucket_of("user::1")
+    assert stored.seqno > 0 and stored.vb_uuid > 0
+    found = client.get("user::1")
+    assert found is not None
+    assert (json.loads(found.value), found.flags, found.cas) == ({"name": "Ada"}, 7, stored.cas)
+    assert found.datatype == Datatype.JSON
+    client.set(b"\xff\x00", b"\x00\x01raw")
+    assert client.get(b"\xff\x00").value == b"\x00\x01raw"
+    assert client.get("nobody") is None
+
+
+def test_delete_and_cas(client):
+    stored = client.set("k", b"1")
+    with pytest.raises(StatusError) as error:
+        client.set("k", b"2", cas=stored.cas + 1)
+    assert error.value.status == Status.KEY_EEXISTS
+    gone = client.delete("k")
+    assert gone is not None and gone.seqno > stored.seqno
+    assert client.delete("k") is None
+    meta = client.get_meta("k")
+    assert meta is not None and meta.deleted
+
+
+def test_bucket_figures(client, node):
+    stored = client.set("k", b"1")
+    client.wait_persisted(stored.vbucket, stored.seqno)
+    assert client.high_seqnos()[stored.vbucket] == stored.seqno
+    assert client.failover_log(stored.vbucket).newest.vb_uuid == stored.vb_uuid
+    stats = client.stats(f"vbucket-seqno {stored.vbucket}")
+    assert stats[f"vb_{stored.vbucket}:high_seqno"] == str(stored.seqno)
+    with pytest.raises(StatusError):
+        client.stats("no such group")
+
+
+def test_rewind_forgets(client):
+    first = client.set("k", b"1")
+    second = client.set("k", b"2")
+    assert client.rewind([first.vbucket], to_seqno=first.seqno) == {first.vbucket: first.seqno}
+    assert client.get("k").value == b"1"
+    log = client.failover_log(first.vbucket)
+    assert log.newest.seqno == first.seqno and log.newest.vb_uuid != second.vb_uuid
+    with pytest.raises(UsageError):
+        client.rewind([99], to_seqno=0)
+    with pytest.raises(UsageError):
+        client.rewind(None)
+
+
+def test_collections(node):
+    with KvClient(node.url) as client:
+        before = client.manifest()
+        client.set_manifest(with_changes(before, ["shop.orders", "shop.customers"], []))
+        client.set("k", b"in orders", collection="shop.orders")
+        client.set("k", b"in default")
+        assert client.get("k", collection="shop.orders").value == b"in orders"
+        assert client.get("k", collection="shop.customers") is None
+        assert client.get("k").value == b"in default"
+        with pytest.raises(StatusError) as error:
+            client.get("k", collection="shop.nothing")
+        assert error.value.status == Status.UNKNOWN_COLLECTION
+        client.set_manifest(with_changes(client.manifest(), [], ["shop"]))
+        with pytest.raises(StatusError):
+            client.collection_id("shop.orders")
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 10, 29, 30, 256])
+def test_made_up_documents(client, node, size):
+    plan = MadeUp(500, size, deletes=0.1, expiry=0.2, expires_at_s=4_000_000_000, seed=3)
+    done = list(client.write_many(plan.batches(16, collections=True, json_type=True, most=100)))
+    assert sum(done) == plan.writes
+    assert max(done) <= 100
+    deleted = set(plan.deleted.tolist())
+    assert 20 < len(deleted) < 90
+    values, expiring = set(), 0
+    for number in range(500):
+        found = client.get(plan.key(number))
+        assert (found is None) == (number in deleted)
+        if found is not None:
+            assert len(found.value) == size
+            values.add(found.value)
+            if size:
+                json.loads(found.value)
+            expiring += client.get_meta(plan.key(number)).expiry == 4_000_000_000
+    assert 60 < expiring < 140
+    assert size < 30 or len(values) == 500 - len(deleted)
+
+
+def test_json_lines(client):
+    lines = [
+        b'{"key":"a","value":{"n":1.10},"flags":3}\n',
+        b"\n",
+        b'{"op":"mutation","key_base64":"/w==","value_base64":"AAE=","vbucket":3}\n',
+        b'{"op":"snapshot","vbucket":3}\n',
+        b'{"key":"b","value":"text"}\n',
+        b'{"op":"deletion","key":"b"}\n',
+        b'{"op":"expiration","key":"never there"}\n',
+    ]
+    made = from_json_lines(lines, 16, collections=True, json_type=True, most=2)
+    assert sum(client.write_many(made)) == 5
+    assert client.get("a")[:2] == (b'{"n":1.1}', 3)
+    assert client.get(b"\xff").value == b"\x00\x01"
+    assert client.get("b") is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"[]",
+        b'{"value":1}',
+        b'{"key":1,"value":1}',
+        b'{"key":"","value":1}',
+        b'{"key":"k"}',
+        b'{"key":"k","value":1,"flags":-1}',
+        b'{"key":"k","value_base64":"!"}',
+        b'{"key":"' + b"k" * 300 + b'","value":1}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_line_that_can_not_be_loaded_is_named(line):
+    good = b'{"key":"k","value":1}'
+    with pytest.raises(UsageError, match="line 2 "):
+        list(from_json_lines([good, line], 16, collections=True, json_type=True, most=10))
+
+
+def test_login_is_by_scram_and_errors_are_clear():
+    with tailrace.testing.node(users={"ada": "secret"}) as node:
+        where = node.url.replace("couchbase://", "couchbase://{}@")
+        with KvClient(where.format("ada:secret")) as client:
+            client.set("k", b"v")
+        for url, words in (
+            (where.format("ada:wrong"), "refuses the login"),
+            (where.format("bob:secret"), "refuses the login"),
+            (node.url, "wants a login"),
+            (where.format("ada:secret") + "x", "no bucket"),
+        ):
+            with pytest.raises(LoginError, match=words):
+                KvClient(url)
+    with pytest.raises(ConnectError, match="can't connect"):
+        KvClient(node.url)
+
+
+def run(capfdbinary, *arguments: str) -> tuple[int, bytes, bytes]:
+    code = main(list(arguments))
+    out, err = capfdbinary.readouterr()
+    return code, out, err
+
+
+def test_commands(node, capfdbinary, monkeypatch, tmp_path):
+    url = node.url
+    code, out, _ = run(capfdbinary, "set", url, "user::1", '{"name":"Ada"}', "--json")
+    assert code == 0
+    stored = json.loads(out)
+    assert stored["vbucket"] == node.vbucket_of("user::1")
+    assert run(capfdbinary, "get", url, "user::1") == (0, b'{"name":"Ada"}', b"")
+    shown = json.loads(run(capfdbinary, "get", url, "user::1", "--json")[1])
+    assert shown["value"] == {"name": "Ada"} and shown["cas"] == stored["cas"] and shown["datatype"] == "json"
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\x00\n")))
+    assert run(capfdbinary, "set", url, "raw", "--flags", "5", "--expiry", "1h")[0] == 0
+    assert run(capfdbinary, "get", url, "raw")[1] == b"\xff\x00\n"
+    shown = json.loads(run(capfdbinary, "get", url, "raw", "--json")[1])
+    assert shown["value_base64"] == "/wAK" and shown["flags"] == 5 and shown["expiry"] > 0
+
+    assert run(capfdbinary, "delete", url, "raw")[0] == 0
+    for command in ("get", "delete"):
+        code, out, err = run(capfdbinary, command, url, "raw")
+        assert (code, out) == (1, b"") and err.startswith(b"tailrace: error: there is no document 'raw'")
+
+    source = tmp_path / "documents.jsonl"
+    source.write_bytes(b'{"key":"a","value":1}\n{"key":"b","value":2}\n')
+    assert json.loads(run(capfdbinary, "load", url, "--from", str(source), "--json")[1])["writes"] == 2
+    assert (
+        json.loads(run(capfdbinary, "load", url, "--docs", "50", "--rate", "1000", "--json")[1])["writes"]
+        == 50
+    )
+
+    stats = json.loads(run(capfdbinary, "stats", url, "vbucket-seqno", "--json")[1])
+    vbucket = str(stored["vbucket"])
+    high = int(stats[f"vb_{vbucket}:high_seqno"])
+    assert b"high_seqno" in run(capfdbinary, "stats", url, "vbucket-seqno")[1]
+    assert run(capfdbinary, "stats", url, "nothing like it")[0] == 1
+
+    code, out, _ = run(
+        capfdbinary, "rewind", url, "--vbucket", vbucket, "--to-seqno", str(high - 1), "--json"
+    )
+    assert json.loads(out) == {vbucket: high - 1}
+    code, out, _ = run(capfdbinary, "rewind", url, "--vbucket", "all", "--lose", "1", "--json")
+    assert len(json.loads(out)) == 16 and json.loads(out)[vbucket] == high - 2
+    code, _, err = run(capfdbinary, "rewind", url, "--vbucket", vbucket, "--to-seqno", "99999")
+    assert code == 1 and err.startswith(b"tailrace: error:")
+    assert run(capfdbinary, "rewind", url, "--vbucket", "0")[0] == 2
+    assert run(capfdbinary, "rewind", url, "--vbucket", "77", "--to-seqno", "0")[0] == 2
+
+    assert b"shop.orders" in run(capfdbinary, "collections", url, "--create", "shop.orders")[1]
+    assert run(capfdbinary, "set", url, "o", "1", "--collection", "shop.orders")[0] == 0
+    assert run(capfdbinary, "get", url, "o", "--collection", "shop.orders")[1] == b"1"
+    assert b"shop.orders" not in run(capfdbinary, "collections", url, "--drop", "shop.orders")[1]
+    assert run(capfdbinary, "collections", url, "--drop", "shop.orders")[0] == 2
+    assert run(capfdbinary, "get", "couchbase://127.0.0.1:1", "k")[0] == 3
+    assert run(capfdbinary, "get", url.replace("default", "other"), "k")[0] == 3
