@@ -58,7 +58,7 @@ tailrace load couchbase://127.0.0.1 --from documents.jsonl
 )
 @json_option("Write how many writes it were, and how long they took, as JSON.")
 @tls_options
-def command(  # noqa: PLR0917
+def command(
     url: ConnectionString,
     docs: int | None,
     size: int,

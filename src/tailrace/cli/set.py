@@ -33,7 +33,7 @@ tailrace set couchbase://127.0.0.1 session::9 '{}' --expiry 30m
 @click.option("--cas", type=INTEGER, default=0, help="Only if the document still has this CAS.")
 @json_option("Write what the document got as JSON.")
 @tls_options
-def command(  # noqa: PLR0917
+def command(
     url: ConnectionString,
     key: str,
     value: str | None,
