@@ -15,8 +15,8 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests bench
-	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench docs
+	$(BIN)/ruff format --check src tests bench docs
 	$(BIN)/mypy
 
 check: $(STAMP)
@@ -24,6 +24,17 @@ check: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/pytest -n 2 -m long --timeout 0
+
+docs: $(STAMP)
+	$(BIN)/python docs/build.py
+
+# until the pipeline is there: the golden packets of the four dialects, as frames that people can read
+demo: $(STAMP)
+	@sed -n 's/.*"hex": "\([0-9a-f]*\)".*/\1/p' tests/vectors/built.jsonl | $(BIN)/tailrace decode
+	@echo
+	@echo "Those were the golden packets of tests/vectors/built.jsonl. Now try:"
+	@echo "  $(BIN)/tailrace decode --help"
+	@echo "  $(BIN)/tailrace serve --memory"
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

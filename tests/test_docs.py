@@ -1,0 +1,250 @@
+"""The documentation is true: made pages are up to date, every example runs, every link leads somewhere.
+
+How a block is run is written down in docs/README.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")])
+
+RUN = {"console", "sh", "bash", "shell", "python", "py"}
+NOT_RUN = {"text", "mermaid", "json", "toml", "yaml", "sql", "xml", ""}
+_FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One example of a page."""
+
+    line: int
+    language: str
+    words: frozenset[str]
+    text: str
+
+    @property
+    def runs(self) -> bool:
+        return self.language in RUN and "norun" not in self.words
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    found = []
+    for fence in _FENCE.finditer(text):
+        language, *words = fence[1].split() or [""]
+        line = text.count("\n", 0, fence.start()) + 1
+        found.append(Block(line, language, frozenset(words), fence[2]))
+    return found
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+# made pages
+
+
+def test_made_pages_are_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
+    assert spec is not None and spec.loader is not None
+    build = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    try:
+        spec.loader.exec_module(build)
+    finally:
+        sys.path[:] = before
+    for path, text in build.pages().items():
+        found = path.read_text() if path.exists() else ""
+        changes = list(difflib.unified_diff(found.splitlines(), text.splitlines(), lineterm="", n=0))
+        assert found == text, f"run `make docs`; {name(path)}:\n" + "\n".join(changes[:20])
+
+
+def test_every_message_and_command_has_a_place() -> None:
+    from tailrace.cli.main import COMMANDS
+    from tailrace.wire.dialect import DIALECTS, KV_MESSAGES
+
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "protocol").glob("*.md"))
+    for one in {*KV_MESSAGES, *(message for dialect in DIALECTS.values() for message in dialect.messages)}:
+        assert f"\n## {one.name()}\n" in pages
+    commands = (ROOT / "docs" / "cli.md").read_text()
+    for command in COMMANDS:
+        assert f"\n## tailrace {command}\n" in commands
+
+
+def test_all_59_errata_are_listed_once() -> None:
+    text = (ROOT / "docs" / "dialects.md").read_text()
+    listed = re.findall(r"^\| ([ABTD]\d+) \|", text, re.M)
+    wanted = [
+        f"{letter}{n}"
+        for letter, count in (("A", 20), ("B", 10), ("T", 19), ("D", 10))
+        for n in range(1, count + 1)
+    ]
+    assert listed == wanted and len(wanted) == 59
+
+
+def test_every_dependency_is_explained() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [
+        *project["dependencies"],
+        *(one for extra in project["optional-dependencies"].values() for one in extra),
+    ]
+    text = (ROOT / "docs" / "dependencies.md").read_text()
+    for requirement in names:
+        package = re.match(r"[A-Za-z0-9_-]+", requirement)
+        assert package and re.search(rf"\b{package[0]}\b", text), (
+            f"{requirement} is not in docs/dependencies.md"
+        )
+
+
+# links
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = _FENCE.sub("", page.read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        other = (page.parent / path).resolve() if path else page
+        assert other.exists(), f"{name(page)}: {target}"
+        if anchor and other.suffix == ".md":
+            assert anchor in _anchors(other), f"{name(page)}: {target}"
+
+
+# examples
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Where examples run: `tailrace` and `python` are those under test."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for program, arguments in (("tailrace", "-m tailrace "), ("python", ""), ("python3", "")):
+        script = programs / program
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}"$@"\n')
+        script.chmod(0o755)
+    (tmp_path / "work").mkdir()
+    return {
+        **os.environ,
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "REPO": str(ROOT),
+        "PYTHONPATH": str(ROOT / "src"),
+        "NO_COLOR": "1",
+    }
+
+
+@contextlib.contextmanager
+def running_node(folder: Path, environment: dict[str, str]) -> Iterator[str]:
+    """A node in memory; its connection string."""
+    ready = folder / "node.json"
+    command = ["tailrace", "serve", "--memory", "--port", "0", "--vbuckets", "16", "--ready-file", str(ready)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=folder) as process:
+        try:
+            while not ready.exists():
+                assert process.poll() is None, "the node ended before it was ready"
+                time.sleep(0.02)
+            yield f"couchbase://127.0.0.1:{json.loads(ready.read_text())['port']}"
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def _expected(output: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, output.split("…"))), re.S)
+
+
+def run_block(block: Block, folder: Path, environment: dict[str, str]) -> None:
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    if block.language in ("python", "py"):
+        done = run([sys.executable, "-W", "error", "-c", block.text])
+        assert done.returncode == 0, done.stdout
+    elif block.language == "console":
+        for step in re.split(r"^\$ ", block.text, flags=re.M)[1:]:
+            command, _, output = step.partition("\n")
+            done = run(["bash", "-c", command])
+            assert _expected(output).fullmatch(done.stdout), f"$ {command}\n{done.stdout}"
+    else:
+        done = run(["bash", "-euo", "pipefail", "-c", block.text])
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(block.runs for block in blocks(page))], ids=name
+)
+def test_examples_run(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    folder = tmp_path / "work"
+    with contextlib.ExitStack() as stack:
+        for block in blocks(page):
+            if not block.runs:
+                continue
+            if "node" in block.words and "NODE" not in environment:
+                environment["NODE"] = stack.enter_context(running_node(tmp_path, environment))
+            try:
+                run_block(block, folder, environment)
+            except AssertionError as error:
+                raise AssertionError(f"{name(page)}, line {block.line}: {error}") from None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_say_what_they_are(page: Path) -> None:
+    for block in blocks(page):
+        assert block.language in RUN | NOT_RUN, f"{name(page)}, line {block.line}: ```{block.language}"
+        assert block.words <= {"node", "norun"}, f"{name(page)}, line {block.line}: {set(block.words)}"
+        if block.language == "console" and block.runs:
+            assert block.text.startswith("$ "), f"{name(page)}, line {block.line}: no command"
+
+
+def test_an_example_that_is_wrong_would_be_noticed(tmp_path: Path, environment: dict[str, str]) -> None:
+    folder = tmp_path / "work"
+    right = Block(1, "console", frozenset(), "$ echo hello; echo you\nhello\ny…\n$ true\n")
+    run_block(right, folder, environment)
+    for language, text in (
+        ("console", "$ echo hello\nhello you\n"),
+        ("console", "$ echo hello\n"),
+        ("sh", "false\ntrue\n"),
+        ("python", "assert 1 == 2"),
+    ):
+        with pytest.raises(AssertionError):
+            run_block(Block(1, language, frozenset(), text), folder, environment)
+
+
+def test_a_node_is_there_for_examples_that_need_one(tmp_path: Path, environment: dict[str, str]) -> None:
+    with running_node(tmp_path, environment) as url:
+        port = int(url.rsplit(":", 1)[1])
+        code = f"import socket; socket.create_connection(('127.0.0.1', {port})).close()"
+        run_block(Block(1, "python", frozenset({"node"}), code), tmp_path / "work", environment)
