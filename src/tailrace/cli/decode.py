@@ -74,7 +74,7 @@ tailrace decode --json --port 11210 capture.pcap
     help="Of a capture, only the conversations with this port; the server has it.",
 )
 @json_option("Write a JSON object a frame, one a line.")
-def command(  # noqa: PLR0917
+def command(
     file: str, dialect: str | None, direction: str | None, form: str, port: int | None, as_json: bool
 ) -> None:
     """Show hex, raw bytes or a capture as readable frames.

@@ -101,7 +101,7 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
     metavar="NAME=VALUE",
     help="Any limit or interval; 'help' lists them.",
 )
-def command(  # noqa: PLR0917 - the options, in the order of the help
+def command(  # the options, in the order of the help
     host: str,
     port: int,
     data: Path | None,
