@@ -267,12 +267,17 @@ class Connection(asyncio.Protocol):
                 transport.close()
             return
         if session.wants_data != self._reading:
-            self._reading = session.wants_data
+            self._reading = not self._reading
             (transport.resume_reading if self._reading else transport.pause_reading)()
-        self._arm()
+        # the idle timer only moves away, so it is looked at when it was due
+        if self._timer is None or session.unfinished or session.handler is not None:
+            self._arm()
 
     def send(self, transport: asyncio.Transport, parts: list[bytes | memoryview]) -> None:
         """Hand bytes to the transport: small parts together, large ones as they are."""
+        if len(parts) == 1:
+            transport.write(parts[0])
+            return
         small: list[bytes | memoryview] = []
         for part in parts:
             if len(part) < _SMALL:
@@ -283,12 +288,10 @@ class Connection(asyncio.Protocol):
                 small = []
             transport.write(part)
         if small:
-            transport.write(b"".join(small) if len(small) > 1 else small[0])
+            transport.write(b"".join(small))
 
     def _arm(self) -> None:
-        """See to it that the session's timer is kept. Most timers only move away: those are looked at when
-        they were due.
-        """
+        """See to it that the session's timer is kept."""
         session = self._session
         when = None if session is None else session.next_timer()
         if when is None:

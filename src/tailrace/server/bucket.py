@@ -35,6 +35,9 @@ Done: TypeAlias = Callable[[StoreError | None], None]
 _RETRY_S = 1.0
 """Between two tries while the disk refuses; the queue grows meanwhile, up to the quota."""
 
+_CACHE_ENTRY_BYTES = 400
+"""About what a cached answer takes beside its value: key, two heads, their places in tuple and dict."""
+
 _PAGER_BATCH = 1_000
 
 
@@ -62,6 +65,8 @@ class ServedBucket:
         """Being taken over by another node: writes wait."""
         self.flush_times = Histogram()
         self.flush_failures = 0
+        self.max_json_check = settings.max_json_check
+        self._cached_bytes = 0
         self._settings = settings
         self._clock = clock
         self._run_job = run_job
@@ -95,6 +100,19 @@ class ServedBucket:
     def max_ttl_s(self, collection: int) -> int:
         """The longest that a document of the collection may live; 0: for ever."""
         return self._max_ttls_s.get(collection, 0)
+
+    def may_cache(self, size: int) -> bool:
+        """Whether an answer of this size may be kept; when there are too many all are forgotten."""
+        size += _CACHE_ENTRY_BYTES
+        limit = self._settings.answer_cache
+        if size * 16 > limit:
+            return False
+        self._cached_bytes += size
+        if self._cached_bytes > limit:
+            for one in self.store:
+                one.cache.clear()
+            self._cached_bytes = size
+        return True
 
     def memory_is_short(self) -> bool:
         """Changes wait for the disk up to the quota: no time to begin something large."""

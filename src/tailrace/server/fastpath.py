@@ -3,37 +3,53 @@
 `run` takes the requests at the front of what was received for as long as they are of the simplest kind, and
 stops at the first that is not: that one goes the long way through the table of commands, which knows
 everything, this included. So nothing here has to be complete; it only has to be right where it answers.
+
+Answers to gets are kept ready made in `VBucket.cache`, in two parts with the request's opaque between them.
+The store takes an answer out when its document changes.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import DocumentRefused
 from ..wire.codes import Datatype, Op, Status, VBucketState
-from ..wire.header import HEADER, HEADER_SIZE
+from ..wire.header import HEADER_SIZE
 from .values import JSON_STARTS, is_json
 
 if TYPE_CHECKING:
+    from .bucket import ServedBucket
     from .session import Session
 
 __all__ = ["run"]
 
-_RESPONSE = 0x81
-_GET, _GETQ = int(Op.GET), int(Op.GETQ)
-_SET, _SETQ = int(Op.SET), int(Op.SETQ)
-_ACTIVE = int(VBucketState.ACTIVE)
-_MISS = int(Status.KEY_ENOENT)
-_JSON = int(Datatype.JSON)
-_XATTR = int(Datatype.XATTR)
-_NOT_PLAIN = int(Datatype.SNAPPY | Datatype.XATTR)
+# the header with what always goes together in one number: magic, opcode and key length; extras length and
+# datatype; vbucket; total body length; the opaque is copied, not read; CAS
+_REQUEST = struct.Struct(">IHHI4xQ")
+assert _REQUEST.size == HEADER_SIZE
+_KEY_LENGTH, _START = 0x0000_FFFF, 0xFFFF_0000
+_GET, _GETQ, _SET, _SETQ = (0x80 << 24 | op << 16 for op in (Op.GET, Op.GETQ, Op.SET, Op.SETQ))
+_SET_EXTRAS = (8 << 8,), (8 << 8, 8 << 8 | int(Datatype.JSON))  # without and with the JSON feature
 
-_FOUND = struct.Struct(">BBHBBHII8s4s")  # a header, with CAS and flags as they stand in the stored frame
-_STORED = struct.Struct(">BBHBBHIIQQQ")  # a header with the mutation extras
-_SET_EXTRAS = struct.Struct(">II")
-_VALUE_AT = HEADER_SIZE + 31  # behind header, extras and key of a stored mutation
+_ANSWER_HEAD = struct.Struct(">BBHBBHI")  # up to the opaque
+_MISS_HEAD = _ANSWER_HEAD.pack(0x81, Op.GET, 0, 0, 0, Status.KEY_ENOENT, 0)
+_STORED_HEAD = _ANSWER_HEAD.pack(0x81, Op.SET, 0, 0, 0, Status.SUCCESS, 0)
+_STORED_AT_HEAD = _ANSWER_HEAD.pack(0x81, Op.SET, 0, 16, 0, Status.SUCCESS, 16)
+_GETQ_START = bytes([0x81, Op.GETQ])
+_NO_CAS = bytes(8)
+_POSITION = struct.Struct(">QQ")  # the mutation extras
+
+_NO_EXPIRY = bytes(4)
+_VALUE_AT = HEADER_SIZE + 31  # behind header and extras of a stored mutation; the key comes before it
 _MAX_KEY = 250
+_ACTIVE = int(VBucketState.ACTIVE)
+_JSON, _XATTR = int(Datatype.JSON), int(Datatype.XATTR)
+_NOT_PLAIN = int(Datatype.SNAPPY | Datatype.XATTR)
+assert _JSON == 1  # it chooses the form of an answer
+
+Answer: TypeAlias = tuple[bytes, bytes, bytes]
+"""Head for a peer without JSON, head for one with it, and what comes behind the opaque."""
 
 
 def run(session: Session, data: bytes, at: int, end: int) -> int:
@@ -41,102 +57,110 @@ def run(session: Session, data: bytes, at: int, end: int) -> int:
     bucket = session.bucket
     if bucket is None or not bucket.plain:
         return at
-    unpack, header, found, stored = HEADER.unpack_from, HEADER.pack, _FOUND.pack, _STORED.pack
+    unpack, get, set_, start_bits = _REQUEST.unpack_from, _GET, _SET, _START
     vbuckets = bucket.store.vbuckets
     count = len(vbuckets)
-    prefixed, with_seqno = session.prefixed_keys, session.mutation_seqno
-    visible, json_limit = session.datatypes, session.node.settings.max_json_check
-    xattrs_seen, held = bucket.xattrs_seen, bucket.held_vbuckets
-    max_key = _MAX_KEY + prefixed
+    prefixed, form = session.prefixed_keys, session.datatypes & _JSON
     room = session.room
     out: list[bytes] = []
-    append = out.append
-    gets = hits = sets = 0
-    while room > 0 and end - at >= HEADER_SIZE:
-        magic, opcode, key_length, extras, datatype, vbucket_id, total, opaque, cas = unpack(data, at)
-        next_at = at + HEADER_SIZE + total
-        if magic != 0x80 or next_at > end or vbucket_id >= count:
+    gets = misses = sets = 0
+    last = end - HEADER_SIZE
+    while at <= last and room > 0:
+        start, extras, vbucket_id, total, cas = unpack(data, at)
+        body_at = at + 24
+        next_at = body_at + total
+        if next_at > end or vbucket_id >= count:
             break
         vbucket = vbuckets[vbucket_id]
-        if vbucket is None or vbucket.state != _ACTIVE:
+        if vbucket is None:
             break
-        if opcode in (_GET, _GETQ):
-            if extras or datatype or cas or key_length != total or not prefixed < key_length <= max_key:
+        # What is left of a get when its key is its whole body. Other requests that come out the same have a
+        # body of at least 64 KiB, and no such key is ever found.
+        opcode = start - total
+        if opcode == get or opcode == _GETQ:  # noqa: PLR1714, SIM109 - it would make a tuple each time
+            if extras or cas:
                 break
-            key = data[at + HEADER_SIZE : next_at]
-            if not prefixed:
-                key = b"\0" + key
-            elif key[0]:
-                break
-            frame = vbucket.get(key)
-            gets += 1
-            if frame is None:
-                if opcode == _GET:
-                    append(header(_RESPONSE, opcode, 0, 0, 0, _MISS, 0, opaque, 0))
-                    room -= HEADER_SIZE
-            else:
-                kind = frame[5]
-                if kind & _NOT_PLAIN:
-                    gets -= 1
+            key = data[body_at:next_at] if prefixed else b"\0" + data[body_at:next_at]
+            answer = vbucket.cache.get(key)
+            if answer is None:
+                if vbucket.state != _ACTIVE or not 1 < len(key) <= _MAX_KEY + 1 or key[0]:
                     break
-                value_at = _VALUE_AT + len(key)
-                size = len(frame) - value_at + 4
-                append(
-                    found(
-                        _RESPONSE, opcode, 0, 4, kind & visible, 0, size, opaque, frame[16:24], frame[40:44]
-                    )
-                )
-                append(frame[value_at:])
-                hits += 1
-                room -= HEADER_SIZE + size
-        elif opcode in (_SET, _SETQ):
-            key_at = at + HEADER_SIZE + 8
-            value_at = key_at + key_length
-            if vbucket_id in held:
+                frame = vbucket.get(key)
+                if frame is None:
+                    misses += 1
+                    if opcode == get:
+                        out += (_MISS_HEAD, data[at + 12 : at + 16], _NO_CAS)
+                        room -= 24
+                    at = next_at
+                    continue
+                if frame[5] & _NOT_PLAIN:
+                    break
+                answer = _prepare(bucket, vbucket.cache, key, frame)
+            tail = answer[2]
+            if opcode == get:
+                out += (answer[form], data[at + 12 : at + 16], tail)
+            else:
+                out += (_GETQ_START, answer[form][2:], data[at + 12 : at + 16], tail)
+            room -= len(tail) + 16
+            gets += 1
+        else:
+            opcode = start & start_bits
+            value_at = body_at + 8 + (start & _KEY_LENGTH)
+            if opcode not in (set_, _SETQ) or extras not in _SET_EXTRAS[form] or value_at > next_at:
                 break
+            key = data[body_at + 8 : value_at] if prefixed else b"\0" + data[body_at + 8 : value_at]
+            value = data[value_at:next_at]
+            flags_and_expiry = data[body_at : body_at + 8]
             if (
-                extras != 8
-                or value_at > next_at
-                or not prefixed < key_length <= max_key
-                or datatype & ~_JSON & visible
+                flags_and_expiry[4:] != _NO_EXPIRY
+                or vbucket.state != _ACTIVE
+                or not 1 < len(key) <= _MAX_KEY + 1
+                or key[0]
+                or len(value) > bucket.max_json_check
+                or vbucket_id in bucket.held_vbuckets
+                or (bucket.xattrs_seen and (old := vbucket.get(key)) is not None and old[5] & _XATTR)
             ):
                 break
-            flags, expiry = _SET_EXTRAS.unpack_from(data, at + HEADER_SIZE)
-            key = data[key_at:value_at]
-            if not prefixed:
-                key = b"\0" + key
-            elif key[0]:
-                break
-            value = data[value_at:next_at]
-            if expiry or datatype & ~visible or len(value) > json_limit:
-                break
-            kind = _JSON if value[:1] in JSON_STARTS and is_json(value) else 0
-            if xattrs_seen and (frame := vbucket.get(key)) is not None and frame[5] & _XATTR:
-                break
+            flags = int.from_bytes(flags_and_expiry[:4], "big")
+            datatype = _JSON if value[:1] in JSON_STARTS and is_json(value) else 0
+            cache = vbucket.cache
+            answer = cache.get(key)
             try:
-                written = vbucket.set(key, value, flags, 0, kind, cas)
+                new_cas, seqno = vbucket.set(key, value, flags, 0, datatype, cas)
             except DocumentRefused:
                 break  # the long way is refused too, and says why
+            cas_bytes = new_cas.to_bytes(8, "big")
+            if answer is not None:  # somebody reads this document: keep the new answer in place of the old
+                tail = cas_bytes + flags_and_expiry[:4] + value
+                if len(tail) == len(answer[2]) and answer[1][5] == datatype:
+                    cache[key] = answer[0], answer[1], tail
             sets += 1
-            if opcode == _SET:
-                if with_seqno:
-                    append(
-                        stored(
-                            _RESPONSE, _SET, 0, 16, 0, 0, 16, opaque, written.cas, vbucket.uuid, written.seqno
-                        )
-                    )
+            if opcode == set_:
+                if session.mutation_seqno:
+                    position = _POSITION.pack(vbucket.uuid, seqno)
+                    out += (_STORED_AT_HEAD, data[at + 12 : at + 16], cas_bytes, position)
                     room -= 40
                 else:
-                    append(header(_RESPONSE, _SET, 0, 0, 0, 0, 0, opaque, written.cas))
-                    room -= HEADER_SIZE
-        else:
-            break
+                    out += (_STORED_HEAD, data[at + 12 : at + 16], cas_bytes)
+                    room -= 24
         at = next_at
-    if gets or sets:
+    if out or misses or sets:
         counters = session.node.counters
-        counters.cmd_get += gets
-        counters.get_hits += hits
+        counters.cmd_get += gets + misses
+        counters.get_hits += gets
         counters.cmd_set += sets
-    if out:
-        session.send_answers(out, session.room - room)
+        session.send_answer(b"".join(out))
     return at
+
+
+def _prepare(bucket: ServedBucket, cache: dict[bytes, Answer], key: bytes, frame: bytes) -> Answer:
+    """The answer to a get, for a peer without and with the JSON datatype; kept if the document stays."""
+    tail = frame[16:24] + frame[40:44] + frame[_VALUE_AT + len(key) :]  # CAS, flags, value
+    size = len(tail) - 8
+    raw, json = (
+        _ANSWER_HEAD.pack(0x81, Op.GET, 0, 4, datatype, 0, size) for datatype in (0, frame[5] & _JSON)
+    )
+    answer = raw, json, tail
+    if frame[44:48] == _NO_EXPIRY and bucket.may_cache(len(tail)):
+        cache[key] = answer
+    return answer

@@ -184,7 +184,7 @@ class Session:
             except (Refused, DocumentRefused, MalformedMessage) as error:
                 answer = self.refusal(request, error)
                 if answer is not None:
-                    self.send_answers([answer], len(answer))
+                    self.send_answer(answer)
             except StoreError as error:
                 log.error("%s: opcode 0x%02x failed: %s", self.peer, opcode, error)
                 self._refuse(frame, Refused(Status.EINTERNAL, "the store failed, see the log"))
@@ -195,7 +195,7 @@ class Session:
                 if isinstance(reply, Pending):
                     self._enqueue(reply)
                 elif reply is not None and not found.silent_success:
-                    self.send_answers([reply], len(reply))
+                    self.send_answer(reply)
                 if self._finishing is not None and not self._waiting:
                     self.close(self._finishing)
 
@@ -277,13 +277,10 @@ class Session:
 
     # answers
 
-    def send_answers(self, answers: list[bytes], size: int) -> None:
-        """Queue answers in their order; ``size`` is their bytes."""
-        self._queued += size
-        if self._waiting:
-            self._waiting.extend(answers)
-        else:
-            self._ready += answers
+    def send_answer(self, answer: bytes) -> None:
+        """Queue an answer, or several in one, behind those before it."""
+        self._queued += len(answer)
+        (self._waiting if self._waiting else self._ready).append(answer)
 
     def _enqueue(self, pending: Pending) -> None:
         self._waiting.append(pending)
@@ -338,7 +335,7 @@ class Session:
     def _refuse(self, frame: Frame, error: Refused) -> None:
         answer = self.refusal(frame, error)
         if answer is not None:
-            self.send_answers([answer], len(answer))
+            self.send_answer(answer)
 
     def not_my_vbucket(self) -> tuple[bytes, int]:
         """Value and datatype of a 0x07 answer: a whole config, or nothing."""

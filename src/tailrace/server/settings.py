@@ -77,6 +77,7 @@ class Settings:
     max_json_check: int = _setting(
         _SIZE, 1 << 20, "the largest value that is looked through for JSON; above it the writer is believed"
     )
+    answer_cache: int = _setting(_SIZE, 32 << 20, "ready-made answers to gets, a bucket")
     persist_timeout: float = _setting(_SECONDS, 30.0, "for a command that waits for the disk", 0.001)
 
     compact_timeout: float = _setting(

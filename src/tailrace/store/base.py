@@ -181,6 +181,12 @@ class VBucket(Protocol):
         """Bytes of its frames in sealed segments."""
         ...
 
+    cache: dict[bytes, Any]
+    """By key, what the owner made of live documents, for its own use. The store takes out what is no longer
+    true, and everything when the state changes. The owner must not put in what expires, and sees to it that
+    it stays small.
+    """
+
     # Documents. A refusal raises DocumentRefused with the status to answer. `expiry` is absolute (unix
     # seconds).
 

@@ -208,6 +208,7 @@ class Bucket:
         elif state == VBucketState.ACTIVE != found.state and not takeover:
             self._promote(found)
         found.state = int(state)
+        found.cache.clear()
         if extra is not None:
             found.extra = dict(extra)
         if state == VBucketState.ACTIVE:

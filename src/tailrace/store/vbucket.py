@@ -69,6 +69,7 @@ class History:
         self.rev_floor = 0
         self.events: list[tuple[int, int, int, int]] = []  # seqno, event, collection or scope id, scope id
         self._bucket = bucket
+        self.cache: dict[bytes, Any] = {}
         self._index: dict[bytes, int] | None = None
         self._items: int | None = 0
         self._tail = Tail(1)
@@ -143,6 +144,8 @@ class History:
         """A new change. `entry` and `old` are the key's new and old index entries, old 0 if there is none."""
         if self._index is not None:
             self._index[key] = entry
+        if self.cache:
+            self.cache.pop(key, None)
         if old & EXISTS:
             traits |= REPLACES
         tail = self._tail
@@ -178,6 +181,7 @@ class History:
                 value = HEADER_SIZE + 13 + int.from_bytes(frame[2:4], "big")
                 scope = int.from_bytes(frame[value + 8 : value + 12], "big")
             emptied = self._is_drop(event, subject)
+            self.cache.clear()
             self.events.append((seqno, event, subject, scope))
             if emptied and self._index is not None:
                 self._forget_collection(self._index, subject, seqno)
@@ -425,6 +429,7 @@ class History:
         if seqno == 0:
             self.purge_seqno = self.rollback_floor = self.rev_floor = 0
         self._index = None
+        self.cache.clear()
         self._items = None if seqno else 0
         self._collection_highs = None
         self._next_expiry = 0
