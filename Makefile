@@ -28,13 +28,15 @@ soak: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/build.py
 
-# until the pipeline is there: the golden packets of the four dialects, as frames that people can read
+# until the pipeline is there: the packets of the protocol documents, as frames that people can read
 demo: $(STAMP)
-	@sed -n 's/.*"hex": "\([0-9a-f]*\)".*/\1/p' tests/vectors/built.jsonl | $(BIN)/tailrace decode
-	@echo
-	@echo "Those were the golden packets of tests/vectors/built.jsonl. Now try:"
-	@echo "  $(BIN)/tailrace decode --help"
-	@echo "  $(BIN)/tailrace serve --memory"
+	@for dialect in tap upr-a upr-b dcp; do \
+	    printf '\n== %s ==\n' $$dialect; \
+	    sed -n 's/.*"form": "[a-z]*", "hex": "\([0-9a-f]*\)".*/\1/p' tests/vectors/seed_$$(echo $$dialect | tr - _).jsonl \
+	        | $(BIN)/tailrace decode --dialect $$dialect || exit 1; \
+	done
+	@printf '\nThose were the packets that the protocol documents draw, errata and all. Now try:\n'
+	@printf '  %s\n' '$(BIN)/tailrace decode --help' '$(BIN)/tailrace serve --memory'
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
