@@ -1,16 +1,11 @@
-"""A DCP connection, seen by the producer: answers its requests and serves its streams in turn.
+"""A DCP connection, seen by the producer: its requests, its controls, its liveness and its takeovers.
 
-Answers are never counted or held back; stream messages go through the window of the connection. Streams that
-have something to say stand in a line, are served one chunk each, and go to its end, so that a thousand of
-them move at the same pace. Two things change that order: a backfill waits for a slot (see `backfill`), and a
-stream that is in the middle of a snapshot from memory stays in front until that is sent, since it holds on to
-the memory.
+How the streams get their turns is `producer`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 
 from ..errors import MalformedMessage
@@ -36,26 +31,18 @@ from ..wire.dcp import (
 )
 from ..wire.fields import decode_frame_infos
 from ..wire.header import Frame
-from ..wire.message import Message, Response
-from .backfill import BackfillSlots
+from ..wire.message import Message
 from .controls import BackfillOrder, ConnectionOptions
 from .handler import Host
 from .liveness import ProducerLiveness
-from .states import (
-    CONNECTION_TRANSITIONS,
-    ConnectionInput,
-    ConnectionState,
-    Machine,
-    StreamState,
-)
+from .producer import StreamProducer
+from .states import ConnectionInput, ConnectionState, StreamState
 from .stream import CHUNK_BYTES, ProducerStream
 from .stream_request import StreamRefused, decide
 
 __all__ = ["MAX_NAME_BYTES", "DcpProducer"]
 
 MAX_NAME_BYTES = 200
-_DISK_IS_SHORT = 0.9
-_JOINED_BYTES = 64 << 10
 _TAKEOVER = (StreamState.TAKEOVER_SEND, StreamState.TAKEOVER_WAIT)
 
 # What a consumer may answer to a message of a stream without losing the connection: dcp.md section 6.
@@ -68,32 +55,14 @@ _NOT_FOUND_IS_FATAL = frozenset({DcpOpcode.COMMIT, DcpOpcode.ABORT})
 _log = logging.getLogger(__name__)
 
 
-class DcpProducer:
+class DcpProducer(StreamProducer):
     """The producer's half of a DCP connection; a `protocol.handler.Handler`."""
 
     def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
-        self.close_requested: str | None = None
-        self._host = host
-        self._wake = wake
-        self._now = now
-        self._machine = Machine(CONNECTION_TRANSITIONS, ConnectionState.NEW)
-        self._options = ConnectionOptions(host.features)
-        self._window = self._options.window
+        super().__init__(host, wake, now, ConnectionOptions(host.features))
         self._liveness = ProducerLiveness(host.settings.idle_timeout, now)
-        self._slots = BackfillSlots(max(1, host.settings.backfill_buffer // CHUNK_BYTES))
-        self._answers: deque[bytes] = deque()
-        self._streams: dict[tuple[int, int], ProducerStream] = {}
-        self._takeovers: list[ProducerStream] = []
-        self._ready: deque[ProducerStream] = deque()
-        self._is_sending = False
-        self._sent_bytes = 0
 
     # The handler's interface.
-
-    @property
-    def is_open(self) -> bool:
-        """An Open has been accepted; until then nothing binds the connection to this handler."""
-        return self._machine.state is ConnectionState.OPEN
 
     def receive_frame(self, frame: Frame, now: float) -> None:
         self._now = now
@@ -109,21 +78,9 @@ class DcpProducer:
             _log.info("%s: refused opcode 0x%02x: %s", self._host.peer, frame.opcode, error)
             self._answer(frame, error.status)
 
-    def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
-        out: list[bytes | memoryview] = list(self._answers)
-        self._answers.clear()
-        if self.close_requested is None and max_bytes > 0:
-            self._serve(out, max_bytes)
-        size = sum(map(len, out))
-        self._sent_bytes += size
-        # Small messages are cheaper to send as one.
-        return [b"".join(out)] if len(out) > 1 and size <= _JOINED_BYTES else out
-
     def next_timer(self) -> float | None:
         settings = self._host.settings
-        timers = [self._liveness.next_timer()]
-        if settings.slow_backfill_timeout:
-            timers.append(self._slots.next_timer(self._now, settings.slow_backfill_timeout))
+        timers = [self._liveness.next_timer(), self._next_backfill_timer()]
         for stream in self._takeovers:
             if stream.state in _TAKEOVER and not stream.holds_writes:
                 since = stream.takeover_since
@@ -174,15 +131,6 @@ class DcpProducer:
             prefix = f"stream_{vbucket}_{stream_id}_" if stream_id else f"stream_{vbucket}_"
             figures.update((prefix + name, value) for name, value in stream.stats().items())
         return figures
-
-    def close(self, reason: str) -> None:
-        self._machine.feed(ConnectionInput.CLOSED)
-        for stream in self._streams.values():
-            stream.end(StreamEndStatus.DISCONNECTED, tell=False)
-        self._streams.clear()
-        self._takeovers.clear()
-        self._ready.clear()
-        self._answers.clear()
 
     # Requests.
 
@@ -333,77 +281,6 @@ class DcpProducer:
                 else:
                     stream.state_answered()
                 return
-
-    # Sending.
-
-    def _answer(
-        self, frame: Frame, status: int = Status.SUCCESS, value: bytes = b"", *, json: bool = False
-    ) -> None:
-        """An answer to a request, with what was asked for or why it is refused."""
-        answer = Frame(
-            magic=Response.MAGIC,
-            opcode=frame.opcode,
-            datatype=int(json),
-            vbucket=status,
-            opaque=frame.opaque,
-            body=value,
-        )
-        self._answers.append(answer.encode())
-
-    def _not_my_vbucket(self, frame: Frame) -> None:
-        value, datatype = self._host.not_my_vbucket()
-        self._answer(frame, Status.NOT_MY_VBUCKET, value, json=bool(datatype))
-
-    def _serve(self, out: list[bytes | memoryview], budget: int) -> None:
-        """Let the streams in turn put in what they have, up to the budget."""
-        ready, window = self._ready, self._window
-        had = len(out)
-        self._is_sending = True
-        while budget > 0 and ready and window.room > 0:
-            stream = ready.popleft()
-            budget -= stream.send_into(out, budget)
-            if not stream.is_ready:
-                if stream.is_finished:
-                    self._forget((stream.vbucket, stream.stream_id))
-            elif stream.is_inside_memory:
-                ready.appendleft(stream)
-            else:
-                ready.append(stream)
-        self._is_sending = False
-        if len(out) == had and ready and window.room > 0:
-            # All that was read was not for its stream; there is more to look through.
-            self._wake()
-
-    def _stream_ready(self, stream: ProducerStream) -> None:
-        self._ready.append(stream)
-        if not self._is_sending:
-            self._wake()
-
-    def _forget(self, key: tuple[int, int]) -> None:
-        """A stream is over; what it still had to say is not said."""
-        stream = self._streams.pop(key, None)
-        if stream is None:
-            return
-        if stream.is_ready:
-            self._ready.remove(stream)
-        if stream.is_takeover:
-            self._takeovers.remove(stream)
-
-    def _look_for_stalled_backfills(self, now: float) -> None:
-        timeout_s = self._host.settings.slow_backfill_timeout
-        if not timeout_s:
-            return
-        stalled = self._slots.stalled(now, timeout_s)
-        if stalled and self._host.disk_used_share() > _DISK_IS_SHORT:
-            for stream in stalled:
-                assert isinstance(stream, ProducerStream)
-                stream.end(StreamEndStatus.SLOW)
-
-    def _disconnect(self, reason: str) -> None:
-        if self.close_requested is None:
-            _log.warning("%s: disconnecting: %s", self._host.peer, reason)
-            self.close_requested = reason
-            self._machine.feed(ConnectionInput.CLOSED)
 
 
 def _stream_id(framing: bytes) -> int | None:
