@@ -1,0 +1,217 @@
+"""Flow control, byte by byte: what each message counts, and that never one too many is sent."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from producer_fakes import COLLECTIONS, FULL, PRODUCER, Consumer, FakeBucket
+
+from tailrace.protocol.flow_control import SendWindow
+from tailrace.wire.codes import AddStreamFlag, DcpOpcode, OpenFlag, Status, SystemEventId
+
+
+def test_window() -> None:
+    window = SendWindow()
+    window.sent(1000)
+    assert (window.outstanding, window.room > 1 << 60) == (0, True), "off: nothing is counted"
+    window.resize(100)
+    assert window.room == 100
+    window.sent(99)
+    assert window.room == 1
+    window.sent(500)
+    assert window.room == -499, "one message may overshoot"
+    window.acknowledge(498)
+    assert window.room == -1
+    window.acknowledge(2)
+    assert window.room == 1
+    window.acknowledge(10_000)
+    assert (window.outstanding, window.room) == (0, 100), "clamped"
+    window.sent(70)
+    window.resize(50)
+    assert window.room == -20, "the newest size wins, what is outstanding stays"
+    window.resize(0)
+    window.resize(50)
+    assert window.room == 50, "turned off, it forgets"
+
+
+# One message of a kind, and what it must count. k is 4 with the prefix, v 5.
+
+KEY, VALUE = b"key", b"value"
+XATTR_VALUE = b"\0\0\0\x0d\0\0\0\x09_sys\x00{}\x00\x00"
+V1, V2 = PRODUCER, FULL
+
+
+def one_of_each(kind: str) -> tuple[FakeBucket, dict[str, object], int, dict[str, str]]:
+    """A bucket, the stream request, the open flags and the controls that make the message come."""
+    bucket = FakeBucket()
+    bucket.use_collections()
+    vbucket = bucket.vbuckets[0]
+    request: dict[str, object] = {}
+    controls: dict[str, str] = {}
+    flags = FULL
+    if kind == "mutation":
+        vbucket.set(KEY, VALUE)
+    elif kind.startswith("deletion"):
+        vbucket.delete(KEY)
+        flags = V1 if kind.endswith("v1") else V2
+    elif kind == "expiration":
+        vbucket.delete(KEY, expired=True)
+        controls["enable_expiry_opcode"] = "true"
+    elif kind.startswith("marker"):
+        vbucket.set(KEY, VALUE)
+        vbucket.to_disk()
+        if kind.endswith("2.2"):
+            controls["max_marker_version"] = "2.2"
+        if kind.endswith("2.0"):
+            controls |= {"enable_sync_writes": "true", "consumer_name": "r"}
+    elif kind == "end":
+        request["end_seqno"] = 0
+    elif kind == "state":
+        request["flags"] = AddStreamFlag.TAKE_OVER
+    elif kind == "event":
+        vbucket.event(SystemEventId.COLLECTION_BEGIN, collection=8, name=b"one")
+    elif kind == "advanced":
+        vbucket.set(KEY, VALUE)
+        request["value"] = {"collections": ["8"]}
+    elif kind == "oso":
+        vbucket.set(KEY, VALUE, collection=8)
+        vbucket.to_disk()
+        request["value"] = {"collections": ["8"]}
+        controls["enable_out_of_order_snapshots"] = "true"
+    return bucket, request, flags, controls
+
+
+ROWS = [
+    ("mutation", DcpOpcode.MUTATION, 55 + 4 + 5),
+    ("deletion v1", DcpOpcode.DELETION, 42 + 4),
+    ("deletion v2", DcpOpcode.DELETION, 45 + 4),
+    ("expiration", DcpOpcode.EXPIRATION, 44 + 4),
+    ("marker v1", DcpOpcode.SNAPSHOT_MARKER, 44),
+    ("marker v2.0", DcpOpcode.SNAPSHOT_MARKER, 61),
+    ("marker v2.2", DcpOpcode.SNAPSHOT_MARKER, 77),
+    ("end", DcpOpcode.STREAM_END, 28),
+    ("state", DcpOpcode.SET_VBUCKET_STATE, 25),
+    ("event", DcpOpcode.SYSTEM_EVENT, 37 + 3 + 16),
+    ("advanced", DcpOpcode.SEQNO_ADVANCED, 32),
+    ("oso", DcpOpcode.OSO_SNAPSHOT, 28),
+]
+
+
+NEVER_WITH_STREAM_ID = ("state", "marker v2.0")
+CASES = [(*row, 0) for row in ROWS] + [(*row, 7) for row in ROWS if row[0] not in NEVER_WITH_STREAM_ID]
+
+
+@pytest.mark.parametrize(
+    ("kind", "opcode", "size", "stream_id"), CASES, ids=[f"{row[0]} {row[3]}" for row in CASES]
+)
+def test_what_a_message_counts(kind: str, opcode: int, size: int, stream_id: int) -> None:
+    bucket, request, flags, controls = one_of_each(kind)
+    if stream_id:
+        controls["enable_stream_id"] = "true"
+        value = request.get("value") or {}
+        assert isinstance(value, dict)
+        request["value"] = {**value, "sid": stream_id}
+        size += 3
+    consumer = Consumer(bucket)
+    consumer.open(flags, connection_buffer_size="1", **controls)
+    window = consumer.producer._window
+    answer = consumer.request(**request)  # type: ignore[arg-type]
+    assert answer.status == Status.SUCCESS
+    for _ in range(10):
+        before = len(consumer.received)
+        assert consumer.pull()
+        assert len(consumer.received) == before + 1, "a window of 1 byte lets one message through"
+        frame, _ = consumer.received[-1]
+        assert window.outstanding == frame.size
+        if frame.opcode == opcode:
+            assert window.outstanding == size
+            return
+        assert not consumer.pull()
+        consumer.ack(frame.size - 1)
+        assert not consumer.pull(), "one byte is missing"
+        consumer.ack(1)
+    pytest.fail(f"no {kind} came")
+
+
+def test_deletion_with_xattrs_counts_its_value() -> None:
+    bucket = FakeBucket()
+    bucket.vbuckets[0].delete(KEY, value=XATTR_VALUE, datatype=4)
+    consumer = Consumer(bucket)
+    consumer.open(FULL | OpenFlag.INCLUDE_DELETED_USER_XATTRS, connection_buffer_size="1000")
+    consumer.stream()
+    assert consumer.producer._window.outstanding == 44 + 45 + 4 + len(XATTR_VALUE)
+
+
+def test_answers_are_neither_counted_nor_blocked() -> None:
+    bucket = FakeBucket()
+    bucket.vbuckets[0].set(KEY)
+    consumer = Consumer(bucket)
+    consumer.open(connection_buffer_size="1")
+    consumer.stream()
+    assert consumer.outstanding == 44
+    for vbucket in (1, 2, 3):
+        assert consumer.request(vbucket).status == Status.SUCCESS
+        assert consumer.close_stream(vbucket) == Status.SUCCESS
+    assert consumer.producer._window.outstanding == 44
+
+
+def test_turning_it_off_lets_everything_go() -> None:
+    bucket = FakeBucket()
+    for number in range(100):
+        bucket.vbuckets[0].set(b"%d" % number)
+    consumer = Consumer(bucket)
+    consumer.open(connection_buffer_size="200")
+    stream = consumer.stream()
+    assert 0 < stream.last_seqno < 100
+    consumer.control("connection_buffer_size", "0")
+    consumer.pull_all()
+    assert stream.last_seqno == 100
+    assert consumer.producer._window.outstanding == 0
+
+
+sizes = st.lists(st.integers(0, 300), min_size=1, max_size=60)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    values=sizes,
+    window=st.integers(1, 3000),
+    acks=st.lists(st.integers(0, 4000), max_size=40),
+    max_bytes=st.integers(1, 3000),
+    features=st.sampled_from([COLLECTIONS, frozenset()]),
+    on_disk=st.booleans(),
+)
+def test_never_more_than_the_window(
+    *,
+    values: list[int],
+    window: int,
+    acks: list[int],
+    max_bytes: int,
+    features: frozenset[int],
+    on_disk: bool,
+) -> None:
+    """Exactly as many messages as the rule allows, wherever chunk, window and write end."""
+    bucket = FakeBucket()
+    vbucket = bucket.vbuckets[0]
+    for number, size in enumerate(values):
+        if size % 7 == 3:
+            vbucket.delete(b"k%d" % number)
+        else:
+            vbucket.set(b"k%d" % number, bytes(size))
+    if on_disk:
+        vbucket.to_disk()
+    consumer = Consumer(bucket, features=features)
+    consumer.open(PRODUCER, connection_buffer_size=str(window))
+    consumer.request(end_seqno=len(values))
+    stream = next(iter(consumer.streams.values()))
+    for ack in acks:
+        consumer.pull_all(max_bytes)
+        assert consumer.outstanding == consumer.producer._window.outstanding
+        assert consumer.outstanding >= window or stream.ended is not None, "it stopped too early"
+        if ack:
+            consumer.ack(ack)
+    while stream.ended is None:
+        consumer.pull_all(max_bytes)
+        consumer.ack(consumer.outstanding)
+    assert [item.by_seqno for item in stream.items] == list(range(1, len(values) + 1))

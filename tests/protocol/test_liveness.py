@@ -1,0 +1,114 @@
+"""No-ops and dead peers."""
+
+from __future__ import annotations
+
+import pytest
+from producer_fakes import COLLECTIONS, Consumer, FakeBucket, FakeHost
+
+from tailrace.protocol.liveness import DEFAULT_INTERVAL_S, FIRST_NOOP_OPAQUE, ProducerLiveness
+from tailrace.wire.codes import DcpOpcode, Status
+
+
+def test_nothing_before_it_is_enabled() -> None:
+    liveness = ProducerLiveness(360, 0)
+    assert liveness.next_timer() is None
+    assert liveness.noop_due(1e9) is None
+    assert not liveness.is_dead(1e9)
+
+
+def test_a_noop_every_interval_one_at_a_time() -> None:
+    liveness = ProducerLiveness(360, 0)
+    liveness.enable(on=True, now=5)
+    assert liveness.next_timer() == 5 + DEFAULT_INTERVAL_S
+    assert liveness.noop_due(24.9) is None
+    assert liveness.noop_due(25) == FIRST_NOOP_OPAQUE
+    assert liveness.noop_due(100) is None, "the first is not answered"
+    assert not liveness.answered(7)
+    assert liveness.answered(FIRST_NOOP_OPAQUE)
+    assert not liveness.answered(FIRST_NOOP_OPAQUE), "once"
+    assert liveness.noop_due(45) == FIRST_NOOP_OPAQUE + 1
+
+
+@pytest.mark.parametrize(("interval", "deadline"), [(0.1, 360), (20, 360), (200, 400)])
+def test_dead_after_the_timeout_but_never_before_two_intervals(interval: float, deadline: float) -> None:
+    liveness = ProducerLiveness(360, 0)
+    liveness.enable(on=True, now=0)
+    liveness.interval_s = interval
+    liveness.noop_due(interval)
+    assert liveness.next_timer() == deadline
+    assert not liveness.is_dead(deadline - 0.01)
+    assert liveness.is_dead(deadline)
+    liveness.received(10)
+    assert not liveness.is_dead(deadline + 9)
+
+
+def test_never_dead_without_a_timeout() -> None:
+    liveness = ProducerLiveness(0, 0)
+    liveness.enable(on=True, now=0)
+    liveness.noop_due(30)
+    assert not liveness.is_dead(1e9)
+    assert liveness.next_timer() is None
+
+
+# On a connection.
+
+
+def connected(**controls: str) -> Consumer:
+    consumer = Consumer(FakeBucket(), host=FakeHost(FakeBucket(), COLLECTIONS))
+    consumer.open(**controls)
+    return consumer
+
+
+def pass_time(consumer: Consumer, seconds: float) -> None:
+    consumer.now += seconds
+    consumer.producer.handle_timer(consumer.now)
+    consumer.pull()
+
+
+def test_noops_are_sent_without_any_stream_and_into_a_full_window() -> None:
+    consumer = connected(set_noop_interval="30", connection_buffer_size="1")
+    consumer.host.bucket.vbuckets[0].set(b"k")
+    consumer.request()
+    consumer.pull()
+    assert consumer.outstanding > consumer.window
+    pass_time(consumer, 29)
+    assert consumer.noops == []
+    pass_time(consumer, 1)
+    assert consumer.noops == [FIRST_NOOP_OPAQUE]
+    consumer.respond(DcpOpcode.NOOP, FIRST_NOOP_OPAQUE)
+    pass_time(consumer, 30)
+    assert consumer.noops == [FIRST_NOOP_OPAQUE, FIRST_NOOP_OPAQUE + 1]
+    assert consumer.producer.close_requested is None
+
+
+@pytest.mark.parametrize(("opaque", "status"), [(1, Status.SUCCESS), (FIRST_NOOP_OPAQUE, Status.EINVAL)])
+def test_wrong_answer_to_a_noop(opaque: int, status: int) -> None:
+    consumer = connected()
+    pass_time(consumer, 20)
+    consumer.respond(DcpOpcode.NOOP, opaque, status)
+    assert consumer.producer.close_requested is not None
+
+
+def test_silent_peer_is_given_up() -> None:
+    consumer = connected()
+    pass_time(consumer, 359.9)
+    assert consumer.producer.close_requested is None
+    pass_time(consumer, 0.1)
+    assert consumer.producer.close_requested is not None
+
+
+def test_peer_that_answers_is_kept() -> None:
+    consumer = connected()
+    for _ in range(100):
+        pass_time(consumer, 20)
+        consumer.respond(DcpOpcode.NOOP, consumer.noops[-1])
+    assert consumer.producer.close_requested is None
+    assert len(consumer.noops) == 100
+
+
+def test_turned_off_again() -> None:
+    consumer = connected()
+    consumer.control("enable_noop", "false")
+    pass_time(consumer, 10_000)
+    assert consumer.noops == []
+    assert consumer.producer.close_requested is None
