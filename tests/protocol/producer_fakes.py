@@ -18,9 +18,10 @@ import numpy as np
 from tailrace.clock import ManualClock
 from tailrace.frames import Chunk, Trait
 from tailrace.history import FailoverLog
-from tailrace.model import SnapshotRange
+from tailrace.model import Position, SnapshotRange
 from tailrace.protocol.dcp_producer import DcpProducer
 from tailrace.wire.codes import (
+    AddStreamFlag,
     Datatype,
     DcpOpcode,
     Feature,
@@ -387,6 +388,7 @@ class StreamModel:
     """A consumer's view of one stream: it refuses whatever breaks the rules of dcp.md section 6."""
 
     last_seqno: int = 0
+    position: Position = Position.BEGINNING
     marker: DcpSnapshotMarker | None = None
     seen_in_marker: int = 0
     keys: set[bytes] = field(default_factory=set)
@@ -432,6 +434,7 @@ class StreamModel:
             assert self.marker.start <= seqno <= self.marker.end, "an item outside its marker"
             assert seqno > self.last_seqno, "seqnos must rise"
             self.last_seqno = seqno
+            self.position = self.position.received(SnapshotRange(self.marker.start, self.marker.end), seqno)
             self.seen_in_marker += 1
         if isinstance(message, DcpSeqnoAdvanced):
             return
@@ -547,7 +550,11 @@ class Consumer:
         answer = self.answers[-1]
         assert answer.opaque == opaque and answer.opcode == DcpOpcode.STREAM_REQUEST
         if answer.status == Status.SUCCESS:
-            self.streams[opaque] = StreamModel(last_seqno=fields.get("start_seqno", 0))
+            asked = [fields.get(name, 0) for name in ("start_seqno", "snapshot_start", "snapshot_end")]
+            if fields.get("flags", 0) & AddStreamFlag.FROM_LATEST:
+                asked = [self.host.bucket.vbuckets[vbucket].high_seqno] * 3
+            vb_uuid = FailoverLog.from_bytes(answer.value).newest.vb_uuid
+            self.streams[opaque] = StreamModel(asked[0], Position(vb_uuid, *asked))
         return answer
 
     def stream(self, vbucket: int = 0, **fields: Any) -> StreamModel:

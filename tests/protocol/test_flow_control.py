@@ -156,6 +156,17 @@ def test_answers_are_neither_counted_nor_blocked() -> None:
     assert consumer.producer._window.outstanding == 44
 
 
+@pytest.mark.parametrize("offset", [-1, 0, 1])
+def test_message_that_begins_at_the_window_must_wait(offset: int) -> None:
+    """55 + 2 + 2 bytes each, behind a marker of 44."""
+    bucket = FakeBucket()
+    for number in range(9):
+        bucket.vbuckets[0].set(b"%d" % number, b"vv")
+    consumer = Consumer(bucket)
+    consumer.open(connection_buffer_size=str(44 + 5 * 59 + offset))
+    assert consumer.stream().last_seqno == (6 if offset > 0 else 5)
+
+
 def test_turning_it_off_lets_everything_go() -> None:
     bucket = FakeBucket()
     for number in range(100):

@@ -392,6 +392,7 @@ def test_backfill_waits_only_for_a_slot() -> None:
     """A stream that ends while it waits, or while it holds a slot, blocks nobody."""
     consumer = backfilling(3, 100, backfill_order="sequential")
     consumer.pull(CHUNK_BYTES)
+    consumer.pull(CHUNK_BYTES)
     assert consumer.close_stream(1) == Status.SUCCESS
     assert consumer.close_stream(0) == Status.SUCCESS
     consumer.pull_all()
@@ -405,6 +406,39 @@ def test_stalled_reader_costs_one_chunk() -> None:
     assert open_backfills(consumer) <= 2
     reads = [len(snapshot._changes) for v in consumer.host.bucket.vbuckets for snapshot in v.snapshots]
     assert sum(60 - left for left in reads) * 10_000 <= 2 * CHUNK_BYTES
+
+
+def test_snapshot_from_memory_is_finished_before_another_is_begun() -> None:
+    bucket = FakeBucket(3)
+    for vbucket in bucket.vbuckets:
+        for number in range(100):
+            vbucket.set(b"%d" % number, bytes(10_000))
+    consumer = Consumer(bucket)
+    consumer.open()
+    for number in range(3):
+        consumer.request(number)
+    while consumer.pull(100_000):
+        assert open_backfills(consumer) <= 1
+    assert all(stream.last_seqno == 100 for stream in consumer.streams.values())
+
+
+def test_looking_through_what_is_not_wanted_lets_others_work() -> None:
+    """A filter that drops everything must not keep the node busy in one call."""
+    bucket = FakeBucket(1)
+    bucket.use_collections()
+    for number in range(200):
+        bucket.vbuckets[0].set(b"%d" % number, bytes(10_000), collection=9)
+    bucket.vbuckets[0].to_disk()
+    consumer = Consumer(bucket)
+    consumer.open()
+    answer = consumer.request(value={"collections": ["8"]})
+    calls = 0
+    while not consumer.streams[answer.opaque].last_seqno:
+        consumer.woken = 0
+        if not consumer.pull(CHUNK_BYTES):
+            assert consumer.woken == 1, "it must be asked again"
+        calls += 1
+    assert calls >= 200 * 10_000 // (2 * CHUNK_BYTES)
 
 
 def test_stats_tell_of_every_stream(bucket: FakeBucket) -> None:

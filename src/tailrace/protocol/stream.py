@@ -423,11 +423,7 @@ class ProducerStream:
                 self._messages.append(self._says.seqno_advanced(snapshot.end))
             self._messages.append(self._says.oso(OsoFlag.END))
             self._last_sent_seqno = snapshot.end
-        elif (
-            not self._filter.is_legacy
-            and self.position >= self._announced_end
-            and self._last_sent_seqno < self._announced_end
-        ):
+        elif not self._filter.is_legacy and self.position >= self._announced_end:
             self._is_oso = False
             self._advance(snapshot, self._announced_end)
 
