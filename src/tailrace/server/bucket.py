@@ -38,6 +38,7 @@ _RETRY_S = 1.0
 _CACHE_ENTRY_BYTES = 400
 """About what a cached answer takes beside its value: key, two heads, their places in tuple and dict."""
 
+_MAX_SEALING = 16
 _PAGER_BATCH = 1_000
 
 
@@ -77,6 +78,7 @@ class ServedBucket:
         self._flush_wanted = False
         self._waiting_flush: list[Done] = []  # for the next flush to begin
         self._compactions: deque[tuple[Compaction, Done]] = deque()
+        self._sealing = 0  # jobs of maintenance that the first of them has waited for
         self._exclusive: deque[Callable[[], None]] = deque()
         self._pager_at = clock.monotonic() + settings.expiry_pager_interval
         self._pager: Iterator[None] | None = None
@@ -188,7 +190,7 @@ class ServedBucket:
             self._begin_flush()
 
     def compact(self, compaction: Compaction, done: Done) -> None:
-        """Compact in the background after a flush; call back when it is done."""
+        """Compact in the background what is written so far; call back when it is done."""
 
         def flushed(error: StoreError | None) -> None:
             if error is not None:
@@ -197,6 +199,7 @@ class ServedBucket:
             self._compactions.append((compaction, done))
             self._advance()
 
+        self.store.rotate_soon = True
         self.after_flush(flushed)
 
     def exclusively(self, action: Callable[[], None]) -> None:
@@ -245,16 +248,21 @@ class ServedBucket:
             self._exclusive.popleft()()
         if self._maintaining is not None or self._exclusive:
             return
-        if self._compactions:
+        job, done = None, None
+        # A compaction sees only what is sealed, so the maintenance that is due comes first; but not for ever,
+        # because writers make more of it all the time.
+        if not self._compactions or self._sealing < _MAX_SEALING:
+            job = self.store.begin_maintenance()
+            self._sealing += 1
+        if job is None:
+            self._sealing = 0
+            if not self._compactions:
+                return
             compaction, done = self._compactions.popleft()
             job = self.store.begin_compaction(compaction)
-        else:
-            done = None
-            job = self.store.begin_maintenance()
-        if job is None:
-            if done is not None:
+            if job is None:
                 done(None)
-            return
+                return
         self._maintaining = job
         self._run_job(job, partial(self._maintained, job, done))
 

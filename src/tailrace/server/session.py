@@ -130,7 +130,7 @@ class Session:
             while not self.closed and not self._held_up():
                 if self.authenticated and self.bucket is not None and self.bucket.locked_until <= now:
                     at = fastpath.run(self, data, at, end)
-                if end - at < HEADER_SIZE:
+                if end - at < HEADER_SIZE or self.room <= 0:
                     break
                 need = frame_size(data, at, self._limit)
                 if end - at < need:
@@ -398,16 +398,18 @@ class Session:
         """
         out: list[bytes | memoryview] = []
         size = 0
-        while self._ready:
+        while size < max_bytes:
+            if not self._ready and self._parts and self._need <= self._have and not self._held_up():
+                data = b"".join(self._parts)
+                self._parts.clear()
+                self._process(data, self.node.clock.monotonic() if now is None else now)
+            if not self._ready:
+                break
             out += self._ready
             ready = sum(map(len, self._ready))
             self._ready.clear()
             self._queued -= ready
             size += ready
-            if self._parts and self._need <= self._have and not self._held_up() and size < max_bytes:
-                data = b"".join(self._parts)
-                self._parts.clear()
-                self._process(data, self.node.clock.monotonic() if now is None else now)
         if self.handler is not None and size < max_bytes and not self.closed:
             parts = self.handler.data_to_send(max_bytes - size)
             out += parts

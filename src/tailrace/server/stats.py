@@ -144,6 +144,8 @@ def _tap_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
 
 
 def _takeover_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
+    if not words:
+        raise Refused(Status.EINVAL, "which vbucket?")
     (one,) = _chosen(bucket, words[:1])
     yield "name", words[1] if len(words) > 1 else ""
     yield "status", "completed" if one.state == VBucketState.DEAD else "does_not_exist"

@@ -399,6 +399,11 @@ class Bucket(Protocol):
 
     persistence: bool  # False: STOP_PERSISTENCE; begin_flush gives None
 
+    rotate_soon: bool
+    """Set it to have everything that the next flush takes sealed by the maintenance after it, however little
+    that is: a compaction sees only what is sealed.
+    """
+
     # Maintenance
 
     def begin_maintenance(self) -> Job | None:

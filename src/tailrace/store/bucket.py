@@ -307,7 +307,8 @@ class Bucket:
     def begin_flush(self) -> Job | None:
         if self._commit is not None or not self.persistence or self._closed:
             return None
-        if not self.queue and not self._meta_queue and not self._meta:
+        seals = self.rotate_soon and self._growing_bytes()
+        if not self.queue and not self._meta_queue and not self._meta and not seals:
             return None
         self._commit = self._new_commit({}, take_changes=True)
         return self._commit
