@@ -76,9 +76,10 @@ class StoreSettings:
     checkpoint_share: float = 0.20  # of memory_quota: changes kept in memory for streams
     checkpoint_items: int = 10_000  # changes of a vbucket in a checkpoint before it is closed
     flush_interval: float = 0.25  # seconds between group commits (kept by the owner's timer)
-    segment_fanout: int = 8  # sealed segments of a size before they are merged into one of the next
+    segment_fanout: int = 16  # sealed segments of a size before they are merged into one of the next
+    quiet_time: float = 5.0  # seconds without a commit before segments are merged for readers' sake
     garbage_share: float = 0.5  # of sealed bytes that are superseded before all segments are merged
-    history_changes: int = 1_000  # newest changes of each vbucket that a rollback can undo one by one
+    history_changes: int = 200  # newest changes of each vbucket that a rollback can undo one by one
     tombstone_age: float = 259_200.0  # seconds before compaction forgets a deletion
     expiry_pager_interval: float = 600.0  # seconds (kept by the owner's timer)
     max_value: int = 20 << 20  # bytes of a document's value

@@ -9,6 +9,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ..clock import Clock
 from ..errors import DocumentRefused, RollbackImpossible, StoreCorrupt, StoreError
 from ..history import FailoverLog
@@ -51,7 +54,10 @@ class Bucket:
         self.rng = rng
         self.persistence = True
         self.vbuckets: list[VBucket | None] = []
-        self.queue: list[History] = []  # vbuckets with changes that are not on disk
+        self.persisted: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)  # seqno of each vbucket on disk
+        self.pending: list[bytes] = []  # frames that are not on disk, in the order of their making
+        self.notes: list[int] = []  # ... and their notes
+        self.waiting: set[History] = set()  # vbuckets on whose changes somebody waits
         self.memory_bytes = 0  # of frames in tails
         self.memory_limit = settings.memory_quota
         self.max_value = settings.max_value
@@ -62,6 +68,7 @@ class Bucket:
         self.base: dict[str, Any] = {}  # the manifest file as it was last written
         self.next_segment = 1
         self.flush_failures = 0
+        self.last_change = self.clock.monotonic()  # when changes were last committed
         self.commits = 0
         self.collections = Manifest()
         self._meta_queue: list[History] = []
@@ -78,7 +85,7 @@ class Bucket:
     def create(cls, *args: Any, vbucket_count: int, active: bool) -> Bucket:
         """A new bucket in an empty directory."""
         bucket = cls(*args)
-        bucket.vbuckets = [None] * vbucket_count
+        bucket.make_room(vbucket_count)
         bucket.base = {
             "name": bucket.name,
             "vbucket_count": vbucket_count,
@@ -176,6 +183,11 @@ class Bucket:
 
     # VBuckets.
 
+    def make_room(self, vbucket_count: int) -> None:
+        """As many vbuckets as the bucket will ever have, none of them here yet."""
+        self.vbuckets = [None] * vbucket_count
+        self.persisted = np.zeros(vbucket_count, np.uint64)
+
     @property
     def vbucket_count(self) -> int:
         return len(self.vbuckets)
@@ -239,7 +251,7 @@ class Bucket:
         vbucket.drop_after(0)
         self._clip(vbucket.id, 0)
         self.vbuckets[vbucket.id] = None
-        self.queue = [queued for queued in self.queue if queued is not vbucket]
+        self._forget_pending({vbucket.id: 0})
         self._meta_queue = [queued for queued in self._meta_queue if queued is not vbucket]
         self._recount()
         vbucket.changed()
@@ -267,7 +279,7 @@ class Bucket:
             if vbucket.state == VBucketState.ACTIVE:
                 vbucket.apply_manifest(self.collections, 0)
             vbucket.changed()
-        if self.queue and self.persistence:
+        if self.pending and self.persistence:
             self.flush()
 
     def _roll_back(self, targets: Mapping[int, int], logs: Mapping[int, FailoverLog]) -> None:
@@ -286,7 +298,18 @@ class Bucket:
             self.drop_after(vbucket, seqno)
             vbucket.failover_log = logs[number]
             vbucket.give_up_waiters(seqno)
+        self._forget_pending(targets)
         self._recount()
+
+    def _forget_pending(self, targets: Mapping[int, int]) -> None:
+        """Changes that were rolled back before they were written."""
+        left = [
+            (frame, note)
+            for frame, note in zip(self.pending, self.notes, strict=True)
+            if int.from_bytes(frame[24:32], "big") <= targets.get(frame[6] << 8 | frame[7], 1 << 64)
+        ]
+        self.pending = [frame for frame, _ in left]
+        self.notes = [note for _, note in left]
 
     def drop_after(self, vbucket: VBucket, seqno: int) -> None:
         """The part of a rollback that happens in memory; also when a log is read again."""
@@ -308,7 +331,7 @@ class Bucket:
         if self._commit is not None or not self.persistence or self._closed:
             return None
         seals = self.rotate_soon and self._growing_bytes()
-        if not self.queue and not self._meta_queue and not self._meta and not seals:
+        if not self.pending and not self._meta_queue and not self._meta and not seals:
             return None
         self._commit = self._new_commit({}, take_changes=True)
         return self._commit
@@ -322,22 +345,12 @@ class Bucket:
 
     def _new_commit(self, meta: dict[str, Any], *, take_changes: bool, exact_cas: bool = False) -> CommitJob:
         batch = Batch(meta={**self._meta, **meta})
-        marks = []
-        if take_changes:
-            for vbucket in self.queue:
-                tail, flushed = vbucket._tail, vbucket._flushed
-                count = len(tail.frames)
-                if count > flushed:
-                    batch.frames += tail.frames[flushed:]
-                    batch.replaced += tail.replaced[flushed:]
-                    batch.traits += tail.traits[flushed:]
-                    batch.runs.append((vbucket.id, count - flushed))
-                    marks.append((vbucket, count, tail.seqnos[-1]))
-                vbucket._queued = False
-            self.queue = []
         self._meta = {}
+        if take_changes:
+            batch.frames, batch.notes = self.pending, self.notes
+            self.pending, self.notes = [], []
         meta_of: list[History] = []
-        if not self.queue:  # otherwise it may speak of changes that are not on disk
+        if not self.pending:  # otherwise it may speak of changes that are not on disk
             meta_of, self._meta_queue = self._meta_queue, []
         if meta_of:
             batch.meta["vbuckets"] = {str(v.id): v.to_json(whole=False) for v in meta_of}
@@ -346,7 +359,7 @@ class Bucket:
         batch.cas_ceiling = self.clock.last if exact_cas else self.clock.ceiling()
         due = self.rotate_soon or self._growing_bytes() >= self.generation_bytes
         rotate = self.state() if take_changes and due else None
-        return CommitJob(self, batch, marks, meta_of, rotate)
+        return CommitJob(self, batch, meta_of, rotate)
 
     def _commit_now(self, meta: dict[str, Any], *, exact_cas: bool = False) -> None:
         """Write metadata at once, without the changes that are queued."""
@@ -357,21 +370,21 @@ class Bucket:
         """A commit is durable."""
         self._commit = None
         self.commits += 1
-        for vbucket, count, _ in job.marks:
-            vbucket._flushed = count
+        if job.batch.reached is not None:
+            vbuckets, seqnos = job.batch.reached
+            self.persisted[vbuckets] = seqnos  # of several for the same vbucket the last one stays
+            self.last_change = self.clock.monotonic()
         if job.rotate is not None:
             self._rotate(job.rotate)
-        for vbucket, _, seqno in job.marks:
-            vbucket.persisted(seqno)
+        if self.waiting:
+            self.waiting = {vbucket for vbucket in list(self.waiting) if vbucket.tell_waiters()}
 
     def not_committed(self, job: CommitJob) -> None:
         """A commit failed: everything is queued again."""
         self._commit = None
         self.flush_failures += 1
-        for vbucket, _, _ in job.marks:
-            if not vbucket._queued:
-                vbucket._queued = True
-                self.queue.append(vbucket)
+        self.pending = job.batch.frames + self.pending
+        self.notes = job.batch.notes + self.notes
         for vbucket in job.meta_of:
             self.queue_meta(vbucket)
         lost = {name: value for name, value in job.batch.meta.items() if name in ("manifest", "cursors")}
@@ -390,8 +403,8 @@ class Bucket:
 
     @property
     def generation_bytes(self) -> int:
-        """A third of the room for checkpoints: one grows, one is being sealed, one serves slower streams."""
-        return int(self.settings.memory_quota * self.settings.checkpoint_share) // 3
+        """Half of the room for checkpoints: one grows, the one before serves slower streams."""
+        return int(self.settings.memory_quota * self.settings.checkpoint_share) // 2
 
     def _growing_bytes(self) -> int:
         return self.memory_bytes - sum(generation.bytes for generation in self.generations)
@@ -401,11 +414,10 @@ class Bucket:
         self.rotate_soon = False
         generation = Generation(state, self.journal.number, self.journal.next_batch)
         for vbucket in self:
-            if vbucket._flushed:
-                vbucket.rotate(vbucket._flushed, generation)
-                tail = vbucket._old[-1]
+            tail = vbucket.rotate(generation)
+            if tail is not None:
                 generation.tails.append((vbucket.id, tail))
-                generation.bytes += sum(map(len, tail.frames))
+                generation.bytes += sum(map(len, tail.frames()))
         self.generations.append(generation)
         self.journal.rotate()
 
@@ -417,19 +429,18 @@ class Bucket:
         self.memory_bytes = 0
         for vbucket in self:
             for tail in vbucket._old:
-                size = sum(map(len, tail.frames))
+                size = sum(map(len, tail.frames()))
                 self.memory_bytes += size
                 if tail.generation is not None:
                     tail.generation.bytes += size
                     tail.generation.tails.append((vbucket.id, tail))
-            self.memory_bytes += sum(map(len, vbucket._tail.frames))
+            self.memory_bytes += sum(map(len, vbucket._tail.frames()))
 
     def _trim_memory(self) -> None:
         """Sealed generations leave memory, the oldest first, as far as the room for checkpoints asks for
         it.
         """
-        room = int(self.settings.memory_quota * self.settings.checkpoint_share) - self.generation_bytes
-        self.forget_memory(room)
+        self.forget_memory(int(self.settings.memory_quota * self.settings.checkpoint_share))
 
     def forget_memory(self, room: int = 0) -> None:
         """Sealed changes leave memory, the oldest first, until no more than this is left."""
@@ -479,11 +490,7 @@ class Bucket:
         self._settle()
         if self._growing_bytes():
             self.rotate_soon = True
-            if self.queue:
-                self.flush()
-            else:
-                self._commit = self._new_commit({}, take_changes=True)
-                self._commit.finish()
+            self.flush()
         while any(not generation.sealed for generation in self.generations):
             job = self.begin_maintenance()
             if job is None:
@@ -554,7 +561,7 @@ class Bucket:
         return {
             "memory_bytes": self.memory_bytes,
             "memory_quota": self.settings.memory_quota,
-            "queued_vbuckets": len(self.queue),
+            "pending_changes": len(self.pending),
             "generations": len(self.generations),
             "segments": len(self.segments),
             "disk_bytes": sum(segment.size for segment in self.segments) + self.journal.valid_bytes,

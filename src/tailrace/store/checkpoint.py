@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .compaction import Generation
@@ -20,43 +21,69 @@ __all__ = ["Checkpoints", "Tail"]
 
 
 class Tail:
-    """Changes of one vbucket that are in memory, in the order of their seqnos, superseded versions too."""
+    """Changes of one vbucket that are in memory, in the order of their seqnos, superseded versions too.
 
-    __slots__ = ("first", "frames", "generation", "replaced", "seqnos", "traits")
+    ``items`` has two elements a change, its frame and its note, in one list: a write touches a thousand
+    vbuckets' memory in turn, and each place that is not in the processor's cache costs more than the work
+    done there. A note is the seqno that the change supersedes (0 for none) and the frame's traits, see
+    `format.note`.
+    """
+
+    __slots__ = ("first", "generation", "items", "seqnos")
 
     def __init__(self, first: int) -> None:
-        # no change before this seqno is here, and all from it on are here or in a later tail
-        self.first = first
-        self.frames: list[bytes] = []
-        self.seqnos: array[int] = array("Q")
-        self.replaced: array[int] = array("Q")  # seqno that each change supersedes; 0 for none
-        self.traits = bytearray()
+        self.first = first  # no change before this is here, and all from it on are here or in a later tail
+        self.items: list[Any] = []
+        self.seqnos: array[int] | None = None  # None: they follow each other from `first` on
         self.generation: Generation | None = None
 
     def __len__(self) -> int:
-        return len(self.frames)
+        return len(self.items) >> 1
+
+    def expect(self, seqno: int) -> None:
+        """The next change has this seqno: note it if that leaves a gap."""
+        if self.seqnos is None and seqno != self.first + len(self):
+            self.seqnos = array("Q", range(self.first, self.first + len(self)))
 
     def frame(self, seqno: int) -> bytes | None:
         """The frame with this seqno, if it is here."""
-        place = seqno - self.first
-        seqnos = self.seqnos
-        if place >= len(seqnos) or seqnos[place] != seqno:
-            place = bisect_left(seqnos, seqno)
-            if place == len(seqnos) or seqnos[place] != seqno:
+        if self.seqnos is None:
+            place = seqno - self.first
+            if not 0 <= place < len(self):
                 return None
-        return self.frames[place]
+        else:
+            place = bisect_left(self.seqnos, seqno)
+            if place == len(self.seqnos) or self.seqnos[place] != seqno:
+                return None
+        frame: bytes = self.items[2 * place]
+        return frame
 
     def after(self, seqno: int) -> int:
         """The place of the first change after a seqno."""
+        if self.seqnos is None:
+            return min(max(seqno - self.first + 1, 0), len(self))
         return bisect_right(self.seqnos, seqno)
+
+    def frames(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        return self.items[2 * start : None if stop is None else 2 * stop : 2]
+
+    def notes(self, start: int = 0, stop: int | None = None) -> list[int]:
+        return self.items[2 * start + 1 : None if stop is None else 2 * stop : 2]
+
+    def numbers(self, start: int = 0, stop: int | None = None) -> Sequence[int]:
+        """The seqnos between two places."""
+        if self.seqnos is None:
+            return range(self.first + start, self.first + (len(self) if stop is None else stop))
+        return self.seqnos[start:stop]
 
     def part(self, start: int, stop: int, first: int) -> Tail:
         """A copy of the changes between two places."""
         tail = Tail(first)
-        tail.frames = self.frames[start:stop]
-        tail.seqnos = self.seqnos[start:stop]
-        tail.replaced = self.replaced[start:stop]
-        tail.traits = self.traits[start:stop]
+        tail.items = self.items[2 * start : 2 * stop]
+        if self.seqnos is not None:
+            tail.seqnos = self.seqnos[start:stop]
+        elif stop > start and self.first + start != first:
+            tail.seqnos = array("Q", self.numbers(start, stop))
         return tail
 
 

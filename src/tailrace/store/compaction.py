@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ..errors import StoreError
 from .base import Compaction
 from .checkpoint import Tail
-from .format import TOMBSTONE, delete_times_at, index_key, revs_at
+from .format import NOTE_SHIFT, NOTE_TRAITS, TOMBSTONE, delete_times_at, index_key, revs_at
 from .journal import BaseJob
 from .segment import Frames, Piece, Segment, SegmentWriter, concatenate, segment_name
 from .snapshot import Drops, in_sorted
@@ -91,15 +91,17 @@ class SealJob(BaseJob):
     def _write(self, writer: SegmentWriter) -> None:
         """All frames as one array, then the part of each vbucket."""
         tails = [(vbucket, tail) for vbucket, tail in self._tails if len(tail)]
-        frames = list(chain.from_iterable(tail.frames for _, tail in tails))
+        frames = list(chain.from_iterable(tail.frames() for _, tail in tails))
+        count = len(frames)
+        notes = np.fromiter(chain.from_iterable(tail.notes() for _, tail in tails), np.uint64, count)
         whole = Frames(
             np.frombuffer(b"".join(frames), np.uint8),
-            np.concatenate([np.frombuffer(tail.seqnos, np.uint64) for _, tail in tails]),
-            np.fromiter(map(len, frames), np.uint32, len(frames)),
-            np.fromiter(map(zlib.crc32, frames), np.uint32, len(frames)),
-            np.frombuffer(b"".join([tail.traits for _, tail in tails]), np.uint8),
+            np.fromiter(chain.from_iterable(tail.numbers() for _, tail in tails), np.uint64, count),
+            np.fromiter(map(len, frames), np.uint32, count),
+            np.fromiter(map(zlib.crc32, frames), np.uint32, count),
+            (notes & np.uint64(NOTE_TRAITS)).astype(np.uint8),
         )
-        replaced = np.concatenate([np.frombuffer(tail.replaced, np.uint64) for _, tail in tails])
+        replaced = notes >> np.uint64(NOTE_SHIFT)
         ends = np.concatenate(([0], np.cumsum(whole.lengths, dtype=np.int64)))
         at = 0
         for vbucket, tail in tails:
@@ -167,6 +169,14 @@ def choose_merge(bucket: Bucket) -> MergePlan | None:
     frames = sum(segment.frames for segment in segments)
     if _droppable(bucket) > bucket.settings.garbage_share * frames:
         return _plan(bucket, segments)
+    if bucket.clock.monotonic() - bucket.last_change >= bucket.settings.quiet_time:
+        # Nobody writes: bring neighbours together as long as the older one is not far larger.
+        start, size = len(segments) - 1, segments[-1].size
+        while start and segments[start - 1].size <= 2 * size:
+            start -= 1
+            size += segments[start].size
+        if start < len(segments) - 1:
+            return _plan(bucket, segments[start:])
     fanout = bucket.settings.segment_fanout
     unit = max(bucket.generation_bytes, 1)
     tiers = [_tier(segment.size, unit, fanout) for segment in segments]

@@ -23,6 +23,7 @@ from .format import (
     EXPIRED,
     EXPIRES,
     MUTATION,
+    MUTATION_START,
     NO_EXPIRY,
     Document,
     collection_of,
@@ -33,9 +34,9 @@ from .vbucket import EXISTS, REV_SHIFT, SEQNO, History
 
 __all__ = ["VBucket"]
 
-_MUTATION = int(DcpOpcode.MUTATION)
 _DELETION = int(DcpOpcode.DELETION)
 _EXPIRATION = int(DcpOpcode.EXPIRATION)
+_new_tuple = tuple.__new__  # half the time of Written(...)
 _MAX_U64 = (1 << 64) - 1
 _MAX_LOCKS = 10_000
 _XATTR_ROOM = 1 << 20
@@ -146,7 +147,7 @@ class VBucket(History):
         if old.expiry == expiry:
             return frame, Written(old.cas, old.seqno)
         written = self._mutate(key, old.value, old.flags, expiry, old.datatype, self._entry(key))
-        return self._tail.frames[-1], written
+        return self._tail.items[-2], written
 
     def delete(self, key: bytes, cas: int = 0) -> Written:
         frame = self._existing(key, cas)
@@ -160,7 +161,7 @@ class VBucket(History):
     def _mutate(  # noqa: PLR0917
         self, key: bytes, value: bytes, flags: int, expiry: int, datatype: int, entry: int
     ) -> Written:
-        """A new version of a document, made here."""
+        """A new version of a document, made here; `entry` is the key's index entry now."""
         bucket = self._bucket
         size = len(value)
         if size > bucket.max_value:
@@ -173,22 +174,17 @@ class VBucket(History):
         key_length = len(key)
         frame = (
             MUTATION.pack(
-                0x80,
-                _MUTATION,
+                MUTATION_START,
                 key_length,
                 31,
                 datatype,
                 self.id,
                 31 + key_length + size,
-                0,
                 cas,
                 seqno,
                 rev,
                 flags,
                 expiry,
-                0,
-                0,
-                0,
             )
             + key
             + value
@@ -199,7 +195,7 @@ class VBucket(History):
         if key[0]:
             traits |= COLLECTION
         self._append(key, frame, seqno, rev << REV_SHIFT | EXISTS | seqno, entry, traits)
-        return Written(cas, seqno)
+        return _new_tuple(Written, (cas, seqno))
 
     def _bury(  # noqa: PLR0917
         self, key: bytes, opcode: int, value: bytes, datatype: int, rev: int, cas: int, delete_time: int
@@ -323,22 +319,7 @@ class VBucket(History):
         seqno, entry = self.high_seqno + 1, self._entry(key)
         body = 31 + len(key) + len(value)
         head = MUTATION.pack(
-            0x80,
-            _MUTATION,
-            len(key),
-            31,
-            datatype,
-            self.id,
-            body,
-            0,
-            new_cas,
-            seqno,
-            rev,
-            flags,
-            expiry,
-            0,
-            0,
-            0,
+            MUTATION_START, len(key), 31, datatype, self.id, body, new_cas, seqno, rev, flags, expiry
         )
         traits = DATATYPE_TRAITS[datatype] | (EXPIRES if expiry else 0) | (COLLECTION if key[0] else 0)
         self._append(key, head + key + value, seqno, rev << REV_SHIFT | EXISTS | seqno, entry, traits)
@@ -450,10 +431,11 @@ class VBucket(History):
         sealed = self.sealed_seqno
         for tail in (*self._old, self._tail):
             for place in range(tail.after(sealed), len(tail)):
-                if tail.traits[place] & EXPIRES:
-                    expiry = int.from_bytes(tail.frames[place][44:48], "big")
+                frame, note = tail.items[2 * place : 2 * place + 2]
+                if note & EXPIRES:
+                    expiry = int.from_bytes(frame[44:48], "big")
                     if expiry <= now:
-                        found.append((tail.frames[place], tail.seqnos[place]))
+                        found.append((frame, int.from_bytes(frame[24:32], "big")))
                     else:
                         following = min(following, expiry)
         return found, following

@@ -8,6 +8,7 @@ in place.
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,6 @@ from ..frames import Bytes, Offsets, Trait
 from ..wire.codes import Datatype, DcpOpcode, Magic, SystemEventId
 from ..wire.fields import decode_leb128
 from ..wire.header import HEADER_SIZE
-from .files import Buffer
 
 __all__ = [
     "BATCH",
@@ -41,12 +41,13 @@ __all__ = [
     "TOMBSTONE",
     "Document",
     "canonical",
+    "checksum",
     "collection_of",
     "expiries_at",
     "frame_key",
     "index_key",
     "revs_at",
-    "sector_sums",
+    "vbuckets_at",
 ]
 
 FORMAT_VERSION = 1
@@ -54,7 +55,7 @@ FORMAT_VERSION = 1
 # Frames: the header and the extras in one struct. magic, opcode, key length, extras length, datatype,
 # vbucket, total body length, opaque, cas; then the extras of dcp.md 2.8, 2.9 (V2), 2.10 and 2.16.
 
-MUTATION = struct.Struct(">BBHBBHIIQQQIIIHB")
+MUTATION = struct.Struct(">HHBBHI4xQQQII7x")  # magic and opcode in one; opaque, lock time, nmeta, nru are 0
 DELETION = struct.Struct(">BBHBBHIIQQQIB")
 EXPIRATION = struct.Struct(">BBHBBHIIQQQI")
 SYSTEM_EVENT = struct.Struct(">BBHBBHIIQQIB")
@@ -94,6 +95,7 @@ _OPCODE_TRAITS = {
     _EXPIRATION: EXPIRED,
     _SYSTEM_EVENT: SYSTEM,
 }
+MUTATION_START = Magic.REQUEST << 8 | DcpOpcode.MUTATION
 _U16 = struct.Struct(">H")
 _U64 = struct.Struct(">Q")
 _U32 = struct.Struct(">I")
@@ -174,6 +176,11 @@ def system_event(frame: bytes) -> tuple[int, int]:
 def collection_of(key: bytes) -> int:
     """The collection id in front of a document's key."""
     return key[0] if key[0] < 0x80 else decode_leb128(key)[0]
+
+
+def vbuckets_at(data: Bytes, offsets: Offsets) -> npt.NDArray[np.int64]:
+    """The vbucket id of every frame."""
+    return data[offsets + 6].astype(np.int64) << 8 | data[offsets + 7]
 
 
 def revs_at(data: Bytes, offsets: Offsets) -> npt.NDArray[np.uint64]:
@@ -262,22 +269,24 @@ def canonical(frame: bytes, *, collections: bool, delete_time: int = 0) -> bytes
     )
 
 
+# A note stands beside each frame that is not sealed yet: the seqno that it supersedes, and its traits.
+NOTE_SHIFT = 8
+NOTE_TRAITS = 0xFF
+
 # The log. Its header: magic, version, number, number and valid bytes of the log before, number of the first
 # batch, salt, checksum. A batch: magic, checksum of this header, number, highest CAS that may have been given
-# out, frames, runs (of frames of one vbucket), bytes of frames, bytes of metadata, checksum of the body. The
-# body: RUN x runs, length u32 x frames, replaced seqno u64 x frames, traits u8 x frames, the frames, the
-# metadata (JSON). Checksums are CRC-32 begun with the salt.
+# out, frames, bytes of metadata, bytes of frames, checksum of the body. The body: length u32 x frames, note
+# u64 x frames, the frames, the metadata (JSON). Checksums are CRC-32 begun with the salt.
 
 LOG = struct.Struct("<4sB3xQQQQI16xI")
-BATCH = struct.Struct("<4sIQQIIQII")
-RUN = np.dtype([("vbucket", "<u2"), ("spare", "<u2"), ("count", "<u4")])
+BATCH = struct.Struct("<4sIQQIIQI4x")
 LOG_MAGIC = b"TRLG"
 BATCH_MAGIC = b"TRBT"
-assert (LOG.size, BATCH.size, RUN.itemsize) == (64, 48, 8)
+assert (LOG.size, BATCH.size) == (64, 48)
 
 # A segment: header, blocks, pairs, directory, footer. A block: magic, checksum of the rest of this header and
 # of the columns, vbucket, traits of all frames, frames, bytes of frames, earliest expiry, first and last
-# seqno, two sector sums of the frames. Then the columns seqno u64, length u32, CRC-32 u32, traits u8, padded
+# seqno, the checksum of the frames. Then the columns seqno u64, length u32, CRC-32 u32, traits u8, padded
 # to 8; then the frames, padded to 8.
 
 SEGMENT = struct.Struct("<4sB3xQQ8x")
@@ -308,6 +317,7 @@ COLUMN_BYTES = 8 + 4 + 4 + 1
 NO_EXPIRY = 0xFFFFFFFF
 SECTOR = 512
 _WORDS = SECTOR // 8
+_U64_MASK = (1 << 64) - 1
 
 
 def padded(size: int) -> int:
@@ -315,18 +325,19 @@ def padded(size: int) -> int:
     return (size + 7) & ~7
 
 
-def sector_sums(data: Buffer | Bytes) -> tuple[int, int]:
-    """Two sums over 512-byte sectors, the second weighted by the sector's place.
+def checksum(data: Bytes) -> tuple[int, int]:
+    """Two numbers that tell whether a block's frames are what was written.
 
-    They find flipped bits, zeroed and swapped sectors like a CRC, at a multiple of its speed: with CRC-32 the
-    checking would be the slowest part of a backfill.
+    Up to 64 KiB it is the CRC-32 and 0. Beyond, a CRC would be the slowest part of a backfill: there it is
+    two sums over 512-byte sectors, the second weighted by the sector's place, at a multiple of the speed.
+    They find flipped bits and zeroed or swapped sectors just as well.
     """
-    array = np.frombuffer(data, np.uint8)
-    whole = len(array) // SECTOR
-    sums = array[: whole * SECTOR].view(np.uint64).reshape(whole, _WORDS).sum(axis=1, dtype=np.uint64)
-    if whole * SECTOR < len(array):
-        last = np.zeros(SECTOR, np.uint8)
-        last[: len(array) - whole * SECTOR] = array[whole * SECTOR :]
-        sums = np.append(sums, last.view(np.uint64).sum(dtype=np.uint64))
-    weights = np.arange(1, len(sums) + 1, dtype=np.uint64)
-    return int(sums.sum(dtype=np.uint64)), int((sums * weights).sum(dtype=np.uint64))
+    if len(data) <= 64 << 10:
+        return zlib.crc32(data.data), 0
+    whole = len(data) // SECTOR
+    sums = data[: whole * SECTOR].view(np.uint64).reshape(whole, _WORDS).sum(axis=1, dtype=np.uint64)
+    last = np.zeros(SECTOR, np.uint8)
+    last[: len(data) - whole * SECTOR] = data[whole * SECTOR :]
+    rest = int(last.view(np.uint64).sum(dtype=np.uint64))
+    weighted = int((sums * np.arange(1, whole + 1, dtype=np.uint64)).sum(dtype=np.uint64))
+    return (int(sums.sum(dtype=np.uint64)) + rest) & _U64_MASK, (weighted + (whole + 1) * rest) & _U64_MASK

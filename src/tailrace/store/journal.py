@@ -161,16 +161,10 @@ class CommitJob(BaseJob):
     """A group commit. It has its own copy of everything, so that writers go on meanwhile."""
 
     def __init__(
-        self,
-        bucket: Bucket,
-        batch: Batch,
-        marks: list[tuple[History, int, int]],
-        meta_of: list[History],
-        rotate: dict[str, Any] | None,
+        self, bucket: Bucket, batch: Batch, meta_of: list[History], rotate: dict[str, Any] | None
     ) -> None:
         super().__init__()
         self.batch = batch
-        self.marks = marks  # vbucket, changes of its tail and seqno that are durable then
         self.meta_of = meta_of
         self.rotate = rotate  # the bucket's state behind this batch, if it is the last of its log
         self._bucket = bucket

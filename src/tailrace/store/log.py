@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import StoreCorrupt, StoreTooNew
+from ..frames import seqnos_at
 from .files import Buffer, File, Files
-from .format import BATCH, BATCH_MAGIC, FORMAT_VERSION, LOG, LOG_MAGIC, RUN
+from .format import BATCH, BATCH_MAGIC, FORMAT_VERSION, LOG, LOG_MAGIC, vbuckets_at
 
 __all__ = ["Batch", "LogHeader", "LogWriter", "log_header", "log_name", "log_number", "read_log"]
 
@@ -38,28 +38,24 @@ def log_number(name: str) -> int | None:
 
 @dataclass(slots=True)
 class Batch:
-    """What one sync makes durable: frames, run by run of the same vbucket, and metadata that holds after
-    them.
-    """
+    """What one sync makes durable: frames of any vbuckets, and metadata that holds after them."""
 
     frames: list[bytes] = field(default_factory=list)
-    runs: list[tuple[int, int]] = field(default_factory=list)  # vbucket, frames
-    replaced: array[int] = field(default_factory=lambda: array("Q"))
-    traits: bytearray = field(default_factory=bytearray)
+    notes: list[int] = field(default_factory=list)  # of each frame, see format.NOTE_SHIFT
     meta: dict[str, Any] = field(default_factory=dict)
     cas_ceiling: int = 0
+    reached: tuple[Any, Any] | None = None  # after encode: vbucket and seqno of every frame, in order
 
     def encode(self, number: int, salt: int) -> list[Buffer]:
         """The bytes of the batch, in parts."""
         lengths = np.fromiter(map(len, self.frames), "<u4", len(self.frames))
-        runs = np.zeros(len(self.runs), RUN)
-        if self.runs:
-            runs["vbucket"], runs["count"] = np.array(self.runs, np.int64).T
+        columns = lengths.tobytes() + np.array(self.notes, "<u8").tobytes()
         frames = b"".join(self.frames)
+        if self.frames:
+            data = np.frombuffer(frames, np.uint8)
+            offsets = np.cumsum(lengths, dtype=np.int64) - lengths
+            self.reached = vbuckets_at(data, offsets), seqnos_at(data, offsets)
         meta = json.dumps(self.meta, separators=(",", ":")).encode() if self.meta else b""
-        columns = b"".join(
-            (runs.tobytes(), lengths.tobytes(), np.array(self.replaced, "<u8").tobytes(), self.traits)
-        )
         body_crc = zlib.crc32(meta, zlib.crc32(frames, zlib.crc32(columns, salt)))
         head = BATCH.pack(
             BATCH_MAGIC,
@@ -67,9 +63,8 @@ class Batch:
             number,
             self.cas_ceiling,
             len(self.frames),
-            len(self.runs),
-            len(frames),
             len(meta),
+            len(frames),
             body_crc,
         )
         head = head[:4] + zlib.crc32(head[8:], salt).to_bytes(4, "little") + head[8:]
@@ -154,12 +149,12 @@ def _batch_end(data: bytes, at: int, salt: int, lowest: int, highest: int) -> in
     """
     if at + BATCH.size > len(data):
         return None
-    magic, crc, found, _, frames, runs, frame_bytes, meta_bytes, _ = BATCH.unpack_from(data, at)
+    magic, crc, found, _, frames, meta_bytes, frame_bytes, _ = BATCH.unpack_from(data, at)
     if magic != BATCH_MAGIC or zlib.crc32(data[at + 8 : at + BATCH.size], salt) != crc:
         return None
     if not lowest <= found <= highest:
         return None
-    end = at + BATCH.size + runs * RUN.itemsize + frames * 13 + frame_bytes + meta_bytes
+    end = at + BATCH.size + frames * 12 + frame_bytes + meta_bytes
     return end if end <= len(data) else None
 
 
@@ -180,27 +175,15 @@ def _has_batch_after(data: bytes, at: int, salt: int, number: int) -> bool:
 
 def _decode(data: bytes, at: int, end: int, salt: int) -> Batch | None:
     """The batch between two offsets, or None if its body is not what was written."""
-    _, _, _, cas_ceiling, count, runs, frame_bytes, meta_bytes, crc = BATCH.unpack_from(data, at)
+    _, _, _, cas_ceiling, count, meta_bytes, frame_bytes, crc = BATCH.unpack_from(data, at)
     with memoryview(data) as view:
         if zlib.crc32(view[at + BATCH.size : end], salt) != crc:
             return None
     at += BATCH.size
-    run_table = np.frombuffer(data, RUN, runs, at)
-    at += run_table.nbytes
     lengths = np.frombuffer(data, "<u4", count, at)
-    at += lengths.nbytes
-    replaced = array("Q", np.frombuffer(data, "<u8", count, at).astype(np.uint64).tobytes())
-    at += 8 * count
-    traits = bytearray(data[at : at + count])
-    at += count
+    notes = np.frombuffer(data, "<u8", count, at + 4 * count).tolist()
+    at += 12 * count
     ends = (np.cumsum(lengths, dtype=np.int64) + at).tolist()
     frames = [data[start:stop] for start, stop in zip([at, *ends], ends, strict=False)]
     meta = json.loads(data[at + frame_bytes : at + frame_bytes + meta_bytes]) if meta_bytes else {}
-    return Batch(
-        frames,
-        list(zip(run_table["vbucket"].tolist(), run_table["count"].tolist(), strict=True)),
-        replaced,
-        traits,
-        meta,
-        cas_ceiling,
-    )
+    return Batch(frames, notes, meta, cas_ceiling)

@@ -30,7 +30,7 @@ def recover(bucket: Bucket) -> bool:
     base = bucket.read_manifest()
     table = base.pop("segments")
     bucket.base = base
-    bucket.vbuckets = [None] * base["vbucket_count"]
+    bucket.make_room(base["vbucket_count"])
     bucket.take_bucket_json(base)
     for entry in table:
         segment = _open_segment(bucket, entry["file"])
@@ -117,14 +117,11 @@ def _replay(bucket: Bucket, batch: Batch) -> None:
     for number, fields in metas.items():
         if bucket.vbuckets[int(number)] is None:
             bucket.new_vbucket(int(number), fields["state"], FailoverLog.from_json(fields["failover_log"]))
-    at = 0
-    for where, count in batch.runs:
-        vbucket = bucket.vbuckets[where]
+    for where, (frames, notes) in _by_vbucket(batch).items():
+        vbucket = bucket.vbuckets[where] if where < len(bucket.vbuckets) else None
         if vbucket is None:
             raise bucket.corrupt(f"a log has changes of vbucket {where}, which does not exist")
-        part = slice(at, at + count)
-        vbucket.replay(batch.frames[part], batch.replaced[part], bytes(batch.traits[part]))
-        at += count
+        vbucket.replay(frames, notes)
     for number, seqno in meta.get("rollback", {}).items():
         vbucket = bucket.vbuckets[int(number)]
         if vbucket is not None:
@@ -143,6 +140,18 @@ def _replay(bucket: Bucket, batch: Batch) -> None:
         if vbucket is not None:
             vbucket.failover_log = FailoverLog.from_json(log)
     bucket.take_bucket_json(meta)
+
+
+def _by_vbucket(batch: Batch) -> dict[int, tuple[list[bytes], list[int]]]:
+    found: dict[int, tuple[list[bytes], list[int]]] = {}
+    for frame, note in zip(batch.frames, batch.notes, strict=True):
+        where = frame[6] << 8 | frame[7]
+        if where not in found:
+            found[where] = [], []
+        frames, notes = found[where]
+        frames.append(frame)
+        notes.append(note)
+    return found
 
 
 def _remove_leftovers(bucket: Bucket, logs: set[int]) -> None:

@@ -33,15 +33,16 @@ from .format import (
     NO_EXPIRY,
     SEGMENT,
     SEGMENT_MAGIC,
+    checksum,
     expiries_at,
     padded,
-    sector_sums,
 )
 
 __all__ = ["Block", "Frames", "Piece", "Segment", "SegmentWriter", "segment_name", "segment_number"]
 
 PREFIX = "segment-"
 BLOCK_BYTES = 256 << 10
+READ_BYTES = 1 << 20
 WRITE_BYTES = 1 << 20
 SYNC_BYTES = 8 << 20
 
@@ -87,8 +88,11 @@ class Frames(NamedTuple):
         """Only the frames where the mask is true: copied run by run, which costs less than frame by frame."""
         if mask.all():
             return self
-        edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
-        ends = np.concatenate(([0], np.cumsum(self.lengths, dtype=np.int64)))
+        framed = np.zeros(len(mask) + 2, np.bool_)
+        framed[1:-1] = mask
+        edges = np.flatnonzero(framed[1:] != framed[:-1])
+        ends = np.zeros(len(mask) + 1, np.int64)
+        np.cumsum(self.lengths, out=ends[1:])
         places = ends[edges].tolist()
         view = self.data.data
         data = bytearray().join(
@@ -125,7 +129,8 @@ class SegmentWriter:
         self._unsynced = 0
         self._offset = 0
         self._directory: list[tuple[int, ...]] = []
-        self._pairs: list[tuple[Seqnos, Seqnos]] = []
+        self._pairs: list[bytes] = []
+        self._pairs_bytes = 0
         self._put(SEGMENT.pack(SEGMENT_MAGIC, FORMAT_VERSION, number, 0))
         self._begin(0)
 
@@ -137,7 +142,9 @@ class SegmentWriter:
 
     def add(self, frames: Frames) -> None:
         """Append frames to the current piece; in order, over all calls."""
-        if len(frames.lengths) == 0:
+        if len(frames.data) <= BLOCK_BYTES:
+            if len(frames.data):
+                self._add_block(frames)
             return
         ends = np.cumsum(frames.lengths, dtype=np.int64)
         start = 0
@@ -181,7 +188,7 @@ class SegmentWriter:
             min_expiry,
             first,
             last,
-            *sector_sums(block.data),
+            *checksum(block.data),
         )
         crc = zlib.crc32(columns, zlib.crc32(head[8:]))
         self._put(head[:4], crc.to_bytes(4, "little"), head[8:], columns, block.data.data)
@@ -197,7 +204,7 @@ class SegmentWriter:
     def end(self, vbucket: int, news: Seqnos, olds: Seqnos) -> None:
         """The current piece is complete."""
         if self._count or len(news):
-            self._pairs.append((news, olds))
+            pairs = news.astype("<u8", copy=False).tobytes() + olds.astype("<u8", copy=False).tobytes()
             self._directory.append(
                 (
                     vbucket,
@@ -205,16 +212,18 @@ class SegmentWriter:
                     self._min_expiry,
                     self._count,
                     len(news),
-                    0,
+                    zlib.crc32(pairs),
                     0,
                     self._start,
                     self._offset - self._start,
                     self._frame_bytes,
-                    0,
+                    self._pairs_bytes,
                     self._first,
                     self._last,
                 )
             )
+            self._pairs.append(pairs)
+            self._pairs_bytes += len(pairs)
         self._begin(vbucket + 1)
 
     def begin(self, vbucket: int) -> None:
@@ -224,11 +233,8 @@ class SegmentWriter:
     def finish(self) -> None:
         """Write pairs, directory and footer, and sync."""
         directory = np.array(self._directory, DIRECTORY)
-        for entry, (news, olds) in zip(directory, self._pairs, strict=True):
-            pairs = news.astype("<u8").tobytes() + olds.astype("<u8").tobytes()
-            entry["pairs_offset"] = self._offset
-            entry["pairs_crc"] = zlib.crc32(pairs)
-            self._put(pairs)
+        directory["pairs_offset"] += np.uint64(self._offset)
+        self._put(*self._pairs)
         offset, table = self._offset, directory.tobytes()
         self._put(table)
         foot = FOOTER.pack(
@@ -260,7 +266,7 @@ class SegmentWriter:
             self._write()
 
     def _write(self) -> None:
-        self._file.append(self._parts)
+        self._file.append([b"".join(self._parts)])
         self._parts = []
         self._unsynced += self._pending
         self._pending = 0
@@ -370,7 +376,7 @@ class Piece:
             parts = []
             places = []
             for offset, head, columns in self._heads():
-                block = self._parse_columns(head, columns)
+                block = columns_of(columns, 0, head[4])
                 lengths = block.lengths.astype(np.uint64)
                 start = offset + BLOCK.size + padded(len(block.seqnos) * COLUMN_BYTES)
                 places.append(np.cumsum(lengths) - lengths + np.uint64(start))
@@ -400,23 +406,46 @@ class Piece:
 
     def blocks(self, after: int = 0) -> Iterator[Frames]:
         """The frames after a seqno, block by block; each block is the caller's own memory."""
-        file = self.segment.file
-        for offset, head, _ in self._heads(columns=False, after=after):
+        for buffer, offset, head in self._buffers(after):
             count, size = head[4], head[5]
-            buffer = np.empty(BLOCK.size + padded(count * COLUMN_BYTES) + padded(size), np.uint8)
-            file.read_into(buffer.data, offset)
             start = BLOCK.size + padded(count * COLUMN_BYTES)
-            frames = self._parse_columns(head, buffer[BLOCK.size : start])
+            if zlib.crc32(buffer[8:start].data) != head[1]:
+                raise self.segment.corrupt(f"a block of vbucket {self.vbucket} at {offset}")
             data = buffer[start : start + size]
-            if sector_sums(data) != (head[9], head[10]) or int(frames.lengths.sum()) != size:
+            if checksum(data) != (head[9], head[10]):
                 raise self.segment.corrupt(f"frames of vbucket {self.vbucket} at {offset}")
-            frames = frames._replace(data=data)
+            frames = columns_of(buffer, BLOCK.size, count)._replace(data=data)
             low = int(np.searchsorted(frames.seqnos, after, "right")) if head[7] <= after else 0
             high = count if self.clip is None else int(np.searchsorted(frames.seqnos, self.clip, "right"))
             if low or high < count:
                 frames = frames.cut(low, high)
             if len(frames.seqnos):
                 yield frames
+
+    def _buffers(self, after: int) -> Iterator[tuple[Bytes, int, tuple[Any, ...]]]:
+        """Every block that reaches beyond `after` and is not clipped: its bytes, its offset, its header.
+
+        A small piece is read at once, a large one block by block.
+        """
+        file = self.segment.file
+        offset = int(self._entry["offset"])
+        length = int(self._entry["bytes"])
+        if length > READ_BYTES:
+            for place, head, _ in self._heads(columns=False, after=after):
+                buffer = np.empty(block_bytes(head), np.uint8)
+                file.read_into(buffer.data, place)
+                yield buffer, place, head
+            return
+        buffer = np.empty(length, np.uint8)
+        file.read_into(buffer.data, offset)
+        at = 0
+        while at < length:
+            head = self._head(buffer[at : at + BLOCK.size].tobytes(), offset + at, offset + length)
+            if self.clip is not None and head[7] > self.clip:
+                return
+            if head[8] > after:
+                yield buffer[at:], offset + at, head
+            at += block_bytes(head)
 
     def pairs(self) -> tuple[Seqnos, Seqnos]:
         """(new, old) for every change here that superseded another one."""
@@ -434,40 +463,45 @@ class Piece:
         return news, olds
 
     def _heads(self, *, columns: bool = True, after: int = 0) -> Iterator[tuple[int, tuple[Any, ...], Bytes]]:
-        """The header of every block that reaches beyond `after` and is not clipped, with its offset and
-        columns.
-        """
+        """The same without the frames: the offset, the header, and the columns if they are wanted."""
         file = self.segment.file
         offset = int(self._entry["offset"])
         end = offset + int(self._entry["bytes"])
         while offset < end:
-            head = BLOCK.unpack(file.read(BLOCK.size, offset))
-            magic, _, vbucket, _, count, size, _, first, last, _, _ = head
-            length = BLOCK.size + padded(count * COLUMN_BYTES) + padded(size)
-            if magic != BLOCK_MAGIC or vbucket != self.vbucket or offset + length > end:
-                raise self.segment.corrupt(f"no block of vbucket {self.vbucket} at {offset}")
-            if self.clip is not None and first > self.clip:
+            raw = file.read(BLOCK.size, offset)
+            head = self._head(raw, offset, end)
+            if self.clip is not None and head[7] > self.clip:
                 return
-            if last > after:
-                table = _NO_BYTES
+            if head[8] > after:
+                table = b""
                 if columns:
-                    raw = file.read(padded(count * COLUMN_BYTES), offset + BLOCK.size)
-                    table = np.frombuffer(raw, np.uint8)
-                yield offset, head, table
-            offset += length
+                    table = file.read(padded(head[4] * COLUMN_BYTES), offset + BLOCK.size)
+                    if zlib.crc32(table, zlib.crc32(raw[8:])) != head[1]:
+                        raise self.segment.corrupt(f"a block of vbucket {self.vbucket} at {offset}")
+                yield offset, head, np.frombuffer(table, np.uint8)
+            offset += block_bytes(head)
 
-    def _parse_columns(self, head: tuple[Any, ...], table: Bytes) -> Frames:
-        crc = zlib.crc32(table.data, zlib.crc32(BLOCK.pack(*head)[8:]))
-        if crc != head[1]:
-            raise self.segment.corrupt(f"a block of vbucket {self.vbucket}")
-        count = head[4]
-        return Frames(
-            _NO_BYTES,
-            np.frombuffer(table, "<u8", count),
-            np.frombuffer(table, "<u4", count, 8 * count),
-            np.frombuffer(table, "<u4", count, 12 * count),
-            np.frombuffer(table, np.uint8, count, 16 * count),
-        )
+    def _head(self, raw: bytes, offset: int, end: int) -> tuple[Any, ...]:
+        head = BLOCK.unpack(raw)
+        if head[0] != BLOCK_MAGIC or head[2] != self.vbucket or offset + block_bytes(head) > end:
+            raise self.segment.corrupt(f"no block of vbucket {self.vbucket} at {offset}")
+        return head
+
+
+def block_bytes(head: tuple[Any, ...]) -> int:
+    """The size of a block with this header."""
+    return int(BLOCK.size + padded(head[4] * COLUMN_BYTES) + padded(head[5]))
+
+
+def columns_of(buffer: Bytes, offset: int, count: int) -> Frames:
+    """The columns of a block, without the frames that they are about."""
+    return Frames(
+        _NO_BYTES,
+        np.frombuffer(buffer, "<u8", count, offset),
+        np.frombuffer(buffer, "<u4", count, offset + 8 * count),
+        np.frombuffer(buffer, "<u4", count, offset + 12 * count),
+        np.frombuffer(buffer, np.uint8, count, offset + 16 * count),
+    )
 
 
 class Columns(NamedTuple):

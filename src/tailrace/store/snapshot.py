@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..frames import Chunk, collections_at, seqnos_at
-from .format import SYSTEM, collection_of, frame_key
+from .format import NOTE_SHIFT, NOTE_TRAITS, SYSTEM, collection_of, frame_key
 from .segment import Frames, Piece
 
 __all__ = ["DiskSnapshot", "Drops", "MemorySnapshot", "superseded"]
@@ -59,7 +59,7 @@ def superseded(pieces: Sequence[Piece], after: int = 0) -> npt.NDArray[np.uint64
     if not olds:
         return _NO_SEQNOS
     every = np.concatenate(olds)
-    return np.unique(every[every > after])
+    return np.sort(every[every > after])
 
 
 def in_sorted(seqnos: npt.NDArray[np.uint64], among: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
@@ -125,15 +125,12 @@ def chunk_of(frames: Sequence[bytes], traits: bytes) -> Chunk:
 
 
 def fold(
-    frames: list[bytes],
-    seqnos: Sequence[int],
-    replaced: Sequence[int],
-    traits: bytes,
-    drops: Drops,
+    frames: list[bytes], seqnos: Sequence[int], notes: Sequence[int], drops: Drops
 ) -> tuple[list[bytes], bytes]:
-    """Only the newest version of each key, of changes that stand in order."""
+    """Only the newest version of each key, of changes that stand in order; and their traits."""
     first = seqnos[0]
-    dead = {old for old in replaced if old >= first}
+    dead = {old for note in notes if (old := note >> NOTE_SHIFT) >= first}
+    traits = bytes([note & NOTE_TRAITS for note in notes])
     if not dead and not drops:
         return frames, traits
     kept = [
@@ -142,7 +139,7 @@ def fold(
         if seqno not in dead
         and not (drops and not traits[place] & SYSTEM and drops.hides(frame_key(frames[place]), seqno))
     ]
-    return [frames[place] for place in kept], bytes(traits[place] for place in kept)
+    return [frames[place] for place in kept], bytes([traits[place] for place in kept])
 
 
 class DiskSnapshot:

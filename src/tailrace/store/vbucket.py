@@ -11,7 +11,6 @@ change with each compaction, seqnos don't. It is built when it is first needed, 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,8 @@ from .checkpoint import Checkpoints, Tail
 from .format import (
     EXPIRES,
     NO_EXPIRY,
+    NOTE_SHIFT,
+    NOTE_TRAITS,
     REPLACES,
     SYSTEM,
     SYSTEM_EVENT,
@@ -42,6 +43,7 @@ from .snapshot import DiskSnapshot, Drops, MemorySnapshot, fold, superseded
 if TYPE_CHECKING:
     from .bucket import Bucket
     from .collections import Manifest
+    from .compaction import Generation
 
 __all__ = ["EXISTS", "REV_SHIFT", "SEQNO", "History"]
 
@@ -61,7 +63,6 @@ class History:
         self.extra: dict[str, Any] | None = None
         self.failover_log = log
         self.high_seqno = 0
-        self.persisted_seqno = 0
         self.purge_seqno = 0
         self.rollback_floor = 0
         self._received = SnapshotRange(0, 0)
@@ -74,8 +75,6 @@ class History:
         self._items: int | None = 0
         self._tail = Tail(1)
         self._old: list[Tail] = []
-        self._flushed = 0  # changes of the growing tail that are on disk
-        self._queued = False  # it is in the bucket's list for the next flush
         self._meta_queued = False
         self._pieces: tuple[Piece, ...] = ()
         self._pieces_epoch = -1
@@ -91,6 +90,14 @@ class History:
     @property
     def uuid(self) -> int:
         return self.failover_log.newest.vb_uuid
+
+    @property
+    def persisted_seqno(self) -> int:
+        return int(self._bucket.persisted[self.id])
+
+    @persisted_seqno.setter
+    def persisted_seqno(self, seqno: int) -> None:
+        self._bucket.persisted[self.id] = seqno
 
     @property
     def received(self) -> SnapshotRange:
@@ -142,35 +149,37 @@ class History:
         self, key: bytes, frame: bytes, seqno: int, entry: int, old: int, traits: int
     ) -> None:
         """A new change. `entry` and `old` are the key's new and old index entries, old 0 if there is none."""
+        if old & EXISTS:
+            note = (old & SEQNO) << NOTE_SHIFT | traits | REPLACES
+        else:
+            note = (old & SEQNO) << NOTE_SHIFT | traits
         if self._index is not None:
             self._index[key] = entry
         if self.cache:
             self.cache.pop(key, None)
-        if old & EXISTS:
-            traits |= REPLACES
         tail = self._tail
-        tail.frames.append(frame)
-        tail.seqnos.append(seqno)
-        tail.replaced.append(old & SEQNO)
-        tail.traits.append(traits)
+        items = tail.items
+        items.append(frame)
+        items.append(note)
+        if tail.seqnos is not None:
+            tail.seqnos.append(seqno)
         self.high_seqno = seqno
         bucket = self._bucket
+        bucket.pending.append(frame)
+        bucket.notes.append(note)
         bucket.memory_bytes += len(frame)
-        if not self._queued:
-            self._queued = True
-            bucket.queue.append(self)
-        if traits & 0x7F:
-            self._note(key, frame, seqno, traits)
-        if self._items is not None and not traits & SYSTEM:
-            self._items += bool(entry & EXISTS) - bool(old & EXISTS)
+        if (entry ^ old) & EXISTS and self._items is not None and not traits & SYSTEM:
+            self._items += 1 if entry & EXISTS else -1
+        if traits:
+            self._note(frame, seqno, traits)
         if self._collection_highs is not None:
             self._collection_highs[collection_of(key)] = seqno
-        if seqno - self._checkpoints.open_start >= self._checkpoint_end:
+        if seqno >= self._checkpoint_end:
             self.close_checkpoint()
         if self._on_change is not None:
             self._on_change()
 
-    def _note(self, key: bytes, frame: bytes, seqno: int, traits: int) -> None:
+    def _note(self, frame: bytes, seqno: int, traits: int) -> None:
         """What an unusual change means beyond its key."""
         if traits & EXPIRES:
             self._next_expiry = min(self._next_expiry, int.from_bytes(frame[44:48], "big"))
@@ -247,8 +256,8 @@ class History:
         sealed = self.sealed_seqno
         for tail in (*self._old, self._tail):
             for place in range(tail.after(sealed), len(tail)):
-                frame = tail.frames[place]
-                index[index_key(frame)] = entry_of(frame, tail.seqnos[place], tail.traits[place])
+                frame, note = tail.items[2 * place : 2 * place + 2]
+                index[index_key(frame)] = entry_of(frame, int.from_bytes(frame[24:32], "big"), note)
         drops = self.drops
         for seqno, collection in drops:
             self._forget_collection(index, collection, seqno)
@@ -301,22 +310,21 @@ class History:
         self, after: int, end: int, *, checkpoint: bool = False, checkpoint_id: int = 0
     ) -> MemorySnapshot | None:
         frames: list[bytes] = []
-        seqnos, replaced = array("Q"), array("Q")
-        traits = bytearray()
+        notes: list[int] = []
+        seqnos: list[int] = []
         for tail in (*self._old, self._tail):
             start, stop = tail.after(after), tail.after(end)
             if start < stop:
-                frames += tail.frames[start:stop]
-                seqnos += tail.seqnos[start:stop]
-                replaced += tail.replaced[start:stop]
-                traits += tail.traits[start:stop]
+                frames += tail.frames(start, stop)
+                notes += tail.notes(start, stop)
+                seqnos += tail.numbers(start, stop)
         if not frames:
             return None
         # The last change up to `end`: a replica's checkpoint may end in a gap.
         last = seqnos[-1]
-        kept, kept_traits = fold(frames, seqnos, replaced, bytes(traits), Drops(self.drops, last))
+        kept, traits = fold(frames, seqnos, notes, Drops(self.drops, last))
         return MemorySnapshot(
-            after + 1, last, kept, kept_traits, checkpoint=checkpoint, checkpoint_id=checkpoint_id
+            after + 1, last, kept, traits, checkpoint=checkpoint, checkpoint_id=checkpoint_id
         )
 
     def _disk_snapshot(self, after: int, end: int) -> DiskSnapshot:
@@ -341,8 +349,8 @@ class History:
         later = {
             old
             for tail in (*self._old, self._tail)
-            for old in tail.replaced[tail.after(sealed) : tail.after(rest.end)]
-            if after < old <= sealed
+            for note in tail.notes(tail.after(sealed), tail.after(rest.end))
+            if after < (old := note >> NOTE_SHIFT) <= sealed
         }
         if later:
             dead = np.union1d(dead, np.fromiter(later, np.uint64, len(later)))
@@ -359,6 +367,7 @@ class History:
     def close_checkpoint(self) -> int:
         before = self._checkpoints.open_id
         self._checkpoints.close(self.high_seqno)
+        self._checkpoint_end = self._checkpoints.open_start + self._bucket.settings.checkpoint_items
         if self._checkpoints.open_id != before:
             self._bucket.queue_meta(self)
         return self._checkpoints.open_id
@@ -375,15 +384,16 @@ class History:
             callback(True)
         else:
             self._waiters.append((seqno, callback))
+            self._bucket.waiting.add(self)
 
-    def persisted(self, seqno: int) -> None:
-        """A flush has reached this seqno."""
-        self.persisted_seqno = seqno
-        if self._waiters:
-            due = [callback for wanted, callback in self._waiters if wanted <= seqno]
-            self._waiters = [waiter for waiter in self._waiters if waiter[0] > seqno]
-            for callback in due:
-                callback(True)
+    def tell_waiters(self) -> bool:
+        """A flush has come to its end; whether somebody still waits."""
+        seqno = self.persisted_seqno
+        due = [callback for wanted, callback in self._waiters if wanted <= seqno]
+        self._waiters = [waiter for waiter in self._waiters if waiter[0] > seqno]
+        for callback in due:
+            callback(True)
+        return bool(self._waiters)
 
     def give_up_waiters(self, after: int = 0) -> None:
         """What they wait for will never come."""
@@ -392,17 +402,19 @@ class History:
         for callback in lost:
             callback(False)
 
-    def rotate(self, flushed: int, generation: Any) -> None:
-        """What is flushed of the growing tail belongs to a generation that is now complete."""
+    def rotate(self, generation: Generation) -> Tail | None:
+        """What is on disk of the growing tail belongs to a generation that is now complete."""
         tail = self._tail
-        first = tail.seqnos[flushed - 1] + 1 if flushed else tail.first
+        flushed = tail.after(self.persisted_seqno)
+        if not flushed:
+            return None
         old = tail.part(0, flushed, tail.first)
         old.generation = generation
-        self._tail = tail.part(flushed, len(tail), first)
-        self._flushed = 0
+        self._tail = tail.part(flushed, len(tail), self.persisted_seqno + 1)
         self._old.append(old)
+        return old
 
-    def forget_tail(self, generation: Any) -> None:
+    def forget_tail(self, generation: Generation) -> None:
         """A generation is sealed and leaves memory."""
         if self._old and self._old[0].generation is generation:
             del self._old[0]
@@ -421,7 +433,6 @@ class History:
             self._tail = tail.part(0, tail.after(seqno), tail.first)
         else:
             self._tail = Tail(seqno + 1)
-        self._flushed = min(self._flushed, len(self._tail))
         self.high_seqno = seqno
         self.persisted_seqno = min(self.persisted_seqno, seqno)
         self._received = SnapshotRange(seqno, seqno)
@@ -434,6 +445,7 @@ class History:
         self._collection_highs = None
         self._next_expiry = 0
         self._checkpoints.rolled_back_to(seqno)
+        self._checkpoint_end = seqno + self._bucket.settings.checkpoint_items
         self._pieces_epoch = -1
 
     # Collections.
@@ -497,6 +509,7 @@ class History:
                 f"seqno {seqno} after {self.high_seqno}, in a snapshot up to {self.received.end}",
             )
         traits = traits_of(frame)
+        self._tail.expect(seqno)
         self._bucket.clock.observe(int.from_bytes(frame[16:24], "big"))
         if traits & SYSTEM:
             self._append_system(frame, seqno)
@@ -552,28 +565,27 @@ class History:
             self._tail = Tail(self.high_seqno + 1)
             self._checkpoints = Checkpoints(meta["checkpoint"], self.high_seqno)
 
-    def replay(self, frames: list[bytes], replaced: Sequence[int], traits: bytes) -> None:
+    def replay(self, frames: Sequence[bytes], notes: Sequence[int]) -> None:
         """Changes that a log holds."""
         tail = self._tail
-        for frame in frames:
-            tail.seqnos.append(int.from_bytes(frame[24:32], "big"))
-        tail.frames += frames
-        tail.replaced.extend(replaced)
-        tail.traits += traits
-        self._flushed = len(tail)
+        for frame, note in zip(frames, notes, strict=True):
+            seqno = int.from_bytes(frame[24:32], "big")
+            tail.expect(seqno)
+            if tail.seqnos is not None:
+                tail.seqnos.append(seqno)
+            tail.items += (frame, note)
+            if note & 0x7F:
+                self._note(frame, seqno, note & NOTE_TRAITS)
+            if self._items is not None and not note & SYSTEM:
+                self._items += (not note & TOMBSTONE) - bool(note & REPLACES)
         self._bucket.memory_bytes += sum(map(len, frames))
-        for place, trait in enumerate(traits):
-            if trait & 0x7F:
-                frame = frames[place]
-                self._note(b"", frame, int.from_bytes(frame[24:32], "big"), trait)
-            if self._items is not None and not trait & SYSTEM:
-                self._items += (not trait & TOMBSTONE) - bool(trait & REPLACES)
-        self.high_seqno = self.persisted_seqno = tail.seqnos[-1]
+        self.high_seqno = self.persisted_seqno = int.from_bytes(frames[-1][24:32], "big")
 
     def recovered(self) -> None:
         """All logs are read: what comes next is in a checkpoint of its own."""
         first = self._old[0].first if self._old else self._tail.first
         self._checkpoints = Checkpoints(self._checkpoints.open_id + 1, first - 1)
+        self._checkpoint_end = first - 1 + self._bucket.settings.checkpoint_items
 
 
 def entry_of(frame: bytes, seqno: int, traits: int) -> int:

@@ -1,0 +1,261 @@
+"""The store, side by side with RocksDB on the same machine in the same run.
+
+    python bench/store.py                       1 M documents of 256 B in 1,024 vbuckets, 1 M updates
+    python bench/store.py --docs 100000 --updates 200000
+
+Updates come in batches of 1,000, each synced before the next begins, on keys drawn at random. Ours include
+sealing and compaction, and end when no maintenance is left. RocksDB (rocksdict, its own defaults, the WAL
+synced per batch) is measured twice, and its background compaction is not waited for:
+
+- *same job*: what a store of change streams needs of it. A key leads to its newest seqno, (vbucket, seqno)
+  leads to the frame, and an update reads the first to remove the version that it replaces.
+- *plain*: one put of key and value; no seqnos, no scan by seqno, no versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import resource
+import shutil
+import struct
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tailrace.store.bucket import Bucket
+from tailrace.store.engine import Engine
+
+BATCH = 1_000
+
+
+class Maintenance:
+    """Does a bucket's maintenance on another thread, as a node does."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._job: Any = None
+        self._thread: threading.Thread | None = None
+
+    def poll(self) -> bool:
+        """Take over what is done and begin what is due; whether something is under way."""
+        if self._job is not None:
+            if self._thread is not None and self._thread.is_alive():
+                return True
+            self._job.finish()
+        self._job = self._bucket.begin_maintenance()
+        if self._job is not None:
+            self._thread = threading.Thread(target=self._job.run)
+            self._thread.start()
+        return self._job is not None
+
+    def drain(self) -> None:
+        while self.poll():
+            if self._thread is not None:
+                self._thread.join()
+
+
+def batches(keys: int, count: int, seed: int) -> Iterator[list[int]]:
+    rng = random.Random(seed)
+    for _ in range(0, count, BATCH):
+        yield [rng.randrange(keys) for _ in range(BATCH)]
+
+
+def loading(docs: int) -> Iterator[list[int]]:
+    for start in range(0, docs, BATCH):
+        yield list(range(start, min(start + BATCH, docs)))
+
+
+def timed(what: Callable[[], Any]) -> tuple[float, Any]:
+    gc.collect()
+    start = time.perf_counter()
+    result = what()
+    return time.perf_counter() - start, result
+
+
+class Ours:
+    def __init__(self, directory: str, args: argparse.Namespace) -> None:
+        self.directory = directory
+        self.engine = Engine(directory)
+        self.bucket = self.engine.create_bucket("default", args.vbuckets)
+        self.keys = [b"\0key-%010d" % i for i in range(args.docs)]
+        self._mask = args.vbuckets - 1
+        self._place()
+        self.value = random.Random(1).randbytes(args.size)
+
+    def _place(self) -> None:
+        self.homes = [self.bucket.vbuckets[zlib.crc32(key) >> 16 & self._mask] for key in self.keys]
+
+    def write(self, every_batch: Iterator[list[int]]) -> None:
+        maintenance = Maintenance(self.bucket)
+        keys, homes, value = self.keys, self.homes, self.value
+        for batch in every_batch:
+            for i in batch:
+                homes[i].set(keys[i], value)
+            self.bucket.flush()
+            maintenance.poll()
+        maintenance.drain()
+
+    def scan(self) -> tuple[int, int]:
+        """Everything, as a backfill reads it."""
+        frames = size = 0
+        for vbucket in self.bucket:
+            after = 0
+            while (snapshot := vbucket.snapshot_after(after)) is not None:
+                while (chunk := snapshot.read()) is not None:
+                    frames += len(chunk.offsets)
+                    size += len(chunk.data)
+                after = snapshot.end
+        return frames, size
+
+    def get(self, wanted: list[int]) -> None:
+        keys, homes = self.keys, self.homes
+        for i in wanted:
+            homes[i].get(keys[i])
+
+    def reopen(self) -> float:
+        self.engine.close()
+        seconds, self.engine = timed(lambda: Engine(self.directory))
+        self.bucket = self.engine.buckets["default"]
+        self._place()
+        return seconds
+
+
+class Rocks:
+    def __init__(self, directory: str, args: argparse.Namespace, *, plain: bool) -> None:
+        from rocksdict import Options, Rdict, WriteOptions
+
+        self.database = Rdict(directory, Options(raw_mode=True))
+        self._options = WriteOptions()
+        self._options.sync = True
+        self._plain = plain
+        self._mask = args.vbuckets - 1
+        self.keys = [b"\0key-%010d" % i for i in range(args.docs)]
+        self.homes = [zlib.crc32(key) >> 16 & self._mask for key in self.keys]
+        self.value = random.Random(1).randbytes(args.size)
+        self._high = [0] * args.vbuckets
+
+    def write(self, every_batch: Iterator[list[int]]) -> None:
+        from rocksdict import WriteBatch
+
+        pack, database, high = struct.Struct(">HQ").pack, self.database, self._high
+        frame = b"\x80\x57" + bytes(53) + self.keys[0] + self.value
+        for batch in every_batch:
+            changes = WriteBatch(raw_mode=True)
+            if self._plain:
+                for i in batch:
+                    changes.put(self.keys[i], self.value)
+            else:
+                for i in batch:
+                    key, vbucket = self.keys[i], self.homes[i]
+                    old = database.get(key)
+                    if old is not None:
+                        changes.delete(old)
+                    high[vbucket] += 1
+                    place = b"\1" + pack(vbucket, high[vbucket])
+                    changes.put(key, place)
+                    changes.put(place, frame)
+            database.write(changes, self._options)
+
+    def get(self, wanted: list[int]) -> None:
+        if self._plain:
+            for i in wanted:
+                self.database.get(self.keys[i])
+        else:
+            for i in wanted:
+                self.database.get(self.database.get(self.keys[i]))
+
+
+def disk_bytes(directory: str) -> int:
+    found = (os.path.join(at, name) for at, _, names in os.walk(directory) for name in names)
+    return sum(os.path.getsize(path) for path in found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--docs", type=int, default=1_000_000)
+    parser.add_argument("--updates", type=int, default=1_000_000)
+    parser.add_argument("--size", type=int, default=256)
+    parser.add_argument("--vbuckets", type=int, default=1024)
+    parser.add_argument("--directory", help="where to put the stores; a temporary directory by default")
+    parser.add_argument("--without-rocksdb", action="store_true")
+    args = parser.parse_args()
+
+    root = tempfile.mkdtemp(dir=args.directory, prefix="tailrace-bench-")
+    try:
+        run(args, root)
+    finally:
+        shutil.rmtree(root)
+
+
+def show(what: str, value: str) -> None:
+    print(f"{what:<58}{value:>16}", flush=True)
+
+
+def run(args: argparse.Namespace, root: str) -> None:
+    rng = random.Random(3)
+    wanted = [rng.randrange(args.docs) for _ in range(min(args.docs, 200_000))]
+    print(f"{args.docs:,} documents of {args.size} B, {args.vbuckets} vbuckets, {os.cpu_count()} cores")
+    our_rate = measure_ours(args, os.path.join(root, "tailrace"), wanted)
+    if args.without_rocksdb:
+        return
+    try:
+        import rocksdict  # noqa: F401
+    except ImportError:
+        sys.exit("rocksdict is not installed: pip install rocksdict")
+    for plain in (False, True):
+        rate = measure_rocks(args, os.path.join(root, "rocksdb"), wanted, plain=plain)
+        show(f"tailrace's updates / rocksdb's, {'plain' if plain else 'same job'}", f"{our_rate / rate:.2f}")
+
+
+def measure_ours(args: argparse.Namespace, directory: str, wanted: list[int]) -> float:
+    ours = Ours(directory, args)
+    seconds, _ = timed(lambda: ours.write(loading(args.docs)))
+    show("tailrace: load, fsync per 1,000", f"{args.docs / seconds:,.0f}/s")
+    seconds, (frames, size) = timed(ours.scan)
+    show("tailrace: scan of distinct data", f"{frames / seconds:,.0f}/s")
+    show("", f"{size / seconds / 1e9:.2f} GB/s")
+    seconds, _ = timed(lambda: ours.write(batches(args.docs, args.updates, 5)))
+    rate = args.updates / seconds
+    show("tailrace: updates, fsync per 1,000, with compaction", f"{rate:,.0f}/s")
+    show("tailrace: on disk", f"{disk_bytes(directory) / 1e6:,.0f} MB")
+    seconds, _ = timed(lambda: ours.get(wanted))
+    show("tailrace: gets", f"{len(wanted) / seconds:,.0f}/s")
+    show("tailrace: open again", f"{ours.reopen() * 1000:,.0f} ms")
+    seconds, _ = timed(ours.bucket.compact)
+    show("tailrace: compaction of everything", f"{seconds:.1f} s")
+    seconds, (frames, size) = timed(ours.scan)
+    show("tailrace: scan after that", f"{frames / seconds:,.0f}/s")
+    show("", f"{size / seconds / 1e9:.2f} GB/s")
+    ours.engine.close()
+    show("tailrace: largest RSS", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024:,} MB")
+    shutil.rmtree(directory)
+    return rate
+
+
+def measure_rocks(args: argparse.Namespace, directory: str, wanted: list[int], *, plain: bool) -> float:
+    name = "rocksdb, plain" if plain else "rocksdb, same job"
+    theirs = Rocks(directory, args, plain=plain)
+    seconds, _ = timed(lambda: theirs.write(loading(args.docs)))
+    show(f"{name}: load, fsync per 1,000", f"{args.docs / seconds:,.0f}/s")
+    seconds, _ = timed(lambda: theirs.write(batches(args.docs, args.updates, 5)))
+    rate = args.updates / seconds
+    show(f"{name}: updates, fsync per 1,000", f"{rate:,.0f}/s")
+    show(f"{name}: on disk", f"{disk_bytes(directory) / 1e6:,.0f} MB")
+    seconds, _ = timed(lambda: theirs.get(wanted))
+    show(f"{name}: gets", f"{len(wanted) / seconds:,.0f}/s")
+    theirs.database.close()
+    shutil.rmtree(directory)
+    return rate
+
+
+if __name__ == "__main__":
+    main()
