@@ -1,0 +1,336 @@
+"""From arrays to Arrow: the columns that Spark and Python users see.
+
+`SCHEMA` is the one definition of them. Its types are those that Spark's `to_arrow_schema` makes of the same
+columns, because Spark compares them with ``==``: `binary` with 32-bit offsets (it refuses the large and the
+view kinds), signed integers only, everything nullable, time in microseconds UTC.
+
+    op              "mutation", "deletion" or "expiration"
+    key, value      bytes; the value is inflated and without xattrs, null where a document was removed
+    vbucket         int
+    vb_uuid, seqno, rev, cas, snapshot_start, snapshot_end
+                    bigint with the 64 bits of the wire: from 2^63 on they show as negative
+    flags           int with the 32 bits of the wire; null where a document was removed
+    expiry          bigint, unix seconds, 0 is never: 32 bits without a sign reach beyond 2038; null as flags
+    datatype        "json" or "raw": what the value is. How it travelled (compressed, with xattrs) is undone
+    xattrs          text of a JSON object, null where there are none
+    event_time      the clock in the CAS; null for a CAS of 0
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ..errors import MalformedMessage
+from ..frames import Bytes, Mask, Offsets
+from ..snappy import inflate
+from ..wire.codes import DcpOpcode, Status
+from ..wire.fields import split_xattrs
+from ..wire.header import MAX_FRAME
+from .scanner import (
+    DELETION,
+    EXPIRATION,
+    JSON,
+    MUTATION,
+    SNAPPY,
+    XATTR,
+    Buffer,
+    ControlFrame,
+    Frames,
+    gather,
+    scan,
+)
+
+__all__ = ["SCHEMA", "Decoded", "Names", "decode", "to_batch"]
+
+SCHEMA = pa.schema(
+    [
+        ("op", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("bucket", pa.string()),
+        ("scope", pa.string()),
+        ("collection", pa.string()),
+        ("vbucket", pa.int32()),
+        ("vb_uuid", pa.int64()),
+        ("seqno", pa.int64()),
+        ("rev", pa.int64()),
+        ("cas", pa.int64()),
+        ("flags", pa.int32()),
+        ("expiry", pa.int64()),
+        ("datatype", pa.string()),
+        ("xattrs", pa.string()),
+        ("event_time", pa.timestamp("us", tz="UTC")),
+        ("snapshot_start", pa.int64()),
+        ("snapshot_end", pa.int64()),
+    ]
+)
+
+OPS = tuple(DcpOpcode(opcode).name.lower() for opcode in (MUTATION, DELETION, EXPIRATION))
+"""The words of the column `op`, by opcode counted from that of a mutation."""
+
+DATATYPES = ("raw", "json")
+"""The words of the column `datatype`, by the JSON bit."""
+
+# A CAS is nanoseconds since the epoch, the lowest 16 bits of them replaced by a counter.
+_CAS_COUNTER_BITS = np.uint64(16)
+_NS_PER_US = np.uint64(1000)
+
+_INLINE = np.dtype([("words", np.int32, 3)])
+
+Integers = int | NDArray[np.uint64] | NDArray[np.int64] | None
+"""The same number for all rows, one for each, or None where it is not known: the column is null."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the numbers in a stream are called."""
+
+    bucket: str
+    collections: Mapping[int, tuple[str, str]] = field(default_factory=lambda: {0: ("_default", "_default")})
+    """Scope and collection by collection id."""
+
+
+class Decoded(NamedTuple):
+    """What `decode` gives."""
+
+    batch: pa.RecordBatch
+    used: int
+    controls: Sequence[ControlFrame]
+
+
+def decode(
+    buffer: Buffer,
+    *,
+    names: Names | None = None,
+    vb_uuid: Integers = None,
+    snapshot_start: Integers = None,
+    snapshot_end: Integers = None,
+    collections: bool = False,
+    limit: int = MAX_FRAME,
+) -> Decoded:
+    """All changes at the start of a buffer as one batch, how many bytes that were, and the frames between.
+
+    Both stages in one call, for a buffer whose rows all have the same history. A frame that breaks the
+    protocol is raised; where the rows before it matter, and for more than one history, use the stages.
+    """
+    frames = scan(buffer, collections=collections, limit=limit)
+    if frames.error is not None:
+        raise frames.error
+    batch = to_batch(
+        frames,
+        names=names or Names("default"),
+        vb_uuid=vb_uuid,
+        snapshot_start=snapshot_start,
+        snapshot_end=snapshot_end,
+    )
+    return Decoded(batch, frames.used, list(frames.controls))
+
+
+def to_batch(
+    frames: Frames,
+    rows: slice | NDArray[Any] = slice(None),
+    *,
+    names: Names,
+    vb_uuid: Integers,
+    snapshot_start: Integers,
+    snapshot_end: Integers,
+    no_value: bool = False,
+) -> pa.RecordBatch:
+    """Rows of a scan, all or some of them in stream order, as a batch with `SCHEMA`.
+
+    Keys and values are copied, so the batch does not depend on the received buffer. Arrays have an entry for
+    each of ``rows``. ``no_value`` says that the stream was opened without values: they are null then, and an
+    empty value is a document with no bytes otherwise. A value that can't be inflated or split, and a
+    collection without a name, is `MalformedMessage`.
+    """
+    opcode, datatype, cas = frames.opcode[rows], frames.datatype[rows], frames.cas[rows]
+    count = len(opcode)
+    present = _bitmap(opcode == MUTATION)
+    values = _copy_values(frames.data, frames.value_start[rows], frames.value_end[rows])
+    values, xattrs = _unpack(frames, rows, values)
+    collection = _collection_names(names, frames.collection[rows])
+    time_us = (cas >> _CAS_COUNTER_BITS << _CAS_COUNTER_BITS) // _NS_PER_US
+    columns = {
+        "op": _words(OPS, opcode - MUTATION),
+        "key": _copy_keys(frames.data, frames.key_start[rows], frames.value_start[rows]),
+        "value": pa.nulls(count, pa.binary()) if no_value else _null_where_removed(opcode, values),
+        "bucket": _repeat(names.bucket, count),
+        "scope": collection[0],
+        "collection": collection[1],
+        "vbucket": frames.vbucket[rows].astype(np.int32),
+        "vb_uuid": vb_uuid,
+        "seqno": frames.seqno[rows],
+        "rev": frames.rev[rows],
+        "cas": cas,
+        "flags": _array(pa.int32(), frames.flags[rows], present),
+        "expiry": _array(pa.int64(), frames.expiry[rows].astype(np.int64), present),
+        "datatype": _words(DATATYPES, datatype & JSON),
+        "xattrs": xattrs,
+        "event_time": _array(SCHEMA.field("event_time").type, time_us, _bitmap(cas != 0)),
+        "snapshot_start": snapshot_start,
+        "snapshot_end": snapshot_end,
+    }
+    return pa.RecordBatch.from_arrays(
+        [_column(one.type, columns[one.name], count) for one in SCHEMA], schema=SCHEMA
+    )
+
+
+def _column(type_: pa.DataType, content: Any, count: int) -> pa.Array:
+    """A column from an Arrow array, a numpy array, a number or None."""
+    if content is None:
+        return pa.nulls(count, type_)
+    if isinstance(content, int):
+        content = np.full(count, content & 0xFFFF_FFFF_FFFF_FFFF, dtype=np.uint64)
+    if isinstance(content, np.ndarray):
+        if len(content) != count:
+            raise ValueError(f"{len(content)} entries for {count} rows")
+        return _array(type_, content)
+    return content
+
+
+def _array(type_: pa.DataType, numbers: NDArray[Any], present: pa.Buffer | None = None) -> pa.Array:
+    """An Arrow array over a numpy array of the same width, whatever its sign."""
+    if numbers.itemsize * 8 != type_.bit_width:
+        raise ValueError(f"{numbers.dtype} does not have the width of {type_}")
+    buffers = [present, pa.py_buffer(np.ascontiguousarray(numbers))]
+    return pa.Array.from_buffers(type_, len(numbers), buffers)
+
+
+def _bitmap(mask: Mask) -> pa.Buffer | None:
+    """An Arrow validity bitmap; None where everything is valid."""
+    return None if mask.all() else pa.py_buffer(np.packbits(mask, bitorder="little"))
+
+
+def _repeat(word: str | None, count: int) -> pa.Array:
+    """A column that says the same in every row; most batches have several and share their memory."""
+    capacity = 1 << (count - 1).bit_length() if count else 0
+    return _repeated(word, capacity).slice(0, count)
+
+
+@lru_cache(maxsize=16)
+def _repeated(word: str | None, count: int) -> pa.Array:
+    return pa.nulls(count, pa.string()) if word is None else pa.repeat(word, count)
+
+
+def _words(words: Sequence[str], index: NDArray[Any]) -> pa.Array:
+    """A column of a few words."""
+    if len(index) and (index == index[0]).all():
+        return _repeat(words[index[0]], len(index))
+    return pa.array(words, pa.string()).take(pa.array(index))
+
+
+def _collection_names(names: Names, ids: NDArray[np.uint32]) -> tuple[pa.Array, pa.Array]:
+    if len(ids) and (ids == ids[0]).all():
+        numbers, index = [int(ids[0])], np.zeros(len(ids), dtype=np.int8)
+    else:
+        encoded = pa.array(ids).dictionary_encode()
+        numbers, index = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    found = []
+    for number in numbers:
+        if number not in names.collections:
+            raise MalformedMessage(f"there is no collection 0x{number:x}", Status.UNKNOWN_COLLECTION)
+        found.append(names.collections[number])
+    return _words([scope for scope, _ in found], index), _words(
+        [collection for _, collection in found], index
+    )
+
+
+def _copy_keys(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
+    """Short stretches of the buffer as a column of bytes.
+
+    The buffer is described, without a copy, as one Arrow array of keys and what lies between them; Arrow
+    copies every other entry out of it.
+    """
+    offsets = np.empty(2 * len(start), dtype=np.int32)
+    offsets[0::2] = start
+    offsets[1::2] = end
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    stretches = pa.Array.from_buffers(pa.binary(), max(len(offsets) - 1, 0), buffers)
+    return pc.take(stretches, pa.array(np.arange(0, len(offsets), 2, dtype=np.int32)), boundscheck=False)
+
+
+def _copy_values(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
+    """Long stretches of the buffer as a column of bytes.
+
+    As `_copy_keys`, but described as an array of views, which Arrow copies when it casts them to the kind
+    that Spark takes. It knows how much that will be; taking would move everything whenever room runs out.
+    """
+    length = end - start
+    views = np.zeros((len(start), 4), dtype=np.int32)  # length, prefix, which buffer, offset
+    views[:, 0] = length
+    views[:, 3] = start
+    short = np.flatnonzero(length <= _INLINE.itemsize)  # these stand in the view itself
+    if len(short):
+        views[short, 1:] = gather(data, start[short], _INLINE)["words"]
+    buffers = [None, pa.py_buffer(views), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary_view(), len(start), buffers).cast(pa.binary())
+
+
+def _unpack(frames: Frames, rows: slice | NDArray[Any], values: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Values as they were written, and the column of xattrs."""
+    datatype = frames.datatype[rows]
+    xattrs = _repeat(None, len(datatype))
+    packed = (datatype & (SNAPPY | XATTR)) != 0
+    if not packed.any():
+        return values, xattrs
+    # A producer that sends no values may still send the datatype of what is not there.
+    packed &= frames.value_end[rows] > frames.value_start[rows]
+    bodies: list[bytes] = []
+    texts: list[str] = []
+    has_xattrs = packed & ((datatype & XATTR) != 0)
+    for index in np.flatnonzero(packed):
+        content = values[int(index)].as_py()
+        try:
+            if datatype[index] & SNAPPY:
+                content = inflate(content)
+            if has_xattrs[index]:
+                text, content = _split_xattrs(content)
+                texts.append(text)
+        except MalformedMessage as error:
+            where = f"vbucket {frames.vbucket[rows][index]}, seqno {frames.seqno[rows][index]}"
+            raise MalformedMessage(f"{where}: {error.what}", error.status) from None
+        bodies.append(content)
+    if packed.all():
+        values = pa.array(bodies, pa.binary())
+    else:
+        values = pc.replace_with_mask(values, packed, pa.array(bodies, pa.binary()))
+    return values, pc.replace_with_mask(xattrs, has_xattrs, pa.array(texts, pa.string()))
+
+
+def _split_xattrs(value: bytes) -> tuple[str, bytes]:
+    """The xattrs of a value as the text of one JSON object, and the body that is left."""
+    xattrs, body = split_xattrs(value)
+    try:
+        members = [f"{json.dumps(name)}:{_json_text(text)}" for name, text in xattrs.items()]
+    except ValueError:
+        raise MalformedMessage("an xattr is not UTF-8 and JSON", Status.XATTR_EINVAL) from None
+    return "{" + ",".join(members) + "}", body
+
+
+def _json_text(text: bytes) -> str:
+    """The text, if it is JSON for everybody who may read the column: UTF-8, and no NaN or Infinity."""
+    decoded = text.decode()
+    json.loads(decoded, parse_constant=_refuse_constant)
+    return decoded
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _null_where_removed(opcode: NDArray[np.uint8], values: pa.Array) -> pa.Array:
+    """Deletions and expirations have no value, unless a producer sent one after all."""
+    removed = opcode != MUTATION
+    if not removed.any():
+        return values
+    removed &= pc.binary_length(values).to_numpy() == 0
+    return pa.Array.from_buffers(values.type, len(values), [_bitmap(~removed), *values.buffers()[1:]])
