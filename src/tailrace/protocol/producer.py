@@ -51,8 +51,8 @@ class StreamProducer:
 
     @property
     def is_open(self) -> bool:
-        """The connection belongs to this producer; until then nothing binds it."""
-        return self._machine.state is ConnectionState.OPEN
+        """The connection belongs to this producer, if only to be closed; until then nothing binds it."""
+        return self._machine.state is not ConnectionState.NEW
 
     def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
         out: list[bytes | memoryview] = list(self._answers)

@@ -72,6 +72,19 @@ class Shaper:
 
     def shape(self, chunk: Chunk, *, skip_deletes: bool = False) -> Batch | None:
         """What of a chunk is for the stream, as its consumer wants it; None if nothing is."""
+        data, offsets = self.choose(chunk, skip_deletes=skip_deletes)
+        if not len(offsets):
+            return None
+        edges = seqnos_at(data, offsets[[0, -1]])
+        set_opaques(data, offsets, self._opaque)
+        if self._filter.is_legacy:
+            data, offsets = _without_prefix(data, offsets)
+        elif self._framing:
+            data, offsets = _with_framing(data, offsets, self._framing)
+        return Batch(data, offsets, int(edges[0]), int(edges[1]))
+
+    def choose(self, chunk: Chunk, *, skip_deletes: bool = False) -> tuple[Bytes, Offsets]:
+        """Steps 1 and 2: the frames that are for the stream, with values that its consumer can take."""
         data, offsets = chunk.data, chunk.offsets
         wanted = self._filter.wanted(chunk)
         if skip_deletes and chunk.traits & (Trait.DELETION | Trait.EXPIRATION):
@@ -80,17 +93,9 @@ class Shaper:
             wanted = living if wanted is None else wanted & living
         if wanted is not None and not wanted.all():
             data, offsets = frames_of(data, offsets, wanted)
-            if not len(offsets):
-                return None
-        if chunk.traits & self._rewritten_traits or self._rewritten_traits < 0:
+        if len(offsets) and (chunk.traits & self._rewritten_traits or self._rewritten_traits < 0):
             data, offsets = self._rewrite(data, offsets)
-        edges = seqnos_at(data, offsets[[0, -1]])
-        set_opaques(data, offsets, self._opaque)
-        if self._filter.is_legacy:
-            data, offsets = _without_prefix(data, offsets)
-        elif self._framing:
-            data, offsets = _with_framing(data, offsets, self._framing)
-        return Batch(data, offsets, int(edges[0]), int(edges[1]))
+        return data, offsets
 
     def _rewrite(self, data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
         """Make anew what has to be; runs of other frames stay as they are."""

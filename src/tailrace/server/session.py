@@ -128,7 +128,13 @@ class Session:
         need = HEADER_SIZE
         try:
             while not self.closed and not self._held_up():
-                if self.authenticated and self.bucket is not None and self.bucket.locked_until <= now:
+                # On a connection of draft A the opcode of SET is that of its requests.
+                if (
+                    self.authenticated
+                    and self.bucket is not None
+                    and self.bucket.locked_until <= now
+                    and self.dialect is not UPR_A
+                ):
                     at = fastpath.run(self, data, at, end)
                 if end - at < HEADER_SIZE or self.room <= 0:
                     break

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from ..clock import Clock
 from ..protocol.dcp_producer import DcpProducer
 from ..protocol.handler import Handler, Host
+from ..protocol.upr_producer import UprAProducer, UprBProducer
 from ..store.base import Bucket
-from ..wire.dialect import DCP, Dialect, Role
+from ..wire.dialect import DCP, UPR_A, UPR_B, Dialect, Role
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -21,7 +22,11 @@ __all__ = ["FACTORIES", "StreamHost", "open_handler"]
 
 Factory: TypeAlias = Callable[[Host, Callable[[], None], float], Handler]
 
-FACTORIES: dict[tuple[str, Role], Factory] = {(DCP.name, Role.PRODUCER): DcpProducer}
+FACTORIES: dict[tuple[str, Role], Factory] = {
+    (DCP.name, Role.PRODUCER): DcpProducer,
+    (UPR_A.name, Role.PRODUCER): UprAProducer,
+    (UPR_B.name, Role.PRODUCER): UprBProducer,
+}
 """By the dialect's name and the server's role in it."""
 
 

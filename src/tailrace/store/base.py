@@ -384,8 +384,15 @@ class Bucket(Protocol):
         """
         ...
 
-    def flush_all(self) -> None:
-        """The FLUSH command: every active vbucket is empty, on a new branch at seqno 0; durable."""
+    def flush_all(self, *, everything: bool = False) -> None:
+        """The FLUSH command: every active vbucket is empty, on a new branch at seqno 0; durable. With
+        ``everything`` every vbucket that is not dead.
+        """
+        ...
+
+    @property
+    def flushes(self) -> int:
+        """How often `flush_all` was called; risen when readers are told that a history changed."""
         ...
 
     # Durability

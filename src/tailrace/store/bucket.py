@@ -31,6 +31,7 @@ from .vbucket import History
 __all__ = ["Bucket"]
 
 MANIFEST = "MANIFEST"
+_ALIVE = (VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING)
 
 
 class Bucket:
@@ -69,6 +70,7 @@ class Bucket:
         self.next_segment = 1
         self.flush_failures = 0
         self.last_change = self.clock.monotonic()  # when changes were last committed
+        self.flushes = 0
         self.commits = 0
         self.collections = Manifest()
         self._meta_queue: list[History] = []
@@ -316,8 +318,10 @@ class Bucket:
         self._clip(vbucket.id, seqno)
         vbucket.drop_after(seqno)
 
-    def flush_all(self) -> None:
-        self.rollback({v.id: 0 for v in self if v.state == VBucketState.ACTIVE}, branch=True)
+    def flush_all(self, *, everything: bool = False) -> None:
+        states = _ALIVE if everything else (VBucketState.ACTIVE,)
+        self.flushes += 1
+        self.rollback({v.id: 0 for v in self if v.state in states}, branch=True)
 
     # Durability.
 
