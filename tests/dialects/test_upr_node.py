@@ -11,8 +11,8 @@ import tailrace.testing
 from dialects.raw_peer import NEVER, Peer, Upr, UprReader, packet, until
 from tailrace.history import FailoverLog
 from tailrace.store.base import Compaction
-from tailrace.store.format import DELETION, EXPIRATION, MUTATION
 from tailrace.wire.codes import VBucketState
+from tailrace.wire.dcp import DcpDeletion, DcpExpiration, DcpMutation
 from vectors.corpus import vectors
 
 A, B = Upr("upr-a"), Upr("upr-b")
@@ -455,10 +455,17 @@ def _as_replica(node, number, uuid, frames, high):
     node.call(act)
 
 
+def _removal(kind, **fields):
+    """A deletion or expiration as the store keeps it."""
+    if kind == "deletion":
+        return DcpDeletion(delete_time=9, unused=0, **fields).encode()
+    return DcpExpiration(delete_time=9, **fields).encode()
+
+
 def test_the_conversation_of_draft_a_byte_for_byte(node):
     seqno, rev, cas, key = 0x8CB, 3, 0xA5, b"\0mykey"
-    head = (0x80, 0x57, len(key), 31, 0, 12, 31 + len(key) + 7, 0, cas, seqno, rev, 0, 0, 0, 0, 0)
-    mutation = MUTATION.pack(*head) + key + b"myvalue"
+    change = DcpMutation(vbucket=12, cas=cas, by_seqno=seqno, rev_seqno=rev, key=key, value=b"myvalue")
+    mutation = change.encode()
     _as_replica(node, 12, 0x3C58A, [mutation], seqno)
     request = SEED["upr-a.stream-request.corrected"]
     with Peer(node) as peer:
@@ -478,11 +485,8 @@ def test_the_conversation_of_draft_a_byte_for_byte(node):
 
 @pytest.mark.parametrize("kind", ["deletion", "expiration"])
 def test_removals_of_draft_a_byte_for_byte(node, kind):
-    seqno, rev, cas, key = 0x8CB, 3, 0xA5, b"\0mykey"
-    if kind == "deletion":
-        frame = DELETION.pack(0x80, 0x58, len(key), 21, 0, 12, 21 + len(key), 0, cas, seqno, rev, 9, 0) + key
-    else:
-        frame = EXPIRATION.pack(0x80, 0x59, len(key), 20, 0, 12, 20 + len(key), 0, cas, seqno, rev, 9) + key
+    seqno = 0x8CB
+    frame = _removal(kind, vbucket=12, cas=0xA5, by_seqno=seqno, rev_seqno=3, key=b"\0mykey")
     _as_replica(node, 12, 0x3C58A, [frame], seqno)
     request = SEED["upr-a.stream-request.corrected"]
     bounded = request[:32] + seqno.to_bytes(8, "big") + request[40:]
@@ -572,11 +576,7 @@ def test_the_failover_log_of_draft_b_byte_for_byte(node):
 
 @pytest.mark.parametrize("kind", ["deletion", "expiration"])
 def test_removals_and_end_of_draft_b_byte_for_byte(node, kind):
-    key = b"\0hello"
-    if kind == "deletion":
-        frame = DELETION.pack(0x80, 0x58, len(key), 21, 0, 0, 21 + len(key), 0, 1, 1, 0, 9, 0) + key
-    else:
-        frame = EXPIRATION.pack(0x80, 0x59, len(key), 20, 0, 0, 20 + len(key), 0, 1, 1, 0, 9) + key
+    frame = _removal(kind, vbucket=0, cas=1, by_seqno=1, rev_seqno=0, key=b"\0hello")
     _as_replica(node, 0, 0xFEEDDECA, [frame], 1)
     request = SEED["upr-b.stream-request.from-start"]
     with Peer(node) as peer:
