@@ -15,9 +15,11 @@ A deletion from memory has its delete time here too, where servers send 0.
 from __future__ import annotations
 
 import struct
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..frames import Bytes, Chunk, Offsets, Trait, cut_out, frames_of, keys_at, seqnos_at, set_opaques
 from ..snappy import deflate, inflate
@@ -37,6 +39,7 @@ _DATATYPE_AT = 5
 _BODY_LENGTH_AT = 8
 _DATATYPES = 8
 _SYSTEM_XATTR = "_"
+_TOMBSTONES = int(Trait.DELETION | Trait.EXPIRATION)
 
 
 class Batch(NamedTuple):
@@ -67,8 +70,18 @@ class Shaper:
         self._filter = filter_
         self._opaque = opaque
         self._framing = stream_id_framing(stream_id)
-        self._rewritten = _rewritten_table(options)
-        self._rewritten_traits = _rewritten_traits(options)
+        self._rewritten, self._rewritten_traits = _rewritten(
+            _Taken(
+                xattrs=options.xattrs,
+                deleted_user_xattrs=options.deleted_user_xattrs,
+                delete_times=options.delete_times,
+                expirations=options.expirations,
+                snappy=options.snappy,
+                no_value=options.no_value,
+                force_compression=options.force_compression,
+                flatbuffers=options.flatbuffers,
+            )
+        )
 
     def shape(self, chunk: Chunk, *, skip_deletes: bool = False) -> Batch | None:
         """What of a chunk is for the stream, as its consumer wants it; None if nothing is."""
@@ -87,7 +100,7 @@ class Shaper:
         """Steps 1 and 2: the frames that are for the stream, with values that its consumer can take."""
         data, offsets = chunk.data, chunk.offsets
         wanted = self._filter.wanted(chunk)
-        if skip_deletes and chunk.traits & (Trait.DELETION | Trait.EXPIRATION):
+        if skip_deletes and chunk.traits & _TOMBSTONES:
             opcodes = data[offsets + _OPCODE_AT]
             living = (opcodes != DcpOpcode.DELETION) & (opcodes != DcpOpcode.EXPIRATION)
             wanted = living if wanted is None else wanted & living
@@ -197,41 +210,52 @@ def _flatbuffer_event(frame: bytes) -> bytes:
     return event.encode()
 
 
-def _rewritten_table(options: ConnectionOptions) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-    """For every opcode and datatype, whether such a frame has to be made anew."""
+class _Taken(NamedTuple):
+    """What a consumer takes or wants, as far as it decides which frames have to be made anew."""
+
+    xattrs: bool
+    deleted_user_xattrs: bool
+    delete_times: bool
+    expirations: bool
+    snappy: bool
+    no_value: bool
+    force_compression: bool
+    flatbuffers: bool
+
+
+@cache
+def _rewritten(taken: _Taken) -> tuple[npt.NDArray[np.bool_], int]:
+    """For every opcode and datatype, whether such a frame has to be made anew; and the traits without which
+    no frame of a chunk has to be, -1 if any may have to.
+    """
     table = np.zeros((256, _DATATYPES), np.bool_)
     for bits in range(_DATATYPES):
         datatype = Datatype(bits)
-        inside = bool(datatype & Datatype.SNAPPY and not options.snappy) or bool(
-            datatype & Datatype.XATTR and not options.xattrs
+        inside = bool(datatype & Datatype.SNAPPY and not taken.snappy) or bool(
+            datatype & Datatype.XATTR and not taken.xattrs
         )
-        compress = options.force_compression and not datatype & Datatype.SNAPPY
+        compress = taken.force_compression and not datatype & Datatype.SNAPPY
         pruned = bool(datatype) and not (
-            datatype & Datatype.XATTR and options.xattrs and options.deleted_user_xattrs
+            datatype & Datatype.XATTR and taken.xattrs and taken.deleted_user_xattrs
         )
-        table[DcpOpcode.MUTATION, bits] = options.no_value or inside or compress
-        table[DcpOpcode.DELETION, bits] = not options.delete_times or inside or pruned
-        table[DcpOpcode.EXPIRATION, bits] = not options.expirations or inside or pruned
-        table[DcpOpcode.SYSTEM_EVENT, bits] = options.flatbuffers
-    return table
-
-
-def _rewritten_traits(options: ConnectionOptions) -> int:
-    """Traits without which no frame of a chunk has to be made anew; -1 if any frame may have to be."""
-    if options.no_value or options.force_compression:
-        return -1
+        table[DcpOpcode.MUTATION, bits] = taken.no_value or inside or compress
+        table[DcpOpcode.DELETION, bits] = not taken.delete_times or inside or pruned
+        table[DcpOpcode.EXPIRATION, bits] = not taken.expirations or inside or pruned
+        table[DcpOpcode.SYSTEM_EVENT, bits] = taken.flatbuffers
+    if taken.no_value or taken.force_compression:
+        return table, -1
     traits = Trait(0)
-    if not options.delete_times:
+    if not taken.delete_times:
         traits |= Trait.DELETION
-    if not options.expirations:
+    if not taken.expirations:
         traits |= Trait.EXPIRATION
-    if not options.snappy:
+    if not taken.snappy:
         traits |= Trait.SNAPPY
-    if not options.xattrs or not options.deleted_user_xattrs:
+    if not taken.xattrs or not taken.deleted_user_xattrs:
         traits |= Trait.XATTR  # of deletions; mutations with xattrs are then found to need nothing
-    if options.flatbuffers:
+    if taken.flatbuffers:
         traits |= Trait.SYSTEM_EVENT
-    return int(traits)
+    return table, int(traits)
 
 
 def _without_prefix(data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:

@@ -225,8 +225,8 @@ class ProducerStream:
 
     def send_into(self, out: list[bytes | memoryview], budget: int) -> int:
         """Put messages into ``out`` until about ``budget`` bytes of work are done, the window is full, or
-        there is nothing for now (then it is no longer ready). The work that was done: bytes sent, or
-        read and found to be not for this stream.
+        there is nothing for now (then it is no longer ready). A batch is not split for the budget, only
+        for the window. The work that was done: bytes sent, or read and found to be not for this stream.
         """
         window, messages = self._window, self._messages
         work = 0
@@ -239,7 +239,7 @@ class ProducerStream:
                 self.sent_bytes += len(message)
                 work += len(message)
             elif self._batch is not None:
-                work += self._send_batch(self._batch, out, min(budget - work, window.room))
+                work += self._send_batch(self._batch, out, window.room)
             else:
                 read = self._load()
                 if read is None:

@@ -32,6 +32,7 @@ _DECIMAL_64 = re.compile(r"[0-9]{1,20}")
 _MAX_U64 = (1 << 64) - 1
 _OPCODE_AT = 1
 _DEFAULT = frozenset({0})
+_NOT_PLAIN = int(Trait.COLLECTION | Trait.SYSTEM_EVENT)
 _SCOPE_EVENTS = (SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED)
 
 
@@ -156,7 +157,7 @@ class StreamFilter:
         """Which frames of a chunk pass; None: all of them."""
         if self._collections is None:
             return None
-        if self._collections == _DEFAULT and not chunk.traits & (Trait.COLLECTION | Trait.SYSTEM_EVENT):
+        if self._collections == _DEFAULT and not chunk.traits & _NOT_PLAIN:
             return None
         data, offsets = chunk.data, chunk.offsets
         if not chunk.traits & Trait.SYSTEM_EVENT:
