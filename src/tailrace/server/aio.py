@@ -25,6 +25,8 @@ log = logging.getLogger("tailrace.server")
 _BACKLOG = 1024
 _WRITE_BYTES = 256 << 10
 """About what is handed to the transport at once, and what may wait in it before it gets no more."""
+_TURN_BYTES = 1 << 20
+"""What one connection sends before the others have their turn."""
 _SMALL = 16 << 10
 """Parts below this are joined before they are written: one system call for many answers."""
 _DISK_CHECK_S = 10.0
@@ -246,20 +248,27 @@ class Connection(asyncio.Protocol):
 
     def _wake(self) -> None:
         """The session has something to send: in the next turn of the loop, once for all that wake us now."""
-        if not self._pumping and not self._pump_due and self._session is not None:
+        if not self._pump_due and self._session is not None:
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Move what the session has to the transport, as long as it takes it."""
+        """Move what the session has to the transport, as long as it takes it; a stream to a fast reader would
+        never end, so other connections get their turn in between.
+        """
         self._pump_due = False
         session, transport = self._session, self._transport
         if session is None or transport is None or self._pumping:
             return
         self._pumping = True
+        left = _TURN_BYTES
         try:
             while not self._full and (parts := session.data_to_send(_WRITE_BYTES)):
                 self.send(transport, parts)
+                left -= sum(map(len, parts))
+                if left <= 0:
+                    self._wake()
+                    break
         finally:
             self._pumping = False
         if session.closed:
