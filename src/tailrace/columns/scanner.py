@@ -24,7 +24,7 @@ from ..wire import dcp
 from ..wire.codes import Datatype, DcpOpcode, Magic, RequestFrameId
 from ..wire.dialect import DCP
 from ..wire.fields import decode_leb128
-from ..wire.header import HEADER, HEADER_SIZE, MAX_FRAME, Frame, frame_size
+from ..wire.header import HEADER_SIZE, MAX_FRAME, Frame, frame_size
 from ..wire.message import DOCUMENT, MAX_KEY, Direction, Layout
 from .walk import frame_starts
 
@@ -41,35 +41,47 @@ sends, the values of one scan fit.
 assert SCAN_LIMIT * 22 < 2**31
 assert SCAN_LIMIT >= 2 * MAX_FRAME
 
-_HEADER = np.dtype(
-    {
-        "names": ("magic", "opcode", "keys", "extras_length", "datatype", "vbucket", "body", "opaque", "cas"),
-        "formats": ("u1", "u1", ">u2", "u1", "u1", ">u2", ">u4", ">u4", ">u8"),
-    }
-)
-assert _HEADER.itemsize == HEADER.size
-
 Columns = dict[str, NDArray[Any]]
 
+_HEADER = {
+    "magic": ("u1", 0),
+    "opcode": ("u1", 1),
+    "keys": (">u2", 2),
+    "extras_length": ("u1", 4),
+    "datatype": ("u1", 5),
+    "vbucket": (">u2", 6),
+    "body": (">u4", 8),
+    "opaque": (">u4", 12),
+    "cas": (">u8", 16),
+}
 _NUMPY_OF = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
 
 
-def _dtype(layout: Layout, size: int) -> np.dtype[np.void]:
-    """The extras of a message as a numpy record of ``size`` bytes."""
-    return np.dtype(
-        {
-            "names": list(layout.names),
-            "formats": [_NUMPY_OF[one.code] for one in layout.fields],
-            "offsets": [one.offset for one in layout.fields],
-            "itemsize": size,
-        }
-    )
+def _extras(layout: Layout, *names: str, prefix: str = "") -> dict[str, tuple[str, int]]:
+    """Fields of the extras, as they stand behind a header without framing extras."""
+    return {
+        prefix + one.name: (_NUMPY_OF[one.code], HEADER_SIZE + one.offset)
+        for one in layout.fields
+        if one.name in names
+    }
 
 
-# One gather takes the longest extras; the shorter ones are other views of the same bytes.
-_EXTRAS_SIZE = dcp.MUTATION.size
-_MUTATION = _dtype(dcp.MUTATION, _EXTRAS_SIZE)
-_DELETION_V1 = _dtype(dcp.DELETION_V1, _EXTRAS_SIZE)
+# One gather takes header and extras; deletions have shorter extras with another use of the same bytes.
+_EXTRAS = np.dtype((np.void, dcp.MUTATION.size))
+_FIELDS: dict[str, tuple[Any, int]] = {
+    **_HEADER,
+    **_extras(dcp.MUTATION, "by_seqno", "rev_seqno", "flags", "expiry", "nmeta"),
+    **_extras(dcp.DELETION_V1, "nmeta", prefix="deletion_"),
+    "extras": (_EXTRAS, HEADER_SIZE),
+}
+_CHANGE: np.dtype[np.void] = np.dtype(
+    {
+        "names": list(_FIELDS),
+        "formats": [code for code, _ in _FIELDS.values()],
+        "offsets": [offset for _, offset in _FIELDS.values()],
+    }
+)
+assert _CHANGE.itemsize == HEADER_SIZE + _EXTRAS.itemsize
 
 _MAGICS = np.isin(np.arange(256), [int(magic) for magic in Magic])
 # Plain numbers, because numpy takes a member of an enum for an int64 and widens the array that meets it.
@@ -156,7 +168,8 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
         raise ValueError(f"a limit of {limit} bytes is above the {SCAN_LIMIT} bytes of a scan")
     data = np.frombuffer(buffer, dtype=np.uint8)[:SCAN_LIMIT]
     start = frame_starts(data)
-    header = _columns(gather(data, start, _HEADER))
+    records = gather(data, start, _CHANGE)
+    header = {name: _native(records[name]) for name in _HEADER}
     end = start + HEADER_SIZE + header["body"]
     header["framing_length"], header["key_length"] = _split_keys(data, start, header)
 
@@ -170,7 +183,7 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
     is_row = _is_change(header)[:framed]
     row = slice(0, framed) if is_row.all() else np.flatnonzero(is_row)
     about = {name: column[row] for name, column in header.items()}
-    rows = _rows(data, start[row], end[row], about)
+    rows = _rows(data, start[row], end[row], about, records[row])
     malformed = _malformed(rows, about)
     if collections:
         malformed |= _take_collection_ids(data, rows)
@@ -206,13 +219,9 @@ def gather(data: Bytes, at: Offsets, dtype: np.dtype[np.void]) -> NDArray[np.voi
     return np.concatenate((records, np.frombuffer(tail, dtype=records.dtype))).view(dtype)
 
 
-def _columns(records: NDArray[np.void]) -> Columns:
-    """Records as an array a field, in native byte order."""
-    columns = {}
-    for name in records.dtype.names or ():
-        field = records[name]
-        columns[name] = np.ascontiguousarray(field, dtype=field.dtype.newbyteorder("="))
-    return columns
+def _native(field: NDArray[Any]) -> NDArray[Any]:
+    """A field of records as an array of its own, in native byte order."""
+    return np.ascontiguousarray(field, dtype=field.dtype.newbyteorder("="))
 
 
 def _split_keys(
@@ -253,18 +262,20 @@ def _is_change(header: Columns) -> Mask:
     return change
 
 
-def _rows(data: Bytes, start: Offsets, end: Offsets, header: Columns) -> Columns:
+def _rows(data: Bytes, start: Offsets, end: Offsets, header: Columns, records: NDArray[np.void]) -> Columns:
     """The columns of `Frames` for the changes."""
     extras_start = start + HEADER_SIZE + header["framing_length"]
-    extras = gather(data, extras_start, _MUTATION)
+    behind = np.flatnonzero(header["framing_length"])
+    if len(behind):
+        records["extras"][behind] = gather(data, extras_start[behind], _EXTRAS)
     opcode = header["opcode"]
-    flags, expiry = extras["flags"].astype(np.uint32), extras["expiry"].astype(np.uint32)
-    nmeta = extras["nmeta"].astype(np.int64)
+    flags, expiry = _native(records["flags"]), _native(records["expiry"])
+    nmeta = records["nmeta"].astype(np.int64)
     removed = np.flatnonzero(opcode != MUTATION)
     if len(removed):
         flags[removed] = expiry[removed] = 0
         has_nmeta = header["extras_length"][removed] == dcp.DELETION_V1.size
-        nmeta[removed] = np.where(has_nmeta, extras.view(_DELETION_V1)["nmeta"][removed], 0)
+        nmeta[removed] = np.where(has_nmeta, records["deletion_nmeta"][removed], 0)
     key_start = extras_start + header["extras_length"]
     return {
         "start": start,
@@ -274,8 +285,8 @@ def _rows(data: Bytes, start: Offsets, end: Offsets, header: Columns) -> Columns
         "vbucket": header["vbucket"],
         "opaque": header["opaque"],
         "cas": header["cas"],
-        "seqno": extras["by_seqno"].astype(np.uint64),
-        "rev": extras["rev_seqno"].astype(np.uint64),
+        "seqno": _native(records["by_seqno"]),
+        "rev": _native(records["rev_seqno"]),
         "flags": flags,
         "expiry": expiry,
         "collection": np.zeros(len(start), dtype=np.uint32),
