@@ -275,8 +275,10 @@ class Connection(asyncio.Protocol):
             if not self._full:
                 transport.close()
             return
-        if session.wants_data != self._reading:
-            self._reading = not self._reading
+        # who does not take answers is not asked for more requests; a stream's acks are always wanted
+        wanted = session.wants_data and (not self._full or session.handler is not None)
+        if wanted != self._reading:
+            self._reading = wanted
             (transport.resume_reading if self._reading else transport.pause_reading)()
         # the idle timer only moves away, so it is looked at when it was due
         if self._timer is None or session.unfinished or session.handler is not None:

@@ -128,13 +128,7 @@ class Session:
         need = HEADER_SIZE
         try:
             while not self.closed and not self._held_up():
-                # On a connection of draft A the opcode of SET is that of its requests.
-                if (
-                    self.authenticated
-                    and self.bucket is not None
-                    and self.bucket.locked_until <= now
-                    and self.dialect is not UPR_A
-                ):
+                if self._may_take_the_short_way(now):
                     at = fastpath.run(self, data, at, end)
                 if end - at < HEADER_SIZE or self.room <= 0:
                     break
@@ -155,6 +149,15 @@ class Session:
             self._need = need
         if self.bucket is not None:
             self.bucket.settle()
+
+    def _may_take_the_short_way(self, now: float) -> bool:
+        """Not before the login, not where a document may be locked, and not beside a change stream, whose
+        answers must be asked for first.
+        """
+        bucket = self.bucket
+        return (
+            self.authenticated and bucket is not None and bucket.locked_until <= now and self.handler is None
+        )
 
     def _receive_frame(self, frame: Frame, now: float) -> None:
         self.node.counters.cmd_total += 1

@@ -439,6 +439,12 @@ class Bucket(Protocol):
         """
         ...
 
+    def next_cas(self) -> int:
+        """A CAS that no document has, above all that were given out: for `VBucket.set_with_meta`, where the
+        value must know it before it is written.
+        """
+        ...
+
     # Cursors: positions of named readers, kept over restarts (registered TAP clients); written with the next
     # flush.
 

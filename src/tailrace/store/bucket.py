@@ -183,6 +183,9 @@ class Bucket:
             "cursors": dict(self._cursors),
         }
 
+    def next_cas(self) -> int:
+        return self.clock.next()
+
     # VBuckets.
 
     def make_room(self, vbucket_count: int) -> None:

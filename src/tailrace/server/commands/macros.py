@@ -10,10 +10,10 @@ from ...wire.codes import Datatype
 
 __all__ = ["MACROS", "crc32c", "expand", "virtual_xattrs"]
 
+_CAS = '"${Mutation.CAS}"'
 _SEQNO = '"${Mutation.seqno}"'
 _CRC32C = '"${Mutation.value_crc32c}"'
-MACROS = frozenset({_SEQNO, _CRC32C})
-"""Not ``${Mutation.CAS}``: the store makes the CAS when it writes, and the value must be ready by then."""
+MACROS = frozenset({_CAS, _SEQNO, _CRC32C})
 
 
 def virtual_xattrs(
@@ -52,9 +52,10 @@ def _datatype_names(datatype: int) -> list[str]:
     return names or ["raw"]
 
 
-def expand(xattrs: dict[str, bytes], vbucket: VBucket, body: bytes) -> None:
+def expand(xattrs: dict[str, bytes], vbucket: VBucket, body: bytes, cas: int) -> None:
     """Put the facts of the write that comes next in the place of the macros."""
     facts = {
+        _CAS: f'"0x{cas.to_bytes(8, "little").hex()}"',  # in this byte order, alone of all
         _SEQNO: f'"0x{vbucket.high_seqno + 1:016x}"',
         _CRC32C: f'"0x{crc32c(body):08x}"',
     }

@@ -326,13 +326,15 @@ class _Edit:
         """The new version."""
         call, vbucket, key, content = self._call, self._vbucket, self._key, self.content
         old = content.document
+        cas = 0
         if self._macros:
-            expand(content.xattrs, vbucket, content.body)
+            cas = call.bucket.store.next_cas()
+            expand(content.xattrs, vbucket, content.body, cas)
         if content.xattrs:
             call.bucket.xattrs_seen = True
         if self._deletes or self._as_deleted:
             kept = system_xattrs(content.xattrs) if self._deletes else content.xattrs
-            return self._write_deleted(kept)
+            return self._write_deleted(kept, cas)
         new_expiry = old.expiry if old is not None and not old.deleted else 0
         if expiry is not None and not (call.preserve_ttl and old is not None):
             new_expiry = call.expiry(expiry)
@@ -343,12 +345,18 @@ class _Edit:
             value, datatype = join_xattrs(content.xattrs, content.body), datatype | Datatype.XATTR
         if len(content.body) > call.node.settings.max_value:
             raise Refused(Status.E2BIG)
+        if cas:
+            flags, rev = (0, 0) if old is None else (old.flags, old.rev)
+            wanted = call.request.cas
+            return vbucket.set_with_meta(
+                key, value, flags, new_expiry, rev + 1, cas, int(datatype), cas=wanted, resolve=False
+            )
         if old is None or old.deleted:
             return vbucket.add(key, value, 0, new_expiry, int(datatype))
         return vbucket.replace(key, value, old.flags, new_expiry, int(datatype), call.request.cas)
 
-    def _write_deleted(self, xattrs: dict[str, bytes]) -> Written:
-        """A tombstone with these xattrs."""
+    def _write_deleted(self, xattrs: dict[str, bytes], cas: int) -> Written:
+        """A tombstone with these xattrs, and with this CAS if it is not 0."""
         call, old = self._call, self.content.document
         if self._vbucket.is_locked(self._key):
             raise Refused(Status.LOCKED)
@@ -357,10 +365,10 @@ class _Edit:
             0,
             call.node.clock.time_ns() // 1_000_000_000,
             1 if old is None else old.rev + 1,
-            1,  # replaced by a new one
+            cas,
             join_xattrs(xattrs, b"") if xattrs else b"",
             int(Datatype.XATTR) if xattrs else 0,
             cas=call.request.cas if old is not None and not old.deleted else 0,
             resolve=False,
-            regenerate_cas=True,
+            regenerate_cas=not cas,
         )

@@ -1,0 +1,282 @@
+"""``tailrace serve`` as a process: what it prints, how it stops, what survives a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.wire import admin, kv
+from tailrace.wire.codes import Status
+from tailrace.wire.framing import Framer
+
+TIMEOUT_S = 60
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tailrace", "serve", *arguments]
+
+
+@contextmanager
+def serving(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A node as a process; what its ready file says."""
+    ready = tmp_path / "ready.json"
+    ready.unlink(missing_ok=True)
+    process = subprocess.Popen(
+        command("--port", "0", "--ready-file", str(ready), *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    try:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not ready.exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield process, json.loads(ready.read_text())  # whole as soon as it is there
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+_opened: list[socket.socket] = []
+
+
+@pytest.fixture(autouse=True)
+def _close_sockets():
+    yield
+    while _opened:
+        _opened.pop().close()
+
+
+class Wire:
+    """A small blocking connection; closed at the end of the test."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        _opened.append(self.socket)
+        self._framer = Framer()
+
+    def ask(self, message: Any) -> Any:
+        self.socket.sendall(message.encode())
+        while (frame := self._framer.maybe_frame()) is None:
+            data = self.socket.recv(65536)
+            if not data:
+                raise EOFError
+            self._framer.feed(data)
+        return frame
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=cwd
+    )
+
+
+def test_first_line_and_ready_file(tmp_path):
+    with serving(tmp_path, "--data", "data", "--vbuckets", "8", "--bucket", "shop") as (process, ready):
+        assert ready == {
+            "pid": process.pid,
+            "host": "127.0.0.1",
+            "port": ready["port"],
+            "tls_port": None,
+            "web_port": None,
+            "bucket": "shop",
+            "vbuckets": 8,
+            "data": str(tmp_path / "data"),
+        }
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0
+        assert out == f"tailrace: serving bucket 'shop' (8 vbuckets) on 127.0.0.1:{ready['port']}\n"
+        assert err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_drain_and_end_with_0(tmp_path, number):
+    """What was answered, even without asking for the disk, is there after a clean stop."""
+    with serving(tmp_path, "--data", "data", "--vbuckets", "4") as (process, ready):
+        wire = Wire(ready["port"])
+        for at in range(200):
+            assert wire.ask(kv.Set(key=b"k%d" % at, value=b"v%d" % at)).status == 0
+        process.send_signal(number)
+        assert process.wait(TIMEOUT_S) == 0
+        with pytest.raises((EOFError, ConnectionError)):
+            wire.ask(admin.Noop())
+    with serving(tmp_path, "--data", "data", "--vbuckets", "4") as (process, ready):
+        wire = Wire(ready["port"])
+        log = wire.ask(admin.GetFailoverLog()).value
+        assert len(log) == 16  # a clean stop begins no new branch
+        for at in range(200):
+            assert wire.ask(kv.Get(key=b"k%d" % at)).value == b"v%d" % at
+
+
+def test_kill_loses_nothing_that_was_answered_as_persisted(tmp_path):
+    rng = random.Random(5)
+    persisted: dict[bytes, int] = {}
+    for attempt in range(3):
+        with serving(tmp_path, "--data", "data", "--vbuckets", "1", "--set", "flush_interval=20ms") as (
+            process,
+            ready,
+        ):
+            wire = Wire(ready["port"])
+            for key, least in persisted.items():
+                assert int(wire.ask(kv.Get(key=key)).value) >= least
+            killer = threading.Timer(rng.uniform(0.05, 0.4), process.kill)
+            killer.start()
+            seqno = int.from_bytes(wire.ask(admin.GetAllVbSeqnos(state=1)).value[2:10], "big")
+            try:
+                for count in range(attempt * 1_000_000, 1 << 30):
+                    key = b"k%d" % rng.randrange(50)
+                    assert wire.ask(kv.Set(key=key, value=b"%d" % count)).status == 0
+                    seqno += 1
+                    if rng.random() < 0.2:
+                        assert wire.ask(admin.SeqnoPersistence(seqno=seqno)).status == 0
+                        persisted[key] = count
+            except (EOFError, ConnectionError):
+                pass
+            killer.join()
+            assert process.wait(TIMEOUT_S) == -signal.SIGKILL
+    assert persisted
+
+
+def test_a_second_node_on_the_directory_is_refused(tmp_path):
+    with serving(tmp_path, "--data", "data", "--vbuckets", "1") as (_, ready):
+        second = run("--port", "0", "--data", "data", cwd=tmp_path)
+        assert second.returncode == 1
+        assert second.stdout == ""
+        assert re.fullmatch(r"tailrace: error: .*in use.*\n", second.stderr)
+        assert Wire(ready["port"]).ask(admin.Noop()).status == 0
+
+
+def test_port_in_use(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("--port", str(port), "--memory")
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"tailrace: error: can't listen on 127.0.0.1:{port}")
+        assert done.stderr.count("\n") == 1
+        done = run("--port", str(port), "--data", "data", cwd=tmp_path)
+        assert done.returncode == 1
+        assert not (tmp_path / "data").exists()  # nothing was begun
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--host", "0.0.0.0"],
+        ["--host", "::"],
+        ["--vbuckets", "3"],
+        ["--vbuckets", "0"],
+        ["--vbuckets", "2048"],
+        ["--memory", "--data", "x"],
+        ["--user", "nocolon"],
+        ["--user", "a:1", "--user", "a:2"],
+        ["--user", ":x"],
+        ["--set", "nothing=1"],
+        ["--set", "idle_timeout"],
+        ["--set", "idle_timeout=1_000"],
+        ["--set", "idle_timeout=nan"],
+        ["--set", "max_frame=1"],
+        ["--set", "last_write_wins=perhaps"],
+        ["--tls-port", "0"],
+        ["--tls-cert", "x.pem"],
+        ["--port", "65536"],
+        ["--port", "٣"],
+        ["--memory-quota", "lots"],
+        ["--bucket", "no/slash"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_command_lines(arguments, tmp_path):
+    done = run(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert re.fullmatch(r"tailrace: error: .+\n", done.stderr)
+    assert "secret" not in done.stderr
+
+
+def test_set_help_lists_every_setting():
+    from tailrace.server.settings import table
+
+    done = run("--set", "help")
+    assert done.returncode == 0
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert names == [one.name for one in table()]
+    promised = "idle_timeout slow_backfill_timeout max_frame max_value max_connections checkpoint_share"
+    promised += " tombstone_age expiry_pager_interval flush_interval auth_timeout tap_keepalive tap_ack_grace"
+    assert set(promised.split()) <= set(names)
+
+
+def test_users_file(tmp_path):
+    users = tmp_path / "users"
+    users.write_text("# who may\nada:pass:word\n\nbob:x\n")
+    with serving(tmp_path, "--memory", "--users-file", str(users), "--vbuckets", "1") as (_, ready):
+        wire = Wire(ready["port"])
+        auth = admin.SaslAuth(key=b"PLAIN", value=b"\0ada\0pass:word")
+        assert wire.ask(auth).status == 0
+        assert (
+            Wire(ready["port"]).ask(admin.SaslAuth(key=b"PLAIN", value=b"\0bob\0y")).status
+            == Status.AUTH_ERROR
+        )
+    users.write_bytes(b"ada:\xff\n")
+    assert run("--memory", "--users-file", str(users)).returncode == 2
+    assert run("--memory", "--users-file", str(tmp_path / "missing")).returncode == 1
+
+
+def test_json_api(tmp_path):
+    import urllib.error
+    import urllib.request
+
+    with serving(tmp_path, "--memory", "--vbuckets", "2", "--web-port", "0") as (_, ready):
+        base = f"http://127.0.0.1:{ready['web_port']}"
+        with urllib.request.urlopen(f"{base}/api/stats", timeout=TIMEOUT_S) as answer:
+            content = json.load(answer)
+        assert content["node"]["pid"] == ready["pid"]
+        assert set(content["buckets"]["default"]["vbuckets"]) == {"0", "1"}
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(f"{base}/nothing", timeout=TIMEOUT_S)
+        assert error.value.code == 404
+        assert "error" in json.load(error.value)
+        error.value.close()
+    with serving(tmp_path, "--memory", "--vbuckets", "2", "--web-port", "0", "--user", "a:b") as (_, ready):
+        base = f"http://127.0.0.1:{ready['web_port']}"
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(f"{base}/api/stats", timeout=TIMEOUT_S)
+        assert error.value.code == 401
+        error.value.close()
+        request = urllib.request.Request(f"{base}/api/stats", headers={"Authorization": "Basic YTpi"})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            assert answer.status == 200
+
+
+def test_damaged_data_is_one_line(tmp_path):
+    with serving(tmp_path, "--data", "data", "--vbuckets", "1") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        process.wait(TIMEOUT_S)
+    (manifest,) = (tmp_path / "data").glob("bucket.default/MANIFEST")
+    manifest.write_bytes(b"nonsense")
+    done = run("--port", "0", "--data", "data", cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.fullmatch(r"tailrace: error: .*MANIFEST.*\n", done.stderr)
+
+
+def test_files_are_private(tmp_path):
+    with serving(tmp_path, "--data", "data", "--vbuckets", "1"):
+        for path in (tmp_path / "data").rglob("*"):
+            assert not os.stat(path).st_mode & 0o077, path

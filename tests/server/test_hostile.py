@@ -1,0 +1,243 @@
+"""Input that means harm: one error or a close, the process alive, others unaffected, memory flat."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import resource
+import socket
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serverkit import Bench, Wire, take
+
+import tailrace.testing
+from tailrace.server.call import COMMANDS
+from tailrace.wire import admin, kv
+from tailrace.wire.codes import Feature, Op, Status
+from tailrace.wire.header import HEADER
+
+MAGICS = st.sampled_from([0x80, 0x80, 0x80, 0x08, 0x81, 0x18, 0x82, 0x83]) | st.integers(0, 255)
+OPCODES = st.sampled_from(sorted(COMMANDS)) | st.integers(0, 255)
+SMALL = st.integers(0, 64)
+
+
+@st.composite
+def packets(draw):
+    """Something like a packet: often with lengths that fit, sometimes with ones that don't."""
+    body = draw(st.binary(max_size=80))
+    extras = draw(st.sampled_from([0, 0, 1, 3, 4, 8, 9, 16, 20, 24]) | st.integers(0, 255))
+    key = draw(SMALL | st.integers(0, 0xFFFF))
+    total = len(body)
+    if draw(st.booleans()):
+        extras = min(extras, total)
+        key = min(key, total - extras)
+    elif draw(st.booleans()):
+        total = draw(st.integers(0, 0xFFFFFFFF))
+    magic, opcode = draw(MAGICS), draw(OPCODES)
+    if magic in (0x08, 0x18):
+        key &= 0xFFFF
+    header = HEADER.pack(
+        magic,
+        opcode,
+        key,
+        extras,
+        draw(st.sampled_from([0, 0, 0, 1, 2, 4, 7, 255])),
+        draw(st.sampled_from([0, 0, 0, 1, 3, 4, 0xFFFF])),
+        total,
+        draw(st.integers(0, 0xFFFFFFFF)),
+        draw(st.sampled_from([0, 0, 1, (1 << 64) - 1])),
+    )
+    return header + body
+
+
+FEATURES = (Feature.XERROR, Feature.JSON, Feature.SNAPPY, Feature.XATTR, Feature.COLLECTIONS)
+bench = None
+
+
+@settings(max_examples=400)
+@given(st.lists(packets() | st.binary(max_size=60), max_size=8), st.sets(st.sampled_from(FEATURES)))
+def test_any_bytes_give_answers_or_a_close(sent, features):
+    """... and never a bug: an internal error is one."""
+    global bench  # noqa: PLW0603 - a bench for all examples: what one breaks the next one sees
+    bench = bench or Bench()
+    session = bench.session()
+    hello = admin.Hello(value=b"".join(struct.pack(">H", one) for one in sorted(features)))
+    session.receive_data(hello.encode() + b"".join(sent), bench.now)
+    bench.run_jobs()
+    bench.advance(1)
+    bench.run_jobs()
+    if not session.closed or session._ready:
+        for frame in take(session):
+            assert frame.status not in (Status.EINTERNAL, Status.ENOMEM), frame
+    session.connection_lost()
+    # others are served, on whatever is left of the bucket
+    other = bench.session()
+    other.receive_data(admin.Noop().encode(), bench.now)
+    assert take(other)[0].status == 0
+    other.connection_lost()
+    for vbucket in range(4):
+        if bench.engine.buckets["default"].vbuckets[vbucket] is None:
+            bench.engine.buckets["default"].set_state(vbucket, 1)
+
+
+@pytest.mark.parametrize("opcode", range(256))
+def test_every_opcode_survives_every_shape(opcode, shared_node):
+    """Empty, short and long extras, keys and values, for every opcode there is."""
+    with (
+        Wire(shared_node.port) as control,
+        socket.create_connection(("127.0.0.1", shared_node.port), 30) as one,
+    ):
+        control.ok(admin.Noop())
+        for extras in (0, 1, 4, 8, 20, 24, 48, 255):
+            for key in (0, 1, 251, 252, 5000):
+                for value in (0, 1, 300):
+                    body = bytes(extras) + b"k" * key + b"v" * value
+                    header = HEADER.pack(0x80, opcode, key, extras, 0, 77, len(body), 1, 0)
+                    try:
+                        one.sendall(header + body)
+                    except ConnectionError:
+                        break
+        control.ok(admin.Noop())
+
+
+def test_lengths_that_wrap(shared_node):
+    lengths = [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFE7, 0xFFFFFFE8, 0xFFFFFFFF]
+    with Wire(shared_node.port) as control:
+        for magic in (0x80, 0x08):
+            for total in lengths:
+                for key in (0, 1, 0xFF, 0xFFFF):
+                    with Wire(shared_node.port) as wire:
+                        wire.send(HEADER.pack(magic, Op.SET, key, 255, 0, 0, total, 0, 0))
+                        assert wire.is_closed()
+        control.ok(admin.Noop())
+
+
+def test_slow_loris_before_and_after_the_login():
+    limits = {"auth_timeout": "0.3", "idle_timeout": "0.5"}
+    with (
+        tailrace.testing.node(vbuckets=1, users={"a": "b"}, settings=limits) as node,
+        Wire(node.port) as silent,
+        Wire(node.port) as dripping,
+        Wire(node.port) as inside,
+    ):
+        inside.ok(admin.SaslAuth(key=b"PLAIN", value=b"\0a\0b"))
+        inside.send(HEADER.pack(0x80, Op.SET, 1, 8, 0, 0, 1000, 0, 0))
+        inside.socket.settimeout(0.01)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(900):  # never the whole frame
+                dripping.send(b"\x80")
+                inside.send(b"x")
+                with contextlib.suppress(TimeoutError):
+                    if not inside.socket.recv(1):
+                        break
+        inside.socket.settimeout(30)
+        assert silent.is_closed()
+        assert dripping.is_closed()
+        assert inside.is_closed()
+
+
+def test_a_flood_of_connections_that_never_log_in():
+    with tailrace.testing.node(
+        vbuckets=1, users={"a": "b"}, settings={"max_connections": 50, "auth_timeout": 1}
+    ) as node:
+        flood = [socket.create_connection(("127.0.0.1", node.port), timeout=30) for _ in range(150)]
+        try:
+            for one in flood:
+                with contextlib.suppress(ConnectionError):
+                    one.sendall(b"\x80" * 10)
+            assert node.call(lambda inner: len(inner.sessions)) <= 50
+            closed = 0
+            for one in flood:
+                try:
+                    closed += one.recv(1) == b""
+                except ConnectionError:
+                    closed += 1
+            assert closed == 150  # too many, or too slow
+        finally:
+            for one in flood:
+                one.close()
+        with Wire(node.port) as wire:
+            wire.ok(admin.SaslAuth(key=b"PLAIN", value=b"\0a\0b"))
+            wire.ok(kv.Set(key=b"k", value=b"v"))
+
+
+def test_a_flood_of_wrong_passwords():
+    with tailrace.testing.node(vbuckets=1, users={"a": "b"}) as node:
+        for mechanism in (b"PLAIN", b"SCRAM-SHA512"):
+            for _ in range(20):
+                with Wire(node.port) as wire:
+                    value = b"\0a\0x" if mechanism == b"PLAIN" else b"n,,n=nobody,r=abc"
+                    wire.send(*[admin.SaslAuth(key=mechanism, value=value, opaque=at) for at in range(10)])
+                    statuses = []
+                    try:
+                        while len(statuses) < 10:
+                            statuses.append(wire.frame().status)
+                    except EOFError:
+                        pass
+                    assert set(statuses) <= {Status.AUTH_ERROR, Status.AUTH_CONTINUE}
+
+
+def rss() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def test_memory_stays_flat():
+    """Large requests and answers to peers that don't read: what one peer can make grow has a limit."""
+    with tailrace.testing.node(vbuckets=1, settings={"max_value": "4m"}) as node:
+        with Wire(node.port) as wire:
+            wire.ok(kv.Set(key=b"big", value=random.Random(1).randbytes(1 << 20)))
+        peers = []
+        before = rss()
+        try:
+            for _ in range(20):
+                peer = Wire(node.port)
+                peers.append(peer)
+                peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                peer.send(*[kv.Get(key=b"big", opaque=at) for at in range(500)])
+            with Wire(node.port) as control:
+                for _ in range(20):
+                    control.ok(admin.Noop())
+            # 10,000 MiB of answers are asked for; a few MiB a peer are made
+            assert rss() - before < 20 * (8 << 20)
+            reading = node.call(lambda _: [one._reading for one in node._server.connections])
+            assert reading.count(False) == 20
+        finally:
+            for peer in peers:
+                peer.close()
+
+
+def test_announced_and_never_sent_costs_nothing():
+    with tailrace.testing.node(vbuckets=1) as node:
+        before = rss()
+        peers = []
+        try:
+            for _ in range(100):
+                peer = Wire(node.port)
+                peers.append(peer)
+                peer.send(HEADER.pack(0x80, Op.SET, 1, 8, 0, 0, 29 << 20, 0, 0) + bytes(100))
+            peers[0].send(b"x")
+            with Wire(node.port) as control:
+                control.ok(admin.Noop())
+            assert rss() - before < 32 << 20
+        finally:
+            for peer in peers:
+                peer.close()
+
+
+def test_a_dead_peer_in_the_middle_of_everything(shared_node):
+    for script in (
+        HEADER.pack(0x80, Op.SET, 1, 8, 0, 0, 1000, 0, 0) + b"half",
+        b"".join(admin.Stat(key=b"vbucket-seqno").encode() for _ in range(500)),
+        kv.Set(key=b"k", value=b"v", framing=b"\x11\x03").encode() * 20,
+        admin.Compact().encode(),
+    ):
+        one = socket.create_connection(("127.0.0.1", shared_node.port), timeout=30)
+        one.sendall(script)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        one.close()  # a reset, not a farewell
+        with Wire(shared_node.port) as control:
+            control.ok(admin.Noop())

@@ -1,0 +1,203 @@
+"""Change streams through a whole node: binding, order of answers, names, rewinds. DCP itself is tested with
+its producer.
+"""
+
+from __future__ import annotations
+
+import pytest
+from serverkit import Wire
+
+import tailrace.testing
+from tailrace.wire import admin, dcp, kv
+from tailrace.wire.codes import CHANGE_STREAM_OPCODES, DcpOpcode, Feature, Op, Status, StreamEndStatus
+from tailrace.wire.header import HEADER
+
+ALL = (1 << 64) - 1
+
+
+@pytest.fixture
+def node():
+    with tailrace.testing.node(vbuckets=4) as running:
+        yield running
+
+
+def opened(node, name=b"test"):
+    wire = Wire(node.port)
+    wire.ok(dcp.DcpOpen(key=name, flags=1))
+    return wire
+
+
+def stream_request(vbucket=0, opaque=7, *, start=0, uuid=0, snapshot=(0, 0), end=ALL):
+    return dcp.DcpStreamRequest(
+        vbucket=vbucket,
+        opaque=opaque,
+        start_seqno=start,
+        end_seqno=end,
+        vb_uuid=uuid,
+        snapshot_start=snapshot[0],
+        snapshot_end=snapshot[1],
+    )
+
+
+def until(wire, message_class):
+    """What comes, up to and with the first of a kind."""
+    found = []
+    while not found or not isinstance(found[-1], message_class):
+        found.append(wire.receive())
+    return found
+
+
+def test_changes_come_as_they_are_made(node):
+    node.set("a", 1, vbucket=0)
+    with opened(node) as wire:
+        wire.send(stream_request())
+        first = until(wire, dcp.DcpMutation)
+        assert first[-1].key in (b"a", b"\0a")
+        node.set("b", 2, vbucket=0)
+        assert until(wire, dcp.DcpMutation)[-1].value == b"2"
+        with Wire(node.port) as other:
+            other.ok(kv.Delete(key=b"a"))
+        until(wire, dcp.DcpDeletion)
+
+
+def test_key_value_commands_work_on_a_bound_connection_in_order(node):
+    with opened(node) as wire:
+        wire.send(
+            stream_request(vbucket=1, opaque=1),
+            kv.Set(key=b"a", value=b"1", opaque=2),
+            dcp.DcpGetFailoverLog(vbucket=0, opaque=3),
+            admin.GetAllVbSeqnos(opaque=4),
+            stream_request(vbucket=9, opaque=5),
+            kv.Get(key=b"a", opaque=6),
+        )
+        assert [wire.frame().opaque for _ in range(6)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_older_connection_of_the_name_is_closed(node):
+    with opened(node, b"same") as first, opened(node, b"other") as other, opened(node, b"same") as second:
+        assert first.is_closed()
+        second.ok(admin.Noop())
+        other.ok(admin.Noop())
+
+
+def test_a_rewind_ends_the_stream_and_the_next_request_rolls_back(node):
+    for at in range(5):
+        node.set("k", at, vbucket=0)
+    with opened(node) as wire:
+        wire.send(stream_request())
+        uuid = node.failover_log(0)[0][0]
+        until(wire, dcp.DcpMutation)
+        node.rewind(vbucket=0, to_seqno=2)
+        end = until(wire, dcp.DcpStreamEnd)[-1]
+        assert end.status == StreamEndStatus.STATE_CHANGED
+        wire.send(stream_request(start=5, uuid=uuid, snapshot=(5, 5)))
+        answer = wire.frame()
+        assert answer.status == Status.ROLLBACK
+        assert int.from_bytes(answer.value, "big") == 2
+
+
+def test_a_flush_ends_the_stream(node):
+    node.set("k", 1, vbucket=0)
+    with opened(node) as wire, Wire(node.port) as other:
+        wire.send(stream_request())
+        until(wire, dcp.DcpMutation)
+        other.ok(admin.Flush())
+        until(wire, dcp.DcpStreamEnd)
+
+
+def test_a_dead_vbucket_ends_the_stream(node):
+    with opened(node) as wire, Wire(node.port) as other:
+        wire.send(stream_request())
+        wire.frame()
+        other.ok(admin.SetVBucket(vbucket=0, state=4))
+        until(wire, dcp.DcpStreamEnd)
+        other.ok(admin.DelVBucket(vbucket=0))
+
+
+def test_two_readers_of_a_vbucket(node):
+    with opened(node, b"one") as one, opened(node, b"two") as two:
+        for wire in (one, two):
+            wire.send(stream_request())
+            wire.frame()
+        node.set("a", 1, vbucket=0)
+        for wire in (one, two):
+            until(wire, dcp.DcpMutation)
+        one.close()
+        node.set("a", 2, vbucket=0)
+        assert until(two, dcp.DcpMutation)[-1].value == b"2"
+
+
+def test_statistics_know_the_reader(node):
+    with opened(node, b"reader") as wire, Wire(node.port) as other:
+        wire.send(stream_request())
+        wire.frame()
+        other.send(admin.Stat(key=b"dcp"))
+        names = set()
+        while (frame := other.frame()).key:
+            names.add(frame.key.decode())
+        assert "ep_dcp_count" in names
+        assert any(one.startswith("eq_dcpq:reader:") for one in names)
+
+
+@pytest.mark.parametrize("opcode", [one for one in CHANGE_STREAM_OPCODES if one not in (0x50, 0x51)])
+def test_dcp_before_open_is_refused_and_binds_nothing(node, opcode):
+    with Wire(node.port) as wire:
+        wire.send(HEADER.pack(0x80, opcode, 0, 0, 0, 0, 0, 5, 0))
+        assert wire.frame().status == Status.EINVAL
+        wire.ok(kv.Set(key=b"a", value=b"1"))
+        wire.ok(dcp.DcpOpen(key=b"test", flags=1))
+
+
+def test_a_refused_open_binds_nothing(node):
+    with Wire(node.port) as wire:
+        wire.send(HEADER.pack(0x80, DcpOpcode.OPEN, 1, 8, 0, 0, 9, 0, 0) + b"\0\0\0\0\0\0\0\x81n")
+        assert wire.frame().status == Status.EINVAL
+        wire.ok(admin.SelectBucket(key=b"default"))
+        wire.ok(dcp.DcpOpen(key=b"test", flags=1))
+        assert wire.refused(admin.SelectBucket(key=b"default")) == Status.NOT_SUPPORTED
+
+
+def test_a_packet_of_another_dialect_closes(node):
+    with opened(node) as wire:
+        wire.send(HEADER.pack(0x80, 0x40, 1, 4, 0, 0, 5, 5, 0) + bytes(4) + b"n")  # TAP connect
+        frame = wire.frame()
+        assert (frame.opcode, frame.status) == (0x40, Status.EINVAL)
+        assert wire.is_closed()
+    with opened(node) as wire:
+        wire.send(HEADER.pack(0x80, 0x50, 1, 40, 0, 0, 41, 5, 0) + bytes(40) + b"n")  # UPR draft B
+        assert wire.frame().status == Status.EINVAL
+        assert wire.is_closed()
+
+
+def test_a_set_with_strange_extras_is_no_set(node):
+    with Wire(node.port) as wire:
+        wire.send(HEADER.pack(0x80, Op.SET, 0, 0, 0, 0, 0, 5, 0))
+        assert wire.frame().status == Status.EINVAL
+        wire.send(HEADER.pack(0x80, Op.SET, 1, 32, 0, 0, 33, 5, 0) + bytes(33))
+        assert wire.frame().status == Status.EINVAL
+        wire.ok(admin.Noop())
+
+
+def test_unordered_execution_and_dcp_don_t_go_together(node):
+    with Wire(node.port) as wire:
+        wire.hello(Feature.UNORDERED_EXECUTION)
+        assert wire.refused(dcp.DcpOpen(key=b"test", flags=1)) == Status.NOT_SUPPORTED
+
+
+def test_buffer_acks_are_never_answered(node):
+    with opened(node) as wire:
+        wire.ok(dcp.DcpControl(key=b"connection_buffer_size", value=b"100000"))
+        wire.send(dcp.DcpBufferAck(acked_bytes=0, opaque=1), admin.Noop(opaque=2))
+        frame = wire.frame()
+        assert (frame.opcode, frame.opaque) == (Op.NOOP, 2)
+
+
+def test_a_large_backfill_and_a_slow_reader(node):
+    for at in range(3_000):
+        node.set(f"k{at}", "x" * 1000, vbucket=0)
+    with opened(node) as wire, Wire(node.port) as other:
+        wire.send(stream_request(end=3_000))
+        for _ in range(200):  # the stream fills the sockets and waits; others don't
+            other.ok(admin.Noop())
+        found = until(wire, dcp.DcpStreamEnd)
+        assert sum(isinstance(one, dcp.DcpMutation) for one in found) == 3_000
