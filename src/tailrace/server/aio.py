@@ -272,7 +272,7 @@ class Connection(asyncio.Protocol):
         finally:
             self._pumping = False
         if session.closed:
-            if not self._full:
+            if not self._full and not self._pump_due:  # all that it had is sent
                 transport.close()
             return
         # who does not take answers is not asked for more requests; a stream's acks are always wanted
