@@ -1,3 +1,72 @@
-"""Tailrace carries a document store's change stream into Spark, and keeps it true."""
+"""Tailrace carries a document store's change stream into Spark, and keeps it true.
+
+    async with tailrace.connect("couchbase://127.0.0.1/default") as source:
+        async for change in source.changes(start="beginning"):
+            ...
+
+Nothing heavy is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import testing as testing
+    from .client.aio import Source as Source
+    from .client.aio import connect as connect
+    from .client.blocking import BlockingSource as BlockingSource
+    from .client.blocking import connect_sync as connect_sync
+    from .client.checkpoints import FileState as FileState
+    from .client.checkpoints import MemoryState as MemoryState
+    from .client.events import Deletion as Deletion
+    from .client.events import Expiration as Expiration
+    from .client.events import Flush as Flush
+    from .client.events import Mutation as Mutation
+    from .client.events import Rollback as Rollback
+    from .client.events import SeqnoAdvanced as SeqnoAdvanced
+    from .client.events import Snapshot as Snapshot
+    from .client.events import StreamEnd as StreamEnd
+    from .client.events import SystemEvent as SystemEvent
+    from .client.tls import TlsOptions as TlsOptions
+    from .model import Position as Position
 
 __version__ = "0.1.0"
+
+_EVENTS = (
+    "Deletion",
+    "Expiration",
+    "Flush",
+    "Mutation",
+    "Rollback",
+    "SeqnoAdvanced",
+    "Snapshot",
+    "StreamEnd",
+    "SystemEvent",
+)
+_HOMES = {
+    "BlockingSource": ".client.blocking",
+    "FileState": ".client.checkpoints",
+    "MemoryState": ".client.checkpoints",
+    "Position": ".model",
+    "Source": ".client.aio",
+    "TlsOptions": ".client.tls",
+    "connect": ".client.aio",
+    "connect_sync": ".client.blocking",
+    **dict.fromkeys(_EVENTS, ".client.events"),
+}
+
+__all__ = ["__version__", "testing", *_HOMES]  # noqa: PLE0604 - the names are those of the table
+
+
+def __getattr__(name: str) -> Any:
+    if name == "testing":
+        return importlib.import_module(".testing", __name__)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,602 @@
+"""The asyncio pump: sockets, timers and iterators around the sans-IO policy.
+
+    async with tailrace.connect("couchbase://127.0.0.1/default") as source:
+        async for change in source.changes(start="beginning"):
+            ...
+
+The connections are read whether or not the application asks for changes: noops are answered and dead servers
+noticed while it is busy, and the window bounds what can pile up. The event loop must get its turns, though:
+an application that computes for long between two awaits should use `tailrace.connect_sync`, which has a
+thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncGenerator, Callable, Iterable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from .. import __version__
+from .. import rng as rng_
+from ..connstr import Address, ConnectionString
+from ..errors import ConnectError, TailraceError, UsageError
+from ..history import FailoverLog
+from ..model import Position
+from ..protocol.dcp_consumer import DcpConsumer
+from ..protocol.script import Script
+from ..wire.admin import GetAllVbSeqnos, GetFailoverLog
+from ..wire.codes import Status, VBucketState
+from .catalog import Catalog
+from .events import Event
+from .nodes import Nodes
+from .options import SourceOptions, read_options, resolve
+from .piece import Piece
+from .progress import State
+from .resume import End, Reading, Start
+from .tls import TlsOptions
+
+__all__ = ["Source", "connect"]
+
+T = TypeVar("T")
+
+_AUTOSAVE_S = 1.0
+_CONNECT_TIMEOUT_S = 10.0
+
+
+def connect(where: str | ConnectionString, **options: Any) -> Source:
+    """A source of changes, to be used with ``async with``; `SourceOptions` has the options."""
+    return Source(where, SourceOptions.of(options))
+
+
+class Source:
+    """The changes of one bucket, from all nodes that have a part of it. One reading at a time."""
+
+    def __init__(self, where: str | ConnectionString, options: SourceOptions) -> None:
+        self.options = options
+        self.where = resolve(where, options)
+        self._tls = (options.tls or TlsOptions()).context() if self.where.tls else None
+        self._rng = rng_.source()
+        self._store = options.state_store(self.where.bucket)
+        self._settings = options.settings()
+        self._nodes = Nodes(
+            self.where,
+            self._settings,
+            agent=f"tailrace/{__version__}",
+            allow_plain=options.allow_plain,
+            retry_for_s=options.retry_for_s,
+            rng=self._rng,
+        )
+        self._nodes.on_change = self._turn_soon
+        self._catalog = Catalog(
+            self.where.bucket, scope=options.scope, collections=tuple(options.collections)
+        )
+        self._reading: Reading | None = None
+        self._piece: Piece | None = None
+        self._connections: dict[Address, _Connection] = {}
+        self._dialling: set[asyncio.Task[None]] = set()
+        self._error: Exception | None = None
+        self._closed = False
+        self._turning = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._saved_at = 0.0
+        self._unsaved = False
+        self._changes = self._lost_connections = 0
+
+    # life
+
+    async def __aenter__(self) -> Source:
+        self._loop = asyncio.get_running_loop()
+        self._something = asyncio.Event()
+        try:
+            self._turn()
+            await self._until(lambda: self._nodes.map is not None and bool(self._nodes.ready()))
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the reading and close all connections; what is not saved stays unsaved."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._dialling:
+            task.cancel()
+        for connection in list(self._connections.values()):
+            connection.abort()
+        self._connections.clear()
+        if self._dialling:
+            await asyncio.gather(*self._dialling, return_exceptions=True)
+
+    # reading
+
+    async def changes(
+        self,
+        start: Start = "beginning",
+        end: End = "forever",
+        *,
+        vbuckets: Iterable[int] | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """Every change as an event, in order within its vbucket.
+
+        ``start``: ``"beginning"``, ``"now"``, positions by vbucket, or their JSON. Saved state wins over it.
+        ``end``: ``"forever"``, ``"now"`` (what is there at the start), or seqnos by vbucket.
+        """
+        async with contextlib.aclosing(self.pieces(start, end, vbuckets=vbuckets)) as pieces:
+            async for piece in pieces:
+                for event in piece.events():
+                    yield event
+
+    async def batches(
+        self,
+        start: Start = "beginning",
+        end: End = "forever",
+        *,
+        vbuckets: Iterable[int] | None = None,
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        """The same as Arrow batches, straight from the wire; `columns.batch.SCHEMA` has the columns.
+
+        A batch is delivered when it is full or when nothing more is there. A rollback is a batch of one row
+        with op ``rollback``, in its place; a system event one with op ``system``.
+        """
+        async with contextlib.aclosing(self.pieces(start, end, vbuckets=vbuckets)) as pieces:
+            async for piece in pieces:
+                for batch in piece.batches(no_value=self.options.no_value):
+                    yield batch
+
+    async def pieces(
+        self,
+        start: Start = "beginning",
+        end: End = "forever",
+        *,
+        vbuckets: Iterable[int] | None = None,
+    ) -> AsyncGenerator[Piece, None]:
+        """What came in one go, for who wants to choose between events and batches; done with when the next
+        is asked for.
+        """
+        reading = await self.begin(start, end, vbuckets=vbuckets)
+        try:
+            while (piece := await self.next_piece(reading)) is not None:
+                yield piece
+        finally:
+            self.end(reading)
+
+    async def begin(
+        self, start: Start = "beginning", end: End = "forever", *, vbuckets: Iterable[int] | None = None
+    ) -> Reading:
+        """Begin a reading; one that is still going on ends."""
+        self._check_usable()
+        if self._reading is not None:
+            self.end(self._reading)
+        saved = {} if self._store is None else await self._loop.run_in_executor(None, self._store.load)
+        wanted = read_options(self.options, start, end, vbuckets)
+        reading = self._reading = Reading(self._nodes, self._catalog, wanted, saved, rng=self._rng)
+        for address, connection in self._connections.items():
+            if connection.lost is not None:
+                reading.link_closed(address, connection.lost)
+        self._turn()
+        return reading
+
+    def end(self, reading: Reading) -> None:
+        """Stop a reading; positions stay as the application has them."""
+        if self._piece is not None:
+            self._piece.settle()
+            self._piece = None
+        if self._reading is reading:
+            reading.close()
+            self._flush()
+
+    async def next_piece(self, reading: Reading) -> Piece | None:
+        """The next piece; the one before is done with. None at the end."""
+        if self._piece is not None:
+            piece, self._piece = self._piece, None
+            self._changes += piece.row_count
+            self._unsaved = True
+            reading.finish(piece)
+            self._flush()
+        while True:
+            self._check_usable()
+            if self._reading is not reading:
+                raise UsageError("this reading has ended because another one began")
+            self._something.clear()
+            try:
+                piece_or_none = reading.take(self._loop.time())
+            except Exception as error:
+                self._fail(error)
+                raise
+            self._flush()
+            if piece_or_none is not None:
+                if piece_or_none.told:
+                    self._turn_soon()
+                self._piece = piece_or_none
+                return piece_or_none
+            self._decide()
+            await self._autosave(reading)
+            if reading.finished:
+                return None
+            if not self._something.is_set():
+                await self._something.wait()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing more is here: the next change is still on its way, or not made yet."""
+        return all(connection.link.next_chunk() is None for connection in self._connections.values())
+
+    async def pause(self, vbuckets: Iterable[int]) -> None:
+        """Stop receiving some vbuckets; `resume` goes on exactly there."""
+        self._active().pause(list(vbuckets))
+        self._turn()
+
+    async def resume(self, vbuckets: Iterable[int]) -> None:
+        """Go on with vbuckets that were paused."""
+        self._active().resume(list(vbuckets))
+        self._turn()
+
+    # positions
+
+    def positions(self) -> dict[int, Position]:
+        """What the application has: every event that was handed to it is below or at these."""
+        if self._piece is not None:
+            self._piece.settle()
+        return {} if self._reading is None else self._reading.positions()
+
+    async def save(self) -> None:
+        """Save the last whole snapshot of every vbucket that the application has. A failure is raised."""
+        if self._store is None or self._reading is None:
+            return
+        if self._piece is not None:
+            self._piece.settle()
+        self._unsaved = False
+        self._saved_at = self._loop.time()
+        await self._loop.run_in_executor(None, self._store.save, self._reading.to_save())
+
+    async def _autosave(self, reading: Reading) -> None:
+        """Save when there is time, which is when nothing waits, and at least every second."""
+        if self._store is None or not self._unsaved or not self.options.autosave:
+            return
+        if self.is_idle or self._loop.time() - self._saved_at >= _AUTOSAVE_S or reading.finished:
+            await self.save()
+
+    # questions
+
+    async def high_seqnos(self) -> dict[int, int]:
+        """The newest seqno of every vbucket."""
+        found: dict[int, int] = {}
+        for answer in await self._ask_everybody(_high_seqnos):
+            found |= answer
+        return dict(sorted(found.items()))
+
+    async def failover_logs(self, vbuckets: Iterable[int] | None = None) -> dict[int, FailoverLog]:
+        """The branches of vbuckets, newest first."""
+        assert self._nodes.map is not None
+        chosen = range(self._nodes.map.vbucket_count) if vbuckets is None else sorted(set(vbuckets))
+        found: dict[int, FailoverLog] = {}
+        for answer in await self._ask_everybody(
+            lambda address: _failover_logs([one for one in chosen if self._home(one) == address])
+        ):
+            found |= answer
+        return dict(sorted(found.items()))
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of this source, and why it waits if it does."""
+        now = self._loop.time()
+        links = dict(self._nodes.links())
+        progress = {} if self._reading is None else self._reading.progress
+        states: dict[str, int] = {}
+        for one in progress.values():
+            states[one.state.name.lower()] = states.get(one.state.name.lower(), 0) + 1
+        return {
+            "name": self._settings.name,
+            "bucket": self.where.bucket,
+            "waits_for": self._waits_for(now),
+            "changes": self._changes,
+            "rollbacks": 0 if self._reading is None else self._reading.rollbacks,
+            "lost_connections": self._lost_connections,
+            "received_bytes": sum(link.received_bytes for link in links.values()),
+            "acked_bytes": sum(link.acked_bytes for link in links.values()),
+            "queued_bytes": sum(link.queued_bytes for link in links.values()),
+            "vbuckets": states,
+            "nodes": {
+                str(node.address): {
+                    "state": node.state(now),
+                    "streams": len(node.link.streams) if node.link is not None else 0,
+                    "queued_bytes": node.link.queued_bytes if node.link is not None else 0,
+                }
+                for node in self._nodes.all()
+            },
+        }
+
+    def _waits_for(self, now: float) -> str:
+        if self._piece is not None or not self.is_idle:
+            return "the application"
+        if self._reading is None:
+            return "a reading to begin" if self._nodes.map is not None else "the cluster map"
+        return self._reading.waits_for(now)
+
+    # the pump
+
+    def _turn_soon(self) -> None:
+        """Have a turn when the present callback is over."""
+        if not self._turning and not self._closed:
+            self._turning = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Let the policy decide, do what it says, and have whoever waits look again."""
+        self._turning = False
+        self._decide()
+        self._something.set()
+
+    def _decide(self) -> None:
+        if self._closed or self._error is not None:
+            return
+        now = self._loop.time()
+        try:
+            if self._reading is not None:
+                self._reading.turn(now)
+                self._reading.check(now)
+            self._nodes.check(now)
+        except TailraceError as error:
+            self._fail(error)
+            return
+        for address in self._nodes.to_connect(now):
+            task = self._loop.create_task(self._dial(address))
+            self._dialling.add(task)
+            task.add_done_callback(self._dialling.discard)
+        for address in self._nodes.to_disconnect():
+            if self._connections[address].link.next_chunk() is None:
+                self._connections.pop(address).abort()
+                self._nodes.dropped(address)
+        self._flush()
+        self._arm(now)
+
+    def _flush(self) -> None:
+        for connection in self._connections.values():
+            connection.flush()
+
+    def _arm(self, now: float) -> None:
+        times = [self._nodes.next_timer(now), *(one.link.next_timer() for one in self._connections.values())]
+        if self._reading is not None:
+            times.append(self._reading.next_timer())
+        due = min((one for one in times if one is not None), default=None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer = self._loop.call_at(due, self._ring)
+
+    def _ring(self) -> None:
+        now = self._loop.time()
+        for connection in list(self._connections.values()):
+            try:
+                connection.link.handle_timer(now)
+            except ConnectError as error:
+                connection.give_up(error)
+        self._turn()
+
+    async def _dial(self, address: Address) -> None:
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                await self._loop.create_connection(
+                    lambda: _Connection(self, address),
+                    address.host,
+                    address.port,
+                    ssl=self._tls,
+                    server_hostname=address.host if self._tls is not None else None,
+                )
+        except TimeoutError:
+            self._not_connected(address, f"{address} does not answer")
+        except (OSError, ssl.SSLError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            self._not_connected(
+                address, f"can't connect to {address}: {reason}; is the node running and the port right?"
+            )
+
+    def _not_connected(self, address: Address, reason: str) -> None:
+        try:
+            self._nodes.lost(address, ConnectError(reason), self._loop.time())
+        except TailraceError as error:
+            self._fail(error)
+        self._turn_soon()
+
+    def _connected(self, connection: _Connection) -> DcpConsumer:
+        link = self._nodes.connected(connection.address, self._loop.time())
+        self._connections[connection.address] = connection
+        return link
+
+    def _received(self, connection: _Connection) -> None:
+        """Something was received and looked at."""
+        if connection.link.granted is not None and not connection.opened:
+            connection.opened = True
+            try:
+                self._nodes.opened(connection.address, self._loop.time())
+            except TailraceError as error:
+                self._fail(error)
+        connection.flush()
+        self._something.set()
+
+    def _disconnected(self, connection: _Connection, error: Exception) -> None:
+        """A connection is gone. What it brought is delivered before anybody is told."""
+        if self._connections.get(connection.address) is not connection or self._closed:
+            return
+        self._lost_connections += 1
+        if self._reading is not None and not self._reading.finished:
+            self._reading.link_closed(connection.address, error)
+        else:
+            try:
+                self._nodes.lost(connection.address, error, self._loop.time())
+            except TailraceError as fatal:
+                self._fail(fatal)
+        self._turn_soon()
+
+    def _fail(self, error: Exception) -> None:
+        """An error that no other attempt can mend: the application gets it."""
+        if self._error is None:
+            self._error = error
+        for connection in self._connections.values():
+            connection.abort()
+        self._something.set()
+
+    def _check_usable(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise UsageError("the source is closed")
+
+    def _active(self) -> Reading:
+        if self._reading is None:
+            raise UsageError("nothing is being read")
+        return self._reading
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._check_usable()
+            self._something.clear()
+            await self._something.wait()
+        self._check_usable()
+
+    def _home(self, vbucket: int) -> Address | None:
+        node = self._nodes.node_of(vbucket)
+        return None if node is None else node.address
+
+    async def _ask_everybody(self, script_for: Callable[[Address], Script[T]]) -> list[T]:
+        """Have a conversation with every node of the bucket."""
+        assert self._nodes.map is not None
+        if self._reading is None:
+            self._nodes.need(range(self._nodes.map.vbucket_count))
+            self._turn()
+        await self._until(
+            lambda: (
+                {self._home(one) for one in self._needed_vbuckets()} - {None}
+                <= {node.address for node in self._nodes.ready()}
+            )
+        )
+        answers: list[T] = []
+        nodes = self._nodes.ready()
+        for node in nodes:
+            assert node.link is not None
+            node.link.ask(script_for(node.address), answers.append)
+        self._flush()
+        await self._until(lambda: len(answers) >= len(nodes))
+        return answers
+
+    def _needed_vbuckets(self) -> Iterable[int]:
+        if self._reading is None:
+            return range(self._nodes.map.vbucket_count) if self._nodes.map is not None else ()
+        return [vb for vb, one in self._reading.progress.items() if one.state is not State.DONE]
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One socket and the consumer on it."""
+
+    def __init__(self, source: Source, address: Address) -> None:
+        self.address = address
+        self.opened = False
+        self.lost: Exception | None = None
+        self.link: DcpConsumer
+        self._source = source
+        self._loop = source._loop
+        self._transport: asyncio.Transport | None = None
+        self._watching = self._grew = self._paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if self._source._closed:
+            transport.abort()
+        self.link = self._source._connected(self)
+        self.flush()
+        self._source._turn_soon()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.link.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.link.buffer_updated(nbytes)
+        self._grew = True
+        if self.link.is_full:
+            self._process()
+        elif not self._watching:
+            self._watching = True
+            self._loop.call_soon(self._watch)
+
+    def _watch(self) -> None:
+        """Look at what came when a round of the loop brings no more: under load, pieces become large."""
+        if self._grew:
+            self._grew = False
+            self._loop.call_soon(self._watch)
+            return
+        self._watching = False
+        self._process()
+
+    def _process(self) -> None:
+        if self.lost is not None:
+            return
+        try:
+            self.link.process(self._loop.time())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the application hears of it
+            self.give_up(error)
+            return
+        if self.link.is_swamped and self._transport is not None and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        self._source._received(self)
+
+    def flush(self) -> None:
+        """Send what the consumer has to send; read on if it was held up."""
+        if self.lost is not None or self._transport is None:
+            return
+        data = self.link.data_to_send()
+        if data:
+            self._transport.write(data)
+        if self._paused and not self.link.is_swamped:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def give_up(self, error: Exception) -> None:
+        """Close the connection for this reason."""
+        if self.lost is None:
+            self.lost = error
+            self.abort()
+            self._source._disconnected(self, error)
+
+    def abort(self) -> None:
+        """Close the connection without a word."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.lost is not None:
+            return
+        self._process()
+        if self.lost is None:
+            reason = (exc and (getattr(exc, "strerror", None) or str(exc))) or "closed by the server"
+            self.lost = ConnectError(f"the connection to {self.address} was lost: {reason}")
+            self._source._disconnected(self, self.lost)
+
+
+def _high_seqnos(_: Address) -> Script[dict[int, int]]:
+    (answer,) = yield [GetAllVbSeqnos(state=VBucketState.ACTIVE)]
+    return answer.seqnos if answer.status == Status.SUCCESS else {}
+
+
+def _failover_logs(vbuckets: list[int]) -> Script[dict[int, FailoverLog]]:
+    answers = yield [GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets]
+    return {
+        vbucket: FailoverLog.from_bytes(answer.value)
+        for vbucket, answer in zip(vbuckets, answers, strict=True)
+        if answer.status == Status.SUCCESS
+    }

@@ -1,0 +1,194 @@
+"""The blocking pump: the same source for programs with threads.
+
+    with tailrace.connect_sync("couchbase://127.0.0.1/default") as source:
+        for change in source.changes(start="beginning"):
+            ...
+
+The asyncio pump runs in a thread of its own, which keeps the connections alive however long the application
+takes for a change. A source is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from ..connstr import ConnectionString
+from ..errors import UsageError
+from ..history import FailoverLog
+from ..model import Position
+from . import aio
+from .events import Event
+from .options import SourceOptions
+from .piece import Piece
+from .resume import End, Start
+
+__all__ = ["BlockingSource", "connect_sync"]
+
+T = TypeVar("T")
+
+
+def connect_sync(where: str | ConnectionString, **options: Any) -> BlockingSource:
+    """A source of changes, to be used with ``with``; `SourceOptions` has the options."""
+    return BlockingSource(where, SourceOptions.of(options))
+
+
+class BlockingSource:
+    """The changes of one bucket, from all nodes that have a part of it. One reading at a time."""
+
+    def __init__(self, where: str | ConnectionString, options: SourceOptions) -> None:
+        self._source = aio.Source(where, options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def options(self) -> SourceOptions:
+        """What it was made with."""
+        return self._source.options
+
+    # life
+
+    def __enter__(self) -> BlockingSource:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tailrace-source", daemon=True)
+        self._thread.start()
+        try:
+            self._await(self._source.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the reading and close all connections; what is not saved stays unsaved."""
+        if self._loop is not None:
+            try:
+                self._await(self._source.close())
+            finally:
+                self._stop()
+
+    def _stop(self) -> None:
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        self._loop = self._thread = None
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have something done in the pump's thread, and wait for it."""
+        if self._loop is None:
+            work.close()
+            raise UsageError("the source is closed, or was not opened by 'with'")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _call(self, function: Callable[[], T]) -> T:
+        async def call() -> T:
+            return function()
+
+        return self._await(call())
+
+    # reading
+
+    def changes(
+        self,
+        start: Start = "beginning",
+        end: End = "forever",
+        *,
+        vbuckets: Iterable[int] | None = None,
+    ) -> Generator[Event, None, None]:
+        """Every change as an event, in order within its vbucket.
+
+        ``start``: ``"beginning"``, ``"now"``, positions by vbucket, or their JSON. Saved state wins over it.
+        ``end``: ``"forever"``, ``"now"`` (what is there at the start), or seqnos by vbucket.
+        """
+        with contextlib.closing(self.pieces(start, end, vbuckets=vbuckets)) as pieces:
+            for piece in pieces:
+                yield from piece.events()
+
+    def batches(
+        self,
+        start: Start = "beginning",
+        end: End = "forever",
+        *,
+        vbuckets: Iterable[int] | None = None,
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """The same as Arrow batches, straight from the wire; `columns.batch.SCHEMA` has the columns.
+
+        A batch is delivered when it is full or when nothing more is there. A rollback is a batch of one row
+        with op ``rollback``, in its place; a system event one with op ``system``.
+        """
+        with contextlib.closing(self.pieces(start, end, vbuckets=vbuckets)) as pieces:
+            for piece in pieces:
+                yield from piece.batches(no_value=self.options.no_value)
+
+    def pieces(
+        self,
+        start: Start = "beginning",
+        end: End = "forever",
+        *,
+        vbuckets: Iterable[int] | None = None,
+    ) -> Generator[Piece, None, None]:
+        """What came in one go, for who wants to choose between events and batches; done with when the next
+        is asked for.
+        """
+        reading = self._await(self._source.begin(start, end, vbuckets=vbuckets))
+        try:
+            while (piece := self._await(self._source.next_piece(reading))) is not None:
+                yield piece
+        finally:
+            if self._loop is not None:
+                self._call(lambda: self._source.end(reading))
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing more is here: the next change is still on its way, or not made yet."""
+        return self._call(lambda: self._source.is_idle)
+
+    def pause(self, vbuckets: Iterable[int]) -> None:
+        """Stop receiving some vbuckets; `resume` goes on exactly there."""
+        self._await(self._source.pause(vbuckets))
+
+    def resume(self, vbuckets: Iterable[int]) -> None:
+        """Go on with vbuckets that were paused."""
+        self._await(self._source.resume(vbuckets))
+
+    # positions and questions
+
+    def positions(self) -> dict[int, Position]:
+        """What the application has: every event that was handed to it is below or at these."""
+        return self._call(self._source.positions)
+
+    def save(self) -> None:
+        """Save the last whole snapshot of every vbucket that the application has. A failure is raised."""
+        self._await(self._source.save())
+
+    def high_seqnos(self) -> dict[int, int]:
+        """The newest seqno of every vbucket."""
+        return self._await(self._source.high_seqnos())
+
+    def failover_logs(self, vbuckets: Iterable[int] | None = None) -> dict[int, FailoverLog]:
+        """The branches of vbuckets, newest first."""
+        return self._await(self._source.failover_logs(vbuckets))
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of this source, and why it waits if it does."""
+        return self._call(self._source.stats)

@@ -1,0 +1,108 @@
+"""Names of scopes and collections, and the filter that a stream request takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ..columns.batch import Names
+from ..errors import RemoteProtocolError, UsageError
+from ..protocol.script import Script
+from ..wire.admin import GetCollectionsManifest
+from ..wire.codes import Status
+from .nodes import Node
+
+__all__ = ["Catalog"]
+
+
+class Catalog:
+    """What is known of the bucket's collections: from the manifest, then from the stream itself."""
+
+    def __init__(self, bucket: str, *, scope: str = "", collections: Sequence[str] = ()) -> None:
+        if scope and collections:
+            raise UsageError("a reading is limited to a scope or to collections, not both")
+        self.names = Names(bucket, {0: ("_default", "_default")})
+        self.is_ready = False
+        self.trouble = ""
+        self.stream_filter: dict[str, Any] = {}
+        """Members of the stream request that limit the stream."""
+        self._scope = scope
+        self._collections = tuple(_full(path) for path in collections)
+        self._scopes: dict[int, str] = {0: "_default"}
+        self._asked: object = None
+
+    def turn(self, ready: Sequence[Node]) -> None:
+        """Ask a node for the manifest, once."""
+        if self.is_ready or not ready:
+            return
+        link = ready[0].link
+        assert link is not None and link.granted is not None
+        if not link.granted.session.collections:
+            if self._scope or self._collections:
+                raise UsageError("the server has no collections, so a reading can't be limited to some")
+            self.is_ready = True
+        elif self._asked is not link:
+            self._asked = link
+            self.trouble = "waits for the collections manifest"
+            link.ask(_manifest(), self._answered)
+
+    def _answered(self, text: bytes | None) -> None:
+        if text is not None:
+            self._read(text)
+        elif self._scope or self._collections:
+            raise UsageError("the server has no collections manifest, so a reading can't be limited")
+        self._make_filter()
+        self.is_ready, self.trouble = True, ""
+
+    def _read(self, text: bytes) -> None:
+        try:
+            for scope in json.loads(text)["scopes"]:
+                self._scopes[int(scope["uid"], 16)] = scope["name"]
+                for collection in scope["collections"]:
+                    self.add(int(collection["uid"], 16), scope["name"], collection["name"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise RemoteProtocolError("the collections manifest is not what it should be") from None
+
+    def _make_filter(self) -> None:
+        if self._scope:
+            number = next((key for key, name in self._scopes.items() if name == self._scope), None)
+            if number is None:
+                raise UsageError(f"there is no scope {self._scope!r}")
+            self.stream_filter = {"scope": f"{number:x}"}
+        elif self._collections:
+            numbers = {f"{scope}.{name}": key for key, (scope, name) in self.names.collections.items()}
+            if missing := [path for path in self._collections if path not in numbers]:
+                raise UsageError(f"there is no collection {missing[0]!r}")
+            self.stream_filter = {"collections": [f"{numbers[path]:x}" for path in self._collections]}
+
+    def add(self, collection_id: int, scope: str, name: str) -> None:
+        """A collection that the manifest or the stream named."""
+        assert isinstance(self.names.collections, dict)
+        self.names.collections[collection_id] = (scope, name)
+
+    def add_scope(self, scope_id: int, name: str) -> None:
+        """A scope that the stream named."""
+        self._scopes[scope_id] = name
+
+    def scope_name(self, scope_id: int) -> str:
+        """The name of a scope, as far as it is known."""
+        return self._scopes.get(scope_id, f"0x{scope_id:x}")
+
+    def cover(self, collection_ids: Sequence[int]) -> None:
+        """Have a name for each of these; one that nobody told us about goes by its number."""
+        for number in collection_ids:
+            if number not in self.names.collections:
+                self.add(number, "?", f"0x{number:x}")
+
+
+def _full(path: str) -> str:
+    scope, dot, name = path.partition(".")
+    if not path or (dot and not name) or "." in name:
+        raise UsageError(f"{path!r} is no collection, write it like shop.orders")
+    return f"{scope or '_default'}.{name}" if dot else f"_default.{path}"
+
+
+def _manifest() -> Script[bytes | None]:
+    (answer,) = yield [GetCollectionsManifest()]
+    return answer.value if answer.status == Status.SUCCESS else None

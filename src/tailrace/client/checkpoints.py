@@ -1,0 +1,122 @@
+"""Where positions are kept between two runs: in a file, in memory, or wherever somebody else wants them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import StoreError, UsageError
+from ..model import parse_u64
+from .progress import SavedPosition
+
+__all__ = ["FileState", "MemoryState", "StateStore", "parse_state"]
+
+_VERSION = 1
+_MAX_BYTES = 256 << 20
+
+
+class StateStore(Protocol):
+    """Keeps the position of every vbucket."""
+
+    def load(self) -> dict[int, SavedPosition]:
+        """What was saved last; empty if nothing was."""
+        ...
+
+    def save(self, positions: Mapping[int, SavedPosition]) -> None:
+        """Keep these instead, all or none of them, for good when it returns. A failure is raised."""
+        ...
+
+
+class MemoryState:
+    """Keeps positions as long as the process lives."""
+
+    def __init__(self) -> None:
+        self.positions: dict[int, SavedPosition] = {}
+
+    def load(self) -> dict[int, SavedPosition]:
+        return dict(self.positions)
+
+    def save(self, positions: Mapping[int, SavedPosition]) -> None:
+        self.positions = dict(positions)
+
+
+class FileState:
+    """Keeps positions in a JSON file that people can read: written beside, synced, renamed, synced."""
+
+    def __init__(self, path: str | Path, *, bucket: str | None = None) -> None:
+        self.path = Path(path)
+        self.bucket = bucket
+        """Refuse the file of another bucket."""
+        self._texts: dict[int, tuple[SavedPosition, str]] = {}
+
+    def load(self) -> dict[int, SavedPosition]:
+        try:
+            with self.path.open("rb") as file:
+                text = file.read(_MAX_BYTES + 1)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise StoreError(f"the state file {str(self.path)!r} can't be read: {error.strerror}") from error
+        try:
+            bucket, positions = parse_state(text)
+        except UsageError as error:
+            raise UsageError(
+                f"{str(self.path)!r} is no state file ({error}); move it away to start over"
+            ) from None
+        if bucket is not None and self.bucket is not None and bucket != self.bucket:
+            raise UsageError(
+                f"the state file {str(self.path)!r} belongs to bucket {bucket!r}, not {self.bucket!r}"
+            )
+        return positions
+
+    def save(self, positions: Mapping[int, SavedPosition]) -> None:
+        from ..store.files import atomic_write
+
+        lines = ",\n".join(
+            f'  "{vbucket}":{self._text(vbucket, positions[vbucket])}' for vbucket in sorted(positions)
+        )
+        name = json.dumps(self.bucket)
+        text = f'{{"tailrace_state":{_VERSION},"bucket":{name},"vbuckets":{{\n{lines}\n}}}}\n'
+        try:
+            atomic_write(self.path, text.encode())
+        except OSError as error:
+            raise StoreError(
+                f"the state file {str(self.path)!r} can't be written: {error.strerror or error}"
+            ) from error
+
+    def _text(self, vbucket: int, position: SavedPosition) -> str:
+        """The JSON of a position; most positions are the same as when they were saved last."""
+        known = self._texts.get(vbucket)
+        if known is None or known[0] is not position:
+            known = position, json.dumps(position.to_json(), separators=(",", ":"))
+            self._texts[vbucket] = known
+        return known[1]
+
+
+def parse_state(text: str | bytes) -> tuple[str | None, dict[int, SavedPosition]]:
+    """Bucket and positions from a state file, or from bare positions such as Spark's offsets."""
+    if len(text) > _MAX_BYTES:
+        raise UsageError(f"it has more than {_MAX_BYTES} bytes")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UsageError("it is not JSON") from None
+    if not isinstance(value, dict):
+        raise UsageError("it is not a JSON object")
+    bucket: Any = None
+    if "tailrace_state" in value:
+        if value["tailrace_state"] != _VERSION:
+            raise UsageError(f"it has version {value['tailrace_state']!r}, written by another Tailrace")
+        bucket, value = value.get("bucket"), value.get("vbuckets")
+        if not isinstance(value, dict) or not (bucket is None or isinstance(bucket, str)):
+            raise UsageError("its bucket or vbuckets are missing")
+    positions = {}
+    for name, member in value.items():
+        vbucket = parse_u64(name, "a vbucket")
+        try:
+            positions[vbucket] = SavedPosition.from_json(member)
+        except UsageError as error:
+            raise UsageError(f"vbucket {vbucket}: {error}") from None
+    return bucket, positions

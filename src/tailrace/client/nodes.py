@@ -1,0 +1,300 @@
+"""The nodes of a cluster and our connections to them: whom to call, when to call again, where a vbucket is.
+
+Sans-IO. The pump asks `to_connect` and reports what came of it (`connected`, `lost`); the rest follows. One
+connection per node, whatever the number of vbuckets.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from ..connstr import Address, ConnectionString
+from ..errors import ConnectError, LoginError, ProtocolError, StatusError
+from ..protocol.dcp_consumer import ConsumerSettings, DcpConsumer
+from ..protocol.handshake import CONSUMER_FEATURES, Credentials, Introduction
+from ..protocol.script import Script
+from ..wire.admin import GetAllVbSeqnos, GetClusterConfig
+from ..wire.codes import Status
+from .backoff import Backoff
+from .cluster_map import ClusterMap
+
+__all__ = ["Node", "Nodes", "is_passing"]
+
+_POLL_S = 2.5
+"""How often to ask for a new map while a vbucket has no node, or a node can't be reached."""
+
+_PASSING = frozenset(
+    {
+        Status.ETMPFAIL,
+        Status.EBUSY,
+        Status.ENOMEM,
+        Status.NOT_INITIALIZED,
+        Status.NO_BUCKET,
+        Status.BUCKET_PAUSED,
+        Status.CONFIG_ONLY,
+        Status.RATE_LIMITED_MAX_CONNECTIONS,
+        Status.WOULD_THROTTLE,
+    }
+)
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether another attempt may have more luck: not after a wrong password or a broken protocol."""
+    if isinstance(error, StatusError):
+        return error.status in _PASSING
+    return not isinstance(error, LoginError | ProtocolError)
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One node, and our connection to it if there is one."""
+
+    address: Address
+    backoff: Backoff
+    link: DcpConsumer | None = None
+    connecting: bool = False
+    retry_at: float = 0.0
+    troubled_since: float | None = None
+    trouble: str = ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Stream requests can be sent."""
+        return self.link is not None and self.link.granted is not None
+
+    def state(self, now: float) -> str:
+        """In words, for statistics."""
+        if self.link is not None:
+            return "open" if self.is_ready else f"waits for {self.link.waits_for}"
+        if self.connecting:
+            return "connecting"
+        waits = f"; next attempt in {max(0.0, self.retry_at - now):.1f} s" if self.retry_at > now else ""
+        return (self.trouble or "not connected") + waits
+
+
+class Nodes:
+    """All nodes that we know of."""
+
+    def __init__(
+        self,
+        where: ConnectionString,
+        settings: ConsumerSettings,
+        *,
+        agent: str,
+        allow_plain: bool,
+        retry_for_s: float,
+        rng: random.Random,
+    ) -> None:
+        credentials = None
+        if where.username is not None:
+            credentials = Credentials(where.username, where.password or "")
+        self.where = where
+        self.map: ClusterMap | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a connection became ready or went, or the map changed."""
+        self._introduction = Introduction(
+            agent, where.bucket, credentials, CONSUMER_FEATURES, allow_plain=allow_plain or where.tls
+        )
+        self._settings = settings
+        self._retry_for_s = retry_for_s
+        self._rng = rng
+        self._nodes: dict[Address, Node] = {}
+        self._needed: frozenset[Address] = frozenset()
+        self._seed = 0
+        self._seeds_failed: list[str] = []
+        self._asked_at = 0.0
+        self._asking = False
+
+    # what the pump does
+
+    def to_connect(self, now: float) -> list[Address]:
+        """The nodes that should be called now; each is marked as being called."""
+        found = []
+        for address in self._wanted():
+            node = self._node(address)
+            if node.link is None and not node.connecting and node.retry_at <= now:
+                node.connecting = True
+                found.append(address)
+        return found
+
+    def to_disconnect(self) -> list[Address]:
+        """Connections that nobody needs any more: of nodes that have left, or have nothing for us."""
+        wanted = self._wanted()
+        return [
+            one.address for one in self._nodes.values() if one.link is not None and one.address not in wanted
+        ]
+
+    def connected(self, address: Address, now: float) -> DcpConsumer:
+        """A connection is there; the pump feeds what is returned."""
+        node = self._node(address)
+        node.connecting = False
+        node.link = link = DcpConsumer(self._introduction, self._settings, rng=self._rng, now=now)
+        link.on_config = lambda text: self._pushed(address, text)
+        return link
+
+    def opened(self, address: Address, now: float) -> None:
+        """The handshake is over."""
+        node = self._node(address)
+        assert node.link is not None and node.link.granted is not None
+        node.backoff.reset()
+        node.troubled_since, node.trouble = None, ""
+        self._seeds_failed.clear()
+        config = node.link.granted.session.config
+        if config is not None:
+            self.apply(config, address)
+        elif self.map is None:
+            # an old server without maps: it is alone, and says itself how many vbuckets it has
+            node.link.ask(_vbucket_count(), lambda count: self._take_single(address, count))
+        self.on_change()
+
+    def lost(self, address: Address, error: Exception, now: float) -> None:
+        """A connection could not be made, or is gone. Raises what can't be mended by another attempt."""
+        node = self._node(address)
+        node.link, node.connecting = None, False
+        node.trouble = str(error) or type(error).__name__
+        if node.troubled_since is None:
+            node.troubled_since = now
+        node.retry_at = now + node.backoff.next_s()
+        self.on_change()
+        if not is_passing(error):
+            raise error
+        if self.map is None:
+            self._next_seed(error)
+        elif address in self._wanted():
+            self._ask_others(now)
+
+    def dropped(self, address: Address) -> None:
+        """The pump closed a connection that `to_disconnect` named."""
+        self._node(address).link = None
+
+    def check(self, now: float) -> None:
+        """Raise `ConnectError` if a node that we need could not be reached for too long."""
+        for address in self._needed:
+            node = self._node(address)
+            if node.troubled_since is not None and now - node.troubled_since >= self._retry_for_s:
+                raise ConnectError(
+                    f"{address} could not be reached for {self._retry_for_s:g} s: {node.trouble}"
+                )
+
+    def next_timer(self, now: float) -> float | None:
+        """When something is to be done although nothing happened."""
+        times = []
+        for address in self._wanted():
+            node = self._node(address)
+            if node.link is None and not node.connecting:
+                times.append(max(node.retry_at, now))
+            if node.troubled_since is not None and address in self._needed:
+                times.append(node.troubled_since + self._retry_for_s)
+        return min(times, default=None)
+
+    # where things are
+
+    def need(self, vbuckets: Iterable[int]) -> None:
+        """Connections to the nodes of these vbuckets are wanted from now on."""
+        assert self.map is not None
+        homes = {self.map.node_of(vbucket) for vbucket in vbuckets}
+        self._needed = frozenset(address for address in homes if address is not None)
+
+    def node_of(self, vbucket: int) -> Node | None:
+        """The node that has a vbucket, by the newest map."""
+        address = self.map.node_of(vbucket) if self.map is not None else None
+        return None if address is None else self._node(address)
+
+    def links(self) -> Iterator[tuple[Address, DcpConsumer]]:
+        """All connections."""
+        for node in list(self._nodes.values()):
+            if node.link is not None:
+                yield node.address, node.link
+
+    def ready(self) -> list[Node]:
+        """Nodes that answer."""
+        return [node for node in self._nodes.values() if node.is_ready]
+
+    def all(self) -> list[Node]:
+        """Every node that was ever heard of and is in the map, or has a connection."""
+        known = set(self.map.nodes) if self.map is not None else set(self.where.addresses)
+        return [node for node in self._nodes.values() if node.link is not None or node.address in known]
+
+    # the map
+
+    def apply(self, text: bytes, asked: Address) -> bool:
+        """Take over a cluster map if it is newer; whether it was."""
+        found = ClusterMap.parse(text, asked, tls=self.where.tls)
+        if found is None or not found.is_newer_than(self.map):
+            return False
+        self.map = found
+        self.on_change()
+        return True
+
+    def ask_for_map(self, now: float) -> None:
+        """Ask a node that answers for the newest map, unless that was done a moment ago."""
+        ready = self.ready()
+        if not ready or (self._asking and now - self._asked_at < _POLL_S):
+            return
+        node = self._rng.choice(ready)
+        assert node.link is not None
+        self._asking, self._asked_at = True, now
+
+        def answered(text: bytes | None) -> None:
+            self._asking = False
+            if text:
+                self.apply(text, node.address)
+            self.on_change()
+
+        node.link.ask(_config(), answered)
+
+    def _ask_others(self, now: float) -> None:
+        """A node is gone: the others may know where its vbuckets went."""
+        if now - self._asked_at >= _POLL_S:
+            self.ask_for_map(now)
+
+    def _pushed(self, address: Address, text: bytes) -> None:
+        if text:
+            self.apply(text, address)
+            return
+        node = self._node(address)
+        if node.link is not None:
+            node.link.ask(_config(), lambda found: self._pushed(address, found) if found else None)
+
+    def _take_single(self, address: Address, count: int) -> None:
+        if count and self.map is None:
+            self.map = ClusterMap.single(address, count)
+            self.on_change()
+
+    def _next_seed(self, error: Exception) -> None:
+        """Nobody has told us the map yet: try the next address. At the first round's end it is an error."""
+        self._seeds_failed.append(str(error))
+        self._seed += 1
+        if self._seed >= len(self.where.addresses):
+            self._seed = 0
+            if len(self._seeds_failed) >= len(self.where.addresses):
+                raise ConnectError("; ".join(dict.fromkeys(self._seeds_failed)))
+
+    def _wanted(self) -> frozenset[Address]:
+        """Whom we want to be connected to: the nodes that we need, or a seed that may know the map."""
+        if self.map is None:
+            return frozenset({self.where.addresses[self._seed]})
+        if self._needed and all(self._node(one).troubled_since is not None for one in self._needed):
+            return self._needed | frozenset(self.where.addresses)  # the cluster may have moved away from us
+        return (
+            self._needed
+            or frozenset(one.address for one in self.ready()[:1])
+            or frozenset(self.map.nodes[:1])
+        )
+
+    def _node(self, address: Address) -> Node:
+        if address not in self._nodes:
+            self._nodes[address] = Node(address, Backoff(self._rng))
+        return self._nodes[address]
+
+
+def _config() -> Script[bytes | None]:
+    (answer,) = yield [GetClusterConfig()]
+    return answer.value if answer.status == Status.SUCCESS else None
+
+
+def _vbucket_count() -> Script[int]:
+    (answer,) = yield [GetAllVbSeqnos()]
+    return max(answer.seqnos, default=-1) + 1 if answer.status == Status.SUCCESS else 0

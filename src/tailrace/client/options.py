@@ -1,0 +1,154 @@
+"""The options of a source: one table for both pumps, checked in one place."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..connstr import ConnectionString, parse
+from ..errors import UsageError
+from ..model import Position, parse_positions
+from ..protocol.dcp_consumer import ConsumerSettings
+from .checkpoints import FileState, StateStore
+from .resume import End, ReadOptions, Start
+from .tls import TlsOptions
+
+__all__ = ["DIALECTS", "SourceOptions", "read_options", "resolve"]
+
+DIALECTS = ("dcp",)
+"""Dialects that a source speaks."""
+
+_KNOWN_DIALECTS = ("dcp", "upr-a", "upr-b", "tap")
+_MAX_NAME = 200
+_LEAST_BUFFER = 1 << 10
+_MOST_BUFFER = 1 << 31
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """How to connect, and what to read. All are keyword arguments of `connect` and `connect_sync`."""
+
+    username: str | None = None
+    password: str | None = None
+    dialect: str = "dcp"
+    purpose: str = "consumer"
+    """A part of the connection's name, by which operators recognise it: ``tailrace:HOST:PID:PURPOSE:N``."""
+    scope: str = ""
+    """Only the collections of this scope."""
+    collections: Sequence[str] = ()
+    """Only these collections, written ``scope.name``."""
+    include_xattrs: bool = False
+    no_value: bool = False
+    """Keys and metadata only."""
+    compression: bool = False
+    """Have the server compress values on the wire."""
+    flow_control_buffer: int = 20 << 20
+    """Bytes that each node may send ahead of the application."""
+    noop_interval_s: float = 20.0
+    """A node that is silent for twice as long is given up."""
+    retry_for_s: float = 60.0
+    """How long a lost connection is taken up again before it is an error."""
+    rollback_mitigation: bool = False
+    """Hold changes back until the server has them on disk."""
+    rollback_points: Callable[[int], Iterable[int]] | None = None
+    """Seqnos of a vbucket to which the application itself can go back, beyond those that the source knows."""
+    state: StateStore | str | Path | None = None
+    """Where positions are saved after each whole snapshot, and resumed from."""
+    autosave: bool = True
+    """Save to ``state`` whenever there is time; otherwise only when `save` is called."""
+    tls: TlsOptions | None = None
+    allow_plain: bool = False
+    """Allow the login that shows the password on a connection without TLS."""
+    priority: str = ""
+    """``low``, ``medium`` or ``high``, if the server should prefer or defer this reader."""
+
+    def __post_init__(self) -> None:
+        if self.dialect not in _KNOWN_DIALECTS:
+            raise UsageError(f"there is no dialect {self.dialect!r}; known are {', '.join(_KNOWN_DIALECTS)}")
+        if self.dialect not in DIALECTS:
+            raise UsageError(f"the dialect {self.dialect!r} can't be read yet; use dcp")
+        if not _LEAST_BUFFER <= self.flow_control_buffer <= _MOST_BUFFER:
+            raise UsageError(f"flow_control_buffer goes from {_LEAST_BUFFER} to {_MOST_BUFFER} bytes")
+        if not 0.1 <= self.noop_interval_s <= 10_800:
+            raise UsageError("noop_interval_s goes from 0.1 to 10800")
+        if self.priority not in ("", "low", "medium", "high"):
+            raise UsageError("priority is low, medium or high")
+        if self.retry_for_s < 0:
+            raise UsageError("retry_for_s is 0 or more")
+        if isinstance(self.collections, str):
+            raise UsageError("collections is a list of names such as shop.orders")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> SourceOptions:
+        """From keyword arguments; one that does not exist is an error that names the nearest."""
+        known = [one.name for one in fields(cls)]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+                raise UsageError(f"there is no option {name!r}{hint}")
+        return cls(**options)
+
+    def settings(self) -> ConsumerSettings:
+        """For the connections."""
+        return ConsumerSettings(
+            name=connection_name(self.purpose),
+            buffer_bytes=self.flow_control_buffer,
+            noop_interval_s=self.noop_interval_s,
+            include_xattrs=self.include_xattrs,
+            no_value=self.no_value,
+            compress=self.compression,
+            priority=self.priority,
+        )
+
+    def state_store(self, bucket: str) -> StateStore | None:
+        """Where positions are kept."""
+        if isinstance(self.state, str | Path):
+            return FileState(self.state, bucket=bucket)
+        return self.state
+
+
+def connection_name(purpose: str) -> str:
+    """A name that an operator recognises, and no other connection has; up to 200 bytes."""
+    host = socket.gethostname().encode("ascii", "replace").decode()
+    printable = "".join(one if one.isascii() and one.isprintable() else "?" for one in purpose)
+    tail = f":{os.getpid()}:{printable[:100]}:{next(_numbers)}"
+    return f"tailrace:{host}"[: _MAX_NAME - len(tail)] + tail
+
+
+def resolve(where: str | ConnectionString, options: SourceOptions) -> ConnectionString:
+    """The connection string with user and password from the options, where those are given."""
+    found = parse(where, os.environ) if isinstance(where, str) else where
+    if options.username is not None:
+        found = replace(found, username=options.username, password=options.password)
+    elif options.password is not None:
+        found = replace(found, password=options.password)
+    return found
+
+
+def read_options(
+    options: SourceOptions,
+    start: Start | str,
+    end: End,
+    vbuckets: Iterable[int] | None,
+) -> ReadOptions:
+    """One reading: ``start`` may also be positions as JSON text."""
+    if isinstance(start, str) and start.lstrip().startswith("{"):
+        start = parse_positions(start)
+    if isinstance(start, Mapping) and not all(isinstance(one, Position) for one in start.values()):
+        raise UsageError("start is beginning, now, or a mapping of vbucket to Position")
+    return ReadOptions(
+        start,
+        end,
+        None if vbuckets is None else tuple(sorted(set(vbuckets))),
+        options.retry_for_s,
+        options.rollback_mitigation,
+        options.rollback_points,
+    )

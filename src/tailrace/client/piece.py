@@ -1,0 +1,324 @@
+"""A piece of the streams on its way to the application: as events, or as Arrow batches."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ..columns.batch import SCHEMA, to_batch
+from ..columns.values import inflate, take_xattrs
+from ..model import Position
+from ..protocol.chunk import Carried, Control, Delivery, Ended, MarkerReceived, Opened, Segment
+from ..protocol.dcp_consumer import DcpConsumer
+from ..wire.codes import Datatype, DcpOpcode, MarkerFlag, StreamEndStatus, SystemEventId
+from ..wire.dcp import DcpSeqnoAdvanced, DcpSystemEvent
+from .events import (
+    Deletion,
+    Event,
+    Expiration,
+    Mutation,
+    Rollback,
+    SeqnoAdvanced,
+    Snapshot,
+    StreamEnd,
+    SystemEvent,
+)
+from .jsonlines import json_line
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from .catalog import Catalog
+
+__all__ = ["Piece", "end_reason"]
+
+_SYSTEM_EVENTS = {
+    SystemEventId.COLLECTION_BEGIN: "collection_created",
+    SystemEventId.COLLECTION_END: "collection_dropped",
+    SystemEventId.SCOPE_CREATED: "scope_created",
+    SystemEventId.SCOPE_DROPPED: "scope_dropped",
+    SystemEventId.COLLECTION_MODIFIED: "collection_modified",
+}
+_DELETE_TIME_AT = 24 + 16
+_DELETION_V1_EXTRAS = 18
+_U32 = struct.Struct(">I")
+_JSON = int(Datatype.JSON)
+_PACKED = int(Datatype.SNAPPY | Datatype.XATTR)
+
+
+def end_reason(status: int) -> str:
+    """Why a stream ended, as a word."""
+    try:
+        return StreamEndStatus(status).name.lower()
+    except ValueError:
+        return f"status_{status}"
+
+
+class Told(NamedTuple):
+    """An event between two changes."""
+
+    row: int
+    event: Event
+    position: Position | None = None
+    """Of a rollback: where it goes on."""
+
+
+class Piece:
+    """Checked changes of one connection, in the order in which they came."""
+
+    def __init__(
+        self, link: DcpConsumer, delivery: Delivery, progress: Mapping[int, Progress], catalog: Catalog
+    ) -> None:
+        self.link = link
+        self.delivery = delivery
+        self.told: list[Told] = []
+        self.ends = {one.stream.vbucket: one.stream.position for one in delivery.segments}
+        """Where each vbucket stands when the application has all of it."""
+        self._progress = progress
+        self._catalog = catalog
+        self._cursor: dict[int, tuple[Segment, int]] = {}
+
+    @property
+    def row_count(self) -> int:
+        """How many changes."""
+        return self.delivery.row_count
+
+    @property
+    def is_empty(self) -> bool:
+        """There is nothing for the application in it."""
+        return not self.row_count and not self.told
+
+    def tell(self, control: Control, *, is_done: bool) -> None:
+        """Make an event of something that happened between the changes, if it is one for the application."""
+        what = control.what
+        vbucket, log = what.stream.vbucket, what.stream.log
+        vb_uuid = log.newest.vb_uuid if log is not None else 0
+        event: Event | None = None
+        position = None
+        match what:
+            case Opened() if what.rolled_back_to is not None:
+                event, position = Rollback(vbucket, vb_uuid, what.rolled_back_to), what.position
+            case MarkerReceived():
+                source = "disk" if what.flags & MarkerFlag.DISK else "memory"
+                event = Snapshot(vbucket, vb_uuid, what.start, what.end, source)
+            case Carried():
+                event = self._carried(what)
+            case Ended() if is_done:
+                event = StreamEnd(vbucket, end_reason(what.status))
+        if event is not None:
+            self.told.append(Told(control.row, event, position))
+
+    def _carried(self, carried: Carried) -> Event:
+        segment, message = carried.segment, carried.message
+        snapshot = (segment.marker.start, segment.marker.end)
+        vbucket, vb_uuid = carried.stream.vbucket, segment.log.branch_of(message.by_seqno)
+        if isinstance(message, DcpSeqnoAdvanced):
+            return SeqnoAdvanced(vbucket, vb_uuid, message.by_seqno, snapshot)
+        self._learn(message)
+        return SystemEvent(
+            vbucket,
+            vb_uuid,
+            message.by_seqno,
+            _SYSTEM_EVENTS.get(message.event, f"event_{message.event}"),  # type: ignore[call-overload]
+            message.key.decode("utf-8", "replace"),
+            message.manifest_uid,
+            message.scope_id,
+            message.collection_id,
+            message.max_ttl,
+            snapshot,
+        )
+
+    def _learn(self, message: DcpSystemEvent) -> None:
+        """Names that came with the stream."""
+        name = message.key.decode("utf-8", "replace")
+        if message.event == SystemEventId.SCOPE_CREATED:
+            self._catalog.add_scope(message.scope_id, name)
+        elif message.event == SystemEventId.COLLECTION_BEGIN and message.collection_id is not None:
+            self._catalog.add(message.collection_id, self._catalog.scope_name(message.scope_id), name)
+
+    def drop(self, vbucket: int) -> Position:
+        """Take the changes of a vbucket out; gives the position before the first of them."""
+        delivery = self.delivery
+        segments = delivery.segments
+        base = next(one.base for one in segments if one.stream.vbucket == vbucket)
+        keeps = np.array([one.stream.vbucket != vbucket for one in segments], dtype=bool)
+        kept = np.flatnonzero(keeps[delivery.segment_of])
+        rows = np.arange(len(delivery.chunk.frames))[delivery.rows][kept]
+        self.told = [
+            told._replace(row=int(np.searchsorted(kept, told.row)))
+            for told in self.told
+            if told.event.vbucket != vbucket
+        ]
+        delivery.rows, delivery.segment_of = rows, delivery.segment_of[kept]
+        del self.ends[vbucket]
+        return base
+
+    # one change after the other
+
+    def events(self) -> Iterator[Event]:
+        """All events in order; `settle` says how far it has come."""
+        delivery = self.delivery
+        frames, rows, segments = delivery.chunk.frames, delivery.rows, delivery.segments
+        data = frames.data.data
+        columns = (
+            frames.opcode,
+            frames.datatype,
+            frames.vbucket,
+            frames.seqno,
+            frames.rev,
+            frames.cas,
+            frames.flags,
+            frames.expiry,
+            frames.collection,
+            frames.start,
+            frames.key_start,
+            frames.value_start,
+            frames.value_end,
+        )
+        histories = delivery.histories() if self.row_count else ((), (), ())
+        lists = [column[rows].tolist() for column in columns]
+        lists += [np.asarray(column).tolist() for column in (*histories, delivery.segment_of)]
+        told = iter(self.told)
+        next_told = next(told, None)
+        cursor = self._cursor
+        for row, fields in enumerate(zip(*lists, strict=True)):
+            while next_told is not None and next_told.row <= row:
+                yield self._say(next_told)
+                next_told = next(told, None)
+            (
+                opcode,
+                datatype,
+                vbucket,
+                seqno,
+                rev,
+                cas,
+                flags,
+                expiry,
+                collection,
+                start,
+                key_at,
+                value_at,
+                value_end,
+                vb_uuid,
+                snapshot_start,
+                snapshot_end,
+                segment,
+            ) = fields
+            value, xattrs = bytes(data[value_at:value_end]), None
+            if datatype & _PACKED and value:
+                value, xattrs = _unpack(value, datatype)
+            key, snapshot = bytes(data[key_at:value_at]), (snapshot_start, snapshot_end)
+            event: Event
+            if opcode == DcpOpcode.MUTATION:
+                event = Mutation(
+                    vbucket,
+                    vb_uuid,
+                    seqno,
+                    rev,
+                    cas,
+                    key,
+                    value,
+                    flags,
+                    expiry,
+                    datatype & _JSON,
+                    snapshot,
+                    collection,
+                    xattrs,
+                )
+            else:
+                time_s = 0
+                if data[start + 4] != _DELETION_V1_EXTRAS:
+                    time_s = _U32.unpack_from(data, _extras_at(data, start) + 16)[0]
+                made = Deletion if opcode == DcpOpcode.DELETION else Expiration
+                event = made(vbucket, vb_uuid, seqno, rev, cas, key, time_s, snapshot, collection, xattrs)
+            cursor[vbucket] = segments[segment], seqno
+            yield event
+        while next_told is not None:
+            yield self._say(next_told)
+            next_told = next(told, None)
+
+    def _say(self, told: Told) -> Event:
+        event = told.event
+        if isinstance(event, Rollback):
+            assert told.position is not None
+            self._cursor.pop(event.vbucket, None)
+            self._progress[event.vbucket].rolled_back(event.seqno, told.position)
+        return event
+
+    def settle(self) -> None:
+        """Write down what the application has of a piece that it is in the middle of."""
+        for vbucket, (segment, seqno) in self._cursor.items():
+            self._progress[vbucket].delivered_up_to(segment.position_at(seqno))
+        self._cursor.clear()
+
+    # whole batches
+
+    def batches(self, *, no_value: bool) -> Iterator[pa.RecordBatch]:
+        """The changes as Arrow; what is no change but must be told stands in a batch of its own, in order."""
+        first = 0
+        for told in self.told:
+            if isinstance(told.event, Rollback | SystemEvent):
+                if told.row > first:
+                    yield self._batch(first, told.row, no_value=no_value)
+                    first = told.row
+                yield _row(self._say(told), self._catalog.names.bucket)
+        if first < self.row_count:
+            yield self._batch(first, self.row_count, no_value=no_value)
+
+    def _batch(self, first: int, last: int, *, no_value: bool) -> pa.RecordBatch:
+        delivery = self.delivery
+        frames, rows = delivery.chunk.frames, delivery.rows
+        part = slice(first, last) if isinstance(rows, slice) else rows[first:last]
+        vb_uuids, starts, ends = (column[first:last] for column in delivery.histories())
+        collections = frames.collection[part]
+        if collections.any():
+            self._catalog.cover(np.unique(collections).tolist())
+        return to_batch(
+            frames,
+            part,
+            names=self._catalog.names,
+            vb_uuid=vb_uuids,
+            snapshot_start=starts,
+            snapshot_end=ends,
+            no_value=no_value,
+        )
+
+
+def _extras_at(data: memoryview, start: int) -> int:
+    """Where the extras of a frame start: behind header and framing extras."""
+    framing = data[start + 2] if data[start] == 0x08 else 0
+    return start + 24 + framing
+
+
+def _unpack(value: bytes, datatype: int) -> tuple[bytes, dict[str, Any] | None]:
+    """A value as it was stored, and its xattrs."""
+    if datatype & Datatype.SNAPPY:
+        value = inflate(value)
+    if not datatype & Datatype.XATTR:
+        return value, None
+    text, value = take_xattrs(value)
+    return value, json.loads(text)
+
+
+def _row(event: Event, bucket: str) -> pa.RecordBatch:
+    """One event as a batch of one row: ``op`` is ``rollback`` or ``system``, ``value`` the event as JSON."""
+    columns: dict[str, Any] = {
+        "op": "rollback" if isinstance(event, Rollback) else "system",
+        "bucket": bucket,
+        "vbucket": event.vbucket,
+    }
+    if isinstance(event, Rollback | SystemEvent):
+        columns |= {"vb_uuid": _signed(event.vb_uuid), "seqno": _signed(event.seqno)}
+    if isinstance(event, SystemEvent):
+        columns |= {"key": event.name.encode(), "value": json_line(event).strip()}
+        columns |= dict(zip(("snapshot_start", "snapshot_end"), map(_signed, event.snapshot), strict=True))
+    return pa.RecordBatch.from_pylist([columns], schema=SCHEMA)
+
+
+def _signed(number: int) -> int:
+    """64 bits of the wire as Arrow and Spark have them."""
+    return number - (1 << 64) if number >= 1 << 63 else number

@@ -1,0 +1,168 @@
+"""How far a consumer has come in one vbucket, and what it can go back to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ..errors import UsageError
+from ..history import FailoverLog
+from ..model import MAX_U64, Position, check_u64
+from ..protocol.chunk import Stream
+from .backoff import Backoff
+
+__all__ = ["MAX_POINTS", "Points", "Progress", "SavedPosition", "State"]
+
+MAX_POINTS = 32
+
+
+class Points:
+    """Seqnos at which the application had a whole state, to which a rollback can lead: a bounded number.
+
+    The newest are kept as they are. The further back, the fewer are left, so that a long way is covered.
+    """
+
+    __slots__ = ("_seqnos",)
+
+    def __init__(self, seqnos: list[int] | None = None) -> None:
+        self._seqnos = sorted(set(seqnos or ()))[-MAX_POINTS:]
+
+    def add(self, seqno: int) -> None:
+        """One more; they come in rising order between two rollbacks."""
+        known = self._seqnos
+        if seqno and (not known or seqno > known[-1]):
+            known.append(seqno)
+            if len(known) > MAX_POINTS:
+                # of the older half every second one goes
+                half = MAX_POINTS // 2
+                known[:half] = known[:half:2]
+
+    def forget_above(self, seqno: int) -> None:
+        """A rollback: what lies above is not true any more."""
+        self._seqnos = [one for one in self._seqnos if one <= seqno]
+
+    def __iter__(self) -> Any:
+        return iter(self._seqnos)
+
+    def to_list(self) -> list[int]:
+        """Oldest first."""
+        return list(self._seqnos)
+
+
+class State(Enum):
+    """Where a vbucket is on its way."""
+
+    UNRESOLVED = "waits for the server's seqnos"
+    READY = "waits for a connection to its node"
+    REQUESTED = "waits for an answer to its stream request"
+    OPEN = "open"
+    WAITING = "waits for its next attempt"
+    PAUSED = "paused"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPosition:
+    """What is kept of a vbucket between two runs: enough to resume, or to roll back without starting over."""
+
+    position: Position
+    log: FailoverLog | None = None
+    points: tuple[int, ...] = ()
+    purge_seqno: int = 0
+    origin: int = 0
+    """The application holds nothing at or below this seqno: it started there."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As the state file has it: a position with more members."""
+        found = self.position.to_json()
+        if self.log is not None:
+            found["failover_log"] = self.log.to_json()
+        if self.points:
+            found["points"] = list(self.points)
+        if self.purge_seqno:
+            found["purge_seqno"] = self.purge_seqno
+        if self.origin:
+            found["origin"] = self.origin
+        return found
+
+    @classmethod
+    def from_json(cls, value: object) -> SavedPosition:
+        """What `to_json` wrote, or a bare position."""
+        if not isinstance(value, dict):
+            raise UsageError("a saved position is not an object")
+        members = dict(value)
+        log = members.pop("failover_log", None)
+        points = members.pop("points", [])
+        purge_seqno = check_u64(members.pop("purge_seqno", 0), "purge_seqno")
+        origin = check_u64(members.pop("origin", 0), "origin")
+        if not isinstance(points, list) or len(points) > 16 * MAX_POINTS:
+            raise UsageError("points of a saved position is not a list of a few seqnos")
+        return cls(
+            Position.from_json(members),
+            None if log is None else FailoverLog.from_json(log),
+            tuple(check_u64(one, "a point") for one in points),
+            purge_seqno,
+            origin,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """One vbucket."""
+
+    stream: Stream
+    backoff: Backoff
+    state: State = State.UNRESOLVED
+    wants_start: bool = False
+    """It starts now: the server must say first where that is."""
+    wants_end: bool = False
+    """It ends now: the server must say first where that is."""
+    end_seqno: int = MAX_U64
+    points: Points = field(default_factory=Points)
+    origin: int = 0
+    delivered: Position = Position.BEGINNING
+    """What the application has; the stream itself may be ahead of it."""
+    saved: SavedPosition | None = None
+    """The last whole state that the application has, ready to be saved."""
+    retry_at: float = 0.0
+    troubled_since: float | None = None
+    trouble: str = ""
+    observed_seqno: int = 0
+    """Known to be persisted on the server; for rollback mitigation."""
+
+    @property
+    def vbucket(self) -> int:
+        return self.stream.vbucket
+
+    def make_ready(self) -> None:
+        """It can be asked for, once the server has said what it wants to know."""
+        self.state = State.UNRESOLVED if self.wants_start or self.wants_end else State.READY
+
+    def restore(self, saved: SavedPosition) -> None:
+        """Stand where an earlier run stood."""
+        self.stream.position = self.delivered = saved.position
+        self.stream.log = saved.log
+        self.stream.purge_seqno = saved.purge_seqno
+        self.points = Points(list(saved.points))
+        self.origin = saved.origin
+        if not saved.position.is_partial:
+            self.points.add(saved.position.seqno)
+        self.saved = saved
+
+    def delivered_up_to(self, position: Position) -> None:
+        """The application has everything up to here."""
+        self.delivered = position
+        if position.is_partial or position.seqno == 0:
+            return
+        self.points.add(position.seqno)
+        self.saved = SavedPosition(
+            position, self.stream.log, tuple(self.points), self.stream.purge_seqno, self.origin
+        )
+
+    def rolled_back(self, seqno: int, position: Position) -> None:
+        """The application was told to go back to ``seqno``, and goes on from ``position``."""
+        self.points.forget_above(seqno)
+        self.origin = min(self.origin, seqno)
+        self.delivered = position
+        self.saved = SavedPosition(position, self.stream.log, tuple(self.points), 0, self.origin)

@@ -1,0 +1,490 @@
+"""The resume policy: which streams to ask for, from where, and what to do about every answer.
+
+Sans-IO, and the same under both pumps. A `Reading` is one run of `changes()` or `batches()`: it has a
+`Progress` for each vbucket and moves it on when the pump gives it a `turn`, when a piece of the streams is
+taken (`take`) and when the application is done with it (`finish`).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ..connstr import Address
+from ..errors import ConnectError, LoginError, StatusError, UsageError
+from ..history import FailoverLog, retreat
+from ..model import MAX_U64, Position
+from ..protocol.chunk import Delivery, Ended, MarkerReceived, Opened, Refused, Stream
+from ..protocol.dcp_consumer import DcpConsumer
+from ..protocol.script import Script
+from ..wire.admin import GetAllVbSeqnos, GetFailoverLog, ObserveSeqno
+from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, VBucketState, status_name
+from ..wire.dcp import DcpStreamRequestResponse
+from .backoff import Backoff
+from .catalog import Catalog
+from .nodes import Node, Nodes, is_passing
+from .piece import Piece, end_reason
+from .progress import Progress, SavedPosition, State
+
+__all__ = ["End", "ReadOptions", "Reading", "Start"]
+
+Start = str | Mapping[int, Position]
+"""``beginning``, ``now``, or where to start in each vbucket (those left out start at the beginning)."""
+End = str | Mapping[int, int]
+"""``forever``, ``now``, or the seqno at which each vbucket ends (those left out are not read)."""
+
+_OBSERVE_S = 0.2
+_OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """One run."""
+
+    start: Start = "beginning"
+    end: End = "forever"
+    vbuckets: tuple[int, ...] | None = None
+    retry_for_s: float = 60.0
+    rollback_mitigation: bool = False
+    """Hold changes back until the server has them on disk, so that a failover can't take them back."""
+    rollback_points: Callable[[int], Iterable[int]] | None = None
+    """More seqnos of a vbucket that the application can go back to."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.start, str) and self.start not in ("beginning", "now"):
+            raise UsageError(f"a reading starts at the beginning, now or at positions, not at {self.start!r}")
+        if isinstance(self.end, str) and self.end not in ("forever", "now"):
+            raise UsageError(f"a reading ends now, at seqnos or never (forever), not at {self.end!r}")
+
+
+class Reading:
+    """Streams of the vbuckets of one bucket, over whatever connections there are."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        catalog: Catalog,
+        options: ReadOptions,
+        saved: Mapping[int, SavedPosition],
+        *,
+        rng: random.Random,
+    ) -> None:
+        self.options = options
+        self.progress: dict[int, Progress] = {}
+        self.held: Piece | None = None
+        """Taken, but not persisted on the server yet."""
+        self._nodes = nodes
+        self._catalog = catalog
+        self._saved = saved
+        self._rng = rng
+        self._resolving: set[Address] = set()
+        self._turns: deque[Address] = deque()
+        self._closed: dict[Address, Exception] = {}
+        self._observe_at: float | None = None
+        self._now = 0.0
+        self.rollbacks = 0
+
+    # the state of things
+
+    @property
+    def finished(self) -> bool:
+        """Every vbucket has reached its end."""
+        return bool(self.progress) and all(one.state is State.DONE for one in self.progress.values())
+
+    def positions(self) -> dict[int, Position]:
+        """What the application has, by vbucket."""
+        return {vbucket: one.delivered for vbucket, one in sorted(self.progress.items())}
+
+    def to_save(self) -> dict[int, SavedPosition]:
+        """The last whole state of every vbucket of which the application has one."""
+        found = {vbucket: one.saved for vbucket, one in self.progress.items() if one.saved is not None}
+        return {**{key: one for key, one in self._saved.items() if key not in self.progress}, **found}
+
+    def waits_for(self, now: float) -> str:
+        """Why nothing comes, in words."""
+        if self.held is not None:
+            return "waits until the server has the changes on disk"
+        if not self.progress:
+            return self._catalog.trouble or "waits for the cluster map"
+        states: dict[str, int] = {}
+        for one in self.progress.values():
+            if one.state is State.OPEN or one.state is State.DONE:
+                continue
+            node = self._nodes.node_of(one.vbucket)
+            text = one.state.value
+            if one.state is State.WAITING:
+                text = f"{one.trouble}; next attempt in {max(0.0, one.retry_at - now):.1f} s"
+            elif node is None:
+                text = "no node has it"
+            elif not node.is_ready:
+                text = f"{node.address}: {node.state(now)}"
+            states[text] = states.get(text, 0) + 1
+        if states:
+            return "; ".join(f"{count} vbuckets: {text}" for text, count in list(states.items())[:5])
+        return "nothing: every vbucket is done" if self.finished else "waits for the next change"
+
+    # moving on
+
+    def turn(self, now: float) -> None:
+        """Do what is due; called whenever something happened, and when `next_timer` says so."""
+        self._now = now
+        if self._nodes.map is None:
+            return
+        if not self.progress:
+            self._begin()
+        self._nodes.need(
+            vb for vb, one in self.progress.items() if one.state not in (State.DONE, State.PAUSED)
+        )
+        self._catalog.turn(self._nodes.ready())
+        if not self._catalog.is_ready:
+            return
+        unresolved: dict[Address, list[Progress]] = {}
+        for one in self.progress.values():
+            if one.state is State.WAITING and one.retry_at <= now:
+                one.make_ready()
+            if one.state not in (State.READY, State.UNRESOLVED):
+                continue
+            node = self._nodes.node_of(one.vbucket)
+            if node is None:
+                self._nodes.ask_for_map(now)
+                self._wait(one, f"no node has vbucket {one.vbucket}")
+            elif node.is_ready and node.address not in self._closed:
+                if one.state is State.READY:
+                    self._request(one, node)
+                else:
+                    unresolved.setdefault(node.address, []).append(one)
+        for address, some in unresolved.items():
+            self._resolve(address, some)
+        self._observe_held()
+
+    def next_timer(self) -> float | None:
+        """When the next `turn` is due although nothing happened."""
+        times = [one.retry_at for one in self.progress.values() if one.state is State.WAITING]
+        if self._observe_at is not None:
+            times.append(self._observe_at)
+        return min(times, default=None)
+
+    def check(self, now: float) -> None:
+        """Raise `ConnectError` if a vbucket could not be read for too long."""
+        for one in self.progress.values():
+            since = one.troubled_since
+            if since is not None and now - since >= self.options.retry_for_s:
+                raise ConnectError(
+                    f"vbucket {one.vbucket} can't be read for {self.options.retry_for_s:g} s: {one.trouble}"
+                )
+
+    def close(self) -> None:
+        """Stop reading: the streams end, the connections stay."""
+        for _, link in self._nodes.links():
+            for stream in list(link.streams.values()):
+                link.close_stream(stream.vbucket)
+
+    def pause(self, vbuckets: Iterable[int]) -> None:
+        """Stop the streams of some vbuckets; their positions stay where the application is."""
+        for one in self._chosen(vbuckets):
+            if one.state is State.DONE:
+                continue
+            self._abandon(one)
+            one.state = State.PAUSED
+
+    def resume(self, vbuckets: Iterable[int]) -> None:
+        """Go on where `pause` stopped."""
+        for one in self._chosen(vbuckets):
+            if one.state is State.PAUSED:
+                one.make_ready()
+
+    # pieces of the streams
+
+    def take(self, now: float) -> Piece | None:
+        """The next piece for the application, from each connection in turn; None if there is nothing now."""
+        self._now = now
+        if self.held is not None:
+            return self._release_held()
+        for address, _ in self._nodes.links():
+            if address not in self._turns:
+                self._turns.append(address)
+        for _ in range(len(self._turns)):
+            address = self._turns[0]
+            self._turns.rotate(-1)
+            link = next((one for where, one in self._nodes.links() if where == address), None)
+            if link is None:
+                self._turns.remove(address)
+                continue
+            piece = self._take_from(address, link)
+            if piece is not None:
+                return piece
+        return None
+
+    def finish(self, piece: Piece) -> None:
+        """The application has all of a piece."""
+        for vbucket, position in piece.ends.items():
+            if (one := self.progress.get(vbucket)) is not None:
+                one.delivered_up_to(position)
+        self._release(piece)
+
+    def link_closed(self, address: Address, error: Exception) -> None:
+        """A connection is gone; what came before that is delivered first."""
+        self._closed[address] = error
+
+    def _take_from(self, address: Address, link: DcpConsumer) -> Piece | None:
+        while (delivery := link.next_delivery()) is not None:
+            piece = self._piece(address, link, delivery)
+            if piece.is_empty:
+                self.finish(piece)
+            elif self.options.rollback_mitigation and piece.row_count:
+                self.held = piece
+                return self._release_held()
+            else:
+                return piece
+        if address in self._closed:
+            self._lose(address, link, self._closed.pop(address))
+        return None
+
+    def _piece(self, address: Address, link: DcpConsumer, delivery: Delivery) -> Piece:
+        piece = Piece(link, delivery, self.progress, self._catalog)
+        for control in delivery.controls:
+            what = control.what
+            one = self.progress[what.stream.vbucket]
+            match what:
+                case Opened():
+                    one.state, one.troubled_since, one.trouble = State.OPEN, None, ""
+                    if what.rolled_back_to is not None:
+                        self.rollbacks += 1
+                case MarkerReceived():
+                    one.backoff.reset()
+                case Refused():
+                    self._refused(one, what, address)
+                case Ended():
+                    self._ended(one, what.status, address)
+            piece.tell(control, is_done=one.state is State.DONE)
+        return piece
+
+    def _lose(self, address: Address, link: DcpConsumer, error: Exception) -> None:
+        """A connection is gone and empty: its streams need another one."""
+        for stream in link.streams.values():
+            one = self.progress[stream.vbucket]
+            stream.is_open = False
+            if one.state in (State.OPEN, State.REQUESTED):
+                one.make_ready()
+        self._resolving.discard(address)
+        self._nodes.lost(address, error, self._now)
+
+    def _release(self, piece: Piece) -> None:
+        piece.link.release(piece.delivery)
+        piece.link.acknowledge(piece.delivery.chunk.size_bytes)
+
+    # decisions
+
+    def _begin(self) -> None:
+        options, count = self.options, self._nodes.map.vbucket_count if self._nodes.map else 0
+        chosen: Iterable[int] = range(count) if options.vbuckets is None else options.vbuckets
+        if not isinstance(options.end, str):
+            chosen = [vbucket for vbucket in chosen if vbucket in options.end]
+        for vbucket in chosen:
+            if not 0 <= vbucket < count:
+                raise UsageError(f"there is no vbucket {vbucket}, the last is {count - 1}")
+            one = Progress(Stream(vbucket), Backoff(self._rng))
+            if vbucket in self._saved:
+                one.restore(self._saved[vbucket])
+            elif not isinstance(options.start, str):
+                one.restore(SavedPosition(options.start.get(vbucket, Position.BEGINNING)))
+            else:
+                one.wants_start = options.start == "now"
+            if not isinstance(options.end, str):
+                one.end_seqno = options.end[vbucket]
+            one.wants_end = options.end == "now"
+            one.make_ready()
+            self.progress[vbucket] = one
+
+    def _resolve(self, address: Address, some: list[Progress]) -> None:
+        """Ask a node for the high seqnos and branches of its vbuckets."""
+        node = self._nodes.node_of(some[0].vbucket)
+        if address in self._resolving or node is None or node.link is None:
+            return
+        self._resolving.add(address)
+        wants_logs = [one.vbucket for one in some if one.wants_start]
+
+        def answered(found: tuple[dict[int, int], dict[int, FailoverLog]]) -> None:
+            self._resolving.discard(address)
+            seqnos, logs = found
+            for one in some:
+                if one.state is State.UNRESOLVED:
+                    self._resolved(one, seqnos, logs)
+            self._nodes.on_change()
+
+        node.link.ask(_seqnos_and_logs(wants_logs), answered)
+
+    def _resolved(self, one: Progress, seqnos: Mapping[int, int], logs: Mapping[int, FailoverLog]) -> None:
+        vbucket = one.vbucket
+        if vbucket not in seqnos or (one.wants_start and vbucket not in logs):
+            self._nodes.ask_for_map(self._now)
+            self._wait(one, f"its node does not have vbucket {vbucket}")
+            return
+        high = seqnos[vbucket]
+        if one.wants_start:
+            log = logs[vbucket]
+            one.stream.log = log
+            one.stream.position = one.delivered = Position.at(log.newest.vb_uuid if high else 0, high)
+            one.origin = high
+            one.saved = SavedPosition(one.delivered, log, (), 0, high)
+        if one.wants_end:
+            one.end_seqno = high
+        one.wants_start = one.wants_end = False
+        one.state = State.READY
+
+    def _request(self, one: Progress, node: Node) -> None:
+        assert node.link is not None and node.link.granted is not None
+        one.state = State.REQUESTED
+        node.link.open_stream(
+            one.stream,
+            end_seqno=one.end_seqno,
+            flags=int(AddStreamFlag.ACTIVE_VB_ONLY),
+            value=self._filter(one, node.link),
+        )
+
+    def _filter(self, one: Progress, link: DcpConsumer) -> bytes:
+        """The JSON of a stream request: what to leave out, and what we know of purges."""
+        assert link.granted is not None
+        if not link.granted.session.collections:
+            return b""
+        members = dict(self._catalog.stream_filter)
+        if one.stream.purge_seqno:
+            members["purge_seqno"] = str(one.stream.purge_seqno)
+        return json.dumps(members, separators=(",", ":")).encode() if members else b""
+
+    def _refused(self, one: Progress, refused: Refused, address: Address) -> None:
+        status, what = refused.status, f"the stream request of vbucket {one.vbucket}"
+        if status == Status.ROLLBACK:
+            self._roll_back(one, refused)
+        elif status == Status.NOT_MY_VBUCKET:
+            if not (refused.value and self._nodes.apply(refused.value, address)):
+                self._nodes.ask_for_map(self._now)
+            self._wait(one, f"{address} no longer has vbucket {one.vbucket}")
+        elif status == Status.KEY_EEXISTS or is_passing(StatusError(status)):
+            self._wait(one, f"{address} answers {status_name(status)} to {what}")
+        elif status == Status.EACCESS:
+            raise LoginError("this user may not read the bucket's changes; give it the privilege")
+        else:
+            raise StatusError(status, what, refused.value)
+
+    def _roll_back(self, one: Progress, refused: Refused) -> None:
+        """Go back to a place that is right on the server's branch, and that the application had."""
+        stream = one.stream
+        answer = DcpStreamRequestResponse(opcode=0x53, status=Status.ROLLBACK, value=refused.value)
+        seqno = answer.rollback_seqno
+        points = [*one.points, min(seqno, one.origin)]
+        if self.options.rollback_points is not None:
+            points += self.options.rollback_points(one.vbucket)
+        back = retreat(stream.position, seqno, log=stream.log, exact_points=points)
+        stream.position, stream.log = back.position, back.log
+        if back.undo_to is not None:
+            stream.undo_to = back.undo_to if stream.undo_to is None else min(back.undo_to, stream.undo_to)
+            stream.purge_seqno = one.observed_seqno = 0
+        one.wants_end = self.options.end == "now"  # the new branch has another high seqno
+        one.make_ready()
+
+    def _ended(self, one: Progress, status: int, address: Address) -> None:
+        if (status == StreamEndStatus.OK and one.end_seqno != MAX_U64) or status in _OVER_FOR_GOOD:
+            one.state = State.DONE
+            return
+        if status == StreamEndStatus.LOST_PRIVILEGES:
+            raise LoginError("this user may no longer read the bucket's changes")
+        self._nodes.ask_for_map(self._now)
+        self._wait(one, f"{address} ended the stream of vbucket {one.vbucket} ({end_reason(status)})")
+
+    def _wait(self, one: Progress, trouble: str) -> None:
+        one.state = State.WAITING
+        one.retry_at = self._now + one.backoff.next_s()
+        one.trouble = trouble
+        if one.troubled_since is None:
+            one.troubled_since = self._now
+
+    def _abandon(self, one: Progress) -> None:
+        """Give up the stream on its connection; what still comes is passed over."""
+        for _, link in self._nodes.links():
+            if any(stream is one.stream for stream in link.streams.values()):
+                link.close_stream(one.vbucket)
+        one.stream.is_open = False
+
+    def _chosen(self, vbuckets: Iterable[int]) -> list[Progress]:
+        unknown = [vbucket for vbucket in vbuckets if vbucket not in self.progress]
+        if unknown:
+            raise UsageError(f"vbucket {unknown[0]} is not being read")
+        return [self.progress[vbucket] for vbucket in vbuckets]
+
+    # rollback mitigation
+
+    def _release_held(self) -> Piece | None:
+        assert self.held is not None
+        piece = self.held
+        late = [
+            vbucket
+            for vbucket, position in piece.ends.items()
+            if self.progress[vbucket].observed_seqno < position.seqno
+        ]
+        if not late:
+            self.held = self._observe_at = None
+            return piece
+        if self._observe_at is None:
+            self._observe_at = self._now
+            self._observe_held()
+        return None
+
+    def _observe_held(self) -> None:
+        """Ask how far the vbuckets of the held piece are persisted, a few times a second."""
+        if self.held is None or self._observe_at is None or self._now < self._observe_at:
+            return
+        self._observe_at = self._now + _OBSERVE_S
+        for vbucket, position in list(self.held.ends.items()):
+            one, node = self.progress[vbucket], self._nodes.node_of(vbucket)
+            if one.observed_seqno < position.seqno and node is not None and node.is_ready and one.stream.log:
+                assert node.link is not None
+                vb_uuid = one.stream.log.newest.vb_uuid
+                node.link.ask(_observe(vbucket, vb_uuid), self._observer(one, vb_uuid))
+
+    def _observer(self, one: Progress, vb_uuid: int) -> Callable[[int | None], None]:
+        def observed(persisted: int | None) -> None:
+            if one.stream.log is None or one.stream.log.newest.vb_uuid != vb_uuid:
+                return
+            if persisted is None:
+                self._take_back(one)
+            else:
+                one.observed_seqno = max(one.observed_seqno, persisted)
+            self._nodes.on_change()
+
+        return observed
+
+    def _take_back(self, one: Progress) -> None:
+        """The branch of a held piece is history: forget what came on it, and ask again."""
+        if self.held is None or one.vbucket not in self.held.ends:
+            return
+        one.stream.position = self.held.drop(one.vbucket)
+        self._abandon(one)
+        if one.state in (State.OPEN, State.REQUESTED):
+            one.state = State.READY
+
+
+def _seqnos_and_logs(vbuckets: list[int]) -> Script[tuple[dict[int, int], dict[int, FailoverLog]]]:
+    """High seqnos of all active vbuckets of a node, and the failover logs of some."""
+    answers = yield [
+        GetAllVbSeqnos(state=VBucketState.ACTIVE),
+        *(GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets),
+    ]
+    seqnos = answers[0].seqnos if answers[0].status == Status.SUCCESS else {}
+    logs = {
+        vbucket: FailoverLog.from_bytes(answer.value)
+        for vbucket, answer in zip(vbuckets, answers[1:], strict=True)
+        if answer.status == Status.SUCCESS
+    }
+    return seqnos, logs
+
+
+def _observe(vbucket: int, vb_uuid: int) -> Script[int | None]:
+    """The persisted seqno of a branch; None if the vbucket went on without it, 0 if nobody can tell now."""
+    (answer,) = yield [ObserveSeqno(vbucket=vbucket, value=vb_uuid.to_bytes(8, "big"))]
+    if answer.status == Status.SUCCESS:
+        return None if answer.old_branch is not None else answer.persisted_seqno
+    return None if answer.status == Status.KEY_ENOENT else 0

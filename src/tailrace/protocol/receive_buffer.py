@@ -1,0 +1,99 @@
+"""Where received bytes wait until somebody has used them.
+
+Bytes are received straight into a few large blocks (`get_buffer`, `buffer_updated`, the way of asyncio's
+BufferedProtocol). What has been cut into frames stays in its block, without a copy, until its user lets go of
+it; then the block is filled again. While the users keep up there is only one block.
+"""
+
+from __future__ import annotations
+
+from ..wire.header import HEADER_SIZE, MAX_FRAME, frame_size
+
+__all__ = ["BLOCK_BYTES", "Block", "ReceiveBuffer"]
+
+BLOCK_BYTES = 2 << 20
+_LEAST_ROOM = 64 << 10
+_MAX_SPARE = 2
+
+
+class Block:
+    """Memory that is filled from the front."""
+
+    __slots__ = ("data", "filled", "users", "view")
+
+    def __init__(self, size: int) -> None:
+        self.data = bytearray(size)
+        self.view = memoryview(self.data)
+        self.filled = 0
+        self.users = 0
+        """How many chunks still point into it."""
+
+
+class ReceiveBuffer:
+    """A byte stream in blocks. ``limit`` bounds a frame, and so what one block can have to hold.
+
+    Whoever fills it must `take` all whole frames when it `is_full`, before asking for the next buffer: what
+    is still pending then is less than one frame.
+    """
+
+    def __init__(self, block_bytes: int = BLOCK_BYTES, limit: int = MAX_FRAME) -> None:
+        self._block_bytes = block_bytes
+        self._limit = limit
+        self._block = Block(block_bytes)
+        self._begin = 0
+        self._spare: list[Block] = []
+
+    def get_buffer(self) -> memoryview:
+        """Where to put the next bytes; never empty."""
+        block = self._block
+        if self.is_full:
+            self._move()
+        elif self._begin == block.filled and not block.users:
+            block.filled = self._begin = 0
+        return self._block.view[self._block.filled :]
+
+    def buffer_updated(self, count: int) -> None:
+        """So many bytes were put there."""
+        self._block.filled += count
+
+    @property
+    def is_full(self) -> bool:
+        """There is so little room that what is here should be taken before more is received."""
+        return len(self._block.data) - self._block.filled < _LEAST_ROOM
+
+    @property
+    def pending(self) -> memoryview:
+        """What was received and not taken yet."""
+        return self._block.view[self._begin : self._block.filled]
+
+    def take(self, count: int) -> Block:
+        """The first ``count`` pending bytes are in use from now on; give the block back with `release`."""
+        self._begin += count
+        self._block.users += 1
+        return self._block
+
+    def release(self, block: Block) -> None:
+        """A user is done with its part of a block."""
+        block.users -= 1
+        if not block.users and block is not self._block:
+            self._keep(block)
+
+    def _move(self) -> None:
+        """Go on at the front of a block that has room for the rest of the frame that is being received."""
+        block, begin = self._block, self._begin
+        rest = block.filled - begin
+        needed = rest if rest < HEADER_SIZE else frame_size(block.data, begin, self._limit)
+        size = needed + _LEAST_ROOM
+        if block.users or size > len(block.data):
+            fitting = self._spare.pop() if self._spare and size <= self._block_bytes else None
+            self._block = fitting or Block(max(size, self._block_bytes))
+        self._block.data[:rest] = block.data[begin : block.filled]
+        self._block.filled, self._begin = rest, 0
+        if block is not self._block and not block.users:
+            self._keep(block)
+
+    def _keep(self, block: Block) -> None:
+        """Memory that was touched once is cheaper than new memory; a little of it is worth keeping."""
+        if len(block.data) == self._block_bytes and len(self._spare) < _MAX_SPARE:
+            block.filled = 0
+            self._spare.append(block)
