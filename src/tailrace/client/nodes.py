@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..connstr import Address, ConnectionString
-from ..errors import ConnectError, LoginError, ProtocolError, StatusError
+from ..errors import ConnectError, LoginError, StatusError
 from ..protocol.dcp_consumer import ConsumerSettings, DcpConsumer
 from ..protocol.handshake import CONSUMER_FEATURES, Credentials, Introduction
 from ..protocol.script import Script
@@ -44,7 +44,7 @@ def is_passing(error: Exception) -> bool:
     """Whether another attempt may have more luck: not after a wrong password or a broken protocol."""
     if isinstance(error, StatusError):
         return error.status in _PASSING
-    return not isinstance(error, LoginError | ProtocolError)
+    return isinstance(error, ConnectError | OSError) and not isinstance(error, LoginError)
 
 
 @dataclass(slots=True, eq=False)

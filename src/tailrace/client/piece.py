@@ -140,11 +140,13 @@ class Piece:
         elif message.event == SystemEventId.COLLECTION_BEGIN and message.collection_id is not None:
             self._catalog.add(message.collection_id, self._catalog.scope_name(message.scope_id), name)
 
-    def drop(self, vbucket: int) -> Position:
-        """Take the changes of a vbucket out; gives the position before the first of them."""
+    def drop(self, vbucket: int) -> tuple[Position | None, int | None]:
+        """Take a vbucket out; gives the position before its first change, and the rollback before that."""
         delivery = self.delivery
         segments = delivery.segments
-        base = next(one.base for one in segments if one.stream.vbucket == vbucket)
+        base = next((one.base for one in segments if one.stream.vbucket == vbucket), None)
+        rollbacks = (told.event for told in self.told if isinstance(told.event, Rollback))
+        undo_to = next((one.seqno for one in rollbacks if one.vbucket == vbucket), None)
         keeps = np.array([one.stream.vbucket != vbucket for one in segments], dtype=bool)
         kept = np.flatnonzero(keeps[delivery.segment_of])
         rows = np.arange(len(delivery.chunk.frames))[delivery.rows][kept]
@@ -154,8 +156,8 @@ class Piece:
             if told.event.vbucket != vbucket
         ]
         delivery.rows, delivery.segment_of = rows, delivery.segment_of[kept]
-        del self.ends[vbucket]
-        return base
+        self.ends.pop(vbucket, None)
+        return base, undo_to
 
     # one change after the other
 

@@ -202,7 +202,11 @@ class Reading:
         """The next piece for the application, from each connection in turn; None if there is nothing now."""
         self._now = now
         if self.held is not None:
-            return self._release_held()
+            if not any(
+                link is self.held.link and address in self._closed for address, link in self._nodes.links()
+            ):
+                return self._release_held()
+            self._drop_held()
         for address, _ in self._nodes.links():
             if address not in self._turns:
                 self._turns.append(address)
@@ -459,12 +463,28 @@ class Reading:
 
     def _take_back(self, one: Progress) -> None:
         """The branch of a held piece is history: forget what came on it, and ask again."""
-        if self.held is None or one.vbucket not in self.held.ends:
-            return
-        one.stream.position = self.held.drop(one.vbucket)
-        self._abandon(one)
-        if one.state in (State.OPEN, State.REQUESTED):
-            one.state = State.READY
+        if self.held is not None and one.vbucket in self.held.ends:
+            self._undo(one, self.held)
+            self._abandon(one)
+
+    def _drop_held(self) -> None:
+        """The connection of the held piece is gone: nobody can say any more what becomes of it."""
+        assert self.held is not None
+        piece, self.held, self._observe_at = self.held, None, None
+        for vbucket in {*piece.ends, *(told.event.vbucket for told in piece.told)}:
+            self._undo(self.progress[vbucket], piece)
+        piece.link.discard()
+        self._release(piece)
+
+    def _undo(self, one: Progress, piece: Piece) -> None:
+        """Stand where the application stands, as if a held piece had never come."""
+        base, undo_to = piece.drop(one.vbucket)
+        if base is not None:
+            one.stream.position = base
+        if undo_to is not None:
+            one.stream.undo_to = undo_to
+        if one.state in (State.OPEN, State.REQUESTED, State.DONE):
+            one.make_ready()
 
 
 def _seqnos_and_logs(vbuckets: list[int]) -> Script[tuple[dict[int, int], dict[int, FailoverLog]]]:

@@ -361,6 +361,11 @@ class DcpConsumer:
             self._send(Response(opcode=DcpOpcode.SNAPSHOT_MARKER, opaque=opaque).encode())
         return delivery
 
+    def discard(self) -> None:
+        """Forget everything that was received and not delivered: the connection is of no use any more."""
+        while self._chunks:
+            self._buffer.release(self._chunks.popleft().block)
+
     def release(self, delivery: Delivery) -> None:
         """The delivery's bytes are not needed any more."""
         self._buffer.release(delivery.chunk.block)

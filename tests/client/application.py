@@ -1,0 +1,78 @@
+"""An application that does what the events tell it and nothing else: it must hold what the server has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tailrace import Deletion, Expiration, Mutation, Rollback, SeqnoAdvanced, Snapshot, StreamEnd
+from tailrace.store.format import Document
+
+
+class Application:
+    """Documents by vbucket and key, with every whole state that it ever had, to go back to.
+
+    It checks what every application may count on: seqnos rise between rollbacks, a change lies in the
+    snapshot that was announced, a rollback leads to a state that was whole.
+    """
+
+    def __init__(self) -> None:
+        self.documents: dict[int, dict[bytes, tuple[int, bytes]]] = {}
+        self.whole: dict[int, dict[int, dict[bytes, tuple[int, bytes]]]] = {}
+        self.last: dict[int, int] = {}
+        self.snapshot: dict[int, tuple[int, int]] = {}
+        self.rollbacks: list[Rollback] = []
+        self.ended: dict[int, str] = {}
+        self.changes = 0
+
+    def take(self, events: Iterable[Any]) -> Application:
+        for event in events:
+            self.handle(event)
+        return self
+
+    def handle(self, event: Any) -> None:
+        vbucket = event.vbucket
+        held = self.documents.setdefault(vbucket, {})
+        if isinstance(event, Rollback):
+            self.rollbacks.append(event)
+            states = self.whole.setdefault(vbucket, {})
+            assert event.seqno == 0 or event.seqno in states, f"no whole state at {event}"
+            self.documents[vbucket] = dict(states.get(event.seqno, {}))
+            self.whole[vbucket] = {at: state for at, state in states.items() if at <= event.seqno}
+            self.last[vbucket] = event.seqno
+        elif isinstance(event, Snapshot):
+            self.snapshot[vbucket] = (event.start, event.end)
+        elif isinstance(event, Mutation | Deletion | Expiration | SeqnoAdvanced):
+            assert event.seqno > self.last.get(vbucket, 0)
+            assert event.snapshot == self.snapshot[vbucket]
+            assert event.snapshot[0] <= event.seqno <= event.snapshot[1]
+            self.last[vbucket] = event.seqno
+            self.changes += 1
+            if isinstance(event, Mutation):
+                held[event.key] = (event.seqno, event.value)
+            elif not isinstance(event, SeqnoAdvanced):
+                held.pop(event.key, None)
+            if event.seqno == event.snapshot[1]:
+                self.whole.setdefault(vbucket, {})[event.seqno] = dict(held)
+        elif isinstance(event, StreamEnd):
+            self.ended[vbucket] = event.reason
+
+    def state(self) -> dict[int, dict[bytes, tuple[int, bytes]]]:
+        """What it holds now."""
+        return {vbucket: held for vbucket, held in self.documents.items() if held}
+
+
+def server_state(node: Any, keys: Iterable[bytes]) -> dict[int, dict[bytes, tuple[int, bytes]]]:
+    """What a node holds of these keys now, by vbucket and key: seqno and value."""
+    chosen = [(node.vbucket_of(key), key) for key in keys]
+
+    def look(running: Any) -> dict[int, dict[bytes, tuple[int, bytes]]]:
+        found: dict[int, dict[bytes, tuple[int, bytes]]] = {}
+        for vbucket, key in chosen:
+            frame = running.buckets[node.bucket].store.vbuckets[vbucket].get(b"\0" + key)
+            if frame is not None:
+                document = Document.of(frame)
+                found.setdefault(vbucket, {})[key] = (document.seqno, document.value)
+        return found
+
+    return node.call(look)

@@ -1,0 +1,493 @@
+"""The consumer against a real node: one body for both pumps."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import threading
+
+import pyarrow as pa
+import pytest
+from application import Application, server_state
+
+import tailrace
+import tailrace.testing
+from tailrace import Deletion, Mutation, Position, Rollback, Snapshot, StreamEnd
+from tailrace.client.kv import KvClient
+from tailrace.client.manifest import with_changes
+from tailrace.errors import ConnectError, LoginError, UsageError
+
+VBUCKETS = 4
+KEYS = [f"key-{number}".encode() for number in range(60)]
+
+
+@pytest.fixture
+def node():
+    with tailrace.testing.node(vbuckets=VBUCKETS) as running:
+        yield running
+
+
+def write(node, count=60, *, value=0):
+    for key in KEYS[:count]:
+        node.set(key, {"value": value})
+
+
+@contextlib.contextmanager
+def writing(node, key):
+    """Write a document again and again: who waits for a change gets one."""
+    enough = threading.Event()
+
+    def write_on() -> None:
+        while not enough.wait(0.02):
+            node.set(key, 0)
+
+    thread = threading.Thread(target=write_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+def test_everything_until_now(node, connect):
+    write(node)
+    node.delete(KEYS[7])
+    source = connect(node.url)
+    events = list(source.changes(end="now"))
+    application = Application().take(events)
+    assert application.state() == server_state(node, KEYS)
+    assert application.ended == dict.fromkeys(range(VBUCKETS), "ok")
+    deletion = next(event for event in events if isinstance(event, Deletion))
+    assert deletion.key == KEYS[7]
+    mutation = next(event for event in events if isinstance(event, Mutation))
+    assert mutation.json() == {"value": 0} and mutation.is_json
+    assert mutation.vb_uuid == node.failover_log(mutation.vbucket)[0][0]
+    highs = {vbucket: node.high_seqno(vbucket) for vbucket in range(VBUCKETS)}
+    assert source.high_seqnos() == highs
+    assert {vbucket: one.seqno for vbucket, one in source.positions().items()} == highs
+    logs = source.failover_logs()
+    assert {v: [(e.vb_uuid, e.seqno) for e in log.entries] for v, log in logs.items()} == {
+        vbucket: node.failover_log(vbucket) for vbucket in range(VBUCKETS)
+    }
+
+
+def test_batches_say_the_same(node, connect):
+    write(node)
+    node.delete(KEYS[7])
+    source = connect(node.url)
+    events = [one for one in source.changes(end="now") if isinstance(one, Mutation | Deletion)]
+    table = pa.Table.from_batches(source.batches(end="now"))
+    rows = sorted(table.to_pylist(), key=lambda row: (row["vbucket"], row["seqno"]))
+    events.sort(key=lambda event: (event.vbucket, event.seqno))
+    assert len(rows) == len(events)
+    for row, event in zip(rows, events, strict=True):
+        for name in ("vbucket", "vb_uuid", "seqno", "rev", "cas", "key"):
+            assert row[name] == getattr(event, name)
+        assert (row["snapshot_start"], row["snapshot_end"]) == event.snapshot
+        assert row["op"] == ("mutation" if isinstance(event, Mutation) else "deletion")
+        assert row["value"] == (event.value if isinstance(event, Mutation) else None)
+
+
+def test_changes_come_as_they_are_made(node, connect):
+    write(node, 10)
+    source = connect(node.url)
+    changes = source.changes(start="now")
+    with writing(node, b"again and again"):
+        assert isinstance(next(changes), Snapshot)
+        first = next(changes)
+    assert isinstance(first, Mutation) and first.key == b"again and again"
+    node.set(b"another", 1)
+    keys = (one.key for one in changes if isinstance(one, Mutation))
+    assert next(key for key in keys if key != b"again and again") == b"another"
+
+
+def test_positions_start_and_end(node, connect):
+    write(node)
+    source = connect(node.url)
+    events = list(source.changes(end="now"))
+    positions = source.positions()
+    write(node, value=1)
+    highs = source.high_seqnos()
+    text = json.dumps({str(vbucket): one.to_json() for vbucket, one in positions.items()})
+    for start in (positions, text):
+        second = [one for one in source.changes(start=start, end=highs) if isinstance(one, Mutation)]
+        assert {one.key for one in second} == set(KEYS)
+        assert all(one.seqno > positions[one.vbucket].seqno for one in second)
+    some = list(source.changes(end="now", vbuckets=[1, 3]))
+    assert {one.vbucket for one in some} == {1, 3}
+    part = {2: 5}
+    assert {one.vbucket for one in source.changes(end=part)} == {2}
+    assert len(events) > 60
+
+
+def test_position_inside_a_snapshot(node, connect):
+    """Wherever the application stops, it goes on exactly there."""
+    write(node)
+    source = connect(node.url)
+    whole = [one for one in source.changes(end="now", vbuckets=[2]) if isinstance(one, Mutation)]
+    assert len(whole) > 5
+    for count in range(1, len(whole)):
+        changes = source.changes(vbuckets=[2])
+        part = list(itertools.islice((one for one in changes if isinstance(one, Mutation)), count))
+        positions = source.positions()
+        changes.close()
+        rest = [
+            one
+            for one in source.changes(start=positions, end="now", vbuckets=[2])
+            if isinstance(one, Mutation)
+        ]
+        assert [one.seqno for one in part + rest] == [one.seqno for one in whole]
+
+
+@pytest.mark.parametrize("method", ["changes", "batches"])
+def test_connections_that_break_anywhere(node, connect, method):
+    """Every change comes exactly once, whichever byte the connection breaks at."""
+    write(node)
+    source = connect(node.url, retry_for_s=10)
+    handshake_bytes = source.stats()["received_bytes"]
+    expected = [(e.vbucket, e.seqno) for e in source.changes(end="now") if isinstance(e, Mutation)]
+    # each connection gets through with at least one change, and breaks at another place
+    for cut in range(handshake_bytes + 900, handshake_bytes + 6000, 397):
+        node.cut_after(cut)
+        node.drop_connections()
+        seen = []
+        for item in getattr(source, method)(end="now"):
+            if method == "batches":
+                seen += zip(item["vbucket"].to_pylist(), item["seqno"].to_pylist(), strict=True)
+            elif isinstance(item, Mutation):
+                seen.append((item.vbucket, item.seqno))
+        assert sorted(seen) == sorted(expected)
+    assert source.stats()["lost_connections"] > 20
+
+
+def test_rollback_is_told_before_the_new_branch(node, connect):
+    write(node)
+    application = Application()
+    source = connect(node.url)
+    changes = source.changes()
+    vbucket = node.vbucket_of(KEYS[0])
+    while application.last != {vb: node.high_seqno(vb) for vb in range(VBUCKETS)}:
+        application.handle(next(changes))
+    before = node.high_seqno(vbucket)
+    write(node, value=1)
+    while application.last[vbucket] < node.high_seqno(vbucket):
+        application.handle(next(changes))
+    node.rewind(vbucket, before)
+    node.set(KEYS[0], {"value": 2})
+    while True:
+        event = next(changes)
+        application.handle(event)
+        if isinstance(event, Mutation) and event.value == b'{"value": 2}':
+            break
+    assert application.rollbacks == [Rollback(vbucket, node.failover_log(vbucket)[0][0], before)]
+    assert event.vb_uuid == node.failover_log(vbucket)[0][0]
+    assert application.state()[vbucket] == server_state(node, KEYS)[vbucket]
+    assert source.stats()["rollbacks"] == 1
+
+
+def test_rollback_into_a_snapshot_goes_below_it(node, connect):
+    """The server names a seqno inside of what came as one snapshot: the state there was never whole."""
+    write(node)
+    write(node, value=1)
+    application = Application()
+    source = connect(node.url)
+    application.take(source.changes(end="now"))
+    positions = source.positions()
+    vbucket = node.vbucket_of(KEYS[0])
+    node.rewind(vbucket, node.high_seqno(vbucket) - 3)
+    application.take(source.changes(start=positions, end="now"))
+    assert [one.seqno for one in application.rollbacks] == [0]
+    assert application.state() == server_state(node, KEYS)
+
+
+def test_a_batch_tells_of_a_rollback(node, connect):
+    write(node)
+    source = connect(node.url)
+    list(source.batches(end="now"))
+    positions = source.positions()
+    write(node, value=1)
+    node.rewind(range(VBUCKETS), 1)
+    rows = pa.Table.from_batches(source.batches(start=positions, end="now")).to_pylist()
+    for vbucket in range(VBUCKETS):
+        mine = [row for row in rows if row["vbucket"] == vbucket]
+        assert [row["op"] for row in mine] == ["rollback", "mutation"]
+        assert [row["seqno"] for row in mine] == [0, 1]
+        assert mine[0]["vb_uuid"] == node.failover_log(vbucket)[0][0]
+
+
+def test_unknown_history_starts_over(node, connect):
+    write(node)
+    source = connect(node.url)
+    for start in ({1: Position.at(4711, 3)}, {1: Position.at(0, 3)}, {1: Position(4711, 2, 1, 9)}):
+        events = list(source.changes(start=start, end="now", vbuckets=[1]))
+        assert isinstance(events[0], Rollback) and events[0].seqno == 0
+        seqnos = [one.seqno for one in events if isinstance(one, Mutation)]
+        assert seqnos and seqnos[0] == 1
+
+
+def test_recreated_bucket_starts_over(connect):
+    with tailrace.testing.node(vbuckets=VBUCKETS) as old:
+        write(old)
+        source = connect(old.url)
+        application = Application().take(source.changes(end="now"))
+        positions = source.positions()
+        port = old.port
+    new = tailrace.testing.node(vbuckets=VBUCKETS)
+    new.port = port
+    with new:
+        write(new, 30, value=5)
+        application.take(connect(new.url).changes(start=positions, end="now"))
+        assert application.state() == server_state(new, KEYS)
+        assert len(application.rollbacks) == VBUCKETS
+
+
+def test_flush_is_a_rollback_to_the_beginning(node, connect):
+    write(node)
+    application = Application()
+    source = connect(node.url)
+    application.take(source.changes(end="now"))
+    positions = source.positions()
+    node.flush()
+    write(node, 5, value=1)
+    application.take(source.changes(start=positions, end="now"))
+    assert application.state() == server_state(node, KEYS)
+    assert {one.seqno for one in application.rollbacks} == {0}
+
+
+def test_purge_behind_the_reader(node, connect):
+    write(node)
+    application = Application()
+    source = connect(node.url)
+    application.take(source.changes(end="now"))
+    positions = source.positions()
+    for key in KEYS[:20]:
+        node.delete(key)
+    write(node, 30, value=2)
+    node.delete(KEYS[29])
+    node.persist()
+    node.compact(drop_tombstones=True)
+    application.take(source.changes(start=positions, end="now"))
+    assert application.state() == server_state(node, KEYS)
+
+
+def test_start_now_and_a_rollback_behind_the_start(node, connect):
+    """Who started now holds nothing older: it neither starts over nor gets what was there before."""
+    write(node)
+    source = connect(node.url)
+    vbucket = node.vbucket_of(KEYS[0])
+    started = node.high_seqno(vbucket)
+    list(source.changes(start="now", end="now"))
+    positions = source.positions()
+    assert positions[vbucket].seqno == started
+    changes = source.changes(start="now", vbuckets=[vbucket])
+    with writing(node, KEYS[0]):
+        assert isinstance(next(changes), Snapshot | Mutation)
+    node.rewind(vbucket, started - 2)
+    node.set(KEYS[0], 2)
+    rest = []
+    while not (rest and isinstance(rest[-1], Mutation) and rest[-1].value == b"2"):
+        rest.append(next(changes))
+    rollback = next(one for one in rest if isinstance(one, Rollback))
+    assert rollback.seqno == started - 2
+    after = rest[rest.index(rollback) :]
+    assert [one.seqno for one in after if isinstance(one, Mutation)] == [started - 1]
+
+
+def test_kill_and_restart(node, connect):
+    """What was not on disk is lost: the reader, which had it, rolls back."""
+    write(node)
+    node.persist()
+    application = Application()
+    source = connect(node.url, retry_for_s=15)
+    changes = source.changes()
+    highs = {vb: node.high_seqno(vb) for vb in range(VBUCKETS)}
+    while application.last != highs:
+        application.handle(next(changes))
+    node.stop_persistence()
+    write(node, value=1)
+    highs = {vb: node.high_seqno(vb) for vb in range(VBUCKETS)}
+    while application.last != highs:
+        application.handle(next(changes))
+    node.kill()
+    node.start()
+    write(node, 3, value=2)
+    while application.state() != server_state(node, KEYS):
+        application.handle(next(changes))
+    assert application.rollbacks
+    assert source.stats()["lost_connections"] == 1
+
+
+def test_pause_and_resume(node, connect):
+    write(node)
+    source = connect(node.url)
+    application = Application()
+    changes = source.changes()
+    highs = {vb: node.high_seqno(vb) for vb in range(VBUCKETS)}
+    while application.last != highs:
+        application.handle(next(changes))
+    source.pause([0, 1])
+    assert source.stats()["vbuckets"] == {"paused": 2, "open": 2}
+    write(node, value=1)
+    highs = {vb: node.high_seqno(vb) for vb in range(VBUCKETS)}
+    while any(application.last[vb] < highs[vb] for vb in (2, 3)):
+        event = next(changes)
+        assert event.vbucket in (2, 3)
+        application.handle(event)
+    source.resume([0, 1])
+    while application.last != highs:
+        application.handle(next(changes))
+    assert application.state() == server_state(node, KEYS)
+    with pytest.raises(UsageError):
+        source.pause([99])
+
+
+def test_small_window_and_busy_application(node, connect):
+    """The window bounds what waits for the application, and everything comes all the same."""
+    for key in KEYS:
+        node.set(key, b"x" * 2000)
+    source = connect(node.url, flow_control_buffer=10_000, noop_interval_s=0.2)
+    seen = 0
+    for piece in source.pieces(end="now"):
+        assert source.stats()["queued_bytes"] <= 10_000 + 3_000
+        seen += sum(isinstance(event, Mutation) for event in piece.events())
+    assert seen == len(KEYS)
+
+
+def test_noops_are_answered_while_the_application_is_busy(node, connect):
+    write(node, 5)
+    source = connect(node.url, noop_interval_s=0.1)
+    changes = source.changes()
+    next(changes)
+    source.idle(1.0)
+    node.set(b"later", 1)
+    assert any(isinstance(one, Mutation) and one.key == b"later" for one in changes)
+    assert source.stats()["lost_connections"] == 0
+
+
+def test_rollback_mitigation_holds_back_what_can_be_lost(node, connect):
+    write(node)
+    node.persist()
+    source = connect(node.url, rollback_mitigation=True, retry_for_s=15)
+    application = Application()
+    changes = source.changes()
+    highs = {vb: node.high_seqno(vb) for vb in range(VBUCKETS)}
+    while application.last != highs:
+        application.handle(next(changes))
+    node.stop_persistence()
+    write(node, value=1)
+    source.idle(0.5)
+    node.kill()
+    node.start()
+    write(node, 3, value=2)
+    while application.state() != server_state(node, KEYS):
+        application.handle(next(changes))
+    assert application.rollbacks == []
+
+
+def test_collections(node, connect):
+    with KvClient(node.url) as client:
+        client.set_manifest(with_changes(client.manifest(), ["shop.orders", "shop.customers"], []))
+        client.set("k", {"in": "orders"}, collection="shop.orders")
+        client.set("k", {"in": "customers"}, collection="shop.customers")
+        client.set("k", {"in": "default"})
+    everything = connect(node.url)
+    rows = pa.Table.from_batches(everything.batches(end="now")).to_pylist()
+    found = {(row["scope"], row["collection"], row["value"]) for row in rows if row["op"] == "mutation"}
+    assert found == {
+        ("shop", "orders", b'{"in":"orders"}'),
+        ("shop", "customers", b'{"in":"customers"}'),
+        ("_default", "_default", b'{"in":"default"}'),
+    }
+    created = [event for event in everything.changes(end="now") if isinstance(event, tailrace.SystemEvent)]
+    assert {event.name for event in created} == {"shop", "orders", "customers"}
+    assert {event.event for event in created} == {"scope_created", "collection_created"}
+    for options in ({"collections": ["shop.orders"]}, {"scope": "shop"}):
+        some = [
+            one.value for one in connect(node.url, **options).changes(end="now") if isinstance(one, Mutation)
+        ]
+        assert b'{"in":"orders"}' in some and b'{"in":"default"}' not in some
+    with pytest.raises(UsageError, match="no collection"):
+        next(connect(node.url, collections=["shop.nothing"]).changes())
+
+
+def test_no_value_and_compression(node, connect):
+    node.set(b"k", {"text": "a" * 2000})
+    (empty,) = [
+        one for one in connect(node.url, no_value=True).changes(end="now") if isinstance(one, Mutation)
+    ]
+    assert empty.value == b""
+    table = pa.Table.from_batches(connect(node.url, no_value=True).batches(end="now"))
+    assert table["value"].to_pylist() == [None]
+    for source in (connect(node.url, compression=True), connect(node.url)):
+        (full,) = [one for one in source.changes(end="now") if isinstance(one, Mutation)]
+        assert full.json() == {"text": "a" * 2000}
+
+
+def test_login(connect):
+    with tailrace.testing.node(users={"ada": "secret"}) as node:
+        node.set(b"k", 1)
+        source = connect(node.url, username="ada", password="secret")
+        assert any(isinstance(one, Mutation) for one in source.changes(end="now"))
+        with pytest.raises(LoginError):
+            connect(node.url, username="ada", password="wrong")
+        with pytest.raises(LoginError):
+            connect(node.url)
+        with pytest.raises(LoginError):
+            connect(node.url + "x", username="ada", password="secret")
+        changes = source.changes()
+        next(changes)
+        node.refuse_logins()
+        node.drop_connections()
+        with pytest.raises(LoginError):
+            list(changes)
+
+
+def test_a_server_that_stays_away_is_an_error(connect):
+    with tailrace.testing.node(vbuckets=VBUCKETS) as node:
+        write(node, 5)
+        source = connect(node.url, retry_for_s=0.5)
+        changes = source.changes()
+        next(changes)
+    with pytest.raises(ConnectError, match=r"can.t connect|was lost"):
+        list(changes)
+    with pytest.raises(ConnectError):
+        connect(node.url)
+    assert "connect" in str(source.stats()["nodes"])
+
+
+def test_usage_errors(node, connect):
+    for options in (
+        {"dialect": "tap"},
+        {"dialect": "x"},
+        {"flow_control_bufer": 1},
+        {"flow_control_buffer": 1},
+        {"noop_interval_s": 0},
+        {"collections": "shop.orders"},
+        {"scope": "a", "collections": ["b"]},
+        {"priority": "highest"},
+    ):
+        with pytest.raises(UsageError):
+            connect(node.url, **options)
+    source = connect(node.url)
+    for start, end in (("yesterday", "now"), ("now", "later"), ({0: 5}, "now"), ('{"0":1}', "now")):
+        with pytest.raises(UsageError):
+            next(source.changes(start=start, end=end))
+    with pytest.raises(UsageError):
+        next(source.changes(vbuckets=[VBUCKETS]))
+
+
+def test_an_ended_reading_says_so(node, connect):
+    write(node)
+    source = connect(node.url)
+    first = source.changes()
+    next(first)
+    list(source.changes(end="now"))
+    with pytest.raises(UsageError, match="another"):
+        list(first)
+
+
+def test_streams_end_with_a_reason(node, connect):
+    events = list(connect(node.url).changes(end="now"))
+    assert events == [StreamEnd(vbucket, "ok") for vbucket in range(VBUCKETS)]
