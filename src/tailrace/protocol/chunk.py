@@ -77,6 +77,8 @@ class Stream:
     """A rollback that the application has not been told about yet."""
     is_open: bool = False
     """The server has accepted the last request, and not ended the stream since."""
+    answer_at: int | None = None
+    """The marker wants an answer when the change with this seqno is here."""
 
 
 # what stands between the changes
@@ -220,8 +222,8 @@ class _Work:
     purge_seqno: int
     undo_to: int | None
     is_open: bool
+    answer_at: int | None
     is_over: bool = False
-    answer_at: int | None = None
 
 
 def deliver(chunk: Chunk, streams: Mapping[int, Stream], retired: set[int]) -> Delivery:
@@ -375,7 +377,7 @@ class _Segments:
                 stream = work.stream
                 stream.position, stream.marker = work.position, work.marker
                 stream.log, stream.purge_seqno, stream.undo_to = work.log, work.purge_seqno, work.undo_to
-                stream.is_open = work.is_open
+                stream.is_open, stream.answer_at = work.is_open, work.answer_at
 
     def _find(self, opaque: int) -> _Work | None:
         stream = self._streams.get(opaque)
@@ -391,6 +393,7 @@ class _Segments:
                 stream.purge_seqno,
                 stream.undo_to,
                 stream.is_open,
+                stream.answer_at,
             )
         self._work[opaque] = found
         return found
@@ -454,7 +457,7 @@ class _Segments:
         except UsageError as error:
             raise MalformedMessage(str(error)) from None
         work.position = work.position.on_branch(work.log.newest.vb_uuid)
-        work.marker = None
+        work.marker = work.answer_at = None
         work.is_open = True
         self.happened.append((at, Opened(work.stream, work.position, work.undo_to)))
         work.undo_to = None

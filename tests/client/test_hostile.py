@@ -1,0 +1,538 @@
+"""Servers that break the rules: a typed error, nothing delivered, nothing hung. And servers that move."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import time
+
+import pytest
+from fake_server import UUID, FakeServer, accepted, marker, mutation, noop
+
+import tailrace
+from tailrace import Mutation, Snapshot, StreamEnd
+from tailrace.errors import (
+    ConnectError,
+    FramingError,
+    LoginError,
+    RemoteProtocolError,
+    StatusError,
+    TailraceError,
+)
+from tailrace.wire.admin import ClustermapChangeNotification, SaslResponse
+from tailrace.wire.codes import DcpOpcode, Magic, Op, Status
+from tailrace.wire.dcp import DcpSeqnoAdvanced, DcpStreamEnd, DcpStreamRequestResponse
+from tailrace.wire.header import Frame
+from tailrace.wire.message import Response
+
+
+def raw(request, opcode, *, extras=b"", key=b"", value=b"", **fields):
+    fields = {"opaque": request.opaque, "vbucket": request.vbucket} | fields
+    return Frame(Magic.REQUEST, opcode, len(key), len(extras), body=extras + key + value, **fields).encode()
+
+
+def answer(request, status, value=b""):
+    return Frame(
+        Magic.RESPONSE, DcpOpcode.STREAM_REQUEST, vbucket=status, opaque=request.opaque, body=value
+    ).encode()
+
+
+HOSTILE = {
+    "falling seqno": lambda r: [accepted(r), marker(r, 1, 9), mutation(r, 5), mutation(r, 4)],
+    "repeated seqno": lambda r: [accepted(r), marker(r, 1, 9), mutation(r, 5), mutation(r, 5)],
+    "seqno 0": lambda r: [accepted(r), marker(r, 0, 9), raw(r, 0x57, extras=bytes(31), key=b"\0k")],
+    "below its snapshot": lambda r: [accepted(r), marker(r, 4, 9), mutation(r, 3)],
+    "above its snapshot": lambda r: [accepted(r), marker(r, 1, 9), mutation(r, 10)],
+    "no marker": lambda r: [accepted(r), mutation(r, 1)],
+    "marker backwards": lambda r: [
+        accepted(r),
+        raw(r, 0x56, extras=struct.pack(">QQI", 9, 1, 1)),
+        mutation(r, 5),
+    ],
+    "marker in the past": lambda r: [accepted(r), marker(r, 1, 9), mutation(r, 9), marker(r, 2, 8)],
+    "data before the answer": lambda r: [marker(r, 1, 9), mutation(r, 5)],
+    "two answers": lambda r: [accepted(r), accepted(r)],
+    "data after the end": lambda r: [
+        accepted(r),
+        marker(r, 1, 9),
+        DcpStreamEnd(opaque=r.opaque, vbucket=r.vbucket).encode(),
+        mutation(r, 5),
+    ],
+    "unknown opaque": lambda r: [accepted(r), marker(r, 1, 9, opaque=r.opaque + 1)],
+    "change with unknown opaque": lambda r: [
+        accepted(r),
+        marker(r, 1, 9),
+        mutation(r, 5, opaque=r.opaque ^ 0xFF),
+    ],
+    "another vbucket": lambda r: [accepted(r), marker(r, 1, 9), mutation(r, 5, vbucket=r.vbucket + 1)],
+    "marker of another vbucket": lambda r: [accepted(r), marker(r, 1, 9, vbucket=r.vbucket + 1)],
+    "mutation extras": lambda r: [accepted(r), marker(r, 1, 9), raw(r, 0x57, extras=bytes(30), key=b"\0k")],
+    "deletion extras": lambda r: [accepted(r), marker(r, 1, 9), raw(r, 0x58, extras=bytes(19), key=b"\0k")],
+    "no key": lambda r: [accepted(r), marker(r, 1, 9), raw(r, 0x57, extras=struct.pack(">Q", 1) + bytes(23))],
+    "only a collection id": lambda r: [accepted(r), marker(r, 1, 9), mutation(r, 1, key=b"\0")],
+    "endless collection id": lambda r: [accepted(r), marker(r, 1, 9), mutation(r, 1, key=b"\xff" * 8)],
+    "marker extras": lambda r: [accepted(r), raw(r, 0x56, extras=bytes(19))],
+    "marker version": lambda r: [accepted(r), raw(r, 0x56, extras=b"\1", value=bytes(36))],
+    "end extras": lambda r: [accepted(r), raw(r, 0x55)],
+    "advance backwards": lambda r: [
+        accepted(r),
+        marker(r, 1, 9),
+        mutation(r, 5),
+        DcpSeqnoAdvanced(by_seqno=4, opaque=r.opaque, vbucket=r.vbucket).encode(),
+    ],
+    "advance beyond": lambda r: [
+        accepted(r),
+        marker(r, 1, 9),
+        DcpSeqnoAdvanced(by_seqno=10, opaque=r.opaque, vbucket=r.vbucket).encode(),
+    ],
+    "oso that nobody asked for": lambda r: [accepted(r), raw(r, 0x65, extras=struct.pack(">I", 1))],
+    "prepare that nobody asked for": lambda r: [accepted(r), raw(r, 0x60, extras=bytes(31), key=b"\0k")],
+    "empty failover log": lambda r: [answer(r, 0)],
+    "short failover log": lambda r: [answer(r, 0, bytes(15))],
+    "endless failover log": lambda r: [answer(r, 0, bytes(16) * 2000)],
+    "rollback of 7 bytes": lambda r: [answer(r, Status.ROLLBACK, bytes(7))],
+    "rollback of 9 bytes": lambda r: [answer(r, Status.ROLLBACK, bytes(9))],
+    "rollback without a seqno": lambda r: [answer(r, Status.ROLLBACK)],
+    "rollback forwards": lambda r: [answer(r, Status.ROLLBACK, (5).to_bytes(8, "big"))],
+    "rollback of the beginning": lambda r: [answer(r, Status.ROLLBACK, bytes(8))],
+    "refusal for good": lambda r: [answer(r, Status.EINVAL)],
+    "snappy that is none": lambda r: [
+        accepted(r),
+        marker(r, 1, 9),
+        mutation(r, 5, datatype=2, value=b"\xff\xff\xff\xff\x0fx"),
+    ],
+    "xattrs that are none": lambda r: [
+        accepted(r),
+        marker(r, 1, 9),
+        mutation(r, 5, datatype=4, value=b"\xff\xff\xff\xff"),
+    ],
+    "no magic": lambda r: [accepted(r), b"\x42" * 24],
+    "frame of 2 GiB": lambda r: [
+        accepted(r),
+        struct.pack(">BBHBBHIIQ", 0x80, 0x57, 1, 31, 0, 0, 1 << 31, 0, 0),
+    ],
+    "extras beyond the body": lambda r: [struct.pack(">BBHBBHIIQ", 0x80, 0x57, 9, 31, 0, 0, 12, r.opaque, 0)],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_server_that_breaks_the_rules(name, connect):
+    with FakeServer(lambda connection, request: connection.send(*HOSTILE[name](request))) as server:
+        server.high_seqnos = {0: 100}
+        source = connect(server.url, retry_for_s=2)
+        for method in ("changes", "batches"):
+            delivered = []
+            with pytest.raises((RemoteProtocolError, StatusError, FramingError)):
+                delivered.extend(getattr(source, method)())
+            assert not [one for one in delivered if not isinstance(one, Snapshot | StreamEnd)]
+            source.close()
+            source = connect(server.url, retry_for_s=2)
+
+
+CHEATS = {
+    "its nonce does not extend ours": lambda n: b"r=" + n + b",s=c2FsdA==,i=4096",
+    "one iteration": lambda n: b"r=" + n + b"x,s=c2FsdA==,i=1",
+    "2^31 iterations": lambda n: b"r=" + n + b"x,s=c2FsdA==,i=2147483648",
+    "bad signature": lambda n: b"r=" + n + b"x,s=c2FsdA==,i=4096",
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_server_that_does_not_know_the_password(name, connect):
+    def first(_server, frame):
+        nonce = frame.value.split(b",r=")[1]
+        return SaslResponse(
+            opcode=Op.SASL_AUTH, status=Status.AUTH_CONTINUE, value=CHEATS[name](nonce), opaque=frame.opaque
+        ).encode()
+
+    def last(_server, frame):
+        value = b"v=" + base64.b64encode(bytes(64))
+        return SaslResponse(opcode=Op.SASL_STEP, value=value, opaque=frame.opaque).encode()
+
+    with FakeServer(lambda *_: None) as server:
+        server.answers = {Op.SASL_AUTH: first, Op.SASL_STEP: last}
+        with pytest.raises(LoginError):
+            connect(server.url, username="ada", password="secret")
+        assert not any(frame.opcode == Op.SELECT_BUCKET for frame in server.requests)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"vBucketServerMap":[]}',
+        b'{"vBucketServerMap":{"vBucketMap":[[0]],"serverList":[]}}',
+        b'{"vBucketServerMap":{"vBucketMap":[[1]],"serverList":["$HOST:1"]}}',
+        b'{"vBucketServerMap":{"vBucketMap":[["0"]],"serverList":["$HOST:1"]}}',
+        b'{"vBucketServerMap":{"vBucketMap":[[0]],"serverList":["$HOST"]}}',
+        b'{"vBucketServerMap":{"vBucketMap":[[0]],"serverList":["$HOST:99999"]}}',
+        b'{"rev":"1","vBucketServerMap":{"vBucketMap":[[0]],"serverList":["$HOST:1"]}}',
+    ],
+)
+def test_a_map_that_is_none(config, connect):
+    def answered(_server, frame):
+        return Frame(Magic.RESPONSE, Op.GET_CLUSTER_CONFIG, opaque=frame.opaque, body=config).encode()
+
+    with FakeServer(lambda *_: None) as server:
+        server.answers[Op.GET_CLUSTER_CONFIG] = answered
+        if not config:  # an old server without maps, which has one vbucket by its own word
+            assert connect(server.url).high_seqnos() == {0: 0}
+            return
+        with pytest.raises(RemoteProtocolError):
+            connect(server.url)
+
+
+@pytest.mark.parametrize("opcode", [Op.HELLO, Op.SELECT_BUCKET, DcpOpcode.OPEN, DcpOpcode.CONTROL])
+def test_answers_to_questions_that_nobody_asked(opcode, connect):
+    with FakeServer(lambda *_: None) as server:
+        for wrong in (
+            lambda s, f: Response(opcode=f.opcode, opaque=f.opaque + 100).encode(),
+            lambda s, f: Response(opcode=Op.NOOP, opaque=f.opaque).encode(),
+            lambda s, f: s.answer(f) * 2,
+        ):
+            server.answers = {opcode: wrong}
+            with pytest.raises(TailraceError) as error:
+                source = connect(server.url)
+                list(source.changes(end="now"))
+            assert isinstance(error.value, RemoteProtocolError)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "status", "error"),
+    [
+        (DcpOpcode.OPEN, Status.EACCESS, LoginError),
+        (DcpOpcode.OPEN, Status.EINVAL, StatusError),
+        (DcpOpcode.CONTROL, Status.EINVAL, StatusError),
+        (Op.SELECT_BUCKET, Status.KEY_ENOENT, LoginError),
+    ],
+)
+def test_refusals_of_what_is_needed(opcode, status, error, connect):
+    with FakeServer(lambda *_: None) as server:
+        server.answers[opcode] = lambda s, f: Response(
+            opcode=f.opcode, status=status, opaque=f.opaque
+        ).encode()
+        with pytest.raises(error):
+            connect(server.url)
+
+
+def test_refusals_of_what_is_not_needed(connect):
+    """A server that knows none of the optional settings is as good as any."""
+    needed = (b"enable_noop", b"connection_buffer_size")
+
+    def control(_server, frame):
+        status = Status.SUCCESS if frame.key in needed else Status.EINVAL
+        return Response(opcode=frame.opcode, status=status, opaque=frame.opaque).encode()
+
+    def stream(connection, request):
+        connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))
+
+    with FakeServer(stream) as server:
+        server.answers[DcpOpcode.CONTROL] = control
+        assert isinstance(next(connect(server.url).changes()), Snapshot)
+
+
+def test_a_silent_server_is_given_up_after_two_intervals(connect):
+    def stream(connection, request):
+        connection.send(accepted(request))
+        connection.server.answers = dict.fromkeys(range(256))  # not a word from now on, to nobody
+
+    with FakeServer(stream) as server:
+        source = connect(server.url, noop_interval_s=0.1, retry_for_s=0.5)
+        with pytest.raises(ConnectError, match="silent"):
+            next(source.changes())
+        assert len(server.connections) >= 2
+
+
+def test_a_noop_is_answered_with_its_opaque(connect):
+    def stream(connection, request):
+        connection.send(accepted(request), marker(request, 1, 2), mutation(request, 1), noop(10_000_001))
+
+    with FakeServer(stream) as server:
+        source = connect(server.url)
+        changes = source.changes()
+        next(changes)
+        deadline = time.monotonic() + 10
+        while not any(f.magic == Magic.RESPONSE and f.opaque == 10_000_001 for f in server.requests):
+            source.idle(0.01)
+            assert time.monotonic() < deadline
+
+
+def test_acks_follow_the_application(connect):
+    """Nothing is acknowledged before the application has it, and everything after that."""
+    size = 3_000
+
+    def stream(connection, request):
+        items = b"".join(mutation(request, seqno, value=b"x" * size) for seqno in range(1, 101))
+        connection.send(accepted(request), marker(request, 1, 100), items)
+        connection.send(DcpStreamEnd(opaque=request.opaque, vbucket=0).encode())
+
+    def acked(server):
+        return sum(int.from_bytes(f.extras, "big") for f in server.requests if f.opcode == 0x5D)
+
+    with FakeServer(stream) as server:
+        server.high_seqnos = {0: 100}
+        source = connect(server.url)
+        changes = source.changes(end="now")
+        next(changes)
+        source.idle(0.2)
+        assert acked(server) == 0
+        rest = list(changes)
+        assert sum(isinstance(one, Mutation) for one in rest) == 100
+        counted = 44 + 100 * (24 + 31 + 4 + size) + 28
+        deadline = time.monotonic() + 10
+        while acked(server) < counted - 50 * 1024:
+            source.idle(0.01)
+            assert time.monotonic() < deadline
+        assert acked(server) <= counted
+
+
+def test_unknown_requests_are_refused_and_forgotten(connect):
+    def stream(connection, request):
+        connection.send(
+            accepted(request), raw(request, 0xF0, opaque=0x7007), raw(request, 0x5A, opaque=0x7008)
+        )
+        connection.send(marker(request, 1, 1), mutation(request, 1))
+
+    with FakeServer(stream) as server:
+        changes = connect(server.url).changes()
+        assert isinstance(next(changes), Snapshot)
+        assert isinstance(next(changes), Mutation)
+        deadline = time.monotonic() + 10
+        while len(refusals := [f for f in server.requests if f.opaque in (0x7007, 0x7008)]) < 2:
+            assert time.monotonic() < deadline
+        assert [f.status for f in refusals] == [Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED]
+
+
+def test_a_marker_that_wants_an_answer_gets_it_at_its_end(connect):
+    def stream(connection, request):
+        connection.send(accepted(request), marker(request, 1, 2, flags=9), mutation(request, 1))
+        time.sleep(0.2)
+        assert not any(f.opcode == DcpOpcode.SNAPSHOT_MARKER for f in connection.server.requests)
+        connection.send(mutation(request, 2))
+
+    with FakeServer(stream) as server:
+        changes = connect(server.url).changes()
+        assert [type(next(changes)) for _ in range(3)] == [Snapshot, Mutation, Mutation]
+        deadline = time.monotonic() + 10
+        while not any(f.opcode == DcpOpcode.SNAPSHOT_MARKER for f in server.requests):
+            assert time.monotonic() < deadline
+
+
+def test_temporary_refusals_are_tried_again(connect):
+    states = [Status.ETMPFAIL, Status.ENOMEM, Status.KEY_EEXISTS, Status.NOT_MY_VBUCKET]
+
+    def stream(connection, request):
+        if states:
+            connection.send(answer(request, states.pop(0)))
+        else:
+            connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))
+
+    with FakeServer(stream) as server:
+        assert isinstance(next(connect(server.url).changes()), Snapshot)
+        assert states == []
+
+
+def test_a_vbucket_that_never_comes_is_an_error_with_its_reason(connect):
+    with FakeServer(lambda c, r: c.send(answer(r, Status.ETMPFAIL))) as server:
+        source = connect(server.url, retry_for_s=0.4)
+        with pytest.raises(ConnectError, match="ETMPFAIL"):
+            next(source.changes())
+
+
+def test_a_long_series_of_rollbacks_ends(connect):
+    """A server that always wants less: down to the beginning, told once, then on."""
+    asked = []
+
+    def stream(connection, request):
+        asked.append(request.start_seqno)
+        if request.start_seqno:
+            connection.send(answer(request, Status.ROLLBACK, (request.start_seqno - 1).to_bytes(8, "big")))
+        else:
+            connection.send(accepted(request, [(UUID + 1, 0)]), marker(request, 1, 1), mutation(request, 1))
+
+    with FakeServer(stream) as server:
+        source = connect(server.url, rollback_points=lambda vbucket: range(1, 50))
+        changes = source.changes(start={0: tailrace.Position.at(UUID, 50)})
+        assert next(changes) == tailrace.Rollback(0, UUID + 1, 0)
+        assert asked == list(range(50, -1, -1))
+        assert isinstance(next(changes), Snapshot)
+
+
+def test_resume_asks_with_the_snapshot_that_was_left(connect):
+    """The collapsed form (s, s, s) is a bug: what deduplication folded away would be lost."""
+    asked = []
+
+    def stream(connection, request):
+        asked.append((request.start_seqno, request.snapshot_start, request.snapshot_end, request.vb_uuid))
+        if len(asked) == 1:
+            connection.send(
+                accepted(request), marker(request, 0, 10), mutation(request, 3), mutation(request, 7)
+            )
+            time.sleep(0.1)
+            connection.close()
+        else:
+            connection.send(accepted(request), marker(request, 7, 10), mutation(request, 10))
+
+    with FakeServer(stream) as server:
+        changes = connect(server.url).changes()
+        seqnos = []
+        while len(seqnos) < 3:
+            event = next(changes)
+            if isinstance(event, Mutation):
+                seqnos.append(event.seqno)
+        assert seqnos == [3, 7, 10]
+        assert asked == [(0, 0, 0, 0), (7, 0, 10, UUID)]
+
+
+# clusters
+
+
+def serve(connection, request):
+    server = connection.server
+    seqno = server.high_seqnos[request.vbucket]
+    if server.nodes.index(server) != server.owners[request.vbucket][0]:
+        connection.send(answer(request, Status.NOT_MY_VBUCKET, server.config()))
+        return
+    connection.send(accepted(request, [(UUID, 0)]))
+    if seqno > request.start_seqno:
+        items = b"".join(mutation(request, one) for one in range(request.start_seqno + 1, seqno + 1))
+        connection.send(marker(request, request.start_seqno, seqno), items)
+
+
+def make_cluster(count, vbuckets):
+    servers = [FakeServer(serve, vbuckets=vbuckets) for _ in range(count)]
+    for server in servers:
+        server.nodes = servers
+        server.owners = [[vbucket % count] for vbucket in range(vbuckets)]
+        server.high_seqnos = dict.fromkeys(range(vbuckets), 5)
+        server.__enter__()
+    return servers
+
+
+def move(servers, owners, *, push=False):
+    for server in servers:
+        server.owners = owners
+        server.revision += 1
+    if push:
+        for server in servers:
+            for connection in server.connections:
+                text = server.config()
+                notification = ClustermapChangeNotification(
+                    epoch=1, revision=server.revision, key=b"default", value=text
+                )
+                connection.send(notification.encode())
+
+
+def take(changes, count):
+    found = []
+    while len(found) < count:
+        event = next(changes)
+        if isinstance(event, Mutation):
+            found.append((event.vbucket, event.seqno))
+    return found
+
+
+@pytest.fixture
+def cluster():
+    servers = make_cluster(3, 12)
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+def opens(server):
+    return [frame for frame in server.requests if frame.opcode == DcpOpcode.OPEN]
+
+
+def test_one_connection_per_node(cluster, connect):
+    source = connect(cluster[0].url)
+    found = take(source.changes(), 60)
+    assert sorted(found) == [(vbucket, seqno) for vbucket in range(12) for seqno in range(1, 6)]
+    assert [len(opens(server)) for server in cluster] == [1, 1, 1]
+    name = opens(cluster[0])[0].key.decode()
+    assert name.startswith("tailrace:") and ":consumer:" in name and len(name) <= 200
+    assert len(source.stats()["nodes"]) == 3
+    assert source.high_seqnos() == dict.fromkeys(range(12), 5)
+
+
+def test_a_dead_seed_is_passed_over(cluster, connect):
+    port = cluster[0].port
+    where = f"couchbase://127.0.0.1:1,127.0.0.1:{port}/default"
+    assert len(take(connect(where).changes(), 60)) == 60
+    with pytest.raises(ConnectError):
+        connect("couchbase://127.0.0.1:1,127.0.0.1:2/default")
+
+
+@pytest.mark.parametrize("push", [True, False])
+def test_a_vbucket_moves(cluster, connect, push):
+    """By a pushed map, or because the old node no longer has it."""
+    source = connect(cluster[0].url)
+    changes = source.changes()
+    take(changes, 60)
+    for server in cluster:
+        server.high_seqnos[0] = 9
+    move(cluster, [[1], *cluster[0].owners[1:]], push=push)
+    for connection in cluster[0].connections:
+        opaque = next(f.opaque for f in cluster[0].requests if f.opcode == 0x53 and f.vbucket == 0)
+        connection.send(DcpStreamEnd(status=2, opaque=opaque, vbucket=0).encode())
+    assert take(changes, 4) == [(0, seqno) for seqno in range(6, 10)]
+    assert any(f.opcode == 0x53 and f.vbucket == 0 for f in cluster[1].requests)
+
+
+def test_a_node_goes_and_the_others_know(cluster, connect):
+    source = connect(cluster[0].url, retry_for_s=10)
+    changes = source.changes()
+    take(changes, 60)
+    gone = cluster[2]
+    owners = [[owner[0] if owner[0] != 2 else vb % 2] for vb, owner in enumerate(gone.owners)]
+    for server in cluster:
+        server.high_seqnos = dict.fromkeys(range(12), 7)
+    gone.stop()
+    move(cluster[:2], owners)
+    moved = [vb for vb in range(12) if vb % 3 == 2]
+    assert sorted(take(changes, 8)) == [(vb, seqno) for vb in moved for seqno in (6, 7)]
+
+
+def test_a_node_is_added(connect):
+    servers = make_cluster(2, 8)
+    try:
+        for server in servers:
+            server.owners = [[0]] * 8
+        source = connect(servers[0].url)
+        changes = source.changes()
+        take(changes, 40)
+        assert opens(servers[1]) == []
+        for server in servers:
+            server.high_seqnos = dict.fromkeys(range(8), 6)
+        move(servers, [[0], [1]] * 4, push=True)
+        for connection in servers[0].connections:
+            for frame in [f for f in servers[0].requests if f.opcode == 0x53 and f.vbucket % 2]:
+                connection.send(DcpStreamEnd(status=2, opaque=frame.opaque, vbucket=frame.vbucket).encode())
+        assert sorted(take(changes, 4)) == [(vb, 6) for vb in (1, 3, 5, 7)]
+        assert len(opens(servers[1])) == 1
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def test_rollback_answer_may_stand_in_the_extras(connect):
+    def stream(connection, request):
+        if request.start_seqno:
+            connection.send(
+                Frame(
+                    Magic.RESPONSE,
+                    DcpOpcode.STREAM_REQUEST,
+                    extras_length=8,
+                    vbucket=Status.ROLLBACK,
+                    opaque=request.opaque,
+                    body=bytes(8),
+                ).encode()
+            )
+        else:
+            connection.send(DcpStreamRequestResponse.ok([(5, 0)], opaque=request.opaque).encode())
+
+    with FakeServer(stream) as server:
+        changes = connect(server.url).changes(start={0: tailrace.Position.at(UUID, 5)})
+        assert next(changes) == tailrace.Rollback(0, 5, 0)
