@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from ..columns.batch import SCHEMA, to_batch
-from ..columns.values import inflate, take_xattrs
 from ..model import Position
 from ..protocol.chunk import Carried, Control, Delivery, Ended, MarkerReceived, Opened, Segment
 from ..protocol.dcp_consumer import DcpConsumer
+from ..snappy import inflate
 from ..wire.codes import Datatype, DcpOpcode, MarkerFlag, StreamEndStatus, SystemEventId
 from ..wire.dcp import DcpSeqnoAdvanced, DcpSystemEvent
+from ..wire.fields import split_xattrs
 from .events import (
     Deletion,
     Event,
@@ -302,8 +303,8 @@ def _unpack(value: bytes, datatype: int) -> tuple[bytes, dict[str, Any] | None]:
         value = inflate(value)
     if not datatype & Datatype.XATTR:
         return value, None
-    text, value = take_xattrs(value)
-    return value, json.loads(text)
+    xattrs, body = split_xattrs(value)
+    return body, {name: json.loads(text) for name, text in xattrs.items()}
 
 
 def _row(event: Event, bucket: str) -> pa.RecordBatch:

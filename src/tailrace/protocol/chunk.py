@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..columns.scan import Frames, gather
+from ..columns.scanner import Frames, gather
 from ..errors import MalformedMessage, RemoteProtocolError, UsageError
 from ..history import FailoverLog
 from ..model import Position, SnapshotRange

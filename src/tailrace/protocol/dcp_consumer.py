@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..columns.scan import Frames, scan
+from ..columns.scanner import Frames, scan
 from ..errors import ConnectError, LoginError, RemoteProtocolError, StatusError
 from ..model import MAX_U64
 from ..wire.admin import ClustermapChangeNotification
