@@ -16,6 +16,7 @@ import argparse
 import itertools
 import json
 import multiprocessing
+import os
 import random
 import shutil
 import socket
@@ -130,6 +131,13 @@ def measure(port: int, connections: int, depth: int, seconds: float) -> float:
     return rate
 
 
+def cpu_seconds(pid: int) -> float:
+    """What a process has used so far, all threads."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as one:
         port: int = one.getsockname()[1]
@@ -172,20 +180,24 @@ def main() -> int:
             for name, port in ports.items():
                 wait_for(port, running[name])
                 fill(port)
-            return report(ports, arguments)
+            return report(ports, {name: one.pid for name, one in running.items()}, arguments)
         finally:
             for process in running.values():
                 process.terminate()
                 process.wait()
 
 
-def report(ports: dict[str, int], arguments: argparse.Namespace) -> int:
+def report(ports: dict[str, int], pids: dict[str, int], arguments: argparse.Namespace) -> int:
     found = []
     for load, how in LOADS.items():
         rates: dict[str, list[float]] = {name: [] for name in ports}
+        costs: dict[str, list[float]] = {name: [] for name in ports}
         for _ in range(arguments.rounds):
             for name, port in ports.items():
-                rates[name].append(measure(port, how["connections"], how["depth"], arguments.seconds))
+                before = cpu_seconds(pids[name])
+                rate = measure(port, how["connections"], how["depth"], arguments.seconds)
+                rates[name].append(rate)
+                costs[name].append((cpu_seconds(pids[name]) - before) / (rate * arguments.seconds) * 1e6)
         typical = {name: statistics.median(one) for name, one in rates.items()}
         share = statistics.median(
             ours / theirs for ours, theirs in zip(rates["tailrace"], rates["memcached"], strict=True)
@@ -200,17 +212,20 @@ def report(ports: dict[str, int], arguments: argparse.Namespace) -> int:
                 "memcached_per_s": round(typical["memcached"]),
                 "tailrace_per_s": round(typical["tailrace"]),
                 "share": round(share, 3),
+                "memcached_cpu_us": round(statistics.median(costs["memcached"]), 2),
+                "tailrace_cpu_us": round(statistics.median(costs["tailrace"]), 2),
                 "target": how["target"],
             }
         )
     if arguments.json:
         print(json.dumps(found))
         return 0
-    print(f"{'load':<16}{'memcached/s':>14}{'tailrace/s':>14}{'share':>9}{'target':>9}")
+    print(f"{'load':<16}{'memcached/s':>14}{'tailrace/s':>14}{'share':>9}{'target':>9}   CPU us a request")
     for row in found:
         print(
             f"{row['load']:<16}{row['memcached_per_s']:>14,}{row['tailrace_per_s']:>14,}"
             f"{row['share']:>9.2f}{row['target']:>9.2f}"
+            f"{row['memcached_cpu_us']:>10.2f} /{row['tailrace_cpu_us']:>6.2f}"
         )
     return 0
 

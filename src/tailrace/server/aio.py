@@ -163,7 +163,7 @@ class Server:
         deadline = node.clock.monotonic() + node.settings.drain_timeout
         while node.stop_sessions("the node stops") and node.clock.monotonic() < deadline:
             for bucket in node.buckets.values():
-                bucket.want_flush()
+                bucket.flush_wanted = True
                 bucket.settle()
             await asyncio.sleep(0.01)
         for connection in list(self.connections):
@@ -193,6 +193,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: Server, *, tls: bool) -> None:
         self._server = server
+        self._monotonic = server.node.clock.monotonic
         self._tls = tls
         self._session: Session | None = None
         self._transport: asyncio.Transport | None = None
@@ -222,9 +223,17 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         session = self._session
-        if session is not None:
-            session.receive_data(data, self._server.node.clock.monotonic())
-            self._pump()
+        if session is None:
+            return
+        now = self._monotonic()
+        if self._full or session.has_more:
+            session.receive_data(data, now)
+        elif answers := session.exchange(data, now):
+            assert self._transport is not None
+            self.send(self._transport, [answers])
+            if not self._full:
+                return
+        self._pump()
 
     def eof_received(self) -> bool:
         return False  # half a connection is no connection
@@ -265,6 +274,8 @@ class Connection(asyncio.Protocol):
         try:
             while not self._full and (parts := session.data_to_send(_WRITE_BYTES)):
                 self.send(transport, parts)
+                if not session.has_more:
+                    break
                 left -= sum(map(len, parts))
                 if left <= 0:
                     self._wake()

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..clock import Clock
 from ..errors import StoreError
@@ -67,6 +67,8 @@ class ServedBucket:
         self.flush_times = Histogram()
         self.flush_failures = 0
         self.max_json_check = settings.max_json_check
+        self.caches: list[dict[bytes, Any]] = []
+        """`VBucket.cache` by id; where it is not that of the vbucket any more it is empty."""
         self._cached_bytes = 0
         self._settings = settings
         self._clock = clock
@@ -75,7 +77,8 @@ class ServedBucket:
         self._flushing: Job | None = None
         self._maintaining: Job | None = None
         self._flush_at = clock.monotonic() + settings.flush_interval
-        self._flush_wanted = False
+        self.flush_wanted = False
+        """Somebody waits for the disk: `settle` at the end of this batch of requests."""
         self._waiting_flush: list[Done] = []  # for the next flush to begin
         self._compactions: deque[tuple[Compaction, Done]] = deque()
         self._sealing = 0  # jobs of maintenance that the first of them has waited for
@@ -84,6 +87,7 @@ class ServedBucket:
         self._pager: Iterator[None] | None = None
 
         self.manifest_changed()
+        self._find_caches()
 
     # collections
 
@@ -156,8 +160,12 @@ class ServedBucket:
 
     def vbucket_changed(self, vbucket: int) -> None:
         """A vbucket was created, deleted or changed its state: its readers look again."""
+        self._find_caches()
         self._attach(vbucket)
         self._changed(vbucket)
+
+    def _find_caches(self) -> None:
+        self.caches = [{} if one is None else one.cache for one in self.store.vbuckets]
 
     # work in the background
 
@@ -173,19 +181,14 @@ class ServedBucket:
         if now >= self._pager_at:
             self._page(now)
 
-    def want_flush(self) -> None:
-        """Somebody waits for the disk: commit with the end of this batch of requests (`settle`)."""
-        self._flush_wanted = True
-
     def settle(self) -> None:
         """The end of a batch of requests: one commit for all that asked for one."""
-        if self._flush_wanted:
-            self._begin_flush()
+        self._begin_flush()
 
     def after_flush(self, done: Done) -> None:
         """Call back when everything that is written now has been flushed, or could not be."""
         self._waiting_flush.append(done)
-        self.want_flush()
+        self.flush_wanted = True
         if self._flushing is None:
             self._begin_flush()
 
@@ -212,7 +215,7 @@ class ServedBucket:
     def _begin_flush(self) -> None:
         if self._flushing is not None or self._exclusive:
             return  # what is wanted now is taken up when the job under way is finished
-        self._flush_wanted = False
+        self.flush_wanted = False
         waiting, self._waiting_flush = self._waiting_flush, []
         job = self.store.begin_flush()
         if job is None:
@@ -233,13 +236,13 @@ class ServedBucket:
             self.flush_failures += 1
             log.error("bucket %s: changes could not be written and are kept in memory: %s", self.name, error)
             self._flush_at = self._clock.monotonic() + max(_RETRY_S, self._settings.flush_interval)
-            self._flush_wanted = False
+            self.flush_wanted = False
         else:
             self.flush_times.add(self._clock.monotonic() - started)
         for done in waiting:
             done(failure)
         self._advance()
-        if failure is None and (self._flush_wanted or self._waiting_flush):
+        if failure is None and (self.flush_wanted or self._waiting_flush):
             self._begin_flush()
 
     def _advance(self) -> None:
@@ -278,7 +281,7 @@ class ServedBucket:
             done(failure)
         if failure is None or self._exclusive or self._compactions:
             self._advance()
-        if self._flush_wanted or self._waiting_flush:
+        if self.flush_wanted or self._waiting_flush:
             self._begin_flush()
 
     def _page(self, now: float) -> None:

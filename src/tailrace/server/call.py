@@ -276,7 +276,7 @@ class Call(Generic[M_co]):
     def wait_for_disk(self, vbucket: VBucket, seqno: int, persisted: Callable[[bool], None]) -> None:
         """Call back when a seqno is on disk, and see to it that it gets there soon."""
         vbucket.when_persisted(seqno, persisted)
-        self.bucket.want_flush()
+        self.bucket.flush_wanted = True
 
     def defer(self, timeout_s: float, on_timeout: int = Status.ETMPFAIL) -> Pending:
         """An answer that comes later, at the latest by a timeout with that status."""

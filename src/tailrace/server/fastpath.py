@@ -52,27 +52,24 @@ Answer: TypeAlias = tuple[bytes, bytes, bytes]
 """Head for a peer without JSON, head for one with it, and what comes behind the opaque."""
 
 
-def run(session: Session, data: bytes, at: int, end: int) -> int:
-    """Answer requests from ``at`` on; where the first begins that was not answered."""
-    bucket = session.bucket
-    if bucket is None or not bucket.plain:
-        return at
+def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[int, bytes]:
+    """Answer requests from ``at`` on; where the first begins that was not answered, and the answers."""
+    if not bucket.plain:
+        return at, b""
     unpack, get, set_, start_bits = _REQUEST.unpack_from, _GET, _SET, _START
-    vbuckets = bucket.store.vbuckets
+    vbuckets, caches = bucket.store.vbuckets, bucket.caches
     count = len(vbuckets)
     prefixed, form = session.prefixed_keys, session.datatypes & _JSON
     room = session.room
     out: list[bytes] = []
     gets = misses = sets = 0
+    end = len(data)
     last = end - HEADER_SIZE
     while at <= last and room > 0:
         start, extras, vbucket_id, total, cas = unpack(data, at)
         body_at = at + 24
         next_at = body_at + total
         if next_at > end or vbucket_id >= count:
-            break
-        vbucket = vbuckets[vbucket_id]
-        if vbucket is None:
             break
         # What is left of a get when its key is its whole body. Other requests that come out the same have a
         # body of at least 64 KiB, and no such key is ever found.
@@ -81,9 +78,12 @@ def run(session: Session, data: bytes, at: int, end: int) -> int:
             if extras or cas:
                 break
             key = data[body_at:next_at] if prefixed else b"\0" + data[body_at:next_at]
-            answer = vbucket.cache.get(key)
+            answer = caches[vbucket_id].get(key)
             if answer is None:
-                if vbucket.state != _ACTIVE or not 1 < len(key) <= _MAX_KEY + 1 or key[0]:
+                vbucket = vbuckets[vbucket_id]
+                if vbucket is None or vbucket.state != _ACTIVE:
+                    break
+                if not 1 < len(key) <= _MAX_KEY + 1 or key[0]:
                     break
                 frame = vbucket.get(key)
                 if frame is None:
@@ -105,6 +105,7 @@ def run(session: Session, data: bytes, at: int, end: int) -> int:
             gets += 1
         else:
             opcode = start & start_bits
+            vbucket = vbuckets[vbucket_id]
             value_at = body_at + 8 + (start & _KEY_LENGTH)
             if opcode not in (set_, _SETQ) or extras not in _SET_EXTRAS[form] or value_at > next_at:
                 break
@@ -112,7 +113,8 @@ def run(session: Session, data: bytes, at: int, end: int) -> int:
             value = data[value_at:next_at]
             flags_and_expiry = data[body_at : body_at + 8]
             if (
-                flags_and_expiry[4:] != _NO_EXPIRY
+                vbucket is None
+                or flags_and_expiry[4:] != _NO_EXPIRY
                 or vbucket.state != _ACTIVE
                 or not 1 < len(key) <= _MAX_KEY + 1
                 or key[0]
@@ -144,13 +146,13 @@ def run(session: Session, data: bytes, at: int, end: int) -> int:
                     out += (_STORED_HEAD, data[at + 12 : at + 16], cas_bytes)
                     room -= 24
         at = next_at
-    if out or misses or sets:
-        counters = session.node.counters
+    counters = session.node.counters
+    if gets or misses:
         counters.cmd_get += gets + misses
         counters.get_hits += gets
+    if sets:
         counters.cmd_set += sets
-        session.send_answer(b"".join(out))
-    return at
+    return at, b"".join(out)
 
 
 def _prepare(bucket: ServedBucket, cache: dict[bytes, Answer], key: bytes, frame: bytes) -> Answer:

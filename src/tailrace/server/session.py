@@ -77,6 +77,8 @@ class Session:
         self.handler: Handler | None = None
         self.dialect: Dialect | None = None
 
+        self._max_output = node.settings.max_output
+        self._max_in_flight = node.settings.max_in_flight
         self._limit = node.settings.max_frame if self.authenticated else node.settings.max_frame_before_login
         self._parts: list[bytes] = []  # received and not yet processed
         self._have = 0
@@ -89,6 +91,26 @@ class Session:
         self._opened_at = self._last_frame_at = now
 
     # receiving
+
+    def exchange(self, data: bytes, now: float) -> bytes:
+        """As `receive_data`, for a session that has nothing to send; answers that are there at once are
+        returned, and need not be asked for. That is what most reads of most connections come to.
+        """
+        if not self._parts and not self._waiting and self._may_take_the_short_way(now):
+            assert self.bucket is not None and not self._ready
+            at, answers = fastpath.run(self, self.bucket, data, 0)
+            if at == len(data):
+                self._last_frame_at = now
+                counters = self.node.counters
+                counters.bytes_read += at
+                counters.bytes_written += len(answers)
+                return answers
+            if at:
+                self.node.counters.bytes_read += at
+                self.send_answer(answers)
+                data = data[at:]
+        self.receive_data(data, now)
+        return b""
 
     def receive_data(self, data: bytes, now: float) -> None:
         """Bytes from the peer."""
@@ -109,7 +131,7 @@ class Session:
         """How many bytes of answers may be queued before the next request has to wait; none or less: it
         waits.
         """
-        return self.node.settings.max_output - self._queued
+        return self._max_output - self._queued
 
     @property
     def wants_data(self) -> bool:
@@ -118,8 +140,8 @@ class Session:
 
     def _held_up(self) -> bool:
         return (
-            self.room <= 0
-            or self._unfinished >= self.node.settings.max_in_flight
+            self._queued >= self._max_output
+            or self._unfinished >= self._max_in_flight
             or self._finishing is not None
         )
 
@@ -129,8 +151,11 @@ class Session:
         try:
             while not self.closed and not self._held_up():
                 if self._may_take_the_short_way(now):
-                    at = fastpath.run(self, data, at, end)
-                if end - at < HEADER_SIZE or self.room <= 0:
+                    assert self.bucket is not None
+                    at, answers = fastpath.run(self, self.bucket, data, at)
+                    if answers:
+                        self.send_answer(answers)
+                if end - at < HEADER_SIZE or self._queued >= self._max_output:
                     break
                 need = frame_size(data, at, self._limit)
                 if end - at < need:
@@ -147,7 +172,7 @@ class Session:
         if self._have and not self.closed:
             self._parts.append(data[at:] if at else data)
             self._need = need
-        if self.bucket is not None:
+        if self.bucket is not None and self.bucket.flush_wanted:
             self.bucket.settle()
 
     def _may_take_the_short_way(self, now: float) -> bool:
@@ -156,7 +181,11 @@ class Session:
         """
         bucket = self.bucket
         return (
-            self.authenticated and bucket is not None and bucket.locked_until <= now and self.handler is None
+            bucket is not None
+            and bucket.locked_until <= now
+            and self.authenticated
+            and self.handler is None
+            and not self.closed
         )
 
     def _receive_frame(self, frame: Frame, now: float) -> None:
@@ -427,6 +456,13 @@ class Session:
                 self.close(self.handler.close_requested)
         self.node.counters.bytes_written += size
         return out
+
+    @property
+    def has_more(self) -> bool:
+        """Whether it makes sense to ask for data again at once."""
+        return (
+            self.handler is not None or bool(self._ready) or (bool(self._parts) and self._need <= self._have)
+        )
 
     # time
 

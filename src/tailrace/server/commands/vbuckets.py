@@ -190,7 +190,7 @@ def stop_persistence(call: Call[admin.StopPersistence]) -> Reply:
 @command(admin.StartPersistence)
 def start_persistence(call: Call[admin.StartPersistence]) -> Reply:
     call.bucket.store.persistence = True
-    call.bucket.want_flush()
+    call.bucket.flush_wanted = True
     return call.success()
 
 
