@@ -1,4 +1,4 @@
-"""Makes the pages that come from declarations: ``docs/protocol/*.md`` and ``docs/cli.md``.
+"""Makes the pages that come from declarations: ``docs/protocol/*.md``, ``docs/cli.md``, ``docs/settings.md``.
 
     python docs/build.py            write them
     python docs/build.py --check    exit 1 if one of them is not up to date
@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from tailrace.cli.main import COMMANDS, cli  # noqa: E402
+from tailrace.server.settings import table  # noqa: E402
 from tailrace.wire import admin, codes, dcp, describe, header, kv, subdoc, tap, upr  # noqa: E402
 from tailrace.wire.dialect import DCP, KV, KV_MESSAGES, TAP, UPR_A, UPR_B, Dialect  # noqa: E402
 from tailrace.wire.header import Frame  # noqa: E402
@@ -352,6 +353,27 @@ Completion for bash, zsh and fish: see [`tailrace completion`](#tailrace-complet
 """
 
 
+def settings_page() -> str:
+    """What ``tailrace serve --set`` knows."""
+    lines = [
+        MADE,
+        "",
+        "# Settings of the node",
+        "",
+        "`tailrace serve --set NAME=VALUE`, as often as needed; `--set help` prints this list. In Python",
+        "`tailrace.testing.node(settings={...})` takes the same names. Everything that a peer can make grow has its",
+        "limit here.",
+        "",
+        "| name | kind | default | what it is |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{one.name}` | {one.kind.name.replace('|', ' or ')} | {one.kind.show(one.default)} | {one.about} |"
+        for one in table()
+    ]
+    return "\n".join(lines) + "\n"
+
+
 # all of them
 
 
@@ -360,6 +382,7 @@ def pages() -> dict[Path, str]:
     folder = ROOT / "docs"
     found = {
         folder / "cli.md": cli_page(),
+        folder / "settings.md": settings_page(),
         folder / "protocol" / "README.md": index_page(),
         folder / "protocol" / "codes.md": codes_page(),
     }
