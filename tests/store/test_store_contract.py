@@ -630,7 +630,7 @@ class TestCompaction:
         assert [vb.purge_seqno for vb in bucket] == [8, 8, 7, 0]
         bucket.compact(Compaction(vbuckets=[3], drop_tombstones=True))
         assert [vb.purge_seqno for vb in bucket] == [8, 8, 7, 10]  # 11 is the last change, and stays
-        assert [vb.rollback_floor for vb in bucket] == [8, 8, 7, 10]
+        assert [vb.rollback_floor for vb in bucket] == [9, 9, 8, 11]
         for vb in (a, b, c, d):
             assert values(vb) == {b"\0k5": b""}
         bucket.compact(Compaction(drop_tombstones=True))

@@ -285,7 +285,7 @@ class VBucket(Protocol):
 
     def snapshot_after(self, after_seqno: int, *, memory: bool = True) -> Snapshot | None:
         """The next snapshot for a reader that has everything up to `after_seqno`, or None if there is nothing
-        newer.
+        newer: the reader is then at the high seqno, also where no change has just that number.
 
         From memory if the changes are still there: one checkpoint at a time, up to the high seqno. Otherwise
         from disk, up to the newest sealed change. With ``memory=False``: one snapshot of everything that is

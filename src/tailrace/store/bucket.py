@@ -21,7 +21,7 @@ from .base import Compaction, Job, StoreSettings
 from .collections import Manifest
 from .compaction import Generation, MergeJob, SealJob, choose_merge, plan_compaction
 from .documents import VBucket
-from .files import Files
+from .files import Files, NotDurable
 from .journal import BaseJob, CommitJob, HybridClock, Journal
 from .log import Batch, log_number
 from .recovery import recover
@@ -67,6 +67,7 @@ class Bucket:
         self.generations: list[Generation] = []  # complete ones whose changes are in memory, oldest first
         self.journal = Journal(files, directory, rng)
         self.base: dict[str, Any] = {}  # the manifest file as it was last written
+        self.manifest_is_durable = True
         self.next_segment = 1
         self.flush_failures = 0
         self.last_change = self.clock.monotonic()  # when changes were last committed
@@ -80,6 +81,7 @@ class Bucket:
         self._maintenance: BaseJob | None = None
         self.rotate_soon = False
         self._closed = False
+        self._retired: list[str] = []  # files that no manifest will need, once the newest one is durable
 
     # Birth, opening, stopping.
 
@@ -104,6 +106,8 @@ class Bucket:
                 bucket.set_state(number, VBucketState.ACTIVE)
         bucket._commit_now({"clean": False})
         bucket.write_manifest(bucket.base, [])
+        if not bucket.manifest_is_durable:
+            raise StoreError("its manifest may not survive")
         return bucket
 
     @classmethod
@@ -114,9 +118,8 @@ class Bucket:
         if not clean:
             for vbucket in bucket:
                 if vbucket.state == VBucketState.ACTIVE:
-                    vbucket.failover_log = vbucket.failover_log.branched_at(
-                        vbucket.high_seqno, vb_uuid(bucket.rng)
-                    )
+                    log = vbucket.failover_log
+                    vbucket.failover_log = log.branched_at(vbucket.high_seqno, bucket.new_uuid(log))
                     bucket.queue_meta(vbucket)
         # Before anything is served it must be on disk that this run has not stopped cleanly yet.
         bucket._commit_now({"clean": False})
@@ -154,7 +157,12 @@ class Bucket:
         """
         content = {**base, "segments": [{"file": name, "clips": clips} for name, clips in segments]}
         text = json.dumps(content, separators=(",", ":")).encode()
-        self.files.replace(f"{self.directory}/{MANIFEST}", b"%08x %s\n" % (zlib.crc32(text), text))
+        try:
+            self.files.replace(f"{self.directory}/{MANIFEST}", b"%08x %s\n" % (zlib.crc32(text), text))
+            self.manifest_is_durable = True
+        except NotDurable:
+            # It counts from now on. But the old one may come back, so what that one names must stay.
+            self.manifest_is_durable = False
 
     def read_manifest(self) -> dict[str, Any]:
         path = f"{self.directory}/{MANIFEST}"
@@ -200,6 +208,12 @@ class Bucket:
     def __iter__(self) -> Iterator[VBucket]:
         return (vbucket for vbucket in self.vbuckets if vbucket is not None)
 
+    def new_uuid(self, log: FailoverLog) -> int:
+        """A vb_uuid that the log does not have: a seeded source may give the same one again."""
+        while (uuid := vb_uuid(self.rng)) in log:
+            pass
+        return uuid
+
     def _find(self, number: int) -> VBucket:
         vbucket = self.vbuckets[number] if 0 <= number < len(self.vbuckets) else None
         if vbucket is None:
@@ -239,7 +253,8 @@ class Bucket:
         bucket.
         """
         complete = vbucket.complete_seqno
-        log = vbucket.failover_log.branched_at(complete, vb_uuid(self.rng))
+        log = vbucket.failover_log
+        log = log.branched_at(complete, self.new_uuid(log))
         if complete < vbucket.high_seqno and (not complete or complete >= vbucket.rollback_floor):
             self._roll_back({vbucket.id: complete}, {vbucket.id: log})
         vbucket.failover_log = log
@@ -277,34 +292,50 @@ class Bucket:
                 raise RollbackImpossible(number, seqno, vbucket.rollback_floor, vbucket.high_seqno)
         logs = {}
         for number, seqno in targets.items():
-            log, uuid = found[number].failover_log, vb_uuid(self.rng)
+            log = found[number].failover_log
+            uuid = self.new_uuid(log)
             logs[number] = log.branched_at(seqno, uuid) if branch else log.rolled_back_to(seqno, uuid)
         self._roll_back(targets, logs)
         for vbucket in found.values():
-            if vbucket.state == VBucketState.ACTIVE:
-                vbucket.apply_manifest(self.collections, 0)
             vbucket.changed()
-        if self.pending and self.persistence:
-            self.flush()
 
     def _roll_back(self, targets: Mapping[int, int], logs: Mapping[int, FailoverLog]) -> None:
-        """Durable first, then in memory: an error changes nothing."""
+        """In memory, then on disk; if that fails, memory is as it was."""
         self._settle()
         if self.persistence:
             self.flush()
-        self._commit_now(
-            {
-                "rollback": {str(number): seqno for number, seqno in targets.items()},
-                "logs": {str(number): log.to_json() for number, log in logs.items()},
-            }
-        )
-        for number, seqno in targets.items():
-            vbucket = self._find(number)
-            self.drop_after(vbucket, seqno)
-            vbucket.failover_log = logs[number]
-            vbucket.give_up_waiters(seqno)
+        vbuckets = [self._find(number) for number in targets]
+        before = [dict(vbucket.__dict__) for vbucket in vbuckets]
+        clips = [dict(segment.clips) for segment in self.segments]
+        persisted, pending = self.persisted.copy(), (self.pending, self.notes)
+        for vbucket in vbuckets:
+            self.drop_after(vbucket, targets[vbucket.id])
+            vbucket.failover_log = logs[vbucket.id]
         self._forget_pending(targets)
+        for vbucket in vbuckets:
+            if vbucket.state == VBucketState.ACTIVE:
+                # Collections that began later are still there, and its readers must learn of them again.
+                vbucket.apply_manifest(self.collections, 0)
+        try:
+            self._commit_now(
+                {
+                    "rollback": {str(number): seqno for number, seqno in targets.items()},
+                    "logs": {str(number): log.to_json() for number, log in logs.items()},
+                },
+                take_changes=self.persistence,
+            )
+        except StoreError:
+            for vbucket, fields in zip(vbuckets, before, strict=True):
+                vbucket.__dict__.update(fields)
+            for segment, old_clips in zip(self.segments, clips, strict=True):
+                segment.set_clips(old_clips)
+            self.persisted, (self.pending, self.notes) = persisted, pending
+            self.epoch += 1
+            self._recount()
+            raise
         self._recount()
+        for vbucket in vbuckets:
+            vbucket.give_up_waiters(targets[vbucket.id])
 
     def _forget_pending(self, targets: Mapping[int, int]) -> None:
         """Changes that were rolled back before they were written."""
@@ -368,10 +399,11 @@ class Bucket:
         rotate = self.state() if take_changes and due else None
         return CommitJob(self, batch, meta_of, rotate)
 
-    def _commit_now(self, meta: dict[str, Any], *, exact_cas: bool = False) -> None:
-        """Write metadata at once, without the changes that are queued."""
-        job = self._new_commit(meta, take_changes=False, exact_cas=exact_cas)
-        job.finish()
+    def _commit_now(
+        self, meta: dict[str, Any], *, take_changes: bool = False, exact_cas: bool = False
+    ) -> None:
+        """Write metadata at once, with or without the changes that are queued."""
+        self._new_commit(meta, take_changes=take_changes, exact_cas=exact_cas).finish()
 
     def committed(self, job: CommitJob) -> None:
         """A commit is durable."""
@@ -516,17 +548,24 @@ class Bucket:
         if new is not None:
             self.segments.insert(place, new)
         self.epoch += 1
-        for segment in gone:
-            with contextlib.suppress(OSError):
-                self.files.unlink(segment.path)
+        self._retired += [segment.path for segment in gone]
+        self._remove_retired()
 
     def remove_logs(self, up_to: int) -> None:
         """Logs whose changes are sealed."""
         for name in self.files.names(self.directory):
             number = log_number(name)
             if number is not None and number <= up_to:
+                self._retired.append(f"{self.directory}/{name}")
+        self._remove_retired()
+
+    def _remove_retired(self) -> None:
+        """What can't be removed now is removed when the bucket is opened again."""
+        if self.manifest_is_durable:
+            for path in set(self._retired):
                 with contextlib.suppress(OSError):
-                    self.files.unlink(f"{self.directory}/{name}")
+                    self.files.unlink(path)
+            self._retired = []
 
     # Collections, cursors, figures.
 

@@ -126,8 +126,3 @@ class Checkpoints:
         place = max(bisect_right(self._starts, seqno) - 1, 0)
         self._first_id += place
         del self._starts[:place]
-
-    def rolled_back_to(self, seqno: int) -> None:
-        """Changes after this are gone; what comes next is in a checkpoint with a new number."""
-        next_id = self.open_id + 1
-        self._first_id, self._starts = next_id, [seqno]

@@ -382,7 +382,8 @@ def _merge_vbucket(plan: PiecePlan, writer: SegmentWriter) -> Losses | None:
         needed |= own_olds < plan.pieces[0].first
     writer.end(plan.vbucket, own_news[needed], own_olds[needed])
     if losses.purge_seqno:
-        losses.floor = max(losses.floor, losses.purge_seqno)
+        # One above, so that the change with which a rolled back vbucket ends is there.
+        losses.floor = max(losses.floor, losses.purge_seqno + 1)
     return losses if losses.floor or losses.purge_seqno else None
 
 

@@ -442,4 +442,4 @@ class VBucket(History):
 
     def drop_after(self, seqno: int) -> None:
         super().drop_after(seqno)
-        self._locks.clear()
+        self._locks = {}

@@ -19,10 +19,14 @@ from typing import Protocol, TypeAlias
 
 from ..errors import StoreCorrupt, StoreLocked
 
-__all__ = ["Buffer", "DiskFiles", "File", "Files", "MemoryFiles", "atomic_write"]
+__all__ = ["Buffer", "DiskFiles", "File", "Files", "MemoryFiles", "NotDurable", "atomic_write"]
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 IOV_MAX = 1024
+
+
+class NotDurable(OSError):
+    """A file was replaced, but which of both contents a power cut leaves is not known."""
 
 
 class File(Protocol):
@@ -90,7 +94,10 @@ class Files(Protocol):
     def sync_directory(self, path: str) -> None: ...
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write a whole file at once: after a crash it has either the old content or the new."""
+        """Write a whole file at once: after a crash it has either the old content or the new.
+
+        NotDurable if it is replaced but the old content may come back; another OSError if it is not replaced.
+        """
         ...
 
 
@@ -106,7 +113,10 @@ def replace_file(files: Files, path: str, data: bytes) -> None:
     finally:
         file.close()
     files.rename(beside, path)
-    files.sync_directory(path.rpartition("/")[0])
+    try:
+        files.sync_directory(path.rpartition("/")[0])
+    except OSError as error:
+        raise NotDurable(error.errno, error.strerror, path) from error
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes) -> None:

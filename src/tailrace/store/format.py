@@ -284,13 +284,13 @@ LOG_MAGIC = b"TRLG"
 BATCH_MAGIC = b"TRBT"
 assert (LOG.size, BATCH.size) == (64, 48)
 
-# A segment: header, blocks, pairs, directory, footer. A block: magic, checksum of the rest of this header and
-# of the columns, vbucket, traits of all frames, frames, bytes of frames, earliest expiry, first and last
-# seqno, the checksum of the frames. Then the columns seqno u64, length u32, CRC-32 u32, traits u8, padded
-# to 8; then the frames, padded to 8.
+# A segment: header, blocks, pairs, directory, footer. A block: magic, checksum of the rest of this header,
+# checksum of the columns, vbucket, traits of all frames, frames, bytes of frames, earliest expiry, first and
+# last seqno, checksum of the frames. Then the columns seqno u64, length u32, CRC-32 u32, traits u8, padded to
+# 8; then the frames, padded to 8.
 
 SEGMENT = struct.Struct("<4sB3xQQ8x")
-BLOCK = struct.Struct("<4sIHHIIIQQQQ")
+BLOCK = struct.Struct("<4sIIHHIIIQQQQ4x")
 FOOTER = struct.Struct("<QQQQI4sB3xI")
 DIRECTORY = np.dtype(
     [
@@ -311,7 +311,7 @@ DIRECTORY = np.dtype(
 )
 SEGMENT_MAGIC = b"TRSG"
 BLOCK_MAGIC = b"TRBK"
-assert (SEGMENT.size, BLOCK.size, FOOTER.size, DIRECTORY.itemsize) == (32, 56, 48, 72)
+assert (SEGMENT.size, BLOCK.size, FOOTER.size, DIRECTORY.itemsize) == (32, 64, 48, 72)
 
 COLUMN_BYTES = 8 + 4 + 4 + 1
 NO_EXPIRY = 0xFFFFFFFF

@@ -111,22 +111,22 @@ def _log_chain(bucket: Bucket, sealed_log: int) -> list[tuple[File, LogHeader]]:
 
 
 def _replay(bucket: Bucket, batch: Batch) -> None:
-    """Do again what was done when the batch was written: changes first, then what holds after them."""
+    """Do again what was done when the batch was written: a rollback, changes, then what holds after them."""
     meta = batch.meta
     metas: dict[str, dict[str, Any]] = meta.get("vbuckets", {})
     for number, fields in metas.items():
         if bucket.vbuckets[int(number)] is None:
             bucket.new_vbucket(int(number), fields["state"], FailoverLog.from_json(fields["failover_log"]))
-    for where, (frames, notes) in _by_vbucket(batch).items():
-        vbucket = bucket.vbuckets[where] if where < len(bucket.vbuckets) else None
-        if vbucket is None:
-            raise bucket.corrupt(f"a log has changes of vbucket {where}, which does not exist")
-        vbucket.replay(frames, notes)
     for number, seqno in meta.get("rollback", {}).items():
         vbucket = bucket.vbuckets[int(number)]
         if vbucket is not None:
             # With persistence stopped it may have gone back to a change that was never written.
             bucket.drop_after(vbucket, min(seqno, vbucket.high_seqno))
+    for where, (frames, notes) in _by_vbucket(batch).items():
+        vbucket = bucket.vbuckets[where] if where < len(bucket.vbuckets) else None
+        if vbucket is None:
+            raise bucket.corrupt(f"a log has changes of vbucket {where}, which does not exist")
+        vbucket.replay(frames, notes)
     for number in meta.get("deleted", ()):
         vbucket = bucket.vbuckets[number]
         if vbucket is not None:

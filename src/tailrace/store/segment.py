@@ -181,6 +181,7 @@ class SegmentWriter:
         head = BLOCK.pack(
             BLOCK_MAGIC,
             0,
+            zlib.crc32(columns),
             self._vbucket,
             traits,
             count,
@@ -190,8 +191,7 @@ class SegmentWriter:
             last,
             *checksum(block.data),
         )
-        crc = zlib.crc32(columns, zlib.crc32(head[8:]))
-        self._put(head[:4], crc.to_bytes(4, "little"), head[8:], columns, block.data.data)
+        self._put(head[:4], zlib.crc32(head[8:]).to_bytes(4, "little"), head[8:], columns, block.data.data)
         self._put(bytes(padded(size) - size))
         if not self._count:
             self._first = first
@@ -312,9 +312,10 @@ class Segment:
             self.clips[vbucket] = seqno
             self._pieces.pop(vbucket, None)
 
-    def vbuckets(self) -> list[int]:
-        """The vbuckets of which something is left."""
-        return [vbucket for vbucket in self._rows if self.piece(vbucket)]
+    def set_clips(self, clips: dict[int, int]) -> None:
+        """The clips as they were before a rollback that failed."""
+        self.clips = clips
+        self._pieces = {}
 
     def piece(self, vbucket: int) -> Piece | None:
         """A vbucket's part of this segment, or None if there is nothing."""
@@ -329,6 +330,23 @@ class Segment:
                     piece = None
             self._pieces[vbucket] = piece
             return piece
+
+
+class BlockHead(NamedTuple):
+    """The header of a block."""
+
+    magic: bytes
+    crc: int
+    columns_crc: int
+    vbucket: int
+    traits: int
+    frames: int
+    frame_bytes: int
+    min_expiry: int
+    first: int
+    last: int
+    sum_a: int
+    sum_b: int
 
 
 class Piece:
@@ -376,7 +394,7 @@ class Piece:
             parts = []
             places = []
             for offset, head, columns in self._heads():
-                block = columns_of(columns, 0, head[4])
+                block = columns_of(columns, 0, head.frames)
                 lengths = block.lengths.astype(np.uint64)
                 start = offset + BLOCK.size + padded(len(block.seqnos) * COLUMN_BYTES)
                 places.append(np.cumsum(lengths) - lengths + np.uint64(start))
@@ -407,22 +425,22 @@ class Piece:
     def blocks(self, after: int = 0) -> Iterator[Frames]:
         """The frames after a seqno, block by block; each block is the caller's own memory."""
         for buffer, offset, head in self._buffers(after):
-            count, size = head[4], head[5]
+            count, size = head.frames, head.frame_bytes
             start = BLOCK.size + padded(count * COLUMN_BYTES)
-            if zlib.crc32(buffer[8:start].data) != head[1]:
+            if zlib.crc32(buffer[BLOCK.size : start].data) != head.columns_crc:
                 raise self.segment.corrupt(f"a block of vbucket {self.vbucket} at {offset}")
             data = buffer[start : start + size]
-            if checksum(data) != (head[9], head[10]):
+            if checksum(data) != head[-2:]:
                 raise self.segment.corrupt(f"frames of vbucket {self.vbucket} at {offset}")
             frames = columns_of(buffer, BLOCK.size, count)._replace(data=data)
-            low = int(np.searchsorted(frames.seqnos, after, "right")) if head[7] <= after else 0
+            low = int(np.searchsorted(frames.seqnos, after, "right")) if head.first <= after else 0
             high = count if self.clip is None else int(np.searchsorted(frames.seqnos, self.clip, "right"))
             if low or high < count:
                 frames = frames.cut(low, high)
             if len(frames.seqnos):
                 yield frames
 
-    def _buffers(self, after: int) -> Iterator[tuple[Bytes, int, tuple[Any, ...]]]:
+    def _buffers(self, after: int) -> Iterator[tuple[Bytes, int, BlockHead]]:
         """Every block that reaches beyond `after` and is not clipped: its bytes, its offset, its header.
 
         A small piece is read at once, a large one block by block.
@@ -441,9 +459,9 @@ class Piece:
         at = 0
         while at < length:
             head = self._head(buffer[at : at + BLOCK.size].tobytes(), offset + at, offset + length)
-            if self.clip is not None and head[7] > self.clip:
+            if self.clip is not None and head.first > self.clip:
                 return
-            if head[8] > after:
+            if head.last > after:
                 yield buffer[at:], offset + at, head
             at += block_bytes(head)
 
@@ -462,7 +480,7 @@ class Piece:
             news, olds = news[:stop], olds[:stop]
         return news, olds
 
-    def _heads(self, *, columns: bool = True, after: int = 0) -> Iterator[tuple[int, tuple[Any, ...], Bytes]]:
+    def _heads(self, *, columns: bool = True, after: int = 0) -> Iterator[tuple[int, BlockHead, Bytes]]:
         """The same without the frames: the offset, the header, and the columns if they are wanted."""
         file = self.segment.file
         offset = int(self._entry["offset"])
@@ -470,27 +488,27 @@ class Piece:
         while offset < end:
             raw = file.read(BLOCK.size, offset)
             head = self._head(raw, offset, end)
-            if self.clip is not None and head[7] > self.clip:
+            if self.clip is not None and head.first > self.clip:
                 return
-            if head[8] > after:
+            if head.last > after:
                 table = b""
                 if columns:
-                    table = file.read(padded(head[4] * COLUMN_BYTES), offset + BLOCK.size)
-                    if zlib.crc32(table, zlib.crc32(raw[8:])) != head[1]:
+                    table = file.read(padded(head.frames * COLUMN_BYTES), offset + BLOCK.size)
+                    if zlib.crc32(table) != head.columns_crc:
                         raise self.segment.corrupt(f"a block of vbucket {self.vbucket} at {offset}")
                 yield offset, head, np.frombuffer(table, np.uint8)
             offset += block_bytes(head)
 
-    def _head(self, raw: bytes, offset: int, end: int) -> tuple[Any, ...]:
-        head = BLOCK.unpack(raw)
-        if head[0] != BLOCK_MAGIC or head[2] != self.vbucket or offset + block_bytes(head) > end:
+    def _head(self, raw: bytes, offset: int, end: int) -> BlockHead:
+        head = BlockHead(*BLOCK.unpack(raw))
+        if head.magic != BLOCK_MAGIC or head.crc != zlib.crc32(raw[8:]) or offset + block_bytes(head) > end:
             raise self.segment.corrupt(f"no block of vbucket {self.vbucket} at {offset}")
         return head
 
 
-def block_bytes(head: tuple[Any, ...]) -> int:
+def block_bytes(head: BlockHead) -> int:
     """The size of a block with this header."""
-    return int(BLOCK.size + padded(head[4] * COLUMN_BYTES) + padded(head[5]))
+    return int(BLOCK.size + padded(head.frames * COLUMN_BYTES) + padded(head.frame_bytes))
 
 
 def columns_of(buffer: Bytes, offset: int, count: int) -> Frames:

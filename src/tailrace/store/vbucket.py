@@ -189,28 +189,19 @@ class History:
             if event in (SystemEventId.COLLECTION_BEGIN, SystemEventId.COLLECTION_END):
                 value = HEADER_SIZE + 13 + int.from_bytes(frame[2:4], "big")
                 scope = int.from_bytes(frame[value + 8 : value + 12], "big")
-            emptied = self._is_drop(event, subject)
-            self.cache.clear()
-            self.events.append((seqno, event, subject, scope))
-            if emptied and self._index is not None:
-                self._forget_collection(self._index, subject, seqno)
-                self._items = sum(1 for k, e in self._index.items() if e & EXISTS and k[0] != 1)
-            elif emptied:
+            self.cache = {}
+            self.events = [*self.events, (seqno, event, subject, scope)]
+            if (seqno, subject) in self.drops:
                 self._items = None
-
-    def _is_drop(self, event: int, subject: int) -> bool:
-        """Whether an event removes a collection's documents: it ends, or begins once more (a collection's
-        flush).
-        """
-        if event == SystemEventId.COLLECTION_END:
-            return True
-        return event == SystemEventId.COLLECTION_BEGIN and (
-            subject == 0 or any(s == subject and e in (0, 1) for _, e, s, _ in self.events)
-        )
+                if self._index is not None:
+                    self._forget_collection(self._index, subject, seqno)
+                    self._items = count_documents(self._index)
 
     @property
     def drops(self) -> list[tuple[int, int]]:
-        """(seqno, collection) of every event that removed a collection's documents."""
+        """(seqno, collection) of every event that removed a collection's documents: it ended, or began once
+        more, which is how a collection is emptied.
+        """
         found = []
         begun: set[int] = {0}
         for seqno, event, subject, _ in self.events:
@@ -263,7 +254,7 @@ class History:
             self._forget_collection(index, collection, seqno)
         self._index = index
         if self._items is None:
-            self._items = sum(1 for key, entry in index.items() if entry & EXISTS and key[0] != 1)
+            self._items = count_documents(index)
         return index
 
     def forget_purged(self, purged: Iterable[tuple[bytes, int]]) -> None:
@@ -296,7 +287,7 @@ class History:
         if after_seqno >= self.high_seqno:
             return None
         tails = (*self._old, self._tail)
-        if after_seqno + 1 >= tails[0].first:
+        if after_seqno + 1 >= tails[0].first or after_seqno >= self.sealed_seqno:
             checkpoint_id, start, end = self._checkpoints.containing(after_seqno + 1)
             return self._memory_snapshot(
                 after_seqno,
@@ -337,6 +328,7 @@ class History:
             return None
         sealed = self.sealed_seqno
         if after >= sealed:
+            # Not None only if there is a change: a replica that was rolled back may end in a gap.
             snapshot = self._memory_snapshot(after, self.persisted_seqno)
             if snapshot is not None:
                 snapshot.in_memory = False
@@ -440,11 +432,11 @@ class History:
         if seqno == 0:
             self.purge_seqno = self.rollback_floor = self.rev_floor = 0
         self._index = None
-        self.cache.clear()
+        self.cache = {}
         self._items = None if seqno else 0
         self._collection_highs = None
         self._next_expiry = 0
-        self._checkpoints.rolled_back_to(seqno)
+        self._checkpoints = Checkpoints(self._checkpoints.open_id + 1, seqno)
         self._checkpoint_end = seqno + self._bucket.settings.checkpoint_items
         self._pieces_epoch = -1
 
@@ -586,6 +578,11 @@ class History:
         first = self._old[0].first if self._old else self._tail.first
         self._checkpoints = Checkpoints(self._checkpoints.open_id + 1, first - 1)
         self._checkpoint_end = first - 1 + self._bucket.settings.checkpoint_items
+
+
+def count_documents(index: dict[bytes, int]) -> int:
+    """How many keys of an index are live documents."""
+    return sum(1 for key, entry in index.items() if entry & EXISTS and key[0] != 1)
 
 
 def entry_of(frame: bytes, seqno: int, traits: int) -> int:

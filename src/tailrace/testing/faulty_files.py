@@ -1,0 +1,320 @@
+"""Files that fail: errors and kills at a chosen call, and a disk that loses power.
+
+`FaultyFiles` goes around any `Files` and asks a plan before each call that writes. `SimulatedDisk` keeps
+apart what was written and what is durable, as a disk with a cache does, and `power_cut` leaves what a real
+one may leave: of what was not synced, each sector may be there, may be missing or may be garbage, files may
+be shorter, and each name may be old or new. One thing it takes for granted: bytes that are synced stay, also
+when bytes behind them in the same sector are not (SQLite calls that powersafe overwrite).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn, TypeAlias
+
+from ..errors import StoreCorrupt, StoreLocked
+from ..store.files import Buffer, File, Files, replace_file
+
+__all__ = [
+    "Fault",
+    "FaultyFiles",
+    "PowerCut",
+    "SimulatedDisk",
+    "at_call",
+    "io_error",
+    "kill_myself",
+    "no_space",
+]
+
+SECTOR = 512
+
+
+class PowerCut(BaseException):
+    """The machine is gone; no code of ours can catch this by accident."""
+
+
+class Fault(NamedTuple):
+    """What happens in place of a call; of an append, so many bytes are written before."""
+
+    raises: BaseException | Callable[[], NoReturn]
+    written: int = 0
+
+    def strike(self) -> NoReturn:
+        if isinstance(self.raises, BaseException):
+            raise self.raises
+        self.raises()
+
+
+Plan: TypeAlias = Callable[[int, str, str, int], "Fault | None"]
+"""Called with the call's number (from 1), its name, its path and the bytes that it would write."""
+
+
+def no_space() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def io_error() -> OSError:
+    return OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def kill_myself() -> NoReturn:
+    """SIGKILL, as the kernel's out-of-memory killer would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("this process is dead")
+
+
+def at_call(number: int, fault: Callable[[int], Fault]) -> Plan:
+    """A plan that strikes once, at the n-th call; `fault` is told how many bytes that call would write."""
+    return lambda call, _name, _path, size: fault(size) if call == number else None
+
+
+class FaultyFiles:
+    """Another tree of files, with a plan of what goes wrong."""
+
+    def __init__(self, inner: Files, plan: Plan | None = None, *, syncs: bool = True) -> None:
+        self.inner = inner
+        self.plan = plan
+        self.syncs = syncs  # False: leave out the waiting for the disk, which a kill can't tell
+        self.calls = 0
+        self.trace: list[tuple[str, str]] = []
+
+    def strike(self, name: str, path: str, size: int = 0) -> Fault | None:
+        """Count a call; what goes wrong with it."""
+        self.calls += 1
+        self.trace.append((name, path))
+        return self.plan(self.calls, name, path, size) if self.plan is not None else None
+
+    def _guard(self, name: str, path: str) -> None:
+        fault = self.strike(name, path)
+        if fault is not None:
+            fault.strike()
+
+    def lock(self, path: str) -> None:
+        self.inner.lock(path)
+
+    def unlock(self) -> None:
+        self.inner.unlock()
+
+    def names(self, directory: str) -> list[str]:
+        return self.inner.names(directory)
+
+    def create(self, path: str) -> File:
+        self._guard("create", path)
+        return FaultyFile(self, self.inner.create(path))
+
+    def open(self, path: str) -> File:
+        return self.inner.open(path)
+
+    def rename(self, old: str, new: str) -> None:
+        self._guard("rename", new)
+        self.inner.rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        self._guard("unlink", path)
+        self.inner.unlink(path)
+
+    def make_directory(self, path: str) -> None:
+        self._guard("make_directory", path)
+        self.inner.make_directory(path)
+
+    def remove_directory(self, path: str) -> None:
+        self._guard("remove_directory", path)
+        self.inner.remove_directory(path)
+
+    def sync_directory(self, path: str) -> None:
+        self._guard("sync_directory", path)
+        if self.syncs:
+            self.inner.sync_directory(path)
+
+    def replace(self, path: str, data: bytes) -> None:
+        replace_file(self, path, data)
+
+
+class FaultyFile:
+    """A file that is being written under a plan."""
+
+    def __init__(self, files: FaultyFiles, inner: File) -> None:
+        self.path = inner.path
+        self._files = files
+        self._inner = inner
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
+
+    def append(self, parts: Iterable[Buffer]) -> None:
+        data = b"".join(parts)
+        fault = self._files.strike("append", self.path, len(data))
+        if fault is not None:
+            self._inner.append([data[: fault.written]])
+            fault.strike()
+        self._inner.append([data])
+
+    def sync(self) -> None:
+        fault = self._files.strike("sync", self.path)
+        if fault is not None:
+            if isinstance(self._inner, SimulatedFile):
+                self._inner.lose_unsynced()
+            fault.strike()
+        if self._files.syncs:
+            self._inner.sync()
+
+    def read(self, size: int, offset: int) -> bytes:
+        return self._inner.read(size, offset)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        self._inner.read_into(buffer, offset)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """What a name leads to."""
+
+    data: bytearray = field(default_factory=bytearray)
+    synced: int = 0  # so many bytes are durable ...
+    holes: list[tuple[int, int]] = field(default_factory=list)  # ... except these, whose sync failed
+
+
+class SimulatedFile:
+    """A file on the simulated disk."""
+
+    def __init__(self, path: str, node: Node) -> None:
+        self.path = path
+        self._node = node
+
+    @property
+    def size(self) -> int:
+        return len(self._node.data)
+
+    def append(self, parts: Iterable[Buffer]) -> None:
+        for part in parts:
+            self._node.data += part
+
+    def sync(self) -> None:
+        self._node.synced = len(self._node.data)
+
+    def lose_unsynced(self) -> None:
+        """A sync failed. As on Linux, the next one succeeds without writing these bytes."""
+        node = self._node
+        if node.synced < len(node.data):
+            node.holes.append((node.synced, len(node.data)))
+            node.synced = len(node.data)
+
+    def read(self, size: int, offset: int) -> bytes:
+        data = bytes(self._node.data[offset : offset + size])
+        if len(data) != size:
+            raise StoreCorrupt(f"{self.path} is shorter than {offset + size} bytes")
+        return data
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        buffer[:] = self.read(len(buffer), offset)
+
+    def close(self) -> None:
+        pass
+
+
+class SimulatedDisk:
+    """A disk with a cache: names are durable after `sync_directory`, bytes after `sync`."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self._durable: dict[str, Node] = {}
+        self._changes: list[
+            tuple[str, dict[str, Node | None]]
+        ] = []  # directory, and where its names lead now
+        self._locked = False
+
+    def lock(self, path: str) -> None:
+        if self._locked:
+            raise StoreLocked("this disk is in use by another store")
+        self._locked = True
+
+    def unlock(self) -> None:
+        self._locked = False
+
+    def names(self, directory: str) -> list[str]:
+        prefix = f"{directory}/" if directory else ""
+        inside = (path[len(prefix) :] for path in self.nodes if path.startswith(prefix))
+        return sorted({path.partition("/")[0] for path in inside if path})
+
+    def create(self, path: str) -> File:
+        if path in self.nodes:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        node = self.nodes[path] = Node()
+        self._change({path: node})
+        return SimulatedFile(path, node)
+
+    def open(self, path: str) -> File:
+        try:
+            return SimulatedFile(path, self.nodes[path])
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+
+    def rename(self, old: str, new: str) -> None:
+        node = self.nodes[new] = self.nodes.pop(old)
+        self._change({new: node, old: None})
+
+    def unlink(self, path: str) -> None:
+        try:
+            del self.nodes[path]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+        self._change({path: None})
+
+    def make_directory(self, path: str) -> None:
+        """A directory is there as soon as a file is in it."""
+
+    def remove_directory(self, path: str) -> None:
+        """... and goes with its last file."""
+
+    def sync_directory(self, path: str) -> None:
+        self._apply([change for change in self._changes if change[0] == path])
+        self._changes = [change for change in self._changes if change[0] != path]
+
+    def replace(self, path: str, data: bytes) -> None:
+        replace_file(self, path, data)
+
+    def _change(self, names: dict[str, Node | None]) -> None:
+        self._changes.append((next(iter(names)).rpartition("/")[0], names))
+
+    def _apply(self, changes: Iterable[tuple[str, dict[str, Node | None]]]) -> None:
+        for _, names in changes:
+            for path, node in names.items():
+                if node is None:
+                    self._durable.pop(path, None)
+                else:
+                    self._durable[path] = node
+
+    def power_cut(self, rng: random.Random) -> SimulatedDisk:
+        """The disk that is found afterwards."""
+        self._apply([change for change in self._changes if rng.random() < 0.5])
+        found = SimulatedDisk()
+        for path, node in self._durable.items():
+            survivor = Node(_survivor(node, rng))
+            survivor.synced = len(survivor.data)
+            found.nodes[path] = found._durable[path] = survivor
+        return found
+
+
+def _survivor(node: Node, rng: random.Random) -> bytearray:
+    """A file's bytes after a power cut."""
+    data = bytearray(node.data[: rng.randint(node.synced, len(node.data))])
+    loose = [*node.holes, (node.synced, len(data))]
+    how = rng.choice(("whole", "zeros", "mixed", "mixed"))
+    for start, stop in loose:
+        for at in range(start - start % SECTOR, min(stop, len(data)), SECTOR):
+            low, high = max(at, start), min(at + SECTOR, stop, len(data))
+            match rng.randrange(3) if how == "mixed" else how:
+                case 0 | "zeros":
+                    data[low:high] = bytes(high - low)
+                case 1:
+                    data[low:high] = rng.randbytes(high - low)
+    return data
