@@ -592,6 +592,29 @@ class TestRollback:
         assert all(vb.high_seqno == 0 for vb in bucket)
 
 
+class TestCache:
+    def test_it_forgets_what_is_no_longer_true(self, home):
+        """The owner holds on to the dictionary itself, so it must stay the same one."""
+        bucket = home.bucket()
+        vb = bucket.vbuckets[0]
+        cache = vb.cache
+        for change in (
+            lambda: vb.set(b"\0a", b"2"),
+            lambda: vb.delete(b"\0a"),
+            lambda: bucket.rollback({0: 1}, branch=True),
+            lambda: bucket.set_state(0, VBucketState.REPLICA),
+            lambda: bucket.set_state(0, VBucketState.ACTIVE),
+            lambda: bucket.set_manifest(json.dumps(TestCollections.MANIFEST).encode()),
+            bucket.flush_all,
+        ):
+            if vb.get(b"\0a") is None:
+                vb.set(b"\0a", b"1")
+            cache[b"\0a"] = b"ready-made"
+            change()
+            assert vb.cache is cache
+            assert b"\0a" not in cache
+
+
 class TestCompaction:
     def test_tombstones_are_purged_when_they_are_old(self, home):
         home.settings.history_changes = 0

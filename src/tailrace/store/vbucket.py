@@ -189,7 +189,7 @@ class History:
             if event in (SystemEventId.COLLECTION_BEGIN, SystemEventId.COLLECTION_END):
                 value = HEADER_SIZE + 13 + int.from_bytes(frame[2:4], "big")
                 scope = int.from_bytes(frame[value + 8 : value + 12], "big")
-            self.cache = {}
+            self.cache.clear()
             self.events = [*self.events, (seqno, event, subject, scope)]
             if (seqno, subject) in self.drops:
                 self._items = None
@@ -432,7 +432,7 @@ class History:
         if seqno == 0:
             self.purge_seqno = self.rollback_floor = self.rev_floor = 0
         self._index = None
-        self.cache = {}
+        self.cache.clear()
         self._items = None if seqno else 0
         self._collection_highs = None
         self._next_expiry = 0
