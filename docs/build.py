@@ -361,14 +361,15 @@ def settings_page() -> str:
         "# Settings of the node",
         "",
         "`tailrace serve --set NAME=VALUE`, as often as needed; `--set help` prints this list. In Python",
-        "`tailrace.testing.node(settings={...})` takes the same names. Everything that a peer can make grow has its",
-        "limit here.",
+        "`tailrace.testing.node(settings={...})` takes the same names. Everything that a peer can make grow",
+        "has its limit here.",
         "",
         "| name | kind | default | what it is |",
         "|---|---|---|---|",
     ]
     lines += [
-        f"| `{one.name}` | {one.kind.name.replace('|', ' or ')} | {one.kind.show(one.default)} | {one.about} |"
+        f"| `{one.name}` | {one.kind.name.replace('|', ' or ')} "
+        f"| {one.kind.show(one.default)} | {one.about} |"
         for one in table()
     ]
     return "\n".join(lines) + "\n"
