@@ -327,14 +327,20 @@ class Retreat:
 
 
 def retreat(
-    sent: Position, rollback_to: int, *, log: FailoverLog | None = None, exact_points: Iterable[int] = ()
+    sent: Position,
+    rollback_to: int,
+    *,
+    log: FailoverLog | None = None,
+    exact_points: Iterable[int] = (),
+    only_points: bool = False,
 ) -> Retreat:
     """The consumer's answer to a producer that asks to roll ``sent`` back to ``rollback_to``.
 
     ``exact_points`` are seqnos of its own past at which the consumer was exact and to which it can return
     (table versions, snapshot ends). The seqno that the producer names is only an upper bound: a reader that
     dropped just what lies above it would still lack what was folded away below. So it goes to an exact
-    point at or below, at worst to the beginning, and resumes from there.
+    point at or below, at worst to the beginning, and resumes from there. The start of a snapshot that it has
+    only a part of is such a point too, unless (``only_points``) those given are the only ones.
 
     Each answer leads strictly down (a lower seqno, or the same with an older branch), so any series of
     rollbacks ends, also when a producer asks for the very seqno that it was asked for.
@@ -343,7 +349,7 @@ def retreat(
         raise MalformedMessage(f"a rollback from seqno {sent.seqno} to {rollback_to} leads nowhere")
     if rollback_to == 0 and log is not None and (older := _older_claim(sent, log)) is not None:
         return older
-    points = {sent.exact_at, *exact_points}
+    points = {*exact_points} if only_points else {sent.exact_at, *exact_points}
     target = max((point for point in points if point <= rollback_to and point < sent.seqno), default=0)
     if target == 0:
         return Retreat(Position.BEGINNING, None, 0)

@@ -269,6 +269,13 @@ class Source:
 
     # questions
 
+    @property
+    def vbucket_count(self) -> int:
+        """How many vbuckets the bucket has."""
+        self._check_usable()
+        assert self._nodes.map is not None
+        return self._nodes.map.vbucket_count
+
     async def high_seqnos(self) -> dict[int, int]:
         """The newest seqno of every vbucket."""
         found: dict[int, int] = {}

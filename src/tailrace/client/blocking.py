@@ -181,6 +181,11 @@ class BlockingSource:
         """Save the last whole snapshot of every vbucket that the application has. A failure is raised."""
         self._await(self._source.save())
 
+    @property
+    def vbucket_count(self) -> int:
+        """How many vbuckets the bucket has."""
+        return self._call(lambda: self._source.vbucket_count)
+
     def high_seqnos(self) -> dict[int, int]:
         """The newest seqno of every vbucket."""
         return self._await(self._source.high_seqnos())

@@ -58,7 +58,8 @@ class SourceOptions:
     rollback_mitigation: bool = False
     """Hold changes back until the server has them on disk."""
     rollback_points: Callable[[int], Iterable[int]] | None = None
-    """Seqnos of a vbucket to which the application itself can go back, beyond those that the source knows."""
+    """The only seqnos of a vbucket to which the application can go back, where those are not the ends of the
+    snapshots that it was given: a table knows its own versions."""
     state: StateStore | str | Path | None = None
     """Where positions are saved after each whole snapshot, and resumed from."""
     autosave: bool = True
@@ -68,6 +69,8 @@ class SourceOptions:
     """Allow the login that shows the password on a connection without TLS."""
     priority: str = ""
     """``low``, ``medium`` or ``high``, if the server should prefer or defer this reader."""
+    backfill_order: str = ""
+    """``sequential``: one vbucket after the other, so that each is whole early; or ``round-robin``."""
 
     def __post_init__(self) -> None:
         if self.dialect not in _KNOWN_DIALECTS:
@@ -80,6 +83,8 @@ class SourceOptions:
             raise UsageError("noop_interval_s goes from 0.1 to 10800")
         if self.priority not in ("", "low", "medium", "high"):
             raise UsageError("priority is low, medium or high")
+        if self.backfill_order not in ("", "round-robin", "sequential"):
+            raise UsageError("backfill_order is round-robin or sequential")
         if self.retry_for_s < 0:
             raise UsageError("retry_for_s is 0 or more")
         if isinstance(self.collections, str):
@@ -106,6 +111,7 @@ class SourceOptions:
             no_value=self.no_value,
             compress=self.compression,
             priority=self.priority,
+            backfill_order=self.backfill_order,
         )
 
     def state_store(self, bucket: str) -> StateStore | None:

@@ -51,7 +51,7 @@ class ReadOptions:
     rollback_mitigation: bool = False
     """Hold changes back until the server has them on disk, so that a failover can't take them back."""
     rollback_points: Callable[[int], Iterable[int]] | None = None
-    """More seqnos of a vbucket that the application can go back to."""
+    """The only seqnos of a vbucket that the application can go back to."""
 
     def __post_init__(self) -> None:
         if isinstance(self.start, str) and self.start not in ("beginning", "now"):
@@ -379,10 +379,11 @@ class Reading:
         stream = one.stream
         answer = DcpStreamRequestResponse(opcode=0x53, status=Status.ROLLBACK, value=refused.value)
         seqno = answer.rollback_seqno
-        points = [*one.points, min(seqno, one.origin)]
-        if self.options.rollback_points is not None:
-            points += self.options.rollback_points(one.vbucket)
-        back = retreat(stream.position, seqno, log=stream.log, exact_points=points)
+        given = self.options.rollback_points
+        points = [*(one.points if given is None else given(one.vbucket)), min(seqno, one.origin)]
+        back = retreat(
+            stream.position, seqno, log=stream.log, exact_points=points, only_points=given is not None
+        )
         stream.position, stream.log = back.position, back.log
         if back.undo_to is not None:
             stream.undo_to = back.undo_to if stream.undo_to is None else min(back.undo_to, stream.undo_to)

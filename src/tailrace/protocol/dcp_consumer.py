@@ -74,6 +74,8 @@ class ConsumerSettings:
     """Have values compressed that are not compressed in the store."""
     priority: str = ""
     """``low``, ``medium``, ``high`` or the server's choice."""
+    backfill_order: str = ""
+    """``round-robin``, ``sequential`` or the server's choice."""
 
     @property
     def flags(self) -> int:
@@ -103,6 +105,8 @@ class ConsumerSettings:
             found.append((ControlKey.FORCE_VALUE_COMPRESSION, b"true", False))
         if self.priority:
             found.append((ControlKey.SET_PRIORITY, self.priority.encode(), False))
+        if self.backfill_order:
+            found.append((ControlKey.BACKFILL_ORDER, self.backfill_order.encode(), False))
         return found
 
 
