@@ -1,0 +1,37 @@
+"""Named places at which a test can kill the process, to show that nothing is lost there.
+
+``TAILRACE_CRASH_AT=mirror.after-commit:3`` ends the process hard, as kill -9 does, when it comes to that
+place for the third time. Without the variable a crash point costs one comparison."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+__all__ = ["CRASH_POINTS", "crash_point"]
+
+CRASH_POINTS = (
+    "source.after-plan",
+    "source.in-read",
+    "mirror.in-rewrite",
+    "mirror.before-commit",
+    "mirror.after-commit",
+    "mirror.in-recovery",
+)
+"""Every name that may be given; one that is misspelt would make a test that can't fail."""
+
+_AT, _, _COUNT = os.environ.get("TAILRACE_CRASH_AT", "").partition(":")
+if _AT and _AT not in CRASH_POINTS:
+    raise ValueError(
+        f"TAILRACE_CRASH_AT: there is no crash point {_AT!r}; there are {', '.join(CRASH_POINTS)}"
+    )
+_left = int(_COUNT or "1") if _AT else 0
+
+
+def crash_point(name: str) -> None:
+    """Die here if a test asked for it."""
+    global _left  # noqa: PLW0603
+    if name == _AT:
+        _left -= 1
+        if _left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
