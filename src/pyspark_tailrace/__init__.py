@@ -1,0 +1,10 @@
+"""What makes ``spark.read.format("tailrace")`` work without a registration call.
+
+Spark looks for top-level modules whose name starts with ``pyspark_`` and takes their ``DefaultSource``. An
+exception in any of them hides all, so nothing is imported here but the class, which imports nothing heavy
+itself.
+"""
+
+from tailrace.spark.source import TailraceDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

@@ -1,0 +1,53 @@
+"""The Spark pipeline: a source of changes, and a mirror that stays true.
+
+    import tailrace.spark as ts
+
+    spark = ts.session()
+    changes = spark.read.format("tailrace").option("connectionString", "couchbase://127.0.0.1/default").load()
+    people = ts.typed(changes, "name STRING, age INT")
+
+    run = ts.mirror(spark, "couchbase://127.0.0.1/default", "/data/people")       # a streaming query
+    print(ts.verify(spark, "couchbase://127.0.0.1/default", "/data/people").equal)
+
+Nothing is imported before it is used: this package is also loaded on every executor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import mirror, verify
+    from .documents import infer_schema, rescued_count, typed
+    from .session import prepare_environment, session
+    from .source import register
+
+__all__ = [
+    "infer_schema",
+    "mirror",
+    "prepare_environment",
+    "register",
+    "rescued_count",
+    "session",
+    "typed",
+    "verify",
+]
+
+_HOMES = {
+    "mirror": "api",
+    "verify": "api",
+    "infer_schema": "documents",
+    "rescued_count": "documents",
+    "typed": "documents",
+    "prepare_environment": "session",
+    "session": "session",
+    "register": "source",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

@@ -1,0 +1,258 @@
+"""Between the consumer and Spark: changes as rows of the source, and where the vbuckets stand after them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..client.blocking import BlockingSource, connect_sync
+from ..client.events import Rollback
+from ..client.piece import Piece
+from ..client.tls import TlsOptions
+from ..columns import SCHEMA
+from ..connstr import parse
+from ..errors import TailraceError
+from ..model import Position
+from .options import Options
+from .spool import Delivery
+from .table import MirrorTable
+
+__all__ = ["DataLoss", "Feed", "RolledBack", "open_source", "position_rows"]
+
+_MAX_ROWS = 50_000
+"""Rows of a delivery: what becomes one file of the spool a partition."""
+
+
+class RolledBack(TailraceError):
+    """The bucket took changes back, and the query is to fail then."""
+
+
+class DataLoss(TailraceError):
+    """Changes were purged before the query read them."""
+
+
+def open_source(options: Options, purpose: str) -> BlockingSource:
+    """A consumer as the options of a Spark read describe it."""
+    where = parse(options.connection_string)
+    if options.bucket is not None:
+        where = replace(where, bucket=options.bucket)
+    tls = None
+    if options.tls_ca_file or options.tls_client_cert:
+        tls = TlsOptions(
+            ca_file=options.tls_ca_file, cert_file=options.tls_client_cert, key_file=options.tls_client_key
+        )
+    return connect_sync(
+        where,
+        username=options.username,
+        password=options.password,
+        purpose=purpose,
+        scope=options.scope or "",
+        collections=options.collections or (),
+        include_xattrs=options.include_xattrs,
+        no_value=options.no_value,
+        compression=options.compression == "snappy",
+        flow_control_buffer=options.flow_control_buffer,
+        retry_for_s=options.retry_for_s,
+        rollback_points=_WaysBack(options).points if options.mirror is not None else None,
+        backfill_order="sequential" if options.mirror is not None else "",
+        tls=tls,
+    )
+
+
+class _WaysBack:
+    """Where a mirror can go back to: what its tables say."""
+
+    def __init__(self, options: Options) -> None:
+        self._uris = options.mirror.tables
+        self._storage_options = options.mirror.storage_options
+
+    def points(self, vbucket: int) -> list[int]:
+        """Seqnos to which all tables can return."""
+        return list(self.versions(vbucket))
+
+    def versions(self, vbucket: int) -> dict[int, list[int]]:
+        """By such a seqno, the version of each table that stands there."""
+        found: dict[int, list[int]] | None = None
+        for uri in self._uris:
+            table = MirrorTable.open(uri, storage_options=self._storage_options)
+            own: dict[int, int] = {}
+            for version, position in table.lineage(vbucket):
+                own.setdefault(position.seqno, version)
+            if found is None:
+                found = {seqno: [version] for seqno, version in own.items()}
+            else:
+                found = {seqno: [*before, own[seqno]] for seqno, before in found.items() if seqno in own}
+        return found or {}
+
+
+class Feed:
+    """One reading of a bucket for a streaming query."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._source = open_source(options, "spark-mirror" if options.mirror is not None else "spark-stream")
+        self._source.__enter__()
+        self._max_rows = min(options.max_rows or _MAX_ROWS, _MAX_ROWS)
+        self._ways_back = _WaysBack(options) if options.mirror is not None else None
+        self._latest: dict[int, Position] = {}
+
+    @property
+    def vbucket_count(self) -> int:
+        """Of the bucket."""
+        return self._source.vbucket_count
+
+    def vbuckets(self) -> list[int]:
+        """Those that are read."""
+        chosen = self._options.vbuckets
+        count = self.vbucket_count
+        return list(range(count)) if chosen is None else [vbucket for vbucket in chosen if vbucket < count]
+
+    def high_seqnos(self) -> dict[int, int]:
+        """The newest seqno of every vbucket that is read."""
+        high = self._source.high_seqnos()
+        return {vbucket: high.get(vbucket, 0) for vbucket in self.vbuckets()}
+
+    def starting_positions(self, starting: str | Mapping[int, Position]) -> dict[int, Position]:
+        """Where a query begins."""
+        if not isinstance(starting, str):
+            return {vbucket: starting.get(vbucket, Position.BEGINNING) for vbucket in self.vbuckets()}
+        if starting == "earliest":
+            return dict.fromkeys(self.vbuckets(), Position.BEGINNING)
+        logs = self._source.failover_logs(self.vbuckets())
+        return {
+            vbucket: Position.at(logs[vbucket].newest.vb_uuid, seqno) if seqno else Position.BEGINNING
+            for vbucket, seqno in self.high_seqnos().items()
+        }
+
+    def latest_positions(self) -> dict[int, Position]:
+        """Where the bucket is now, for those who compute a lag."""
+        return {
+            vbucket: Position.at(self._latest.get(vbucket, Position.BEGINNING).vb_uuid, seqno)
+            for vbucket, seqno in self.high_seqnos().items()
+        }
+
+    def deliveries(self, start: Mapping[int, Position], *, end: str) -> Iterator[Delivery]:
+        """Everything from these positions on: ``forever``, or what is there ``now``."""
+        self._latest = dict(start)
+        if self._options.mirror is not None and self._options.mirror.resets:
+            yield _first_of_all(self._options.mirror.resets)
+        for piece in self._source.pieces(dict(start), end, vbuckets=self.vbuckets()):
+            for delivery in self._of(piece):
+                self._latest.update(delivery.positions)
+                yield delivery
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._source.close()
+
+    def _of(self, piece: Piece) -> Iterator[Delivery]:
+        """A piece as deliveries of a bounded size, each with the positions after its last row."""
+        back = {
+            told.event.vbucket: told.position
+            for told in piece.told
+            if isinstance(told.event, Rollback) and told.position is not None
+        }
+        if back and self._options.on_rollback == "fail":
+            vbucket, position = next(iter(back.items()))
+            raise RolledBack(
+                f"the bucket took changes back (vbucket {vbucket} to seqno {position.seqno}) and onRollback "
+                "is fail; start with a new checkpoint, or set onRollback to emit"
+            )
+        batches = [self._with_way_back(batch) for batch in piece.batches(no_value=self._options.no_value)]
+        rows = 0
+        for number, batch in enumerate(batches):
+            is_last = number + 1 == len(batches)
+            for first in range(0, batch.num_rows, self._max_rows):
+                part = batch.slice(first, self._max_rows)
+                changes = _is_change(batch)
+                is_end = is_last and first + self._max_rows >= batch.num_rows
+                if is_end:
+                    positions = {**back, **piece.ends}
+                elif changes:
+                    positions = _positions_at(piece, rows, rows + part.num_rows)
+                else:
+                    vbucket = part["vbucket"][0].as_py()
+                    positions = {vbucket: back[vbucket]} if vbucket in back else {}
+                rows += part.num_rows if changes else 0
+                rolled = {
+                    vbucket: back[vbucket]
+                    for vbucket in part["vbucket"].to_pylist()
+                    if not changes and part["op"][0].as_py() == "rollback" and vbucket in back
+                }
+                yield Delivery(part, positions, rolled)
+        if not batches and (piece.ends or back):
+            yield Delivery(_EMPTY, {**back, **piece.ends}, back)
+
+    def _with_way_back(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """For the mirror a rollback row says which versions of the tables the vbucket returns to."""
+        if self._ways_back is None or batch.num_rows != 1 or batch["op"][0].as_py() != "rollback":
+            return batch
+        vbucket, seqno = batch["vbucket"][0].as_py(), batch["seqno"][0].as_py()
+        versions = self._ways_back.versions(vbucket).get(seqno) if seqno else None
+        if seqno and versions is None:
+            raise TailraceError(f"no table version of vbucket {vbucket} stands at seqno {seqno} any more")
+        value = json.dumps({"versions": versions}).encode()
+        return batch.set_column(SCHEMA.get_field_index("value"), "value", pa.array([value], pa.binary()))
+
+
+def _first_of_all(resets: Mapping[int, tuple[int, int, list[int] | None]]) -> Delivery:
+    """What a mirror has to set right before it goes on."""
+    rows = [
+        {
+            "op": "rollback",
+            "vbucket": vbucket,
+            "vb_uuid": _signed(vb_uuid),
+            "seqno": seqno,
+            "value": json.dumps({"versions": versions}).encode(),
+        }
+        for vbucket, (vb_uuid, seqno, versions) in resets.items()
+    ]
+    positions = {vbucket: Position.at(vb_uuid, seqno) for vbucket, (vb_uuid, seqno, _) in resets.items()}
+    return Delivery(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), positions, positions)
+
+
+_EMPTY = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+
+
+def _is_change(batch: pa.RecordBatch) -> bool:
+    return batch.num_rows > 1 or batch["op"][0].as_py() in ("mutation", "deletion", "expiration")
+
+
+def _positions_at(piece: Piece, first: int, last: int) -> dict[int, Position]:
+    """Where vbuckets stand after some of a piece's changes."""
+    delivery = piece.delivery
+    segment_of = delivery.segment_of[first:last]
+    seqnos = delivery.chunk.frames.seqno[delivery.rows][first:last]
+    found: dict[int, Position] = {}
+    indexes, from_behind = np.unique(segment_of[::-1], return_index=True)
+    last_rows = len(segment_of) - 1 - from_behind
+    for index, row in sorted(zip(indexes.tolist(), last_rows.tolist(), strict=True), key=lambda one: one[1]):
+        segment = delivery.segments[index]
+        found[segment.stream.vbucket] = segment.position_at(int(seqnos[row]))
+    return found
+
+
+def position_rows(positions: Mapping[int, Position]) -> pa.RecordBatch:
+    """Where vbuckets stand, as rows with op ``position``: how the mirror learns what it may publish."""
+    rows: list[dict[str, Any]] = [
+        {
+            "op": "position",
+            "vbucket": vbucket,
+            "vb_uuid": _signed(position.vb_uuid),
+            "seqno": _signed(position.seqno),
+            "snapshot_start": _signed(position.snapshot_start),
+            "snapshot_end": _signed(position.snapshot_end),
+        }
+        for vbucket, position in sorted(positions.items())
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def _signed(number: int) -> int:
+    """64 bits of the wire as Arrow and Spark have them."""
+    return number - (1 << 64) if number >= 1 << 63 else number

@@ -1,0 +1,55 @@
+"""Offsets: the position of every vbucket, as the JSON object that Spark writes into its log.
+
+    {"7": {"vb_uuid": "187349", "seqno": 12, "snapshot": [1, 12]}, …}
+
+Spark compares offsets as text and lets them go backwards. A rollback is written into the offset of the
+vbucket, so that Spark's write-ahead log replays the same decision:
+
+    {"7": {"vb_uuid": "998", "seqno": 104, "snapshot": [101, 104], "rollback": {"vb_uuid": "187349",
+    "seqno": 100}}}
+
+says that the batch goes back to seqno 100 first. The member is only in offsets of the batch that rolls
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..model import Position
+
+__all__ = ["ROLLBACK", "from_offset", "rollbacks_of", "to_offset"]
+
+ROLLBACK = "rollback"
+
+
+def to_offset(
+    positions: Mapping[int, Position], rollbacks: Mapping[int, Position] | None = None
+) -> dict[str, Any]:
+    """The offset for positions, in the one order that makes equal offsets equal texts."""
+    offset: dict[str, Any] = {}
+    for vbucket in sorted(positions):
+        entry = positions[vbucket].to_json()
+        if rollbacks and vbucket in rollbacks:
+            back = rollbacks[vbucket]
+            entry[ROLLBACK] = {"vb_uuid": str(back.vb_uuid), "seqno": back.seqno}
+        offset[str(vbucket)] = entry
+    return offset
+
+
+def from_offset(offset: Mapping[str, Any]) -> dict[int, Position]:
+    """The positions in an offset."""
+    return {
+        int(vbucket): Position.from_json({name: entry[name] for name in entry if name != ROLLBACK})
+        for vbucket, entry in offset.items()
+    }
+
+
+def rollbacks_of(offset: Mapping[str, Any]) -> dict[int, Position]:
+    """Where the batch that ends at an offset went back to, by vbucket."""
+    return {
+        int(vbucket): Position.at(int(entry[ROLLBACK]["vb_uuid"]), entry[ROLLBACK]["seqno"])
+        for vbucket, entry in offset.items()
+        if ROLLBACK in entry
+    }

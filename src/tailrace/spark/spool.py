@@ -1,0 +1,194 @@
+"""The spool: changes that were received and wait for their micro-batch.
+
+A DCP range can't be read twice with the same result: the producer folds repeated changes, and after a
+failover it is another range. So changes are received once, written as Arrow files (segments), handed to the
+executors as they are, and deleted when Spark has committed the batch. The size of the spool is bounded;
+when it is full the consumer's thread waits, and with it, through flow control, the producer.
+
+A segment is cut by partition: rows of a vbucket always go to the same one, in order.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ..model import Position
+from ..store.files import atomic_write
+
+__all__ = ["Delivery", "Segment", "Spool"]
+
+
+class Delivery(NamedTuple):
+    """What a consumer hands over: rows, and where the vbuckets in them stand afterwards."""
+
+    rows: pa.RecordBatch
+    positions: Mapping[int, Position]
+    rollbacks: Mapping[int, Position] = MappingProxyType({})
+    """VBuckets that went back before these rows, and where to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows of one delivery, on disk."""
+
+    number: int
+    rows: int
+    size: int
+    positions: Mapping[int, Position]
+    """VBuckets that move with it, and where they are after it."""
+    rollbacks: Mapping[int, Position]
+    files: Mapping[int, str]
+    """By partition."""
+
+
+class Spool:
+    """Segments in a directory; the consumer's thread appends, the planner takes, Spark's commit releases."""
+
+    def __init__(self, directory: Path, partition_of: Sequence[int], limit_bytes: int) -> None:
+        self._directory = directory
+        self._partition_of = np.asarray(partition_of, dtype=np.int32)
+        self._limit_bytes = limit_bytes
+        self._segments: deque[Segment] = deque()
+        self._next = 0
+        self._size = 0
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._closed = False
+        self._finished = False
+        directory.mkdir(parents=True, exist_ok=True)
+
+    # the consumer's side
+
+    def fill(self, deliveries: Iterable[Delivery]) -> None:
+        """Append all that comes; what goes wrong is raised in the planner's thread."""
+        try:
+            for delivery in deliveries:
+                self.append(delivery)
+                if self._closed:
+                    return
+            with self._changed:
+                self._finished = True
+                self._changed.notify_all()
+        except BaseException as error:  # noqa: BLE001 - it is raised again by `take`
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def append(self, delivery: Delivery) -> None:
+        """Keep a delivery; waits while the spool is full."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._size < self._limit_bytes)
+            if self._closed:
+                return
+        files: dict[int, str] = {}
+        size = 0
+        rows = delivery.rows
+        if rows.num_rows:
+            partitions = self._partition_of[rows["vbucket"].to_numpy()]
+            for partition in np.unique(partitions).tolist():
+                data = _as_file(rows.filter(pa.array(partitions == partition)))
+                path = self._directory / f"{uuid.uuid4().hex}.arrow"
+                atomic_write(path, data)
+                files[partition] = str(path)
+                size += len(data)
+        with self._changed:
+            segment = Segment(
+                self._next, rows.num_rows, size, dict(delivery.positions), dict(delivery.rollbacks), files
+            )
+            self._segments.append(segment)
+            self._next += 1
+            self._size += size
+            self._changed.notify_all()
+
+    # the planner's side
+
+    @property
+    def end(self) -> int:
+        """The number that the next segment will have."""
+        with self._changed:
+            return self._next
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will come."""
+        with self._changed:
+            return self._finished
+
+    def take(
+        self, after: int, *, max_rows: int | None, max_bytes: int | None, wait_s: float
+    ) -> list[Segment]:
+        """The segments from number ``after`` on that fit into a batch, at least one if there is any.
+
+        Waits up to ``wait_s`` for the first one. Raises what stopped the consumer, once all that came before
+        it has been taken.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self._finished or self._error is not None or self._next > after,
+                timeout=wait_s,
+            )
+            found: list[Segment] = []
+            rows = size = 0
+            for segment in self._segments:
+                if segment.number < after:
+                    continue
+                rows += segment.rows
+                size += segment.size
+                if found and (
+                    (max_rows is not None and rows > max_rows) or (max_bytes is not None and size > max_bytes)
+                ):
+                    break
+                found.append(segment)
+            if not found and self._error is not None:
+                raise self._error
+            return found
+
+    def between(self, first: int, last: int) -> list[Segment]:
+        """The segments with these numbers, the last one excluded."""
+        with self._changed:
+            return [segment for segment in self._segments if first <= segment.number < last]
+
+    def release(self, before: int) -> None:
+        """Delete the segments below this number."""
+        released = []
+        with self._changed:
+            while self._segments and self._segments[0].number < before:
+                segment = self._segments.popleft()
+                self._size -= segment.size
+                released.append(segment)
+            self._changed.notify_all()
+        for segment in released:
+            _unlink(segment)
+
+    def close(self) -> None:
+        """Let the consumer's thread go and delete everything."""
+        with self._changed:
+            self._closed = True
+            left = list(self._segments)
+            self._segments.clear()
+            self._changed.notify_all()
+        for segment in left:
+            _unlink(segment)
+
+
+def _as_file(rows: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _unlink(segment: Segment) -> None:
+    for path in segment.files.values():
+        Path(path).unlink(missing_ok=True)

@@ -1,0 +1,226 @@
+"""The streaming reader: a consumer that runs ahead of the micro-batches, and a spool between them.
+
+Spark keeps one instance of the reader in a process of its own for as long as the query runs; there the
+consumer's thread lives. A second instance is made where the query is planned, and pickled copies of that
+one read on the executors: they get everything through their `InputPartition`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from ..crashpoints import crash_point
+from ..model import Position
+from .direct import DirectPartition, read_direct
+from .feed import Feed, position_rows
+from .offsets import from_offset, rollbacks_of, to_offset
+from .options import Options, parse_options, partition_map
+from .spool import Segment, Spool
+
+__all__ = ["SpooledPartition", "StreamReader"]
+
+_POLL_S = 0.05
+"""How long a batch waits for its first change; Spark asks again at once."""
+
+
+class SpooledPartition(InputPartition):
+    """Files of the spool, and (for the mirror) where their vbuckets stand at the end of the batch."""
+
+    def __init__(self, files: Sequence[str], positions: Mapping[int, Position]) -> None:
+        super().__init__(None)
+        self.files = list(files)
+        self.positions = dict(positions)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """``readStream`` of a bucket."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = dict(given)
+        self._options: Options = parse_options(given)
+        self._feed: Feed | None = None
+        self._spool: Spool | None = None
+        self._initial: dict[str, Any] | None = None
+        self._behind: dict[str, int] = {}
+        """By offset, the number of the first segment behind it."""
+        self._ends = False
+        """The query ends when it has what the bucket held at its start."""
+
+    def __reduce__(self) -> tuple[type[StreamReader], tuple[dict[str, str]]]:
+        return StreamReader, (self._given,)
+
+    # planning, in the reader's own process
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins."""
+        if self._initial is None:
+            starting = self._options.starting_offsets
+            self._initial = to_offset(self._connected().starting_positions(starting or "latest"))
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What the options say of a batch's size."""
+        if self._options.max_rows is not None:
+            return ReadMaxRows(self._options.max_rows)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """The query ends when it has what the bucket holds at this moment."""
+        self._ends = True
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch: as much of the spool as fits, or ``start`` itself if nothing is new."""
+        spool = self._running(start)
+        first = self._behind[_text(start)]
+        max_rows = None if isinstance(limit, ReadAllAvailable) else self._options.max_rows
+        max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes
+        while True:
+            finished = spool.finished  # before the look: what came until then is seen by it
+            segments = spool.take(first, max_rows=max_rows, max_bytes=max_bytes, wait_s=_POLL_S)
+            if segments:
+                return self._end_after(from_offset(start), segments)
+            if finished or not self._ends:
+                return start
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Where the bucket is, for those who compute the lag."""
+        if self._feed is None:
+            return None
+        return to_offset(self._feed.latest_positions())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The spool's files by partition; without a spool, ranges for the executors to read themselves."""
+        if _text(start) == _text(end):
+            return []
+        first, last = self._behind.get(_text(start)), self._behind.get(_text(end))
+        crash_point("source.after-plan")
+        if self._spool is None or first is None or last is None:
+            return self._direct_partitions(start, end)
+        segments = self._spool.between(first, last)
+        files: dict[int, list[str]] = {}
+        moved: dict[int, dict[int, Position]] = {}
+        partition_of = self._partition_of()
+        for segment in segments:
+            for partition, path in segment.files.items():
+                files.setdefault(partition, []).append(path)
+            if self._options.mirror is not None:
+                for vbucket, position in segment.positions.items():
+                    moved.setdefault(partition_of[vbucket], {})[vbucket] = position
+        return [
+            SpooledPartition(files.get(partition, []), moved.get(partition, {}))
+            for partition in sorted(files.keys() | moved.keys())
+        ]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark is done with everything up to here."""
+        last = self._behind.get(_text(end))
+        if self._spool is None or last is None:
+            return
+        self._spool.release(last)
+        self._behind = {text: number for text, number in self._behind.items() if number >= last}
+
+    def stop(self) -> None:
+        """The query is over."""
+        if self._spool is not None:
+            self._spool.close()
+        if self._feed is not None:
+            self._feed.close()
+
+    def _connected(self) -> Feed:
+        if self._feed is None:
+            self._feed = Feed(self._options)
+        return self._feed
+
+    def _running(self, start: dict[str, Any]) -> Spool:
+        """The spool, with the consumer's thread filling it from ``start`` on."""
+        if self._spool is None:
+            feed = self._connected()
+            directory = Path(tempfile.mkdtemp(prefix="tailrace-spool-", dir=self._options.spool_dir))
+            self._spool = Spool(directory, self._partition_of(), self._options.spool_bytes)
+            self._behind[_text(start)] = 0
+            _remove_at_end(directory)
+            deliveries = feed.deliveries(from_offset(start), end="now" if self._ends else "forever")
+            threading.Thread(
+                target=self._spool.fill, args=(deliveries,), name="tailrace-feed", daemon=True
+            ).start()
+        return self._spool
+
+    def _partition_of(self) -> Sequence[int]:
+        return partition_map(self._options, self._connected().vbucket_count)
+
+    def _end_after(self, positions: dict[int, Position], segments: Sequence[Segment]) -> dict[str, Any]:
+        rollbacks: dict[int, Position] = {}
+        for segment in segments:
+            positions.update(segment.positions)
+            rollbacks.update(segment.rollbacks)
+        end = to_offset(positions, rollbacks)
+        self._behind[_text(end)] = segments[-1].number + 1
+        return end
+
+    def _direct_partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        begin, finish, back = from_offset(start), from_offset(end), rollbacks_of(end)
+        ranges: dict[int, dict[int, tuple[Position, int]]] = {}
+        partition_of = self._partition_of()
+        for vbucket, position in finish.items():
+            held = back.get(vbucket, begin.get(vbucket, Position.BEGINNING))
+            if held != position or vbucket in back:
+                ranges.setdefault(partition_of[vbucket], {})[vbucket] = (held, position.seqno)
+        return [
+            DirectPartition(
+                self._given, ranges[partition], {v: back[v] for v in ranges[partition] if v in back}
+            )
+            for partition in sorted(ranges)
+        ]
+
+    # reading, on the executors
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition, as they were received."""
+        crash_point("source.in-read")
+        if isinstance(partition, DirectPartition):
+            yield from read_direct(partition)
+            return
+        assert isinstance(partition, SpooledPartition)
+        for path in partition.files:
+            with pa.memory_map(path) as source, pa.ipc.open_file(source) as reader:
+                for index in range(reader.num_record_batches):
+                    yield reader.get_batch(index)
+        if partition.positions:
+            yield position_rows(partition.positions)
+
+
+def _text(offset: Mapping[str, Any]) -> str:
+    """An offset as the text by which Spark compares it."""
+    return json.dumps(offset, separators=(",", ":"))
+
+
+def _remove_at_end(directory: Path) -> None:
+    """Leave nothing behind: Spark ends this process with SIGTERM more often than by calling `stop`."""
+
+    def remove(number: int, frame: FrameType | None) -> None:
+        shutil.rmtree(directory, ignore_errors=True)
+        sys.exit(0)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, remove)
