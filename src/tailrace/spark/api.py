@@ -1,0 +1,153 @@
+"""What people call: `mirror` and `verify`, with a URL and a path instead of options and objects."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..connstr import ConnectionString, parse
+from ..errors import UsageError
+from .feed import open_source
+from .fold import DELETED
+from .mirroring import Applied, Mirror, TableSpec
+from .options import parse_options
+from .table import MirrorTable
+from .verifying import Verdict
+from .verifying import verify as verify_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["mirror", "prepare_mirror", "repair", "source_options", "verify"]
+
+
+def source_options(url: str | ConnectionString, options: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Options of the source for a URL."""
+    where = parse(url) if isinstance(url, str) else url
+    found = {"connectionString": str(where), "bucket": where.bucket}
+    if where.username is not None:
+        found["username"] = where.username
+    if where.password is not None:
+        found["password"] = where.password
+    return {**found, **(options or {})}
+
+
+def prepare_mirror(
+    spark: SparkSession,
+    url: str | ConnectionString,
+    tables: str | Mapping[str, str],
+    *,
+    keep_deletes: bool = False,
+    work_dir: str | Path | None = None,
+    options: Mapping[str, str] | None = None,
+    storage_options: dict[str, str] | None = None,
+    on_applied: Callable[[Applied], None] | None = None,
+    start_over: Iterable[int] = (),
+) -> Mirror:
+    """A mirror that has not been started; see `mirror`."""
+    given = source_options(url, options)
+    specs = _specs(tables)
+    if isinstance(tables, Mapping):
+        given["collections"] = ",".join(f"{spec.scope}.{spec.collection}" for spec in specs)
+    with open_source(parse_options(given), "spark-mirror") as source:
+        vbucket_count = source.vbucket_count
+    return Mirror(
+        spark,
+        given,
+        specs,
+        given["bucket"],
+        vbucket_count,
+        Path(work_dir or tempfile.mkdtemp(prefix="tailrace-mirror-")),
+        keep_deletes,
+        storage_options,
+        on_applied,
+        frozenset(start_over),
+    )
+
+
+def mirror(
+    spark: SparkSession,
+    url: str | ConnectionString,
+    tables: str | Mapping[str, str],
+    *,
+    once: bool = False,
+    trigger_s: float | None = None,
+    keep_deletes: bool = False,
+    work_dir: str | Path | None = None,
+    options: Mapping[str, str] | None = None,
+    storage_options: dict[str, str] | None = None,
+    on_applied: Callable[[Applied], None] | None = None,
+) -> StreamingQuery:
+    """Keep a Delta table equal to a bucket; gives the streaming query.
+
+    ``tables`` is the path of the default collection's table, or paths by ``scope.collection``. With ``once``
+    the query ends when it has caught up with the moment of its start. Exactly once, whatever is killed: the
+    position stands in the table itself. When the bucket takes changes back, so does the table.
+
+    ``work_dir`` is for this run's checkpoint and staged rows; on a cluster it must be seen by all executors.
+    ``options`` are options of the source, such as ``maxOffsetsPerTrigger``.
+    """
+    made = prepare_mirror(
+        spark,
+        url,
+        tables,
+        keep_deletes=keep_deletes,
+        work_dir=work_dir,
+        options=options,
+        storage_options=storage_options,
+        on_applied=on_applied,
+    )
+    return made.start(once=once, trigger_s=trigger_s)
+
+
+def verify(
+    spark: SparkSession,
+    url: str | ConnectionString,
+    table: str,
+    *,
+    options: Mapping[str, str] | None = None,
+    storage_options: dict[str, str] | None = None,
+) -> Verdict:
+    """Compare every document of a bucket with its mirror, in parallel."""
+    return verify_options(spark, source_options(url, options), table, storage_options=storage_options)
+
+
+def repair(
+    spark: SparkSession,
+    url: str | ConnectionString,
+    table: str,
+    vbuckets: Iterable[int],
+    *,
+    work_dir: str | Path | None = None,
+    options: Mapping[str, str] | None = None,
+    storage_options: dict[str, str] | None = None,
+) -> None:
+    """Read vbuckets again from the beginning and replace their rows, in one commit each batch."""
+    held = MirrorTable.open(table, storage_options=storage_options)
+    collection = f"{held.source['scope']}.{held.source['collection']}"
+    made = prepare_mirror(
+        spark,
+        url,
+        table if collection == "_default._default" else {collection: table},
+        keep_deletes=DELETED.name in held.schema.names,
+        work_dir=work_dir,
+        options=options,
+        storage_options=storage_options,
+        start_over=vbuckets,
+    )
+    made.start(once=True).awaitTermination()
+
+
+def _specs(tables: str | Mapping[str, str]) -> list[TableSpec]:
+    if isinstance(tables, str):
+        return [TableSpec(tables)]
+    found = []
+    for path, uri in tables.items():
+        scope, dot, collection = path.partition(".")
+        if not (scope and dot and collection):
+            raise UsageError(f"{path!r} is no collection; write scope.collection")
+        found.append(TableSpec(uri, scope, collection))
+    return found

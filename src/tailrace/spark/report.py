@@ -1,0 +1,150 @@
+"""A report of a mirror's run as one HTML file: plots as inline SVG, nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Moment", "Sample", "render"]
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 860, 240, 64, 28, 14
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How things stood at a moment."""
+
+    at_s: float
+    bucket_documents: int
+    table_documents: int
+    lag: int
+    """Seqnos that the table is behind, all vbuckets together."""
+    changes: int
+    """Applied so far."""
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened."""
+
+    at_s: float
+    text: str
+    is_rollback: bool = False
+
+
+@dataclass
+class Plot:
+    """Lines over time in one frame."""
+
+    title: str
+    about: str
+    lines: list[tuple[str, str, Callable[[Sample], float]]] = field(default_factory=list)
+    """Name, colour, value."""
+
+
+def render(samples: Sequence[Sample], moments: Sequence[Moment], *, title: str, summary: str) -> str:
+    """The report."""
+    plots = [
+        Plot(
+            "Documents",
+            "What the bucket holds and what the table holds. The dip is the failover: the bucket lost "
+            "changes, and the table gave them back.",
+            [
+                ("bucket", "#8892a6", lambda one: one.bucket_documents),
+                ("table", "#0b7285", lambda one: one.table_documents),
+            ],
+        ),
+        Plot(
+            "Lag",
+            "Changes that the table had not come to yet.",
+            [("changes", "#e8590c", lambda one: one.lag)],
+        ),
+        Plot(
+            "Changes applied",
+            "Since the start; the slope is the rate.",
+            [("changes", "#2b8a3e", lambda one: one.changes)],
+        ),
+        Plot(
+            "Table version",
+            "Each version is a state that the bucket really had, and carries its position.",
+            [("version", "#5f3dc4", lambda one: one.version)],
+        ),
+    ]
+    figures = "\n".join(_figure(plot, samples, moments) for plot in plots)
+    events = "\n".join(
+        f'<tr class="{"back" if moment.is_rollback else ""}"><td>{moment.at_s:.1f} s</td>'
+        f"<td>{html.escape(moment.text)}</td></tr>"
+        for moment in moments
+    )
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
+<style>
+ body {{ font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 920px;
+   margin: 2rem auto; padding: 0 1rem }}
+ h1 {{ font-size: 1.5rem }} h2 {{ font-size: 1.1rem; margin: 2rem 0 0 }}
+ p.about {{ color: #52606d; margin: .2rem 0 .4rem }}
+ .summary {{ background: #e6fcf5; border: 1px solid #96f2d7; border-radius: 6px; padding: .7rem 1rem }}
+ table {{ border-collapse: collapse; width: 100% }}
+ td {{ padding: .25rem .6rem; border-top: 1px solid #e4e7eb }}
+ td:first-child {{ color: #52606d; white-space: nowrap; width: 5rem }}
+ tr.back td {{ background: #fff4e6 }} svg {{ width: 100%; height: auto }}
+</style></head><body>
+<h1>{html.escape(title)}</h1>
+<p class="summary">{html.escape(summary)}</p>
+{figures}
+<h2>What happened</h2>
+<table>{events}</table>
+</body></html>
+"""
+
+
+def _figure(plot: Plot, samples: Sequence[Sample], moments: Sequence[Moment]) -> str:
+    last = max((one.at_s for one in samples), default=1.0) or 1.0
+    top = max((value(one) for one in samples for _, _, value in plot.lines), default=1.0) or 1.0
+    right, floor = _WIDTH - 16, _HEIGHT - _BOTTOM
+
+    def x(at_s: float) -> float:
+        return _LEFT + at_s / last * (right - _LEFT)
+
+    def y(value: float) -> float:
+        return floor - value / top * (floor - _TOP)
+
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(plot.title)}">']
+    for share in (0.0, 0.5, 1.0):
+        at = y(top * share)
+        parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}" stroke="#e4e7eb"/>')
+        parts.append(
+            f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end" font-size="11" fill="#52606d">'
+            f"{_short(top * share)}</text>"
+        )
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        parts.append(
+            f'<text x="{x(last * share):.1f}" y="{_HEIGHT - 8}" text-anchor="middle" font-size="11" '
+            f'fill="#52606d">{last * share:.0f} s</text>'
+        )
+    for moment in moments:
+        if moment.is_rollback:
+            at = x(moment.at_s)
+            parts.append(
+                f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{floor}" stroke="#e8590c" '
+                'stroke-dasharray="4 3"/>'
+            )
+    for place, (name, colour, value) in enumerate(plot.lines):
+        points = " ".join(f"{x(one.at_s):.1f},{y(value(one)):.1f}" for one in samples)
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        at = _LEFT + 12 + place * 110
+        parts.append(f'<rect x="{at}" y="{_TOP}" width="12" height="3" fill="{colour}"/>')
+        parts.append(
+            f'<text x="{at + 18}" y="{_TOP + 5}" font-size="12" fill="#1f2933">{html.escape(name)}</text>'
+        )
+    parts.append("</svg>")
+    return f'<h2>{html.escape(plot.title)}</h2><p class="about">{html.escape(plot.about)}</p>{"".join(parts)}'
+
+
+def _short(number: float) -> str:
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return f"{number:.0f}"

@@ -1,0 +1,129 @@
+"""A second, naive reader: what a bucket holds, and what a table holds, with nothing of the pipeline's own
+code.
+
+The bucket is read over a plain socket with `struct`: one DCP stream a vbucket from the beginning, frame
+by frame into a dict. The table is read with pyarrow from the files that the Delta log names. `verify` and
+this reader must agree.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+
+HEADER = struct.Struct(">BBHBBHIIQ")
+
+
+class Doc(NamedTuple):
+    value: bytes
+    seqno: int
+    rev: int
+    cas: int
+    flags: int
+    expiry: int
+
+
+class _Wire:
+    def __init__(self, host: str, port: int) -> None:
+        self.socket = socket.create_connection((host, port), timeout=30)
+        self.buffer = b""
+
+    def send(
+        self,
+        opcode: int,
+        *,
+        key: bytes = b"",
+        extras: bytes = b"",
+        vbucket: int = 0,
+        opaque: int = 0,
+        magic: int = 0x80,
+    ) -> None:
+        body = extras + key
+        head = HEADER.pack(magic, opcode, len(key), len(extras), 0, vbucket, len(body), opaque, 0)
+        self.socket.sendall(head + body)
+
+    def frame(self) -> tuple[int, int, int, int, int, bytes, bytes, bytes]:
+        while len(self.buffer) < 24:
+            self._more()
+        magic, opcode, keys, extras, _, status, total, opaque, cas = HEADER.unpack_from(self.buffer)
+        while len(self.buffer) < 24 + total:
+            self._more()
+        body, self.buffer = self.buffer[24 : 24 + total], self.buffer[24 + total :]
+        return (
+            magic,
+            opcode,
+            status,
+            opaque,
+            cas,
+            body[:extras],
+            body[extras : extras + keys],
+            body[extras + keys :],
+        )
+
+    def _more(self) -> None:
+        data = self.socket.recv(1 << 20)
+        assert data, "the node closed the connection"
+        self.buffer += data
+
+
+def bucket_state(host: str, port: int) -> dict[tuple[int, bytes], Doc]:
+    """Every live document by (vbucket, key), in the default collection."""
+    wire = _Wire(host, port)
+    try:
+        wire.send(0x50, key=b"naive-reader", extras=struct.pack(">II", 0, 1))
+        assert wire.frame()[2] == 0
+        wire.send(0x48)
+        seqnos = wire.frame()[7]
+        ends = {v: s for v, s in struct.iter_unpack(">HQ", seqnos) if s}
+        for vbucket, end in ends.items():
+            extras = struct.pack(">IIQQQQQ", 0, 0, 0, end, 0, 0, 0)
+            wire.send(0x53, extras=extras, vbucket=vbucket, opaque=vbucket)
+        found: dict[tuple[int, bytes], Doc] = {}
+        open_streams = set(ends)
+        while open_streams:
+            magic, opcode, status, opaque, cas, extras, key, value = wire.frame()
+            if magic == 0x81:
+                assert (opcode, status) == (0x53, 0), f"refused: 0x{opcode:02x} 0x{status:02x}"
+            elif opcode == 0x57:
+                seqno, rev, flags, expiry = struct.unpack_from(">QQII", extras)
+                found[opaque, key] = Doc(value, seqno, rev, cas, flags, expiry)
+            elif opcode in (0x58, 0x59):
+                found.pop((opaque, key), None)
+            elif opcode == 0x55:
+                open_streams.discard(opaque)
+            elif opcode == 0x5C:
+                wire.send(0x5C, opaque=opaque, magic=0x81)
+        return found
+    finally:
+        wire.socket.close()
+
+
+def table_state(path: str | Path) -> dict[tuple[int, bytes], Doc]:
+    """Every row by (vbucket, key), from the files that the Delta log says are there."""
+    live: dict[str, None] = {}
+    for commit in sorted((Path(path) / "_delta_log").glob("*.json")):
+        for line in commit.read_text().splitlines():
+            action: dict[str, Any] = json.loads(line)
+            if "add" in action:
+                live[action["add"]["path"]] = None
+            elif "remove" in action:
+                live.pop(action["remove"]["path"], None)
+    found: dict[tuple[int, bytes], Doc] = {}
+    for name in live:
+        for row in pq.read_table(Path(path) / name).to_pylist():
+            key, value = _bytes(row, "key"), _bytes(row, "value")
+            at = (row["vbucket"], key)
+            assert at not in found, f"{at} stands twice"
+            found[at] = Doc(value, row["seqno"], row["rev"], row["cas"], row["flags"], row["expiry"])
+    return found
+
+
+def _bytes(row: dict[str, Any], name: str) -> bytes:
+    text = row[name]
+    return base64.b64decode(row[f"{name}_base64"]) if text is None else text.encode()

@@ -1,0 +1,90 @@
+"""What `verify` says of two sides that differ, and of two that don't."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.spark.compare import compare
+from tailrace.spark.fold import DELETED, TABLE_SCHEMA, table_schema
+
+VBUCKETS = 4
+
+
+def row(
+    key: str, vbucket: int = 0, seqno: int = 1, value: str | None = "{}", **more: object
+) -> dict[str, object]:
+    base: dict[str, object] = {
+        "key": key, "value": value, "vbucket": vbucket, "vb_uuid": 1, "seqno": seqno, "cas": seqno, "rev": 1,
+        "flags": 0, "expiry": 0, "datatype": "json", "event_time": 0, "deleted": False,
+    }  # fmt: skip
+    return {**base, **more}
+
+
+def differences(
+    bucket: list[dict[str, object]], table: list[dict[str, object]], position: int = 100
+) -> list[str]:
+    found = compare(
+        pa.Table.from_pylist(bucket, schema=table_schema(keep_deletes=True)),
+        pa.Table.from_pylist(table, schema=TABLE_SCHEMA),
+        np.full(VBUCKETS, position),
+    )
+    return [f"{one.kind} {one.key}{' newer' if one.newer else ''}" for one in found]
+
+
+def test_equal_sides_have_no_difference() -> None:
+    rows = [row("a"), row("b", 1), row("a", 2)]
+    assert differences([*rows, row("gone", deleted=True)], rows) == []
+    assert differences([], []) == []
+
+
+def test_each_kind_of_difference_is_named() -> None:
+    assert differences([row("a")], []) == ["missing a"]
+    assert differences([], [row("a")]) == ["extra a"]
+    assert differences([row("a", deleted=True)], [row("a")]) == ["extra a"]
+    assert differences([row("a", 1)], [row("a", 2)]) == ["extra a", "missing a"]
+    for column, other in {
+        "value": "1",
+        "cas": 9,
+        "rev": 9,
+        "flags": 9,
+        "expiry": 9,
+        "datatype": "raw",
+    }.items():
+        assert differences([row("a")], [row("a", **{column: other})]) == ["different a"], column
+
+
+def test_a_change_above_the_tables_position_is_said_to_be_newer() -> None:
+    assert differences([row("a", seqno=7)], [row("a", seqno=3)], position=5) == ["different a newer"]
+    assert differences([row("a", seqno=7)], [], position=5) == ["missing a newer"]
+    assert differences([row("a", seqno=7, deleted=True)], [row("a")], position=5) == ["extra a newer"]
+
+
+def test_keys_that_are_no_text() -> None:
+    binary = {**row("x"), "key": None, "key_base64": "/w=="}
+    assert differences([binary], [binary]) == []
+    assert differences([binary], []) == ["missing base64:/w=="]
+
+
+def test_against_plain_dicts() -> None:
+    rng = random.Random(5)
+    for _ in range(200):
+
+        def side() -> dict[tuple[int, str], int]:
+            return {(rng.randrange(VBUCKETS), rng.choice("abcdef")): rng.randrange(3) for _ in range(8)}
+
+        left, right = side(), side()
+        found = differences(
+            [row(key, vbucket, cas=cas) for (vbucket, key), cas in left.items()],
+            [row(key, vbucket, cas=cas) for (vbucket, key), cas in right.items()],
+        )
+        wanted = [f"extra {key}" for _, key in right.keys() - left.keys()]
+        wanted += [f"missing {key}" for _, key in left.keys() - right.keys()]
+        wanted += [f"different {at[1]}" for at in left.keys() & right.keys() if left[at] != right[at]]
+        assert sorted(found) == sorted(wanted)
+
+
+def test_the_column_of_deletions_is_the_last() -> None:
+    assert table_schema(keep_deletes=True).names[-1] == DELETED.name
