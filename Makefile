@@ -11,7 +11,7 @@ test: lint check
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[spark,dev]"
 	touch $(STAMP)
 
 lint: $(STAMP)
@@ -28,15 +28,8 @@ soak: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/build.py
 
-# until the pipeline is there: the packets of the protocol documents, as frames that people can read
 demo: $(STAMP)
-	@for dialect in tap upr-a upr-b dcp; do \
-	    printf '\n== %s ==\n' $$dialect; \
-	    sed -n 's/.*"form": "[a-z]*", "hex": "\([0-9a-f]*\)".*/\1/p' tests/vectors/seed_$$(echo $$dialect | tr - _).jsonl \
-	        | $(BIN)/tailrace decode --dialect $$dialect || exit 1; \
-	done
-	@printf '\nThose were the packets that the protocol documents draw, errata and all. Now try:\n'
-	@printf '  %s\n' '$(BIN)/tailrace decode --help' '$(BIN)/tailrace serve --memory'
+	$(BIN)/tailrace demo
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

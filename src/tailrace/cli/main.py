@@ -40,6 +40,10 @@ COMMANDS = {
     "stats": "Show the server's figures.",
     "rewind": "Forget the newest changes of vbuckets, as a failover with data loss does.",
     "collections": "Show, make and drop scopes and collections.",
+    "mirror": "Keep a table in step with the bucket, on Spark.",
+    "plan": "Say what a restart of that mirror would do.",
+    "verify": "Compare every document of bucket and table.",
+    "demo": "Show the whole: node, mirror, a failover that loses changes, and the repair.",
     "completion": "Print a script that completes tailrace's command lines in your shell.",
 }
 """Every command and the first line of its help. ``foo-bar`` is `command` in the module ``foo_bar``.

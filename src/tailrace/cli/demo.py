@@ -1,0 +1,298 @@
+"""``tailrace demo``: a bucket, its mirror, a failover that loses changes, and the proof of the repair."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import TailraceError
+from ..store.files import atomic_write
+from .common import Integer, note
+from .common import command as make_command
+from .spark_options import open_spark
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from ..client.kv import KvClient
+    from ..spark.mirroring import Applied
+    from ..spark.report import Moment, Sample
+
+VBUCKETS = 16
+_PATIENCE_S = 90.0
+
+
+@make_command("demo", example="tailrace demo\ntailrace demo --docs 50000 --dir ./my-demo")
+@click.option(
+    "--docs", type=Integer(1_000, 1_000_000), default=20_000, show_default=True, help="Documents to write."
+)
+@click.option(
+    "--seed", type=Integer(), default=1, show_default=True, help="The same seed makes the same documents."
+)
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False),
+    help="Where everything goes.  [default: a new folder]",
+)
+def command(docs: int, seed: int, directory: str | None) -> int:
+    """Show the whole: node, mirror, a failover that loses changes, and the repair.
+
+    Starts a node, writes documents, mirrors them into a Delta table with Spark, changes and deletes some,
+    forces a failover that loses changes, lets the mirror roll back and repair itself, and proves with verify
+    that table and source are equal. Leaves a report behind.
+    """
+    home = Path(directory) if directory else Path(tempfile.mkdtemp(prefix="tailrace-demo-"))
+    home.mkdir(parents=True, exist_ok=True)
+    with _node(home) as url:
+        return _Demo(home, url, docs, seed).run()
+
+
+@contextmanager
+def _node(home: Path) -> Iterator[str]:
+    """A node of its own, as a process."""
+    ready = home / "node.json"
+    ready.unlink(missing_ok=True)
+    arguments = ["serve", "--port", "0", "--vbuckets", str(VBUCKETS), "--data", str(home / "data")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tailrace", *arguments, "--ready-file", str(ready)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not ready.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                said = process.stderr.read().strip() if process.stderr and process.poll() is not None else ""
+                raise TailraceError(f"the node did not start: {said or 'no answer'}, try another --dir")
+            time.sleep(0.05)
+        found = json.loads(ready.read_text())
+        yield f"couchbase://{found['host']}:{found['port']}/default"
+    finally:
+        process.terminate()
+        process.wait(timeout=_PATIENCE_S)
+
+
+class _Demo:
+    """One run, and what is seen of it."""
+
+    def __init__(self, home: Path, url: str, docs: int, seed: int) -> None:
+        self.home = home
+        self.url = url
+        self.table = str(home / "table")
+        self.docs = docs
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.began = time.monotonic()
+        self.samples: list[Sample] = []
+        self.moments: list[Moment] = []
+        self.applied = 0
+        self.positions: dict[int, int] = {}
+        self.table_rows = 0
+        self.version = 0
+        self.phase = ""
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    def run(self) -> int:
+        from ..client.kv import KvClient
+        from ..connstr import parse
+
+        where = parse(self.url)
+        with KvClient(where) as writer, KvClient(where) as watcher, self._view() as live:
+            self._say("a node is running; Spark is starting")
+            loader = threading.Thread(target=self._load, args=(writer,), daemon=True)
+            loader.start()
+            with open_spark(None, (), name="tailrace demo") as spark:
+                from ..spark.api import prepare_mirror, verify
+
+                loader.join()
+                mirror = prepare_mirror(
+                    spark, self.url, self.table, work_dir=self.home / "work", on_applied=self._on_applied
+                )
+                query = mirror.start()
+                sampler = threading.Thread(target=self._sample, args=(watcher, live), daemon=True)
+                sampler.start()
+                try:
+                    self._story(writer, watcher, query.exception)
+                finally:
+                    query.stop()
+                    self._done.set()
+                    sampler.join()
+                self._say("verify: comparing every document of bucket and table")
+                verdict = verify(spark, self.url, self.table)
+            answer = "equal" if verdict.equal else f"{len(verdict.differences)} differences"
+            summary = (
+                f"{answer}: {verdict.documents} documents in the bucket, {verdict.rows} rows in the table at "
+                f"version {verdict.table_version}"
+            )
+            self._say(f"verify: {summary}")
+        self._finish(summary)
+        return 0 if verdict.equal else 1
+
+    # the story
+
+    def _story(self, writer: KvClient, watcher: KvClient, failure: Callable[[], Any]) -> None:
+        self._say(f"the mirror copies {self.docs} documents into a Delta table")
+        self._wait_equal(watcher, failure)
+        changed, deleted = self.docs // 10, self.docs // 20
+        self._say(f"{changed} documents are changed, {deleted} deleted")
+        self._change(writer, changed, deleted)
+        self._wait_equal(watcher, failure)
+        lost = max(20, self.docs // (VBUCKETS * 15))
+        self._say(
+            f"failover! the last {lost} changes of each vbucket are lost, and others are made in their place",
+            is_rollback=True,
+        )
+        writer.rewind(None, lose=lost)
+        for number in range(200):
+            writer.set(self._key(self.rng.randrange(self.docs)), {"made": "after the failover", "n": number})
+        self._wait_equal(watcher, failure)
+        self._say("the mirror went back with the bucket, and is in step again")
+
+    def _load(self, writer: KvClient) -> None:
+        from ..client.load import MadeUp
+
+        made = MadeUp(self.docs, 256, prefix="demo::", seed=self.seed)
+        batches = made.batches(
+            writer.vbucket_count, collections=writer.collections, json_type=writer.json_type, most=4_096
+        )
+        for _ in writer.write_many(batches):
+            pass
+        self._say(f"{self.docs} documents are in the bucket")
+
+    def _key(self, number: int) -> bytes:
+        from ..client.load import MadeUp
+
+        return MadeUp(self.docs, 256, prefix="demo::").key(number)
+
+    def _change(self, writer: KvClient, changed: int, deleted: int) -> None:
+        numbers = self.rng.sample(range(self.docs), changed + deleted)
+        for number in numbers[:changed]:
+            writer.set(self._key(number), {"changed": True, "n": number})
+        for number in numbers[changed:]:
+            writer.delete(self._key(number))
+
+    def _wait_equal(self, watcher: KvClient, failure: Callable[[], Any]) -> None:
+        """Until the table stands where the bucket stands."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline:
+            if (error := failure()) is not None:
+                raise TailraceError(f"the mirror stopped: {error}")
+            high = watcher.high_seqnos()
+            with self._lock:
+                level = all(self.positions.get(vbucket, 0) == seqno for vbucket, seqno in high.items())
+            if level:
+                return
+            time.sleep(0.1)
+        raise TailraceError("the mirror did not catch up in time; is the machine very busy?")
+
+    # what is seen
+
+    def _on_applied(self, applied: Applied) -> None:
+        from ..spark.table import MirrorTable
+
+        rows = sum(file.rows for file in MirrorTable.open(self.table).files())
+        with self._lock:
+            self.applied += applied.changes
+            self.version = applied.versions[0]
+            self.table_rows = rows
+            self.positions = {vbucket: one.seqno for vbucket, one in applied.positions.items()}
+        if applied.rolled_back:
+            self._say(f"the mirror rolled {len(applied.rolled_back)} vbuckets back", is_rollback=True)
+
+    def _sample(self, watcher: KvClient, live: Live | None) -> None:
+        from ..client.kv import KvClient
+        from ..connstr import parse
+        from ..spark.report import Sample
+
+        with KvClient(parse(self.url)) as asker:
+            while not self._done.wait(0.2):
+                high = asker.high_seqnos()
+                documents = int(asker.stats().get("curr_items", 0))
+                with self._lock:
+                    lag = sum(max(0, seqno - self.positions.get(v, 0)) for v, seqno in high.items())
+                    self.samples.append(
+                        Sample(self._now(), documents, self.table_rows, lag, self.applied, self.version)
+                    )
+                if live is not None:
+                    live.update(self._screen())
+
+    def _now(self) -> float:
+        return time.monotonic() - self.began
+
+    def _say(self, text: str, *, is_rollback: bool = False) -> None:
+        from ..spark.report import Moment
+
+        with self._lock:
+            self.moments.append(Moment(self._now(), text, is_rollback))
+            self.phase = text
+        if not sys.stderr.isatty():
+            note(text)
+
+    @contextmanager
+    def _view(self) -> Iterator[Live | None]:
+        if not sys.stderr.isatty():
+            yield None
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        with Live(self._screen(), console=Console(stderr=True), refresh_per_second=8) as live:
+            yield live
+            live.update(self._screen())
+
+    def _screen(self) -> Any:
+        """The terminal view: node and mirror side by side, and what happened."""
+        from rich.columns import Columns
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.text import Text
+
+        last = self.samples[-1] if self.samples else None
+        before = next((one for one in reversed(self.samples) if last and last.at_s - one.at_s > 1.0), None)
+        rate = (last.changes - before.changes) / (last.at_s - before.at_s) if last and before else 0.0
+        node = f"documents  {last.bucket_documents if last else 0:>9,}\nvbuckets   {VBUCKETS:>9}\n{self.url}"
+        mirror = (
+            f"rows       {self.table_rows:>9,}\nversion    {self.version:>9}\n"
+            f"lag        {last.lag if last else 0:>9,}\nchanges/s  {rate:>9,.0f}"
+        )
+        story = Text()
+        for moment in self.moments[-8:]:
+            story.append(f"{moment.at_s:6.1f} s  ", style="dim")
+            story.append(f"{moment.text}\n", style="bold yellow" if moment.is_rollback else "")
+        panels = Columns(
+            [Panel(node, title="node", width=44), Panel(mirror, title="mirror (Delta)", width=28)]
+        )
+        return Group(panels, Panel(story, title="what happens", width=100))
+
+    def _finish(self, summary: str) -> None:
+        from ..spark.report import render
+
+        report = self.home / "report.html"
+        text = render(
+            self.samples, self.moments, title="Tailrace demo: a mirror that stays true", summary=summary
+        )
+        atomic_write(report, text.encode())
+        click.echo(f"verify: {summary}")
+        click.echo(f"report: {report}")
+        click.echo(f"table:  {self.table}")
+        click.echo(
+            "\nTry next:\n"
+            "  tailrace serve                                            # a node of your own\n"
+            "  tailrace load couchbase://127.0.0.1 --docs 100000         # documents in it\n"
+            "  tailrace tail couchbase://127.0.0.1 --from now            # watch it change\n"
+            "  tailrace mirror couchbase://127.0.0.1 ./people            # and keep a table in step"
+        )

@@ -1,0 +1,119 @@
+"""``tailrace mirror``: a Delta table that stays equal to a bucket."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from typing import Any
+
+import click
+
+from ..connstr import ConnectionString
+from .client import tls_options
+from .common import DURATION, INTEGER, json_option, note, progress, url_argument
+from .common import command as make_command
+from .spark_options import (
+    collection_paths,
+    explained_query_error,
+    open_spark,
+    source_options_of,
+    spark_options,
+)
+
+
+@make_command(
+    "mirror",
+    example="""
+tailrace mirror couchbase://127.0.0.1/default ./people --once
+tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --collection eu.users
+""",
+)
+@url_argument
+@click.argument("table")
+@click.option("--once", is_flag=True, help="Stop when it has caught up with the moment of the start.")
+@click.option(
+    "--collection",
+    "collections",
+    multiple=True,
+    metavar="SCOPE.NAME[=PATH]",
+    help="Mirror this collection, into TABLE/SCOPE.NAME or PATH; may be repeated.",
+)
+@click.option("--keep-deletes", is_flag=True, help="Keep deleted documents as rows that are marked as such.")
+@click.option("--trigger", type=DURATION, help="Time between two commits.  [default: as fast as it goes]")
+@click.option("--max-rows", type=INTEGER, help="The most changes of a batch.")
+@click.option(
+    "--work-dir", type=click.Path(file_okay=False), help="For this run's checkpoint and staged rows."
+)
+@spark_options
+@json_option("Write one JSON object per commit.")
+@tls_options
+def command(
+    url: ConnectionString,
+    table: str,
+    once: bool,
+    collections: tuple[str, ...],
+    keep_deletes: bool,
+    trigger: float | None,
+    max_rows: int | None,
+    work_dir: str | None,
+    master: str | None,
+    conf: tuple[str, ...],
+    as_json: bool,
+    **tls: Any,
+) -> None:
+    """Keep a table in step with the bucket, on Spark.
+
+    TABLE is a Delta table that any engine reads: one row per live document. The position of every vbucket is
+    committed together with the rows, so it can be killed and started again at any moment. When the bucket
+    takes changes back (a failover that lost data), the table takes them back too.
+    """
+    more = {"maxOffsetsPerTrigger": str(max_rows)} if max_rows else {}
+    with open_spark(master, conf, name="tailrace mirror") as spark, progress("mirroring", None) as bar:
+        from ..spark.api import prepare_mirror
+        from ..spark.mirroring import Applied
+
+        total = 0
+
+        def applied(what: Applied) -> None:
+            nonlocal total
+            total += what.changes
+            bar.advance(what.changes)
+            if what.rolled_back:
+                note(f"the bucket took changes back: rolled back {len(what.rolled_back)} vbuckets")
+            if as_json and (what.changes or what.rolled_back):
+                click.echo(
+                    json.dumps(
+                        {
+                            "batch": what.batch,
+                            "changes": what.changes,
+                            "rolled_back": list(what.rolled_back),
+                            "versions": list(what.versions),
+                        }
+                    )
+                )
+
+        mirror = prepare_mirror(
+            spark,
+            url,
+            collection_paths(table, collections),
+            keep_deletes=keep_deletes,
+            work_dir=work_dir,
+            options=source_options_of(url, tls, more),
+            on_applied=applied,
+        )
+        started = time.monotonic()
+        query = mirror.start(once=once, trigger_s=trigger)
+        stopped = threading.Event()
+        before = signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
+        try:
+            while not stopped.is_set() and not query.awaitTermination(1):
+                pass
+        except Exception as error:
+            raise explained_query_error(error) from error
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            query.stop()
+        versions = ", ".join(str(one.version) for one in mirror.tables)
+        note(f"{total} changes in {time.monotonic() - started:.1f} s; the table is at version {versions}")

@@ -1,0 +1,71 @@
+"""``tailrace verify``: whether bucket and table are equal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from ..connstr import ConnectionString
+from .client import tls_options
+from .common import command as make_command
+from .common import json_option, note, url_argument
+from .spark_options import explained_query_error, open_spark, source_options_of, spark_options
+
+
+@make_command(
+    "verify",
+    example="""
+tailrace verify couchbase://127.0.0.1/default ./people
+tailrace verify couchbase://127.0.0.1/default ./people --repair
+""",
+)
+@url_argument
+@click.argument("table")
+@click.option("--as-of-table", is_flag=True, help="Don't count what is newer than the table's position.")
+@click.option("--repair", is_flag=True, help="Read the vbuckets that differ again and replace their rows.")
+@spark_options
+@json_option("Write one JSON object per difference.")
+@tls_options
+def command(
+    url: ConnectionString,
+    table: str,
+    as_of_table: bool,
+    repair: bool,
+    master: str | None,
+    conf: tuple[str, ...],
+    as_json: bool,
+    **tls: Any,
+) -> int:
+    """Compare every document of bucket and table.
+
+    Key, value, CAS, rev, flags and expiry; one line per difference on stdout, with the key. Exit code 1 if
+    there is any.
+    """
+    options = source_options_of(url, tls, {})
+    with open_spark(master, conf, name="tailrace verify") as spark:
+        from ..spark.api import repair as repair_vbuckets
+        from ..spark.api import verify
+
+        try:
+            verdict = verify(spark, url, table, options=options)
+            found = [one for one in verdict.differences if not (as_of_table and one.newer)]
+            for one in found:
+                click.echo(json.dumps(asdict(one)) if as_json else str(one))
+            if found and repair:
+                vbuckets = sorted({one.vbucket for one in found})
+                note(f"reading {len(vbuckets)} vbuckets again")
+                repair_vbuckets(spark, url, table, vbuckets, options=options)
+                verdict = verify(spark, url, table, options=options)
+                found = [one for one in verdict.differences if not (as_of_table and one.newer)]
+        except Exception as error:
+            raise explained_query_error(error) from error
+    answer = "equal" if not found else f"{len(found)} differences"
+    behind = f", {verdict.behind} changes behind" if verdict.behind else ""
+    note(
+        f"{answer}: {verdict.documents} documents in the bucket, {verdict.rows} rows in the table at version "
+        f"{verdict.table_version}{behind}"
+    )
+    return 1 if found else 0
