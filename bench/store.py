@@ -33,6 +33,7 @@ from tailrace.store.bucket import Bucket
 from tailrace.store.engine import Engine
 
 BATCH = 1_000
+VALUES = 0xFFFF
 
 
 class Maintenance:
@@ -72,6 +73,12 @@ def loading(docs: int) -> Iterator[list[int]]:
         yield list(range(start, min(start + BATCH, docs)))
 
 
+def values(size: int) -> list[bytes]:
+    """Values that no compression makes smaller."""
+    rng = random.Random(1)
+    return [rng.randbytes(size) for _ in range(VALUES + 1)]
+
+
 def timed(what: Callable[[], Any]) -> tuple[float, Any]:
     gc.collect()
     start = time.perf_counter()
@@ -87,17 +94,17 @@ class Ours:
         self.keys = [b"\0key-%010d" % i for i in range(args.docs)]
         self._mask = args.vbuckets - 1
         self._place()
-        self.value = random.Random(1).randbytes(args.size)
+        self.values = values(args.size)
 
     def _place(self) -> None:
         self.homes = [self.bucket.vbuckets[zlib.crc32(key) >> 16 & self._mask] for key in self.keys]
 
     def write(self, every_batch: Iterator[list[int]]) -> None:
         maintenance = Maintenance(self.bucket)
-        keys, homes, value = self.keys, self.homes, self.value
+        keys, homes, every_value = self.keys, self.homes, self.values
         for batch in every_batch:
             for i in batch:
-                homes[i].set(keys[i], value)
+                homes[i].set(keys[i], every_value[i & VALUES])
             self.bucket.flush()
             maintenance.poll()
         maintenance.drain()
@@ -138,19 +145,19 @@ class Rocks:
         self._mask = args.vbuckets - 1
         self.keys = [b"\0key-%010d" % i for i in range(args.docs)]
         self.homes = [zlib.crc32(key) >> 16 & self._mask for key in self.keys]
-        self.value = random.Random(1).randbytes(args.size)
+        self.values = values(args.size)
         self._high = [0] * args.vbuckets
 
     def write(self, every_batch: Iterator[list[int]]) -> None:
         from rocksdict import WriteBatch
 
         pack, database, high = struct.Struct(">HQ").pack, self.database, self._high
-        frame = b"\x80\x57" + bytes(53) + self.keys[0] + self.value
+        head = b"\x80\x57" + bytes(53)
         for batch in every_batch:
             changes = WriteBatch(raw_mode=True)
             if self._plain:
                 for i in batch:
-                    changes.put(self.keys[i], self.value)
+                    changes.put(self.keys[i], self.values[i & VALUES])
             else:
                 for i in batch:
                     key, vbucket = self.keys[i], self.homes[i]
@@ -160,7 +167,7 @@ class Rocks:
                     high[vbucket] += 1
                     place = b"\1" + pack(vbucket, high[vbucket])
                     changes.put(key, place)
-                    changes.put(place, frame)
+                    changes.put(place, head + key + self.values[i & VALUES])
             database.write(changes, self._options)
 
     def get(self, wanted: list[int]) -> None:
@@ -189,6 +196,7 @@ def main() -> None:
     parser.add_argument("--without-rocksdb", action="store_true")
     args = parser.parse_args()
 
+    sys.setswitchinterval(0.000_5)  # as a node does
     root = tempfile.mkdtemp(dir=args.directory, prefix="tailrace-bench-")
     try:
         run(args, root)

@@ -1,0 +1,160 @@
+"""The one module that writes: both homes behave alike, whole writes, and what a fault leaves."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import StoreCorrupt, StoreLocked
+from tailrace.store.files import DiskFiles, MemoryFiles, NotDurable, atomic_write
+from tailrace.testing.faulty_files import (
+    Fault,
+    FaultyFiles,
+    PowerCut,
+    SimulatedDisk,
+    at_call,
+    io_error,
+    no_space,
+)
+
+
+@pytest.fixture(params=["disk", "memory", "simulated"])
+def files(request: pytest.FixtureRequest, tmp_path: Path):
+    return {"disk": lambda: DiskFiles(tmp_path), "memory": MemoryFiles, "simulated": SimulatedDisk}[
+        request.param
+    ]()
+
+
+def test_a_file_from_birth_to_death(files) -> None:
+    files.make_directory("d")
+    file = files.create("d/a")
+    file.append([b"one", memoryview(b"two"), bytearray(b""), b"three"])
+    file.sync()
+    files.sync_directory("d")
+    assert file.size == 11
+    assert file.read(3, 3) == b"two"
+    buffer = bytearray(5)
+    file.read_into(memoryview(buffer), 6)
+    assert buffer == b"three"
+    for read in (lambda: file.read(6, 6), lambda: file.read_into(memoryview(bytearray(6)), 6)):
+        with pytest.raises(StoreCorrupt, match="d/a"):
+            read()
+    with pytest.raises(FileExistsError):
+        files.create("d/a")
+    again = files.open("d/a")
+    files.rename("d/a", "d/b")
+    assert files.names("d") == ["b"]
+    files.unlink("d/b")
+    assert files.names("d") == []
+    assert again.read(3, 0) == b"one"  # an open file outlives its name
+    again.close()
+    with pytest.raises(FileNotFoundError):
+        files.open("d/b")
+    with pytest.raises(FileNotFoundError):
+        files.unlink("d/b")
+    files.remove_directory("d")
+    assert files.names("nowhere") == []
+
+
+def test_replacing(files) -> None:
+    files.replace("a", b"old")
+    files.replace("a", b"new")
+    file = files.open("a")
+    assert file.read(file.size, 0) == b"new"
+    assert files.names("") == ["a"]
+
+
+def test_the_lock(files) -> None:
+    files.lock("LOCK")
+    other = DiskFiles(files.root) if isinstance(files, DiskFiles) else files
+    with pytest.raises(StoreLocked):
+        other.lock("LOCK")
+    files.unlock()
+    other.lock("LOCK")
+    other.unlock()
+
+
+def test_many_parts_and_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may take less than it is given, and no more than 1,024 parts."""
+    rng = random.Random(1)
+    writev = os.writev
+
+    def short(fd: int, parts: list) -> int:
+        assert len(parts) <= 1024
+        data = b"".join(parts)
+        return writev(fd, [data[: rng.randint(1, len(data))]])
+
+    parts = [rng.randbytes(rng.randrange(40)) for _ in range(3_000)]
+    monkeypatch.setattr(os, "writev", short)
+    file = DiskFiles(tmp_path).create("a")
+    file.append(parts)
+    assert file.size == sum(map(len, parts))
+    file.close()
+    assert (tmp_path / "a").read_bytes() == b"".join(parts)
+
+
+def test_atomic_write(tmp_path: Path) -> None:
+    atomic_write(tmp_path / "state.json", b"{}")
+    atomic_write(str(tmp_path / "state.json"), b'{"a":1}')
+    assert (tmp_path / "state.json").read_bytes() == b'{"a":1}'
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+    with pytest.raises(OSError, match="No such file"):
+        atomic_write(tmp_path / "none" / "x", b"")
+
+
+def test_a_replacement_is_old_or_new_whatever_happens() -> None:
+    seen = set()
+    for call in range(1, 8):
+        for fault in (PowerCut, no_space, io_error):
+            for seed in range(20):
+                rng = random.Random(seed)
+                disk = SimulatedDisk()
+                disk.replace("a", b"old" * 1000)
+                files = FaultyFiles(
+                    disk, at_call(call, lambda size, f=fault, r=rng: Fault(f(), r.randint(0, size)))
+                )
+                try:
+                    files.replace("a", b"new" * 1000)
+                    durable = True
+                except NotDurable:
+                    assert disk.open("a").read(3, 0) == b"new"
+                    durable = None
+                except (OSError, PowerCut):
+                    durable = False
+                    if fault is not PowerCut:
+                        assert disk.open("a").read(3, 0) == b"old"
+                after = disk.power_cut(rng).open("a")
+                found = after.read(after.size, 0)
+                assert found in (b"old" * 1000, b"new" * 1000)
+                if durable:
+                    assert found[:3] == b"new"
+                seen.add((durable, found[:3]))
+    assert seen == {(True, b"new"), (None, b"old"), (None, b"new"), (False, b"old"), (False, b"new")}
+
+
+def test_what_a_power_cut_leaves() -> None:
+    """Synced bytes stay; others may stay, go, be zeros or garbage; a failed sync is never made good."""
+    disk = SimulatedDisk()
+    file = disk.create("a")
+    file.append([b"s" * 1000])
+    file.sync()
+    disk.sync_directory("")
+    file.append([b"u" * 3000])
+    kinds = set()
+    for seed in range(200):
+        found = disk.power_cut(random.Random(seed)).open("a")
+        data = found.read(found.size, 0)
+        assert data[:1000] == b"s" * 1000
+        assert len(data) <= 4000
+        kinds.add((len(data) < 4000, b"\0" * 100 in data, b"u" * 512 in data))
+    assert len(kinds) >= 4
+    FaultyFiles(disk)
+    file.lose_unsynced()
+    file.sync()
+    assert any(
+        disk.power_cut(random.Random(seed)).open("a").read(4000, 0)[1000:] != b"u" * 3000
+        for seed in range(20)
+    )

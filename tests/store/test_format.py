@@ -1,0 +1,130 @@
+"""The files are as docs/format.md says: read here by its tables alone, without the store's own code."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+
+from tailrace.clock import ManualClock
+from tailrace.store.engine import Engine
+from tailrace.store.files import MemoryFiles
+
+
+def u(data: bytes, at: int, size: int) -> int:
+    return int.from_bytes(data[at : at + size], "little")
+
+
+def a_store() -> tuple[MemoryFiles, list[bytes]]:
+    files = MemoryFiles()
+    engine = Engine(files=files, clock=ManualClock())
+    bucket = engine.create_bucket("default", 2)
+    vb = bucket.vbuckets[1]
+    frames = []
+    for i in range(2_000):
+        vb.set(b"\0k%d" % (i % 1500), bytes([i % 251]) * 300, expiry=4_000_000_000 + i)
+        frames.append(vb.get(b"\0k%d" % (i % 1500)))
+        if i % 500 == 499:
+            bucket.flush()
+    engine.close()
+    return files, frames
+
+
+def test_a_log() -> None:
+    files, frames = a_store()
+    data = bytes(files.files["bucket.default/log-0000000001"])
+    assert data[:5] == b"TRLG\1"
+    assert [u(data, at, 8) for at in (8, 16, 24, 32)] == [1, 0, 0, 1]
+    salt = u(data, 40, 4)
+    assert u(data, 60, 4) == zlib.crc32(data[:60])
+    found, notes, metas, at, number = [], [], [], 64, 0
+    while at < len(data):
+        number += 1
+        assert data[at : at + 4] == b"TRBT"
+        assert u(data, at + 4, 4) == zlib.crc32(data[at + 8 : at + 48], salt)
+        assert u(data, at + 8, 8) == number
+        count, meta, size = u(data, at + 24, 4), u(data, at + 28, 4), u(data, at + 32, 8)
+        end = at + 48 + 12 * count + size + meta
+        assert u(data, at + 40, 4) == zlib.crc32(data[at + 48 : end], salt)
+        place = at + 48 + 12 * count
+        for i in range(count):
+            length = u(data, at + 48 + 4 * i, 4)
+            found.append(data[place : place + length])
+            notes.append(u(data, at + 48 + 4 * count + 8 * i, 8))
+            assert u(data, at + 16, 8) >= struct.unpack_from(">Q", found[-1], 16)[0]
+            place += length
+        metas.append(json.loads(data[place:end]) if meta else {})
+        at = end
+    assert found == frames
+    assert notes[:1500] == [0x40] * 1500
+    assert notes[1500:] == [(seqno << 8) | 0xC0 for seqno in range(1, 501)]
+    assert metas[0]["clean"] is False
+    assert set(metas[0]["vbuckets"]) == {"0", "1"}
+    assert metas[-1] == {"clean": True}
+
+
+def test_a_segment_and_the_manifest() -> None:
+    files, frames = a_store()
+    engine = Engine(files=files, clock=ManualClock())
+    engine.buckets["default"].seal()
+    engine.close()
+    text = bytes(files.files["bucket.default/MANIFEST"])
+    assert text[:9] == b"%08x " % zlib.crc32(text[9:-1])
+    manifest = json.loads(text[9:])
+    (entry,) = manifest["segments"]
+    assert entry["clips"] == {}
+    assert manifest["vbuckets"]["1"]["high_seqno"] == 2_000
+    data = bytes(files.files["bucket.default/" + entry["file"]])
+    assert data[:5] == b"TRSG\1"
+    foot = len(data) - 48
+    assert u(data, foot + 44, 4) == zlib.crc32(data[foot : foot + 44])
+    table, entries, count, pairs = (u(data, foot + at, 8) for at in (0, 8, 16, 24))
+    assert (entries, count, pairs) == (1, 2_000, 500)
+    assert u(data, foot + 32, 4) == zlib.crc32(data[table:foot])
+    assert [u(data, table + at, size) for at, size in ((0, 2), (4, 4), (8, 4), (12, 4))] == [
+        1, 4_000_000_000, 2_000, 500,
+    ]  # fmt: skip
+    at, size, frame_bytes, pairs_at, first, last = (u(data, table + 24 + 8 * i, 8) for i in range(6))
+    assert (frame_bytes, first, last) == (sum(map(len, frames)), 1, 2_000)
+    news = [u(data, pairs_at + 8 * i, 8) for i in range(500)]
+    olds = [u(data, pairs_at + 8 * (500 + i), 8) for i in range(500)]
+    assert (news, olds) == (list(range(1501, 2001)), list(range(1, 501)))
+    assert u(data, table + 16, 4) == zlib.crc32(data[pairs_at : pairs_at + 8_000])
+
+    found, end, blocks = [], at + size, 0
+    while at < end:
+        blocks += 1
+        assert data[at : at + 4] == b"TRBK"
+        assert u(data, at + 4, 4) == zlib.crc32(data[at + 8 : at + 64])
+        n, length = u(data, at + 16, 4), u(data, at + 20, 4)
+        columns = (17 * n + 7) // 8 * 8
+        assert u(data, at + 8, 4) == zlib.crc32(data[at + 64 : at + 64 + columns])
+        body = data[at + 64 + columns : at + 64 + columns + length]
+        place = 0
+        for i in range(n):
+            length_i = u(data, at + 64 + 8 * n + 4 * i, 4)
+            found.append(body[place : place + length_i])
+            assert u(data, at + 64 + 12 * n + 4 * i, 4) == zlib.crc32(found[-1])
+            assert u(data, at + 64 + 8 * i, 8) == len(found)
+            assert data[at + 64 + 16 * n + i] & 0x40
+            place += length_i
+        assert place == length
+        assert (u(data, at + 28, 8), u(data, at + 36, 8)) == (len(found) - n + 1, len(found))
+        assert (u(data, at + 44, 8), u(data, at + 52, 8)) == checksum(body)
+        at += 64 + columns + (length + 7) // 8 * 8
+    assert found == frames
+    assert blocks == 3
+
+
+def checksum(body: bytes) -> tuple[int, int]:
+    if len(body) <= 64 << 10:
+        return zlib.crc32(body), 0
+    body += bytes(-len(body) % 512)
+    sums = [sum(struct.unpack_from("<64Q", body, at)) for at in range(0, len(body), 512)]
+    weighted = sum(place * one for place, one in enumerate(sums, 1))
+    return sum(sums) % (1 << 64), weighted % (1 << 64)
+
+
+def test_the_format_file() -> None:
+    files, _ = a_store()
+    assert bytes(files.files["FORMAT"]) == b"tailrace store, format \1\n"
