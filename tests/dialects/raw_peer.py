@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 HEADER = struct.Struct(">BBHBBHIIQ")
 NEVER = 2**64 - 1
-TIMEOUT_S = 30.0
+TIMEOUT_S = 10.0
 
 
 @dataclass
@@ -279,3 +279,152 @@ class UprReader:
         """Up to the end of the snapshot that holds this seqno."""
         while self.committed < seqno:
             self.take(peer.next())
+
+
+# TAP
+
+BACKFILL, DUMP, LIST, TAKEOVER, ACK = 0x01, 0x02, 0x04, 0x08, 0x10
+KEYS_ONLY, CHECKPOINT, REGISTERED, FIX_BYTEORDER = 0x20, 0x40, 0x80, 0x100
+FROM_NOW = struct.pack(">Q", NEVER)
+
+TAP_WORDS = {
+    0x0A: "noop",
+    0x41: "mutation",
+    0x42: "delete",
+    0x43: "flush",
+    0x44: "opaque",
+    0x45: "state",
+    0x46: "checkpoint-start",
+    0x47: "checkpoint-end",
+}
+
+
+def tap_connect(name: bytes = b"", flags: int | None = None, value: bytes = b"", opaque: int = 0) -> bytes:
+    extras = b"" if flags is None else flags.to_bytes(4, "big")
+    return packet(0x80, 0x40, extras, name, value, opaque=opaque)
+
+
+def vbucket_list(*numbers: int) -> bytes:
+    return struct.pack(f">H{len(numbers)}H", len(numbers), *numbers)
+
+
+def tap_push(  # noqa: PLR0917
+    opcode: int,
+    vbucket: int,
+    key: bytes = b"",
+    value: bytes = b"",
+    private: bytes = b"",
+    item: tuple[int, int] | None = None,
+    flags: int = 1,
+    ttl: int = 255,
+    opaque: int = 1,
+    cas: int = 0,
+    datatype: int = 0,
+) -> bytes:
+    """A producer's message; ``item`` is (flags, expiry)."""
+    extras = struct.pack(">HHB3x", len(private), flags, ttl)
+    if item is not None:
+        extras += struct.pack(">II", *item)
+    body = extras + private + key + value
+    return HEADER.pack(0x80, opcode, len(key), len(extras), datatype, vbucket, len(body), opaque, cas) + body
+
+
+def mutation(key: bytes, value: bytes, rev: int, cas: int, vbucket: int = 0, **more) -> bytes:
+    private = struct.pack(">QB", rev, 0)
+    return tap_push(0x41, vbucket, key, value, private, more.pop("item", (0, 0)), cas=cas, **more)
+
+
+def delete(key: bytes, rev: int, cas: int, vbucket: int = 0, **more) -> bytes:
+    return tap_push(0x42, vbucket, key, private=struct.pack(">Q", rev), cas=cas, **more)
+
+
+@dataclass
+class TapReader:
+    """Keeps a map of every vbucket, acknowledges what asks for it, and checks the rules of the stream."""
+
+    peer: Peer
+    acks: bool = True
+    documents: dict[int, dict[bytes, tuple]] = field(default_factory=dict)
+    log: list[Packet] = field(default_factory=list)
+    checkpoints: dict[int, int] = field(default_factory=dict)  # last closed
+    number: int | None = None
+    check_ttl: bool = True
+
+    def connect(self, name: bytes = b"", flags: int | None = None, value: bytes = b"") -> TapReader:
+        self.peer.send(tap_connect(name, flags, value))
+        self.supports_ack = bool((flags or 0) & ACK)
+        return self
+
+    def take(self) -> Packet | None:
+        found = self.peer.receive()
+        if found is not None:
+            self._take(found)
+        return found
+
+    def next(self) -> Packet:
+        found = self.take()
+        assert found is not None, "the node closed the connection"
+        return found
+
+    def _take(self, found: Packet) -> None:
+        assert found.magic == 0x80, found
+        word = TAP_WORDS[found.opcode]
+        self.log.append(found)
+        if word == "noop":
+            assert (found.opaque, found.body) == (0, b"")
+            return
+        assert (found.ttl == 255 or not self.check_ttl) and found.body[5:8] == bytes(3)
+        if self.number is None:
+            assert found.opaque >= 1
+        else:
+            assert found.opaque == self.number % 0xFFFF_FFFF + 1
+        self.number = found.opaque
+        held = self.documents.setdefault(found.half, {})
+        if word == "mutation":
+            assert found.extras_length == 16 and len(found.private) == 9
+            flags, expiry = struct.unpack_from(">II", found.body, 8)
+            rev = int.from_bytes(found.private[:8], "big")
+            held[found.tap_key] = (found.tap_value, found.cas, rev, flags, expiry)
+        elif word == "delete":
+            assert found.extras_length == 8 and len(found.private) == 8 and not found.tap_value
+            held.pop(found.tap_key, None)
+        elif word == "flush":
+            self.documents.clear()
+        elif word == "opaque" and found.code == 1:
+            held.clear()
+        elif word == "checkpoint-end":
+            self.checkpoints[found.half] = int.from_bytes(found.body[-8:], "big")
+        asks = bool(found.tap_flags & 1)
+        if not self.supports_ack:
+            assert not asks
+        elif word in ("opaque", "state", "checkpoint-start", "checkpoint-end"):
+            assert asks
+        if asks and self.acks:
+            self.ack(found)
+
+    def ack(self, found: Packet, status: int = 0) -> None:
+        self.peer.send(packet(0x81, found.opcode, half=status, opaque=found.opaque))
+
+    def words(self) -> list[str]:
+        """What came, with codes and states."""
+        names = []
+        for one in self.log:
+            word = TAP_WORDS[one.opcode]
+            names.append(f"{word} {one.code}" if word in ("opaque", "state") else word)
+        return names
+
+    def read(self, word: str, vbucket: int | None = None) -> Packet:
+        """Up to a message (of a vbucket)."""
+        while True:
+            found = self.next()
+            if self.words()[-1] == word and vbucket in (None, found.half):
+                return found
+
+    def read_until(self, condition) -> None:
+        while not condition():
+            self.next()
+
+    def read_all(self) -> None:
+        """Up to the end of the connection."""
+        while self.take() is not None:
+            pass

@@ -9,6 +9,7 @@ import pytest
 
 import tailrace.testing
 from dialects.raw_peer import NEVER, Peer, Upr, UprReader, packet, until
+from dialects.stored import documents_of
 from tailrace.history import FailoverLog
 from tailrace.store.base import Compaction
 from tailrace.wire.codes import VBucketState
@@ -27,31 +28,6 @@ def vbucket_of(node, number):
 
 def uuid_of(node, number):
     return node.failover_log(number)[0][0]
-
-
-def documents_of(node, number):
-    """The vbucket's documents as the store has them."""
-
-    def read(one):
-        vbucket = one.buckets["default"].store.vbuckets[number]
-        found, position = {}, 0
-        while (snapshot := vbucket.snapshot_after(position)) is not None:
-            while (chunk := snapshot.read()) is not None:
-                ends = [*chunk.offsets.tolist()[1:], len(chunk.data)]
-                for at, end in zip(chunk.offsets.tolist(), ends, strict=True):
-                    frame = chunk.data[at:end].tobytes()
-                    key_at = 24 + frame[4]
-                    key = frame[key_at + 1 : key_at + int.from_bytes(frame[2:4], "big")]
-                    if frame[1] == 0x57:
-                        cas = int.from_bytes(frame[16:24], "big")
-                        _, rev, flags, expiry = struct.unpack_from(">QQII", frame, 24)
-                        found[key] = (frame[key_at + 1 + len(key) :], cas, rev, flags, expiry)
-                    else:
-                        found.pop(key, None)
-            position = snapshot.end
-        return found
-
-    return node.call(read)
 
 
 @pytest.mark.covers("upr-a.stream-request", "upr-a.response.ok", "upr-a.stream-begin")

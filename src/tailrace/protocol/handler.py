@@ -18,6 +18,7 @@ from ..wire.header import Frame
 if TYPE_CHECKING:
     # The contract only: nothing of the store is loaded by the protocol.
     from ..store.base import Bucket
+    from .tap_clients import TapClients
 
 __all__ = ["Handler", "Host"]
 
@@ -27,6 +28,11 @@ class Handler(Protocol):
 
     close_requested: str | None
     """Not None: send what `data_to_send` still has, then close the connection for this reason."""
+
+    @property
+    def is_busy(self) -> bool:
+        """What came last is not done yet: no further request is handed out before `wake` was called."""
+        ...
 
     @property
     def is_open(self) -> bool:
@@ -118,6 +124,29 @@ class Host(Protocol):
 
     def hold_writes(self, vbucket: int, *, hold: bool) -> None:
         """A takeover takes too long: answer writes to this vbucket with 0x86 until it is over."""
+        ...
+
+    @property
+    def tap(self) -> TapClients:
+        """What the bucket remembers of its TAP readers."""
+        ...
+
+    @property
+    def datatypes(self) -> int:
+        """The datatype bits that the peer may send."""
+        ...
+
+    def checked_value(self, value: bytes, datatype: int) -> tuple[bytes, int]:
+        """A value that came for the default collection, and its true datatype; `MalformedMessage` if it is
+        not what its datatype says, or if there is no such collection.
+        """
+        ...
+
+    def rewrite(self, act: Callable[[Bucket], Collection[int]], done: Callable[[str | None], None]) -> None:
+        """Change the history or state of vbuckets once no work in the background is in the way. ``act``
+        does it and returns the vbuckets whose readers must look again; ``done`` is called when it is on
+        disk, with what went wrong or None. Both may be called before this returns.
+        """
         ...
 
     def memory_is_short(self) -> bool:

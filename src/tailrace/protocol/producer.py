@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 class StreamProducer:
     """A connection with streams, of whatever dialect; a part of a `protocol.handler.Handler`."""
 
+    is_busy = False
+
     def __init__(self, host: Host, wake: Callable[[], None], now: float, options: ConnectionOptions) -> None:
         self.close_requested: str | None = None
         self._host = host

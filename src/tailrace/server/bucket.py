@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from ..clock import Clock
 from ..errors import StoreError
+from ..protocol.tap_clients import TapClients
 from ..store.base import Bucket, Compaction, Job
 from ..store.collections import Manifest
 from ..wire.codes import VBucketState
@@ -54,6 +55,7 @@ class ServedBucket:
     def __init__(self, store: Bucket, settings: Settings, clock: Clock, run_job: RunJob) -> None:
         self.store = store
         self.name = store.name
+        self.tap = TapClients(store, settings.max_tap_clients)
         self.map: ClusterMap | None = None
         """As the coordinator set it; None: the node makes its own."""
         self.plain = True

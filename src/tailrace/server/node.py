@@ -63,7 +63,7 @@ class Node:
         self.disk_used_share: Callable[[], float] = lambda: 0.0
         """How full the disk of the data directory is; who runs the node knows."""
         self._run_job = run_job
-        self._names: dict[tuple[str, bytes], Session] = {}
+        self._names: dict[tuple[str, str, bytes], Session] = {}  # by bucket, dialect and name
         self._rev = max(1, clock.time_ns() // 1_000_000_000)
         self._own_maps: dict[str, ClusterMap] = {}
         self.global_map: ClusterMap | None = None
@@ -92,10 +92,12 @@ class Node:
 
     def claim_name(self, bucket: str, name: bytes, session: Session) -> None:
         """A change stream goes by this name now; an older connection of that name is closed."""
-        older = self._names.get((bucket, name))
+        dialect = "" if session.dialect is None else session.dialect.name
+        claim = bucket, dialect, name
+        older = self._names.get(claim)
         if older is not None and older is not session:
             older.close("another connection took its name")
-        self._names[bucket, name] = session
+        self._names[claim] = session
         session.stream_name = name.decode("utf-8", "backslashreplace")
 
     # the cluster map

@@ -143,6 +143,7 @@ class Session:
             self._queued >= self._max_output
             or self._unfinished >= self._max_in_flight
             or self._finishing is not None
+            or (self.handler is not None and self.handler.is_busy)
         )
 
     def _process(self, data: bytes, now: float) -> None:

@@ -88,10 +88,16 @@ class Settings:
     backfill_buffer: int = _setting(_SIZE, 8 << 20, "read from disk and not yet sent, a connection", 65536)
     slow_backfill_timeout: float = _setting(_SECONDS, 720.0, "for a backfill that nobody reads")
     takeover_max_time: float = _setting(_SECONDS, 60.0, "of a takeover before writes are held up", 0.1)
-    tap_keepalive: float = _setting(_SECONDS, 200.0, "silence after which a TAP reader gets a no-op", 0.1)
+    tap_keepalive: float = _setting(_SECONDS, 0.0, "that a TAP reader's place is kept; at most an hour")
+    tap_noop_interval: float = _setting(_SECONDS, 200.0, "silence after which a TAP reader gets a no-op", 0.1)
     tap_ack_interval: int = _setting(_NUMBER, 1_000, "messages between two TAP acks", 1)
     tap_ack_window: int = _setting(_NUMBER, 10, "ack intervals that a TAP reader may be behind", 1)
     tap_ack_grace: float = _setting(_SECONDS, 300.0, "for a TAP reader whose window is full", 0.1)
+    tap_backoff: float = _setting(_SECONDS, 5.0, "for a TAP reader that asks for time", 0.001)
+    tap_seed_checkpoints: bool = _setting(
+        _BOOLEAN, False, "TAP checkpoint messages as the document draws them"
+    )
+    max_tap_clients: int = _setting(_NUMBER, 1_000, "TAP readers of a bucket, those that are kept too", 1)
 
     # the store
     memory_quota: int = _setting(_SIZE, 256 << 20, "for changes in memory; beyond it writes wait", 1 << 20)

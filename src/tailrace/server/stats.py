@@ -141,6 +141,10 @@ def _dcp_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
 
 def _tap_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
     yield from _handlers(node, bucket, "ep_tap_count", "eq_tapq", ("tap",))
+    for client in bucket.tap:
+        if client.producer is None:  # away, and kept until it comes back
+            for name, value in client.stats().items():
+                yield f"eq_tapq:{client.name}:{name}", value
 
 
 def _takeover_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:

@@ -7,12 +7,18 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..clock import Clock
+from ..errors import MalformedMessage, StoreError
 from ..protocol.dcp_producer import DcpProducer
 from ..protocol.handler import Handler, Host
+from ..protocol.tap_clients import TapClients
+from ..protocol.tap_consumer import TapConsumer
+from ..protocol.tap_producer import TapProducer
 from ..protocol.upr_producer import UprAProducer, UprBProducer
 from ..store.base import Bucket
-from ..wire.dialect import DCP, UPR_A, UPR_B, Dialect, Role
+from ..wire.codes import Datatype, Status
+from ..wire.dialect import DCP, TAP, UPR_A, UPR_B, Dialect, Role
 from .settings import Settings
+from .values import checked_value
 
 if TYPE_CHECKING:
     from .bucket import ServedBucket
@@ -26,6 +32,8 @@ FACTORIES: dict[tuple[str, Role], Factory] = {
     (DCP.name, Role.PRODUCER): DcpProducer,
     (UPR_A.name, Role.PRODUCER): UprAProducer,
     (UPR_B.name, Role.PRODUCER): UprBProducer,
+    (TAP.name, Role.PRODUCER): TapProducer,
+    (TAP.name, Role.CONSUMER): TapConsumer,
 }
 """By the dialect's name and the server's role in it."""
 
@@ -83,6 +91,41 @@ class StreamHost:
 
     def hold_writes(self, vbucket: int, *, hold: bool) -> None:
         (self._bucket.held_vbuckets.add if hold else self._bucket.held_vbuckets.discard)(vbucket)
+
+    @property
+    def tap(self) -> TapClients:
+        return self._bucket.tap
+
+    @property
+    def datatypes(self) -> int:
+        return self._session.datatypes
+
+    def checked_value(self, value: bytes, datatype: int) -> tuple[bytes, int]:
+        if not self._bucket.has_collection(0):
+            raise MalformedMessage("the default collection was dropped", Status.UNKNOWN_COLLECTION)
+        if datatype & Datatype.XATTR:
+            self._bucket.xattrs_seen = True
+        return checked_value(value, datatype, self._session.node.settings)
+
+    def rewrite(self, act: Callable[[Bucket], Collection[int]], done: Callable[[str | None], None]) -> None:
+        bucket, node = self._bucket, self._session.node
+
+        def run() -> None:
+            states = {one.id: one.state for one in bucket.store}
+            try:
+                changed = act(bucket.store)
+            except StoreError as error:
+                done(str(error))
+                return
+            for number in changed:
+                found = bucket.store.vbuckets[number]
+                if found is not None and states.get(number) == found.state:
+                    bucket.vbucket_changed(number)
+                else:
+                    node.vbucket_changed(bucket, number)
+            bucket.after_flush(lambda error: done(None if error is None else str(error)))
+
+        bucket.exclusively(run)
 
     def memory_is_short(self) -> bool:
         return self._bucket.memory_is_short()

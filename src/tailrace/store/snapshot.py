@@ -13,8 +13,8 @@ from .segment import Frames, Piece
 
 __all__ = ["DiskSnapshot", "Drops", "MemorySnapshot", "superseded"]
 
-STREAM_TRAITS = 0x3F
-"""What a producer wants to know of a chunk: all but EXPIRES and REPLACES."""
+STREAM_TRAITS = 0x7F
+"""What a producer wants to know of a chunk: all but REPLACES."""
 
 _NO_SEQNOS = np.empty(0, np.uint64)
 

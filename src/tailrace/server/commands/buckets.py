@@ -53,7 +53,15 @@ def set_cluster_config(call: Call[admin.SetClusterConfig]) -> Reply:
 @command(admin.DeregisterTapClient)
 def deregister_tap_client(call: Call[admin.DeregisterTapClient]) -> Reply:
     """Always a success."""
-    name = call.request.key.decode("utf-8", "backslashreplace")
-    if name in call.bucket.store.cursors:
-        call.bucket.store.set_cursor(name, None)
+    call.bucket.tap.deregister(call.request.key.decode("utf-8", "backslashreplace"))
+    return call.success()
+
+
+@command(admin.ChangeVbFilter)
+def change_vb_filter(call: Call[admin.ChangeVbFilter]) -> Reply:
+    """Another list of vbuckets for a TAP reader that is connected."""
+    client = call.bucket.tap.get(call.request.key.decode("utf-8", "backslashreplace"))
+    if client is None or client.producer is None:
+        raise Refused(Status.EINVAL, "no TAP reader of that name is connected")
+    client.producer.change_filter(call.request.filter)
     return call.success()

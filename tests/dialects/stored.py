@@ -1,0 +1,44 @@
+"""What a node's store holds, for comparison with what readers made of its stream."""
+
+from __future__ import annotations
+
+import struct
+
+
+def documents_of(node, number, *, deletions=False):
+    """A vbucket's documents by key: value, CAS, rev, flags, expiry. With ``deletions`` also tombstones, by
+    their CAS and rev.
+    """
+
+    def read(one):
+        vbucket = one.buckets["default"].store.vbuckets[number]
+        found, position = {}, 0
+        while (snapshot := vbucket.snapshot_after(position)) is not None:
+            while (chunk := snapshot.read()) is not None:
+                ends = [*chunk.offsets.tolist()[1:], len(chunk.data)]
+                for at, end in zip(chunk.offsets.tolist(), ends, strict=True):
+                    frame = chunk.data[at:end].tobytes()
+                    key_at = 24 + frame[4]
+                    key = frame[key_at + 1 : key_at + int.from_bytes(frame[2:4], "big")]
+                    cas = int.from_bytes(frame[16:24], "big")
+                    if frame[1] == 0x57:
+                        _, rev, flags, expiry = struct.unpack_from(">QQII", frame, 24)
+                        found[key] = (frame[key_at + 1 + len(key) :], cas, rev, flags, expiry)
+                    else:
+                        found.pop(key, None)
+                        if deletions:
+                            found[key] = (cas, int.from_bytes(frame[32:40], "big"))
+            position = snapshot.end
+        return found
+
+    return node.call(read)
+
+
+def all_documents(node, **options):
+    """The same of every vbucket that holds any."""
+    found = {number: documents_of(node, number, **options) for number in range(node.vbuckets)}
+    return {number: documents for number, documents in found.items() if documents}
+
+
+def without_empty(documents):
+    return {number: held for number, held in documents.items() if held}

@@ -1,0 +1,822 @@
+"""The node as TAP producer over real sockets: every flag of a connect, every message, acks and resuming."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import time
+
+import pytest
+
+import tailrace.testing
+from dialects.raw_peer import (
+    ACK,
+    BACKFILL,
+    CHECKPOINT,
+    DUMP,
+    FIX_BYTEORDER,
+    FROM_NOW,
+    KEYS_ONLY,
+    LIST,
+    REGISTERED,
+    TAKEOVER,
+    Peer,
+    TapReader,
+    packet,
+    tap_connect,
+    until,
+    vbucket_list,
+)
+from dialects.stored import all_documents, documents_of, without_empty
+from tailrace.store.base import Compaction
+from tailrace.wire.codes import VBucketState
+from vectors.corpus import vectors
+
+SEED = {vector.id: vector.data for vector in vectors("seed_tap")}
+
+
+@pytest.fixture
+def reader(node):
+    with Peer(node) as peer:
+        yield TapReader(peer)
+
+
+def fill(node, count=40, prefix="k"):
+    for number in range(count):
+        node.set(f"{prefix}{number}", {"n": number})
+
+
+def caught_up(reader, node):
+    return without_empty(reader.documents) == all_documents(node)
+
+
+# Flags.
+
+
+@pytest.mark.covers("tap.connect", "tap.mutation", "tap.delete", "tap.opaque.1", "tap.opaque.8")
+@pytest.mark.parametrize("flags", [None, 0], ids=["no-extras", "no-flags"])
+def test_everything_and_then_changes(node, reader, flags):
+    fill(node)
+    node.delete("k7")
+    reader.connect(b"node1", flags)
+    reader.read_until(lambda: caught_up(reader, node))
+    words = reader.words()
+    # all vbuckets are begun before the first item; each one's backfill ends after its items
+    assert words[:16] == ["opaque 1"] * 16
+    assert sorted(one.half for one in reader.log[:16]) == list(range(16))
+    while reader.words().count("opaque 8") < 16:
+        reader.next()
+    for number in range(16):
+        own = [word for word, one in zip(reader.words(), reader.log, strict=True) if one.half == number]
+        assert own[0] == "opaque 1" and own[-1] == "opaque 8"
+        assert set(own[1:-1]) <= {"mutation", "delete"}
+    assert "delete" in words  # a tombstone, so that a replica has it too
+    node.set("later", b"v")
+    node.delete("k8")
+    reader.read_until(lambda: caught_up(reader, node))
+    assert reader.words()[-1] == "delete"
+
+
+@pytest.mark.covers("tap.connect.flag.0x01")
+def test_backfill_date_in_the_future_means_from_now_on(node, reader):
+    fill(node)
+    reader.connect(b"node1", BACKFILL, FROM_NOW)
+    assert reader.peer.is_silent()
+    node.set("new", b"v", vbucket=3)
+    assert reader.next().tap_key == b"new"
+    assert reader.documents == {3: documents_of(node, 3).keys() and {b"new": documents_of(node, 3)[b"new"]}}
+
+
+@pytest.mark.parametrize("date", ["0", "5", "an hour ago"])
+def test_backfill_date_in_the_past_means_everything(node, reader, date):
+    fill(node)
+    seconds = int(date) if date.isdigit() else int(time.time()) - 3600
+    reader.connect(b"node1", BACKFILL, struct.pack(">Q", seconds))
+    reader.read_until(lambda: caught_up(reader, node))
+
+
+@pytest.mark.covers("tap.connect.flag.0x02")
+@pytest.mark.parametrize("more", [0, ACK])
+def test_a_dump_has_what_exists_and_ends(node, reader, more):
+    fill(node)
+    node.delete("k3")
+    reader.connect(b"node1", DUMP | more)
+    reader.read_all()
+    assert without_empty(reader.documents) == all_documents(node)
+    assert "delete" not in reader.words()
+    assert reader.words().count("opaque 8") == 16
+
+
+def test_a_dump_of_an_empty_bucket_ends_too(node, reader):
+    reader.connect(b"node1", DUMP)
+    reader.read_all()
+    assert reader.documents.keys() == set(range(16))
+
+
+def test_a_dump_waits_for_its_last_acknowledgement(node, reader):
+    fill(node, 3)
+    reader.acks = False
+    reader.connect(b"node1", DUMP | ACK | LIST, vbucket_list(0, 1, 2))
+    reader.ack(reader.next())  # opaque 0; the opaques of all vbuckets go before anything else
+    for _ in range(3):
+        reader.ack(reader.next())
+    while reader.words().count("opaque 8") < 3:
+        found = reader.next()
+        if found.tap_flags & 1:
+            reader.ack(found)
+    assert reader.take() is None
+
+
+@pytest.mark.covers("tap.connect.flag.0x04")
+def test_only_the_listed_vbuckets(node, reader):
+    fill(node, 200)
+    reader.connect(b"node1", LIST, vbucket_list(1, 5, 700))  # 700 is not here and is skipped
+    expected = {1: documents_of(node, 1), 5: documents_of(node, 5)}
+    reader.read_until(lambda: reader.documents == expected)
+    node.set("elsewhere", b"v", vbucket=2)
+    node.set("here", b"v", vbucket=5)
+    reader.read_until(lambda: reader.documents[5] == documents_of(node, 5))
+    assert reader.documents.keys() == {1, 5}
+
+
+def test_an_empty_list_means_all(node, reader):
+    fill(node)
+    reader.connect(b"node1", LIST, vbucket_list())
+    reader.read_until(lambda: caught_up(reader, node))
+
+
+@pytest.mark.covers("tap.connect.flag.0x20", "tap.flag.0x02")
+def test_keys_only(node, reader):
+    fill(node, 5)
+    reader.connect(b"node1", KEYS_ONLY | DUMP)
+    reader.read_all()
+    mutations = [one for one in reader.log if one.opcode == 0x41]
+    assert len(mutations) == 5
+    assert all(one.tap_flags == 0x02 and one.tap_value == b"" for one in mutations)
+    keys = {one.tap_key for one in mutations}
+    assert keys == {f"k{number}".encode() for number in range(5)}
+
+
+@pytest.mark.covers("tap.connect.flag.0x100", "tap.flag.0x04")
+@pytest.mark.parametrize("fix", [False, True])
+def test_item_flags_are_in_network_order_and_say_so_when_asked(node, reader, fix):
+    node.call(lambda one: one.buckets["default"].store.vbuckets[0].set(b"\0k", b"v", 0x01020304, 0))
+    reader.connect(b"node1", DUMP | (FIX_BYTEORDER if fix else 0))
+    reader.read_all()
+    (found,) = [one for one in reader.log if one.opcode == 0x41]
+    assert found.body[8:12] == bytes([1, 2, 3, 4])
+    assert found.tap_flags == (0x04 if fix else 0)
+
+
+def test_every_mix_of_flags_that_needs_no_acks(node):
+    fill(node, 6)
+    expected = all_documents(node)
+    optional = (BACKFILL, LIST, KEYS_ONLY, CHECKPOINT, REGISTERED, FIX_BYTEORDER)
+    for count in range(len(optional) + 1):
+        for chosen in itertools.combinations(optional, count):
+            flags = DUMP | sum(chosen) | 0x8000_0000  # an undefined bit is ignored
+            value = b""
+            if flags & BACKFILL:
+                value += bytes(8)
+            if flags & LIST:
+                value += vbucket_list(*range(16))
+            if flags & CHECKPOINT:
+                value += vbucket_list()
+            with Peer(node) as peer:
+                reader = TapReader(peer).connect(f"mix{flags}".encode(), flags, value)
+                reader.read_all()
+            held = without_empty(reader.documents)
+            if flags & KEYS_ONLY:
+                assert {n: set(d) for n, d in held.items()} == {n: set(d) for n, d in expected.items()}
+            else:
+                assert held == expected
+
+
+# Acknowledgements.
+
+
+@pytest.mark.covers("tap.connect.flag.0x10", "tap.opaque.0", "tap.flag.0x01", "tap.ack")
+def test_acks_begin_with_a_greeting_and_nothing_overtakes_it(node, reader):
+    fill(node)
+    reader.acks = False
+    reader.connect(b"node1", ACK)
+    for _ in range(17):
+        reader.next()
+    assert reader.words() == ["opaque 0"] + ["opaque 1"] * 16
+    assert [one.opaque for one in reader.log] == list(range(1, 18))
+    assert reader.peer.is_silent()  # items wait for the acknowledgement
+    reader.acks = True
+    reader.ack(reader.log[-1])
+    reader.read_until(lambda: reader.words().count("opaque 8") == 16)
+    assert caught_up(reader, node)
+    assert not [one for one in reader.log if one.opaque > 17 and one.opcode == 0x44 and one.code != 8]
+
+
+def test_an_ack_may_have_a_text_in_its_key(node, reader):
+    fill(node, 3)
+    reader.acks = False
+    reader.connect(b"node1", ACK | DUMP)
+    while (found := reader.take()) is not None:
+        if found.tap_flags & 1:
+            reader.peer.send(packet(0x81, found.opcode, key=b"x" * 36, opaque=found.opaque))
+    assert caught_up(reader, node)
+
+
+def test_the_last_item_asks_for_an_ack(node, reader):
+    reader.connect(b"node1", ACK | BACKFILL, FROM_NOW)
+    assert reader.next().code == 0
+    node.set("k", b"v", vbucket=1)
+    assert reader.next().tap_flags == 1
+
+
+@pytest.fixture
+def strict():
+    """A node whose acknowledgements come often and whose patience is short."""
+    settings = {
+        "tap_ack_interval": 10,
+        "tap_ack_window": 3,
+        "tap_backoff": 0.01,
+        "tap_keepalive": 60,
+        "tap_noop_interval": 60,
+    }
+    with tailrace.testing.node(vbuckets=4, settings=settings) as node:
+        yield node
+
+
+def test_the_window(strict):
+    for number in range(100):
+        strict.set(f"k{number}", b"v", vbucket=1)
+    with Peer(strict) as peer:
+        reader = TapReader(peer).connect(b"w", ACK | LIST, vbucket_list(1))
+        reader.read("opaque 1")
+        reader.acks = False
+        items = [reader.next() for _ in range(30)]
+        assert [one.tap_flags for one in items] == [int(one.opaque % 10 == 0) for one in items]
+        assert peer.is_silent()
+        reader.ack(items[7])  # acknowledges it and everything before, asked for or not
+        more = [reader.next() for _ in range(8)]
+        assert peer.is_silent()
+        reader.acks = True
+        reader.ack(more[-1])
+        reader.read("opaque 8")
+        assert reader.documents[1] == documents_of(strict, 1)
+        assert [one.opaque for one in reader.log] == list(range(1, len(reader.log) + 1))
+
+
+@pytest.mark.covers("tap.ack.backoff")
+@pytest.mark.parametrize("status", [0x82, 0x86])
+def test_a_reader_asks_for_time(strict, status):
+    for number in range(25):
+        strict.set(f"k{number}", b"v", vbucket=1)
+    with Peer(strict) as peer:
+        reader = TapReader(peer).connect(b"w", ACK | LIST, vbucket_list(1))
+        reader.read("opaque 1")
+        reader.acks = False
+        items = [reader.next() for _ in range(25)]
+        reader.acks = True
+        refused = items[21]
+        reader.documents[1].clear()  # as if none of the later ones had been taken either
+        taken = {one.tap_key for one in items[:21]}
+        reader.ack(refused, status)
+        again = reader.next()
+        assert again.tap_key == refused.tap_key and again.opaque > items[-1].opaque
+        reader.read("opaque 8")
+        assert taken | set(reader.documents[1]) == {f"k{number}".encode() for number in range(25)}
+        with Peer(strict) as other:
+            assert other.stats("tap")["eq_tapq:w:nacks"] == "1"
+
+
+def test_an_error_ends_the_connection_and_strange_answers_do_not(node, reader):
+    fill(node, 3)
+    reader.connect(b"node1", ACK)
+    reader.read_until(lambda: reader.words().count("opaque 8") == 16)
+    reader.peer.send(packet(0x81, 0x41, opaque=999_999))  # nobody waits for it
+    reader.peer.send(packet(0x81, 0x41, opaque=0))
+    reader.peer.send(packet(0x81, 0x0A))  # an answer to a no-op is allowed
+    node.set("k", b"v")
+    reader.acks = False
+    reader.ack(reader.read("mutation"), 0x04)
+    reader.read_all()
+
+
+@pytest.mark.covers("tap.noop")
+def test_silence_is_filled_with_noops():
+    with tailrace.testing.node(vbuckets=2, settings={"tap_noop_interval": 0.1}) as node, Peer(node) as peer:
+        reader = TapReader(peer).connect(b"n", BACKFILL, FROM_NOW)
+        assert [reader.next().opcode for _ in range(3)] == [0x0A] * 3
+        node.set("k", b"v", vbucket=0)
+        reader.read("mutation")
+        assert reader.number == 1  # they have no place in the sequence
+
+
+def test_a_reader_that_never_acknowledges_is_given_up():
+    settings = {"tap_ack_interval": 5, "tap_ack_window": 1, "tap_ack_grace": 0.2}
+    with tailrace.testing.node(vbuckets=2, settings=settings) as node, Peer(node) as peer:
+        for number in range(20):
+            node.set(f"k{number}", b"v", vbucket=0)
+        reader = TapReader(peer).connect(b"n", ACK)
+        reader.read("opaque 1", 1)
+        reader.acks = False
+        reader.read_all()
+        assert reader.words().count("mutation") == 5
+
+
+# Checkpoints.
+
+
+@pytest.mark.covers("tap.connect.flag.0x40", "tap.opaque.2", "tap.checkpoint-start", "tap.checkpoint-end")
+@pytest.mark.parametrize("acks", [0, ACK])
+def test_checkpoints_are_told_as_real_servers_do(node, reader, acks):
+    node.set("old", b"v", vbucket=3)
+    reader.connect(b"node1", CHECKPOINT | LIST | acks, vbucket_list(3))
+    reader.read("opaque 8")
+    assert reader.words()[:2] == (["opaque 0", "opaque 2"] if acks else ["opaque 2", "opaque 1"])
+    node.set("a", b"v", vbucket=3)
+    start = reader.read("checkpoint-start")
+    assert start.extras == struct.pack(">HHBxxxII", 8, int(bool(acks)), 255, 0, 0)
+    first = int.from_bytes(start.tap_value, "big")
+    assert (start.tap_key, start.half, first > 0) == (b"checkpoint_start", 3, True)
+    assert reader.read("mutation").tap_key == b"a"
+    node.call(lambda one: one.buckets["default"].store.vbuckets[3].close_checkpoint())
+    node.set("b", b"v", vbucket=3)
+    end = reader.read("checkpoint-end")
+    assert end.extras == struct.pack(">HHBxxxII", 0, int(bool(acks)), 255, 0, 0)
+    assert (end.tap_key, int.from_bytes(end.tap_value, "big")) == (b"checkpoint_end", first)
+    start = reader.read("checkpoint-start")
+    assert int.from_bytes(start.tap_value, "big") == first + 1
+    assert reader.read("mutation").tap_key == b"b"
+
+
+def test_a_closed_checkpoint_is_ended_without_a_further_change(node, reader):
+    reader.connect(b"node1", CHECKPOINT | LIST, vbucket_list(3))
+    reader.read("opaque 8")
+    node.set("a", b"v", vbucket=3)
+    reader.read("mutation")
+    node.call(lambda one: one.buckets["default"].store.vbuckets[3].close_checkpoint())
+    node.set_vbucket_state(3, VBucketState.ACTIVE)  # no change, but it is looked at again
+    reader.read("checkpoint-end")
+
+
+def test_the_form_of_the_document_is_a_setting():
+    settings = {"tap_seed_checkpoints": "true"}
+    with tailrace.testing.node(vbuckets=64, settings=settings) as node, Peer(node) as peer:
+        flags, value = CHECKPOINT | ACK | LIST | BACKFILL, FROM_NOW + vbucket_list(56)
+        reader = TapReader(peer).connect(b"n", flags, value)
+        reader.read("opaque 2")
+
+        def prepare(one):
+            vbucket = one.buckets["default"].store.vbuckets[56]
+            for _ in range(250):
+                vbucket.set(b"\0k", b"v")
+                vbucket.close_checkpoint()
+
+        node.call(prepare)
+        reader.read_until(lambda: reader.checkpoints.get(56) == 250)
+        wanted = SEED["tap.checkpoint-end.corrected"]
+        found = reader.log[-1].raw
+        assert (found[:12], found[16:]) == (wanted[:12], wanted[16:])  # all but its number in the stream
+        starts = [one for one in reader.log if one.opcode == 0x46]
+        assert len(starts) == 250
+        assert all((one.extras_length, len(one.body)) == (8, 16) for one in starts)
+
+
+def test_a_reader_resumes_after_its_last_closed_checkpoint(node):
+    def close():
+        node.call(lambda one: one.buckets["default"].store.vbuckets[3].close_checkpoint())
+
+    with Peer(node) as peer:
+        reader = TapReader(peer).connect(b"node1", CHECKPOINT | ACK | LIST, vbucket_list(3))
+        reader.read("opaque 8")
+        node.set("a", b"v", vbucket=3)
+        reader.read("mutation")
+        close()
+        node.set("b", b"v", vbucket=3)
+        reader.read("checkpoint-end")
+        closed = reader.checkpoints[3]
+    node.set("c", b"v", vbucket=3)
+    with Peer(node) as peer:
+        value = vbucket_list(3) + struct.pack(">HHQ", 1, 3, closed)
+        reader = TapReader(peer).connect(b"node2", CHECKPOINT | ACK | LIST, value)
+        reader.read_until(lambda: b"c" in reader.documents.get(3, {}))
+        assert set(reader.documents[3]) == {b"b", b"c"}
+        assert "opaque 1" not in reader.words()
+    with Peer(node) as peer:  # a checkpoint that nobody has: from the beginning
+        value = vbucket_list(3) + struct.pack(">HHQ", 1, 3, 10_000)
+        reader = TapReader(peer).connect(b"node3", CHECKPOINT | ACK | LIST, value)
+        reader.read("opaque 8")
+        assert reader.documents[3] == documents_of(node, 3)
+        assert "opaque 1" in reader.words()
+
+
+# Names and coming back.
+
+
+def test_a_kept_reader_goes_on_and_gets_again_what_it_did_not_acknowledge(strict):
+    for number in range(20):
+        strict.set(f"k{number}", b"v", vbucket=1)
+    with Peer(strict) as peer:
+        reader = TapReader(peer).connect(b"kept", ACK | LIST, vbucket_list(1))
+        reader.read("opaque 1")
+        reader.acks = False
+        items = [reader.next() for _ in range(20)]
+        reader.ack(items[11])
+        assert peer.is_silent()
+        last = reader.number
+    until(lambda: not is_connected(strict, "kept"))
+    strict.set("later", b"v", vbucket=1)
+    with Peer(strict) as peer:
+        again = TapReader(peer).connect(b"kept", ACK | LIST, vbucket_list(1))
+        first = again.next()
+        assert (first.code, first.opaque) == (0, last + 1)
+        again.read("opaque 8")
+        assert "opaque 1" not in again.words()
+        keys = [one.tap_key for one in again.log if one.opcode == 0x41]
+        assert keys[:8] == [f"k{number}".encode() for number in range(12, 20)]
+        again.read_until(lambda: b"later" in again.documents[1])
+
+
+def is_connected(node, name):
+    with Peer(node) as other:
+        return other.stats("tap").get(f"eq_tapq:{name}:connected") == "true"
+
+
+def test_without_keep_alive_a_reader_begins_again(node):
+    fill(node, 5)
+    for _ in range(2):
+        with Peer(node) as peer:
+            reader = TapReader(peer).connect(b"again", ACK)
+            reader.read_until(lambda reader=reader: reader.words().count("opaque 8") == 16)
+            assert reader.log[0].opaque == 1
+            assert caught_up(reader, node)
+        until(lambda: not is_connected(node, "again"))
+
+
+def test_a_second_connection_takes_the_name(strict):
+    for number in range(5):
+        strict.set(f"k{number}", b"v", vbucket=1)
+    with Peer(strict) as first, Peer(strict) as second:
+        reader = TapReader(first).connect(b"one", ACK)
+        reader.read_until(lambda: reader.words().count("opaque 8") == 4)
+        again = TapReader(second).connect(b"one", ACK)
+        again.next()
+        assert first.is_closed()
+        strict.set("new", b"v", vbucket=0)
+        assert again.read("mutation").tap_key == b"new"
+        assert again.words().count("mutation") == 1
+
+
+def test_another_date_begins_again(strict):
+    for number in range(5):
+        strict.set(f"k{number}", b"v", vbucket=1)
+    for date, expected in ((FROM_NOW, 0), (FROM_NOW, 0), (bytes(8), 5)):
+        with Peer(strict) as peer:
+            reader = TapReader(peer).connect(b"dated", ACK | BACKFILL | LIST, date + vbucket_list(1))
+            reader.next()
+            if expected:
+                reader.read("opaque 8")
+            assert reader.words().count("mutation") == expected
+        until(lambda: not is_connected(strict, "dated"))
+
+
+def test_anonymous_readers_do_not_disturb_each_other(node):
+    fill(node, 3)
+    with Peer(node) as one, Peer(node) as other:
+        for peer in (one, other):
+            reader = TapReader(peer).connect(b"", ACK)
+            reader.read("opaque 8")
+        names = {name.split(":")[1] for name in one_stats(node) if name.startswith("eq_tapq:")}
+        assert names == {"anon_1", "anon_2"}
+
+
+def one_stats(node):
+    with Peer(node) as other:
+        return other.stats("tap")
+
+
+@pytest.mark.covers("tap.connect.flag.0x80")
+def test_a_registered_reader_goes_on_even_after_a_restart(node):
+    fill(node, 30)
+    with Peer(node) as peer:
+        reader = TapReader(peer).connect(b"reg", ACK | REGISTERED)
+        reader.read_until(lambda: reader.words().count("opaque 8") == 16)
+    until(lambda: not is_connected(node, "reg"))
+    assert one_stats(node)["eq_tapq:reg:registered"] == "true"
+    node.set("away", b"1")
+    node.restart()
+    node.set("back", b"2")
+    with Peer(node) as peer:
+        again = TapReader(peer).connect(b"reg", ACK | REGISTERED)
+        again.read_until(lambda: again.words().count("mutation") == 2)
+        assert {one.tap_key for one in again.log if one.opcode == 0x41} == {b"away", b"back"}
+        assert "opaque 1" not in again.words()
+
+
+@pytest.mark.covers("tap.deregister")
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_registered_reader_is_forgotten_when_it_says_so(node, connected):
+    fill(node, 5)
+    with Peer(node) as other:
+        with Peer(node) as peer:
+            reader = TapReader(peer).connect(b"reg", ACK | REGISTERED)
+            reader.read_until(lambda: reader.words().count("opaque 8") == 16)
+            if connected:
+                assert other.ask(packet(0x80, 0x9E, key=b"reg")).half == 0
+                node.set("k", b"v")
+                reader.read("mutation")
+        until(lambda: not is_connected(node, "reg"))
+        if not connected:
+            answer = other.ask(packet(0x80, 0x9E, key=b"reg"))
+            assert (answer.half, answer.body) == (0, b"")
+    assert not [name for name in one_stats(node) if ":reg:" in name]
+    with Peer(node) as peer:
+        again = TapReader(peer).connect(b"reg", ACK)
+        again.read_until(lambda: again.words().count("opaque 8") == 16)
+        assert "opaque 1" in again.words()
+        assert peer.ask(packet(0x80, 0x9E, key=b"nobody")).half == 0
+
+
+@pytest.mark.covers("tap.opaque.3")
+def test_a_reader_of_closed_checkpoints_is_told_when_it_has_them(node, reader):
+    value = vbucket_list(3) + b"\x01"
+    reader.connect(b"closed", ACK | REGISTERED | LIST | BACKFILL, FROM_NOW + value)
+    reader.read("opaque 3")
+    node.set("a", b"v", vbucket=3)
+    node.set("b", b"v", vbucket=3)
+    assert reader.peer.is_silent()
+    node.call(lambda one: one.buckets["default"].store.vbuckets[3].close_checkpoint())
+    node.set("c", b"v", vbucket=3)
+    reader.read("opaque 3")
+    assert set(reader.documents[3]) == {b"a", b"b"}
+
+
+def test_a_registered_reader_costs_no_memory_and_begins_again_after_a_purge():
+    settings = {"history_changes": 0, "memory_quota": "8m"}
+    with tailrace.testing.node(vbuckets=2, settings=settings) as node:
+        for number in range(10):
+            node.set(f"k{number}", b"v", vbucket=1)
+        with Peer(node) as peer:
+            reader = TapReader(peer).connect(b"reg", ACK | REGISTERED)
+            reader.read_until(lambda: reader.words().count("opaque 8") == 2)
+        until(lambda: not is_connected(node, "reg"))
+        for number in range(20):
+            node.set(f"k{number % 10}", b"v" * 100_000, vbucket=1)
+        node.delete("k1", vbucket=1)
+        node.set("last", b"v", vbucket=1)
+        node.call(lambda one: one.buckets["default"].store.compact(Compaction(drop_tombstones=True)))
+        with Peer(node) as peer:
+            again = TapReader(peer).connect(b"reg", ACK | REGISTERED)
+            again.documents[1] = dict(reader.documents[1])
+            again.read("opaque 8", 1)
+            assert again.documents[1] == documents_of(node, 1)
+            assert one_stats(node)["eq_tapq:reg:dropped_cursors"] == "1"
+
+
+def test_there_is_a_limit_on_readers():
+    with tailrace.testing.node(vbuckets=2, settings={"max_tap_clients": 2}) as node:
+        for name in (b"a", b"b"):
+            with Peer(node) as peer:
+                TapReader(peer).connect(name, ACK | REGISTERED).next()
+            until(lambda name=name: not is_connected(node, name.decode()))
+        with Peer(node) as peer:
+            assert peer.ask(tap_connect(b"c", ACK)).half == 0x83
+            assert peer.is_closed()
+        with Peer(node) as peer:  # those that are known come back
+            TapReader(peer).connect(b"a", ACK | REGISTERED).next()
+
+
+# What happens to the data.
+
+
+@pytest.mark.covers("tap.flush")
+def test_flush_is_one_message(node, reader):
+    fill(node)
+    reader.connect(b"node1", ACK)
+    reader.read_until(lambda: reader.words().count("opaque 8") == 16)
+    with Peer(node) as other:
+        assert other.ask(packet(0x80, 0x08)).half == 0
+    node.set("new", b"v", vbucket=1)
+    reader.read("mutation")
+    assert without_empty(reader.documents) == all_documents(node)
+    assert reader.words()[-2:] == ["flush", "mutation"]
+    assert reader.words().count("flush") == 1
+
+
+def test_a_dump_hears_of_no_flush(node, reader):
+    for number in range(200):
+        node.set(f"k{number}", b"v" * 100_000, vbucket=1)
+    with Peer(node, receive_buffer=4096) as peer:
+        reader = TapReader(peer).connect(b"d", DUMP | LIST, vbucket_list(1))
+        reader.read("mutation")
+        node.flush()
+        reader.read_all()
+        assert "flush" not in reader.words()
+
+
+def test_a_flush_while_away_is_told_on_return(strict):
+    strict.set("k", b"v", vbucket=1)
+    with Peer(strict) as peer:
+        reader = TapReader(peer).connect(b"kept", ACK)
+        reader.read_until(lambda: reader.words().count("opaque 8") == 4)
+    until(lambda: not is_connected(strict, "kept"))
+    strict.flush()
+    strict.set("l", b"v", vbucket=1)
+    with Peer(strict) as peer:
+        again = TapReader(peer, documents=reader.documents).connect(b"kept", ACK)
+        again.read("mutation")
+        assert without_empty(again.documents) == all_documents(strict)
+        assert again.words().count("flush") == 1
+
+
+def test_a_rewound_vbucket_is_sent_again_from_the_beginning(node, reader):
+    fill(node, 100)
+    reader.connect(b"node1", ACK)
+    reader.read_until(lambda: reader.words().count("opaque 8") == 16)
+    node.rewind(5, 2)
+    node.set("after", b"v", vbucket=5)
+    reader.read_until(lambda: caught_up(reader, node))
+    after = reader.words()[reader.words().index("opaque 8") :]
+    assert after.count("opaque 1") == 1 and "flush" not in after
+
+
+def test_an_expired_document_is_sent_as_a_delete(node, reader):
+    node.set("gone", b"v", expiry=int(time.time()) - 10, vbucket=2)
+    node.set("stays", b"v", expiry=int(time.time()) + 1000, vbucket=2)
+    reader.connect(b"node1", LIST, vbucket_list(2))
+    reader.read("opaque 8")
+    (found,) = [one for one in reader.log if one.opcode == 0x42]
+    assert found.tap_key == b"gone" and found.private == (2).to_bytes(8, "big")
+    assert set(reader.documents[2]) == {b"stays"}
+    assert node.get("gone", vbucket=2) is None  # now it really expires
+    found = reader.read("delete")
+    assert (found.tap_key, found.private) == (b"gone", (2).to_bytes(8, "big"))
+
+
+def test_a_vbucket_that_becomes_active_joins_in(node, reader):
+    node.set_vbucket_state(4, VBucketState.REPLICA)
+    fill(node, 100)
+    reader.connect(b"node1", ACK)
+    reader.read_until(lambda: reader.words().count("opaque 8") == 15)
+    node.set_vbucket_state(4, VBucketState.ACTIVE)
+    reader.read("opaque 8", 4)
+    assert caught_up(reader, node)
+
+
+def test_a_replica_is_served_when_it_is_listed(node, reader):
+    fill(node, 100)
+    node.set_vbucket_state(4, VBucketState.REPLICA)
+    reader.connect(b"node1", DUMP | LIST, vbucket_list(4))
+    reader.read_all()
+    assert reader.documents[4] == documents_of(node, 4)
+
+
+def test_values_and_datatypes(node):
+    from tailrace.snappy import deflate
+    from tailrace.wire.fields import join_xattrs
+
+    body = b'{"a": "' + b"x" * 500 + b'"}'
+    both = join_xattrs({"_s": b"1"}, body)
+
+    def write(one):
+        vbucket = one.buckets["default"].store.vbuckets[0]
+        vbucket.set(b"\0json", body, 0, 0, 1)
+        vbucket.set(b"\0snappy", deflate(body), 0, 0, 3)
+        vbucket.set(b"\0xattr", both, 0, 0, 5)
+        vbucket.set(b"\x08other", b"not for old readers")
+
+    node.call(write)
+
+    def dump(*features):
+        with Peer(node) as peer:
+            if features:
+                value = struct.pack(f">{len(features)}H", *features)
+                assert peer.ask(packet(0x80, 0x1F, key=b"t", value=value)).half == 0
+            reader = TapReader(peer).connect(b"", DUMP)
+            reader.read_all()
+            items = [one for one in reader.log if one.opcode == 0x41]
+            return {one.tap_key: (one.tap_value, one.byte_5) for one in items}
+
+    assert dump() == dict.fromkeys((b"json", b"snappy", b"xattr"), (body, 0))
+    assert dump(0x0B) == dict.fromkeys((b"json", b"snappy", b"xattr"), (body, 1))
+    assert dump(0x0B, 0x0A, 0x06) == {b"json": (body, 1), b"snappy": (deflate(body), 3), b"xattr": (both, 5)}
+
+
+# Another filter.
+
+
+@pytest.mark.covers("tap.change-vb-filter", "tap.opaque.4")
+def test_the_list_of_vbuckets_can_be_changed(node, reader):
+    fill(node, 200)
+    reader.connect(b"node1", ACK | LIST, vbucket_list(1, 2))
+    reader.read_until(lambda: reader.words().count("opaque 8") == 2)
+    with Peer(node) as other:
+
+        def change(name, *pairs, count=None):
+            value = struct.pack(">H", len(pairs) if count is None else count)
+            value += b"".join(struct.pack(">HQ", *pair) for pair in pairs)
+            return other.ask(packet(0x80, 0xB0, key=name, value=value)).half
+
+        assert change(b"node1", (2, 0), (3, 10_000)) == 0
+        reader.read("opaque 4")
+        reader.read("opaque 8", 3)
+        assert reader.documents[3] == documents_of(node, 3)
+        node.set("one", b"v", vbucket=1)
+        node.set("two", b"v", vbucket=2)
+        assert reader.read("mutation").tap_key == b"two"
+        assert reader.words().count("opaque 1") == 3  # vbucket 2 went on where it was
+        assert change(b"nobody", (2, 0)) == 0x04
+        assert change(b"node1") == 0x04
+        assert change(b"node1", (2, 0), count=2) == 0x04
+
+
+# Refused.
+
+
+def test_connects_that_are_refused(node):
+    for flags, value, status in (
+        (BACKFILL, b"1234567", None),
+        (LIST, b"\x00", 0x83),
+        (LIST, b"\x00\x02\x00\x01", 0x83),
+        (CHECKPOINT, b"\x00\x01\x00\x01", 0x83),
+        (CHECKPOINT, b"\x00", 0x83),
+    ):
+        with Peer(node) as peer:
+            peer.send(tap_connect(b"n", flags, value, opaque=77))
+            if status is not None:
+                answer = peer.next()
+                assert (answer.magic, answer.opcode, answer.half, answer.opaque) == (0x81, 0x40, status, 77)
+            assert peer.is_closed()
+    with Peer(node) as peer:
+        assert peer.ask(tap_connect(b"n" * 201, 0)).half == 0x04
+        assert peer.is_closed()
+
+
+def test_a_producer_connection_takes_no_pushes_and_no_second_connect(node):
+    for second in (SEED["tap.mutation"], SEED["tap.connect"], SEED["tap.flush"]):
+        with Peer(node) as peer:
+            peer.send(tap_connect(b"n", BACKFILL, FROM_NOW))
+            assert peer.is_silent()
+            assert peer.ask(second).half == 0x04
+            assert peer.is_closed()
+
+
+def test_key_value_commands_go_on_beside_the_stream(node, reader):
+    reader.connect(b"node1", BACKFILL, FROM_NOW)
+    answer = reader.peer.ask(packet(0x80, 0x01, bytes(8), b"k", b"v", half=1))
+    assert (answer.magic, answer.half) == (0x81, 0)
+    assert reader.next().tap_key == b"k"
+
+
+@pytest.mark.parametrize(
+    "name", [one for one in SEED if one.startswith("tap.connect")], ids=lambda name: name.removeprefix("tap.")
+)
+def test_the_connects_of_the_document_are_accepted(node, name):
+    fill(node, 60)
+    with Peer(node) as peer:
+        reader = TapReader(peer)
+        flags = int.from_bytes(SEED[name][24:28], "big")
+        reader.supports_ack = bool(flags & ACK)
+        peer.send(SEED[name])
+        if name == "tap.connect.backfill":
+            assert peer.is_silent()
+            node.set("new", b"v")
+        if flags & (DUMP | TAKEOVER):
+            reader.read_all()
+        else:
+            reader.read("mutation")
+        found = one_stats(node)
+        if not flags & (DUMP | TAKEOVER):
+            assert found["eq_tapq:node1:flags"] == str(flags)
+            assert found["eq_tapq:node1:connected"] == "true"
+
+
+# A reader that does not read.
+
+
+def test_a_stalled_reader_costs_only_its_position():
+    with tailrace.testing.node(vbuckets=2, settings={"slow_backfill_timeout": 0.05}) as node:
+        for number in range(300):
+            node.set(f"k{number}", b"v" * 100_000, vbucket=1)
+        with Peer(node, receive_buffer=4096) as peer:
+            reader = TapReader(peer).connect(b"slow", 0)
+
+            def work(one):
+                (session,) = [one for one in one.sessions if one.handler is not None]
+                return session.handler._work
+
+            until(lambda: int(one_stats(node).get("eq_tapq:slow:items", 0)) > 0)
+            until(lambda: node.call(work) is None, "the snapshot was let go of")
+            assert int(one_stats(node)["eq_tapq:slow:sent_bytes"]) < 12 << 20
+            reader.read_until(lambda: caught_up(reader, node))
+
+
+def test_ten_thousand_documents_of_many_sizes(node, reader):
+    def write(one):
+        vbuckets = one.buckets["default"].store.vbuckets
+        for number in range(10_000):
+            vbuckets[number % 16].set(b"\0k%d" % number, b"v" * (number % 300), number, 0, 0)
+
+    node.call(write)
+    reader.connect(b"many", ACK)
+    for _ in range(16):
+        reader.read("opaque 8")
+    assert without_empty(reader.documents) == all_documents(node)
