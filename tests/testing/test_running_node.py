@@ -168,6 +168,22 @@ def test_a_slow_disk_holds_up_only_who_waits_for_it():
         assert time.monotonic() - began >= 0.5
 
 
+def test_a_clean_stop_answers_what_is_unfinished():
+    with tailrace.testing.node(vbuckets=1) as node:
+        node.slow_disk(0.3)
+        with socket.create_connection((node.host, node.port), timeout=30) as connection:
+            framed = kv.Set(key=b"b", value=b"1", framing=b"\x11\x03")
+            connection.sendall(framed.encode() + admin.Noop().encode())
+            while not node.call(lambda inner: sum(one.unfinished for one in inner.sessions)):
+                pass
+            node.stop()
+            framer = Framer()
+            framer.feed(connection.recv(1000))
+            assert [one.status for one in framer.frames()] == [0, 0]
+        node.start()
+        assert node.get("b") == 1
+
+
 def test_faults_of_the_start_are_raised_here(tmp_path):
     with (
         tailrace.testing.node(vbuckets=1, data=tmp_path / "data"),

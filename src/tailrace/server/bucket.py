@@ -60,8 +60,6 @@ class ServedBucket:
         """As the coordinator set it; None: the node makes its own."""
         self.plain = True
         """The default collection is there and has no maximum expiry."""
-        self.locked_until = 0.0
-        """Until then a document may be locked."""
         self.xattrs_seen = any(one.high_seqno for one in store)
         """A document may have xattrs, which a plain set must keep; unknown of what was there before us."""
         self.held_vbuckets: set[int] = set()

@@ -70,6 +70,10 @@ _ERRORS: dict[Status, tuple[str, str]] = {
         "The durable write may or may not be done",
         "item-only sync-write-ambiguous",
     ),
+    Status.SYNC_WRITE_RE_COMMIT_IN_PROGRESS: (
+        "A durable write is being committed again",
+        "item-only sync-write-in-progress retry-later",
+    ),
     Status.SUBDOC_PATH_ENOENT: ("There is no such path", "subdoc item-only"),
     Status.SUBDOC_PATH_MISMATCH: ("The path does not fit the document", "subdoc item-only"),
     Status.SUBDOC_PATH_EINVAL: ("The path is malformed", "subdoc item-only invalid-input"),

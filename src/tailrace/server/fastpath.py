@@ -40,6 +40,7 @@ _GETQ_START = bytes([0x81, Op.GETQ])
 _NO_CAS = bytes(8)
 _POSITION = struct.Struct(">QQ")  # the mutation extras
 
+_FLAGS_AND_EXPIRY = struct.Struct(">II")
 _NO_EXPIRY = bytes(4)
 _VALUE_AT = HEADER_SIZE + 31  # behind header and extras of a stored mutation; the key comes before it
 _MAX_KEY = 250
@@ -83,7 +84,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 vbucket = vbuckets[vbucket_id]
                 if vbucket is None or vbucket.state != _ACTIVE:
                     break
-                if not 1 < len(key) <= _MAX_KEY + 1 or key[0]:
+                if not 1 < len(key) <= _MAX_KEY + 1 or key[0] or vbucket.is_locked(key):
                     break
                 frame = vbucket.get(key)
                 if frame is None:
@@ -111,10 +112,10 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 break
             key = data[body_at + 8 : value_at] if prefixed else b"\0" + data[body_at + 8 : value_at]
             value = data[value_at:next_at]
-            flags_and_expiry = data[body_at : body_at + 8]
+            flags, expiry = _FLAGS_AND_EXPIRY.unpack_from(data, body_at)
             if (
                 vbucket is None
-                or flags_and_expiry[4:] != _NO_EXPIRY
+                or expiry
                 or vbucket.state != _ACTIVE
                 or not 1 < len(key) <= _MAX_KEY + 1
                 or key[0]
@@ -123,7 +124,6 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 or (bucket.xattrs_seen and (old := vbucket.get(key)) is not None and old[5] & _XATTR)
             ):
                 break
-            flags = int.from_bytes(flags_and_expiry[:4], "big")
             datatype = _JSON if value[:1] in JSON_STARTS and is_json(value) else 0
             cache = vbucket.cache
             answer = cache.get(key)
@@ -133,7 +133,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 break  # the long way is refused too, and says why
             cas_bytes = new_cas.to_bytes(8, "big")
             if answer is not None:  # somebody reads this document: keep the new answer in place of the old
-                tail = cas_bytes + flags_and_expiry[:4] + value
+                tail = cas_bytes + data[body_at : body_at + 4] + value
                 if len(tail) == len(answer[2]) and answer[1][5] == datatype:
                     cache[key] = answer[0], answer[1], tail
             sets += 1

@@ -96,7 +96,7 @@ class Session:
         """As `receive_data`, for a session that has nothing to send; answers that are there at once are
         returned, and need not be asked for. That is what most reads of most connections come to.
         """
-        if not self._parts and not self._waiting and self._may_take_the_short_way(now):
+        if not self._parts and not self._waiting and self._may_take_the_short_way():
             assert self.bucket is not None and not self._ready
             at, answers = fastpath.run(self, self.bucket, data, 0)
             if at == len(data):
@@ -151,7 +151,7 @@ class Session:
         need = HEADER_SIZE
         try:
             while not self.closed and not self._held_up():
-                if self._may_take_the_short_way(now):
+                if self._may_take_the_short_way():
                     assert self.bucket is not None
                     at, answers = fastpath.run(self, self.bucket, data, at)
                     if answers:
@@ -176,18 +176,9 @@ class Session:
         if self.bucket is not None and self.bucket.flush_wanted:
             self.bucket.settle()
 
-    def _may_take_the_short_way(self, now: float) -> bool:
-        """Not before the login, not where a document may be locked, and not beside a change stream, whose
-        answers must be asked for first.
-        """
-        bucket = self.bucket
-        return (
-            bucket is not None
-            and bucket.locked_until <= now
-            and self.authenticated
-            and self.handler is None
-            and not self.closed
-        )
+    def _may_take_the_short_way(self) -> bool:
+        """Not before the login, and not beside a change stream, whose answers must be asked for first."""
+        return self.bucket is not None and self.authenticated and self.handler is None and not self.closed
 
     def _receive_frame(self, frame: Frame, now: float) -> None:
         self.node.counters.cmd_total += 1

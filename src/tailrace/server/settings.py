@@ -50,6 +50,9 @@ _SHARE = _Kind("share", parse_share, lambda value: f"{value:g}")
 _BOOLEAN = _Kind("true|false", _parse_boolean, lambda value: str(value).lower())
 
 
+_STORE = StoreSettings()  # the defaults of what goes on to it
+
+
 def _setting(kind: _Kind, default: Any, about: str, minimum: float = 0) -> Any:
     return field(default=default, metadata={"kind": kind, "about": about, "minimum": minimum})
 
@@ -72,7 +75,7 @@ class Settings:
     drain_timeout: float = _setting(_SECONDS, 5.0, "for unfinished commands when the node stops")
 
     # documents
-    max_value: int = _setting(_SIZE, 20 << 20, "the largest value of a document", 1)
+    max_value: int = _setting(_SIZE, _STORE.max_value, "the largest value of a document", 1)
     max_inflated: int = _setting(_SIZE, 30 << 20, "the largest value that is inflated", 1)
     max_json_check: int = _setting(
         _SIZE, 1 << 20, "the largest value that is looked through for JSON; above it the writer is believed"
@@ -100,17 +103,36 @@ class Settings:
     max_tap_clients: int = _setting(_NUMBER, 1_000, "TAP readers of a bucket, those that are kept too", 1)
 
     # the store
-    memory_quota: int = _setting(_SIZE, 256 << 20, "for changes in memory; beyond it writes wait", 1 << 20)
-    checkpoint_share: float = _setting(_SHARE, 0.20, "of memory_quota: changes in memory for streams")
-    checkpoint_items: int = _setting(_NUMBER, 10_000, "changes of a vbucket in one checkpoint", 1)
-    flush_interval: float = _setting(_SECONDS, 0.25, "between group commits", 0.001)
-    segment_fanout: int = _setting(_NUMBER, 8, "sealed segments of a size before they are merged", 2)
-    garbage_share: float = _setting(_SHARE, 0.5, "of sealed bytes superseded before all are merged")
-    history_changes: int = _setting(_NUMBER, 1_000, "newest changes of a vbucket that rewind can undo")
-    tombstone_age: float = _setting(_SECONDS, 259_200.0, "before compaction forgets a deletion")
-    expiry_pager_interval: float = _setting(_SECONDS, 600.0, "between searches for expired documents", 0.01)
-    failover_entries: int = _setting(_NUMBER, 25, "branches that a failover log holds", 1)
-    last_write_wins: bool = _setting(_BOOLEAN, False, "conflict resolution by CAS, not by rev")
+    memory_quota: int = _setting(
+        _SIZE, _STORE.memory_quota, "for changes in memory; beyond it writes wait", 1 << 20
+    )
+    checkpoint_share: float = _setting(
+        _SHARE, _STORE.checkpoint_share, "of memory_quota: changes in memory for streams"
+    )
+    checkpoint_items: int = _setting(
+        _NUMBER, _STORE.checkpoint_items, "changes of a vbucket in one checkpoint", 1
+    )
+    flush_interval: float = _setting(_SECONDS, _STORE.flush_interval, "between group commits", 0.001)
+    segment_fanout: int = _setting(
+        _NUMBER, _STORE.segment_fanout, "sealed segments of a size before they are merged", 2
+    )
+    quiet_time: float = _setting(_SECONDS, _STORE.quiet_time, "without a commit before merging for readers")
+    garbage_share: float = _setting(
+        _SHARE, _STORE.garbage_share, "of sealed bytes superseded before all are merged"
+    )
+    history_changes: int = _setting(
+        _NUMBER, _STORE.history_changes, "newest changes of a vbucket that rewind can undo"
+    )
+    tombstone_age: float = _setting(_SECONDS, _STORE.tombstone_age, "before compaction forgets a deletion")
+    expiry_pager_interval: float = _setting(
+        _SECONDS, _STORE.expiry_pager_interval, "between searches for expired documents", 0.01
+    )
+    failover_entries: int = _setting(
+        _NUMBER, _STORE.failover_entries, "branches that a failover log holds", 1
+    )
+    last_write_wins: bool = _setting(
+        _BOOLEAN, _STORE.last_write_wins, "conflict resolution by CAS, not by rev"
+    )
 
     @classmethod
     def parse(cls, assignments: Iterable[str]) -> Settings:

@@ -87,14 +87,14 @@ def bucket_map(
         "nodeLocator": "vbucket",
         "bucketCapabilities": list(_CAPABILITIES),
         "nodes": [
-            {"hostname": f"{host}:{node.mgmt_port}", "ports": {"direct": node.port}}
+            {"hostname": _at(host, node.mgmt_port), "ports": {"direct": node.port}}
             for host, node in zip(hosts, nodes, strict=True)
         ],
         "nodesExt": _nodes_ext(nodes, this_node),
         "vBucketServerMap": {
             "hashAlgorithm": "CRC",
             "numReplicas": max(0, max((len(one) for one in owners), default=1) - 1),
-            "serverList": [f"{host}:{node.port}" for host, node in zip(hosts, nodes, strict=True)],
+            "serverList": [_at(host, node.port) for host, node in zip(hosts, nodes, strict=True)],
             "vBucketMap": [list(one) for one in owners],
         },
     }
@@ -119,6 +119,10 @@ def _nodes_ext(nodes: Sequence[NodeAddress], this_node: int | None) -> list[dict
             one["hostname"] = node.host
         found.append(one)
     return found
+
+
+def _at(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _text(content: Mapping[str, Any]) -> bytes:

@@ -119,7 +119,7 @@ class Bucket:
             for vbucket in bucket:
                 if vbucket.state == VBucketState.ACTIVE:
                     log = vbucket.failover_log
-                    vbucket.failover_log = log.branched_at(vbucket.high_seqno, bucket.new_uuid(log))
+                    vbucket.failover_log = bucket.branched(log, vbucket.high_seqno, bucket.new_uuid(log))
                     bucket.queue_meta(vbucket)
         # Before anything is served it must be on disk that this run has not stopped cleanly yet.
         bucket._commit_now({"clean": False})
@@ -208,6 +208,10 @@ class Bucket:
     def __iter__(self) -> Iterator[VBucket]:
         return (vbucket for vbucket in self.vbuckets if vbucket is not None)
 
+    def branched(self, log: FailoverLog, seqno: int, vb_uuid: int) -> FailoverLog:
+        """The log with a new branch, as long as this bucket keeps them."""
+        return log.branched_at(seqno, vb_uuid, max_entries=self.settings.failover_entries)
+
     def new_uuid(self, log: FailoverLog) -> int:
         """A vb_uuid that the log does not have: a seeded source may give the same one again."""
         while (uuid := vb_uuid(self.rng)) in log:
@@ -254,7 +258,7 @@ class Bucket:
         """
         complete = vbucket.complete_seqno
         log = vbucket.failover_log
-        log = log.branched_at(complete, self.new_uuid(log))
+        log = self.branched(log, complete, self.new_uuid(log))
         if complete < vbucket.high_seqno and (not complete or complete >= vbucket.rollback_floor):
             self._roll_back({vbucket.id: complete}, {vbucket.id: log})
         vbucket.failover_log = log
@@ -294,7 +298,7 @@ class Bucket:
         for number, seqno in targets.items():
             log = found[number].failover_log
             uuid = self.new_uuid(log)
-            logs[number] = log.branched_at(seqno, uuid) if branch else log.rolled_back_to(seqno, uuid)
+            logs[number] = self.branched(log, seqno, uuid) if branch else log.rolled_back_to(seqno, uuid)
         self._roll_back(targets, logs)
         for vbucket in found.values():
             vbucket.changed()
