@@ -372,7 +372,7 @@ class Bucket:
     def begin_flush(self) -> Job | None:
         if self._commit is not None or not self.persistence or self._closed:
             return None
-        seals = self.rotate_soon and self._growing_bytes()
+        seals = self.rotate_soon and self.growing_bytes()
         if not self.pending and not self._meta_queue and not self._meta and not seals:
             return None
         self._commit = self._new_commit({}, take_changes=True)
@@ -399,7 +399,7 @@ class Bucket:
             for vbucket in meta_of:
                 vbucket._meta_queued = False
         batch.cas_ceiling = self.clock.last if exact_cas else self.clock.ceiling()
-        due = self.rotate_soon or self._growing_bytes() >= self.generation_bytes
+        due = self.rotate_soon or self.growing_bytes() >= self.generation_bytes
         rotate = self.state() if take_changes and due else None
         return CommitJob(self, batch, meta_of, rotate)
 
@@ -418,7 +418,7 @@ class Bucket:
             self.persisted[vbuckets] = seqnos  # of several for the same vbucket the last one stays
             self.last_change = self.clock.monotonic()
         if job.rotate is not None:
-            self._rotate(job.rotate)
+            self._rotate(job)
         if self.waiting:
             self.waiting = {vbucket for vbucket in list(self.waiting) if vbucket.tell_waiters()}
 
@@ -449,18 +449,19 @@ class Bucket:
         """Half of the room for checkpoints: one grows, the one before serves slower streams."""
         return int(self.settings.memory_quota * self.settings.checkpoint_share) // 2
 
-    def _growing_bytes(self) -> int:
+    def growing_bytes(self) -> int:
         return self.memory_bytes - sum(generation.bytes for generation in self.generations)
 
-    def _rotate(self, state: dict[str, Any]) -> None:
+    def _rotate(self, job: CommitJob) -> None:
         """Everything up to the batch that was just committed is a complete generation."""
+        assert job.rotate is not None
         self.rotate_soon = False
-        generation = Generation(state, self.journal.number, self.journal.next_batch)
+        generation = Generation(job.rotate, self.journal.number, self.journal.next_batch)
+        generation.bytes = job.growing_bytes
         for vbucket in self:
             tail = vbucket.rotate(generation)
             if tail is not None:
                 generation.tails.append((vbucket.id, tail))
-                generation.bytes += sum(map(len, tail.frames()))
         self.generations.append(generation)
         self.journal.rotate()
 
@@ -531,7 +532,7 @@ class Bucket:
     def seal(self) -> None:
         """Flush, and put everything that is in memory into a segment."""
         self._settle()
-        if self._growing_bytes():
+        if self.growing_bytes():
             self.rotate_soon = True
             self.flush()
         while any(not generation.sealed for generation in self.generations):

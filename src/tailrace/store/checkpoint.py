@@ -76,6 +76,12 @@ class Tail:
             return range(self.first + start, self.first + (len(self) if stop is None else stop))
         return self.seqnos[start:stop]
 
+    def cut(self, stop: int) -> None:
+        """Keep only the changes before a place."""
+        del self.items[2 * stop :]
+        if self.seqnos is not None:
+            del self.seqnos[stop:]
+
     def part(self, start: int, stop: int, first: int) -> Tail:
         """A copy of the changes between two places."""
         tail = Tail(first)

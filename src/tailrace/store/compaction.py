@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Generation", "MergeJob", "SealJob", "choose_merge", "plan_compaction"]
 
-GROUP_BYTES = 8 << 20
+GROUP_BYTES = 1 << 20
 _NO_SEQNOS = np.empty(0, np.uint64)
 
 
@@ -89,37 +89,18 @@ class SealJob(BaseJob):
         bucket.write_manifest(self._base, self._table)
 
     def _write(self, writer: SegmentWriter) -> None:
-        """All frames as one array, then the part of each vbucket."""
-        tails = [(vbucket, tail) for vbucket, tail in self._tails if len(tail)]
-        frames = list(chain.from_iterable(tail.frames() for _, tail in tails))
-        count = len(frames)
-        notes = np.fromiter(chain.from_iterable(tail.notes() for _, tail in tails), np.uint64, count)
-        whole = Frames(
-            np.frombuffer(b"".join(frames), np.uint8),
-            np.fromiter(chain.from_iterable(tail.numbers() for _, tail in tails), np.uint64, count),
-            np.fromiter(map(len, frames), np.uint32, count),
-            np.fromiter(map(zlib.crc32, frames), np.uint32, count),
-            (notes & np.uint64(NOTE_TRAITS)).astype(np.uint8),
-        )
-        replaced = notes >> np.uint64(NOTE_SHIFT)
-        ends = np.concatenate(([0], np.cumsum(whole.lengths, dtype=np.int64)))
-        at = 0
-        for vbucket, tail in tails:
-            part = slice(at, at + len(tail))
-            at += len(tail)
-            writer.begin(vbucket)
-            writer.add(
-                Frames(
-                    whole.data[ends[part.start] : ends[part.stop]],
-                    whole.seqnos[part],
-                    whole.lengths[part],
-                    whole.crcs[part],
-                    whole.traits[part],
-                )
-            )
-            olds = replaced[part]
-            has_old = olds != 0
-            writer.end(vbucket, whole.seqnos[part][has_old], olds[has_old])
+        """Some vbuckets at a time: more would hold up the other threads, fewer would cost more steps."""
+        group: list[tuple[int, Tail]] = []
+        size = 0
+        for vbucket, tail in self._tails:
+            if len(tail):
+                group.append((vbucket, tail))
+                size += sum(map(len, tail.frames()))
+                if size >= GROUP_BYTES:
+                    _write_tails(writer, group)
+                    group, size = [], 0
+        if group:
+            _write_tails(writer, group)
 
     def _take_over(self) -> None:
         bucket = self._bucket
@@ -132,6 +113,39 @@ class SealJob(BaseJob):
     def _undo(self) -> None:
         _remove(self._bucket, self._number)
         self._bucket.maintained(self)
+
+
+def _write_tails(writer: SegmentWriter, tails: list[tuple[int, Tail]]) -> None:
+    """All frames as one array, then the part of each vbucket."""
+    frames = list(chain.from_iterable(tail.frames() for _, tail in tails))
+    count = len(frames)
+    notes = np.fromiter(chain.from_iterable(tail.notes() for _, tail in tails), np.uint64, count)
+    whole = Frames(
+        np.frombuffer(b"".join(frames), np.uint8),
+        np.fromiter(chain.from_iterable(tail.numbers() for _, tail in tails), np.uint64, count),
+        np.fromiter(map(len, frames), np.uint32, count),
+        np.fromiter(map(zlib.crc32, frames), np.uint32, count),
+        (notes & np.uint64(NOTE_TRAITS)).astype(np.uint8),
+    )
+    replaced = notes >> np.uint64(NOTE_SHIFT)
+    ends = np.concatenate(([0], np.cumsum(whole.lengths, dtype=np.int64)))
+    at = 0
+    for vbucket, tail in tails:
+        part = slice(at, at + len(tail))
+        at += len(tail)
+        writer.begin(vbucket)
+        writer.add(
+            Frames(
+                whole.data[ends[part.start] : ends[part.stop]],
+                whole.seqnos[part],
+                whole.lengths[part],
+                whole.crcs[part],
+                whole.traits[part],
+            )
+        )
+        olds = replaced[part]
+        has_old = olds != 0
+        writer.end(vbucket, whole.seqnos[part][has_old], olds[has_old])
 
 
 @dataclass(slots=True)

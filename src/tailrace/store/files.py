@@ -87,7 +87,9 @@ class Files(Protocol):
 
     def unlink(self, path: str) -> None: ...
 
-    def make_directory(self, path: str) -> None: ...
+    def make_directory(self, path: str) -> None:
+        """Durable when it returns, with all that lie above it; no error if it is there."""
+        ...
 
     def remove_directory(self, path: str) -> None: ...
 
@@ -219,17 +221,17 @@ class DiskFiles:
         (self.root / path).unlink()
 
     def make_directory(self, path: str) -> None:
-        (self.root / path).mkdir(mode=0o700, parents=True, exist_ok=True)
+        target = (self.root / path).absolute()
+        missing = [one for one in (target, *target.parents) if not one.exists()]
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for one in missing:
+            _sync_directory(one.parent)
 
     def remove_directory(self, path: str) -> None:
         (self.root / path).rmdir()
 
     def sync_directory(self, path: str) -> None:
-        fd = os.open(self.root / path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _sync_directory(self.root / path)
 
     def replace(self, path: str, data: bytes) -> None:
         replace_file(self, path, data)
@@ -327,6 +329,14 @@ class MemoryFiles:
 
     def replace(self, path: str, data: bytes) -> None:
         replace_file(self, path, data)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _too_short(path: str, end: int) -> StoreCorrupt:

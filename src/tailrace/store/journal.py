@@ -28,8 +28,8 @@ _MAX_OBSERVED = 1 << 63
 class HybridClock:
     """CAS values: wall-clock nanoseconds with a counter in the low 16 bits; it never goes back.
 
-    A batch says up to where values may be given out before the next one, so that after a crash none comes
-    twice, whatever the wall clock does meanwhile.
+    Each batch has a ceiling some seconds ahead, and after a crash values go on above it, so that none comes
+    twice, whatever the wall clock does meanwhile; unless nothing was committed for longer than that.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -167,6 +167,7 @@ class CommitJob(BaseJob):
         self.batch = batch
         self.meta_of = meta_of
         self.rotate = rotate  # the bucket's state behind this batch, if it is the last of its log
+        self.growing_bytes = bucket.growing_bytes()
         self._bucket = bucket
 
     def __str__(self) -> str:

@@ -400,11 +400,11 @@ class History:
         flushed = tail.after(self.persisted_seqno)
         if not flushed:
             return None
-        old = tail.part(0, flushed, tail.first)
-        old.generation = generation
         self._tail = tail.part(flushed, len(tail), self.persisted_seqno + 1)
-        self._old.append(old)
-        return old
+        tail.cut(flushed)
+        tail.generation = generation
+        self._old.append(tail)
+        return tail
 
     def forget_tail(self, generation: Generation) -> None:
         """A generation is sealed and leaves memory."""
