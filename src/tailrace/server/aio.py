@@ -225,10 +225,7 @@ class Connection(asyncio.Protocol):
         session = self._session
         if session is None:
             return
-        now = self._monotonic()
-        if self._full or session.has_more:
-            session.receive_data(data, now)
-        elif answers := session.exchange(data, now):
+        if answers := session.exchange(data, self._monotonic()):
             assert self._transport is not None
             self.send(self._transport, [answers])
             if not self._full:

@@ -93,12 +93,20 @@ class Session:
     # receiving
 
     def exchange(self, data: bytes, now: float) -> bytes:
-        """As `receive_data`, for a session that has nothing to send; answers that are there at once are
-        returned, and need not be asked for. That is what most reads of most connections come to.
+        """As `receive_data`, but answers that are there at once, with nothing before them, are returned and
+        need not be asked for. That is what most reads of most connections come to.
         """
-        if not self._parts and not self._waiting and self._may_take_the_short_way():
-            assert self.bucket is not None and not self._ready
-            at, answers = fastpath.run(self, self.bucket, data, 0)
+        bucket = self.bucket
+        if not (
+            self._parts
+            or self._ready
+            or self._waiting
+            or bucket is None
+            or self.handler is not None
+            or self.closed
+            or not self.authenticated
+        ):
+            at, answers = fastpath.run(self, bucket, data, 0)
             if at == len(data):
                 self._last_frame_at = now
                 counters = self.node.counters
@@ -151,8 +159,8 @@ class Session:
         need = HEADER_SIZE
         try:
             while not self.closed and not self._held_up():
-                if self._may_take_the_short_way():
-                    assert self.bucket is not None
+                # not beside a change stream, whose answers must be asked for first
+                if self.bucket is not None and self.authenticated and self.handler is None:
                     at, answers = fastpath.run(self, self.bucket, data, at)
                     if answers:
                         self.send_answer(answers)
@@ -175,10 +183,6 @@ class Session:
             self._need = need
         if self.bucket is not None and self.bucket.flush_wanted:
             self.bucket.settle()
-
-    def _may_take_the_short_way(self) -> bool:
-        """Not before the login, and not beside a change stream, whose answers must be asked for first."""
-        return self.bucket is not None and self.authenticated and self.handler is None and not self.closed
 
     def _receive_frame(self, frame: Frame, now: float) -> None:
         self.node.counters.cmd_total += 1
