@@ -223,3 +223,18 @@ def test_a_second_mirror_fences_the_first(tmp_path: Path) -> None:
         first.apply(model.rows(first.table, {}, split=False))
     second.apply(model.rows(second.table, {}, split=False))
     assert second.state() == {n: vbucket.state() for n, vbucket in enumerate(model.vbuckets)}
+
+
+def test_versions_are_numbered_right_while_another_writes(tmp_path: Path) -> None:
+    """A reader that numbers commits from the version that it has opened brings back wrong rows."""
+    uri = str(tmp_path / "table")
+    writer = MirrorTable.open_or_create(uri, schema=TABLE_SCHEMA, source=SOURCE)
+    writer.claim()
+    for seqno in range(1, 4):
+        writer.commit([], [], {0: Position.at(7, seqno)})
+    reader = MirrorTable.open(uri)
+    for seqno in range(4, 6):
+        writer.commit([], [], {0: Position.at(7, seqno)})
+    expected = {seqno: seqno + 1 for seqno in range(1, 6)}  # made and claimed before that
+    assert {position.seqno: version for version, position in reader.lineage(0)} == expected
+    assert writer.current.version == writer.version == 6

@@ -6,6 +6,7 @@ The position in the table is the truth. A commit of the mirror carries in its me
     tailrace.resets      {"7": 10}   vbuckets that went back in this commit, and to which seqno
     tailrace.run         which run of which mirror made it
     tailrace.source      the bucket and collection that the table mirrors
+    tailrace.version     the version that the commit makes
 
 and nothing of the mirror's state is kept anywhere else. Earlier versions of the table are the undo log: they
 say which rows a vbucket had at which position. A run begins with a commit that claims the table; a run that
@@ -54,6 +55,9 @@ POSITIONS = "tailrace.positions"
 RUN = "tailrace.run"
 RESETS = "tailrace.resets"
 SOURCE = "tailrace.source"
+VERSION = "tailrace.version"
+"""Delta's own history counts down from the version that the reader has opened, and is wrong for all commits
+as soon as somebody has made another one; a commit without retries knows its number."""
 APP_ID = "tailrace-mirror"
 
 _SEARCH_STEP = 50
@@ -155,7 +159,7 @@ class MirrorTable:
                 configuration={"delta.logRetentionDuration": "interval 7 days"},
                 storage_options=storage_options,
                 commit_properties=CommitProperties(
-                    custom_metadata={POSITIONS: "{}", RUN: "", SOURCE: json.dumps(source)}
+                    custom_metadata={POSITIONS: "{}", RUN: "", SOURCE: json.dumps(source), VERSION: "0"}
                 ),
             )
         table = cls.open(uri, storage_options=storage_options)
@@ -208,7 +212,7 @@ class MirrorTable:
             if POSITIONS in commit:
                 resets = json.loads(commit.get(RESETS, "{}"))
                 yield Version(
-                    int(commit["version"]),
+                    int(commit[VERSION]),
                     parse_compact(commit[POSITIONS]),
                     str(commit.get(RUN, "")),
                     {int(vbucket): seqno for vbucket, seqno in resets.items()},
@@ -352,11 +356,12 @@ class MirrorTable:
         resets: Mapping[int, int],
     ) -> None:
         assert self._run is not None
-        version = int(self._delta.transaction_version(APP_ID) or 0) + 1
+        version = self.version + 1
         properties = CommitProperties(
             custom_metadata={
                 POSITIONS: format_compact(positions),
                 RUN: self._run,
+                VERSION: str(version),
                 **({RESETS: json.dumps(dict(resets))} if resets else {}),
             },
             app_transactions=[Transaction(APP_ID, version)],
@@ -369,7 +374,7 @@ class MirrorTable:
         except CommitFailedError as error:
             self._raise_lost_race(error)
         self._delta.update_incremental()
-        self._current = Version(self.version, dict(positions), self._run, dict(resets))
+        self._current = Version(version, dict(positions), self._run, dict(resets))
 
     def _raise_lost_race(self, error: CommitFailedError) -> None:
         """Somebody else committed first: another mirror, or somebody who tidies up."""
