@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from ..client.kv import KvClient
     from ..client.tls import TlsOptions
 
-__all__ = ["collection_option", "explained", "open_kv", "tls_from", "tls_options"]
+__all__ = [
+    "collection_option",
+    "connect_options",
+    "explained",
+    "open_kv",
+    "source_options",
+    "tls_from",
+    "tls_options",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,6 +66,36 @@ def open_kv(url: ConnectionString, options: dict[str, Any]) -> KvClient:
     from ..client.kv import KvClient
 
     return KvClient(url, tls=tls_from(options) if url.tls else None, agent="tailrace-cli")
+
+
+def source_options(function: F) -> F:
+    """What all readers of changes can be limited to; goes into ``**options``, see `connect_options`."""
+    for option in (
+        click.option("--xattrs", is_flag=True, help="With extended attributes."),
+        click.option("--no-value", is_flag=True, help="Keys and metadata only."),
+        click.option("--scope", default="", help="Only the collections of this scope."),
+        click.option(
+            "--collection",
+            "collections",
+            multiple=True,
+            metavar="SCOPE.NAME",
+            help="Only this collection; may be repeated.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def connect_options(url: ConnectionString, options: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Keyword arguments of `tailrace.connect`, from what the options above gave the command."""
+    return {
+        "include_xattrs": options["xattrs"],
+        "no_value": options["no_value"],
+        "scope": options["scope"],
+        "collections": options["collections"],
+        "tls": tls_from(options) if url.tls else None,
+        **more,
+    }
 
 
 def explained(error: StatusError, advice: str) -> TailraceError:

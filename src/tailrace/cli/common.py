@@ -206,18 +206,19 @@ def progress(description: str, total: float | None = None) -> Iterator[Progress]
     if not sys.stderr.isatty():
         yield Progress(lambda _amount: None, lambda _text: None)
         return
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
 
     columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("left:"),
+        bars.TimeRemainingColumn(),
     )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield Progress(
             lambda amount: bar.advance(task, amount),

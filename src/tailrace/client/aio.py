@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterable
 from types import TracebackType
@@ -36,7 +37,7 @@ from .events import Event
 from .nodes import Nodes
 from .options import SourceOptions, read_options, resolve
 from .piece import Piece
-from .progress import State
+from .progress import SavedPosition, State
 from .resume import End, Reading, Start
 from .tls import TlsOptions
 
@@ -84,8 +85,9 @@ class Source:
         self._turning = False
         self._timer: asyncio.TimerHandle | None = None
         self._saved_at = 0.0
+        self._last_saved: dict[int, SavedPosition] = {}
         self._unsaved = False
-        self._changes = self._lost_connections = 0
+        self._changes = self._lost_connections = self._connection_count = 0
 
     # life
 
@@ -258,7 +260,11 @@ class Source:
             self._piece.settle()
         self._unsaved = False
         self._saved_at = self._loop.time()
-        await self._loop.run_in_executor(None, self._store.save, self._reading.to_save())
+        wanted = self._reading.to_save()
+        if all(self._last_saved.get(vbucket) is one for vbucket, one in wanted.items()):
+            return  # no snapshot has become whole since
+        await self._loop.run_in_executor(None, self._store.save, wanted)
+        self._last_saved = wanted
 
     async def _autosave(self, reading: Reading) -> None:
         """Save when there is time, which is when nothing waits, and at least every second."""
@@ -293,6 +299,18 @@ class Source:
         ):
             found |= answer
         return dict(sorted(found.items()))
+
+    @property
+    def vbucket_count(self) -> int:
+        """How many vbuckets the bucket has."""
+        assert self._nodes.map is not None
+        return self._nodes.map.vbucket_count
+
+    @property
+    def has_collections(self) -> bool:
+        """Whether the server knows collections."""
+        granted = [link.granted for _, link in self._nodes.links() if link.granted is not None]
+        return any(one.session.collections for one in granted)
 
     def stats(self) -> dict[str, Any]:
         """Figures of this source, and why it waits if it does."""
@@ -418,6 +436,9 @@ class Source:
 
     def _connected(self, connection: _Connection) -> DcpConsumer:
         link = self._nodes.connected(connection.address, self._loop.time())
+        if self.options.tap is not None:
+            link.tap = functools.partial(self.options.tap, self._connection_count)
+        self._connection_count += 1
         self._connections[connection.address] = connection
         return link
 

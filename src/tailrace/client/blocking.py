@@ -194,6 +194,16 @@ class BlockingSource:
         """The branches of vbuckets, newest first."""
         return self._await(self._source.failover_logs(vbuckets))
 
+    @property
+    def vbucket_count(self) -> int:
+        """How many vbuckets the bucket has."""
+        return self._call(lambda: self._source.vbucket_count)
+
+    @property
+    def has_collections(self) -> bool:
+        """Whether the server knows collections."""
+        return self._call(lambda: self._source.has_collections)
+
     def stats(self) -> dict[str, Any]:
         """Figures of this source, and why it waits if it does."""
         return self._call(self._source.stats)

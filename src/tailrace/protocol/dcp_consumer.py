@@ -155,6 +155,8 @@ class DcpConsumer:
         """None until the connection takes stream requests."""
         self.on_config: Callable[[bytes], None] = lambda _: None
         """Called with each cluster map that is pushed; with nothing if it only changed."""
+        self.tap: Callable[[bool, bytes | memoryview], None] | None = None
+        """Called with the bytes of the streams, both ways: whether we sent them, whole frames."""
         self.received_bytes = self.acked_bytes = 0
         self._buffer = ReceiveBuffer(max(_LEAST_BLOCK, min(BLOCK_BYTES, settings.buffer_bytes // 5)))
         self._out = bytearray()
@@ -228,6 +230,8 @@ class DcpConsumer:
             self._take(frames)
 
     def _take(self, frames: Frames) -> None:
+        if self.tap is not None and self.granted is not None:
+            self.tap(False, frames.data.data[: frames.used])
         block = self._buffer.take(frames.used)
         headers = control_headers(frames)
         ordered = np.zeros(len(headers), dtype=bool)
@@ -324,19 +328,20 @@ class DcpConsumer:
         stream.is_open, stream.marker = False, None
         self._streams[opaque] = stream
         self._opaque_of[stream.vbucket] = opaque
-        self._send(
-            DcpStreamRequest(
-                opaque=opaque,
-                vbucket=stream.vbucket,
-                flags=flags,
-                start_seqno=position.seqno,
-                end_seqno=max(end_seqno, position.seqno),
-                vb_uuid=position.vb_uuid,
-                snapshot_start=wanted.start,
-                snapshot_end=wanted.end,
-                value=value,
-            ).encode()
-        )
+        request = DcpStreamRequest(
+            opaque=opaque,
+            vbucket=stream.vbucket,
+            flags=flags,
+            start_seqno=position.seqno,
+            end_seqno=max(end_seqno, position.seqno),
+            vb_uuid=position.vb_uuid,
+            snapshot_start=wanted.start,
+            snapshot_end=wanted.end,
+            value=value,
+        ).encode()
+        if self.tap is not None:
+            self.tap(True, request)
+        self._send(request)
 
     def close_stream(self, vbucket: int) -> None:
         """Tell the server to stop; what it still sends for this stream is passed over."""

@@ -13,13 +13,23 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from ..errors import StoreCorrupt, StoreLocked
 
-__all__ = ["Buffer", "DiskFiles", "File", "Files", "MemoryFiles", "NotDurable", "atomic_write"]
+__all__ = [
+    "Buffer",
+    "DiskFiles",
+    "File",
+    "FileWriter",
+    "Files",
+    "MemoryFiles",
+    "NotDurable",
+    "atomic_write",
+    "whole_file",
+]
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 IOV_MAX = 1024
@@ -125,6 +135,78 @@ def atomic_write(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a whole file anywhere on disk: write beside, sync, rename, sync the directory."""
     target = Path(path)
     DiskFiles(target.parent).replace(target.name, data)
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str], *, keep: bool = False) -> Iterator[FileWriter]:
+    """A file anywhere on disk that is written piece by piece and appears when it is whole.
+
+    It is written beside, synced and renamed at the end of the block; after an error nothing of it is left,
+    unless what was written so far is worth to ``keep``.
+    """
+    target = Path(path)
+    files, beside = DiskFiles(target.parent), target.name + ".new"
+    with contextlib.suppress(FileNotFoundError):
+        files.unlink(beside)
+    file = files.create(beside)
+    done = False
+    try:
+        yield FileWriter(file)
+        done = True
+    finally:
+        if done or keep:
+            file.sync()
+            files.rename(beside, target.name)
+            files.sync_directory("")
+        else:
+            files.unlink(beside)
+        file.close()
+
+
+class FileWriter:
+    """A `File` as Python's and Arrow's writers want it: something to write to."""
+
+    closed = False
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def write(self, data: Buffer) -> int:
+        """Write at the end."""
+        size = memoryview(data).nbytes
+        self._file.append([data])
+        return size
+
+    def writelines(self, lines: Iterable[Buffer]) -> None:
+        """Write many pieces, a mebibyte or so at a time."""
+        some: list[Buffer] = []
+        size = 0
+        for line in lines:
+            some.append(line)
+            size += len(line)
+            if size >= 1 << 20:
+                self._file.append([b"".join(some)])
+                some, size = [], 0
+        self._file.append([b"".join(some)])
+
+    def tell(self) -> int:
+        """How much has been written."""
+        return self._file.size
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        """Nothing is kept back here."""
+
+    def close(self) -> None:
+        """The file is closed at the end of its block."""
 
 
 class DiskFile:

@@ -1,0 +1,90 @@
+"""``tailrace dump``: a bounded export of the current state."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..connstr import ConnectionString
+from .client import source_options, tls_options
+from .common import DURATION, note, progress, run, url_argument
+from .common import command as make_command
+
+
+@make_command(
+    "dump",
+    example="""
+tailrace dump couchbase://127.0.0.1 --out documents.parquet
+tailrace dump couchbase://127.0.0.1 > documents.jsonl
+""",
+)
+@url_argument
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where to write; the file appears when it is whole.  [default: stdout]",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["jsonl", "parquet"]),
+    help="What to write.  [default: by the name of the file, jsonl on stdout]",
+)
+@click.option(
+    "--retry-for",
+    type=DURATION,
+    default=60.0,
+    help="How long to take up a lost connection again.  [default: 60s]",
+)
+@source_options
+@tls_options
+def command(
+    url: ConnectionString, out: Path | None, kind: str | None, retry_for: float, **options: Any
+) -> None:
+    """Write all documents as they are now.
+
+    Every document once, deleted ones not at all, each vbucket as it really was at one moment. JSON lines are
+    those of tail --json, and load --from reads them; Parquet has the columns of the Spark source.
+    """
+    from .client import connect_options
+
+    kind = kind or ("parquet" if out is not None and out.suffix == ".parquet" else "jsonl")
+    run(_dump(url, out, kind, connect_options(url, options, purpose="dump", retry_for_s=retry_for)))
+
+
+async def _dump(url: ConnectionString, out: Path | None, kind: str, options: dict[str, Any]) -> None:
+    import contextlib
+
+    from ..client.aio import connect
+    from ..client.export import as_json_lines, documents
+    from ..columns.batch import SCHEMA
+
+    written = 0
+    async with connect(url, **options) as source:
+        total = sum((await source.high_seqnos()).values())
+        with progress("reading", total) as bar, contextlib.ExitStack() as stack:
+            sink: Any = sys.stdout.buffer if out is None else stack.enter_context(_whole_file(out))
+            writer: Any = None
+            if kind == "parquet":
+                import pyarrow.parquet as pq
+
+                writer = stack.enter_context(pq.ParquetWriter(sink, SCHEMA, compression="zstd"))
+            async for table in documents(source, bar.advance):
+                written += table.num_rows
+                if writer is not None:
+                    writer.write_table(table)
+                else:
+                    sink.writelines(as_json_lines(table))
+    if out is not None:
+        note(f"{written} documents in {str(out)!r}")
+
+
+def _whole_file(path: Path) -> Any:
+    """A file to write that gets its name when it is closed without an error."""
+    from ..store.files import whole_file
+
+    return whole_file(path)

@@ -1,0 +1,70 @@
+"""``tailrace record``: keeps a stream in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..connstr import ConnectionString
+from .client import source_options, tls_options
+from .common import DURATION, note, run, url_argument
+from .common import command as make_command
+
+
+@make_command(
+    "record",
+    example="""
+tailrace record couchbase://127.0.0.1 stream.rec
+tailrace record couchbase://127.0.0.1/default stream.rec --from now --to forever
+""",
+)
+@url_argument
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--from", "start", type=click.Choice(["beginning", "now"]), default="beginning", show_default=True
+)
+@click.option("--to", "end", type=click.Choice(["now", "forever"]), default="now", show_default=True)
+@click.option(
+    "--retry-for",
+    type=DURATION,
+    default=60.0,
+    help="How long to take up a lost connection again.  [default: 60s]",
+)
+@source_options
+@tls_options
+def command(
+    url: ConnectionString, file: Path, start: str, end: str, retry_for: float, **options: Any
+) -> None:
+    """Keep a stream in a file, byte for byte.
+
+    For bug reports and benchmarks: replay serves the file as a producer. It holds documents, so treat it as
+    you treat them. Ctrl-C ends a recording that has no other end; what was recorded stays.
+    """
+    from .client import connect_options
+
+    run(
+        _record(url, file, start, end, connect_options(url, options, purpose="record", retry_for_s=retry_for))
+    )
+
+
+async def _record(url: ConnectionString, file: Path, start: str, end: str, options: dict[str, Any]) -> None:
+    from ..client.aio import connect
+    from ..client.recording import Recorder
+    from ..store.files import whole_file
+
+    changes = 0
+    with whole_file(file, keep=True) as sink:
+        recorder = Recorder(sink)
+        async with connect(url, tap=recorder, **options) as source:
+            recorder.begin(
+                {
+                    "bucket": url.bucket,
+                    "vbuckets": source.vbucket_count,
+                    "collections": source.has_collections,
+                }
+            )
+            async for piece in source.pieces(start, end):
+                changes += piece.row_count
+    note(f"{changes} changes, {recorder.bytes} bytes in {str(file)!r}")

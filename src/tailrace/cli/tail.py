@@ -1,0 +1,152 @@
+"""``tailrace tail``: shows changes as they come."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..connstr import ConnectionString
+from ..errors import UsageError
+from ..units import parse_vbuckets
+from .client import source_options, tls_options
+from .common import DURATION, json_option, run, url_argument, use_colour
+from .common import command as make_command
+
+if TYPE_CHECKING:
+    from ..client.checkpoints import FileState
+    from ..client.events import Event
+    from ..client.progress import SavedPosition
+
+_GROUP_EVENTS = 1_000
+
+
+@make_command(
+    "tail",
+    example="""
+tailrace tail couchbase://127.0.0.1
+tailrace tail couchbase://127.0.0.1/default --from now --json
+tailrace tail couchbase://127.0.0.1 --to now --state positions.json --json > changes.jsonl
+""",
+)
+@url_argument
+@click.option(
+    "--from",
+    "start",
+    default="beginning",
+    show_default=True,
+    metavar="beginning|now|FILE",
+    help="Where to start; FILE has positions as JSON. A state file wins.",
+)
+@click.option("--to", "end", type=click.Choice(["now", "forever"]), default="forever", show_default=True)
+@click.option(
+    "--dialect",
+    type=click.Choice(["dcp", "upr-a", "upr-b", "tap"]),
+    default="dcp",
+    show_default=True,
+    help="Protocol to read with.",
+)
+@click.option(
+    "--state",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Save positions here after each whole snapshot, and resume from them.",
+)
+@click.option(
+    "--retry-for",
+    type=DURATION,
+    default=60.0,
+    help="How long to take up a lost connection again.  [default: 60s]",
+)
+@click.option("--vbucket", "vbuckets", metavar="V", help="Only these: 7, 0-7 or 0,3,8-15.")
+@click.option("--verbose", is_flag=True, help="Show snapshots too.")
+@json_option("Write an object a line.")
+@source_options
+@tls_options
+def command(
+    url: ConnectionString,
+    start: str,
+    end: str,
+    dialect: str,
+    state: Path | None,
+    retry_for: float,
+    vbuckets: str | None,
+    verbose: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Show changes as they come.
+
+    Text for people, or with --json an object a line for scripts. Output is flushed before the position is
+    saved: after a kill only changes of snapshots that were open or being saved may come again.
+    """
+    from ..client.jsonlines import json_line
+    from ..client.text import TextLines
+    from .client import connect_options
+
+    if as_json:
+        line: Callable[[Event], bytes] = json_line
+    else:
+        on_terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if on_terminal else 0
+        line = TextLines(colour=use_colour(sys.stdout), width=width, verbose=verbose).line
+    chosen = None if vbuckets is None else parse_vbuckets(vbuckets)
+    given = connect_options(url, options, purpose="tail", dialect=dialect, retry_for_s=retry_for)
+    run(_tail(url, given, _Positions(state, start, url.bucket), end, chosen, line))
+
+
+class _Positions:
+    """Where to start: the state file if there is one, then the file or the word of ``--from``."""
+
+    def __init__(self, state: Path | None, start: str, bucket: str) -> None:
+        from ..client.checkpoints import FileState, parse_state
+
+        self.file: FileState | None = None if state is None else FileState(state, bucket=bucket)
+        self.start = start if start in ("beginning", "now") else "beginning"
+        self._given: dict[int, SavedPosition] = {}
+        if start != self.start:
+            try:
+                self._given = parse_state(Path(start).read_bytes())[1]
+            except OSError as error:
+                raise UsageError(f"--from is beginning, now or a file; {start!r}: {error.strerror}") from None
+            except UsageError as error:
+                raise UsageError(f"{start!r} has no positions: {error}") from None
+
+    def load(self) -> dict[int, SavedPosition]:
+        """The state file wins."""
+        saved = {} if self.file is None else self.file.load()
+        return saved or self._given
+
+    def save(self, positions: Mapping[int, SavedPosition]) -> None:
+        """Only where a state file was asked for."""
+        if self.file is not None:
+            self.file.save(positions)
+
+
+async def _tail(
+    url: ConnectionString,
+    options: dict[str, Any],
+    positions: _Positions,
+    end: str,
+    vbuckets: list[int] | None,
+    line: Callable[[Event], bytes],
+) -> None:
+    from ..client.aio import connect
+
+    out = sys.stdout.buffer
+    async with connect(url, state=positions, autosave=False, **options) as source:
+        async for piece in source.pieces(positions.start, end, vbuckets=vbuckets):
+            lines: list[bytes] = []
+            for event in piece.events():
+                lines.append(line(event))
+                if len(lines) >= _GROUP_EVENTS:
+                    out.write(b"".join(lines))
+                    lines.clear()
+            out.write(b"".join(lines))
+            out.flush()
+            # everything of the piece is out: it may be saved, and won't come again
+            await source.save()

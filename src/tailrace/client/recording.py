@@ -1,0 +1,160 @@
+"""Recordings: what went over the connections of a consumer, as it went, in a file.
+
+    TAILRACE RECORDING 1\\n
+    {"bucket": …, "vbuckets": …, "collections": …}\\n
+    pieces: u64 nanoseconds since the start, u16 connection, u8 1 if we sent it, u32 length, whole frames
+
+A recording keeps what a stream was like on the wire, good and bad, for bug reports and benchmarks.
+`Recording` takes it apart again: for every stream request its answer and all that followed, byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ..clock import SYSTEM, Clock
+from ..errors import FramingError, UsageError
+from ..wire.codes import DcpOpcode, Magic
+from ..wire.framing import Framer
+from ..wire.header import Frame
+
+__all__ = ["Exchange", "Recorder", "Recording"]
+
+MAGIC = b"TAILRACE RECORDING 1\n"
+_PIECE = struct.Struct(">QHBI")
+_MAX_HEADER = 16 << 20
+_MAX_PIECE = 64 << 20
+_RESPONSES = (Magic.RESPONSE, Magic.FLEX_RESPONSE)
+_WITH_SEQNO = frozenset(
+    {
+        DcpOpcode.MUTATION,
+        DcpOpcode.DELETION,
+        DcpOpcode.EXPIRATION,
+        DcpOpcode.SYSTEM_EVENT,
+        DcpOpcode.SEQNO_ADVANCED,
+    }
+)
+
+
+class Recorder:
+    """Writes a recording to anything that has ``write``; `Source.tap` takes it."""
+
+    def __init__(self, sink: Any, clock: Clock = SYSTEM) -> None:
+        self.bytes = 0
+        self._sink = sink
+        self._clock = clock
+        self._begin = clock.monotonic()
+        self._begun = False
+
+    def begin(self, about: dict[str, Any]) -> None:
+        """Write the header."""
+        self._begun = True
+        self._sink.write(MAGIC + json.dumps(about, separators=(",", ":")).encode() + b"\n")
+
+    def __call__(self, connection: int, sent: bool, data: bytes | memoryview) -> None:
+        """Frames went over a connection; before `begin` they are of no interest."""
+        if not self._begun:
+            return
+        elapsed_ns = int((self._clock.monotonic() - self._begin) * 1e9)
+        self._sink.write(_PIECE.pack(elapsed_ns, connection & 0xFFFF, sent, len(data)))
+        self._sink.write(bytes(data))
+        self.bytes += len(data)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A stream request, its answer, and everything that the stream brought."""
+
+    request: Frame
+    frames: list[Frame]
+
+    def answer(self, opaque: int) -> Iterator[bytes]:
+        """The recorded frames for another request: the same bytes but for its opaque."""
+        wanted = opaque.to_bytes(4, "big")
+        for frame in self.frames:
+            data = frame.encode()
+            yield data[:12] + wanted + data[16:]
+
+
+class Recording:
+    """A recording that was read; a file that is none is a `UsageError`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.exchanges: dict[int, list[Exchange]] = {}
+        """By vbucket, in the order of the requests."""
+        with self.path.open("rb") as file:
+            self.about = self._header(file)
+            count = self.about.get("vbuckets")
+            if type(count) is not int or not 1 <= count <= 1024:
+                raise self._broken("its header does not say how many vbuckets there are")
+            self.vbucket_count = count
+            self._read(file)
+
+    def high_seqno(self, vbucket: int) -> int:
+        """The last seqno that was recorded of a vbucket."""
+        found = 0
+        for exchange in self.exchanges.get(vbucket, ()):
+            for frame in exchange.frames:
+                if frame.is_request and frame.opcode in _WITH_SEQNO:
+                    found = int.from_bytes(frame.extras[:8], "big")
+        return found
+
+    def failover_log(self, vbucket: int) -> bytes | None:
+        """The last failover log that was recorded, as it went over the wire."""
+        for exchange in reversed(self.exchanges.get(vbucket, ())):
+            if exchange.frames and not exchange.frames[0].status:
+                return exchange.frames[0].value
+        return None
+
+    def _header(self, file: IO[bytes]) -> dict[str, Any]:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise self._broken("it does not begin as one")
+        try:
+            about = json.loads(file.readline(_MAX_HEADER))
+        except (ValueError, RecursionError):
+            about = None
+        if not isinstance(about, dict):
+            raise self._broken("its header is not JSON")
+        return about
+
+    def _read(self, file: IO[bytes]) -> None:
+        streams: dict[tuple[int, int], Exchange] = {}
+        for connection, sent, data in self._pieces(file):
+            framer = Framer()
+            framer.feed(data)
+            try:
+                for frame in framer.frames():
+                    where = connection, frame.opaque
+                    if sent and frame.opcode == DcpOpcode.STREAM_REQUEST:
+                        streams[where] = Exchange(frame, [])
+                        self.exchanges.setdefault(frame.vbucket, []).append(streams[where])
+                    elif not sent and where in streams and _belongs(frame):
+                        streams[where].frames.append(frame)
+            except FramingError as error:
+                raise self._broken(f"it holds bytes that are no frames ({error})") from None
+
+    def _pieces(self, file: IO[bytes]) -> Iterator[tuple[int, bool, bytes]]:
+        """All pieces; one that is cut off at the end is left out: the recorder was stopped as it wrote."""
+        while len(header := file.read(_PIECE.size)) == _PIECE.size:
+            _, connection, sent, size = _PIECE.unpack(header)
+            if size > _MAX_PIECE or sent > 1:
+                raise self._broken("a piece of it has an impossible header")
+            data = file.read(size)
+            if len(data) == size:
+                yield connection, bool(sent), data
+
+    def _broken(self, why: str) -> UsageError:
+        return UsageError(f"{str(self.path)!r} is no recording: {why}")
+
+
+def _belongs(frame: Frame) -> bool:
+    """Whether a frame from the server is part of a stream: its answer, or a message of it."""
+    if frame.magic in _RESPONSES:
+        return frame.opcode == DcpOpcode.STREAM_REQUEST
+    return frame.is_request and frame.opcode != DcpOpcode.NOOP

@@ -1,0 +1,179 @@
+"""A recording served as a producer: every stream request gets what was recorded for it, byte for byte.
+
+The handshake is made up; the streams are not. The n-th request for a vbucket on a connection is answered with
+the n-th recorded exchange of that vbucket: its answer (a rollback too), then all that followed, with no byte
+changed but the opaque. Flow control is kept, so that a consumer that does not read is not drowned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import deque
+from typing import Any
+
+from ..protocol.handshake import CONSUMER_FEATURES, KV_FEATURES, grant_features
+from ..wire.codes import ControlKey, Datatype, DcpOpcode, Feature, Magic, Op, Status
+from ..wire.framing import Framer
+from ..wire.header import Frame
+from .recording import Recording
+
+__all__ = ["ReplayServer"]
+
+_WRITE_BYTES = 256 << 10
+_EMPTY_MANIFEST = (
+    b'{"uid":"0","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}]}]}'
+)
+
+
+class ReplayServer:
+    """Serves a recording on a port."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._sessions: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; port 0 takes a free one."""
+        self._server = await asyncio.start_server(self._serve, host, port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Close everything."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._sessions:
+            task.cancel()
+        await asyncio.gather(*self._sessions, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._sessions.add(task)
+        try:
+            await _Session(self, writer).run(reader)
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._sessions.discard(task)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+class _Session:
+    """One consumer."""
+
+    def __init__(self, server: ReplayServer, writer: asyncio.StreamWriter) -> None:
+        self._server = server
+        self._recording = server.recording
+        self._writer = writer
+        self._requests: dict[int, int] = {}
+        self._streams: deque[Any] = deque()
+        self._window = self._outstanding = 0
+
+    async def run(self, reader: asyncio.StreamReader) -> None:
+        framer = Framer()
+        while data := await reader.read(_WRITE_BYTES):
+            framer.feed(data)
+            for frame in framer.frames():
+                self._handle(frame)
+            await self._send_streams()
+
+    def _handle(self, frame: Frame) -> None:
+        if not frame.is_request:
+            return
+        if frame.opcode == DcpOpcode.STREAM_REQUEST:
+            self._request(frame)
+        elif frame.opcode == DcpOpcode.BUFFER_ACK:
+            self._outstanding = max(0, self._outstanding - int.from_bytes(frame.extras, "big"))
+        else:
+            self._answer(frame, *self._made_up(frame))
+
+    def _answer(self, frame: Frame, status: int, value: bytes = b"", datatype: int = 0) -> None:
+        answer = Frame(Magic.RESPONSE, frame.opcode, 0, 0, datatype, status, frame.opaque, body=value)
+        self._writer.write(answer.encode())
+
+    def _made_up(self, frame: Frame) -> tuple[int, bytes] | tuple[int, bytes, int]:
+        """Status, value and perhaps datatype of what the recording does not hold."""
+        recording = self._recording
+        match frame.opcode:
+            case Op.HELLO:
+                asked = [
+                    int.from_bytes(frame.value[at : at + 2], "big") for at in range(0, len(frame.value), 2)
+                ]
+                offered = {*CONSUMER_FEATURES, *KV_FEATURES}
+                if not recording.about.get("collections"):
+                    offered.discard(Feature.COLLECTIONS)
+                granted = grant_features(asked, offered)
+                return Status.SUCCESS, b"".join(code.to_bytes(2, "big") for code in granted)
+            case Op.SASL_LIST_MECHS:
+                return Status.SUCCESS, b"PLAIN"
+            case Op.GET_CLUSTER_CONFIG:
+                return Status.SUCCESS, self._config(), int(Datatype.JSON)
+            case Op.GET_COLLECTIONS_MANIFEST:
+                return Status.SUCCESS, _EMPTY_MANIFEST, int(Datatype.JSON)
+            case Op.GET_ALL_VB_SEQNOS:
+                seqnos = ((vb, recording.high_seqno(vb)) for vb in range(recording.vbucket_count))
+                return Status.SUCCESS, b"".join(
+                    vb.to_bytes(2, "big") + seqno.to_bytes(8, "big") for vb, seqno in seqnos
+                )
+            case Op.GET_FAILOVER_LOG | DcpOpcode.GET_FAILOVER_LOG:
+                log = recording.failover_log(frame.vbucket)
+                return (Status.NOT_MY_VBUCKET, b"") if log is None else (Status.SUCCESS, log)
+            case DcpOpcode.CONTROL:
+                if frame.key == ControlKey.CONNECTION_BUFFER_SIZE and frame.value.isdigit():
+                    self._window = int(frame.value[:12])
+                return Status.SUCCESS, b""
+            case Op.NOOP | Op.SELECT_BUCKET | DcpOpcode.OPEN | DcpOpcode.CLOSE_STREAM:
+                return Status.SUCCESS, b""
+            case _:
+                return Status.UNKNOWN_COMMAND, b""
+
+    def _config(self) -> bytes:
+        return json.dumps(
+            {
+                "rev": 1,
+                "revEpoch": 1,
+                "name": self._recording.about.get("bucket", "default"),
+                "nodeLocator": "vbucket",
+                "bucketCapabilities": ["collections", "dcp", "cccp", "xattr", "nodesExt"],
+                "nodes": [{"hostname": "$HOST:8091", "ports": {"direct": self._server.port}}],
+                "nodesExt": [{"services": {"kv": self._server.port, "mgmt": 8091}, "thisNode": True}],
+                "vBucketServerMap": {
+                    "hashAlgorithm": "CRC",
+                    "numReplicas": 0,
+                    "serverList": [f"$HOST:{self._server.port}"],
+                    "vBucketMap": [[0]] * self._recording.vbucket_count,
+                },
+            }
+        ).encode()
+
+    def _request(self, frame: Frame) -> None:
+        """The next recorded exchange of the vbucket; when there is none left, nothing more happens there."""
+        number = self._requests.get(frame.vbucket, 0)
+        self._requests[frame.vbucket] = number + 1
+        recorded = self._recording.exchanges.get(frame.vbucket, [])
+        if number < len(recorded):
+            self._streams.append(recorded[number].answer(frame.opaque))
+            return
+        log = self._recording.failover_log(frame.vbucket)
+        self._answer(frame, *((Status.NOT_MY_VBUCKET, b"") if log is None else (Status.SUCCESS, log)))
+
+    async def _send_streams(self) -> None:
+        """Send what the window allows, one stream after the other."""
+        while self._streams and (not self._window or self._outstanding < self._window):
+            part = bytearray()
+            for data in self._streams[0]:
+                part += data
+                if data[0] not in (Magic.RESPONSE, Magic.FLEX_RESPONSE):
+                    self._outstanding += len(data)
+                if len(part) >= _WRITE_BYTES or (self._window and self._outstanding >= self._window):
+                    break
+            else:
+                self._streams.popleft()
+            self._writer.write(bytes(part))
+            await self._writer.drain()

@@ -1,0 +1,136 @@
+"""Where positions are kept: what a file may hold, what it must not, and what a failed save does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tailrace.testing
+from tailrace import FileState, MemoryState, Mutation
+from tailrace.client.checkpoints import parse_state
+from tailrace.client.progress import MAX_POINTS, Points, SavedPosition
+from tailrace.errors import StoreError, UsageError
+from tailrace.history import FailoverEntry, FailoverLog
+from tailrace.model import Position
+
+u64 = st.integers(0, (1 << 64) - 1)
+
+
+@st.composite
+def saved_positions(draw):
+    start, seqno, end = sorted((draw(u64), draw(u64), draw(u64)))
+    entries = draw(st.lists(st.builds(FailoverEntry, u64, u64), min_size=1, max_size=5))
+    log = draw(st.one_of(st.none(), st.just(FailoverLog(tuple(entries)))))
+    points = tuple(draw(st.lists(u64, max_size=10)))
+    return SavedPosition(Position(draw(u64), seqno, start, end), log, points, draw(u64), draw(u64))
+
+
+@given(positions=st.dictionaries(st.integers(0, 1023), saved_positions(), max_size=5))
+def test_what_is_saved_is_loaded(positions, tmp_path_factory):
+    path = tmp_path_factory.mktemp("state") / "positions.json"
+    for store in (FileState(path, bucket="default"), MemoryState()):
+        assert store.load() == {}
+        store.save(positions)
+        assert store.load() == positions
+        store.save(positions)
+    assert FileState(path).load() == positions
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"1",
+        b'{"x":1}',
+        b'{"01":{"vb_uuid":"1","seqno":1,"snapshot":[1,1]}}',
+        b'{"1":{"vb_uuid":1,"seqno":1,"snapshot":[1,1]}}',
+        b'{"1":{"vb_uuid":"1","seqno":1,"snapshot":[2,1]}}',
+        b'{"1":{"vb_uuid":"1","seqno":1,"snapshot":[1,1],"more":1}}',
+        b'{"1":{"vb_uuid":"1","seqno":1,"snapshot":[1,1],"points":["1"]}}',
+        b'{"1":{"vb_uuid":"1","seqno":1,"snapshot":[1,1],"failover_log":[{"id":1}]}}',
+        b'{"tailrace_state":2,"bucket":"default","vbuckets":{}}',
+        b'{"tailrace_state":1,"bucket":5,"vbuckets":{}}',
+        b'{"tailrace_state":1,"bucket":"default"}',
+        b"\xff",
+        b"[" * 100_000,
+    ],
+)
+def test_a_file_that_is_no_state_is_refused_and_left_alone(text, tmp_path):
+    with pytest.raises(UsageError):
+        parse_state(text)
+    path = tmp_path / "state.json"
+    path.write_bytes(text)
+    with pytest.raises(UsageError, match=r"state\.json.*move it away"):
+        FileState(path).load()
+    assert path.read_bytes() == text
+
+
+def test_a_save_that_fails_is_an_error(tmp_path, connect):
+    with pytest.raises(StoreError, match="can't be written"):
+        FileState(tmp_path / "no" / "state.json").save({})
+    with pytest.raises(StoreError, match="can't be read"):
+        FileState(tmp_path).load()
+    with tailrace.testing.node(vbuckets=2) as node:
+        node.set(b"k", 1)
+        source = connect(node.url, state=tmp_path / "no" / "state.json")
+        with pytest.raises(StoreError):
+            list(source.changes(end="now"))
+
+
+def test_only_whole_snapshots_are_saved(connect):
+    with tailrace.testing.node(vbuckets=1) as node:
+        for number in range(10):
+            node.set(f"k{number}", number)
+        state = MemoryState()
+        source = connect(node.url, state=state)
+        changes = source.changes()
+        seen = 0
+        while seen < 9:
+            seen += isinstance(next(changes), Mutation)
+            source.save()
+            assert state.positions == {}
+        next(changes)
+        source.save()
+        assert state.positions[0].position.seqno == 10
+        # saved without being asked, once nothing is left to do
+        node.set("k0", 11)
+        for event in changes:
+            if isinstance(event, Mutation):
+                break
+        changes.close()
+        rest = connect(node.url, state=state).changes(end="now")
+        assert [one.seqno for one in rest if isinstance(one, Mutation)] == [11]
+
+
+def test_saved_state_wins_and_survives_a_rollback(connect, tmp_path):
+    path = tmp_path / "state.json"
+    with tailrace.testing.node(vbuckets=1) as node:
+        for number in range(10):
+            node.set(f"k{number}", number)
+            list(connect(node.url, state=path).changes(end="now"))
+        assert len(FileState(path).load()[0].points) == 10
+        node.rewind(0, 4)
+        node.set("new", 1)
+        events = list(connect(node.url, state=path).changes(start="now", end="now"))
+        # back to a point of an earlier run, not to the beginning
+        assert events[0] == tailrace.Rollback(0, node.failover_log(0)[0][0], 4)
+        assert [one.key for one in events if isinstance(one, Mutation)] == [b"new"]
+        assert FileState(path).load()[0].points == (1, 2, 3, 4, 5)
+
+
+@given(st.lists(st.integers(1, 10_000), unique=True).map(sorted))
+def test_points_are_few_and_reach_far_back(seqnos):
+    points = Points()
+    for seqno in seqnos:
+        points.add(seqno)
+    kept = points.to_list()
+    assert kept == sorted(set(kept)) and set(kept) <= set(seqnos)
+    assert len(kept) <= MAX_POINTS
+    assert kept[-MAX_POINTS // 2 :] == seqnos[-MAX_POINTS // 2 :]
+    if seqnos:
+        assert kept[0] == seqnos[0]
+    points.forget_above(5_000)
+    assert points.to_list() == [one for one in kept if one <= 5_000]

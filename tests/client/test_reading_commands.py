@@ -1,0 +1,272 @@
+"""tail, dump, record and replay against a real node, as a person runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+
+import pyarrow.parquet as pq
+import pytest
+
+import tailrace.testing
+from tailrace.cli.main import main
+from tailrace.client.jsonlines import json_line
+from tailrace.client.recording import Recording
+from tailrace.client.replay import ReplayServer
+from tailrace.client.text import TextLines
+from tailrace.errors import UsageError
+
+KEYS = [f"key-{number}".encode() for number in range(40)]
+
+
+@pytest.fixture
+def node():
+    with tailrace.testing.node(vbuckets=4) as running:
+        yield running
+
+
+def run(capfdbinary, *arguments):
+    code = main([str(argument) for argument in arguments])
+    out, err = capfdbinary.readouterr()
+    return code, out, err
+
+
+def lines(out):
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_json_lines_have_the_promised_shape():
+    events = [
+        tailrace.Mutation(7, 187349, 12, 1, 1731, b"user::1", b'{"a": 1.10}', 0, 0, 1, (1, 12)),
+        tailrace.Mutation(7, 187349, 12, 1, 1731, b"\xff", b"\xff\x00", 5, 9, 0, (1, 12), 8, {"x": 1}),
+        tailrace.Mutation(7, 187349, 12, 1, 1731, b"k", b'{"a":\n NaN}', 0, 0, 1, (1, 12)),
+        tailrace.Mutation(7, 187349, 12, 1, 1731, b"k", b"[1,\r\n2]", 0, 0, 1, (1, 12)),
+        tailrace.Deletion(7, 187349, 13, 2, 1732, b"user::1", 1700000000, (13, 13)),
+        tailrace.Expiration(7, 187349, 14, 2, 1732, b"user::2", 1700000000, (13, 14)),
+        tailrace.Snapshot(7, 187349, 1, 12, "disk"),
+        tailrace.Rollback(7, 998, 100),
+        tailrace.Flush(7),
+        tailrace.SystemEvent(7, 1, 3, "collection_created", "orders", 0x1F, 8, 9, None, (1, 3)),
+        tailrace.SeqnoAdvanced(7, 1, 4, (1, 4)),
+        tailrace.StreamEnd(7, "ok"),
+    ]
+    written = [json_line(event) for event in events]
+    assert written[0] == (
+        b'{"op":"mutation","vbucket":7,"vb_uuid":"187349","seqno":12,"rev":1,"cas":"1731","key":"user::1",'
+        b'"value":{"a": 1.10},"flags":0,"expiry":0,"datatype":"json","snapshot":[1,12]}\n'
+    )
+    assert all(line.count(b"\n") == 1 for line in written)
+    found = [json.loads(line) for line in written]
+    assert found[1]["key_base64"] == "/w==" and found[1]["value_base64"] == "/wA="
+    assert "key" not in found[1] and found[1]["xattrs"] == {"x": 1} and found[1]["collection_id"] == 8
+    assert found[2]["value"] == '{"a":\n NaN}'  # it says that it is JSON, and is not: text
+    assert found[3]["value"] == [1, 2]
+    assert "value" not in found[4] and [one["op"] for one in found[4:6]] == ["deletion", "expiration"]
+    assert found[6] == {
+        "op": "snapshot",
+        "vbucket": 7,
+        "vb_uuid": "187349",
+        "start": 1,
+        "end": 12,
+        "source": "disk",
+    }
+    assert found[7] == {"op": "rollback", "vbucket": 7, "vb_uuid": "998", "seqno": 100}
+    assert found[8] == {"op": "flush", "vbucket": 7}
+    assert found[9]["op"] == "system" and found[9]["event"] == "collection_created"
+    assert found[11] == {"op": "end", "vbucket": 7, "reason": "ok"}
+    for text in (TextLines(verbose=True), TextLines(colour=True, width=80, verbose=True)):
+        shown = [text.line(event) for event in events]
+        assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in shown)
+    assert b"\x1b" not in TextLines().line(
+        tailrace.Mutation(0, 1, 1, 1, 1, b"\x1b[31m", b"\x9b1m", 0, 0, 0, (1, 1))
+    )
+
+
+def test_tail_and_its_state(node, capfdbinary, tmp_path):
+    for key in KEYS:
+        node.set(key, {"n": 1})
+    state = tmp_path / "positions.json"
+    arguments = ("tail", node.url, "--to", "now", "--json", "--state", state)
+    code, out, err = run(capfdbinary, *arguments)
+    assert (code, err) == (0, b"")
+    first = lines(out)
+    assert {one["key"] for one in first if one["op"] == "mutation"} == {key.decode() for key in KEYS}
+    assert [one["op"] for one in first].count("end") == 4
+    assert [one["op"] for one in lines(run(capfdbinary, *arguments)[1])] == ["end"] * 4
+    node.set(KEYS[0], {"n": 2})
+    third = [one for one in lines(run(capfdbinary, *arguments)[1]) if one["op"] == "mutation"]
+    assert [one["value"] for one in third] == [{"n": 2}]
+    vbucket = third[0]["vbucket"]
+    node.rewind(vbucket, third[0]["seqno"] - 1)
+    fourth = [one["op"] for one in lines(run(capfdbinary, *arguments)[1])]
+    assert "rollback" in fourth
+    # positions from a file, and the state file that wins over them
+    beginning = tmp_path / "beginning.json"
+    position = {"vb_uuid": "0", "seqno": 0, "snapshot": [0, 0]}
+    beginning.write_text(json.dumps({str(vb): position for vb in range(4)}))
+    code, out, _ = run(capfdbinary, "tail", node.url, "--to", "now", "--json", "--from", beginning)
+    assert len([one for one in lines(out) if one["op"] == "mutation"]) == len(KEYS)
+    code, out, _ = run(capfdbinary, *arguments, "--from", beginning)
+    assert [one["op"] for one in lines(out)] == ["end"] * 4
+    code, out, _ = run(capfdbinary, "tail", node.url, "--to", "now", "--from", state, "--json")
+    assert [one["op"] for one in lines(out)] == ["end"] * 4
+    text = run(capfdbinary, "tail", node.url, "--to", "now", "--vbucket", "0-1")[1].decode()
+    assert "set" in text and "key-" in text
+
+
+def test_tail_errors(node, capfdbinary, tmp_path):
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    other = tmp_path / "other.json"
+    other.write_text('{"tailrace_state":1,"bucket":"beer","vbuckets":{}}')
+    for code, *arguments in (
+        (2, "--dialect", "tap"),
+        (2, "--from", "yesterday"),
+        (2, "--from", broken),
+        (2, "--state", broken),
+        (2, "--state", other),
+        (2, "--vbucket", "9"),
+        (2, "--collection", "no.such"),
+        (1, "--state", tmp_path / "no" / "directory.json"),
+    ):
+        node.set(b"k", 1)
+        found, _, err = run(capfdbinary, "tail", node.url, "--to", "now", "--json", *arguments)
+        assert found == code, (arguments, err)
+        assert err.startswith(b"tailrace: error: ") and err.count(b"\n") == 1
+    assert run(capfdbinary, "tail", "couchbase://127.0.0.1:1")[0] == 3
+    assert run(capfdbinary, "tail", node.url + "x")[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGKILL, -9)]
+)
+def test_a_stopped_tail_misses_nothing(node, tmp_path, number, code):
+    """However it ends: what was written and what comes next are everything, and whole snapshots come once."""
+    state, output = tmp_path / "state.json", tmp_path / "out.jsonl"
+    for key in KEYS[:20]:
+        node.set(key, 1)
+    command = [sys.executable, "-m", "tailrace", "tail", node.url, "--json", "--state", str(state)]
+    with output.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file)
+        while output.read_bytes().count(b'"mutation"') < 20 or not state.exists():
+            assert process.poll() is None
+        for key in KEYS[20:]:
+            node.set(key, 2)
+        while output.read_bytes().count(b'"mutation"') < 30:
+            assert process.poll() is None
+        os.kill(process.pid, number)
+        assert process.wait(20) == code
+    whole = output.read_bytes()
+    first = lines(whole[: whole.rfind(b"\n") + 1])
+    rest = lines(subprocess.run([*command, "--to", "now"], stdout=subprocess.PIPE, check=True).stdout)
+    seen = [(one["vbucket"], one["seqno"]) for one in first + rest if one["op"] == "mutation"]
+    assert set(seen) == {(vb, seqno) for vb in range(4) for seqno in range(1, node.high_seqno(vb) + 1)}
+    saved = [one for one in first if one["op"] == "mutation" and one["value"] == 1]
+    again = {(one["vbucket"], one["seqno"]) for one in rest if one["op"] == "mutation"}
+    assert not again & {(one["vbucket"], one["seqno"]) for one in saved}
+
+
+def test_dump(node, capfdbinary, tmp_path):
+    for key in KEYS:
+        node.set(key, {"n": 1})
+    for key in KEYS[:5]:
+        node.delete(key)
+    node.set(KEYS[6], b"\xff")
+    node.persist()
+    node.set(KEYS[7], {"n": 2})
+    expected = {key.decode() for key in KEYS[5:]}
+    code, out, err = run(capfdbinary, "dump", node.url)
+    found = lines(out)
+    assert code == 0 and len(found) == len(expected) and {one["key"] for one in found} == expected
+    by_key = {one["key"]: one for one in found}
+    assert by_key["key-7"]["value"] == {"n": 2} and by_key["key-6"]["value_base64"] == "/w=="
+    target = tmp_path / "documents.parquet"
+    code, out, err = run(capfdbinary, "dump", node.url, "--out", target)
+    assert (code, out) == (0, b"") and b"35 documents" in err
+    table = pq.read_table(target)
+    assert {key.decode() for key in table["key"].to_pylist()} == expected
+    assert os.listdir(tmp_path) == ["documents.parquet"]
+    again = tmp_path / "documents.jsonl"
+    assert run(capfdbinary, "dump", node.url, "--out", again)[0] == 0
+    with tailrace.testing.node(vbuckets=8) as other:
+        assert run(capfdbinary, "load", other.url, "--from", again)[0] == 0
+        assert all(other.get(key) == node.get(key) for key in KEYS)
+    assert run(capfdbinary, "dump", node.url, "--out", tmp_path / "no" / "file.jsonl")[0] == 1
+
+
+class Replaying:
+    """A recording on a port, in a thread."""
+
+    def __init__(self, path):
+        self._loop = asyncio.new_event_loop()
+        self._server = ReplayServer(Recording(path))
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def __enter__(self):
+        self._loop.run_until_complete(self._server.start("127.0.0.1", 0))
+        self._thread.start()
+        return f"couchbase://127.0.0.1:{self._server.port}/default"
+
+    def __exit__(self, *_):
+        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def test_record_and_replay(node, capfdbinary, tmp_path, connect):
+    for key in KEYS:
+        node.set(key, {"n": 1})
+    node.delete(KEYS[3])
+    first, second = tmp_path / "first.rec", tmp_path / "second.rec"
+    assert run(capfdbinary, "record", node.url, first)[0] == 0
+    original = list(connect(node.url).changes(end="now"))
+    with Replaying(first) as url:
+        # a small window, so that flow control has work
+        assert list(connect(url, flow_control_buffer=2_000).changes(end="now")) == original
+        assert run(capfdbinary, "record", url, second)[0] == 0
+    one, two = Recording(first), Recording(second)
+    assert one.exchanges.keys() == two.exchanges.keys() == set(range(4))
+    for vbucket in range(4):
+        for a, b in zip(one.exchanges[vbucket], two.exchanges[vbucket], strict=True):
+            assert b"".join(a.answer(1)) == b"".join(b.answer(1))
+    whole = first.read_bytes()
+    header = whole[: whole.index(b"}\n") + 2]
+    no_frames = struct.pack(">QHBI", 0, 0, 0, 24) + b"\xff" * 24
+    for broken in (b"", b"x" * 100, whole[:30], header + no_frames, header + b"\xff" * 90):
+        second.write_bytes(broken)
+        with pytest.raises(UsageError, match="is no recording"):
+            Recording(second)
+    second.write_bytes(whole[:-7])
+    assert Recording(second).vbucket_count == 4
+
+
+def test_a_recorded_rollback_is_replayed(node, tmp_path, connect):
+    """A bug report holds the whole story: the same requests get the same answers."""
+    for key in KEYS:
+        node.set(key, 1)
+    state = tailrace.MemoryState()
+    source = connect(node.url, state=state)
+    list(source.changes(end="now"))
+    source.save()
+    saved = state.load()
+    node.rewind(range(4), 2)
+    path = tmp_path / "rollback.rec"
+    from tailrace.client.recording import Recorder
+
+    with path.open("wb") as sink:
+        recorder = Recorder(sink)
+        recorder.begin({"bucket": "default", "vbuckets": 4, "collections": True})
+        told = list(connect(node.url, state=state, tap=recorder).changes(end="now"))
+    assert sum(isinstance(event, tailrace.Rollback) for event in told) == 4
+    again = tailrace.MemoryState()
+    again.save(saved)
+    with Replaying(path) as url:
+        replayed = list(connect(url, state=again).changes(end=dict.fromkeys(range(4), 2)))
+    assert sorted(map(repr, replayed)) == sorted(map(repr, told))
