@@ -301,12 +301,6 @@ class Source:
         return dict(sorted(found.items()))
 
     @property
-    def vbucket_count(self) -> int:
-        """How many vbuckets the bucket has."""
-        assert self._nodes.map is not None
-        return self._nodes.map.vbucket_count
-
-    @property
     def has_collections(self) -> bool:
         """Whether the server knows collections."""
         granted = [link.granted for _, link in self._nodes.links() if link.granted is not None]

@@ -195,11 +195,6 @@ class BlockingSource:
         return self._await(self._source.failover_logs(vbuckets))
 
     @property
-    def vbucket_count(self) -> int:
-        """How many vbuckets the bucket has."""
-        return self._call(lambda: self._source.vbucket_count)
-
-    @property
     def has_collections(self) -> bool:
         """Whether the server knows collections."""
         return self._call(lambda: self._source.has_collections)
