@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tailrace.testing
@@ -26,6 +26,7 @@ def saved_positions(draw):
     return SavedPosition(Position(draw(u64), seqno, start, end), log, points, draw(u64), draw(u64))
 
 
+@settings(deadline=None, max_examples=25)
 @given(positions=st.dictionaries(st.integers(0, 1023), saved_positions(), max_size=5))
 def test_what_is_saved_is_loaded(positions, tmp_path_factory):
     path = tmp_path_factory.mktemp("state") / "positions.json"

@@ -23,9 +23,21 @@ tailrace record couchbase://127.0.0.1/default stream.rec --from now --to forever
 @url_argument
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--from", "start", type=click.Choice(["beginning", "now"]), default="beginning", show_default=True
+    "--from",
+    "start",
+    type=click.Choice(["beginning", "now"]),
+    default="beginning",
+    show_default=True,
+    help="Where to start.",
 )
-@click.option("--to", "end", type=click.Choice(["now", "forever"]), default="now", show_default=True)
+@click.option(
+    "--to",
+    "end",
+    type=click.Choice(["now", "forever"]),
+    default="now",
+    show_default=True,
+    help="Where to end: with what is there at the start, or never.",
+)
 @click.option(
     "--retry-for",
     type=DURATION,

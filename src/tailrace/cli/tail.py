@@ -42,7 +42,14 @@ tailrace tail couchbase://127.0.0.1 --to now --state positions.json --json > cha
     metavar="beginning|now|FILE",
     help="Where to start; FILE has positions as JSON. A state file wins.",
 )
-@click.option("--to", "end", type=click.Choice(["now", "forever"]), default="forever", show_default=True)
+@click.option(
+    "--to",
+    "end",
+    type=click.Choice(["now", "forever"]),
+    default="forever",
+    show_default=True,
+    help="Where to end: with what is there at the start, or never.",
+)
 @click.option(
     "--dialect",
     type=click.Choice(["dcp", "upr-a", "upr-b", "tap"]),
