@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from tailrace.clock import ManualClock
 from tailrace.frames import Chunk, Trait
@@ -376,6 +377,18 @@ class FakeHost:
 
     def disk_used_share(self) -> float:
         return self.disk_share
+
+
+def steps(**table: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[list[tuple[str, dict[str, Any]]]]:
+    """Long scripts of a model's methods and their arguments; ``more_x`` is x once more.
+
+    A rule-based state machine turns most of its rules off in most of its runs, and what is interesting here
+    needs a change, a stream and somebody who reads it, in this order.
+    """
+    one = st.one_of(
+        [st.tuples(st.just(name.removeprefix("more_")), st.fixed_dictionaries(table[name])) for name in table]
+    )
+    return st.lists(one, min_size=20, max_size=60)
 
 
 def counted(frame: Frame) -> bool:

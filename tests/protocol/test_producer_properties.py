@@ -7,18 +7,23 @@ at the end of each snapshot the consumer holds exactly the state that the vbucke
 
 from __future__ import annotations
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from producer_fakes import COLLECTIONS, FULL, Consumer, FakeBucket, FakeVBucket, StreamModel
+from typing import Any
 
-from tailrace.wire.codes import Datatype, DcpOpcode, Status, StreamEndStatus, VBucketState
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from producer_fakes import COLLECTIONS, FULL, Consumer, FakeBucket, FakeVBucket, StreamModel, steps
+
+from tailrace.wire.codes import DcpOpcode, Status, StreamEndStatus, VBucketState
 from tailrace.wire.dcp import DcpMutation
 from tailrace.wire.header import Frame
 
 VBUCKETS = 3
 keys = st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f"])
 vbuckets = st.integers(0, VBUCKETS - 1)
+changes = st.lists(st.tuples(keys, st.integers(-2, 400)), min_size=1, max_size=12)
+"""Key and size of a value, -2 for a deletion, -1 for an expiration; many at once, since rules come one at a
+time.
+"""
 
 
 def state_at(vbucket: FakeVBucket, seqno: int, *, collections: bool) -> dict[bytes, bytes]:
@@ -35,15 +40,12 @@ def state_at(vbucket: FakeVBucket, seqno: int, *, collections: bool) -> dict[byt
     return found
 
 
-class Producing(RuleBasedStateMachine):
+class Producing:
     """One connection, three vbuckets."""
 
-    @initialize(
-        collections=st.booleans(),
-        flow_control=st.sampled_from(["0", "1", "150", "4000"]),
-        order=st.sampled_from(["round-robin", "sequential"]),
-    )
-    def start(self, *, collections: bool, flow_control: str, order: str) -> None:
+    def start(
+        self, *, collections: bool, flow_control: str, order: str, made: list[tuple[bytes, int]]
+    ) -> None:
         self.collections = collections
         self.bucket = FakeBucket(VBUCKETS)
         self.consumer = Consumer(self.bucket, features=COLLECTIONS if collections else frozenset())
@@ -51,30 +53,28 @@ class Producing(RuleBasedStateMachine):
         self.live: dict[int, StreamModel] = {}
         self.broken: dict[int, StreamModel] = {}
         self.branches = 0
+        for number in range(VBUCKETS):
+            self.change(number, made)
 
     def vbucket(self, number: int) -> FakeVBucket:
         found = self.bucket.vbuckets[number]
         assert found is not None
         return found
 
-    @rule(number=vbuckets, key=keys, size=st.integers(0, 400))
-    def set(self, number: int, key: bytes, size: int) -> None:
-        self.vbucket(number).set(key, bytes(size), datatype=int(Datatype.RAW))
+    def change(self, number: int, made: list[tuple[bytes, int]]) -> None:
+        for key, size in made:
+            if size < 0:
+                self.vbucket(number).delete(key, expired=size == -1)
+            else:
+                self.vbucket(number).set(key, bytes(size))
 
-    @rule(number=vbuckets, key=keys, expired=st.booleans())
-    def delete(self, number: int, key: bytes, expired: bool) -> None:
-        self.vbucket(number).delete(key, expired=expired)
-
-    @rule(number=vbuckets)
     def close_checkpoint(self, number: int) -> None:
         self.vbucket(number).close_checkpoint()
 
-    @rule(number=vbuckets, keep_memory=st.booleans())
     def persist(self, number: int, keep_memory: bool) -> None:
         self.vbucket(number).to_disk(keep_memory=keep_memory)
 
-    @rule(number=vbuckets, share=st.floats(0, 1), bounded=st.booleans())
-    def request(self, number: int, share: float, bounded: bool) -> None:
+    def request(self, number: int, share: float, bounded: bool, max_bytes: int) -> None:
         """From where the last stream of this vbucket broke off; from the beginning if that is refused."""
         vbucket = self.vbucket(number)
         before = self.broken.get(number, StreamModel())
@@ -97,32 +97,27 @@ class Producing(RuleBasedStateMachine):
             assert answer.status == Status.SUCCESS
             stream = self.live[number] = self.consumer.streams[answer.opaque]
             stream.documents = dict(before.documents)
+            self.pull(max_bytes)
 
-    @rule(number=vbuckets)
     def close_stream(self, number: int) -> None:
         status = self.consumer.close_stream(number)
         assert status == (Status.SUCCESS if number in self.live else Status.KEY_ENOENT)
         if number in self.live:
             self.broken[number] = self.live.pop(number)
 
-    @rule(max_bytes=st.integers(1, 5000))
     def pull(self, max_bytes: int) -> None:
         self.consumer.pull(max_bytes)
         self.forget_the_ended()
 
-    @precondition(lambda self: self.consumer.outstanding > 0)
-    @rule(share=st.floats(0.01, 1.2))
     def ack(self, share: float) -> None:
         self.consumer.ack(max(1, int(self.consumer.outstanding * share)))
 
-    @rule(number=vbuckets, share=st.floats(0, 1))
     def rollback(self, number: int, share: float) -> None:
         vbucket = self.vbucket(number)
         self.branches += 1
         vbucket.rollback(int(vbucket.high_seqno * share), 0x1_0000 + self.branches)
         self.must_end(number)
 
-    @rule(number=vbuckets)
     def fail_over(self, number: int) -> None:
         self.bucket.set_state(number, VBucketState.DEAD)
         self.must_end(number)
@@ -156,7 +151,6 @@ class Producing(RuleBasedStateMachine):
                 assert stream.is_complete
                 self.broken[number] = self.live.pop(number)
 
-    @rule()
     def catch_up(self) -> None:
         """A consumer that reads everything has everything."""
         self.drain()
@@ -164,9 +158,8 @@ class Producing(RuleBasedStateMachine):
             assert stream.is_complete
             assert stream.last_seqno == self.vbucket(number).high_seqno
 
-    @invariant()
     def complete_snapshots_are_states_that_the_vbucket_had(self) -> None:
-        for number, stream in getattr(self, "live", {}).items():
+        for number, stream in self.live.items():
             if stream.position.at_snapshot_end and stream.is_complete:
                 held = {
                     key: message.value
@@ -177,14 +170,49 @@ class Producing(RuleBasedStateMachine):
                 assert held == expected
 
     def teardown(self) -> None:
-        if hasattr(self, "consumer"):
-            assert self.consumer.producer.close_requested is None
-            self.consumer.producer.close("test is over")
-            for vbucket in self.bucket.vbuckets:
-                assert vbucket is not None
-                assert not vbucket.watchers
-                assert all(snapshot.is_closed for snapshot in vbucket.snapshots)
+        assert self.consumer.producer.close_requested is None
+        self.consumer.producer.close("test is over")
+        for vbucket in self.bucket.vbuckets:
+            assert vbucket is not None
+            assert not vbucket.watchers
+            assert all(snapshot.is_closed for snapshot in vbucket.snapshots)
 
 
-Producing.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
-TestProducing = Producing.TestCase
+STEPS = steps(
+    change={"number": vbuckets, "made": changes},
+    more_change={"number": vbuckets, "made": changes},
+    request={
+        "number": vbuckets,
+        "share": st.floats(0, 1),
+        "bounded": st.booleans(),
+        "max_bytes": st.integers(1, 1000),
+    },
+    pull={"max_bytes": st.integers(1, 5000)},
+    more_pull={"max_bytes": st.integers(1, 500)},
+    ack={"share": st.floats(0.01, 1.2)},
+    close_stream={"number": vbuckets},
+    close_checkpoint={"number": vbuckets},
+    persist={"number": vbuckets, "keep_memory": st.booleans()},
+    rollback={"number": vbuckets, "share": st.floats(0, 1)},
+    fail_over={"number": vbuckets},
+    catch_up={},
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    collections=st.booleans(),
+    flow_control=st.sampled_from(["0", "1", "150", "4000"]),
+    order=st.sampled_from(["round-robin", "sequential"]),
+    made=changes,
+    script=STEPS,
+)
+def test_any_history_and_any_reader(script: list[tuple[str, dict[str, Any]]], **fields: Any) -> None:
+    world = Producing()
+    world.start(**fields)
+    for name, arguments in script:
+        getattr(world, name)(**arguments)
+        world.complete_snapshots_are_states_that_the_vbucket_had()
+    world.catch_up()
+    world.complete_snapshots_are_states_that_the_vbucket_had()
+    world.teardown()

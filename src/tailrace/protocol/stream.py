@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import TailraceError
+from ..errors import LocalProtocolError, TailraceError
 from ..frames import seqnos_at
 from ..wire.codes import AddStreamFlag, MarkerFlag, OsoFlag, StreamEndStatus, VBucketState
 from .backfill import BackfillSlots
@@ -304,6 +304,10 @@ class ProducerStream:
         snapshot = vbucket.snapshot_after(self.position, memory=not disk_only)
         if snapshot is None:
             return self._caught_up()
+        if snapshot.end <= self.position:
+            raise LocalProtocolError(
+                f"after seqno {self.position} comes a snapshot that ends at {snapshot.end}"
+            )
         if snapshot.in_memory:
             self._enter_memory()
         elif not self._enter_backfill(snapshot):

@@ -348,6 +348,10 @@ class MergeJob(BaseJob):
             bucket.replace_segments([], self._segment, self._place)
         if self._segment is None:
             _remove(bucket, self._number)
+        if any(losses.purged for losses in self._losses.values()):
+            # What streams read from memory must not be older than what is on disk: a key whose tombstone is
+            # forgotten begins anew, and a snapshot over both would hold it twice.
+            bucket.forget_memory()
         bucket.maintained(self)
 
     def _undo(self) -> None:
