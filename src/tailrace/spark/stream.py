@@ -93,6 +93,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch: as much of the spool as fits, or ``start`` itself if nothing is new."""
         spool = self._running(start)
         first = self._behind[_text(start)]
+        # Spark asks for the next batch when it is done with the one before; it tells us so (`commit`) only
+        # when there is a next one, and there is none as long as what it is done with fills the spool
+        self._release(first)
         max_rows = None if isinstance(limit, ReadAllAvailable) else self._options.max_rows
         max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes
         while True:
@@ -135,10 +138,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with everything up to here."""
         last = self._behind.get(_text(end))
-        if self._spool is None or last is None:
-            return
-        self._spool.release(last)
-        self._behind = {text: number for text, number in self._behind.items() if number >= last}
+        if last is not None:
+            self._release(last)
+
+    def _release(self, before: int) -> None:
+        if self._spool is not None:
+            self._spool.release(before)
+            self._behind = {text: number for text, number in self._behind.items() if number >= before}
 
     def stop(self) -> None:
         """The query is over."""
