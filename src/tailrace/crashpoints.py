@@ -16,9 +16,11 @@ CRASH_POINTS = (
     "mirror.in-rewrite",
     "mirror.before-commit",
     "mirror.after-commit",
+    "mirror.after-batch",
     "mirror.in-recovery",
 )
-"""Every name that may be given; one that is misspelt would make a test that can't fail."""
+"""Every name that may be given, in the order in which a batch comes to them (after-batch: before Spark writes
+its commit log; in-recovery: at the start). One that is misspelt would make a test that can't fail."""
 
 _AT, _, _COUNT = os.environ.get("TAILRACE_CRASH_AT", "").partition(":")
 if _AT and _AT not in CRASH_POINTS:

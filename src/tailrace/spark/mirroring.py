@@ -168,11 +168,12 @@ class Mirror:
             results = self._run(batch)
             try:
                 self._commit(results, batch_id)
-                return
+                break
             except TableChanged:
                 # somebody tidied the files up: compute the batch again from those that are there now
                 if attempt + 1 == _ATTEMPTS:
                     raise
+        crash_point("mirror.after-batch")
 
     def _run(self, batch: DataFrame) -> list[GroupResult]:
         targets = []

@@ -1,0 +1,123 @@
+"""The seeded script of a chaos run: what happens to the node and to the mirror, and the comparisons.
+
+A script is a number of rounds. In a round the node has accidents and the mirror has a few lives, most of
+which end badly, at a named place; the last one runs undisturbed to the end. After every commit of the table
+its rows must be a state that the bucket really had at the position that the table claims; after every round
+`verify` and the naive reader must both find table and bucket equal.
+
+Both engines run the same scripts: the one in this process, and a real Spark in processes that are killed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from chaos.world import ACCIDENTS, World
+from spark.naive import Doc, table_state
+from tailrace.crashpoints import CRASH_POINTS
+
+QUIET = ("writes", "writes", "burst", "expiry", "failover")
+"""What happens all the time."""
+LOUD = (*["rewind"] * 6, "crash", "crash", "restart", "cut", "purge", "flush")
+"""What a mirror is afraid of."""
+assert {*QUIET, *LOUD} == set(ACCIDENTS)
+
+TIDYING = ("optimize", "vacuum", "checkpoint")
+"""What people do to a table between two lives of its mirror."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """One start of the mirror, and how it ends."""
+
+    once: bool
+    """It ends when it has what was there at its start; else it runs on until it has caught up."""
+    killed_at: str | None
+    """A crash point; ``disk-full`` for an error instead of a kill; None for a peaceful end."""
+    count: int
+    """At the how manieth time."""
+    accidents: tuple[tuple[str, int, str], ...]
+    """What happens to the node when the mirror comes to a crash point for the nth time."""
+    options: dict[str, str] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
+    """What happened to the node since the last life."""
+    tidying: str | None = None
+    """What is done to the table afterwards."""
+
+    def __str__(self) -> str:
+        end = f"killed at {self.killed_at}:{self.count}" if self.killed_at else "ends in peace"
+        return f"{'once' if self.once else 'runs on'}, {end}, {list(self.accidents)}, {self.options}"
+
+
+PLACES = tuple(point for point in CRASH_POINTS if point != "mirror.in-recovery")
+
+
+def make_round(rng: random.Random) -> list[Life]:
+    """The lives between two comparisons; the last one is undisturbed."""
+    lives = [make_life(rng) for _ in range(rng.randint(1, 3))]
+    return [*lives, Life(once=True, killed_at=None, count=0, accidents=(), options=_options(rng))]
+
+
+def make_life(rng: random.Random) -> Life:
+    """A life of the mirror with things to survive."""
+    before = [rng.choice(QUIET) for _ in range(rng.randint(0, 2))]
+    if rng.random() < 0.6:
+        before.insert(rng.randint(0, len(before)), rng.choice(LOUD))
+    killed_at = rng.choice((*CRASH_POINTS, "disk-full", *[None] * 4))
+    accidents = []
+    for _ in range(rng.randint(0, 2)):
+        what = rng.choice(LOUD if rng.random() < 0.7 else QUIET)
+        accidents.append((rng.choice(PLACES), rng.choice((1, 1, 2, 3, 4)), what))
+    return Life(
+        once=rng.random() < 0.4,
+        killed_at=killed_at,
+        count=1 if killed_at == "mirror.in-recovery" else rng.choice((1, 1, 2, 2, 3, 5)),
+        accidents=tuple(accidents),
+        options=_options(rng),
+        before=tuple(before),
+        tidying=_tidying(rng),
+    )
+
+
+def _tidying(rng: random.Random) -> str | None:
+    return rng.choice(TIDYING) if rng.random() < 0.2 else None
+
+
+def _options(rng: random.Random) -> dict[str, str]:
+    """Small batches, a small spool and a small window, so that snapshots are torn in many places."""
+    found = {"compression": rng.choice(("snappy", "off"))}
+    if rng.random() < 0.4:
+        return found | {"maxOffsetsPerTrigger": "4", "spoolSize": "1", "flowControlBuffer": "1024"}
+    if rng.random() < 0.7:
+        found["maxOffsetsPerTrigger"] = str(rng.choice((2, 9, 30)))
+    if rng.random() < 0.5:
+        found["spoolSize"] = str(rng.choice((4_000, 20_000)))
+    if rng.random() < 0.5:
+        found["flowControlBuffer"] = str(rng.choice((1_024, 2_000, 6_000)))
+    return found
+
+
+class NotEqual(AssertionError):
+    """Table and bucket are not what they should be."""
+
+
+def check_version(world: World, table: str) -> None:
+    """The table's newest version is a state that the bucket really had, vbucket by vbucket."""
+    from tailrace.spark.table import MirrorTable
+
+    rows: dict[int, dict[bytes, Doc]] = {}
+    try:
+        held = table_state(table)
+    except AssertionError as error:
+        raise NotEqual(str(error)) from None
+    for (vbucket, key), doc in held.items():
+        rows.setdefault(vbucket, {})[key] = doc
+    current = MirrorTable.open(table).current
+    for vbucket in {*rows, *current.positions}:
+        seqno = current.position(vbucket).seqno
+        if not world.had(vbucket, seqno, rows.get(vbucket, {})):
+            raise NotEqual(
+                f"version {current.version} says that vbucket {vbucket} is at seqno {seqno}, "
+                f"but the bucket never held this there: {rows.get(vbucket, {})}"
+            )

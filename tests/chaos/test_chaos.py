@@ -1,0 +1,45 @@
+"""Chaos in this process: every round ends with an independent comparison.
+
+``make chaos SEED=7 ROUNDS=12`` plays one script again.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from chaos.local_engine import Chaos
+
+SEED = os.environ.get("SEED")
+ROUNDS = int(os.environ.get("ROUNDS") or 12)
+
+
+def play(seed: int, rounds: int, directory: Path) -> int:
+    """One script; how often the mirror was started in it."""
+    chaos = Chaos(seed, directory)
+    try:
+        chaos.run(rounds)
+    except BaseException as error:
+        story = "\n  ".join(chaos.world.trace)
+        error.add_note(f"what happened:\n  {story}\nplay it again: make chaos SEED={seed} ROUNDS={rounds}")
+        raise
+    return chaos.restarts
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_few_rounds(tmp_path: Path, seed: int) -> None:
+    assert play(seed, 3, tmp_path) >= 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_a_thousand_restarts(tmp_path: Path) -> None:
+    if SEED:
+        play(int(SEED), ROUNDS, tmp_path)
+        return
+    restarts, seed = 0, 1_000
+    while restarts < 1_000:
+        restarts += play(seed, ROUNDS, tmp_path / str(seed))
+        seed += 1
