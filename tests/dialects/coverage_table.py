@@ -1,0 +1,132 @@
+"""Every message and flag of the documents of TAP and UPR, and the tests that send it over a real socket.
+
+The rows come from the wire's own tables, the tests from the marker ``covers`` on them. The table of the docs
+is made from `rows()`.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailrace.wire import tap, upr
+from tailrace.wire.codes import TapConnectFlag, TapFlag, TapOpaque
+
+__all__ = ["Row", "covered", "required", "rows"]
+
+_TESTS = Path(__file__).resolve().parents[1]
+
+_UPR_A = {
+    "UprAStreamRequest": "stream-request",
+    "UprAFailoverLogRequest": "failover-log-request",
+    "UprAOk": "response.ok",
+    "UprANotMyVBucket": "response.not-my-vbucket",
+    "UprAFailoverLog": "response.failover-log",
+    "UprARollback": "response.rollback",
+    "UprAStreamBegin": "stream-begin",
+    "UprASnapshotStart": "snapshot-start",
+    "UprASnapshotEnd": "snapshot-end",
+    "UprAMutation": "mutation",
+    "UprADeletion": "deletion",
+    "UprAExpiration": "expiration",
+    "UprAFlush": "flush",
+    "UprAStreamEndOk": "stream-end.ok",
+    "UprAStreamEndStateChanged": "stream-end.state-changed",
+}
+_UPR_B = {
+    "UprBStreamRequest": "stream-request",
+    "UprBFailoverLogRequest": "failover-log-request",
+    "UprBStreamStart": "stream-start",
+    "UprBStreamEndMessage": "stream-end.ok",
+    "UprBSnapshotStart": "snapshot-start",
+    "UprBSnapshotEnd": "snapshot-end",
+    "UprBMutation": "mutation",
+    "UprBDeletion": "deletion",
+    "UprBExpiration": "expiration",
+    "UprBFlush": "flush",
+    "UprBSetVBucketState": "set-vbucket-state",
+}
+_UPR_B_ANSWERS = {
+    "stream-request-response.ok": "UprBStreamRequestResponse",
+    "stream-request-response.rollback": "UprBStreamRequestResponse",
+    "not-my-vbucket": "UprBStreamRequestResponse",
+    "failover-log-response": "UprBFailoverLogResponse",
+    "stream-end.state-changed": "UprBStreamEndMessage",
+}
+_TAP = {
+    "TapConnect": "connect",
+    "TapMutation": "mutation",
+    "TapDelete": "delete",
+    "TapFlush": "flush",
+    "TapOpaqueMessage": "opaque.0",
+    "TapVBucketSet": "vbucket-set",
+    "TapCheckpointStart": "checkpoint-start",
+    "TapCheckpointEnd": "checkpoint-end",
+    "TapNoop": "noop",
+}
+_TAP_MORE = {
+    "ack": "TapAck",
+    "ack.backoff": "TapAck",
+    "ttl": "TAP_TTL",
+    "deregister": "DeregisterTapClient",
+    "change-vb-filter": "ChangeVbFilter",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A message or flag, what declares it, and the tests that send it."""
+
+    id: str
+    declared: str
+    tests: tuple[str, ...]
+
+
+def required() -> dict[str, str]:
+    """What has to be covered: id to the name of its declaration."""
+    found: dict[str, str] = {}
+    for dialect, names, messages in (
+        ("upr-a", _UPR_A, upr.UPR_A_MESSAGES),
+        ("upr-b", _UPR_B, upr.UPR_B_MESSAGES),
+        ("tap", _TAP, tap.TAP_MESSAGES),
+    ):
+        for message in messages:
+            found[f"{dialect}.{names[message.__name__]}"] = message.__name__
+    found.update((f"upr-b.{one}", declared) for one, declared in _UPR_B_ANSWERS.items())
+    found.update((f"tap.{one}", declared) for one, declared in _TAP_MORE.items())
+    for flag in TapConnectFlag:
+        found[f"tap.connect.flag.0x{flag.value:02x}"] = f"TapConnectFlag.{flag.name}"
+    for flag in TapFlag:
+        found[f"tap.flag.0x{flag.value:02x}"] = f"TapFlag.{flag.name}"
+    for code in TapOpaque:
+        found[f"tap.opaque.{code.value}"] = f"TapOpaque.{code.name}"
+    return found
+
+
+def covered() -> dict[str, list[str]]:
+    """Ids and the tests that carry them, read from the sources: nothing has to be run."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(_TESTS.rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            for one in _marked(node):
+                name = f"{path.relative_to(_TESTS.parent).as_posix()}::{node.name}"
+                if name not in found.setdefault(one, []):
+                    found[one].append(name)
+    return found
+
+
+def _marked(function: ast.FunctionDef) -> list[str]:
+    ids = []
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.covers":
+            ids += [ast.literal_eval(argument) for argument in decorator.args]
+    return ids
+
+
+def rows() -> list[Row]:
+    """The table."""
+    found = covered()
+    return [Row(one, declared, tuple(found.get(one, ()))) for one, declared in required().items()]

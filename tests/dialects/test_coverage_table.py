@@ -1,0 +1,20 @@
+"""No row of the table of messages and flags is empty, and no test covers what does not exist."""
+
+from __future__ import annotations
+
+from dialects.coverage_table import covered, required, rows
+
+
+def test_every_message_and_flag_is_sent_over_a_real_socket():
+    assert [row.id for row in rows() if not row.tests] == []
+
+
+def test_only_what_exists_is_covered():
+    assert set(covered()) <= set(required())
+
+
+def test_the_table_has_every_flag_and_every_code():
+    ids = set(required())
+    assert {f"tap.connect.flag.0x{1 << bit:02x}" for bit in range(9)} <= ids
+    assert {f"tap.opaque.{code}" for code in range(9)} <= ids
+    assert len([one for one in ids if one.startswith("upr-a.")]) == 15

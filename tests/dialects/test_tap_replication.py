@@ -1,0 +1,237 @@
+"""Node to node by TAP: replicas that are equal, rings that fall silent, vbuckets that move under writers."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+
+import pytest
+
+import tailrace.testing
+from dialects.raw_peer import ACK, CHECKPOINT, LIST, TAKEOVER, Peer, TapReader, packet, until, vbucket_list
+from dialects.relay import Relay
+from dialects.stored import all_documents, documents_of
+from tailrace.wire.codes import VBucketState
+
+
+@contextlib.contextmanager
+def nodes(count, vbuckets=8, **options):
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(tailrace.testing.node(vbuckets=vbuckets, **options)) for _ in range(count)]
+
+
+def make_replica(node):
+    for number in range(node.vbuckets):
+        node.set_vbucket_state(number, VBucketState.REPLICA)
+
+
+def write_some(node, rng, count, keys=60):
+    for _ in range(count):
+        key = f"k{rng.randrange(keys)}"
+        if rng.random() < 0.25:
+            with contextlib.suppress(Exception):
+                node.delete(key)
+        else:
+            expiry = int(time.time()) + 9999 if rng.random() < 0.2 else 0
+            value = {"n": rng.random()} if rng.random() < 0.5 else bytes([rng.randrange(256)]) * 50
+            node.set(key, value, expiry=expiry)
+
+
+def equal(*several):
+    found = [all_documents(node, deletions=True) for node in several]
+    return all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("flags", [0, ACK, ACK | CHECKPOINT])
+def test_a_replica_is_equal(flags):
+    rng = random.Random(flags)
+    with nodes(2) as (source, target):
+        make_replica(target)
+        write_some(source, rng, 300)
+        with Relay(source, target, b"replica", flags):
+            until(lambda: equal(source, target))
+            write_some(source, rng, 200)
+            until(lambda: equal(source, target))
+        assert len(all_documents(target)) == 8
+
+
+def test_a_replica_that_comes_back_is_equal():
+    rng = random.Random(5)
+    with nodes(2, settings={"tap_keepalive": 60, "tap_ack_interval": 7}) as (source, target):
+        make_replica(target)
+        for _ in range(5):
+            write_some(source, rng, 100)
+            with Relay(source, target, b"replica", ACK) as relay:
+                until(lambda relay=relay: relay.moved > 1000)
+        with Relay(source, target, b"replica", ACK):
+            until(lambda: equal(source, target))
+        assert not any(target.high_seqno(number) == 0 for number in range(8))
+
+
+def test_a_replica_follows_a_rewind():
+    rng = random.Random(6)
+    with nodes(2) as (source, target):
+        make_replica(target)
+        write_some(source, rng, 200)
+        with Relay(source, target, b"replica", ACK):
+            until(lambda: equal(source, target))
+            source.rewind(3, 2)
+            write_some(source, rng, 20)
+            until(lambda: equal(source, target))
+
+
+def test_a_chain_of_replicas():
+    rng = random.Random(7)
+    with nodes(3) as (first, second, third):
+        make_replica(second)
+        make_replica(third)
+        listed = vbucket_list(*range(8))  # a replica is served if it is asked for by number
+        with (
+            Relay(first, second, b"r", ACK | LIST, listed),
+            Relay(second, third, b"r", ACK | LIST, listed),
+        ):
+            write_some(first, rng, 200)
+            until(lambda: equal(first, second, third))
+            first.flush()
+            until(lambda: all_documents(third, deletions=True) == {})
+            write_some(first, rng, 30)
+            until(lambda: equal(first, second, third))
+
+
+def test_a_ring_of_three_ends_equal_and_silent():
+    rng = random.Random(8)
+    with nodes(3) as ring, contextlib.ExitStack() as stack:
+        for node in ring:
+            write_some(node, rng, 80, keys=40)  # the same keys everywhere, in different versions
+        relays = [
+            stack.enter_context(Relay(node, ring[(at + 1) % 3], b"ring", ACK)) for at, node in enumerate(ring)
+        ]
+        until(lambda: equal(*ring))
+        for _ in range(5):
+            for node in ring:
+                write_some(node, rng, 15, keys=40)
+        until(lambda: equal(*ring))
+
+        def seqnos():
+            return [node.high_seqno(number) for node in ring for number in range(8)]
+
+        # silent: whatever was on its way has arrived, and nobody has anything to add
+        until(lambda: not any(unacked(node) for node in ring))
+        before, moved = seqnos(), [relay.moved for relay in relays]
+        for node in ring:
+            with Peer(node) as peer:
+                assert peer.is_silent()
+        assert (seqnos(), [relay.moved for relay in relays]) == (before, moved)
+        assert equal(*ring)
+
+
+def unacked(node):
+    with Peer(node) as peer:
+        return sum(int(value) for name, value in peer.stats("tap").items() if name.endswith(":unacked"))
+
+
+def state_of(node, number):
+    found = node.call(lambda one: one.buckets["default"].store.vbuckets[number])
+    return None if found is None else found.state
+
+
+@pytest.mark.covers("tap.connect.flag.0x08", "tap.vbucket-set")
+def test_vbuckets_move_under_writers():
+    """No acknowledged write is lost, and at no time are there two active ones."""
+    with nodes(2) as (source, target):
+        moving = [1, 4]
+        for number in moving:
+            target.set_vbucket_state(number, VBucketState.DEAD)
+        for number in range(200):
+            source.set(f"old{number}", b"v", vbucket=moving[number % 2])
+        stop = threading.Event()
+        acknowledged: dict[int, dict[bytes, bytes]] = {number: {} for number in moving}
+        both_active = []
+
+        def write(number):
+            at = 0
+            with Peer(source) as one, Peer(target) as other:
+                while not stop.is_set():
+                    key, value = b"w%d" % (at % 50), b"%d" % at
+                    for peer in (one, other):
+                        status = peer.ask(packet(0x80, 0x01, bytes(8), key, value, half=number)).half
+                        if status == 0:
+                            acknowledged[number][key] = value
+                            at += 1
+                            break
+                        assert status in (0x07, 0x86)
+
+        def watch():
+            while not stop.is_set():
+                for number in moving:
+                    # the target first: had it become active, the source must have been dead before
+                    if state_of(target, number) == VBucketState.ACTIVE == state_of(source, number):
+                        both_active.append(number)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in moving]
+        threads.append(threading.Thread(target=watch))
+        for thread in threads:
+            thread.start()
+        try:
+            until(lambda: all(len(acknowledged[number]) >= 20 for number in moving))
+            with Relay(source, target, b"move", LIST | TAKEOVER | ACK, vbucket_list(*moving)) as relay:
+                relay.join()
+            until(lambda: all(state_of(target, number) == VBucketState.ACTIVE for number in moving))
+            counts = {number: len(acknowledged[number]) for number in moving}
+            until(lambda: all(int(acknowledged[n][b"w0"]) > counts[n] for n in moving))
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert not both_active
+        for number in moving:
+            assert state_of(source, number) == VBucketState.DEAD
+            found = {key: value[0] for key, value in documents_of(target, number).items()}
+            assert acknowledged[number].items() <= found.items()
+            assert sum(key.startswith(b"old") for key in found) == 100
+
+
+@pytest.mark.parametrize("kill_at", ["pending", "backfill", "active"])
+def test_a_takeover_that_breaks_never_leaves_two_active(kill_at):
+    with nodes(2) as (source, target):
+        for number in range(50):
+            source.set(f"k{number}", b"v", vbucket=1)
+        target.set_vbucket_state(1, VBucketState.DEAD)
+        with Peer(source) as peer:
+            reader = TapReader(peer).connect(b"move", LIST | TAKEOVER | ACK, vbucket_list(1))
+            if kill_at == "pending":
+                reader.read("state 3")
+            elif kill_at == "backfill":
+                reader.read("mutation")
+                assert state_of(source, 1) == VBucketState.ACTIVE
+            else:
+                reader.acks = True
+                while reader.words()[-1:] != ["state 1"]:
+                    found = reader.next()
+                    reader.acks = found.opcode != 0x45 or found.code != 1
+                assert set(reader.documents[1]) == {b"k%d" % number for number in range(50)}
+        if kill_at == "active":
+            # what the reader was told is on disk: after a crash it is still not active here
+            source.kill()
+            source.start()
+            assert state_of(source, 1) == VBucketState.DEAD
+        else:
+            with Peer(source) as peer:
+                until(lambda: peer.stats("tap")["ep_tap_count"] == "0")
+            assert state_of(source, 1) == VBucketState.ACTIVE
+            source.set("still", b"here", vbucket=1)
+
+
+def test_a_takeover_that_was_called_off_makes_nobody_active():
+    with nodes(1) as (source,), Peer(source) as peer:
+        source.set("k", b"v", vbucket=1)
+        reader = TapReader(peer).connect(b"move", LIST | TAKEOVER | ACK, vbucket_list(1))
+        reader.read("mutation")
+        reader.acks = False
+        last = reader.read("opaque 8")
+        source.set_vbucket_state(1, VBucketState.REPLICA)
+        reader.ack(last)
+        reader.read_all()
+        assert "state 1" not in reader.words()
