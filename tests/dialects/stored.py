@@ -42,3 +42,17 @@ def all_documents(node, **options):
 
 def without_empty(documents):
     return {number: held for number, held in documents.items() if held}
+
+
+def write_for_newer_readers(node):
+    """Much that older readers do not get, around one document that they do."""
+
+    def write(one):
+        vbucket = one.buckets["default"].store.vbuckets[1]
+        for number in range(150):
+            vbucket.set(b"\x08other%d" % number, b"v" * 20_000)
+        vbucket.set(b"\0mine", b"v")
+        for number in range(150):
+            vbucket.set(b"\x08more%d" % number, b"v" * 20_000)
+
+    node.call(write)

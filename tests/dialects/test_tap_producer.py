@@ -27,7 +27,7 @@ from dialects.raw_peer import (
     until,
     vbucket_list,
 )
-from dialects.stored import all_documents, documents_of, without_empty
+from dialects.stored import all_documents, documents_of, without_empty, write_for_newer_readers
 from tailrace.store.base import Compaction
 from tailrace.wire.codes import VBucketState
 from vectors.corpus import vectors
@@ -820,3 +820,12 @@ def test_ten_thousand_documents_of_many_sizes(node, reader):
     for _ in range(16):
         reader.read("opaque 8")
     assert without_empty(reader.documents) == all_documents(node)
+
+
+@pytest.mark.parametrize("flags", [DUMP, DUMP | ACK])
+def test_what_is_not_for_old_readers_is_passed_over(node, reader, flags):
+    write_for_newer_readers(node)
+    reader.connect(b"node1", flags | LIST, vbucket_list(1))
+    reader.read_all()
+    assert set(reader.documents[1]) == {b"mine"}
+    assert reader.words().count("mutation") == 1

@@ -9,7 +9,7 @@ import pytest
 
 import tailrace.testing
 from dialects.raw_peer import NEVER, Peer, Upr, UprReader, packet, until
-from dialects.stored import documents_of
+from dialects.stored import documents_of, write_for_newer_readers
 from tailrace.history import FailoverLog
 from tailrace.store.base import Compaction
 from tailrace.wire.codes import VBucketState
@@ -563,3 +563,13 @@ def test_removals_and_end_of_draft_b_byte_for_byte(node, kind):
         assert peer.next().raw == wanted[:24] + (1).to_bytes(8, "big") + wanted[32:]
         peer.expect(SEED["upr-b.snapshot-end"])
         peer.expect(SEED["upr-b.stream-end"])
+
+
+@both
+def test_what_is_not_for_old_readers_is_passed_over(node, draft):
+    write_for_newer_readers(node)
+    with Peer(node) as peer:
+        peer.send(draft.request(1, end=301))
+        reader = UprReader(draft, 1)
+        reader.read(peer, "over-ok")
+        assert set(reader.documents) == {b"mine"}

@@ -383,7 +383,7 @@ class TapProducer(TapSender):
             return False
         states = takeover.advance([one.vbucket for one in cursors], self._acks.unacked)
         self._controls += [Control("state", VBucketState.ACTIVE, number) for number in states]
-        return takeover.is_over
+        return takeover.is_over or bool(self._ready)  # what it asked for may be done already
 
     def _served_vbuckets(self) -> list[int]:
         return [number for number in self._client.cursors if self._served(number) is not None]
