@@ -7,6 +7,7 @@ import random
 import resource
 import socket
 import struct
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -208,6 +209,36 @@ def test_memory_stays_flat():
         finally:
             for peer in peers:
                 peer.close()
+
+
+@pytest.mark.parametrize("last", ["silence", "quit", "half-closed", "garbage"])
+def test_who_never_reads_does_not_keep_its_connection(last):
+    """The answers that wait for it are no reason to wait for ever."""
+    limits = {"idle_timeout": "1", "drain_timeout": "0.2"}
+    with tailrace.testing.node(vbuckets=1, settings=limits) as node:
+        node.set("big", bytes(16 << 20))
+        with Wire(node.port) as deaf:
+            request = kv.Get(key=b"big").encode()
+            deaf.send(request + {"quit": admin.Quit().encode(), "garbage": bytes(24)}.get(last, b""))
+            if last == "half-closed":
+                deaf.socket.shutdown(socket.SHUT_WR)
+            deadline = time.monotonic() + 30
+            while node.call(lambda inner: bool(inner.sessions) or not inner.counters.cmd_get):
+                assert time.monotonic() < deadline, "it is still there"
+                time.sleep(0.05)
+
+
+def test_who_reads_slowly_gets_all_of_its_last_answer():
+    limits = {"drain_timeout": "0.3"}
+    with tailrace.testing.node(vbuckets=1, settings=limits) as node:
+        node.set("big", bytes(12 << 20))
+        with Wire(node.port) as slow:
+            slow.send(kv.Get(key=b"big"), admin.Quit())
+            size = 0
+            while data := slow.socket.recv(256 << 10):
+                size += len(data)
+                time.sleep(0.01)
+        assert size == 24 + 4 + (12 << 20) + 24
 
 
 def test_announced_and_never_sent_costs_nothing():

@@ -282,6 +282,7 @@ class Connection(asyncio.Protocol):
         if session.closed:
             if not self._full and not self._pump_due:  # all that it had is sent
                 transport.close()
+            self._linger(transport)
             return
         # who does not take answers is not asked for more requests; a stream's acks are always wanted
         wanted = session.wants_data and (not self._full or session.handler is not None)
@@ -328,6 +329,25 @@ class Connection(asyncio.Protocol):
         if self._session is not None:
             self._session.handle_timer(self._server.node.clock.monotonic())
             self._pump()
+
+    def _linger(self, transport: asyncio.Transport) -> None:
+        """Nothing more is received; the peer may take what is left for as long as it takes some of it. One
+        that does not read would keep its connection, and the answers in it, for ever.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(
+            self._server.node.settings.drain_timeout,
+            self._end_lingering,
+            transport,
+            transport.get_write_buffer_size(),
+        )
+
+    def _end_lingering(self, transport: asyncio.Transport, unsent: int) -> None:
+        if transport.get_write_buffer_size() < unsent:
+            self._linger(transport)
+        else:
+            transport.abort()
 
     def drop(self, reason: str) -> None:
         """Close after what is ready has been sent."""

@@ -72,7 +72,11 @@ class Settings:
         _SIZE, 1 << 20, "answers that wait for a peer before it is no longer read", 4096
     )
     max_in_flight: int = _setting(_NUMBER, 32, "unfinished commands of a peer before it is no longer read", 1)
-    drain_timeout: float = _setting(_SECONDS, 5.0, "for unfinished commands when the node stops")
+    drain_timeout: float = _setting(
+        _SECONDS,
+        5.0,
+        "for unfinished commands when the node stops, and a peer that takes no more of its last answers",
+    )
 
     # documents
     max_value: int = _setting(_SIZE, _STORE.max_value, "the largest value of a document", 1)
