@@ -68,11 +68,11 @@ def load(port: int, docs: int, size: int) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def connected(port: int, *, collections: bool) -> socket.socket:
+def connected(port: int, *, collections: bool, name: bytes = b"bench") -> socket.socket:
     """A DCP connection, opened."""
     features = [Feature.XERROR, Feature.SNAPPY, *([Feature.COLLECTIONS] if collections else [])]
     hello = Frame(0x80, Op.HELLO, body=b"".join(struct.pack(">H", one) for one in features))
-    opening = [hello.encode(), DcpOpen(key=b"bench", flags=OPEN_FLAGS).encode()]
+    opening = [hello.encode(), DcpOpen(key=name, flags=OPEN_FLAGS).encode()]
     opening.append(DcpControl(key=b"enable_noop", value=b"true").encode())
     connection = socket.create_connection(("127.0.0.1", port))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -85,10 +85,9 @@ def connected(port: int, *, collections: bool) -> socket.socket:
     return connection
 
 
-def requests(vbuckets: int) -> bytes:
+def requests(vbuckets: int, flags: AddStreamFlag = AddStreamFlag.TO_LATEST) -> bytes:
     asked = (
-        DcpStreamRequest(vbucket=number, opaque=number, flags=AddStreamFlag.TO_LATEST).encode()
-        for number in range(vbuckets)
+        DcpStreamRequest(vbucket=number, opaque=number, flags=flags).encode() for number in range(vbuckets)
     )
     return b"".join(asked)
 

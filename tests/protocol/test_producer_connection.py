@@ -399,6 +399,20 @@ def test_backfill_waits_only_for_a_slot() -> None:
     assert [stream.ended for stream in consumer.streams.values()] == [None, None, StreamEndStatus.OK]
 
 
+def test_changes_do_not_wake_a_backfill_that_waits_for_a_slot() -> None:
+    consumer = backfilling(3, 100, backfill_order="sequential")
+    consumer.pull(CHUNK_BYTES)
+    consumer.pull(CHUNK_BYTES)
+    consumer.woken = 0
+    for _ in range(5):
+        consumer.host.bucket.vbuckets[2].set(b"more")
+        consumer.pull(1)
+    assert consumer.woken == 0
+    assert len(consumer.producer._slots._waiting) == 2
+    consumer.pull_all()
+    assert all(stream.ended == StreamEndStatus.OK for stream in consumer.streams.values())
+
+
 def test_stalled_reader_costs_one_chunk() -> None:
     consumer = backfilling(50, 60, connection_buffer_size="100000")
     consumer.pull_all(CHUNK_BYTES)

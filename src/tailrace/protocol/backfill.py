@@ -44,7 +44,8 @@ class BackfillSlots:
         if len(self._held) < self.limit:
             self._held[stream] = None
             return True
-        self._waiting.append(stream)
+        if stream not in self._waiting:
+            self._waiting.append(stream)
         return False
 
     def release(self, stream: Backfiller) -> None:

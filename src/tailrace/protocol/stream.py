@@ -65,6 +65,7 @@ class ProducerStream:
         self.sent_bytes = 0
         self.sent_messages = 0
         self.is_ready = False
+        self._is_parked = False
         self.takeover_since: float | None = None
         self._accepted = accepted
         self._options = options
@@ -103,6 +104,7 @@ class ProducerStream:
         self._holds_writes = False
 
         vbucket = accepted.vbucket
+        self._vbuckets = host.bucket.vbuckets
         self._known = vbucket, vbucket.state, vbucket.failover_log
         self._high_seqno = vbucket.high_seqno
         self._unwatch = host.watch(self.vbucket, self.changed)
@@ -161,22 +163,26 @@ class ProducerStream:
         """There is something to do."""
         if not self.is_ready:
             self.is_ready = True
+            self._is_parked = False
             self._on_ready(self)
 
     def changed(self) -> None:
-        """The vbucket has something newer, or is not what it was."""
+        """The vbucket has something newer, or is not what it was. Every write comes here for every reader:
+        one that has enough to do already must cost next to nothing.
+        """
         vbucket, state, log = self._known
-        vbuckets = self._host.bucket.vbuckets
         high_seqno = vbucket.high_seqno
-        if (
-            vbuckets[self.vbucket] is not vbucket
-            or vbucket.state != state
-            or (vbucket.failover_log is not log and vbucket.failover_log != log)
-            or high_seqno < self._high_seqno
-        ):
-            self.end(StreamEndStatus.STATE_CHANGED)
+        is_same = (
+            high_seqno >= self._high_seqno
+            and vbucket.state == state
+            and (vbucket.failover_log is log or vbucket.failover_log == log)
+            and self._vbuckets[self.vbucket] is vbucket
+        )
         self._high_seqno = high_seqno
-        self.set_ready()
+        if not is_same:
+            self.end(StreamEndStatus.STATE_CHANGED)
+        elif not self.is_ready and not self._is_parked:
+            self.set_ready()
 
     def marker_acknowledged(self) -> None:
         """The consumer has received a whole snapshot whose marker asked for an answer."""
@@ -194,7 +200,7 @@ class ProducerStream:
         else:
             self._next_state = VBucketState.ACTIVE
             vbucket, _, log = self._known
-            self._known = vbucket, VBucketState.DEAD, log
+            self._known = vbucket, VBucketState.DEAD, log  # our own change, which the stream survives
             self._host.bucket.set_state(self.vbucket, VBucketState.DEAD)
         self.set_ready()
 
@@ -298,7 +304,7 @@ class ProducerStream:
             return None
         if self.state is StreamState.PENDING:
             self._machine.feed(StreamInput.STARTED)
-        if self.state is StreamState.BACKFILLING and not self._slots.take(self):
+        if self.state is StreamState.BACKFILLING and not self._take_slot():
             return None
         disk_only = bool(accepted.flags & AddStreamFlag.DISK_ONLY) and self.position < accepted.end_seqno
         snapshot = vbucket.snapshot_after(self.position, memory=not disk_only)
@@ -334,8 +340,13 @@ class ProducerStream:
             return False
         if self.state is StreamState.IN_MEMORY:
             self._machine.feed(StreamInput.CURSOR_DROPPED)
-            return self._slots.take(self)
+            return self._take_slot()
         return True
+
+    def _take_slot(self) -> bool:
+        """Whether there is a slot; if not, the stream is woken when there is one, and not before."""
+        self._is_parked = not self._slots.take(self)
+        return not self._is_parked
 
     def _caught_up(self) -> int | None:
         """Nothing is newer than the position."""
