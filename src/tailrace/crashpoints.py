@@ -15,6 +15,7 @@ CRASH_POINTS = (
     "source.in-read",
     "mirror.in-rewrite",
     "mirror.before-commit",
+    "mirror.after-changes",
     "mirror.after-commit",
     "mirror.after-batch",
     "mirror.in-recovery",

@@ -41,6 +41,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
     help="Mirror this collection, into TABLE/SCOPE.NAME or PATH; may be repeated.",
 )
 @click.option("--keep-deletes", is_flag=True, help="Keep deleted documents as rows that are marked as such.")
+@click.option("--changes", metavar="PATH", help="Append every change to this Delta table too.")
 @click.option("--trigger", type=DURATION, help="Time between two commits.  [default: as fast as it goes]")
 @click.option("--max-rows", type=INTEGER, help="The most changes of a batch.")
 @click.option(
@@ -55,6 +56,7 @@ def command(
     once: bool,
     collections: tuple[str, ...],
     keep_deletes: bool,
+    changes: str | None,
     trigger: float | None,
     max_rows: int | None,
     work_dir: str | None,
@@ -99,6 +101,7 @@ def command(
             url,
             collection_paths(table, collections),
             keep_deletes=keep_deletes,
+            changes=changes,
             work_dir=work_dir,
             options=source_options_of(url, tls, more),
             on_applied=applied,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ..connstr import ConnectionString
 from ..errors import TailraceError, UsageError
+from .common import Session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,19 +35,20 @@ def spark_options(function: F) -> F:
 
 @contextlib.contextmanager
 def open_spark(master: str | None, conf: tuple[str, ...], *, name: str) -> Iterator[SparkSession]:
-    """A Spark session that says little; stopped at the end."""
+    """A Spark session that says nothing unless ``--debug`` is given; stopped at the end."""
     try:
         import deltalake  # noqa: F401
         import pyspark  # noqa: F401
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed; run: pip install 'tailrace[spark]'") from None
-    from ..spark.session import session
+    from ..spark.session import prepare_environment, session
 
+    debug = click.get_current_context().ensure_object(Session).debug
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        "spark.log.level": "ERROR",
+        "spark.log.level": "WARN" if debug else "ERROR",
     }
     for text in conf:
         key, equals, value = text.partition("=")
@@ -54,11 +57,36 @@ def open_spark(master: str | None, conf: tuple[str, ...], *, name: str) -> Itera
         settings[key] = value
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    spark = session(name, master=master, **settings)
+    prepare_environment()
+    with tempfile.TemporaryFile() as said:
+        if not debug and "SPARK_REMOTE" not in os.environ:
+            _start_quiet_java(settings, said)
+        spark = session(name, master=master, **settings)
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def _start_quiet_java(settings: Mapping[str, str], said: IO[bytes]) -> None:
+    """Start Spark's Java with its stderr in a file: no logging set-up is early enough to keep Java's own
+    warnings, and those of the Python workers below it, out of what people look at.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:
+        return
     try:
-        yield spark
-    finally:
-        spark.stop()
+        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        gateway = launch_gateway(conf, {"stderr": said})  # type: ignore[no-untyped-call]
+    except PySparkRuntimeError as error:
+        said.seek(0)
+        lines = said.read().decode(errors="replace").strip().splitlines()
+        why = next((line.strip() for line in lines if "rror" in line), str(error))
+        raise TailraceError(f"Java did not start for Spark: {why}, see --debug for all of it") from error
+    SparkContext._ensure_initialized(gateway=gateway)
 
 
 def source_options_of(url: ConnectionString, tls: dict[str, Any], more: dict[str, str]) -> dict[str, str]:

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import mirror, verify
+    from .changelog import live_changes
     from .documents import infer_schema, rescued_count, typed
     from .session import prepare_environment, session
     from .source import register
 
 __all__ = [
     "infer_schema",
+    "live_changes",
     "mirror",
     "prepare_environment",
     "register",
@@ -36,6 +38,7 @@ __all__ = [
 _HOMES = {
     "mirror": "api",
     "verify": "api",
+    "live_changes": "changelog",
     "infer_schema": "documents",
     "rescued_count": "documents",
     "typed": "documents",

@@ -41,6 +41,7 @@ def prepare_mirror(
     tables: str | Mapping[str, str],
     *,
     keep_deletes: bool = False,
+    changes: str | None = None,
     work_dir: str | Path | None = None,
     options: Mapping[str, str] | None = None,
     storage_options: dict[str, str] | None = None,
@@ -50,8 +51,8 @@ def prepare_mirror(
     """A mirror that has not been started; see `mirror`."""
     given = source_options(url, options)
     specs = _specs(tables)
-    if isinstance(tables, Mapping):
-        given["collections"] = ",".join(f"{spec.scope}.{spec.collection}" for spec in specs)
+    # No filter for the node: it names collections by their id, and one that is dropped and made again has
+    # another. The position would move on over its documents. The tables take what is theirs by name.
     with open_source(parse_options(given), "spark-mirror") as source:
         vbucket_count = source.vbucket_count
     return Mirror(
@@ -65,6 +66,7 @@ def prepare_mirror(
         storage_options,
         on_applied,
         frozenset(start_over),
+        changes,
     )
 
 
@@ -76,6 +78,7 @@ def mirror(
     once: bool = False,
     trigger_s: float | None = None,
     keep_deletes: bool = False,
+    changes: str | None = None,
     work_dir: str | Path | None = None,
     options: Mapping[str, str] | None = None,
     storage_options: dict[str, str] | None = None,
@@ -87,6 +90,9 @@ def mirror(
     the query ends when it has caught up with the moment of its start. Exactly once, whatever is killed: the
     position stands in the table itself. When the bucket takes changes back, so does the table.
 
+    ``changes`` is the path of a change log: a Delta table to which every change is appended, once; see
+    `live_changes`.
+
     ``work_dir`` is for this run's checkpoint and staged rows; on a cluster it must be seen by all executors.
     ``options`` are options of the source, such as ``maxOffsetsPerTrigger``.
     """
@@ -95,6 +101,7 @@ def mirror(
         url,
         tables,
         keep_deletes=keep_deletes,
+        changes=changes,
         work_dir=work_dir,
         options=options,
         storage_options=storage_options,

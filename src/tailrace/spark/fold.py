@@ -21,6 +21,7 @@ __all__ = [
     "DELETED",
     "DOCUMENT_OPS",
     "TABLE_SCHEMA",
+    "as_text",
     "documents_of",
     "fold",
     "number_documents",
@@ -95,8 +96,8 @@ def rows_of(changes: pa.Table, *, keep_deletes: bool = False) -> pa.Table:
     is_mutation = pc.equal(changes["op"], "mutation")
     if not keep_deletes:
         changes = changes.filter(is_mutation)
-    key, key_base64 = _as_text(changes["key"])
-    value, value_base64 = _as_text(changes["value"])
+    key, key_base64 = as_text(changes["key"])
+    value, value_base64 = as_text(changes["value"])
     columns = [key, key_base64, value, value_base64]
     columns += [changes[field.name].cast(field.type) for field in list(TABLE_SCHEMA)[4:]]
     if keep_deletes:
@@ -144,7 +145,7 @@ def _last_of_each(numbers: NDArray[np.int64]) -> NDArray[np.intp]:
     return np.sort(len(numbers) - 1 - from_behind)
 
 
-def _as_text(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+def as_text(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     """Bytes as text where they are UTF-8, else as base64 in the second column."""
     nothing = pa.chunked_array([pa.nulls(len(column), pa.string())])
     try:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 from ..crashpoints import crash_point
 from ..errors import UsageError
 from ..model import Position, format_positions
+from .changelog import CHANGES_SCHEMA, ChangeLog
 from .fold import table_schema
 from .options import MIRROR, MirrorOption, group_of
-from .rewrite import RESULT_DDL, GroupResult, Rewrite, Target
+from .rewrite import CHANGES, RESULT_DDL, GroupResult, Rewrite, Target
 from .table import MirrorTable, TableChanged
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ class Mirror:
     on_applied: Callable[[Applied], None] | None = None
     start_over: frozenset[int] = frozenset()
     """VBuckets that are to be read again from the beginning, whatever the tables hold of them."""
+    changes_uri: str | None = None
+    """Where the change log is, if there is to be one."""
+    changes: MirrorTable | None = None
     tables: list[MirrorTable] = field(default_factory=list)
     _staged: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
@@ -126,6 +130,18 @@ class Mirror:
             )
             table.claim()
             self.tables.append(table)
+        if self.changes_uri is not None:
+            source = {
+                "bucket": self.bucket,
+                "scope": "*",
+                "collection": "*",
+                "changes": True,
+                "vbuckets": self.vbucket_count,
+            }
+            self.changes = MirrorTable.open_or_create(
+                self.changes_uri, schema=CHANGES_SCHEMA, source=source, storage_options=self.storage_options
+            )
+            self.changes.claim()
 
     def _agree(self) -> tuple[dict[int, Position], dict[int, tuple[int, int, list[int] | None]]]:
         """The position that all tables go on from, and the vbuckets that must be set back to it first.
@@ -139,7 +155,7 @@ class Mirror:
         for vbucket in range(self.vbucket_count):
             stands = {version.position(vbucket) for version in current}
             versions: list[int] | None = None
-            if vbucket in self.start_over:
+            if vbucket in self.start_over or self._log_lacks(vbucket, stands):
                 agreed[vbucket] = Position.BEGINNING
             elif len(stands) == 1:
                 agreed[vbucket] = stands.pop()
@@ -148,6 +164,12 @@ class Mirror:
                 agreed[vbucket], versions = self._last_common(vbucket)
             resets[vbucket] = (agreed[vbucket].vb_uuid, agreed[vbucket].seqno, versions)
         return agreed, resets
+
+    def _log_lacks(self, vbucket: int, stands: set[Position]) -> bool:
+        """Whether the change log has not been where a table is: then everything must come once more."""
+        if self.changes is None:
+            return False
+        return self.changes.current.position(vbucket).seqno < max(position.seqno for position in stands)
 
     def _last_common(self, vbucket: int) -> tuple[Position, list[int] | None]:
         """The newest position that every table has had, and the version of each that had it."""
@@ -183,10 +205,27 @@ class Mirror:
             files = self._files_by_group(table)
             targets.append(Target(table.uri, spec.scope, spec.collection, files, self.keep_deletes))
         rewrite = Rewrite(
-            tuple(targets), self._group_of, str(self._staging), dict(self._staged), self.storage_options
+            tuple(targets),
+            self._group_of,
+            str(self._staging),
+            dict(self._staged),
+            self.storage_options,
+            self._change_log(),
         )
         rows = batch.mapInArrow(rewrite, RESULT_DDL).collect()
         return [GroupResult.from_json(row.target, row.group, row.result) for row in rows]
+
+    def _change_log(self) -> ChangeLog | None:
+        if self.changes is None:
+            return None
+        self.changes.refresh()
+        return ChangeLog(
+            self.changes.uri,
+            dict(self.options),
+            self.changes.current.positions,
+            self.changes.version + 1,
+            self.storage_options,
+        )
 
     def _files_by_group(self, table: MirrorTable) -> dict[int, tuple[str, ...]]:
         found: dict[int, tuple[str, ...]] = {}
@@ -197,6 +236,8 @@ class Mirror:
 
     def _commit(self, results: Sequence[GroupResult], batch_id: int) -> None:
         crash_point("mirror.before-commit")
+        self._commit_changes([result for result in results if result.target == CHANGES])
+        results = [result for result in results if result.target != CHANGES]
         for index, table in enumerate(self.tables):
             own = [result for result in results if result.target == index]
             positions = dict(table.current.positions)
@@ -212,6 +253,18 @@ class Mirror:
             self._staged[result.group] = result.staged
         if self.on_applied is not None:
             self._tell(results, batch_id)
+
+    def _commit_changes(self, results: Sequence[GroupResult]) -> None:
+        """The log goes first: what a crash keeps from the tables comes again, and the log knows it then."""
+        if self.changes is None:
+            return
+        positions = dict(self.changes.current.positions)
+        for result in results:
+            positions.update(result.positions)
+        added = [file for result in results for file in result.added]
+        if added or positions != self.changes.current.positions:
+            self.changes.commit(added, [], positions)
+            crash_point("mirror.after-changes")
 
     def _tell(self, results: Sequence[GroupResult], batch_id: int) -> None:
         assert self.on_applied is not None

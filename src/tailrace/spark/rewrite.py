@@ -23,13 +23,17 @@ import pyarrow.parquet as pq
 
 from ..crashpoints import crash_point
 from ..model import Position
+from .changelog import ChangeLog, Logger
 from .fold import DOCUMENT_OPS, fold, table_schema
 from .table import DataFile, MirrorTable, file_system, read_rows, write_file
 
-__all__ = ["RESULT_DDL", "GroupResult", "Reset", "Rewrite", "Target"]
+__all__ = ["CHANGES", "RESULT_DDL", "GroupResult", "Reset", "Rewrite", "Target"]
 
 RESULT_DDL = "target int, group int, result string"
 _RESULT_SCHEMA = pa.schema([("target", pa.int32()), ("group", pa.int32()), ("result", pa.string())])
+
+CHANGES = -1
+"""Stands for the change log where a result names its table."""
 
 _WIDTH = 1 << 64
 
@@ -110,6 +114,8 @@ class Rewrite:
     staged: Mapping[int, tuple[str, ...]]
     """By group, the rows that were set aside in earlier batches."""
     storage_options: dict[str, str] | None = None
+    changes: ChangeLog | None = None
+    """Where every change goes beside, if anywhere."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rewrite the groups of one partition."""
@@ -118,12 +124,16 @@ class Rewrite:
             return
         rows = pa.Table.from_batches(received)
         groups = np.asarray(self.group_of, dtype=np.int32)[rows["vbucket"].to_numpy()]
+        logger = Logger(self.changes) if self.changes is not None else None
         for group in np.unique(groups).tolist():
-            for result in self._rewrite_group(group, rows.filter(pa.array(groups == group))):
-                yield pa.record_batch([[result.target], [group], [result.to_json()]], schema=_RESULT_SCHEMA)
+            for result in self._rewrite_group(group, rows.filter(pa.array(groups == group)), logger):
+                yield _as_batch(result)
             crash_point("mirror.in-rewrite")
+        if logger is not None:
+            logged = logger.finish()
+            yield _as_batch(GroupResult(CHANGES, 0, logged.added, (), logged.positions, (), logged.changes))
 
-    def _rewrite_group(self, group: int, rows: pa.Table) -> Iterator[GroupResult]:
+    def _rewrite_group(self, group: int, rows: pa.Table, logger: Logger | None) -> Iterator[GroupResult]:
         """Fold a group's rows into each table, and set aside what is not whole."""
         earlier = self.staged.get(group, ())
         if earlier:
@@ -133,6 +143,8 @@ class Rewrite:
         is_whole = pc.is_in(rows["vbucket"], value_set=pa.array(list(whole), pa.int32()))
         ready, waiting = rows.filter(is_whole), rows.filter(pc.invert(is_whole))
         staged = (self._write_staged(group, waiting),) if waiting.num_rows else ()
+        if logger is not None:
+            logger.add(ready, whole)
         for index, target in enumerate(self.targets):
             yield self._rewrite_target(index, target, group, ready, whole, staged)
 
@@ -180,6 +192,10 @@ class Rewrite:
         filesystem, root = file_system(self.staging_uri, self.storage_options)
         rows = pq.read_table(f"{root}/{name}", filesystem=filesystem)
         return rows.filter(pc.not_equal(rows["op"], "position"))
+
+
+def _as_batch(result: GroupResult) -> pa.RecordBatch:
+    return pa.record_batch([[result.target], [result.group], [result.to_json()]], schema=_RESULT_SCHEMA)
 
 
 _RESETS = pa.array(["rollback", "flush"])

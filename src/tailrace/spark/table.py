@@ -321,7 +321,8 @@ class MirrorTable:
         """
         if self._run is None:
             raise UsageError("the table was not claimed")
-        sizes = {file.path: file.size for file in self.files()}
+        removed = list(removed)
+        sizes = {file.path: file.size for file in self.files()} if removed else {}
         now_ms = self._clock.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.size, {}, now_ms, True, _stats(file)) for file in added
