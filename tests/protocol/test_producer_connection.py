@@ -400,7 +400,7 @@ def test_backfill_waits_only_for_a_slot() -> None:
 
 
 def test_changes_do_not_wake_a_backfill_that_waits_for_a_slot() -> None:
-    consumer = backfilling(3, 100, backfill_order="sequential")
+    consumer = backfilling(3, 300, backfill_order="sequential")
     consumer.pull(CHUNK_BYTES)
     consumer.pull(CHUNK_BYTES)
     consumer.woken = 0

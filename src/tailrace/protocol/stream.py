@@ -253,6 +253,8 @@ class ProducerStream:
                     break
                 if self._batch is None:
                     work += read
+        if self.is_finished:
+            self.is_ready = False
         return max(work, 1)
 
     def _send_batch(self, batch: Batch, out: list[bytes | memoryview], room: int) -> int:
