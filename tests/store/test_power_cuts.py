@@ -6,7 +6,7 @@ import contextlib
 import random
 
 import pytest
-from crash_script import Script, begin, check_recovered, look, open_store, rehearse
+from crash_script import KEYS, Script, begin, check_recovered, look, open_store, rehearse
 from helpers_store import state_of, stream
 
 from tailrace.errors import StoreError
@@ -191,3 +191,42 @@ def test_a_full_disk_keeps_serving_reads() -> None:
     files.plan = None
     bucket.rollback({0: 1}, branch=True)
     assert Document.of(vb.get(b"\0k1")).value == b"1"
+
+
+@pytest.mark.parametrize("merging", [False, True])
+def test_a_manifest_that_may_not_survive(merging: bool) -> None:
+    """Its rename happened, the sync after it failed: whichever comes back must find its files."""
+    disk = SimulatedDisk()
+    files = FaultyFiles(disk)
+    _, script = begin(files, 1)
+    bucket = script.bucket
+    vb = bucket.vbuckets[0]
+    for i in range(60):
+        vb.set(KEYS[i % 12], b"%d" % i)
+        if i % 20 == 19:
+            bucket.seal()
+    vb.set(KEYS[0], b"last")
+    bucket.flush()
+    wanted = look(bucket)["vbuckets"]
+
+    def plan(_call: int, name: str, _path: str, _size: int) -> Fault | None:
+        after_rename = files.trace[-2] == ("rename", "bucket.default/MANIFEST")
+        return Fault(io_error()) if name == "sync_directory" and after_rename else None
+
+    files.plan = plan
+    if merging:
+        bucket.compact()
+    else:
+        bucket.seal()
+    assert not bucket.manifest_is_durable
+    assert look(bucket)["vbuckets"] == wanted
+    files.plan = None
+    for seed in range(20):
+        again = open_store(disk.power_cut(random.Random(seed)), 2).buckets["default"]
+        assert look(again)["vbuckets"] == wanted
+    bucket.vbuckets[1].set(KEYS[0], b"")
+    bucket.seal()
+    assert bucket.manifest_is_durable
+    names = disk.names("bucket.default")
+    assert len([name for name in names if name.startswith("segment")]) == len(bucket.segments)
+    check_whole(open_store(disk.power_cut(random.Random(1)), 3).buckets["default"])

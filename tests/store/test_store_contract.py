@@ -320,8 +320,10 @@ class TestStreams:
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
         vb.set(b"\0a", b"1")
-        vb.set(b"\0a", b"2", expiry=4_000_000_000)
+        vb.set(b"\0a", b"2")
         assert vb.snapshot_after(0).read().traits == 0
+        vb.set(b"\0a", b"2", expiry=4_000_000_000)
+        assert vb.snapshot_after(0).read().traits == Trait.EXPIRES
         vb.set(b"\0b", b"\0\0\0\0", datatype=Datatype.XATTR)
         vb.set(b"\0c", b"\0\0", datatype=Datatype.SNAPPY | Datatype.JSON)
         vb.set(b"\x08c", b"")
