@@ -208,7 +208,9 @@ def operate(node, rng, count):
 
 
 def run(node, seed, rounds, operations):
+    """Operate, let something happen, read, and again; what happened."""
     rng = random.Random(seed)
+    happened = []
     readers = Readers(node)
     operate(node, rng, operations)
     readers.connect()
@@ -216,6 +218,7 @@ def run(node, seed, rounds, operations):
         operate(node, rng, operations)
         readers.read()
         what = rng.choice(["restart", "kill", "flush", "rewind", "none", "close checkpoints"])
+        happened.append(what)
         if what in ("restart", "kill"):
             operate(node, rng, operations)
             readers.close()
@@ -238,6 +241,7 @@ def run(node, seed, rounds, operations):
     operate(node, rng, operations)
     readers.read()
     readers.close()
+    return happened
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -250,7 +254,7 @@ def test_four_readers_end_in_equal_maps(seed):
 @pytest.mark.timeout(900)
 def test_four_readers_of_a_hundred_thousand_operations():
     with tailrace.testing.node(vbuckets=VBUCKETS, settings={"memory_quota": "16m"}) as node:
-        run(node, 4711, rounds=20, operations=2_500)
+        assert {"kill", "restart", "flush", "rewind"} <= set(run(node, 4711, rounds=20, operations=4_600))
 
 
 def test_keys_only_sees_the_same_keys():
