@@ -573,3 +573,31 @@ def test_what_is_not_for_old_readers_is_passed_over(node, draft):
         reader = UprReader(draft, 1)
         reader.read(peer, "over-ok")
         assert set(reader.documents) == {b"mine"}
+
+
+@both
+def test_flush_reaches_a_stream_that_waits_for_its_turn_to_be_read(draft):
+    """A connection backfills few vbuckets at once; those that wait must hear of the flush, and go on."""
+    settings = {"backfill_buffer": "256k"}
+    with tailrace.testing.node(vbuckets=4, settings=settings) as node:
+        for number in range(200):
+            node.set(f"k{number}", b"v" * 200_000, vbucket=number % 4)
+        node.call(
+            lambda one: (one.buckets["default"].store.seal(), one.buckets["default"].store.forget_memory())
+        )
+        with Peer(node, receive_buffer=4096) as peer:
+            readers = {number: UprReader(draft, number) for number in range(4)}
+            for number in reversed(
+                readers
+            ):  # so that those that wait are flushed before the one that is read
+                peer.send(draft.request(number, opaque=number))
+            found = peer.next()
+            while readers[found.opaque].take(found) != "mutation":
+                found = peer.next()
+            node.flush()
+            for number in readers:
+                node.set("new", b"v", vbucket=number)
+            while any(set(reader.documents) != {b"new"} for reader in readers.values()):
+                found = peer.next()
+                readers[found.opaque].take(found)
+            assert all("flush" in reader.words for reader in readers.values())

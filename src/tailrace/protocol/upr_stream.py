@@ -199,6 +199,7 @@ class UprStream(ProducerStream):
         self._high_seqno = 0
         self._close_snapshots()
         self._slots.release(self)
+        self._is_parked = False
         self._batch = None
         self.position = self._announced_end = self._last_sent_seqno = 0
         # What waits to be said stays, in order; only the items between are gone.
