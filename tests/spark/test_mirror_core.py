@@ -18,7 +18,7 @@ from tailrace.history import FailoverLog, rollback_seqno
 from tailrace.model import Position
 from tailrace.spark.fold import TABLE_SCHEMA, documents_of
 from tailrace.spark.rewrite import GroupResult, Rewrite, Target
-from tailrace.spark.table import Fenced, MirrorTable
+from tailrace.spark.table import Fenced, MirrorTable, write_file
 
 VBUCKETS = 8
 GROUP_OF = tuple(vbucket // 4 for vbucket in range(VBUCKETS))
@@ -238,3 +238,23 @@ def test_versions_are_numbered_right_while_another_writes(tmp_path: Path) -> Non
     expected = {seqno: seqno + 1 for seqno in range(1, 6)}  # made and claimed before that
     assert {position.seqno: version for version, position in reader.lineage(0)} == expected
     assert writer.current.version == writer.version == 6
+
+
+def test_a_vacuum_keeps_the_ways_back_that_it_is_told_to_keep(tmp_path: Path) -> None:
+    uri = str(tmp_path / "table")
+    table = MirrorTable.open_or_create(uri, schema=TABLE_SCHEMA, source=SOURCE)
+    table.claim()
+    before: list[str] = []
+    for seqno in range(1, 6):
+        row = {"key": "k", "value": "1", "vbucket": 0, "vb_uuid": 7, "seqno": seqno}
+        rows = [row]
+        file = write_file(pa.Table.from_pylist(rows, schema=TABLE_SCHEMA), uri, f"part-{seqno}.parquet")
+        table.commit([file], before, {0: Position.at(7, seqno)})
+        before = [file.path]
+    write_file(pa.Table.from_pylist(rows, schema=TABLE_SCHEMA), uri, "orphan.parquet")
+    assert [position.seqno for _, position in table.lineage(0)] == [5, 4, 3, 2, 1]
+    gone = table.vacuum(keep_hours=0, keep_versions=3)
+    assert sorted(gone) == ["orphan.parquet", "part-1.parquet", "part-2.parquet"]
+    assert [position.seqno for _, position in MirrorTable.open(uri).lineage(0)] == [5, 4, 3]
+    table.refresh()
+    table.commit([], [], {0: Position.at(7, 6)})  # a vacuum makes commits of its own, and fences nobody

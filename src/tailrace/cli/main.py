@@ -47,6 +47,7 @@ COMMANDS = {
     "mirror": "Keep a table in step with the bucket, on Spark.",
     "plan": "Say what a restart of that mirror would do.",
     "verify": "Compare every document of bucket and table.",
+    "vacuum": "Delete the files of a mirror's table that nobody needs any more.",
     "demo": "Show the whole: node, mirror, a failover that loses changes, and the repair.",
     "completion": "Print a script that completes tailrace's command lines in your shell.",
 }

@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
+from ..clock import SYSTEM
 from ..connstr import ConnectionString
+from ..store.files import atomic_write
 from .client import tls_options
 from .common import DURATION, INTEGER, json_option, note, progress, url_argument
 from .common import command as make_command
@@ -45,6 +47,11 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @click.option("--trigger", type=DURATION, help="Time between two commits.  [default: as fast as it goes]")
 @click.option("--max-rows", type=INTEGER, help="The most changes of a batch.")
 @click.option(
+    "--metrics-file",
+    type=click.Path(dir_okay=False),
+    help="Write figures for Prometheus here after each batch (node_exporter's textfile collector).",
+)
+@click.option(
     "--work-dir", type=click.Path(file_okay=False), help="For this run's checkpoint and staged rows."
 )
 @spark_options
@@ -59,6 +66,7 @@ def command(
     changes: str | None,
     trigger: float | None,
     max_rows: int | None,
+    metrics_file: str | None,
     work_dir: str | None,
     master: str | None,
     conf: tuple[str, ...],
@@ -74,13 +82,15 @@ def command(
     more = {"maxOffsetsPerTrigger": str(max_rows)} if max_rows else {}
     with open_spark(master, conf, name="tailrace mirror") as spark, progress("mirroring", None) as bar:
         from ..spark.api import prepare_mirror
+        from ..spark.lag import Lag, LagListener, prometheus_text
         from ..spark.mirroring import Applied
 
-        total = 0
+        total = rollbacks = 0
 
         def applied(what: Applied) -> None:
-            nonlocal total
+            nonlocal total, rollbacks
             total += what.changes
+            rollbacks += len(what.rolled_back)
             bar.advance(what.changes)
             if what.rolled_back:
                 note(f"the bucket took changes back: rolled back {len(what.rolled_back)} vbuckets")
@@ -96,6 +106,23 @@ def command(
                     )
                 )
 
+        def reported(lag: Lag) -> None:
+            left = f", {lag.eta_s:.0f} s left" if lag.eta_s else ""
+            bar.describe(f"mirroring, {lag.rows_per_second:,.0f}/s, {lag.changes:,} behind{left}")
+            if metrics_file is not None:
+                figures = {
+                    "tailrace_mirror_changes_total": ("counter", "Changes applied in this run.", total),
+                    "tailrace_mirror_rollbacks_total": ("counter", "VBuckets that went back.", rollbacks),
+                    "tailrace_mirror_lag_changes": ("gauge", "Changes behind the bucket.", lag.changes),
+                    "tailrace_mirror_rate": ("gauge", "Rows a second, last batch.", lag.rows_per_second),
+                    "tailrace_mirror_batch": ("gauge", "Number of the last batch.", lag.batch),
+                    "tailrace_mirror_version": ("gauge", "Version of the table.", mirror.tables[0].version),
+                    "tailrace_mirror_reported_seconds": ("gauge", "When, unix time.", SYSTEM.time_ns() / 1e9),
+                }
+                text = prometheus_text(figures, {"bucket": url.bucket, "table": table})
+                atomic_write(metrics_file, text.encode())
+
+        spark.streams.addListener(LagListener(reported))
         mirror = prepare_mirror(
             spark,
             url,

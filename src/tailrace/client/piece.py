@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..columns.batch import SCHEMA, to_batch
+from ..columns.batch import SCHEMA, Names, to_batch
 from ..model import Position
 from ..protocol.chunk import Carried, Control, Delivery, Ended, MarkerReceived, Opened, Segment
 from ..protocol.dcp_consumer import DcpConsumer
@@ -268,7 +268,7 @@ class Piece:
                 if told.row > first:
                     yield self._batch(first, told.row, no_value=no_value)
                     first = told.row
-                yield _row(self._say(told), self._catalog.names.bucket)
+                yield _row(self._say(told), self._catalog.names)
         if first < self.row_count:
             yield self._batch(first, self.row_count, no_value=no_value)
 
@@ -307,11 +307,11 @@ def _unpack(value: bytes, datatype: int) -> tuple[bytes, dict[str, Any] | None]:
     return body, {name: json.loads(text) for name, text in xattrs.items()}
 
 
-def _row(event: Event, bucket: str) -> pa.RecordBatch:
+def _row(event: Event, names: Names) -> pa.RecordBatch:
     """One event as a batch of one row: ``op`` is ``rollback`` or ``system``, ``value`` the event as JSON."""
     columns: dict[str, Any] = {
         "op": "rollback" if isinstance(event, Rollback) else "system",
-        "bucket": bucket,
+        "bucket": names.bucket,
         "vbucket": event.vbucket,
     }
     if isinstance(event, Rollback | SystemEvent):
@@ -319,6 +319,8 @@ def _row(event: Event, bucket: str) -> pa.RecordBatch:
     if isinstance(event, SystemEvent):
         columns |= {"key": event.name.encode(), "value": json_line(event).strip()}
         columns |= dict(zip(("snapshot_start", "snapshot_end"), map(_signed, event.snapshot), strict=True))
+        if event.collection_id is not None and event.collection_id in names.collections:
+            columns["scope"], columns["collection"] = names.collections[event.collection_id]
     return pa.RecordBatch.from_pylist([columns], schema=SCHEMA)
 
 

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from .api import mirror, verify
     from .changelog import live_changes
     from .documents import infer_schema, rescued_count, typed
+    from .lag import Lag, LagListener
     from .session import prepare_environment, session
     from .source import register
 
 __all__ = [
+    "Lag",
+    "LagListener",
     "infer_schema",
     "live_changes",
     "mirror",
@@ -39,6 +42,8 @@ _HOMES = {
     "mirror": "api",
     "verify": "api",
     "live_changes": "changelog",
+    "Lag": "lag",
+    "LagListener": "lag",
     "infer_schema": "documents",
     "rescued_count": "documents",
     "typed": "documents",

@@ -12,17 +12,18 @@ import pyarrow as pa
 
 from ..client.blocking import BlockingSource, connect_sync
 from ..client.events import Rollback
+from ..client.kv import KvClient
 from ..client.piece import Piece
 from ..client.tls import TlsOptions
 from ..columns import SCHEMA
-from ..connstr import parse
+from ..connstr import ConnectionString, parse
 from ..errors import TailraceError
 from ..model import Position
 from .options import Options
 from .spool import Delivery
 from .table import MirrorTable
 
-__all__ = ["DataLoss", "Feed", "RolledBack", "open_source", "position_rows"]
+__all__ = ["DataLoss", "Feed", "RolledBack", "collection_paths", "open_source", "position_rows"]
 
 _MAX_ROWS = 50_000
 """Rows of a delivery: what becomes one file of the spool a partition."""
@@ -36,20 +37,40 @@ class DataLoss(TailraceError):
     """Changes were purged before the query read them."""
 
 
-def open_source(options: Options, purpose: str) -> BlockingSource:
-    """A consumer as the options of a Spark read describe it."""
+def _where(options: Options) -> tuple[ConnectionString, TlsOptions | None]:
+    """What the options say of the bucket's address."""
     where = parse(options.connection_string)
-    if options.bucket is not None:
-        where = replace(where, bucket=options.bucket)
+    where = replace(
+        where,
+        bucket=options.bucket or where.bucket,
+        username=options.username or where.username,
+        password=where.password if options.password is None else options.password,
+    )
     tls = None
     if options.tls_ca_file or options.tls_client_cert:
         tls = TlsOptions(
             ca_file=options.tls_ca_file, cert_file=options.tls_client_cert, key_file=options.tls_client_key
         )
+    return where, tls
+
+
+def collection_paths(options: Options) -> set[str]:
+    """The collections that the bucket has now, as ``scope.collection``."""
+    where, tls = _where(options)
+    with KvClient(where, tls=tls) as client:
+        manifest = client.manifest() if client.collections else {}
+    return {"_default._default"} | {
+        f"{scope['name']}.{collection['name']}"
+        for scope in manifest.get("scopes", ())
+        for collection in scope["collections"]
+    }
+
+
+def open_source(options: Options, purpose: str) -> BlockingSource:
+    """A consumer as the options of a Spark read describe it."""
+    where, tls = _where(options)
     return connect_sync(
         where,
-        username=options.username,
-        password=options.password,
         purpose=purpose,
         scope=options.scope or "",
         collections=options.collections or (),

@@ -19,8 +19,9 @@ from ..crashpoints import crash_point
 from ..errors import UsageError
 from ..model import Position, format_positions
 from .changelog import CHANGES_SCHEMA, ChangeLog
+from .feed import collection_paths
 from .fold import table_schema
-from .options import MIRROR, MirrorOption, group_of
+from .options import MIRROR, MirrorOption, group_of, parse_options
 from .rewrite import CHANGES, RESULT_DDL, GroupResult, Rewrite, Target
 from .table import MirrorTable, TableChanged
 
@@ -82,6 +83,7 @@ class Mirror:
     def start(self, *, once: bool = False, trigger_s: float | None = None) -> StreamingQuery:
         """Claim the tables and start the query."""
         self._open_tables()
+        self._empty_dropped()
         positions, resets = self._agree()
         crash_point("mirror.in-recovery")
         run = self.work_dir / uuid.uuid4().hex
@@ -101,7 +103,7 @@ class Mirror:
             "failOnDataLoss": "false",
             MIRROR: mirror.to_text(),
         }
-        frame = self.spark.readStream.format("tailrace").options(**options).load()
+        frame = _observed(self.spark.readStream.format("tailrace").options(**options).load())
         writer = frame.writeStream.foreachBatch(self._apply).option(
             "checkpointLocation", str(run / "checkpoint")
         )
@@ -142,6 +144,17 @@ class Mirror:
                 self.changes_uri, schema=CHANGES_SCHEMA, source=source, storage_options=self.storage_options
             )
             self.changes.claim()
+
+    def _empty_dropped(self) -> None:
+        """Empty the tables of collections that are gone: the stream names those by numbers that only they
+        who saw them begin can tell.
+        """
+        if all((spec.scope, spec.collection) == ("_default", "_default") for spec in self.specs):
+            return
+        there = collection_paths(parse_options(self.options))
+        for spec, table in zip(self.specs, self.tables, strict=True):
+            if f"{spec.scope}.{spec.collection}" not in there and table.files():
+                table.commit([], [file.path for file in table.files()], table.current.positions)
 
     def _agree(self) -> tuple[dict[int, Position], dict[int, tuple[int, int, list[int] | None]]]:
         """The position that all tables go on from, and the vbuckets that must be set back to it first.
@@ -277,3 +290,15 @@ class Mirror:
                 self.tables[0].current.positions,
             )
         )
+
+
+def _observed(frame: DataFrame) -> DataFrame:
+    """Figures of each batch that stand in ``query.lastProgress`` under ``tailrace``."""
+    from pyspark.sql import functions as sf
+
+    return frame.observe(
+        "tailrace",
+        sf.count_if(sf.col("op").isin("mutation", "deletion", "expiration")).alias("changes"),
+        sf.count_if(sf.col("op") == "rollback").alias("rollbacks"),
+        sf.sum(sf.length("value")).alias("value_bytes"),
+    )

@@ -39,10 +39,11 @@ _WIDTH = 1 << 64
 
 
 class Reset(NamedTuple):
-    """A vbucket goes back: to its rows in an earlier version, or (None) to nothing, and to that seqno."""
+    """A vbucket goes back: to its rows in an earlier version, or (None) to nothing."""
 
     version: int | None
-    seqno: int
+    seqno: int | None
+    """Where it went back to; None where it only lost its rows, with its collection."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class Rewrite:
         if after.num_rows:
             name = f"part-{group:04d}-{uuid.uuid4().hex}.parquet"
             added = (write_file(after, target.uri, name, storage_options=self.storage_options),)
-        seqnos = {vbucket: one.seqno for vbucket, one in resets.items()}
+        seqnos = {vbucket: one.seqno for vbucket, one in resets.items() if one.seqno is not None}
         return GroupResult(index, group, added, files, whole, staged, changes.num_rows, seqnos)
 
     def _rows_at(self, target: Target, version: int | None, vbucket: int) -> pa.Table:
@@ -199,6 +200,7 @@ def _as_batch(result: GroupResult) -> pa.RecordBatch:
 
 
 _RESETS = pa.array(["rollback", "flush"])
+_EMPTYING = ("collection_created", "collection_dropped")
 
 
 def _rows_for(rows: pa.Table, target: Target) -> pa.Table:
@@ -211,20 +213,24 @@ def _after_resets(rows: pa.Table, target: int, vbucket_count: int) -> tuple[pa.T
     """The changes that count, and the vbuckets that were set back, each with the version that it goes back
     to.
 
-    A change counts if no rollback of its vbucket, and no end of its collection, follows it.
+    A change counts if no rollback of its vbucket, and no end or new beginning of its collection, follows it.
     """
     resets: dict[int, Reset] = {}
     is_reset = pc.is_in(rows["op"], value_set=_RESETS).to_numpy(zero_copy_only=False)
     for index in np.flatnonzero(pc.equal(rows["op"], "system").to_numpy(zero_copy_only=False)).tolist():
-        is_reset[index] = _ends_collection(rows["value"][index].as_py())
+        is_reset[index] = _empties_collection(rows["value"][index].as_py())
     at = np.flatnonzero(is_reset)
     if len(at):
         vbuckets = rows["vbucket"].to_numpy()
         last_reset = np.full(vbucket_count, -1, dtype=np.int64)
         for index in at.tolist():  # the last one stays
-            last_reset[vbuckets[index]] = index
+            vbucket = int(vbuckets[index])
+            last_reset[vbucket] = index
             version = _version_of(rows["value"][index].as_py(), target)
-            resets[int(vbuckets[index])] = Reset(version, rows["seqno"][index].as_py() if version else 0)
+            if rows["op"][index].as_py() == "system":
+                resets[vbucket] = Reset(None, resets[vbucket].seqno if vbucket in resets else None)
+            else:
+                resets[vbucket] = Reset(version, rows["seqno"][index].as_py() if version else 0)
         rows = rows.filter(pa.array(np.arange(len(vbuckets)) > last_reset[vbuckets]))
     return rows.filter(pc.is_in(rows["op"], value_set=DOCUMENT_OPS)), resets
 
@@ -237,8 +243,9 @@ def _last_positions(rows: pa.Table) -> dict[int, Position]:
     }
 
 
-def _ends_collection(value: bytes | None) -> bool:
-    return bool(value) and json.loads(value or b"{}").get("event") == "collection_dropped"
+def _empties_collection(value: bytes | None) -> bool:
+    """A collection that begins has nothing either, also where its end was not seen."""
+    return bool(value) and json.loads(value or b"{}").get("event") in _EMPTYING
 
 
 def _version_of(value: bytes | None, target: int) -> int | None:

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..model import Position
-from ..store.files import atomic_write
+from ..store.files import write_scratch
 
 __all__ = ["Delivery", "Segment", "Spool"]
 
@@ -98,7 +98,7 @@ class Spool:
             for partition in np.unique(partitions).tolist():
                 data = _as_file(rows.filter(pa.array(partitions == partition)))
                 path = self._directory / f"{uuid.uuid4().hex}.arrow"
-                atomic_write(path, data)
+                write_scratch(path, data)
                 files[partition] = str(path)
                 size += len(data)
         with self._changed:
@@ -181,12 +181,11 @@ class Spool:
             _unlink(segment)
 
 
-def _as_file(rows: pa.RecordBatch) -> bytes:
+def _as_file(rows: pa.RecordBatch) -> memoryview:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, rows.schema) as writer:
         writer.write_batch(rows)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return memoryview(sink.getvalue())
 
 
 def _unlink(segment: Segment) -> None:

@@ -22,6 +22,7 @@ import socket
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -349,6 +350,23 @@ class MirrorTable:
             removed.append(file.path)
         if removed:
             self.commit(added, removed, self.current.positions)
+
+    def vacuum(self, *, keep_hours: int, keep_versions: int, dry_run: bool = False) -> list[str]:
+        """Delete files that no version needs to which a rollback may return: those of the newest
+        ``keep_versions`` stay, and all that are younger than ``keep_hours``. Gives their paths.
+
+        Files that were never committed (a task that was killed) are deleted too, when they are that old.
+        """
+        kept = sorted(version.version for version in islice(self.versions(), keep_versions))
+        gone: list[str] = self._delta.vacuum(
+            retention_hours=keep_hours,
+            dry_run=dry_run,
+            enforce_retention_duration=False,
+            full=True,
+            keep_versions=kept,
+        )
+        self._existing.clear()
+        return gone
 
     def _commit(
         self,

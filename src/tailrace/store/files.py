@@ -209,6 +209,15 @@ class FileWriter:
         """The file is closed at the end of its block."""
 
 
+def write_scratch(path: str | os.PathLike[str], data: Buffer) -> None:
+    """Write a file that need not survive this machine's next start: whole or not at all, never synced."""
+    target = Path(path)
+    beside = target.with_name(f"{target.name}.part")
+    with beside.open("wb") as file:
+        file.write(data)
+    beside.rename(target)
+
+
 class DiskFile:
     """A file in a directory."""
 

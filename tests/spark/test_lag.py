@@ -1,0 +1,31 @@
+"""How far a query is behind, and how it is told."""
+
+from __future__ import annotations
+
+import json
+
+from tailrace.model import Position
+from tailrace.spark.lag import Lag, lag_by_vbucket, prometheus_text
+from tailrace.spark.offsets import to_offset
+
+
+def offset(**seqnos: int) -> str:
+    return json.dumps(to_offset({int(name[1:]): Position.at(7, seqno) for name, seqno in seqnos.items()}))
+
+
+def test_the_lag_is_what_lies_between_two_offsets() -> None:
+    assert lag_by_vbucket(offset(v0=5, v1=9), offset(v0=12, v1=9, v2=4)) == {0: 7, 1: 0, 2: 4}
+    assert lag_by_vbucket(offset(v0=12), offset(v0=5)) == {0: 0}, "the bucket went back"
+    assert lag_by_vbucket(None, None) == lag_by_vbucket("null", "null") == {}
+
+
+def test_the_time_that_is_left() -> None:
+    def lag(changes: int, rate: float) -> Lag:
+        return Lag("q", 1, 10, rate, {0: changes}, {})
+
+    assert (lag(100, 50.0).eta_s, lag(0, 0.0).eta_s, lag(3, 0.0).eta_s) == (2.0, 0.0, None)
+
+
+def test_prometheus_text() -> None:
+    text = prometheus_text({"up": ("gauge", "Whether.", 1_700_000_000.25)}, {"table": 'a"b\\c'})
+    assert text == '# HELP up Whether.\n# TYPE up gauge\nup{table="a\\"b\\\\c"} 1700000000\n'
