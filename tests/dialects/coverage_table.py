@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tailrace.wire import tap, upr
@@ -104,6 +105,7 @@ def required() -> dict[str, str]:
     return found
 
 
+@cache
 def covered() -> dict[str, list[str]]:
     """Ids and the tests that carry them, read from the sources: nothing has to be run."""
     found: dict[str, list[str]] = {}

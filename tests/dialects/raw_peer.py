@@ -349,6 +349,7 @@ class TapReader:
     checkpoints: dict[int, int] = field(default_factory=dict)  # last closed
     number: int | None = None
     check_ttl: bool = True
+    _words: list[str] = field(default_factory=list, repr=False)
 
     def connect(self, name: bytes = b"", flags: int | None = None, value: bytes = b"") -> TapReader:
         self.peer.send(tap_connect(name, flags, value))
@@ -407,11 +408,10 @@ class TapReader:
 
     def words(self) -> list[str]:
         """What came, with codes and states."""
-        names = []
-        for one in self.log:
+        for one in self.log[len(self._words) :]:
             word = TAP_WORDS[one.opcode]
-            names.append(f"{word} {one.code}" if word in ("opaque", "state") else word)
-        return names
+            self._words.append(f"{word} {one.code}" if word in ("opaque", "state") else word)
+        return self._words
 
     def read(self, word: str, vbucket: int | None = None) -> Packet:
         """Up to a message (of a vbucket)."""

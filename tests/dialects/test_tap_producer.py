@@ -806,7 +806,8 @@ def test_a_stalled_reader_costs_only_its_position():
             until(lambda: int(one_stats(node).get("eq_tapq:slow:items", 0)) > 0)
             until(lambda: node.call(work) is None, "the snapshot was let go of")
             assert int(one_stats(node)["eq_tapq:slow:sent_bytes"]) < 12 << 20
-            reader.read_until(lambda: caught_up(reader, node))
+            reader.read("opaque 8", 1)
+            assert caught_up(reader, node)
 
 
 def test_ten_thousand_documents_of_many_sizes(node, reader):
