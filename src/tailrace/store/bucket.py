@@ -492,6 +492,9 @@ class Bucket:
             generation = self.generations.pop(0)
             for vbucket in self:
                 vbucket.forget_tail(generation)
+            # They name each other: without this the frames would stay until the collector looks for circles,
+            # which a node has it do next to never.
+            generation.tails.clear()
             self.memory_bytes -= generation.bytes
 
     def full(self) -> DocumentRefused:

@@ -1,0 +1,33 @@
+"""What leaves memory leaves it at once, not when the garbage collector comes by: a node has it come seldom."""
+
+from __future__ import annotations
+
+import gc
+
+from crash_script import open_store
+
+from tailrace.store.checkpoint import Tail
+from tailrace.store.files import MemoryFiles
+
+
+def changes_in_memory() -> int:
+    return sum(len(one) for one in gc.get_objects() if isinstance(one, Tail))
+
+
+def test_sealed_changes_are_freed_without_the_collector() -> None:
+    engine = open_store(MemoryFiles(), 1)
+    bucket = engine.create_bucket("default", 2)
+    gc.collect()
+    gc.disable()
+    try:
+        before = changes_in_memory()
+        for _ in range(5):
+            for number in range(200):
+                bucket.vbuckets[number % 2].set(b"\0k%d" % number, b"v" * 100)
+            bucket.seal()
+            bucket.forget_memory()
+        assert bucket.memory_bytes == 0
+        assert changes_in_memory() == before
+    finally:
+        gc.enable()
+        engine.close()
