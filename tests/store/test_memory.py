@@ -1,4 +1,4 @@
-"""What leaves memory leaves it at once, not when the garbage collector comes by: a node has it come seldom."""
+"""What leaves memory leaves it at once; a node has the garbage collector come by next to never."""
 
 from __future__ import annotations
 
