@@ -56,6 +56,10 @@ def test_each_kind_of_difference_is_named() -> None:
         assert differences([row("a")], [row("a", **{column: other})]) == ["different a"], column
 
 
+def test_a_row_that_stands_twice_is_one_too_many() -> None:
+    assert differences([row("a"), row("b")], [row("a"), row("b"), row("a")]) == ["extra a"]
+
+
 def test_a_change_above_the_tables_position_is_said_to_be_newer() -> None:
     assert differences([row("a", seqno=7)], [row("a", seqno=3)], position=5) == ["different a newer"]
     assert differences([row("a", seqno=7)], [], position=5) == ["missing a newer"]

@@ -62,6 +62,9 @@ def compare(bucket: pa.Table, table: pa.Table, positions: NDArray[np.int64]) -> 
         why = "the bucket has deleted it" if found[row] else "the bucket has no such document"
         yield _difference("extra", table, row, why, newer=newer)
     pairs = np.flatnonzero(both)
+    again = np.setdiff1d(pairs, pairs[np.unique(match[pairs], return_index=True)[1]])
+    for row in again.tolist():
+        yield _difference("extra", table, row, "it stands in the table more than once", newer=False)
     yield from _differing(bucket, match[pairs], table, pairs, positions)
     missing = np.flatnonzero(living & ~np.isin(np.arange(bucket.num_rows), match[found]))
     for row in missing.tolist():
