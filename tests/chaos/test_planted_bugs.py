@@ -1,0 +1,38 @@
+"""The suite catches the bugs that mirrors have: each is planted, and a script must fail.
+
+`docs/proof.md` has the table of them, which is checked here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.local_engine import Chaos
+from chaos.planted import BUGS, Bug
+from chaos.script import NotEqual
+
+SCRIPTS = 40
+ROUNDS = 4
+PROOF = Path(__file__).parents[2] / "docs" / "proof.md"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_caught(tmp_path: Path, bug: Bug) -> None:
+    for seed in range(bug.first_seed, bug.first_seed + SCRIPTS):
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        chaos = Chaos(seed, directory)
+        try:
+            with bug.plant():
+                chaos.run(ROUNDS)
+        except NotEqual:
+            return
+    pytest.fail(f"{SCRIPTS} scripts did not catch it: {bug.about}")
+
+
+def test_the_page_lists_the_bugs() -> None:
+    rows = "\n".join(f"| {bug.name} | {bug.about} |" for bug in BUGS)
+    assert f"| bug | what is wrong with it |\n|---|---|\n{rows}\n" in PROOF.read_text()
