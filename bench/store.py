@@ -1,6 +1,6 @@
 """The store, side by side with RocksDB on the same machine in the same run.
 
-    python bench/store.py                       1 M documents of 256 B in 1,024 vbuckets, 1 M updates
+    python bench/store.py                       1 M documents of 256 B in 1,024 vbuckets, 2 M updates
     python bench/store.py --docs 100000 --updates 200000
 
 Updates come in batches of 1,000, each synced before the next begins, on keys drawn at random. Ours include
@@ -189,7 +189,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--docs", type=int, default=1_000_000)
-    parser.add_argument("--updates", type=int, default=1_000_000)
+    parser.add_argument("--updates", type=int, default=2_000_000)
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--directory", help="where to put the stores; a temporary directory by default")
