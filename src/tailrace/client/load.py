@@ -88,19 +88,18 @@ class MadeUp:
         self, vbucket_count: int, *, collections: bool, json_type: bool, most: int
     ) -> Iterator[RowsBatch]:
         """All requests, sets before deletions, up to ``most`` in a batch."""
-        vbuckets = self._vbuckets(vbucket_count)
         kind = int(Datatype.JSON) if json_type and self.size else 0
-        yield from self._sets(vbuckets, kind, b"\0" if collections else b"", most)
-        yield from self._deletions(vbuckets, b"\0" if collections else b"", most)
+        yield from self._sets(vbucket_count, kind, b"\0" if collections else b"", most)
+        yield from self._deletions(vbucket_count, b"\0" if collections else b"", most)
 
     def _generator(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([purpose, random.Random(self.seed).getrandbits(64)])
 
-    def _vbuckets(self, count: int) -> NDArray[np.uint16]:
-        places = (vbucket_of(self.key(number), count) for number in range(self.docs))
-        return np.fromiter(places, dtype=np.uint16, count=self.docs)
+    def _vbuckets(self, numbers: NDArray[np.intp], count: int) -> list[int]:
+        """Where documents go; for a batch at a time, so that the first is written at once."""
+        return [vbucket_of(self.key(number), count) for number in numbers.tolist()]
 
-    def _sets(self, vbuckets: NDArray[np.uint16], kind: int, prefix: bytes, most: int) -> Iterator[RowsBatch]:
+    def _sets(self, vbucket_count: int, kind: int, prefix: bytes, most: int) -> Iterator[RowsBatch]:
         head, tail = self._around()
         text_bytes = self.size - len(head) - len(tail)
         template = SetQ(
@@ -117,7 +116,9 @@ class MadeUp:
         step = max(1, min(most, BATCH_DOCUMENTS, BATCH_BYTES // len(template)))
         for first in range(0, self.docs, step):
             last = min(first + step, self.docs)
-            rows = self._rows(template, first, np.arange(first, last), vbuckets, number_at)
+            numbers = np.arange(first, last)
+            vbuckets = self._vbuckets(numbers, vbucket_count)
+            rows = self._rows(template, numbers, vbuckets, number_at)
             if self._has_id:
                 id_at = value_at + head.index(b'"id":"') + 6
                 rows[:, id_at : id_at + self._digits] = rows[:, number_at : number_at + self._digits]
@@ -128,9 +129,9 @@ class MadeUp:
             expiring = np.flatnonzero(expires[first:last])
             if len(expiring):
                 rows[expiring, _EXPIRY_AT : _EXPIRY_AT + 4] = _octets(self.expires_at_s, 4)
-            yield RowsBatch(rows, vbuckets[first:last].tolist())
+            yield RowsBatch(rows, vbuckets)
 
-    def _deletions(self, vbuckets: NDArray[np.uint16], prefix: bytes, most: int) -> Iterator[RowsBatch]:
+    def _deletions(self, vbucket_count: int, prefix: bytes, most: int) -> Iterator[RowsBatch]:
         if not self.docs:
             return
         template = DeleteQ(key=prefix + self.key(0)).encode()
@@ -139,20 +140,20 @@ class MadeUp:
         step = max(1, min(most, BATCH_DOCUMENTS))
         for first in range(0, len(numbers), step):
             some = numbers[first : first + step]
-            yield RowsBatch(self._rows(template, 0, some, vbuckets, number_at), vbuckets[some].tolist())
+            vbuckets = self._vbuckets(some, vbucket_count)
+            yield RowsBatch(self._rows(template, some, vbuckets, number_at), vbuckets)
 
     def _rows(
         self,
         template: bytes,
-        first: int,
         numbers: NDArray[np.intp],
-        vbuckets: NDArray[np.uint16],
+        vbuckets: list[int],
         number_at: int,
     ) -> NDArray[np.uint8]:
         """The template once for each number, with its own vbucket, opaque and key."""
         count = len(numbers)
         rows = np.tile(np.frombuffer(template, dtype=np.uint8), (count, 1))
-        rows[:, 6:8] = vbuckets[numbers].astype(">u2").view(np.uint8).reshape(count, 2)
+        rows[:, 6:8] = np.array(vbuckets, dtype=">u2").view(np.uint8).reshape(count, 2)
         rows[:, 12:16] = np.arange(count, dtype=">u4").view(np.uint8).reshape(count, 4)
         rest = numbers.copy()
         for place in reversed(range(self._digits)):
