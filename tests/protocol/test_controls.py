@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from producer_fakes import COLLECTIONS, FULL, PRODUCER, Consumer, FakeBucket
 
@@ -88,6 +91,13 @@ def test_row(key: str, value: str, status: Status) -> None:
 def test_every_known_key_has_a_row() -> None:
     keys = {value.decode() for name, value in vars(ControlKey).items() if name.isupper()}
     assert keys <= {key for key, _, _ in ROWS}
+
+
+def test_every_known_key_is_documented() -> None:
+    page = Path(__file__).parents[2] / "docs" / "dcp-producer.md"
+    rows = [line.split("|")[1] for line in page.read_text().splitlines() if line.startswith("| `")]
+    documented = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
+    assert documented == {value.decode() for name, value in vars(ControlKey).items() if name.isupper()}
 
 
 @pytest.mark.parametrize(

@@ -232,8 +232,11 @@ def _raise_file_limit(connections: int) -> None:
 
 def _tune_interpreter() -> None:
     """What the defaults cost a server: full collections that find nothing, and 5 ms for every system call of
-    the event loop while a job computes on its thread.
+    the event loop while a job computes on its thread. And new memory for every block that a stream reads.
     """
+    from ..server.allocator import keep_buffers
+
+    keep_buffers()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

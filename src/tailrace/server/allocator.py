@@ -1,0 +1,27 @@
+"""What the C library does with large buffers that come and go.
+
+A backfill reads block after block into memory that is free again as soon as it is sent. By default glibc
+gives buffers of that size back to the system each time, and the next read then touches every page of new
+memory for the first time: that took as long as the reads themselves. Kept, the memory is used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+
+__all__ = ["keep_buffers"]
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+_LARGEST_KEPT_BYTES = 4 << 20  # larger ones go back at once
+_KEPT_BYTES = 16 << 20  # of memory that is free, altogether
+
+
+def keep_buffers() -> None:
+    """For this process, which should be a node's own; where the C library is another one, nothing happens."""
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
