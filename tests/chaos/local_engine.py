@@ -8,8 +8,9 @@ import errno
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import tailrace.spark as ts
@@ -19,7 +20,6 @@ from chaos.tidying import tidy
 from chaos.world import World
 from spark.naive import table_state
 from tailrace.spark import mirroring, rewrite, spool, stream, table
-from tailrace.store.files import atomic_write
 
 _PATIENCE_S = 30.0
 """A life that has not come to its end then never will."""
@@ -108,9 +108,11 @@ class Chaos:
         with contextlib.ExitStack() as stack:
             for module in (mirroring, rewrite, stream):
                 stack.enter_context(mock.patch.object(module, "crash_point", self._at))
-            for module in (spool, table):
-                stack.enter_context(mock.patch.object(module, "atomic_write", self._write))
+            for module, name in ((spool, "write_scratch"), (table, "atomic_write")):
+                write = self._until_the_disk_is_full(getattr(module, name))
+                stack.enter_context(mock.patch.object(module, name, write))
             stack.enter_context(mock.patch.object(stream, "_remove_at_end", lambda _directory: None))
+            stack.enter_context(mock.patch.object(mirroring, "_observed", lambda frame: frame))  # needs a JVM
             yield
 
     def _at(self, place: str) -> None:
@@ -128,10 +130,13 @@ class Chaos:
             self.world.trace.append(f"killed at {place}:{here}")
             raise Killed
 
-    def _write(self, path: Path | str, data: bytes) -> None:
-        if self._life is not None and self._life.killed_at == "disk-full":
-            self._met["disk-full"] += 1
-            if self._met["disk-full"] >= 4 * self._life.count:
-                self.world.trace.append("the disk is full")
-                raise OSError(errno.ENOSPC, "no space left on device", str(path))
-        atomic_write(path, data)
+    def _until_the_disk_is_full(self, write: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        def write_if_there_is_room(path: Path | str, data: Any) -> None:
+            if self._life is not None and self._life.killed_at == "disk-full":
+                self._met["disk-full"] += 1
+                if self._met["disk-full"] >= 4 * self._life.count:
+                    self.world.trace.append("the disk is full")
+                    raise OSError(errno.ENOSPC, "no space left on device", str(path))
+            write(path, data)
+
+        return write_if_there_is_room
