@@ -25,9 +25,10 @@ check: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/pytest -n 2 -m long --timeout 0
 
-# 1,000 restarts of the mirror in one process and 100 killed processes; SEED=7 ROUNDS=12 plays one script again
+# 1,000 restarts of the mirror in one process and 100 killed processes; SEED=7 (ROUNDS=12, KILLS=10) plays one
+# script again
 chaos: $(STAMP)
-	SEED=$(SEED) ROUNDS=$(ROUNDS) $(BIN)/pytest -n 2 -m long --timeout 0 tests/chaos
+	SEED=$(SEED) ROUNDS=$(ROUNDS) KILLS=$(KILLS) $(BIN)/pytest -n 2 -m long --timeout 0 tests/chaos
 
 docs: $(STAMP)
 	$(BIN)/python docs/build.py

@@ -1,0 +1,170 @@
+"""Chaos with a real Spark: `tailrace mirror` in a process of its own, killed by SIGKILL at named places and
+at any moment.
+
+A kill at a place of the source or of the rewrite takes the Python process of an executor or of the reader,
+one at a place of the mirror takes the driver; a kill at any moment takes them all with the JVM.
+``make chaos SEED=7 KILLS=5`` plays one script again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tailrace.spark as ts
+from chaos.inprocess import Spark
+from chaos.script import LOUD, QUIET, NotEqual, check_version
+from chaos.world import World
+from spark.naive import table_state
+from tailrace.crashpoints import CRASH_POINTS
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(0)]
+
+ANY_MOMENT = "any moment"
+REPEATED = ("mirror.before-commit", "mirror.after-commit", "mirror.after-batch")
+"""A driver lives as long as its query; the others may never come to a place for a second time."""
+_PATIENCE_S = 900.0
+SEED, KILLS = os.environ.get("SEED"), int(os.environ.get("KILLS") or 10)
+
+
+class Kills:
+    """One script."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.rng = random.Random(seed)
+        self.world = World(self.rng)
+        self.directory = directory
+        self.table = str(directory / "table")
+        self.kills = 0
+
+    def kill(self, where: str) -> None:
+        """Accidents, and a life that ends there."""
+        self._accidents()
+        self.world.trace.append(f"-- killed at {where}")
+        count = self.rng.choice((1, 1, 2)) if where in REPEATED else 1
+        with self._mirror("" if where == ANY_MOMENT else f"{where}:{count}") as child:
+            assert child.stdout is not None
+            if where == ANY_MOMENT:
+                moment = threading.Timer(self.rng.uniform(0.0, 4.0), _end, [child])
+                # from its first commit on any moment will do
+                any(line.startswith('{"batch"') for line in child.stdout)
+                moment.start()
+            left = 3
+            for line in child.stdout:
+                if left and line.startswith('{"batch"') and self.rng.random() < 0.5:
+                    self.world.do(self.rng.choice(LOUD))
+                    left -= 1
+            self.kills += child.wait() != 0
+        if Path(self.table).exists():
+            check_version(self.world, self.table)
+
+    def finish(self) -> None:
+        """A life in peace, and the comparison."""
+        self.world.trace.append("-- in peace")
+        with self._mirror("") as child:
+            out, _ = child.communicate()
+            if child.returncode:
+                raise NotEqual(f"the mirror ended with {child.returncode}: {out[-2000:]}")
+        check_version(self.world, self.table)
+        verdict = ts.verify(Spark(), self.world.node.url, self.table)
+        bucket, rows = self.world.state(), table_state(self.table)
+        if (verdict.equal, bucket == rows) != (True, True):
+            raise NotEqual("; ".join(map(str, verdict.differences)))
+
+    def _accidents(self) -> None:
+        for _ in range(2):
+            self.world.do(self.rng.choice(QUIET))
+        if self.rng.random() < 0.7:
+            self.world.do(self.rng.choice(LOUD))
+            self.world.do("burst")
+
+    @contextlib.contextmanager
+    def _mirror(self, crash_at: str) -> Iterator[subprocess.Popen[str]]:
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "TAILRACE_CRASH_AT": crash_at,
+            "TMPDIR": str(self.directory),
+        }
+        command = [sys.executable, "-m", "tailrace", "mirror", self.world.node.url, self.table, "--once"]
+        command += ["--json", "--max-rows", str(self.rng.choice((10, 40))), "--master", "local[2,2]"]
+        with subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as child:
+            threading.Thread(target=_end_with, args=(child,), daemon=True).start()
+            try:
+                yield child
+            finally:
+                _end(child)
+
+
+def _end_with(child: subprocess.Popen[str]) -> None:
+    """What a driver leaves behind goes with it, so that its output ends."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_PATIENCE_S)
+    _end(child)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """It, its JVM and its workers: they are a session of their own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def play(seed: int, places: list[str], directory: Path) -> int:
+    """One script; how many kills there were."""
+    directory.mkdir(exist_ok=True)
+    kills = Kills(seed, directory)
+    try:
+        with kills.world:
+            for place in places:
+                kills.kill(place)
+            kills.finish()
+    except BaseException as error:
+        story = "\n  ".join(kills.world.trace)
+        error.add_note(
+            f"what happened:\n  {story}\nplay it again: make chaos SEED={seed} KILLS={len(places)}"
+        )
+        raise
+    return kills.kills
+
+
+def places_of(seed: int, count: int) -> list[str]:
+    """Where the processes of a script are killed."""
+    places = [ANY_MOMENT, *CRASH_POINTS]
+    return random.Random(f"places {seed}").choices(places, k=count)
+
+
+@pytest.mark.long
+def test_a_driver_and_a_worker_are_killed(tmp_path: Path) -> None:
+    assert play(1, ["mirror.after-commit", "source.in-read"], tmp_path) == 2
+
+
+@pytest.mark.long
+def test_a_kill_at_every_place(tmp_path: Path) -> None:
+    if not SEED:
+        assert play(0, [*CRASH_POINTS, ANY_MOMENT], tmp_path) >= len(CRASH_POINTS) - 1
+
+
+@pytest.mark.long
+def test_a_hundred_kills(tmp_path: Path) -> None:
+    if SEED:
+        play(int(SEED), places_of(int(SEED), KILLS), tmp_path)
+        return
+    kills, seed = 0, 1
+    while kills < 100:
+        kills += play(seed, places_of(seed, KILLS), tmp_path / str(seed))
+        seed += 1
