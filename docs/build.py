@@ -1,4 +1,5 @@
-"""Makes the pages that come from declarations: ``docs/protocol/*.md``, ``docs/cli.md``, ``docs/settings.md``.
+"""Makes the pages that come from declarations: ``docs/protocol/*.md``, ``cli.md``, ``settings.md`` and
+``spark-options.md``.
 
     python docs/build.py            write them
     python docs/build.py --check    exit 1 if one of them is not up to date
@@ -24,6 +25,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from tailrace.cli.main import COMMANDS, cli  # noqa: E402
 from tailrace.server.settings import table  # noqa: E402
+from tailrace.spark.options import OPTIONS  # noqa: E402
 from tailrace.wire import admin, codes, dcp, describe, header, kv, subdoc, tap, upr  # noqa: E402
 from tailrace.wire.dialect import DCP, KV, KV_MESSAGES, TAP, UPR_A, UPR_B, Dialect  # noqa: E402
 from tailrace.wire.header import Frame  # noqa: E402
@@ -375,6 +377,34 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def spark_options_page() -> str:
+    """The options of the Spark source."""
+    lines = [
+        MADE,
+        "",
+        "# Options of the Spark source",
+        "",
+        'For `spark.read.format("tailrace")` and `spark.readStream.format("tailrace")`; upper and lower case',
+        "are the same. An option that is not here is an error that names the nearest one. See",
+        "[the source](spark.md).",
+        "",
+        "| option | default | what it is |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| `{one.name}` | {_default(one.default)} | {one.about.replace('|', chr(92) + '|')} |"
+        for one in OPTIONS
+        if one.about
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _default(value: object) -> str:
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return "none" if value is None else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
 # all of them
 
 
@@ -384,6 +414,7 @@ def pages() -> dict[Path, str]:
     found = {
         folder / "cli.md": cli_page(),
         folder / "settings.md": settings_page(),
+        folder / "spark-options.md": spark_options_page(),
         folder / "protocol" / "README.md": index_page(),
         folder / "protocol" / "codes.md": codes_page(),
     }
