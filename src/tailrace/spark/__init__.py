@@ -9,19 +9,21 @@
     run = ts.mirror(spark, "couchbase://127.0.0.1/default", "/data/people")       # a streaming query
     print(ts.verify(spark, "couchbase://127.0.0.1/default", "/data/people").equal)
 
-Nothing is imported before it is used: this package is also loaded on every executor.
+Next to nothing is imported before it is used: this package is also loaded on every executor.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+# at once: loaded later, the module would take the place of the function that has its name
+from .session import prepare_environment, session
+
 if TYPE_CHECKING:
     from .api import mirror, verify
     from .changelog import live_changes
     from .documents import infer_schema, rescued_count, typed
     from .lag import Lag, LagListener
-    from .session import prepare_environment, session
     from .source import register
 
 __all__ = [
@@ -47,8 +49,6 @@ _HOMES = {
     "infer_schema": "documents",
     "rescued_count": "documents",
     "typed": "documents",
-    "prepare_environment": "session",
-    "session": "session",
     "register": "source",
 }
 
