@@ -156,7 +156,7 @@ class _Demo:
         self._wait_equal(watcher, failure)
         lost = new // (VBUCKETS * 2)
         self._say(
-            f"failover! the last {lost} changes of each vbucket are lost, and others are made in their place",
+            f"failover! the last {lost} changes of each vbucket are lost, others are made instead",
             is_rollback=True,
         )
         writer.rewind(None, lose=lost)

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 __all__ = ["Moment", "Sample", "render"]
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 860, 240, 64, 28, 14
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 860, 260, 64, 28, 34
+_LEGEND = 10
+_BEFORE_S = 2.0
+"""What is shown before the first change arrived: Spark's start is no part of the picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +104,15 @@ def render(samples: Sequence[Sample], moments: Sequence[Moment], *, title: str, 
 
 
 def _figure(plot: Plot, samples: Sequence[Sample], moments: Sequence[Moment]) -> str:
-    last = max((one.at_s for one in samples), default=1.0) or 1.0
+    first = max(0.0, next((one.at_s for one in samples if one.changes), 0.0) - _BEFORE_S)
+    samples = [one for one in samples if one.at_s >= first]
+    last = max((one.at_s for one in samples), default=first + 1.0)
+    span = (last - first) or 1.0
     top = max((value(one) for one in samples for _, _, value in plot.lines), default=1.0) or 1.0
     right, floor = _WIDTH - 16, _HEIGHT - _BOTTOM
 
     def x(at_s: float) -> float:
-        return _LEFT + at_s / last * (right - _LEFT)
+        return _LEFT + (at_s - first) / span * (right - _LEFT)
 
     def y(value: float) -> float:
         return floor - value / top * (floor - _TOP)
@@ -121,11 +127,11 @@ def _figure(plot: Plot, samples: Sequence[Sample], moments: Sequence[Moment]) ->
         )
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         parts.append(
-            f'<text x="{x(last * share):.1f}" y="{_HEIGHT - 8}" text-anchor="middle" font-size="11" '
-            f'fill="#52606d">{last * share:.0f} s</text>'
+            f'<text x="{x(first + span * share):.1f}" y="{_HEIGHT - 8}" text-anchor="middle" font-size="11" '
+            f'fill="#52606d">{first + span * share:.0f} s</text>'
         )
     for moment in moments:
-        if moment.is_rollback:
+        if moment.is_rollback and moment.at_s >= first:
             at = x(moment.at_s)
             parts.append(
                 f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{floor}" stroke="#e8590c" '
@@ -135,9 +141,9 @@ def _figure(plot: Plot, samples: Sequence[Sample], moments: Sequence[Moment]) ->
         points = " ".join(f"{x(one.at_s):.1f},{y(value(one)):.1f}" for one in samples)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         at = _LEFT + 12 + place * 110
-        parts.append(f'<rect x="{at}" y="{_TOP}" width="12" height="3" fill="{colour}"/>')
+        parts.append(f'<rect x="{at}" y="{_LEGEND}" width="12" height="3" fill="{colour}"/>')
         parts.append(
-            f'<text x="{at + 18}" y="{_TOP + 5}" font-size="12" fill="#1f2933">{html.escape(name)}</text>'
+            f'<text x="{at + 18}" y="{_LEGEND + 5}" font-size="12" fill="#1f2933">{html.escape(name)}</text>'
         )
     parts.append("</svg>")
     return f'<h2>{html.escape(plot.title)}</h2><p class="about">{html.escape(plot.about)}</p>{"".join(parts)}'
