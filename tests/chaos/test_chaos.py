@@ -35,11 +35,18 @@ def test_a_few_rounds(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
+@pytest.mark.skipif(bool(SEED), reason="one script is played again")
 def test_a_thousand_restarts(tmp_path: Path) -> None:
-    if SEED:
-        play(int(SEED), ROUNDS, tmp_path)
-        return
     restarts, seed = 0, 1_000
     while restarts < 1_000:
-        restarts += play(seed, ROUNDS, tmp_path / str(seed))
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        restarts += play(seed, ROUNDS, directory)
         seed += 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@pytest.mark.skipif(not SEED or bool(os.environ.get("KILLS")), reason="for make chaos SEED=… ROUNDS=…")
+def test_a_script_again(tmp_path: Path) -> None:
+    play(int(SEED or 0), ROUNDS, tmp_path)
