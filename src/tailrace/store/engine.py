@@ -23,6 +23,8 @@ MAGIC = b"tailrace store, format "
 FORMAT = "FORMAT"
 LOCK = "LOCK"
 PREFIX = "bucket."
+MAKING = "MAKING"
+DELETED = "DELETED"
 _NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}", re.ASCII)
 
 
@@ -92,9 +94,14 @@ class Engine:
 
     def _open(self, directory: str) -> None:
         name = directory.removeprefix(PREFIX)
-        if MANIFEST not in self.files.names(directory):
+        names = self.files.names(directory)
+        if MANIFEST not in names:
+            if names and not {MAKING, DELETED} & set(names):
+                raise StoreCorrupt(f"{directory}/{MANIFEST} is missing: restore it from a copy")
             self._remove(directory)  # its creation or deletion was broken off
             return
+        if MAKING in names:
+            self.files.unlink(f"{directory}/{MAKING}")
         self._buckets[name] = Bucket.open(name, directory, self.files, self.settings, self._clock, self._rng)
 
     def create_bucket(
@@ -113,6 +120,8 @@ class Engine:
         try:
             self.files.make_directory(directory)
             self.files.sync_directory("")
+            self.files.create(f"{directory}/{MAKING}").close()
+            self.files.sync_directory(directory)
             self._buckets[name] = Bucket.create(
                 name,
                 directory,
@@ -123,6 +132,7 @@ class Engine:
                 vbucket_count=vbucket_count,
                 active=active,
             )
+            self.files.unlink(f"{directory}/{MAKING}")
         except (OSError, StoreError) as error:
             with contextlib.suppress(OSError):
                 self._remove(directory)
@@ -138,12 +148,17 @@ class Engine:
             raise StoreError(f"bucket {name!r} could not be removed: {error.strerror or error}") from error
 
     def _remove(self, directory: str) -> None:
-        """The manifest goes first: without it the rest is no bucket."""
-        names = self.files.names(directory)
-        for name in sorted(names, key=lambda name: name != MANIFEST):
+        """Whatever breaks this off, a mark stays until the rest is gone: without one it would be damage."""
+        if MANIFEST in self.files.names(directory):
+            self.files.rename(f"{directory}/{MANIFEST}", f"{directory}/{DELETED}")
+            self.files.sync_directory(directory)
+        marks = (MAKING, DELETED)
+        for name in self.files.names(directory):
+            if name not in marks:
+                self.files.unlink(f"{directory}/{name}")
+        self.files.sync_directory(directory)
+        for name in self.files.names(directory):
             self.files.unlink(f"{directory}/{name}")
-            if name == MANIFEST:
-                self.files.sync_directory(directory)
         self.files.remove_directory(directory)
         self.files.sync_directory("")
 
