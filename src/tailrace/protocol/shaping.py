@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..frames import Bytes, Chunk, Offsets, Trait, cut_out, frames_of, keys_at, seqnos_at, set_opaques
+from ..frames import Bytes, Chunk, Offsets, Trait, cut_out, frames_of, keys_at, set_opaques
 from ..snappy import deflate, inflate
 from ..wire.codes import Datatype, DcpOpcode, Magic, RequestFrameId
 from ..wire.dcp import DELETION_V1, DELETION_V2, EXPIRATION, DcpSystemEvent
@@ -38,6 +38,7 @@ _KEY_LENGTH_AT = 2
 _DATATYPE_AT = 5
 _BODY_LENGTH_AT = 8
 _DATATYPES = 8
+_SEQNO = struct.Struct(">Q")
 _SYSTEM_XATTR = "_"
 _TOMBSTONES = int(Trait.DELETION | Trait.EXPIRATION)
 
@@ -49,6 +50,11 @@ class Batch(NamedTuple):
     offsets: Offsets
     first_seqno: int
     last_seqno: int
+
+
+def _seqno_of(data: Bytes, offset: int) -> int:
+    seqno: int = _SEQNO.unpack_from(data.data, offset + HEADER_SIZE)[0]
+    return seqno
 
 
 def stream_id_framing(stream_id: int) -> bytes:
@@ -88,13 +94,14 @@ class Shaper:
         data, offsets = self.choose(chunk, skip_deletes=skip_deletes)
         if not len(offsets):
             return None
-        edges = seqnos_at(data, offsets[[0, -1]])
+        first_seqno = _seqno_of(data, int(offsets[0]))
+        last_seqno = _seqno_of(data, int(offsets[-1]))
         set_opaques(data, offsets, self._opaque)
         if self._filter.is_legacy:
             data, offsets = _without_prefix(data, offsets)
         elif self._framing:
             data, offsets = _with_framing(data, offsets, self._framing)
-        return Batch(data, offsets, int(edges[0]), int(edges[1]))
+        return Batch(data, offsets, first_seqno, last_seqno)
 
     def choose(self, chunk: Chunk, *, skip_deletes: bool = False) -> tuple[Bytes, Offsets]:
         """Steps 1 and 2: the frames that are for the stream, with values that its consumer can take."""
