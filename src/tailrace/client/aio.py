@@ -47,6 +47,7 @@ T = TypeVar("T")
 
 _AUTOSAVE_S = 1.0
 _CONNECT_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 1.0
 
 
 def connect(where: str | ConnectionString, **options: Any) -> Source:
@@ -114,11 +115,15 @@ class Source:
             self._timer.cancel()
         for task in self._dialling:
             task.cancel()
-        for connection in list(self._connections.values()):
-            connection.abort()
+        connections = list(self._connections.values())
         self._connections.clear()
+        for connection in connections:
+            connection.abort()
         if self._dialling:
             await asyncio.gather(*self._dialling, return_exceptions=True)
+        # the sockets are closed by callbacks of the loop: when this returns, that is done
+        if connections:
+            await asyncio.wait([one.closed for one in connections], timeout=_CLOSE_TIMEOUT_S)
 
     # reading
 
@@ -526,6 +531,7 @@ class _Connection(asyncio.BufferedProtocol):
         self.opened = False
         self.lost: Exception | None = None
         self.link: DcpConsumer
+        self.closed: asyncio.Future[None] = source._loop.create_future()
         self._source = source
         self._loop = source._loop
         self._transport: asyncio.Transport | None = None
@@ -601,6 +607,8 @@ class _Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
         if self.lost is not None:
             return
         self._process()

@@ -187,6 +187,13 @@ class Delivery:
 
     def histories(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
         """For each row the vb_uuid that it was made on, and start and end of its snapshot."""
+        if len(self.segments) == 1 and self.row_count:
+            segment = self.segments[0]
+            branch = segment.log.newest
+            if int(self.chunk.frames.seqno[self.rows][0]) > branch.seqno:
+                same = (branch.vb_uuid, segment.marker.start, segment.marker.end)
+                vb_uuid, start, end = (np.full(self.row_count, one, dtype=np.uint64) for one in same)
+                return vb_uuid, start, end
         starts = np.array([one.marker.start for one in self.segments], dtype=np.uint64)
         ends = np.array([one.marker.end for one in self.segments], dtype=np.uint64)
         newest = np.array([one.log.newest.vb_uuid for one in self.segments], dtype=np.uint64)
@@ -232,6 +239,8 @@ def deliver(chunk: Chunk, streams: Mapping[int, Stream], retired: set[int]) -> D
     ``retired`` are the opaques of streams that we closed: what still comes for them is passed over.
     """
     frames = chunk.frames
+    if len(frames) and not chunk.ordered.any() and (frames.opaque == frames.opaque[0]).all():
+        return _deliver_one_segment(chunk, streams, retired)
     ordered = np.flatnonzero(chunk.ordered)
     headers = chunk.headers[ordered]
     rows, total = len(frames), len(frames) + len(ordered)
@@ -302,6 +311,25 @@ def deliver(chunk: Chunk, streams: Mapping[int, Stream], retired: set[int]) -> D
     ]
     made.commit()
     return delivery
+
+
+def _deliver_one_segment(chunk: Chunk, streams: Mapping[int, Stream], retired: set[int]) -> Delivery:
+    """`deliver` for what a backfill is made of: nothing but changes of one stream."""
+    frames = chunk.frames
+    seqno = frames.seqno
+    falling = np.flatnonzero(seqno[1:] <= seqno[:-1])
+    if len(falling):
+        first = int(falling[0])
+        raise MalformedMessage(f"item {seqno[first + 1]} follows item {seqno[first]}", Status.ERANGE)
+    made = _Segments(chunk, streams, retired)
+    nothing = np.empty(0, dtype=np.intp)
+    number = made.add(nothing, int(frames.opaque[0]), -1, len(frames), int(seqno[0]), int(seqno[-1]), 0)
+    rows = slice(None) if number >= 0 else slice(0, 0)
+    segment_of = np.zeros(len(frames) if number >= 0 else 0, dtype=np.int32)
+    if number >= 0 and (frames.vbucket != made.segments[0].stream.vbucket).any():
+        _check_vbuckets(frames, segment_of, made.segments)
+    made.commit()
+    return Delivery(chunk, rows, segment_of, made.segments, [], [], made.acknowledged)
 
 
 def _check_vbuckets(frames: Frames, segment_of: NDArray[np.int32], segments: list[Segment]) -> None:

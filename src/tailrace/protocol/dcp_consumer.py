@@ -43,8 +43,8 @@ ACK_SHARE = 0.2
 ACK_BYTES = 50 * 1024
 """Bytes are acknowledged when they reach the smaller of a share of the window and this."""
 ACK_INTERVAL_S = 5.0
-SLACK_BYTES = MAX_FRAME + BLOCK_BYTES
-"""What may lie here beyond the window: one frame that overshoots, and the block that is being filled."""
+SLACK_BYTES = 32 << 20
+"""What may lie here beyond the window, which a server may overshoot by one frame."""
 
 MAX_FRAME_BEFORE_OPEN = 4 << 20
 """The largest answer of a handshake is a cluster map."""
@@ -217,16 +217,15 @@ class DcpConsumer:
             return
         self._grew = False
         self._last_heard = now
-        while True:
-            session = self.granted.session if self.granted else None
-            limit = MAX_FRAME if session else MAX_FRAME_BEFORE_OPEN
-            frames = scan(
-                self._buffer.pending, collections=session is not None and session.collections, limit=limit
-            )
-            if frames.error is not None:
-                raise frames.error
-            if not frames.used:
-                return
+        session = self.granted.session if self.granted else None
+        limit = MAX_FRAME if session else MAX_FRAME_BEFORE_OPEN
+        # a block is far smaller than what one scan reads, so this finds everything
+        frames = scan(
+            self._buffer.pending, collections=session is not None and session.collections, limit=limit
+        )
+        if frames.error is not None:
+            raise frames.error
+        if frames.used:
             self._take(frames)
 
     def _take(self, frames: Frames) -> None:
