@@ -1,0 +1,96 @@
+"""The consumer and the key-value client over TLS: whom they believe, and how they show who they are."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+
+import pytest
+
+import tailrace.testing
+from tailrace import Mutation, TlsOptions
+from tailrace.client.kv import KvClient
+from tailrace.errors import ConnectError, UsageError
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+
+
+def make_certificate(directory, name, *, issuer=None):
+    """A certificate and its key; its own authority unless there is an issuer."""
+    cert, key, request = (directory / f"{name}.{kind}" for kind in ("crt", "key", "csr"))
+    extensions = directory / f"{name}.ext"
+    extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    run = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    run += ["-subj", f"/CN={name}", "-keyout", str(key)]
+    if issuer is None:
+        run += ["-x509", "-days", "2", "-addext", extensions.read_text().strip(), "-out", str(cert)]
+        subprocess.run(run, check=True, capture_output=True)
+        return cert, key
+    subprocess.run([*run, "-out", str(request)], check=True, capture_output=True)
+    sign = ["openssl", "x509", "-req", "-in", str(request), "-days", "2", "-CAcreateserial"]
+    sign += ["-CA", str(issuer[0]), "-CAkey", str(issuer[1]), "-extfile", str(extensions), "-out", str(cert)]
+    subprocess.run(sign, check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("pki")
+    authority = make_certificate(directory, "authority")
+    return {
+        "authority": authority,
+        "server": make_certificate(directory, "server", issuer=authority),
+        "client": make_certificate(directory, "client", issuer=authority),
+        "stranger": make_certificate(directory, "stranger"),
+    }
+
+
+@pytest.fixture(scope="module")
+def node(pki):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*pki["server"])
+    context.load_verify_locations(pki["authority"][0])
+    context.verify_mode = ssl.CERT_OPTIONAL
+    with tailrace.testing.node(vbuckets=2, tls=context, users={"ada": "secret"}) as running:
+        running.set(b"k", {"n": 1})
+        yield running
+
+
+def url(node, host="127.0.0.1"):
+    return f"couchbases://ada:secret@{host}:{node.tls_port}/default"
+
+
+def test_a_trusted_server(node, pki, connect):
+    for host in ("127.0.0.1", "localhost"):
+        source = connect(url(node, host), tls=TlsOptions(ca_file=pki["authority"][0]))
+        assert [one.key for one in source.changes(end="now") if isinstance(one, Mutation)] == [b"k"]
+    with KvClient(url(node), tls=TlsOptions(ca_file=pki["authority"][0])) as client:
+        assert client.get("k").value == b'{"n": 1}'
+
+
+def test_a_client_with_a_certificate(node, pki, connect):
+    cert, key = pki["client"]
+    tls = TlsOptions(ca_file=pki["authority"][0], cert_file=cert, key_file=key)
+    assert next(connect(url(node), tls=tls).batches(end="now")).num_rows == 1
+
+
+def test_a_stranger_is_not_believed(node, pki, connect):
+    for tls in (TlsOptions(), TlsOptions(ca_file=pki["stranger"][0])):
+        with pytest.raises(ConnectError, match=r"(?i)certificate"):
+            connect(url(node), tls=tls)
+        with pytest.raises(ConnectError, match=r"(?i)certificate"):
+            KvClient(url(node), tls=tls)
+    source = connect(url(node), tls=TlsOptions(verify=False))
+    assert source.high_seqnos()
+
+
+def test_files_that_can_not_be_used(node, tmp_path, connect):
+    nothing = tmp_path / "nothing.pem"
+    for tls in (
+        TlsOptions(ca_file=nothing),
+        TlsOptions(verify=False, cert_file=nothing),
+        TlsOptions(verify=False, key_file=nothing),
+    ):
+        with pytest.raises(UsageError):
+            connect(url(node), tls=tls)
