@@ -390,7 +390,7 @@ def test_backfills_have_a_limit() -> None:
 
 def test_backfill_waits_only_for_a_slot() -> None:
     """A stream that ends while it waits, or while it holds a slot, blocks nobody."""
-    consumer = backfilling(3, 100, backfill_order="sequential")
+    consumer = backfilling(3, 400, backfill_order="sequential")
     consumer.pull(CHUNK_BYTES)
     consumer.pull(CHUNK_BYTES)
     assert consumer.close_stream(1) == Status.SUCCESS
@@ -400,7 +400,7 @@ def test_backfill_waits_only_for_a_slot() -> None:
 
 
 def test_changes_do_not_wake_a_backfill_that_waits_for_a_slot() -> None:
-    consumer = backfilling(3, 300, backfill_order="sequential")
+    consumer = backfilling(3, 800, backfill_order="sequential")
     consumer.pull(CHUNK_BYTES)
     consumer.pull(CHUNK_BYTES)
     consumer.woken = 0

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CHUNK_BYTES", "ProducerStream"]
 
-CHUNK_BYTES = 256 << 10
-"""What is read from the store at once: as much as the node writes to a socket at once."""
+CHUNK_BYTES = 512 << 10
+"""What is read from the store at once: a block of a segment. Half as much takes a sixth longer for a byte."""
 
 SKIPPED_BEFORE_ADVANCE = 10_000
 """Changes of a backfill that the filter drops in a row before the consumer is told how far it is."""

@@ -118,7 +118,7 @@ class Snapshot(Protocol):
     checkpoint: bool  # it begins with a new checkpoint
     checkpoint_id: int  # number of the checkpoint that it belongs to; 0 for a disk snapshot
 
-    def read(self, max_bytes: int = 256 << 10) -> Chunk | None:
+    def read(self, max_bytes: int = 512 << 10) -> Chunk | None:
         """The next frames, about `max_bytes` and at least one; None when all are read. May raise
         StoreCorrupt.
         """

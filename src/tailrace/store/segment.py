@@ -1,6 +1,6 @@
 """Sealed segments: the frames of many vbuckets, sorted by (vbucket, seqno), never changed again.
 
-A vbucket's frames are a *piece* of the segment: blocks of about 256 KiB one behind the other, each with its
+A vbucket's frames are a *piece* of the segment: blocks of about 512 KiB one behind the other, each with its
 own columns and checksums, so that a scan reads a block at a time and needs nothing else. The pieces of a
 vbucket in different segments have ranges of seqnos that don't overlap. A rollback *clips* pieces: what lies
 behind is no longer there, until compaction drops it from the file.
@@ -41,7 +41,7 @@ from .format import (
 __all__ = ["Block", "Frames", "Piece", "Segment", "SegmentWriter", "segment_name", "segment_number"]
 
 PREFIX = "segment-"
-BLOCK_BYTES = 256 << 10
+BLOCK_BYTES = 512 << 10
 READ_BYTES = 1 << 20
 WRITE_BYTES = 1 << 20
 SYNC_BYTES = 8 << 20

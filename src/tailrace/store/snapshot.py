@@ -97,7 +97,7 @@ class MemorySnapshot:
         self._traits = traits
         self._at = 0
 
-    def read(self, max_bytes: int = 256 << 10) -> Chunk | None:
+    def read(self, max_bytes: int = 512 << 10) -> Chunk | None:
         frames, at = self._frames, self._at
         if at == len(frames):
             return None
@@ -172,7 +172,7 @@ class DiskSnapshot:
         self._rest = rest
         self._blocks: Iterator[Frames] | None = None
 
-    def read(self, max_bytes: int = 256 << 10) -> Chunk | None:
+    def read(self, max_bytes: int = 512 << 10) -> Chunk | None:
         while self._pieces:
             if self._blocks is None:
                 self._blocks = self._pieces[0].blocks(self._seqno)
