@@ -19,7 +19,7 @@ ROUNDS = 4
 PROOF = Path(__file__).parents[2] / "docs" / "proof.md"
 
 
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "bug", [pytest.param(bug, id=bug.name, marks=[pytest.mark.long] if bug.rare else []) for bug in BUGS]
 )

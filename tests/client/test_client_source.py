@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import threading
+import time
 
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ import tailrace.testing
 from tailrace import Deletion, Mutation, Position, Rollback, Snapshot, StreamEnd
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
+from tailrace.client.resume import SeenEnd
 from tailrace.errors import ConnectError, LoginError, UsageError
 
 VBUCKETS = 4
@@ -254,6 +256,42 @@ def test_flush_is_a_rollback_to_the_beginning(node, connect):
     application.take(source.changes(start=positions, end="now"))
     assert application.state() == server_state(node, KEYS)
     assert {one.seqno for one in application.rollbacks} == {0}
+
+
+@pytest.mark.parametrize("end", ["now", "seen"])
+def test_the_end_is_taken_back_before_it_is_read(node, connect, end):
+    """The bucket never comes to the seqno that it had at the start; the reader is below the branch point."""
+    for number in range(40):
+        node.set(b"key-%d" % number, "x" * 400, vbucket=0)
+        node.set(b"key-%d" % number, "x" * 400, vbucket=1)
+    source = connect(node.url, flow_control_buffer=1024, backfill_order="sequential")
+    wanted = SeenEnd({0: 40, 1: 40}) if end == "seen" else end
+    start = {1: Position.at(node.failover_log(1)[0][0], 20)}
+    changes = source.changes(start=start, end=wanted, vbuckets=[0, 1])
+    application = Application().take([next(changes)])  # the window is full of vbucket 0
+    node.rewind(1, 30)
+    application.take(changes)
+    assert sorted(application.state()[1]) == sorted(b"key-%d" % number for number in range(20, 30))
+    assert not application.rollbacks and source.positions()[1].seqno == 30
+
+
+def test_close_while_another_thread_waits(node):
+    source = tailrace.connect_sync(node.url).__enter__()
+    failed = []
+
+    def wait() -> None:
+        try:
+            list(source.changes(start="now"))
+        except UsageError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    while source.stats()["vbuckets"].get("open") != VBUCKETS:
+        time.sleep(0.01)
+    source.close()
+    thread.join(20)
+    assert not thread.is_alive() and "closed" in str(failed[0])
 
 
 def test_purge_behind_the_reader(node, connect):

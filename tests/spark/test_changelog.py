@@ -15,7 +15,7 @@ import tailrace.testing
 from spark.naive import bucket_state, table_state
 from tailrace.spark import mirroring
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 class Run:

@@ -15,7 +15,7 @@ from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 ORDERS, USERS = "shop.orders", "shop.users"
 

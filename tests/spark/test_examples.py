@@ -10,7 +10,7 @@ import pytest
 
 import tailrace.testing
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 

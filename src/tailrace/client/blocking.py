@@ -11,6 +11,7 @@ takes for a change. A source is used by one thread at a time.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable
@@ -83,6 +84,7 @@ class BlockingSource:
         if loop is None or thread is None:
             return
         self._loop = self._thread = None
+        asyncio.run_coroutine_threadsafe(_cancel_the_others(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.run_until_complete(loop.shutdown_default_executor())
@@ -96,6 +98,8 @@ class BlockingSource:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise UsageError("the source was closed by another thread") from None
         except BaseException:
             future.cancel()
             raise
@@ -202,3 +206,11 @@ class BlockingSource:
     def stats(self) -> dict[str, Any]:
         """Figures of this source, and why it waits if it does."""
         return self._call(self._source.stats)
+
+
+async def _cancel_the_others() -> None:
+    """Nobody waits for a loop that has ended."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -116,8 +116,11 @@ class Progress:
     state: State = State.UNRESOLVED
     wants_start: bool = False
     """It starts now: the server must say first where that is."""
-    wants_end: bool = False
-    """It ends now: the server must say first where that is."""
+    ends_at_most: int | None = None
+    """It ends at what the server holds, or before at this seqno: the server must say first where that is.
+
+    It is asked anew for every stream: a vbucket that was taken back meanwhile may never come to the old end.
+    """
     end_seqno: int = MAX_U64
     points: Points = field(default_factory=Points)
     origin: int = 0
@@ -137,7 +140,7 @@ class Progress:
 
     def make_ready(self) -> None:
         """It can be asked for, once the server has said what it wants to know."""
-        self.state = State.UNRESOLVED if self.wants_start or self.wants_end else State.READY
+        self.state = State.UNRESOLVED if self.wants_start or self.ends_at_most is not None else State.READY
 
     def restore(self, saved: SavedPosition) -> None:
         """Stand where an earlier run stood."""

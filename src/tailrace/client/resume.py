@@ -29,12 +29,17 @@ from .nodes import Node, Nodes, is_passing
 from .piece import Piece, end_reason
 from .progress import Progress, SavedPosition, State
 
-__all__ = ["End", "ReadOptions", "Reading", "Start"]
+__all__ = ["End", "ReadOptions", "Reading", "SeenEnd", "Start"]
 
 Start = str | Mapping[int, Position]
 """``beginning``, ``now``, or where to start in each vbucket (those left out start at the beginning)."""
 End = str | Mapping[int, int]
 """``forever``, ``now``, or the seqno at which each vbucket ends (those left out are not read)."""
+
+
+class SeenEnd(dict[int, int]):
+    """Seqnos that the bucket had: where changes are taken back before they are read, it ends at what is left."""
+
 
 _OBSERVE_S = 0.2
 _OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
@@ -297,9 +302,12 @@ class Reading:
                 one.restore(SavedPosition(options.start.get(vbucket, Position.BEGINNING)))
             else:
                 one.wants_start = options.start == "now"
-            if not isinstance(options.end, str):
+            if options.end == "now":
+                one.ends_at_most = MAX_U64
+            elif isinstance(options.end, SeenEnd):
+                one.ends_at_most = options.end[vbucket]
+            elif not isinstance(options.end, str):
                 one.end_seqno = options.end[vbucket]
-            one.wants_end = options.end == "now"
             one.make_ready()
             self.progress[vbucket] = one
 
@@ -334,9 +342,9 @@ class Reading:
             one.stream.position = one.delivered = Position.at(log.newest.vb_uuid if high else 0, high)
             one.origin = high
             one.saved = SavedPosition(one.delivered, log, (), 0, high)
-        if one.wants_end:
-            one.end_seqno = high
-        one.wants_start = one.wants_end = False
+        if one.ends_at_most is not None:
+            one.end_seqno = min(one.ends_at_most, high)
+        one.wants_start = False
         one.state = State.READY
 
     def _request(self, one: Progress, node: Node) -> None:
@@ -388,7 +396,6 @@ class Reading:
         if back.undo_to is not None:
             stream.undo_to = back.undo_to if stream.undo_to is None else min(back.undo_to, stream.undo_to)
             stream.purge_seqno = one.observed_seqno = 0
-        one.wants_end = self.options.end == "now"  # the new branch has another high seqno
         one.make_ready()
 
     def _ended(self, one: Progress, status: int, address: Address) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from ..client.resume import SeenEnd
 from ..columns import SCHEMA
 from ..model import Position
 from .feed import open_source
@@ -46,7 +47,7 @@ def read_direct(partition: DirectPartition) -> Iterator[pa.RecordBatch]:
     with open_source(parse_options(partition.given), "spark-read") as source:
         yield from source.batches(
             {vbucket: start for vbucket, (start, _) in wanted.items()},
-            {vbucket: end for vbucket, (_, end) in wanted.items()},
+            SeenEnd({vbucket: end for vbucket, (_, end) in wanted.items()}),
             vbuckets=list(wanted),
         )
 
