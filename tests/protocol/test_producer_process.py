@@ -5,6 +5,7 @@ One node for the whole file: 64 vbuckets with about 60 MB on disk.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -70,6 +71,12 @@ class Reader:
         for _ in range(4):
             assert self.frame().status == 0
 
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
     def send(self, *messages: bytes) -> None:
         self.socket.sendall(b"".join(messages))
 
@@ -119,23 +126,20 @@ def test_stalled_reader(node: Node, buffer_size: int) -> None:
     """64 streams are asked for and not a byte of them is read."""
     responsive(node)
     before = node.rss_bytes
-    reader = Reader(node, buffer_size=buffer_size, receive_buffer=4096)
-    reader.request_all()
-    responsive(node)
-    assert node.rss_bytes - before <= buffer_size + LIMIT_BYTES
-    reader.socket.close()
+    with Reader(node, buffer_size=buffer_size, receive_buffer=4096) as reader:
+        reader.request_all()
+        responsive(node)
+        assert node.rss_bytes - before <= buffer_size + LIMIT_BYTES
 
 
 def test_ten_stalled_readers(node: Node) -> None:
     responsive(node)
     before = node.rss_bytes
-    readers = [Reader(node, receive_buffer=4096) for _ in range(10)]
-    for reader in readers:
-        reader.request_all()
-    responsive(node)
-    assert node.rss_bytes - before <= 10 * LIMIT_BYTES / 4
-    for reader in readers:
-        reader.socket.close()
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            stack.enter_context(Reader(node, receive_buffer=4096)).request_all()
+        responsive(node)
+        assert node.rss_bytes - before <= 10 * LIMIT_BYTES / 4
 
 
 @pytest.mark.xfail(reason="sometimes some MB above the limit: open in issue 3", strict=False)
@@ -147,12 +151,15 @@ def test_stalled_reader_while_others_write(node: Node) -> None:
     for _ in range(3):
         write(node, 0, DOCUMENTS // 2)
         before = max(before, node.rss_bytes)
-    reader = Reader(node, receive_buffer=4096)
-    reader.request_all()
-    write(node, 0, DOCUMENTS // 2)
-    responsive(node)
-    assert node.rss_bytes - before <= LIMIT_BYTES
+    with Reader(node, receive_buffer=4096) as reader:
+        reader.request_all()
+        write(node, 0, DOCUMENTS // 2)
+        responsive(node)
+        assert node.rss_bytes - before <= LIMIT_BYTES
+        _read_all(node, reader)
 
+
+def _read_all(node: Node, reader: Reader) -> None:
     with socket.create_connection(("127.0.0.1", node.port), timeout=60) as connection:
         connection.sendall(Frame(0x80, Op.GET_ALL_VB_SEQNOS).encode())
         framer = Framer()
@@ -169,13 +176,16 @@ def test_stalled_reader_while_others_write(node: Node) -> None:
         else:
             assert frame.opcode in (DcpOpcode.SNAPSHOT_MARKER, DcpOpcode.STREAM_REQUEST, DcpOpcode.NOOP)
     assert len(newest) >= DOCUMENTS
-    reader.socket.close()
 
 
 def test_slow_reader_with_a_small_window(node: Node) -> None:
     """A window far below a chunk: everything comes, in the end, and never more than was allowed."""
     window = 20_000
-    reader = Reader(node, buffer_size=window)
+    with Reader(node, buffer_size=window) as reader:
+        _read_within(reader, window)
+
+
+def _read_within(reader: Reader, window: int) -> None:
     reader.send(DcpStreamRequest(vbucket=3, opaque=3, flags=4).encode())
     outstanding = 0
     while True:
@@ -189,4 +199,3 @@ def test_slow_reader_with_a_small_window(node: Node) -> None:
         if outstanding >= window:
             reader.send(DcpBufferAck(acked_bytes=outstanding // 2).encode())
             outstanding -= outstanding // 2
-    reader.socket.close()

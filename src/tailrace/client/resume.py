@@ -40,6 +40,8 @@ End = str | Mapping[int, int]
 class SeenEnd(dict[int, int]):
     """Seqnos that the bucket had: where changes are taken back before they are read, it ends at what is left."""
 
+    """Seqnos that the bucket had; where changes were taken back since, it ends at what is left."""
+
 
 _OBSERVE_S = 0.2
 _OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
