@@ -38,7 +38,6 @@ End = str | Mapping[int, int]
 
 
 class SeenEnd(dict[int, int]):
-    """Seqnos that the bucket had: where changes are taken back before they are read, it ends at what is left."""
 
     """Seqnos that the bucket had; where changes were taken back since, it ends at what is left."""
 
