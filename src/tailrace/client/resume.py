@@ -38,7 +38,6 @@ End = str | Mapping[int, int]
 
 
 class SeenEnd(dict[int, int]):
-
     """Seqnos that the bucket had; where changes were taken back since, it ends at what is left."""
 
 
