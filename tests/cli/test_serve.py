@@ -249,6 +249,14 @@ def test_json_api(tmp_path):
             content = json.load(answer)
         assert content["node"]["pid"] == ready["pid"]
         assert set(content["buckets"]["default"]["vbuckets"]) == {"0", "1"}
+        with urllib.request.urlopen(base, timeout=TIMEOUT_S) as answer:
+            assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+            page = answer.read().decode()
+        shown = set(re.findall(r"\bone\.(\w+)", page)) - {"vbuckets", "stream"}
+        known = {*content["buckets"]["default"], "peer", "name", "user", "bucket", "dialect"}
+        assert shown <= known, "the page shows figures that the node does not have"
+        assert set(re.findall(r"\bnode\.(\w+)", page)) <= set(content["node"])
+        assert "//" not in re.sub(r"// .*|http://www\.w3\.org/2000/svg", "", page)  # nothing from elsewhere
         with pytest.raises(urllib.error.HTTPError) as error:
             urllib.request.urlopen(f"{base}/nothing", timeout=TIMEOUT_S)
         assert error.value.code == 404

@@ -70,7 +70,10 @@ def snapshot(node: Node) -> dict[str, Any]:
             }
             for bucket in node.buckets.values()
         },
-        "connections": [dict(_connection(one)) for one in node.sessions],
+        "connections": [
+            {**dict(_connection(one)), "stream": None if one.handler is None else one.handler.stats()}
+            for one in node.sessions
+        ],
     }
 
 

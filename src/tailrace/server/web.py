@@ -1,4 +1,6 @@
-"""The JSON API: ``GET /api/stats`` is the snapshot of `stats` as one object. Read-only, one request each.
+"""The dashboard at ``/`` and the JSON API: ``GET /api/stats`` is the snapshot of `stats` as one object.
+
+Read-only, one request a connection. The page is one file without anything from elsewhere.
 
 Errors have one shape, ``{"error": TEXT}``. Where users are configured it wants one of them (Basic).
 """
@@ -8,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import importlib.resources
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import stats
 from .node import Node
@@ -18,9 +21,31 @@ from .node import Node
 __all__ = ["respond", "serve_http"]
 
 _TIMEOUT_S = 10.0
+# The page brings all that it needs, and nothing that a peer has sent can make it fetch more.
+_POLICY = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
 
-ROUTES: dict[str, Callable[[Node], dict[str, Any]]] = {"/api/stats": stats.snapshot}
+
+class Content(NamedTuple):
+    """What is at a path."""
+
+    kind: str
+    body: bytes
+
+
+def _json(content: dict[str, Any]) -> Content:
+    return Content("application/json", json.dumps(content).encode() + b"\n")
+
+
+def _dashboard(_node: Node) -> Content:
+    page = importlib.resources.files(__package__).joinpath("dashboard.html")
+    return Content("text/html; charset=utf-8", page.read_bytes())
+
+
+ROUTES: dict[str, Callable[[Node], Content]] = {
+    "/": _dashboard,
+    "/api/stats": lambda node: _json(stats.snapshot(node)),
+}
 
 
 def serve_http(node: Node) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
@@ -45,15 +70,15 @@ def respond(node: Node, head: bytes) -> bytes:
     request, _, rest = head.decode("latin-1").partition("\r\n")
     words = request.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        return _response(400, {"error": "this is no HTTP request"})
+        return _response(400, _json({"error": "this is no HTTP request"}))
     method, target, _ = words
     if not _may_read(node, rest):
-        return _response(401, {"error": "log in with Basic authentication"})
+        return _response(401, _json({"error": "log in with Basic authentication"}))
     route = ROUTES.get(target.partition("?")[0])
     if route is None:
-        return _response(404, {"error": f"there is nothing here; try {' '.join(ROUTES)}"})
+        return _response(404, _json({"error": f"there is nothing here; try {' '.join(ROUTES)}"}))
     if method not in ("GET", "HEAD"):
-        return _response(405, {"error": "only GET"})
+        return _response(405, _json({"error": "only GET"}))
     return _response(200, route(node), with_body=method == "GET")
 
 
@@ -73,14 +98,15 @@ def _may_read(node: Node, headers: str) -> bool:
     return False
 
 
-def _response(status: int, content: dict[str, Any], *, with_body: bool = True) -> bytes:
-    body = json.dumps(content).encode() + b"\n"
+def _response(status: int, content: Content, *, with_body: bool = True) -> bytes:
     head = (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\n"
-        "Content-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n"
+        f"Content-Type: {content.kind}\r\n"
+        f"Content-Length: {len(content.body)}\r\n"
         "Cache-Control: no-store\r\n"
+        f"Content-Security-Policy: {_POLICY}\r\n"
+        "X-Content-Type-Options: nosniff\r\n"
         + ('WWW-Authenticate: Basic realm="tailrace"\r\n' if status == 401 else "")
         + "Connection: close\r\n\r\n"
     )
-    return head.encode() + (body if with_body else b"")
+    return head.encode() + (content.body if with_body else b"")
