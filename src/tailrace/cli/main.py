@@ -41,6 +41,7 @@ COMMANDS = {
     "dump": "Write all documents as they are now.",
     "record": "Keep a stream in a file, byte for byte.",
     "replay": "Serve a recording as a producer, byte for byte.",
+    "replicate": "Apply the changes of one bucket to another, with their metadata.",
     "stats": "Show the server's figures.",
     "rewind": "Forget the newest changes of vbuckets, as a failover with data loss does.",
     "collections": "Show, make and drop scopes and collections.",

@@ -51,6 +51,14 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 10.0
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.01, 0.5
 _BATCHES_IN_FLIGHT = 2
+# a deletion of what is not there, and a version that the server has or knows a newer one of
+_NOTHING_TO_DO = frozenset(
+    {
+        (Status.KEY_ENOENT, Op.DELETEQ),
+        (Status.KEY_EEXISTS, Op.SETQ_WITH_META),
+        (Status.KEY_EEXISTS, Op.DELQ_WITH_META),
+    }
+)
 _TEMPORARY = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.LOCKED, Status.NOT_INITIALIZED})
 
 
@@ -364,7 +372,7 @@ class KvClient:
                     if error.status == Status.SUCCESS:
                         continue  # not as quiet as it should be
                     if error.status not in _TEMPORARY and error.status != Status.NOT_MY_VBUCKET:
-                        if error.status == Status.KEY_ENOENT and error.opcode == Op.DELETEQ:
+                        if (error.status, error.opcode) in _NOTHING_TO_DO:
                             continue
                         raise StatusError(error.status, f"write to vbucket {batch.vbuckets[error.opaque]}")
                     status = error.status

@@ -1,0 +1,222 @@
+"""Replication between real nodes: the replica's documents are equal to the last bit of their metadata."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import tailrace
+import tailrace.testing
+from tailrace import Deletion, Expiration, Mutation
+from tailrace.client.kv import KvClient
+from tailrace.client.manifest import with_changes
+from tailrace.client.replicate import Replicator
+from tailrace.errors import UsageError
+from tailrace.protocol.script import ask
+from tailrace.wire.codes import Datatype
+from tailrace.wire.fields import join_xattrs
+from tailrace.wire.kv import SetWithMeta
+
+VBUCKETS = 4
+
+
+@pytest.fixture
+def nodes():
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(tailrace.testing.node(vbuckets=VBUCKETS)) for _ in range(3)]
+
+
+def documents(node, *, deleted=False):
+    """All documents with all that they consist of, and if asked for the tombstones too."""
+    found = {}
+    with tailrace.connect_sync(node.url, include_xattrs=True) as source:
+        names = {}
+        with KvClient(node.url) as client:
+            for scope in client.manifest()["scopes"]:
+                for one in scope["collections"]:
+                    names[int(one["uid"], 16)] = f"{scope['name']}.{one['name']}"
+        for event in source.changes(end="now"):
+            if isinstance(event, Mutation):
+                about = (event.value, event.flags, event.expiry, event.datatype, json.dumps(event.xattrs))
+            elif isinstance(event, Deletion | Expiration):
+                about = (type(event).__name__,)
+            else:
+                continue
+            key = (names[event.collection_id], event.key)
+            found[key] = (*about, event.rev, event.cas)
+            if isinstance(event, Deletion | Expiration) and not deleted:
+                del found[key]
+    return found
+
+
+def replicate(source, target, **options):
+    with Replicator(source.url, target.url, **options) as replicator:
+        for _ in replicator.run(end="now"):
+            pass
+        return replicator.done
+
+
+def write(node, seed, count=300):
+    rng = random.Random(seed)
+    for number in range(count):
+        key = f"key-{rng.randrange(80)}"
+        if rng.random() < 0.2:
+            with contextlib.suppress(tailrace.errors.TailraceError):
+                node.delete(key)
+        elif rng.random() < 0.2:
+            node.set(key, bytes([rng.randrange(256) for _ in range(5)]))
+        else:
+            node.set(key, {"n": number}, expiry=int(time.time()) + 5000 if rng.random() < 0.2 else 0)
+
+
+def test_all_that_is_there_then_changes(nodes):
+    source, target, _ = nodes
+    write(source, 1)
+    assert replicate(source, target).changes > 0
+    assert documents(target, deleted=True) == documents(source, deleted=True)
+    write(source, 2)
+    replicate(source, target)
+    assert documents(target, deleted=True) == documents(source, deleted=True)
+
+
+@contextlib.contextmanager
+def running(source, target):
+    """A replication without an end, in the background."""
+    with Replicator(source.url, target.url) as replicator:
+
+        def drain():
+            with contextlib.suppress(UsageError):  # that it was closed
+                for _ in replicator.run():
+                    pass
+
+        thread = threading.Thread(target=drain, daemon=True)
+        thread.start()
+        yield
+        replicator._source.close()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def wait_until_equal(source, target):
+    deadline = time.monotonic() + 60
+    while documents(target) != documents(source):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_it_goes_on_while_it_is_written_to(nodes):
+    source, target, _ = nodes
+    write(source, 3)
+    with running(source, target):
+        write(source, 4)
+        wait_until_equal(source, target)
+
+
+@pytest.mark.parametrize("vbuckets", [VBUCKETS, 16])
+def test_changes_that_are_taken_back_leave_the_target(nodes, tmp_path, vbuckets):
+    source = nodes[0]
+    with tailrace.testing.node(vbuckets=vbuckets) as target:
+        write(source, 5)
+        before = documents(source)
+        points = {vbucket: source.high_seqno(vbucket) for vbucket in range(VBUCKETS)}
+        state = tmp_path / "positions.json"
+        write(source, 6)
+        source.set("only for a while", 1)
+        replicate(source, target, state=state)
+        assert documents(target) == documents(source) != before
+        for vbucket, seqno in points.items():
+            source.rewind(vbucket, seqno)
+        assert documents(source) == before
+        done = replicate(source, target, state=state)
+        assert done.rollbacks == VBUCKETS
+        assert documents(target) == before
+        write(source, 7)
+        replicate(source, target, state=state)
+        assert documents(target) == documents(source)
+
+
+def test_it_resumes_from_its_state(nodes, tmp_path):
+    source, target, _ = nodes
+    write(source, 8)
+    state = tmp_path / "positions.json"
+    replicate(source, target, state=state)
+    assert replicate(source, target, state=state).changes == 0
+    source.set("one more", 1)
+    assert replicate(source, target, state=state).changes == 1
+
+
+def test_what_the_target_has_newer_stays(nodes):
+    source, target, _ = nodes
+    source.set("both", "old")
+    for number in range(3):
+        target.set("both", number)
+    replicate(source, target)
+    assert target.get("both") == 2
+
+
+def test_collections_come_and_go(nodes):
+    source, target, _ = nodes
+    with KvClient(source.url) as client:
+        client.set_manifest(with_changes(client.manifest(), ["shop.orders", "shop.carts"], ()))
+        client.set("o1", b"1", collection="shop.orders")
+        client.set("c1", b"2", collection="shop.carts")
+        client.set("d1", b"3")
+        replicate(source, target)
+        assert documents(target) == documents(source)
+        assert {path for path, _ in documents(target)} == {"shop.orders", "shop.carts", "_default._default"}
+        with running(source, target):
+            client.set_manifest(with_changes(client.manifest(), ["shop.new"], ["shop.carts"]))
+            client.set("o2", b"4", collection="shop.orders")
+            client.set("n1", b"5", collection="shop.new")
+            wait_until_equal(source, target)
+    assert {path for path, _ in documents(target)} == {"shop.orders", "shop.new", "_default._default"}
+
+
+def test_xattrs_come_along(nodes):
+    source, target, _ = nodes
+    source.set("plain", {"a": 1})
+    value = join_xattrs({"_sync": b'{"rev":"1-a"}', "note": b'"x"'}, b'{"b":2}')
+    request = SetWithMeta(
+        key=b"\0with", value=value, datatype=Datatype.JSON | Datatype.XATTR, rev_seqno=3, meta_cas=1 << 60
+    )
+    with KvClient(source.url) as client:
+        request.vbucket = client.vbucket_of("with")
+        client._on(request.vbucket, lambda: ask(request, "set with meta"))
+    replicate(source, target)
+    assert documents(target) == documents(source)
+    assert "1-a" in documents(target)["_default._default", b"with"][4]
+
+
+def test_a_ring_ends_equal_and_silent(nodes):
+    for number, node in enumerate(nodes):
+        write(node, 10 + number, 100)
+    for _ in range(2):
+        for source, target in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
+            replicate(source, target)
+    assert documents(nodes[0]) == documents(nodes[1]) == documents(nodes[2])
+    highs = [[node.high_seqno(vbucket) for vbucket in range(VBUCKETS)] for node in nodes]
+    for source, target in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
+        replicate(source, target)
+    assert [[node.high_seqno(vbucket) for vbucket in range(VBUCKETS)] for node in nodes] == highs
+
+
+def run(*command):
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command(nodes):
+    source, target, _ = nodes
+    write(source, 20)
+    command = [sys.executable, "-m", "tailrace", "replicate", source.url]
+    done = run(*command, target.url, "--to", "now")
+    assert (done.returncode, done.stdout) == (0, "") and "changes, 0 vbuckets" in done.stderr
+    assert documents(target) == documents(source)
+    done = run(*command, "couchbase://127.0.0.1:1")
+    assert done.returncode == 3 and done.stderr.count("\n") == 1
