@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -308,8 +309,14 @@ def _argument(param: click.Argument) -> str:
 def _option(param: click.Option) -> str:
     names = ", ".join(f"`{name}`" for name in param.opts)
     value = "" if param.is_flag else f" `{param.metavar or _type(param) or param.type.name.upper()}`"
-    about = (param.help or "").replace("|", "\\|")
-    return f"| {names}{value} | {about} | {_default(param)} |"
+    about, _, said = (param.help or "").partition("  [default: ")
+    default = said.removesuffix("]") if said else _default(param)
+    return "| " + " | ".join(_cell(one) for one in (names + value, about, default)) + " |"
+
+
+def _cell(text: str) -> str:
+    """Text in a table, whose bars are its own."""
+    return re.sub(r"(?<!\\)\|", r"\\|", text)
 
 
 def _type(param: click.Parameter) -> str | None:
@@ -392,14 +399,14 @@ def spark_options_page() -> str:
         "|---|---|---|",
     ]
     lines += [
-        f"| `{one.name}` | {_default(one.default)} | {one.about.replace('|', chr(92) + '|')} |"
+        f"| `{one.name}` | {_value(one.default)} | {one.about.replace('|', chr(92) + '|')} |"
         for one in OPTIONS
         if one.about
     ]
     return "\n".join(lines) + "\n"
 
 
-def _default(value: object) -> str:
+def _value(value: object) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return "none" if value is None else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"

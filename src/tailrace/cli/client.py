@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ..connstr import ConnectionString
 from ..errors import StatusError, TailraceError
+from .common import DURATION
 
 if TYPE_CHECKING:
     from ..client.kv import KvClient
@@ -18,9 +20,14 @@ if TYPE_CHECKING:
 __all__ = [
     "collection_option",
     "connect_options",
+    "dialect_option",
+    "end_option",
     "explained",
     "open_kv",
+    "retry_option",
     "source_options",
+    "start_option",
+    "state_option",
     "tls_from",
     "tls_options",
 ]
@@ -84,6 +91,59 @@ def source_options(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def start_option(*, files: bool = False) -> Callable[[F], F]:
+    """The option ``--from``, as ``start``; ``files``: also a file with positions."""
+    words = ["beginning", "now"]
+    return click.option(
+        "--from",
+        "start",
+        type=str if files else click.Choice(words),
+        metavar="|".join([*words, "FILE"]) if files else None,
+        default="beginning",
+        show_default=True,
+        help=f"Where to start{'; FILE has positions as JSON' if files else ''}. A state file wins.",
+    )
+
+
+def end_option(default: str = "forever") -> Callable[[F], F]:
+    """The option ``--to``, as ``end``."""
+    return click.option(
+        "--to",
+        "end",
+        type=click.Choice(["now", "forever"]),
+        default=default,
+        show_default=True,
+        help="Where to end: with what is there at the start, or never.",
+    )
+
+
+def dialect_option(function: F) -> F:
+    """The option ``--dialect``."""
+    return click.option(
+        "--dialect",
+        type=click.Choice(["dcp", "upr-a", "upr-b", "tap"]),
+        default="dcp",
+        show_default=True,
+        help="Protocol to read with.",
+    )(function)
+
+
+def state_option(help_text: str) -> Callable[[F], F]:
+    """The option ``--state``, as ``state: Path | None``."""
+    file = click.Path(dir_okay=False, path_type=Path)
+    return click.option("--state", type=file, metavar="FILE", help=help_text)
+
+
+def retry_option(function: F) -> F:
+    """The option ``--retry-for``, as ``retry_for: float`` in seconds."""
+    return click.option(
+        "--retry-for",
+        type=DURATION,
+        default=60.0,
+        help="How long to take up a lost connection again.  [default: 60s]",
+    )(function)
 
 
 def connect_options(url: ConnectionString, options: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from .client import source_options, tls_options
-from .common import DURATION, note, progress, run, url_argument
+from .client import retry_option, source_options, tls_options
 from .common import command as make_command
+from .common import note, progress, run, url_argument
 
 
 @make_command(
@@ -34,12 +34,7 @@ tailrace dump couchbase://127.0.0.1 > documents.jsonl
     type=click.Choice(["jsonl", "parquet"]),
     help="What to write.  [default: by the name of the file, jsonl on stdout]",
 )
-@click.option(
-    "--retry-for",
-    type=DURATION,
-    default=60.0,
-    help="How long to take up a lost connection again.  [default: 60s]",
-)
+@retry_option
 @source_options
 @tls_options
 def command(

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from .client import source_options, tls_options
-from .common import DURATION, note, run, url_argument
+from .client import end_option, retry_option, source_options, start_option, tls_options
 from .common import command as make_command
+from .common import note, run, url_argument
 
 
 @make_command(
@@ -22,28 +22,9 @@ tailrace record couchbase://127.0.0.1/default stream.rec --from now --to forever
 )
 @url_argument
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--from",
-    "start",
-    type=click.Choice(["beginning", "now"]),
-    default="beginning",
-    show_default=True,
-    help="Where to start.",
-)
-@click.option(
-    "--to",
-    "end",
-    type=click.Choice(["now", "forever"]),
-    default="now",
-    show_default=True,
-    help="Where to end: with what is there at the start, or never.",
-)
-@click.option(
-    "--retry-for",
-    type=DURATION,
-    default=60.0,
-    help="How long to take up a lost connection again.  [default: 60s]",
-)
+@start_option()
+@end_option("now")
+@retry_option
 @source_options
 @tls_options
 def command(

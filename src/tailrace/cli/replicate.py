@@ -8,8 +8,16 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from .client import tls_from, tls_options
-from .common import DURATION, URL, note, progress, url_argument
+from .client import (
+    dialect_option,
+    end_option,
+    retry_option,
+    start_option,
+    state_option,
+    tls_from,
+    tls_options,
+)
+from .common import URL, note, progress, url_argument
 from .common import command as make_command
 
 
@@ -23,41 +31,11 @@ tailrace replicate couchbase://127.0.0.1 couchbase://127.0.0.1:11310 --state pos
 )
 @url_argument
 @click.argument("target", type=URL)
-@click.option(
-    "--from",
-    "start",
-    type=click.Choice(["beginning", "now"]),
-    default="beginning",
-    show_default=True,
-    help="Where to start. A state file wins.",
-)
-@click.option(
-    "--to",
-    "end",
-    type=click.Choice(["now", "forever"]),
-    default="forever",
-    show_default=True,
-    help="Where to end: with what is there at the start, or never.",
-)
-@click.option(
-    "--dialect",
-    type=click.Choice(["dcp", "upr-a", "upr-b", "tap"]),
-    default="dcp",
-    show_default=True,
-    help="Protocol to read with.",
-)
-@click.option(
-    "--state",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Save positions here once the target has the changes on disk, and resume from them.",
-)
-@click.option(
-    "--retry-for",
-    type=DURATION,
-    default=60.0,
-    help="How long to take up a lost connection again.  [default: 60s]",
-)
+@start_option()
+@end_option()
+@dialect_option
+@state_option("Save positions here once the target has the changes on disk, and resume from them.")
+@retry_option
 @tls_options
 def command(
     url: ConnectionString,

@@ -13,9 +13,17 @@ import click
 from ..connstr import ConnectionString
 from ..errors import UsageError
 from ..units import parse_vbuckets
-from .client import source_options, tls_options
-from .common import DURATION, json_option, run, url_argument, use_colour
+from .client import (
+    dialect_option,
+    end_option,
+    retry_option,
+    source_options,
+    start_option,
+    state_option,
+    tls_options,
+)
 from .common import command as make_command
+from .common import json_option, run, url_argument, use_colour
 
 if TYPE_CHECKING:
     from ..client.checkpoints import FileState
@@ -34,41 +42,11 @@ tailrace tail couchbase://127.0.0.1 --to now --state positions.json --json > cha
 """,
 )
 @url_argument
-@click.option(
-    "--from",
-    "start",
-    default="beginning",
-    show_default=True,
-    metavar="beginning|now|FILE",
-    help="Where to start; FILE has positions as JSON. A state file wins.",
-)
-@click.option(
-    "--to",
-    "end",
-    type=click.Choice(["now", "forever"]),
-    default="forever",
-    show_default=True,
-    help="Where to end: with what is there at the start, or never.",
-)
-@click.option(
-    "--dialect",
-    type=click.Choice(["dcp", "upr-a", "upr-b", "tap"]),
-    default="dcp",
-    show_default=True,
-    help="Protocol to read with.",
-)
-@click.option(
-    "--state",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Save positions here after each whole snapshot, and resume from them.",
-)
-@click.option(
-    "--retry-for",
-    type=DURATION,
-    default=60.0,
-    help="How long to take up a lost connection again.  [default: 60s]",
-)
+@start_option(files=True)
+@end_option()
+@dialect_option
+@state_option("Save positions here after each whole snapshot, and resume from them.")
+@retry_option
 @click.option("--vbucket", "vbuckets", metavar="V", help="Only these: 7, 0-7 or 0,3,8-15.")
 @click.option("--verbose", is_flag=True, help="Show snapshots too.")
 @json_option("Write an object a line.")
