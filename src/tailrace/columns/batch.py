@@ -74,6 +74,8 @@ SCHEMA = pa.schema(
     ]
 )
 
+_TYPES = {one.name: one.type for one in SCHEMA}
+
 OPS = tuple(DcpOpcode(opcode).name.lower() for opcode in (MUTATION, DELETION, EXPIRATION))
 """The words of the column `op`, by opcode counted from that of a mutation."""
 
@@ -81,7 +83,7 @@ DATATYPES = ("raw", "json")
 """The words of the column `datatype`, by the JSON bit."""
 
 # A CAS is nanoseconds since the epoch, the lowest 16 bits of them replaced by a counter.
-_CAS_COUNTER_BITS = np.uint64(16)
+_CAS_CLOCK = np.uint64(0xFFFF_FFFF_FFFF_0000)
 _NS_PER_US = np.uint64(1000)
 
 _INLINE = np.dtype([("words", np.int32, 3)])
@@ -154,18 +156,20 @@ def to_batch(
     """
     opcode, datatype, cas = frames.opcode[rows], frames.datatype[rows], frames.cas[rows]
     count = len(opcode)
-    present = _bitmap(opcode == MUTATION)
+    is_mutation = opcode == MUTATION
+    present = _bitmap(is_mutation)
     values = _copy_values(frames.data, frames.value_start[rows], frames.value_end[rows])
     values, xattrs = _unpack(frames, rows, values)
-    collection = _collection_names(names, frames.collection[rows])
-    time_us = (cas >> _CAS_COUNTER_BITS << _CAS_COUNTER_BITS) // _NS_PER_US
+    if present is not None:
+        values = _null_where_removed(is_mutation, values)
+    scope, collection = _collection_names(names, frames.collection[rows])
     columns = {
         "op": _words(OPS, opcode - MUTATION),
         "key": _copy_keys(frames.data, frames.key_start[rows], frames.value_start[rows]),
-        "value": pa.nulls(count, pa.binary()) if no_value else _null_where_removed(opcode, values),
+        "value": pa.nulls(count, pa.binary()) if no_value else values,
         "bucket": _repeat(names.bucket, count),
-        "scope": collection[0],
-        "collection": collection[1],
+        "scope": scope,
+        "collection": collection,
         "vbucket": frames.vbucket[rows].astype(np.int32),
         "vb_uuid": vb_uuid,
         "seqno": frames.seqno[rows],
@@ -175,13 +179,12 @@ def to_batch(
         "expiry": _array(pa.int64(), frames.expiry[rows].astype(np.int64), present),
         "datatype": _words(DATATYPES, datatype & JSON),
         "xattrs": xattrs,
-        "event_time": _array(SCHEMA.field("event_time").type, time_us, _bitmap(cas != 0)),
+        "event_time": _array(_TYPES["event_time"], (cas & _CAS_CLOCK) // _NS_PER_US, _bitmap(cas != 0)),
         "snapshot_start": snapshot_start,
         "snapshot_end": snapshot_end,
     }
-    return pa.RecordBatch.from_arrays(
-        [_column(one.type, columns[one.name], count) for one in SCHEMA], schema=SCHEMA
-    )
+    arrays = [_column(type_, columns[name], count) for name, type_ in _TYPES.items()]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def _column(type_: pa.DataType, content: Any, count: int) -> pa.Array:
@@ -212,8 +215,12 @@ def _bitmap(mask: Mask) -> pa.Buffer | None:
 
 def _repeat(word: str | None, count: int) -> pa.Array:
     """A column that says the same in every row; most batches have several and share their memory."""
-    capacity = 1 << (count - 1).bit_length() if count else 0
-    return _repeated(word, capacity).slice(0, count)
+    return _repeated(word, _capacity(count)).slice(0, count)
+
+
+def _capacity(count: int) -> int:
+    """How much of something to keep for next time, when so much is needed now."""
+    return 1 << (count - 1).bit_length() if count else 0
 
 
 @lru_cache(maxsize=16)
@@ -223,25 +230,30 @@ def _repeated(word: str | None, count: int) -> pa.Array:
 
 def _words(words: Sequence[str], index: NDArray[Any]) -> pa.Array:
     """A column of a few words."""
-    if len(index) and (index == index[0]).all():
+    if _is_uniform(index):
         return _repeat(words[index[0]], len(index))
     return pa.array(words, pa.string()).take(pa.array(index))
 
 
+def _is_uniform(column: NDArray[Any]) -> bool:
+    """There are rows, and they are all the same."""
+    return bool(len(column)) and bool((column == column[0]).all())
+
+
 def _collection_names(names: Names, ids: NDArray[np.uint32]) -> tuple[pa.Array, pa.Array]:
-    if len(ids) and (ids == ids[0]).all():
-        numbers, index = [int(ids[0])], np.zeros(len(ids), dtype=np.int8)
-    else:
-        encoded = pa.array(ids).dictionary_encode()
-        numbers, index = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
-    found = []
-    for number in numbers:
-        if number not in names.collections:
-            raise MalformedMessage(f"there is no collection 0x{number:x}", Status.UNKNOWN_COLLECTION)
-        found.append(names.collections[number])
-    return _words([scope for scope, _ in found], index), _words(
-        [collection for _, collection in found], index
-    )
+    if _is_uniform(ids):
+        scope, collection = _names_of(names, int(ids[0]))
+        return _repeat(scope, len(ids)), _repeat(collection, len(ids))
+    encoded = pa.array(ids).dictionary_encode()
+    found = [_names_of(names, number) for number in encoded.dictionary.to_pylist()]
+    index = encoded.indices.to_numpy()
+    return _words([scope for scope, _ in found], index), _words([name for _, name in found], index)
+
+
+def _names_of(names: Names, number: int) -> tuple[str, str]:
+    if number not in names.collections:
+        raise MalformedMessage(f"there is no collection 0x{number:x}", Status.UNKNOWN_COLLECTION)
+    return names.collections[number]
 
 
 def _copy_keys(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
@@ -255,7 +267,17 @@ def _copy_keys(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
     offsets[1::2] = end
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     stretches = pa.Array.from_buffers(pa.binary(), max(len(offsets) - 1, 0), buffers)
-    return pc.take(stretches, pa.array(np.arange(0, len(offsets), 2, dtype=np.int32)), boundscheck=False)
+    return pc.take(stretches, _every_other(len(start)), boundscheck=False)
+
+
+def _every_other(count: int) -> pa.Array:
+    """The first even numbers."""
+    return _even_numbers(_capacity(count)).slice(0, count)
+
+
+@lru_cache(maxsize=4)
+def _even_numbers(count: int) -> pa.Array:
+    return pa.array(np.arange(0, 2 * count, 2, dtype=np.int32))
 
 
 def _copy_values(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
@@ -268,8 +290,8 @@ def _copy_values(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
     views = np.zeros((len(start), 4), dtype=np.int32)  # length, prefix, which buffer, offset
     views[:, 0] = length
     views[:, 3] = start
-    short = np.flatnonzero(length <= _INLINE.itemsize)  # these stand in the view itself
-    if len(short):
+    if len(length) and length.min() <= _INLINE.itemsize:  # short ones stand in the view itself
+        short = np.flatnonzero(length <= _INLINE.itemsize)
         views[short, 1:] = gather(data, start[short], _INLINE)["words"]
     buffers = [None, pa.py_buffer(views), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary_view(), len(start), buffers).cast(pa.binary())
@@ -327,10 +349,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _null_where_removed(opcode: NDArray[np.uint8], values: pa.Array) -> pa.Array:
+def _null_where_removed(is_mutation: Mask, values: pa.Array) -> pa.Array:
     """Deletions and expirations have no value, unless a producer sent one after all."""
-    removed = opcode != MUTATION
-    if not removed.any():
-        return values
-    removed &= pc.binary_length(values).to_numpy() == 0
-    return pa.Array.from_buffers(values.type, len(values), [_bitmap(~removed), *values.buffers()[1:]])
+    known = is_mutation | (pc.binary_length(values).to_numpy() != 0)
+    return pa.Array.from_buffers(values.type, len(values), [_bitmap(known), *values.buffers()[1:]])

@@ -42,46 +42,67 @@ assert SCAN_LIMIT * 22 < 2**31
 assert SCAN_LIMIT >= 2 * MAX_FRAME
 
 Columns = dict[str, NDArray[Any]]
+Words = list[NDArray[np.uint64]]
+"""Header and extras of many frames, eight bytes of each to an array, in native byte order."""
 
 _HEADER = {
-    "magic": ("u1", 0),
-    "opcode": ("u1", 1),
-    "keys": (">u2", 2),
-    "extras_length": ("u1", 4),
-    "datatype": ("u1", 5),
-    "vbucket": (">u2", 6),
-    "body": (">u4", 8),
-    "opaque": (">u4", 12),
-    "cas": (">u8", 16),
+    "magic": ("B", 0),
+    "opcode": ("B", 1),
+    "keys": ("H", 2),
+    "extras_length": ("B", 4),
+    "datatype": ("B", 5),
+    "vbucket": ("H", 6),
+    "body": ("I", 8),
+    "opaque": ("I", 12),
+    "cas": ("Q", 16),
 }
-_NUMPY_OF = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
+_WORD_BYTES = 8
+_RECORD = np.dtype((np.void, -(HEADER_SIZE + dcp.MUTATION.size) // _WORD_BYTES * -_WORD_BYTES))
+"""What is gathered of each frame. Deletions have shorter extras with another use of the same bytes."""
+_EXTRAS_WORD = HEADER_SIZE // _WORD_BYTES
+_BLOCK_ROWS = 4096
+"""So many records stay in a processor's nearest caches between one step and the next."""
 
 
-def _extras(layout: Layout, *names: str, prefix: str = "") -> dict[str, tuple[str, int]]:
+class _Field(NamedTuple):
+    """Where a number stands in the words."""
+
+    word: int
+    shift: int
+    dtype: np.dtype[Any]
+
+    @property
+    def mask(self) -> int:
+        """Its bits in that word."""
+        return ((1 << 8 * self.dtype.itemsize) - 1) << self.shift
+
+    def of(self, words: Words) -> NDArray[Any]:
+        """The numbers of all frames."""
+        word = words[self.word]
+        return word if self.dtype == word.dtype else (word >> np.uint64(self.shift)).astype(self.dtype)
+
+
+def _field(code: str, offset: int) -> _Field:
+    dtype = np.dtype(f"={code}")
+    word, at = divmod(offset, _WORD_BYTES)
+    assert at + dtype.itemsize <= _WORD_BYTES
+    return _Field(word, 8 * (_WORD_BYTES - at - dtype.itemsize), dtype)
+
+
+def _extras(layout: Layout, *names: str, prefix: str = "") -> dict[str, _Field]:
     """Fields of the extras, as they stand behind a header without framing extras."""
     return {
-        prefix + one.name: (_NUMPY_OF[one.code], HEADER_SIZE + one.offset)
+        prefix + one.name: _field(one.code, HEADER_SIZE + one.offset)
         for one in layout.fields
         if one.name in names
     }
 
 
-# One gather takes header and extras; deletions have shorter extras with another use of the same bytes.
-_EXTRAS = np.dtype((np.void, dcp.MUTATION.size))
-_FIELDS: dict[str, tuple[Any, int]] = {
-    **_HEADER,
+_FIELDS = {
+    **{name: _field(*where) for name, where in _HEADER.items()},
     **_extras(dcp.MUTATION, "by_seqno", "rev_seqno", "flags", "expiry", "nmeta"),
     **_extras(dcp.DELETION_V1, "nmeta", prefix="deletion_"),
-    "extras": (_EXTRAS, HEADER_SIZE),
 }
-_CHANGE: np.dtype[np.void] = np.dtype(
-    {
-        "names": list(_FIELDS),
-        "formats": [code for code, _ in _FIELDS.values()],
-        "offsets": [offset for _, offset in _FIELDS.values()],
-    }
-)
-assert _CHANGE.itemsize == HEADER_SIZE + _EXTRAS.itemsize
 
 _MAGICS = np.isin(np.arange(256), [int(magic) for magic in Magic])
 # Plain numbers, because numpy takes a member of an enum for an int64 and widens the array that meets it.
@@ -168,27 +189,33 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
         raise ValueError(f"a limit of {limit} bytes is above the {SCAN_LIMIT} bytes of a scan")
     data = np.frombuffer(buffer, dtype=np.uint8)[:SCAN_LIMIT]
     start = frame_starts(data)
-    records = gather(data, start, _CHANGE)
-    header = {name: _native(records[name]) for name in _HEADER}
-    end = start + HEADER_SIZE + header["body"]
-    header["framing_length"], header["key_length"] = _split_keys(data, start, header)
-
+    words = _gather_words(data, start)
+    # A frame ends where the next one starts; only the last one can be incomplete.
+    end = np.append(start[1:], start[-1:] + HEADER_SIZE + _FIELDS["body"].of(words)[-1:])
     error: RemoteProtocolError | None = None
-    framed = _first(_unframeable(header, limit))
-    if framed < len(start):
-        error = _framing_error(data, int(start[framed]), limit)
-    elif framed and end[-1] > len(data):
-        framed -= 1  # only the last frame can be incomplete
+    if len(start) and end[-1] > len(data):
+        error = _framing_error(data, int(start[-1]), limit)
+        start, end, words = start[:-1], end[:-1], [word[:-1] for word in words]
 
-    is_row = _is_change(header)[:framed]
-    row = slice(0, framed) if is_row.all() else np.flatnonzero(is_row)
-    about = {name: column[row] for name, column in header.items()}
-    rows = _rows(data, start[row], end[row], about, records[row])
-    malformed = _malformed(rows, about)
+    rows = _plain_rows(words, start, end, limit)
+    is_row = np.ones(len(start), dtype=bool)
+    if rows is None:
+        lengths = _split_keys(data, start, end, words)
+        framed = _first(_unframeable(words, end - start, lengths, limit))
+        if framed < len(start):
+            error = _framing_error(data, int(start[framed]), limit)
+            assert error is not None, "scan and wire.header disagree about a header"
+        is_row = _is_change(words)[:framed]
+        row = slice(0, framed) if is_row.all() else np.flatnonzero(is_row)
+        lengths = _Lengths(lengths.framing[row], lengths.key[row])
+        rows, malformed = _rows(data, [word[row] for word in words], start[row], end[row], lengths)
+    else:
+        malformed = np.zeros(len(start), dtype=bool)
     if collections:
         malformed |= _take_collection_ids(data, rows)
     intact = _first(malformed)
-    if intact < len(rows["start"]):
+    framed = len(is_row)
+    if intact < len(malformed):
         at = int(rows["start"][intact])
         error = _message_error(data, at, collections=collections)
         framed = int(np.searchsorted(start, at))
@@ -209,91 +236,151 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
 def gather(data: Bytes, at: Offsets, dtype: np.dtype[np.void]) -> NDArray[np.void]:
     """The records at ascending offsets; what lies behind the end of the buffer reads as zeros."""
     size = dtype.itemsize
-    inside = int(np.searchsorted(at, len(data) - size, side="right"))
     # A record at every offset, without a copy: fancy indexing reads what is asked for.
     everywhere = np.ndarray((max(len(data) - size + 1, 0),), dtype=f"V{size}", buffer=data, strides=(1,))
-    records = everywhere[at[:inside]]
-    if inside == len(at):
-        return records.view(dtype)
+    if not len(at) or at[-1] < len(everywhere):
+        return everywhere[at].view(dtype)
+    inside = int(np.searchsorted(at, len(everywhere)))
     tail = b"".join(data[one:].tobytes().ljust(size, b"\0")[:size] for one in at[inside:])
-    return np.concatenate((records, np.frombuffer(tail, dtype=records.dtype))).view(dtype)
+    return np.concatenate((everywhere[at[:inside]], np.frombuffer(tail, dtype=f"V{size}"))).view(dtype)
 
 
-def _native(field: NDArray[Any]) -> NDArray[Any]:
-    """A field of records as an array of its own, in native byte order."""
-    return np.ascontiguousarray(field, dtype=field.dtype.newbyteorder("="))
+def _gather_words(data: Bytes, at: Offsets) -> Words:
+    """The records at ascending offsets, taken apart."""
+    # Arrays of their own, because some become columns as they are and should not keep the others alive.
+    words = [np.empty(len(at), dtype=np.uint64) for _ in range(_RECORD.itemsize // _WORD_BYTES)]
+    for first in range(0, len(at), _BLOCK_ROWS):
+        block = slice(first, first + _BLOCK_ROWS)
+        records = gather(data, at[block], _RECORD).view(">u8").reshape(-1, len(words))
+        for index, word in enumerate(words):
+            word[block] = records[:, index]
+    return words
 
 
-def _split_keys(
-    data: Bytes, start: Offsets, header: Columns
-) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+def _fixed_fields(words: Words) -> Columns:
+    """The columns of `Frames` that stand in the words of a mutation as they are."""
+    return {
+        "datatype": _FIELDS["datatype"].of(words),
+        "vbucket": _FIELDS["vbucket"].of(words),
+        "opaque": _FIELDS["opaque"].of(words),
+        "cas": _FIELDS["cas"].of(words),
+        "seqno": _FIELDS["by_seqno"].of(words),
+        "rev": _FIELDS["rev_seqno"].of(words),
+        "flags": _FIELDS["flags"].of(words),
+        "expiry": _FIELDS["expiry"].of(words),
+        "collection": np.zeros(len(words[0]), dtype=np.uint32),
+    }
+
+
+_PLAIN = {"magic": _REQUEST, "opcode": MUTATION, "extras_length": dcp.MUTATION.size}
+_PLAIN_BITS = np.uint64(sum(value << _FIELDS[name].shift for name, value in _PLAIN.items()))
+_PLAIN_MASK = np.uint64(sum(_FIELDS[name].mask for name in _PLAIN))
+assert {_FIELDS[name].word for name in _PLAIN} == {_FIELDS["keys"].word} == {0}
+
+
+def _plain_rows(words: Words, start: Offsets, end: Offsets, limit: int) -> Columns | None:
+    """The rows of frames that are all mutations in the usual form and without a fault; else None.
+
+    What a backfill is made of, in a few passes; anything else goes the long way, which gives the same rows
+    for these.
+    """
+    if not len(start) or not ((words[0] & _PLAIN_MASK) == _PLAIN_BITS).all():
+        return None
+    key_length = _FIELDS["keys"].of(words)
+    key_start = start + (HEADER_SIZE + dcp.MUTATION.size)
+    value_start = key_start + key_length
+    size = end - start
+    nmeta = _FIELDS["nmeta"]
+    fixed = _fixed_fields(words)
+    if (
+        key_length.min() == 0
+        or key_length.max() > MAX_KEY
+        or size.max() > limit
+        or (end - value_start).min() < 0
+        or fixed["datatype"].max() > DOCUMENT
+        or fixed["seqno"].min() == 0
+        or int(np.bitwise_or.reduce(words[nmeta.word])) & nmeta.mask
+    ):
+        return None
+    return {
+        **fixed,
+        "start": start,
+        "size": size,
+        "opcode": np.full(len(start), MUTATION, dtype=np.uint8),
+        "key_start": key_start,
+        "value_start": value_start,
+        "value_end": end,
+    }
+
+
+class _Lengths(NamedTuple):
+    framing: Offsets
+    key: Offsets
+
+
+def _split_keys(data: Bytes, start: Offsets, end: Offsets, words: Words) -> _Lengths:
     """The lengths of framing extras and key: a flexible frame has one byte for each."""
-    keys, magic = header["keys"], header["magic"]
-    framing = np.zeros_like(keys)
+    magic = _FIELDS["magic"].of(words)
+    key_length = _FIELDS["keys"].of(words).astype(np.int64)
+    framing_length = np.zeros(len(start), dtype=np.int64)
     flexible = np.flatnonzero((magic == _FLEX_REQUEST) | (magic == _FLEX_RESPONSE))
     if len(flexible):
-        framing[flexible] = keys[flexible] >> 8
-        keys[flexible] &= 0xFF
+        framing_length[flexible] = key_length[flexible] >> 8
+        key_length[flexible] &= 0xFF
         # Servers send deletions and expirations of streams with an id with a framing length of 0: the id is
         # in the body all the same (dcp.md, 2.21). No seqno is so high that it could start with that byte.
-        opcode = header["opcode"][flexible]
-        inner = _STREAM_ID_SIZE + header["extras_length"][flexible] + keys[flexible].astype(np.int64)
+        opcode, extras_length = (_FIELDS[name].of(words)[flexible] for name in ("opcode", "extras_length"))
         body_start = start[flexible] + HEADER_SIZE
         forgotten = (opcode == DELETION) | (opcode == EXPIRATION)
         forgotten &= magic[flexible] == _FLEX_REQUEST
-        forgotten &= (framing[flexible] == 0) & (inner <= header["body"][flexible])
-        forgotten &= body_start < len(data)
+        forgotten &= framing_length[flexible] == 0
+        forgotten &= body_start + _STREAM_ID_SIZE + extras_length + key_length[flexible] <= end[flexible]
         forgotten[forgotten] = data[body_start[forgotten]] == _STREAM_ID_FRAME
-        framing[flexible[forgotten]] = _STREAM_ID_SIZE
-    return framing, keys
+        framing_length[flexible[forgotten]] = _STREAM_ID_SIZE
+    return _Lengths(framing_length, key_length)
 
 
-def _unframeable(header: Columns, limit: int) -> Mask:
+def _unframeable(words: Words, size: Offsets, lengths: _Lengths, limit: int) -> Mask:
     """Which headers `wire.header.frame_size` refuses."""
-    body = header["body"]
-    inner = header["framing_length"].astype(np.uint32) + header["key_length"] + header["extras_length"]
-    return ~_MAGICS[header["magic"]] | (body > limit - HEADER_SIZE) | (inner > body)
+    bad: Mask = ~_MAGICS[_FIELDS["magic"].of(words)]
+    bad |= size > limit
+    bad |= lengths.framing + lengths.key + _FIELDS["extras_length"].of(words) > size - HEADER_SIZE
+    return bad
 
 
-def _is_change(header: Columns) -> Mask:
-    magic, opcode = header["magic"], header["opcode"]
+def _is_change(words: Words) -> Mask:
+    magic, opcode = _FIELDS["magic"].of(words), _FIELDS["opcode"].of(words)
     change = (opcode >= MUTATION) & (opcode <= EXPIRATION)
     change &= (magic == _REQUEST) | (magic == _FLEX_REQUEST)
-    return change
+    return np.asarray(change, dtype=bool)
 
 
-def _rows(data: Bytes, start: Offsets, end: Offsets, header: Columns, records: NDArray[np.void]) -> Columns:
-    """The columns of `Frames` for the changes."""
-    extras_start = start + HEADER_SIZE + header["framing_length"]
-    behind = np.flatnonzero(header["framing_length"])
+def _rows(data: Bytes, words: Words, start: Offsets, end: Offsets, lengths: _Lengths) -> tuple[Columns, Mask]:
+    """The columns of `Frames` for changes of all kinds, and which of them `wire.dcp` refuses."""
+    behind = np.flatnonzero(lengths.framing)
     if len(behind):
-        records["extras"][behind] = gather(data, extras_start[behind], _EXTRAS)
-    opcode = header["opcode"]
-    flags, expiry = _native(records["flags"]), _native(records["expiry"])
-    nmeta = records["nmeta"].astype(np.int64)
+        moved = _gather_words(data, start[behind] + lengths.framing[behind])
+        for word, other in zip(words[_EXTRAS_WORD:], moved[_EXTRAS_WORD:], strict=True):
+            word[behind] = other
+    opcode, extras_length = _FIELDS["opcode"].of(words), _FIELDS["extras_length"].of(words)
+    fixed = _fixed_fields(words)
+    nmeta = _FIELDS["nmeta"].of(words)
     removed = np.flatnonzero(opcode != MUTATION)
     if len(removed):
-        flags[removed] = expiry[removed] = 0
-        has_nmeta = header["extras_length"][removed] == dcp.DELETION_V1.size
-        nmeta[removed] = np.where(has_nmeta, records["deletion_nmeta"][removed], 0)
-    key_start = extras_start + header["extras_length"]
-    return {
+        fixed["flags"][removed] = fixed["expiry"][removed] = 0
+        has_nmeta = extras_length[removed] == dcp.DELETION_V1.size
+        nmeta[removed] = np.where(has_nmeta, _FIELDS["deletion_nmeta"].of(words)[removed], 0)
+    key_start = start + HEADER_SIZE + lengths.framing + extras_length
+    rows = {
+        **fixed,
         "start": start,
         "size": end - start,
         "opcode": opcode,
-        "datatype": header["datatype"],
-        "vbucket": header["vbucket"],
-        "opaque": header["opaque"],
-        "cas": header["cas"],
-        "seqno": _native(records["by_seqno"]),
-        "rev": _native(records["rev_seqno"]),
-        "flags": flags,
-        "expiry": expiry,
-        "collection": np.zeros(len(start), dtype=np.uint32),
         "key_start": key_start,
-        "value_start": key_start + header["key_length"],
+        "value_start": key_start + lengths.key,
         "value_end": end - nmeta,
     }
+    return rows, _malformed(rows, extras_length, lengths.key)
 
 
 _EXTRAS_SIZES = np.zeros((3, 256), dtype=bool)
@@ -303,10 +390,10 @@ for _message in (dcp.DcpMutation, dcp.DcpDeletion, dcp.DcpExpiration):
         _EXTRAS_SIZES[_message.OPCODE - MUTATION, _layout.size] = True
 
 
-def _malformed(rows: Columns, header: Columns) -> Mask:
+def _malformed(rows: Columns, extras_length: NDArray[np.uint8], key_length: Offsets) -> Mask:
     """Which changes `wire.dcp` refuses."""
-    opcode, datatype, key_length = rows["opcode"], rows["datatype"], header["key_length"]
-    bad = ~_EXTRAS_SIZES[opcode - MUTATION, header["extras_length"]]
+    opcode, datatype = rows["opcode"], rows["datatype"]
+    bad = ~_EXTRAS_SIZES[opcode - MUTATION, extras_length]
     bad |= rows["seqno"] == 0
     bad |= (key_length == 0) | (key_length > MAX_KEY)
     bad |= datatype > DOCUMENT
@@ -327,21 +414,21 @@ def _take_collection_ids(data: Bytes, rows: Columns) -> Mask:
     The rules are those of `wire.fields.decode_leb128`; besides, something must be left of the key.
     """
     key_start, key_end = rows["key_start"], rows["value_start"]
-    number = np.zeros(len(key_start), dtype=np.uint64)
-    size = np.zeros(len(key_start), dtype=np.int64)
+    byte = data[np.minimum(key_start, len(data) - 1)]
+    number = (byte & 0x7F).astype(np.uint64)
+    size = np.ones(len(key_start), dtype=np.int64)
     bad = np.zeros(len(key_start), dtype=bool)
-    todo = np.arange(len(key_start))
-    for place in range(_LEB128_BYTES):
+    todo = np.flatnonzero(byte >= 0x80)
+    for place in range(1, _LEB128_BYTES):
+        if not len(todo):
+            break
         at = key_start[todo] + place
         bad[todo] |= at >= key_end[todo]
         byte = data[np.minimum(at, len(data) - 1)]
         number[todo] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * place)
         size[todo] = place + 1
-        if place:
-            bad[todo] |= byte == 0  # not the shortest form
+        bad[todo] |= byte == 0  # not the shortest form
         todo = todo[byte >= 0x80]
-        if not len(todo):
-            break
     bad[todo] = True
     bad |= (number > 0xFFFF_FFFF) | (key_start + size >= key_end)
     rows["collection"] = number.astype(np.uint32)
@@ -355,12 +442,13 @@ def _first(mask: Mask) -> int:
     return at if len(mask) and mask[at] else len(mask)
 
 
-def _framing_error(data: Bytes, at: int, limit: int) -> RemoteProtocolError:
+def _framing_error(data: Bytes, at: int, limit: int) -> RemoteProtocolError | None:
+    """What `wire.header` says about a header."""
     try:
         frame_size(data.data, at, limit)
     except FramingError as error:
         return error.with_traceback(None)  # a traceback would keep the buffer
-    raise AssertionError("scan and wire.header disagree about a header")
+    return None
 
 
 def _message_error(data: Bytes, at: int, *, collections: bool) -> RemoteProtocolError:

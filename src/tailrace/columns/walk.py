@@ -35,6 +35,8 @@ _SAMPLE_FRAMES = 32
 _FRAMES_PER_LANE = 32
 _MAX_LANE_BYTES = 64 * 1024
 _MAX_STEPS = 4 * _FRAMES_PER_LANE
+# One lane of so many may be unfinished when the others stop: walking it on plainly takes less than a step.
+_LEFT_OVER = 100
 
 
 def frame_starts(data: Bytes) -> Offsets:
@@ -102,21 +104,23 @@ def _walk_lanes(data: Bytes, lanes: Offsets) -> tuple[Offsets, Offsets, Offsets]
     """Walk on from each lane's start until the next lane's start is reached or passed.
 
     Gives all positions in ascending order, for each lane where its positions end in there, and where each
-    walk stands. A walk that needs many more steps than the others is left where it is, so that one lane of
-    tiny frames does not hold up all of them.
+    walk stands. The few walks that need more steps than the others are left where they are, so that one lane
+    of tiny frames does not hold up all of them.
     """
     last = len(data) - HEADER_SIZE
     limits = np.append(lanes[1:], last + 1)
     # The body length of a header at every offset, without a copy: fancy indexing reads what is asked for.
     total_body = np.ndarray((last + 1,), dtype=">u4", buffer=data, offset=_TOTAL_BODY_AT, strides=(1,))
-    # Lanes that have passed their limit walk on with the others, which is cheaper than to hold them back.
-    steps = [lanes]
-    while len(steps) <= _MAX_STEPS:
-        at = steps[-1]
-        if len(steps) > _FRAMES_PER_LANE and len(steps) % 4 == 0 and (at >= limits).all():
+    table = np.empty((_MAX_STEPS + 1, len(lanes)), dtype=np.int64)
+    table[0] = at = lanes
+    for step in range(1, _MAX_STEPS + 1):
+        # Lanes that have passed their limit walk on with the others, which is cheaper than to hold them back.
+        body = total_body[np.minimum(at, last)]
+        at = np.add(at, body, out=table[step])
+        at += HEADER_SIZE
+        if step >= _FRAMES_PER_LANE and np.count_nonzero(at < limits) <= len(lanes) // _LEFT_OVER:
             break
-        steps.append(at + total_body[np.minimum(at, last)] + HEADER_SIZE)
-    table = np.stack(steps)
+    table = table[: step + 1]
     real = table < limits
     # The last step is only there to stand on, so that a walk that is not finished has an end as well.
     real[-1] = False
