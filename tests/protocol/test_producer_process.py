@@ -20,7 +20,7 @@ import pytest
 from tailrace.client.kv import KvClient
 from tailrace.connstr import parse
 from tailrace.wire.admin import GetAllVbSeqnos, StartPersistence, StopPersistence
-from tailrace.wire.codes import DcpOpcode, Feature, Op
+from tailrace.wire.codes import DcpOpcode, Feature, Op, Status
 from tailrace.wire.dcp import DcpBufferAck, DcpControl, DcpOpen, DcpStreamRequest
 from tailrace.wire.framing import Framer
 from tailrace.wire.header import Frame
@@ -42,7 +42,14 @@ class Node:
     def __init__(self, directory: Path) -> None:
         ready = directory / "ready.json"
         command = [sys.executable, "-m", "tailrace", "serve", "--port", "0", "--vbuckets", str(VBUCKETS)]
-        command += ["--data", str(directory / "data"), "--ready-file", str(ready), "--memory-quota", str(QUOTA_BYTES)]
+        command += [
+            "--data",
+            str(directory / "data"),
+            "--ready-file",
+            str(ready),
+            "--memory-quota",
+            str(QUOTA_BYTES),
+        ]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         while not ready.exists():
             assert self.process.poll() is None, "the node did not start"
@@ -108,16 +115,25 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def write(node: Node, first: int, count: int) -> None:
-    """Sets, pipelined; returns when all are answered."""
-    value = bytes(range(250)) * (VALUE_BYTES // 250)
+    """Sets, pipelined; returns when all are stored. Those for which there is no memory now come again."""
     with socket.create_connection(("127.0.0.1", node.port), timeout=60) as connection:
         for start in range(first, first + count, 500):
-            numbers = range(start, start + 500)
-            batch = (Set(vbucket=n % VBUCKETS, key=b"key%d" % n, value=value).encode() for n in numbers)
-            connection.sendall(b"".join(batch))
-            left = 500 * 24
-            while left:
-                left -= len(connection.recv(left))
+            left = list(range(start, start + 500))
+            while left := refused(connection, left):
+                time.sleep(0.01)
+
+
+def refused(connection: socket.socket, numbers: list[int]) -> list[int]:
+    """Set documents; the numbers of those that the node had no memory for."""
+    value = bytes(range(250)) * (VALUE_BYTES // 250)
+    batch = (Set(vbucket=n % VBUCKETS, key=b"key%d" % n, value=value).encode() for n in numbers)
+    connection.sendall(b"".join(batch))
+    framer, answers = Framer(), list[Frame]()
+    while len(answers) < len(numbers):
+        framer.feed(connection.recv(1 << 16))
+        answers += framer.frames()
+    assert {one.status for one in answers} <= {Status.SUCCESS, Status.ETMPFAIL}
+    return [n for n, answer in zip(numbers, answers, strict=True) if answer.status]
 
 
 def command(node: Node, message: Message) -> Frame:
@@ -150,7 +166,9 @@ def with_memory_in_use(node: Node) -> int:
     a look at any other moment says little.
     """
     command(node, StopPersistence())
-    write(node, 0, 2 * QUOTA_BYTES // VALUE_BYTES)  # half of it is refused
+    with socket.create_connection(("127.0.0.1", node.port), timeout=60) as connection:
+        while not refused(connection, list(range(500))):
+            pass
     assert memory_bytes(node) >= QUOTA_BYTES
     used = node.rss_bytes
     command(node, StartPersistence())

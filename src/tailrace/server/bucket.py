@@ -39,6 +39,9 @@ _RETRY_S = 1.0
 _CACHE_ENTRY_BYTES = 400
 """About what a cached answer takes beside its value: key, two heads, their places in tuple and dict."""
 
+_MIN_MAINTENANCE_S = 1.0
+"""Between two looks for maintenance that no job has led to."""
+
 _MAX_SEALING = 16
 _PAGER_BATCH = 1_000
 
@@ -75,6 +78,7 @@ class ServedBucket:
         self._run_job = run_job
         self._watchers: dict[int, list[Callable[[], None]]] = {}
         self._flushing: Job | None = None
+        self._disk_refuses = False
         self._maintaining: Job | None = None
         self._flush_at = clock.monotonic() + settings.flush_interval
         self.flush_wanted = False
@@ -84,6 +88,8 @@ class ServedBucket:
         self._sealing = 0  # jobs of maintenance that the first of them has waited for
         self._exclusive: deque[Callable[[], None]] = deque()
         self._pager_at = clock.monotonic() + settings.expiry_pager_interval
+        self._maintenance_s = max(settings.quiet_time, _MIN_MAINTENANCE_S)
+        self._maintain_at = clock.monotonic() + self._maintenance_s
         self._pager: Iterator[None] | None = None
 
         self.manifest_changed()
@@ -171,7 +177,7 @@ class ServedBucket:
 
     def next_timer(self) -> float:
         """When `handle_timer` has something to do."""
-        return min(self._flush_at, self._pager_at)
+        return min(self._flush_at, self._pager_at, self._maintain_at)
 
     def handle_timer(self, now: float) -> None:
         """Begin what is due."""
@@ -180,10 +186,18 @@ class ServedBucket:
             self._begin_flush()
         if now >= self._pager_at:
             self._page(now)
+        if now >= self._maintain_at:
+            # Jobs lead to maintenance, but nobody who stops writing makes any: what is due because it is
+            # quiet, or was tried and failed, is found here.
+            self._maintain_at = now + self._maintenance_s
+            self._advance()
 
     def settle(self) -> None:
-        """The end of a batch of requests: one commit for all that asked for one."""
-        self._begin_flush()
+        """The end of a batch of requests: one commit for all that asked for one, or because there is so much
+        to write that it would fill the memory before the interval is over.
+        """
+        if self.flush_wanted or (not self._disk_refuses and self.store.flush_due):
+            self._begin_flush()
 
     def after_flush(self, done: Done) -> None:
         """Call back when everything that is written now has been flushed, or could not be."""
@@ -233,11 +247,13 @@ class ServedBucket:
             job.finish()
         except StoreError as error:
             failure = error
+            self._disk_refuses = True
             self.flush_failures += 1
             log.error("bucket %s: changes could not be written and are kept in memory: %s", self.name, error)
             self._flush_at = self._clock.monotonic() + max(_RETRY_S, self._settings.flush_interval)
             self.flush_wanted = False
         else:
+            self._disk_refuses = False
             self.flush_times.add(self._clock.monotonic() - started)
         for done in waiting:
             done(failure)

@@ -112,6 +112,7 @@ class Session:
                 counters = self.node.counters
                 counters.bytes_read += at
                 counters.bytes_written += len(answers)
+                bucket.settle()
                 return answers
             if at:
                 self.node.counters.bytes_read += at
@@ -181,7 +182,7 @@ class Session:
         if self._have and not self.closed:
             self._parts.append(data[at:] if at else data)
             self._need = need
-        if self.bucket is not None and self.bucket.flush_wanted:
+        if self.bucket is not None:
             self.bucket.settle()
 
     def _receive_frame(self, frame: Frame, now: float) -> None:

@@ -401,6 +401,11 @@ class Bucket(Protocol):
         """A group commit of everything written so far; None if there is nothing or one is under way."""
         ...
 
+    @property
+    def flush_due(self) -> bool:
+        """So much was written that the next group commit should not wait for the interval."""
+        ...
+
     def flush(self) -> None:
         """begin_flush, run, finish. While another flush is under way: an error."""
         ...

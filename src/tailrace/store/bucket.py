@@ -378,6 +378,10 @@ class Bucket:
         self._commit = self._new_commit({}, take_changes=True)
         return self._commit
 
+    @property
+    def flush_due(self) -> bool:
+        return self.growing_bytes() >= self.generation_bytes
+
     def flush(self) -> None:
         if self._commit is not None:
             raise StoreError("a flush is under way: finish it first")
@@ -399,7 +403,7 @@ class Bucket:
             for vbucket in meta_of:
                 vbucket._meta_queued = False
         batch.cas_ceiling = self.clock.last if exact_cas else self.clock.ceiling()
-        due = self.rotate_soon or self.growing_bytes() >= self.generation_bytes
+        due = self.rotate_soon or self.flush_due
         rotate = self.state() if take_changes and due else None
         return CommitJob(self, batch, meta_of, rotate)
 

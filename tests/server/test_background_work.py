@@ -1,0 +1,107 @@
+"""What a bucket does by itself: commits before memory is full, maintenance when nobody writes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from serverkit import Bench, ask
+
+from tailrace.wire import kv
+
+
+def write(bench: Bench, session, count: int, *, value: bytes = b"x" * 1000, expiry: int = 0) -> list[int]:
+    """Set documents, some in a batch; how each was answered."""
+    statuses = []
+    for start in range(0, count, 50):
+        batch = [
+            kv.Set(key=b"k%d" % n, vbucket=n % 4, value=value, expiry=expiry)
+            for n in range(start, min(start + 50, count))
+        ]
+        statuses += [one.status for one in ask(bench, session, *batch)]
+        bench.run_jobs()
+    return statuses
+
+
+def test_a_fast_writer_does_not_fill_the_memory_before_the_interval_is_over():
+    """The quota is for a disk that is behind. This one is not, it was only not asked."""
+    bench = Bench(flush_interval="1h", memory_quota="1m")
+    session = bench.session()
+    assert set(write(bench, session, 5_000)) == {0}
+    store = bench.engine.buckets["default"]
+    assert store.stats()["commits"] > 4
+    assert all(one.persisted_seqno > 1_000 for one in store)
+
+
+def test_also_on_the_long_way():
+    bench = Bench(flush_interval="1h", memory_quota="1m")
+    assert set(write(bench, bench.session(), 3_000, expiry=3600)) == {0}
+
+
+def test_nothing_is_committed_early_for_a_little():
+    bench = Bench(flush_interval="1h", memory_quota="1m")
+    commits = bench.engine.buckets["default"].stats()["commits"]
+    write(bench, bench.session(), 50)
+    assert bench.engine.buckets["default"].stats()["commits"] == commits
+
+
+def test_a_disk_that_refuses_is_left_alone_until_its_time_comes(monkeypatch):
+    bench = Bench(flush_interval="1h", memory_quota="1m", idle_timeout=0)
+    session = bench.session()
+    store = bench.engine.buckets["default"]
+
+    def refuse(batch):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.journal, "commit", refuse)
+        write(bench, session, 900)
+        assert store.flush_failures == 1
+        bench.advance(3600.0)
+        bench.run_jobs()
+        assert store.flush_failures == 2
+    bench.advance(3600.0)
+    bench.run_jobs()
+    assert all(one.persisted_seqno == one.high_seqno for one in store)
+    assert set(write(bench, session, 2_000)) == {0}
+
+
+def test_a_node_that_goes_quiet_merges_its_segments():
+    bench = Bench(memory_quota="1m", quiet_time="5", garbage_share="100%", history_changes="0")
+    session = bench.session()
+    store = bench.engine.buckets["default"]
+    while len(store.segments) < 5:
+        write(bench, session, 200)
+        bench.advance(0.25)
+        bench.run_jobs()
+    bench.advance(4.0)
+    bench.run_jobs()
+    before = [one.size for one in store.segments]
+    assert len(before) >= 5
+    for _ in range(10):
+        bench.advance(2.0)
+        bench.run_jobs()
+    after = [one.size for one in store.segments]
+    assert len(after) < len(before)
+    assert all(older > 2 * newer for older, newer in pairwise(after))
+
+
+def test_maintenance_that_failed_is_tried_again_without_a_writer(monkeypatch):
+    bench = Bench(memory_quota="1m", quiet_time="5")
+    session = bench.session()
+    store = bench.engine.buckets["default"]
+
+    def refuse(path):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.files, "create", refuse)
+        write(bench, session, 150)
+        for _ in range(3):
+            bench.advance(0.25)
+            bench.run_jobs()
+    bench.advance(0.25)
+    for _ in range(10):
+        bench.advance(2.0)
+        bench.run_jobs()
+    assert all(generation.sealed for generation in store.generations)
+    assert all(one.persisted_seqno == one.high_seqno for one in store)
