@@ -249,6 +249,30 @@ def test_signals_end_a_client_command_cleanly(body: str, number: signal.Signals,
     assert (process.returncode, out, err.strip()) == (code, "cleaned up\n", "")
 
 
+EARLY = """
+    import importlib.abc, os, signal, sys
+
+    class Interrupt(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            if name == sys.argv[1]:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests may ignore it
+    sys.meta_path.insert(0, Interrupt())
+    from tailrace.cli.start import main
+    sys.argv[1:] = ["stats", "couchbase://127.0.0.1:1"]
+    sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["tailrace.cli.main", "click", "tailrace.errors", "tailrace.cli.stats"])
+def test_ctrl_c_while_the_program_is_being_imported(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(EARLY), module], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     body = """
         lines = common.JsonLines()

@@ -161,7 +161,7 @@ def test_a_second_node_on_the_directory_is_refused(tmp_path):
         second = run("--port", "0", "--data", "data", cwd=tmp_path)
         assert second.returncode == 1
         assert second.stdout == ""
-        assert re.fullmatch(r"tailrace: error: .*in use.*\n", second.stderr)
+        assert re.fullmatch(r"tailrace: error: .*in use.*: stop that one, or .*\n", second.stderr)
         assert Wire(ready["port"]).ask(admin.Noop()).status == 0
 
 
@@ -201,6 +201,8 @@ def test_port_in_use(tmp_path):
         ["--port", "٣"],
         ["--memory-quota", "lots"],
         ["--bucket", "no/slash"],
+        ["--bucket", ".."],
+        ["--bucket", ""],
     ],
     ids=" ".join,
 )
@@ -209,6 +211,28 @@ def test_wrong_command_lines(arguments, tmp_path):
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert re.fullmatch(r"tailrace: error: .+\n", done.stderr)
     assert "secret" not in done.stderr
+    assert not list(tmp_path.iterdir())  # nothing was begun
+
+
+def test_another_number_of_vbuckets_than_there_are(tmp_path):
+    with serving(tmp_path, "--data", "data", "--vbuckets", "4") as (process, _):
+        process.terminate()
+        assert process.wait(TIMEOUT_S) == 0
+    done = run("--port", "0", "--data", "data", "--vbuckets", "8", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(
+        r"tailrace: error: bucket 'default' in 'data' has 4 vbuckets, not 8: .*\n", done.stderr
+    )
+    with serving(tmp_path, "--data", "data") as (_, ready):  # unless it is said, it is what it was
+        assert ready["vbuckets"] == 4
+
+
+def test_a_ready_file_that_can_t_be_written(tmp_path):
+    done = run("--port", "0", "--memory", "--ready-file", "nowhere/ready.json", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(
+        r"tailrace: error: the ready file 'nowhere/ready.json' can't .*, choose.*\n", done.stderr
+    )
 
 
 def test_set_help_lists_every_setting():

@@ -13,7 +13,7 @@ from tailrace.cli.main import main
 from tailrace.client.kv import KvClient
 from tailrace.client.load import MadeUp, from_json_lines
 from tailrace.client.manifest import with_changes
-from tailrace.errors import ConnectError, LoginError, StatusError, UsageError
+from tailrace.errors import ConnectError, InputError, LoginError, StatusError, UsageError
 from tailrace.wire.codes import Datatype, Status
 
 
@@ -157,7 +157,7 @@ def test_json_lines(client):
 )
 def test_a_line_that_can_not_be_loaded_is_named(line):
     good = b'{"key":"k","value":1}'
-    with pytest.raises(UsageError, match="line 2 "):
+    with pytest.raises(InputError, match="line 2 can't be loaded: it"):
         list(from_json_lines([good, line], 16, collections=True, json_type=True, most=10))
 
 
@@ -169,13 +169,46 @@ def test_login_is_by_scram_and_errors_are_clear():
         for url, words in (
             (where.format("ada:wrong"), "refuses the login"),
             (where.format("bob:secret"), "refuses the login"),
-            (node.url, "wants a login"),
+            (node.url, "no bucket 'default', or wants a login"),
             (where.format("ada:secret") + "x", "no bucket"),
         ):
             with pytest.raises(LoginError, match=words):
                 KvClient(url)
     with pytest.raises(ConnectError, match="can't connect"):
         KvClient(node.url)
+
+
+def test_a_bucket_that_is_not_there(node):
+    with pytest.raises(LoginError, match="no bucket 'nobody'"):
+        KvClient(node.url.replace("/default", "/nobody"))
+
+
+@pytest.mark.parametrize("size", [(20 << 20) + 1, 35 << 20])
+def test_a_value_that_is_too_large(node, capfdbinary, monkeypatch, size):
+    """The first is refused, the second does not even fit into a frame."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(bytes(size))))
+    code, out, err = run(capfdbinary, "set", node.url, "large")
+    assert (code, out) == (1, b"")
+    assert err.startswith(b"tailrace: error: ") and err.count(b"\n") == 1
+    assert b"%d bytes" % size in err and b"--set max_value" in err
+    if size <= 30 << 20:
+        assert b"the limit is 20971520" in err
+
+
+def test_a_file_that_can_t_be_loaded(node, capfdbinary, tmp_path):
+    for data, words in (
+        (b'{"key":"a","value":1}\n{bad\n', b"line 2 can't be loaded: it is not JSON"),
+        ('{"key":"a","value":1}\n'.encode("utf-16"), b"line 1 can't be loaded: it is not UTF-8"),
+        ('{"key":"a","value":1}\n'.encode("utf-16-le"), b"line 1 can't be loaded: it is not JSON"),
+    ):
+        source = tmp_path / "documents.jsonl"
+        source.write_bytes(data)
+        code, out, err = run(capfdbinary, "load", node.url, "--from", str(source))
+        assert (code, out) == (1, b"")
+        assert words in err and err.count(b"\n") == 1
+    source.write_bytes(b'\xef\xbb\xbf{"key":"marked","value":1}\n')
+    assert run(capfdbinary, "load", node.url, "--from", str(source))[0] == 0
+    assert node.get("marked") == 1
 
 
 def run(capfdbinary, *arguments: str) -> tuple[int, bytes, bytes]:

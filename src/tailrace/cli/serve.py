@@ -27,7 +27,9 @@ from .common import command as make_command
 if TYPE_CHECKING:
     from ..server.aio import Server
     from ..server.settings import Settings
+    from ..store.engine import Engine
 
+_VBUCKETS = 1024
 _MAX_USERS = 10_000
 _MAX_USERS_FILE = 1 << 20
 
@@ -40,7 +42,7 @@ class _Options:
     port: int
     data: Path | None
     buckets: tuple[str, ...]
-    vbuckets: int
+    vbuckets: int | None
     users: dict[str, str]
     tls: ssl.SSLContext | None
     tls_port: int
@@ -73,9 +75,7 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
 @click.option(
     "--vbuckets",
     type=Integer(1, 1024),
-    default=1024,
-    show_default=True,
-    help="VBuckets of a new bucket, a power of two.",
+    help="VBuckets of a new bucket, a power of two.  [default: 1024]",
 )
 @click.option(
     "--user", "users", multiple=True, metavar="NAME:PASSWORD", help="Who may log in; may be repeated."
@@ -108,7 +108,7 @@ def command(  # the options, in the order of the help
     data: Path | None,
     memory: bool,
     buckets: tuple[str, ...],
-    vbuckets: int,
+    vbuckets: int | None,
     users: tuple[str, ...],
     users_file: Path | None,
     tls_cert: Path | None,
@@ -124,6 +124,7 @@ def command(  # the options, in the order of the help
     Without users nobody has to log in, and the node listens on loopback only.
     """
     from ..server.settings import Settings, table
+    from ..store.engine import check_bucket_name
 
     if "help" in assignments:
         for setting in table():
@@ -134,7 +135,9 @@ def command(  # the options, in the order of the help
         settings.memory_quota = memory_quota
     if memory and data is not None:
         raise UsageError("--data and --memory exclude each other")
-    if vbuckets & (vbuckets - 1):
+    for name in buckets:
+        check_bucket_name(name)
+    if vbuckets is not None and vbuckets & (vbuckets - 1):
         raise UsageError(f"--vbuckets {vbuckets} is no power of two, write one from 1 to 1024")
     who = _users(users, users_file)
     if not who and not _is_loopback(host):
@@ -271,9 +274,7 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
     store_settings.tombstone_value = tombstone_value
     engine = Engine(options.data, settings=store_settings)
     try:
-        for name in options.buckets:
-            if name not in engine.buckets:
-                engine.create_bucket(name, options.vbuckets)
+        _make_buckets(engine, options)
         server = Server(
             lambda run_job: Node(engine, users=options.users, settings=options.settings, run_job=run_job)
         )
@@ -289,6 +290,19 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
     return server, web_port
 
 
+def _make_buckets(engine: Engine, options: _Options) -> None:
+    """Those that are not there yet; one that is there keeps its number of vbuckets for ever."""
+    for name in options.buckets:
+        found = engine.buckets.get(name)
+        if found is None:
+            engine.create_bucket(name, options.vbuckets or _VBUCKETS)
+        elif options.vbuckets not in (None, found.vbucket_count):
+            raise UsageError(
+                f"bucket {name!r} in {str(options.data)!r} has {found.vbucket_count} vbuckets, not "
+                f"{options.vbuckets}: leave --vbuckets out, or choose another --data"
+            )
+
+
 def _listen(listen: object, host: str, port: int) -> list[socket.socket]:
     assert callable(listen)
     try:
@@ -301,14 +315,12 @@ def _listen(listen: object, host: str, port: int) -> list[socket.socket]:
 
 
 def _tell(options: _Options, server: Server, web_port: int | None) -> None:
-    """The first line on stdout, and the ready file."""
+    """The ready file, and the first line on stdout: whoever sees that one has the file too."""
     from ..store.files import atomic_write
 
     address = server.node.address
     first = server.node.buckets[options.buckets[0]]
     count = first.store.vbucket_count
-    click.echo(f"tailrace: serving bucket '{first.name}' ({count} vbuckets) on {options.host}:{address.port}")
-    sys.stdout.flush()
     if options.ready_file is not None:
         content = {
             "pid": os.getpid(),
@@ -323,4 +335,9 @@ def _tell(options: _Options, server: Server, web_port: int | None) -> None:
         try:
             atomic_write(options.ready_file, json.dumps(content).encode() + b"\n")
         except OSError as error:
-            raise StoreError(f"the ready file can't be written: {error.strerror}") from None
+            raise StoreError(
+                f"the ready file {str(options.ready_file)!r} can't be written ({error.strerror}), "
+                "choose another --ready-file"
+            ) from None
+    click.echo(f"tailrace: serving bucket '{first.name}' ({count} vbuckets) on {options.host}:{address.port}")
+    sys.stdout.flush()

@@ -10,10 +10,17 @@ import click
 
 from ..clock import SYSTEM
 from ..connstr import ConnectionString
-from ..wire.codes import Datatype
-from .client import collection_option, open_kv, tls_options
+from ..errors import ConnectError, StatusError, TailraceError
+from ..wire.codes import Datatype, Status
+from .client import collection_option, explained, open_kv, tls_options
 from .common import DURATION, INTEGER, Integer, JsonLines, json_option, url_argument
 from .common import command as make_command
+
+_SAFE_BYTES = 20 << 20
+"""Any server takes frames of this size; one that announces more than a server's limit is cut off."""
+_SMALLER = (
+    "store less, or raise the limits of a node of your own: serve --set max_value=SIZE --set max_frame=SIZE"
+)
 
 
 @make_command(
@@ -51,15 +58,25 @@ def command(
     data = sys.stdin.buffer.read() if value is None else value.encode("utf-8", "surrogateescape")
     expires_at_s = 0 if expiry is None else max(1, int(SYSTEM.time_ns() / 1e9 + expiry))
     with open_kv(url, tls) as client:
-        stored = client.set(
-            key,
-            data,
-            collection=collection,
-            flags=flags,
-            expiry=expires_at_s,
-            cas=cas,
-            datatype=int(Datatype.JSON) if _is_json(data) else 0,
-        )
+        try:
+            stored = client.set(
+                key,
+                data,
+                collection=collection,
+                flags=flags,
+                expiry=expires_at_s,
+                cas=cas,
+                datatype=int(Datatype.JSON) if _is_json(data) else 0,
+            )
+        except StatusError as error:
+            if error.status != Status.E2BIG:
+                raise
+            raise explained(error, _SMALLER) from None
+        except ConnectError as error:
+            if len(data) <= _SAFE_BYTES:
+                raise
+            what = f"the server closed the connection at a value of {len(data)} bytes ({error})"
+            raise TailraceError(f"{what}, {_SMALLER}") from None
     if as_json:
         JsonLines().write(
             {

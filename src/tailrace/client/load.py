@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ..errors import InputError
 from ..wire.codes import Datatype
 from ..wire.kv import DeleteQ, SetQ
 from ..wire.message import MAX_KEY
@@ -205,8 +205,10 @@ def from_json_lines(
             continue
         try:
             made = _request(line, prefix, json_type=json_type)
-        except (ValueError, RecursionError, struct.error) as error:
-            raise UsageError(f"line {number} can't be loaded: {error}") from None
+        except (ValueError, struct.error) as error:
+            raise InputError(
+                f"line {number} can't be loaded: {error}; mend it and load again, those before may be stored"
+            ) from None
         if made is None:
             continue
         request, key = made
@@ -223,7 +225,16 @@ def from_json_lines(
 def _request(line: bytes, prefix: bytes, *, json_type: bool) -> tuple[SetQ | DeleteQ, bytes] | None:
     if len(line) > MAX_LINE:
         raise ValueError(f"it has more than {MAX_LINE} bytes")
-    document = json.loads(line)
+    try:
+        text_line = line.decode("utf-8-sig")  # left to itself, json guesses at other encodings
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    try:
+        document = json.loads(text_line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(document, dict):
         raise ValueError("it is not a JSON object")
     op = document.get("op", "mutation")

@@ -173,9 +173,13 @@ def _check_selected(answer: Response, introduction: Introduction) -> None:
     if answer.status == Status.SUCCESS:
         return
     if answer.status == Status.EACCESS and introduction.credentials is None:
-        raise LoginError(f"the server wants a login for bucket {bucket!r}; give user name and password")
+        # Servers don't tell one from the other, so that nobody can find out which buckets there are.
+        raise LoginError(
+            f"the server has no bucket {bucket!r}, or wants a login for it; "
+            "check the name, or give user name and password"
+        )
     if answer.status in (Status.KEY_ENOENT, Status.EACCESS):
-        raise LoginError(f"the server has no bucket {bucket!r} for this user")
+        raise LoginError(f"the server has no bucket {bucket!r} for this user; check the name")
     if answer.status == Status.UNKNOWN_COMMAND and bucket == "default":
         return  # a server with one bucket
     raise LoginError(f"the server refuses bucket {bucket!r} ({status_name(answer.status)})")

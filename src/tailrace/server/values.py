@@ -66,6 +66,11 @@ def split_document(value: bytes, datatype: int, limit: int) -> tuple[dict[str, b
     return xattrs, body, datatype & ~Datatype.XATTR
 
 
+def too_large(size: int, settings: Settings) -> str:
+    """Why a value is refused, in words."""
+    return f"a value of {size} bytes is too large: the limit is {settings.max_value} (setting max_value)"
+
+
 def checked_value(value: bytes, datatype: int, settings: Settings) -> tuple[bytes, int]:
     """A value that a client sends, and its true datatype; refused if it is not what its datatype says."""
     plain, kind = inflate(value, datatype, settings.max_inflated)
@@ -76,7 +81,7 @@ def checked_value(value: bytes, datatype: int, settings: Settings) -> tuple[byte
             if len(name.encode()) > _MAX_XATTR_NAME:
                 raise MalformedMessage("an xattr's name is too long", Status.XATTR_EINVAL)
     if len(body) > settings.max_value:
-        raise MalformedMessage(f"a value has up to {settings.max_value} bytes", Status.E2BIG)
+        raise MalformedMessage(too_large(len(body), settings), Status.E2BIG)
     if len(body) <= settings.max_json_check:
         is_document = body[:1] in JSON_STARTS and is_json(body)
         datatype = datatype | Datatype.JSON if is_document else datatype & ~Datatype.JSON

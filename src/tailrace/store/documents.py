@@ -229,7 +229,10 @@ class VBucket(History):
     def _check_size(self, size: int, datatype: int) -> None:
         room = _XATTR_ROOM if datatype & Datatype.XATTR else 0
         if size > self._bucket.max_value + room:
-            raise DocumentRefused(Status.E2BIG, f"a value of {size} bytes")
+            raise DocumentRefused(
+                Status.E2BIG,
+                f"a value of {size} bytes: the limit is {self._bucket.max_value} (setting max_value)",
+            )
 
     def _existing(self, key: bytes, cas: int, missing: int = Status.KEY_ENOENT) -> bytes:
         """The live document, if the CAS fits and no lock is in the way."""

@@ -17,7 +17,7 @@ from .bucket import MANIFEST, Bucket
 from .files import DiskFiles, Files, MemoryFiles
 from .format import FORMAT_VERSION
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "check_bucket_name"]
 
 MAGIC = b"tailrace store, format "
 FORMAT = "FORMAT"
@@ -25,7 +25,16 @@ LOCK = "LOCK"
 PREFIX = "bucket."
 MAKING = "MAKING"
 DELETED = "DELETED"
-_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9_%-][A-Za-z0-9_.%-]{0,99}", re.ASCII)
+
+
+def check_bucket_name(name: str) -> None:
+    """`UsageError` if no bucket can have this name, which is also a part of its directory's."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name[:120]!r} is no bucket name: write up to 100 letters, digits, '_', '-', '%' and '.', "
+            "no '.' at the start"
+        )
 
 
 class Engine:
@@ -112,8 +121,9 @@ class Engine:
         active: bool = True,
         settings: StoreSettings | None = None,
     ) -> Bucket:
-        if not _NAME.fullmatch(name) or name in self._buckets:
-            raise UsageError(f"bucket {name!r} exists already, or has no legal name")
+        check_bucket_name(name)
+        if name in self._buckets:
+            raise UsageError(f"bucket {name!r} exists already, choose another name")
         if not 1 <= vbucket_count <= 1024 or vbucket_count & (vbucket_count - 1):
             raise UsageError(f"{vbucket_count} vbuckets: it must be a power of two from 1 to 1024")
         directory = PREFIX + name

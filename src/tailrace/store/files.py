@@ -284,7 +284,9 @@ class DiskFiles:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise StoreLocked(f"{self.root} is in use by another process") from None
+            raise StoreLocked(
+                f"{self.root} is in use by another process: stop that one, or use another directory"
+            ) from None
         self._lock_fd = fd
 
     def unlock(self) -> None:

@@ -43,8 +43,8 @@ __all__ = ["Block", "Frames", "Piece", "Segment", "SegmentWriter", "segment_name
 PREFIX = "segment-"
 BLOCK_BYTES = 512 << 10
 READ_BYTES = BLOCK_BYTES + (64 << 10)
-"""Pieces up to this, which is a block with its columns, are read at once. All of it stays in memory as long as
-a part of it is still to be sent, so a reader that stalls must not have more than that.
+"""Pieces up to this, which is a block with its columns, are read at once. All of it stays in memory while
+a part of it is to be sent, so a reader that stalls must not have more than that.
 """
 WRITE_BYTES = 1 << 20
 SYNC_BYTES = 8 << 20

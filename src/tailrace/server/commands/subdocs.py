@@ -19,7 +19,7 @@ from ...wire.fields import join_xattrs
 from ...wire.message import Message
 from ..call import Call, Refused, Reply, command, encode_response
 from ..subdoc import LOOKUPS, MUTATIONS, Path, SubdocError, members, new_root, parse_path
-from ..values import checked_value, split_document, system_xattrs
+from ..values import checked_value, split_document, system_xattrs, too_large
 from .macros import MACROS, expand, virtual_xattrs
 
 _XATTR, _EXPAND = 0x04, 0x10
@@ -344,7 +344,7 @@ class _Edit:
         if content.xattrs:
             value, datatype = join_xattrs(content.xattrs, content.body), datatype | Datatype.XATTR
         if len(content.body) > call.node.settings.max_value:
-            raise Refused(Status.E2BIG)
+            raise Refused(Status.E2BIG, too_large(len(content.body), call.node.settings))
         if cas:
             flags, rev = (0, 0) if old is None else (old.flags, old.rev)
             wanted = call.request.cas
