@@ -252,9 +252,11 @@ def test_signals_end_a_client_command_cleanly(body: str, number: signal.Signals,
 EARLY = """
     import importlib.abc, os, signal, sys
 
+    wanted = sys.argv[1]
+
     class Interrupt(importlib.abc.MetaPathFinder):
         def find_spec(self, name, path, target=None):
-            if name == sys.argv[1]:
+            if name == wanted:
                 os.kill(os.getpid(), signal.SIGINT)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests may ignore it
