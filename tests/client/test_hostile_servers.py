@@ -11,6 +11,7 @@ from fake_server import UUID, FakeServer, accepted, marker, mutation, noop
 
 import tailrace
 from tailrace import Mutation, Snapshot, StreamEnd
+from tailrace.client.checkpoints import MemoryState
 from tailrace.errors import (
     ConnectError,
     FramingError,
@@ -243,6 +244,102 @@ def test_a_silent_server_is_given_up_after_two_intervals(connect):
         with pytest.raises(ConnectError, match="silent"):
             next(source.changes())
         assert len(server.connections) >= 2
+
+
+def test_a_server_that_says_nothing_after_the_handshake(connect):
+    """It can be connected to time and again, and still it is an error in the end."""
+    with FakeServer(lambda connection, request: None) as server:
+        source = connect(server.url, noop_interval_s=0.3, retry_for_s=1.0)
+        with pytest.raises(ConnectError, match="silent"):
+            next(source.changes())
+        assert any(frame.opcode == DcpOpcode.STREAM_REQUEST for frame in server.requests)
+
+
+def test_a_server_that_is_alive_but_never_answers(connect, monkeypatch):
+    monkeypatch.setattr("tailrace.client.resume._ANSWER_S", 0.3)
+    with FakeServer(lambda connection, request: None) as server:
+        source = connect(server.url, retry_for_s=0.1)
+        with pytest.raises(ConnectError, match="the stream request of vbucket 0 is not answered"):
+            next(source.changes())
+        assert len(server.connections) == 1
+
+
+def test_an_answer_that_the_application_has_not_taken_is_an_answer(connect, monkeypatch):
+    """However long it takes over what came before."""
+    waiting = []
+
+    def stream(connection, request):
+        parts = accepted(request), marker(request, 1, 1), mutation(request, 1)
+        if request.vbucket == 0:
+            connection.send(*parts)
+        else:
+            waiting.append(lambda: connection.send(*parts))
+
+    with FakeServer(stream, vbuckets=2) as server:
+        source = connect(server.url, retry_for_s=0.1)
+        changes = source.changes()
+        assert next(one for one in changes if isinstance(one, Mutation)).vbucket == 0
+        for send in waiting:
+            send()
+        deadline = time.monotonic() + 10
+        while not source.stats()["queued_bytes"]:
+            source.idle(0.01)
+            assert time.monotonic() < deadline
+        monkeypatch.setattr("tailrace.client.resume._ANSWER_S", 0.0)
+        source.idle(0.5)
+        assert next(one for one in changes if isinstance(one, Mutation)).vbucket == 1
+
+
+def two_snapshots_and_a_half(connection, request):
+    """Of two vbuckets, interleaved, in one go."""
+    connection.server.asked = [*getattr(connection.server, "asked", []), request]
+    if len(connection.server.asked) == 2:
+        a, b = connection.server.asked
+        connection.send(
+            *(accepted(a), accepted(b)),
+            *(marker(a, 1, 2), mutation(a, 1), marker(b, 1, 3), mutation(b, 1), mutation(a, 2)),
+            *(mutation(b, 2), marker(a, 3, 3), mutation(a, 3), mutation(b, 3)),
+            *(marker(a, 4, 9), mutation(a, 4), marker(b, 4, 9), mutation(b, 4), mutation(a, 5)),
+        )
+
+
+def test_a_batch_ends_where_a_snapshot_does(connect):
+    with FakeServer(two_snapshots_and_a_half, vbuckets=2) as server:
+        source = connect(server.url)
+        batches = source.batches()
+        shown = []
+        while sum(map(len, (rows for rows, _ in shown))) < 9:
+            batch = next(batches)
+            rows = list(zip(batch["vbucket"].to_pylist(), batch["seqno"].to_pylist(), strict=True))
+            positions = source.positions()
+            assert all(
+                positions[vbucket].seqno == max(s for v, s in rows if v == vbucket) for vbucket, _ in rows
+            )
+            shown.append((rows, [positions[vbucket].is_partial for vbucket in (0, 1)]))
+        a, b = (request.vbucket for request in server.asked)
+        expected = [
+            [(a, 1), (b, 1), (a, 2), (b, 2)],
+            [(a, 3), (b, 3)],
+            [(a, 4), (b, 4), (a, 5)],
+        ]
+        assert [rows for rows, _ in shown] == expected
+        assert [partial[a] for _, partial in shown] == [False, False, True]
+        assert [partial[b] for _, partial in shown] == [True, False, True]
+
+
+@pytest.mark.parametrize("columnar", [False, True])
+def test_a_snapshot_that_is_whole_is_saved_although_the_next_one_has_begun(connect, columnar):
+    store = MemoryState()
+    with FakeServer(two_snapshots_and_a_half, vbuckets=2) as server:
+        source = connect(server.url, state=store)
+        found = source.batches() if columnar else source.changes()
+        taken = 0
+        while taken < 9:
+            one = next(found)
+            taken += one.num_rows if columnar else isinstance(one, Mutation)
+        source.save()
+        saved = {vbucket: one.position.seqno for vbucket, one in store.load().items()}
+        assert saved == dict.fromkeys((0, 1), 3)
 
 
 def test_a_noop_is_answered_with_its_opaque(connect):

@@ -153,8 +153,9 @@ class Source:
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """The same as Arrow batches, straight from the wire; `columns.batch.SCHEMA` has the columns.
 
-        A batch is delivered when it is full or when nothing more is there. A rollback is a batch of one row
-        with op ``rollback``, in its place; a system event one with op ``system``.
+        A batch is delivered when it is full, where a snapshot of one of its vbuckets ends and the next one
+        begins, or when nothing more is there. A rollback is a batch of one row with op ``rollback``, in its
+        place; a system event one with op ``system``.
         """
         async with contextlib.aclosing(self.pieces(start, end, vbuckets=vbuckets)) as pieces:
             async for piece in pieces:

@@ -82,6 +82,8 @@ class Piece:
         self._progress = progress
         self._catalog = catalog
         self._cursor: dict[int, tuple[Segment, int]] = {}
+        self._handed = slice(0, 0)
+        """The rows of the batch that the application has just got."""
 
     @property
     def row_count(self) -> int:
@@ -238,7 +240,11 @@ class Piece:
                     time_s = _U32.unpack_from(data, _extras_at(data, start) + 16)[0]
                 made = Deletion if opcode == DcpOpcode.DELETION else Expiration
                 event = made(vbucket, vb_uuid, seqno, rev, cas, key, time_s, snapshot, collection, xattrs)
-            cursor[vbucket] = segments[segment], seqno
+            here, before = segments[segment], cursor.get(vbucket)
+            if before is not None and before[0] is not here:
+                # a snapshot is whole and the next one begins: that is a state to come back to
+                self._progress[vbucket].delivered_up_to(before[0].position_at(before[1]))
+            cursor[vbucket] = here, seqno
             yield event
         while next_told is not None:
             yield self._say(next_told)
@@ -257,20 +263,78 @@ class Piece:
         for vbucket, (segment, seqno) in self._cursor.items():
             self._progress[vbucket].delivered_up_to(segment.position_at(seqno))
         self._cursor.clear()
+        for vbucket, position in self.positions_at(self._handed).items():
+            self._progress[vbucket].delivered_up_to(position)
+        self._handed = slice(0, 0)
 
     # whole batches
 
-    def batches(self, *, no_value: bool) -> Iterator[pa.RecordBatch]:
-        """The changes as Arrow; what is no change but must be told stands in a batch of its own, in order."""
+    def batches(self, *, no_value: bool, by_snapshot: bool = True) -> Iterator[pa.RecordBatch]:
+        """The changes as Arrow; what is no change but must be told stands in a batch of its own, in order.
+
+        Unless ``by_snapshot`` is False, a batch ends where a snapshot does: with every batch each vbucket
+        stands at the end of a snapshot, or inside the one that is still being received.
+        """
+        ends = self._snapshot_ends() if by_snapshot else []
         first = 0
         for told in self.told:
             if isinstance(told.event, Rollback | SystemEvent):
                 if told.row > first:
-                    yield self._batch(first, told.row, no_value=no_value)
+                    yield from self._batches(first, told.row, ends, no_value=no_value)
                     first = told.row
+                self.settle()
                 yield _row(self._say(told), self._catalog.names)
         if first < self.row_count:
-            yield self._batch(first, self.row_count, no_value=no_value)
+            yield from self._batches(first, self.row_count, ends, no_value=no_value)
+
+    def _batches(self, first: int, last: int, ends: list[int], *, no_value: bool) -> Iterator[pa.RecordBatch]:
+        """Rows as one batch, handed out in parts without another copy."""
+        batch = self._batch(first, last, no_value=no_value)
+        begin = first
+        for end in (*(one for one in ends if first < one < last), last):
+            self.settle()
+            self._handed = slice(begin, end)
+            yield batch.slice(begin - first, end - begin)
+            begin = end
+
+    def _snapshot_ends(self) -> list[int]:
+        """The rows before which a batch ends, so that none has changes of two snapshots of a vbucket."""
+        delivery = self.delivery
+        segments = delivery.segments
+        if len({one.stream.vbucket for one in segments}) == len(segments):
+            return []
+        rows = np.arange(delivery.row_count)
+        first, last = (np.full(len(segments), -1) for _ in range(2))
+        first[delivery.segment_of[::-1]] = rows[::-1]  # of several the last one counts
+        last[delivery.segment_of] = rows
+        ends: list[int] = []
+        begin = 0
+        seen: dict[int, int] = {}
+        for index in np.argsort(first, kind="stable").tolist():
+            vbucket, at = segments[index].stream.vbucket, int(first[index])
+            if at < 0:  # nothing but messages that are no changes
+                continue
+            if seen.get(vbucket, -1) >= begin:
+                ends.append(at)
+                begin = at
+            seen[vbucket] = int(last[index])
+        return ends
+
+    def positions_at(self, rows: slice) -> dict[int, Position]:
+        """Where vbuckets stand after some of the changes, in a row."""
+        delivery = self.delivery
+        segment_of = delivery.segment_of[rows]
+        if not len(segment_of):
+            return {}
+        seqnos = delivery.chunk.frames.seqno[delivery.rows][rows]
+        last = np.full(len(delivery.segments), -1)
+        last[segment_of] = np.arange(len(segment_of))  # of several the last one counts
+        found: dict[int, Position] = {}
+        for index in np.argsort(last, kind="stable").tolist():
+            if last[index] >= 0:
+                segment = delivery.segments[index]
+                found[segment.stream.vbucket] = segment.position_at(int(seqnos[last[index]]))
+        return found
 
     def _batch(self, first: int, last: int, *, no_value: bool) -> pa.RecordBatch:
         delivery = self.delivery

@@ -129,6 +129,7 @@ class Progress:
     saved: SavedPosition | None = None
     """The last whole state that the application has, ready to be saved."""
     retry_at: float = 0.0
+    requested_at: float = 0.0
     troubled_since: float | None = None
     trouble: str = ""
     observed_seqno: int = 0

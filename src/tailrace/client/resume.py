@@ -8,6 +8,7 @@ taken (`take`) and when the application is done with it (`finish`).
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -42,6 +43,8 @@ class SeenEnd(dict[int, int]):
 
 
 _OBSERVE_S = 0.2
+_ANSWER_S = 30.0
+"""How long a server that is alive may take to answer a stream request, at least."""
 _OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
 
 
@@ -168,6 +171,10 @@ class Reading:
     def next_timer(self) -> float | None:
         """When the next `turn` is due although nothing happened."""
         times = [one.retry_at for one in self.progress.values() if one.state is State.WAITING]
+        # what is overdue already waits for something else that will have it looked at
+        times += [
+            due for one in self.progress.values() if self._now < (due := self._error_due(one)) < math.inf
+        ]
         if self._observe_at is not None:
             times.append(self._observe_at)
         return min(times, default=None)
@@ -175,11 +182,34 @@ class Reading:
     def check(self, now: float) -> None:
         """Raise `ConnectError` if a vbucket could not be read for too long."""
         for one in self.progress.values():
-            since = one.troubled_since
-            if since is not None and now - since >= self.options.retry_for_s:
+            if now < self._error_due(one) or self._may_be_answered(one):
+                continue
+            if one.troubled_since is not None:
                 raise ConnectError(
                     f"vbucket {one.vbucket} can't be read for {self.options.retry_for_s:g} s: {one.trouble}"
                 )
+            raise ConnectError(
+                f"the stream request of vbucket {one.vbucket} is not answered for "
+                f"{now - one.requested_at:.0f} s"
+            )
+
+    def _may_be_answered(self, one: Progress) -> bool:
+        """Whether an answer can lie in what the application has not taken yet."""
+        node = self._nodes.node_of(one.vbucket)
+        return (
+            one.state is State.REQUESTED
+            and node is not None
+            and node.link is not None
+            and node.link.next_chunk() is not None
+        )
+
+    def _error_due(self, one: Progress) -> float:
+        """When we lose patience with a vbucket, as things are now."""
+        if one.troubled_since is not None:
+            return one.troubled_since + self.options.retry_for_s
+        if one.state is State.REQUESTED:
+            return one.requested_at + max(self.options.retry_for_s, _ANSWER_S)
+        return math.inf
 
     def close(self) -> None:
         """Stop reading: the streams end, the connections stay."""
@@ -276,6 +306,9 @@ class Reading:
         for stream in link.streams.values():
             one = self.progress[stream.vbucket]
             stream.is_open = False
+            if one.state is State.REQUESTED and one.troubled_since is None:
+                # a handshake that succeeds time and again is not enough
+                one.troubled_since, one.trouble = self._now, str(error) or type(error).__name__
             if one.state in (State.OPEN, State.REQUESTED):
                 one.make_ready()
         self._resolving.discard(address)
@@ -349,7 +382,7 @@ class Reading:
 
     def _request(self, one: Progress, node: Node) -> None:
         assert node.link is not None and node.link.granted is not None
-        one.state = State.REQUESTED
+        one.state, one.requested_at = State.REQUESTED, self._now
         node.link.open_stream(
             one.stream,
             end_seqno=one.end_seqno,

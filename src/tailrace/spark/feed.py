@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from ..client.blocking import BlockingSource, connect_sync
@@ -184,7 +183,8 @@ class Feed:
                 f"the bucket took changes back (vbucket {vbucket} to seqno {position.seqno}) and onRollback "
                 "is fail; start with a new checkpoint, or set onRollback to emit"
             )
-        batches = [self._with_way_back(batch) for batch in piece.batches(no_value=self._options.no_value)]
+        found = piece.batches(no_value=self._options.no_value, by_snapshot=False)
+        batches = [self._with_way_back(batch) for batch in found]
         rows = 0
         for number, batch in enumerate(batches):
             is_last = number + 1 == len(batches)
@@ -195,7 +195,7 @@ class Feed:
                 if is_end:
                     positions = {**back, **piece.ends}
                 elif changes:
-                    positions = _positions_at(piece, rows, rows + part.num_rows)
+                    positions = piece.positions_at(slice(rows, rows + part.num_rows))
                 else:
                     vbucket = part["vbucket"][0].as_py()
                     positions = {vbucket: back[vbucket]} if vbucket in back else {}
@@ -242,20 +242,6 @@ _EMPTY = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 def _is_change(batch: pa.RecordBatch) -> bool:
     return batch.num_rows > 1 or batch["op"][0].as_py() in ("mutation", "deletion", "expiration")
-
-
-def _positions_at(piece: Piece, first: int, last: int) -> dict[int, Position]:
-    """Where vbuckets stand after some of a piece's changes."""
-    delivery = piece.delivery
-    segment_of = delivery.segment_of[first:last]
-    seqnos = delivery.chunk.frames.seqno[delivery.rows][first:last]
-    found: dict[int, Position] = {}
-    indexes, from_behind = np.unique(segment_of[::-1], return_index=True)
-    last_rows = len(segment_of) - 1 - from_behind
-    for index, row in sorted(zip(indexes.tolist(), last_rows.tolist(), strict=True), key=lambda one: one[1]):
-        segment = delivery.segments[index]
-        found[segment.stream.vbucket] = segment.position_at(int(seqnos[row]))
-    return found
 
 
 def position_rows(positions: Mapping[int, Position]) -> pa.RecordBatch:
