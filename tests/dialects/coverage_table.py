@@ -52,7 +52,7 @@ _UPR_B_ANSWERS = {
     "stream-request-response.ok": "UprBStreamRequestResponse",
     "stream-request-response.rollback": "UprBStreamRequestResponse",
     "not-my-vbucket": "UprBStreamRequestResponse",
-    "failover-log-response": "UprBFailoverLogResponse",
+    "failover-log-response": "DcpFailoverLogResponse",
     "stream-end.state-changed": "UprBStreamEndMessage",
 }
 _TAP = {

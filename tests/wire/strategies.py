@@ -169,7 +169,6 @@ RULES: Mapping[type[Message], Mapping[str, Any]] = {
     tap.TapVBucketSet: {"state": _STATE},
     upr.UprAFailoverLog: {"value": _log()},
     upr.UprARollback: {"value": _sized(8)},
-    upr.UprBFailoverLogResponse: {"value": _log()},
     upr.UprBSetVBucketState: {"state": _STATE},
     kv.CounterResponse: {"value": _sized(8)},
     kv.GetMeta: {"version": st.sampled_from([None, 1, 2])},

@@ -22,6 +22,7 @@ from .codes import (
     UprBStreamEnd,
     UprBVBucketState,
 )
+from .dcp import DcpFailoverLogResponse
 from .fields import decode_failover_log
 from .header import Frame
 from .message import DOCUMENT, Direction, Layout, Message, Part, Response, layout, message
@@ -47,7 +48,6 @@ __all__ = [
     "UprBDeletion",
     "UprBExpiration",
     "UprBFailoverLogRequest",
-    "UprBFailoverLogResponse",
     "UprBFlush",
     "UprBMutation",
     "UprBSetVBucketState",
@@ -348,27 +348,11 @@ class UprBStreamRequest(Message):
 
 
 @message
-class UprBFailoverLogResponse(Response):
-    """The failover log: pairs of vbucket UUID and seqno."""
-
-    VALUE = Part.REQUIRED
-    DATATYPES = 0
-
-    @property
-    def failover_log(self) -> list[tuple[int, int]]:
-        """The entries in the order in which they came."""
-        return decode_failover_log(self.value)
-
-    def check_fields(self) -> None:
-        decode_failover_log(self.value)
-
-
-@message
 class UprBFailoverLogRequest(Message):
     """Asks for the failover log of one vbucket."""
 
     OPCODE = UprBOpcode.FAILOVER_LOG_REQUEST
-    RESPONSE = UprBFailoverLogResponse
+    RESPONSE = DcpFailoverLogResponse
 
 
 @message
