@@ -158,6 +158,17 @@ def test_xattrs_that_are_broken(value: str) -> None:
     assert status_of(refused) == Status.XATTR_EINVAL
 
 
+@pytest.mark.parametrize(
+    "text",
+    [b"NaN", b"-Infinity", b'{"a":[Infinity]}', b"1\0", "{}".encode("utf-16"), b"\xef\xbb\xbf1", b"\xff"],
+)
+def test_xattrs_are_json_for_everybody(text: bytes) -> None:
+    """What Python's json would take but other readers would not."""
+    with pytest.raises(MalformedMessage) as refused:
+        split_xattrs(join_xattrs({"x": text}, b""))
+    assert status_of(refused) == Status.XATTR_EINVAL
+
+
 @given(st.lists(st.tuples(U64, U64), min_size=1, max_size=5))
 def test_failover_log_round_trip(entries: list[tuple[int, int]]) -> None:
     assert decode_failover_log(encode_failover_log(entries)) == entries

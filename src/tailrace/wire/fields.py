@@ -146,7 +146,10 @@ class Durability:
 
 
 def split_xattrs(value: bytes) -> tuple[dict[str, bytes], bytes]:
-    """The xattrs (name to JSON text) and the body of a value with the XATTR bit; 0x87 if it is broken."""
+    """The xattrs (name to JSON text) and the body of a value with the XATTR bit; 0x87 if it is broken.
+
+    What is given is JSON for everybody who may read it: UTF-8, and without NaN or Infinity.
+    """
     if len(value) < 4:
         raise MalformedMessage("an xattr section has at least 4 bytes", Status.XATTR_EINVAL)
     end = 4 + _LENGTH.unpack_from(value)[0]
@@ -164,7 +167,8 @@ def split_xattrs(value: bytes) -> tuple[dict[str, bytes], bytes]:
             raise MalformedMessage("an xattr pair is not name NUL value NUL", Status.XATTR_EINVAL)
         try:
             key = name.decode()
-            json.loads(text[:-1])
+            # Bytes would also be taken as UTF-16, and NaN as a number.
+            json.loads(text[:-1].decode(), parse_constant=_refuse_constant)
         except (ValueError, RecursionError):
             raise MalformedMessage("an xattr is not UTF-8 and JSON", Status.XATTR_EINVAL) from None
         if key in found:
@@ -172,6 +176,10 @@ def split_xattrs(value: bytes) -> tuple[dict[str, bytes], bytes]:
         found[key] = text[:-1]
         at = pair_end
     return found, value[end:]
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def join_xattrs(xattrs: dict[str, bytes], body: bytes) -> bytes:
