@@ -44,6 +44,7 @@ COMMANDS = {
     "replicate": "Apply the changes of one bucket to another, with their metadata.",
     "stats": "Show the server's figures.",
     "rewind": "Forget the newest changes of vbuckets, as a failover with data loss does.",
+    "cluster": "Run several nodes on one machine: replicas, failover, rebalance.",
     "collections": "Show, make and drop scopes and collections.",
     "mirror": "Keep a table in step with the bucket, on Spark.",
     "plan": "Say what a restart of that mirror would do.",

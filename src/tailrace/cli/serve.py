@@ -48,6 +48,7 @@ class _Options:
     tls_port: int
     web_port: int | None
     ready_file: Path | None
+    fenced: bool
     settings: Settings
 
 
@@ -95,6 +96,7 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
     type=click.Path(path_type=Path, dir_okay=False),
     help="Written as JSON when the node accepts connections.",
 )
+@click.option("--fenced", is_flag=True, help="Serve nothing before a coordinator has given a cluster map.")
 @click.option(
     "--set",
     "assignments",
@@ -117,6 +119,7 @@ def command(  # the options, in the order of the help
     web_port: int | None,
     memory_quota: int | None,
     ready_file: Path | None,
+    fenced: bool,
     assignments: tuple[str, ...],
 ) -> int | None:
     """Run a node: embedded store, key-value front end and change streams.
@@ -153,6 +156,7 @@ def command(  # the options, in the order of the help
         tls_port=11207 if tls_port is None else tls_port,
         web_port=web_port,
         ready_file=ready_file,
+        fenced=fenced,
         settings=settings,
     )
     logging.basicConfig(
@@ -276,7 +280,13 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
     try:
         _make_buckets(engine, options)
         server = Server(
-            lambda run_job: Node(engine, users=options.users, settings=options.settings, run_job=run_job)
+            lambda run_job: Node(
+                engine,
+                users=options.users,
+                settings=options.settings,
+                run_job=run_job,
+                fenced=options.fenced,
+            )
         )
         if options.data is not None:
             server.watch_disk(options.data)
@@ -295,7 +305,7 @@ def _make_buckets(engine: Engine, options: _Options) -> None:
     for name in options.buckets:
         found = engine.buckets.get(name)
         if found is None:
-            engine.create_bucket(name, options.vbuckets or _VBUCKETS)
+            engine.create_bucket(name, options.vbuckets or _VBUCKETS, active=not options.fenced)
         elif options.vbuckets not in (None, found.vbucket_count):
             raise UsageError(
                 f"bucket {name!r} in {str(options.data)!r} has {found.vbucket_count} vbuckets, not "

@@ -419,6 +419,11 @@ class KvClient:
                     raise
                 if moved:
                     self._refresh()
+            except ConnectError:
+                # With other nodes there is hope: one of them may have the vbucket by now.
+                if len(self._map.nodes) == 1 or self._clock.monotonic() > deadline:
+                    raise
+                self._refresh()
             delay_s = self._pause(delay_s)
 
     def _pause(self, delay_s: float) -> float:

@@ -17,7 +17,7 @@ from ..wire.header import Frame
 
 if TYPE_CHECKING:
     # The contract only: nothing of the store is loaded by the protocol.
-    from ..store.base import Bucket
+    from ..store.base import Bucket, VBucket
     from .tap_clients import TapClients
 
 __all__ = ["Handler", "Host"]
@@ -146,6 +146,20 @@ class Host(Protocol):
         """Change the history or state of vbuckets once no work in the background is in the way. ``act``
         does it and returns the vbuckets whose readers must look again; ``done`` is called when it is on
         disk, with what went wrong or None. Both may be called before this returns.
+        """
+        ...
+
+    def claim_vbucket(self, vbucket: int, by: object) -> bool:
+        """A passive stream of the vbucket begins; False if another connection has one."""
+        ...
+
+    def release_vbucket(self, vbucket: int, by: object) -> None:
+        """That stream is over."""
+        ...
+
+    def receive_change(self, vbucket: VBucket, frame: Frame, *, collections: bool) -> None:
+        """Store a change of the snapshot that the vbucket is receiving, as it is; `DocumentRefused` or
+        `MalformedMessage` if it can't be. ``collections``: its key has a collection prefix.
         """
         ...
 

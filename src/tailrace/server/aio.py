@@ -16,6 +16,7 @@ from ..store.base import Job
 from .node import Node
 from .session import Session
 from .topology import NodeAddress
+from .upstream import Upstream
 from .web import serve_http
 
 __all__ = ["Server", "listen"]
@@ -71,6 +72,27 @@ class Server:
         self._idle = asyncio.Event()
         self.connections: set[Connection] = set()
         self.node = node_of(self._run_job)
+        self.node.dial = self._dial
+        self._dialling: set[asyncio.Task[None]] = set()
+
+    # connections that we make
+
+    def _dial(self, link: Upstream) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(self._connect(link))
+        self._dialling.add(task)
+        task.add_done_callback(self._dialling.discard)
+
+    async def _connect(self, link: Upstream) -> None:
+        assert self._loop is not None
+        source = link.source
+        try:
+            async with asyncio.timeout(self.node.settings.auth_timeout):
+                await self._loop.create_connection(
+                    lambda: self.connection(tls=False, link=link), source.host, source.port
+                )
+        except (OSError, TimeoutError) as error:
+            link.close(str(error) or "no answer in time")
 
     # jobs
 
@@ -90,9 +112,9 @@ class Server:
         """Run a job, on one of the threads."""
         job.run()
 
-    def connection(self, *, tls: bool) -> Connection:
-        """Make a connection that has just come in."""
-        return Connection(self, tls=tls)
+    def connection(self, *, tls: bool, link: Upstream | None = None) -> Connection:
+        """Make a connection that has just come in, or (``link``) that we made."""
+        return Connection(self, tls=tls, link=link)
 
     # life
 
@@ -172,7 +194,9 @@ class Server:
         node.close()
 
     def close_sockets(self) -> None:
-        """Accept nothing more."""
+        """Accept nothing more, and call nobody."""
+        for task in self._dialling:
+            task.cancel()
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -191,11 +215,12 @@ class Server:
 class Connection(asyncio.Protocol):
     """A transport and its session."""
 
-    def __init__(self, server: Server, *, tls: bool) -> None:
+    def __init__(self, server: Server, *, tls: bool, link: Upstream | None = None) -> None:
         self._server = server
+        self._link = link
         self._monotonic = server.node.clock.monotonic
         self._tls = tls
-        self._session: Session | None = None
+        self._session: Session | Upstream | None = None
         self._transport: asyncio.Transport | None = None
         self._full = False  # the transport wants no more for now
         self._reading = True
@@ -209,10 +234,12 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         server = self._server
         self._transport = transport
-        peer = transport.get_extra_info("peername")
-        name = f"{peer[0]}:{peer[1]}" if peer else "?"
-        session = server.node.accept(name, server.node.clock.monotonic(), tls=self._tls)
+        session: Session | Upstream | None = self._link
         if session is None:
+            peer = transport.get_extra_info("peername")
+            name = f"{peer[0]}:{peer[1]}" if peer else "?"
+            session = server.node.accept(name, server.node.clock.monotonic(), tls=self._tls)
+        if session is None or session.closed:
             transport.abort()
             return
         transport.set_write_buffer_limits(high=_WRITE_BYTES)
@@ -220,6 +247,8 @@ class Connection(asyncio.Protocol):
         session.wake = self._wake
         server.connections.add(self)
         self._arm()
+        if self._link is not None:
+            self._wake()  # who calls speaks first
 
     def data_received(self, data: bytes) -> None:
         session = self._session

@@ -67,6 +67,8 @@ class ServedBucket:
         """A document may have xattrs, which a plain set must keep; unknown of what was there before us."""
         self.held_vbuckets: set[int] = set()
         """Being taken over by another node: writes wait."""
+        self.receiving: dict[int, object] = {}
+        """Which connection receives a vbucket from its active."""
         self.flush_times = Histogram()
         self.flush_failures = 0
         self.max_json_check = settings.max_json_check

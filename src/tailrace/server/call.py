@@ -185,6 +185,8 @@ class Call(Generic[M_co]):
 
     def vbucket(self) -> VBucket:
         """The request's vbucket, active; 0x07 otherwise."""
+        if self.node.fenced:
+            raise Refused(Status.ETMPFAIL, "the node waits for its cluster map")
         found = self.any_vbucket()
         if found.state != VBucketState.ACTIVE:
             raise self.session.not_my_vbucket_refusal()

@@ -23,6 +23,7 @@ from ..store.base import Engine
 from ..wire.admin import ClustermapChangeNotification
 from ..wire.codes import Datatype, Feature, VBucketState
 from .bucket import RunJob, ServedBucket, run_inline
+from .replication import Dial, Replication
 from .session import Session
 from .settings import Settings
 from .stats import Counters
@@ -48,7 +49,12 @@ class Node:
         clock: Clock = SYSTEM,
         rng: random.Random | None = None,
         run_job: RunJob = run_inline,
+        fenced: bool = False,
     ) -> None:
+        self.fenced = fenced
+        """A member of a cluster that has not been told yet what is its part: it may hold vbuckets as active
+        that others have taken over, so it serves no documents and no streams before it has a map.
+        """
         self.engine = engine
         self.settings = Settings() if settings is None else settings
         self.clock = clock
@@ -68,9 +74,13 @@ class Node:
         self._own_maps: dict[str, ClusterMap] = {}
         self.global_map: ClusterMap | None = None
         """As the coordinator set it; None: the node makes its own."""
+        self.dial: Dial = lambda link: link.close("this node has no way out")
+        """How to reach other nodes; who runs the node knows."""
         self.buckets: dict[str, ServedBucket] = {}
+        self.replication: dict[str, Replication] = {}
         for store in engine.buckets.values():
             self.buckets[store.name] = ServedBucket(store, self.settings, clock, run_job)
+            self.replication[store.name] = Replication(self, self.buckets[store.name])
 
     # connections
 
@@ -132,6 +142,7 @@ class Node:
         if bucket is None:
             raise UsageError(f"there is no bucket {name!r}")
         bucket.map = new
+        self.fenced = self.fenced and any(one.map is None for one in self.buckets.values())
         self._notify(bucket)
 
     def vbucket_changed(self, bucket: ServedBucket, vbucket: int) -> None:
@@ -166,13 +177,20 @@ class Node:
 
     def next_timer(self) -> float | None:
         """When `handle_timer` wants to be called; sessions have their own."""
-        return min((one.next_timer() for one in self.buckets.values()), default=None)
+        timers = [one.next_timer() for one in self.buckets.values()]
+        replication = (one.next_timer() for one in self.replication.values())
+        timers += [timer for timer in replication if timer is not None]
+        return min(timers, default=None)
 
     def handle_timer(self, now: float) -> None:
         """Begin the work that is due."""
         for bucket in self.buckets.values():
             if bucket.next_timer() <= now:
                 bucket.handle_timer(now)
+        for one in self.replication.values():
+            timer = one.next_timer()
+            if timer is not None and timer <= now:
+                one.handle_timer(now)
 
     # the end
 
@@ -182,7 +200,9 @@ class Node:
         return any(bucket.busy for bucket in self.buckets.values())
 
     def stop_sessions(self, reason: str) -> Iterable[Session]:
-        """Take no more requests; those that are unfinished."""
+        """Take no more requests, receive nothing more; those that are unfinished."""
+        for one in self.replication.values():
+            one.close()
         for session in list(self.sessions):
             if session.unfinished:
                 session.finish(reason)
@@ -192,6 +212,8 @@ class Node:
 
     def close(self) -> None:
         """A clean stop: everything on disk, and a note that it was one."""
+        for one in self.replication.values():
+            one.close()
         for session in list(self.sessions):
             session.close("the node stops")
         self.engine.close()

@@ -105,6 +105,7 @@ class Session:
             or self.handler is not None
             or self.closed
             or not self.authenticated
+            or self.node.fenced
         ):
             at, answers = fastpath.run(self, bucket, data, 0)
             if at == len(data):
@@ -161,7 +162,12 @@ class Session:
         try:
             while not self.closed and not self._held_up():
                 # not beside a change stream, whose answers must be asked for first
-                if self.bucket is not None and self.authenticated and self.handler is None:
+                if (
+                    self.bucket is not None
+                    and self.authenticated
+                    and self.handler is None
+                    and not self.node.fenced
+                ):
                     at, answers = fastpath.run(self, self.bucket, data, at)
                     if answers:
                         self.send_answer(answers)
@@ -259,6 +265,9 @@ class Session:
             assert found is not None
             if self.bucket is None:
                 self._refuse(frame, Refused(Status.NO_BUCKET, "select a bucket first"))
+                return
+            if self.node.fenced:
+                self._refuse(frame, Refused(Status.ETMPFAIL, "the node waits for its cluster map"))
                 return
             dialect, role = found
             if dialect is DCP:
@@ -371,6 +380,11 @@ class Session:
         answer = self.refusal(frame, error)
         if answer is not None:
             self.send_answer(answer)
+
+    def claim_name(self, name: bytes) -> None:
+        """The change stream on this connection goes by that name."""
+        assert self.bucket is not None
+        self.node.claim_name(self.bucket.name, name, self)
 
     def not_my_vbucket(self) -> tuple[bytes, int]:
         """Value and datatype of a 0x07 answer: a whole config, or nothing."""

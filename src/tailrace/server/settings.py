@@ -95,6 +95,12 @@ class Settings:
     backfill_buffer: int = _setting(_SIZE, 8 << 20, "read from disk and not yet sent, a connection", 65536)
     slow_backfill_timeout: float = _setting(_SECONDS, 720.0, "for a backfill that nobody reads")
     takeover_max_time: float = _setting(_SECONDS, 60.0, "of a takeover before writes are held up", 0.1)
+    replication_buffer: int = _setting(
+        _SIZE, 10 << 20, "sent by another node and not yet acknowledged, a connection", 65536
+    )
+    replication_noop_interval: float = _setting(
+        _SECONDS, 5.0, "between signs of life of another node that is replicated", 0.1
+    )
     tap_keepalive: float = _setting(_SECONDS, 0.0, "that a TAP reader's place is kept; at most an hour")
     tap_noop_interval: float = _setting(_SECONDS, 200.0, "silence after which a TAP reader gets a no-op", 0.1)
     tap_ack_interval: int = _setting(_NUMBER, 1_000, "messages between two TAP acks", 1)

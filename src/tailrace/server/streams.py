@@ -9,20 +9,25 @@ from typing import TYPE_CHECKING, TypeAlias
 from ..clock import Clock
 from ..errors import MalformedMessage, StoreError
 from ..protocol.dcp_producer import DcpProducer
+from ..protocol.dcp_replica import DcpReplica
 from ..protocol.handler import Handler, Host
 from ..protocol.tap_clients import TapClients
 from ..protocol.tap_consumer import TapConsumer
 from ..protocol.tap_producer import TapProducer
 from ..protocol.upr_producer import UprAProducer, UprBProducer
 from ..store.base import Bucket
+from ..store.format import canonical
 from ..wire.codes import Datatype, Status
 from ..wire.dialect import DCP, TAP, UPR_A, UPR_B, Dialect, Role
 from .settings import Settings
 from .values import checked_value
 
 if TYPE_CHECKING:
+    from ..store.base import VBucket
+    from ..wire.header import Frame
     from .bucket import ServedBucket
     from .session import Session
+    from .upstream import Upstream
 
 __all__ = ["FACTORIES", "StreamHost", "open_handler"]
 
@@ -30,6 +35,7 @@ Factory: TypeAlias = Callable[[Host, Callable[[], None], float], Handler]
 
 FACTORIES: dict[tuple[str, Role], Factory] = {
     (DCP.name, Role.PRODUCER): DcpProducer,
+    (DCP.name, Role.CONSUMER): DcpReplica,
     (UPR_A.name, Role.PRODUCER): UprAProducer,
     (UPR_B.name, Role.PRODUCER): UprBProducer,
     (TAP.name, Role.PRODUCER): TapProducer,
@@ -47,9 +53,9 @@ def open_handler(
 
 
 class StreamHost:
-    """A session's side towards its handler; see `protocol.handler.Host`."""
+    """A connection's side towards its handler; see `protocol.handler.Host`."""
 
-    def __init__(self, session: Session, bucket: ServedBucket) -> None:
+    def __init__(self, session: Session | Upstream, bucket: ServedBucket) -> None:
         self._session = session
         self._bucket = bucket
 
@@ -81,7 +87,7 @@ class StreamHost:
         return self._bucket.watch(vbucket, callback)
 
     def claim_name(self, name: bytes) -> None:
-        self._session.node.claim_name(self._bucket.name, name, self._session)
+        self._session.claim_name(name)
 
     def not_my_vbucket(self) -> tuple[bytes, int]:
         return self._session.not_my_vbucket()
@@ -126,6 +132,24 @@ class StreamHost:
             bucket.after_flush(lambda error: done(None if error is None else str(error)))
 
         bucket.exclusively(run)
+
+    def claim_vbucket(self, vbucket: int, by: object) -> bool:
+        if vbucket in self._bucket.receiving:
+            return False
+        self._bucket.receiving[vbucket] = by
+        return True
+
+    def release_vbucket(self, vbucket: int, by: object) -> None:
+        if self._bucket.receiving.get(vbucket) is by:
+            del self._bucket.receiving[vbucket]
+
+    def receive_change(self, vbucket: VBucket, frame: Frame, *, collections: bool) -> None:
+        if frame.datatype & ~self._session.datatypes:
+            raise MalformedMessage(f"datatype 0x{frame.datatype:02x} was not negotiated")
+        if frame.datatype & Datatype.XATTR:
+            self._bucket.xattrs_seen = True
+        now_s = self._session.node.clock.time_ns() // 1_000_000_000
+        vbucket.receive(canonical(frame.encode(), collections=collections, delete_time=now_s))
 
     def memory_is_short(self) -> bool:
         return self._bucket.memory_is_short()

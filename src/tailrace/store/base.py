@@ -327,8 +327,11 @@ class VBucket(Protocol):
 
     # A replica's side. The frames' seqno, CAS and rev are taken as they are.
 
-    def begin_snapshot(self, start: int, end: int) -> None:
-        """A marker came: DocumentRefused(ERANGE) if it lies wholly in the past, EINVAL if start > end."""
+    def begin_snapshot(self, start: int, end: int, purge_seqno: int = 0) -> None:
+        """A marker came: DocumentRefused(ERANGE) if it lies wholly in the past, EINVAL if start > end.
+
+        Deletions up to ``purge_seqno`` may be missing in it, and so they are here from now on.
+        """
         ...
 
     def receive(self, frame: bytes) -> None:
@@ -336,6 +339,12 @@ class VBucket(Protocol):
         fit.
 
         System events also move this node's idea of the collections in the vbucket.
+        """
+        ...
+
+    def exact_seqno(self, seqno: int) -> int:
+        """The last seqno up to this one that `rollback` can go to and that was a state of the vbucket: not
+        inside a snapshot in which the sender had folded older versions away. 0 at worst.
         """
         ...
 

@@ -294,6 +294,9 @@ class Bucket:
             vbucket = found[number]
             if seqno > vbucket.high_seqno or 0 < seqno < vbucket.rollback_floor or seqno < 0:
                 raise RollbackImpossible(number, seqno, vbucket.rollback_floor, vbucket.high_seqno)
+            inside = vbucket._folded_around(seqno)
+            if inside.start < inside.end:
+                raise RollbackImpossible(number, seqno, inside.end, vbucket.high_seqno)
         logs = {}
         for number, seqno in targets.items():
             log = found[number].failover_log

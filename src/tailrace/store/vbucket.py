@@ -51,6 +51,8 @@ EXISTS = 1 << 63
 SEQNO = EXISTS - 1
 REV_SHIFT = 64
 _NO_DOCUMENT = TOMBSTONE | SYSTEM
+_MAX_FOLDED = 16
+"""Received snapshots with gaps that are remembered one by one; older ones are remembered as one."""
 _BEGINS = (SystemEventId.COLLECTION_BEGIN, SystemEventId.SCOPE_CREATED, SystemEventId.COLLECTION_MODIFIED)
 
 
@@ -66,6 +68,9 @@ class History:
         self.purge_seqno = 0
         self.rollback_floor = 0
         self._received = SnapshotRange(0, 0)
+        # what is here of the snapshot that is being received has gaps; unknown (True) after a restart
+        self._has_gaps = True
+        self._folded: list[SnapshotRange] = []  # received snapshots with gaps, rising
         # highest rev of a tombstone that was purged: a document that comes back goes on from there
         self.rev_floor = 0
         self.events: list[tuple[int, int, int, int]] = []  # seqno, event, collection or scope id, scope id
@@ -109,6 +114,22 @@ class History:
     def complete_seqno(self) -> int:
         start, end = self.received
         return min(start, self.high_seqno) if self.high_seqno < end else self.high_seqno
+
+    def exact_seqno(self, seqno: int) -> int:
+        seqno = min(seqno, self.high_seqno)
+        if seqno > self.received.start and self.high_seqno < self.received.end:
+            seqno = self.complete_seqno
+        seqno = self._folded_around(seqno).start
+        return seqno if seqno >= self.rollback_floor else 0
+
+    def _folded_around(self, seqno: int) -> SnapshotRange:
+        """The received snapshot inside which a seqno lies, where older versions were folded away by whoever
+        sent it; inside of none it is a range by itself.
+
+        In such a snapshot there is no state between its start and its end that the vbucket really had.
+        """
+        inside = (one for one in self._folded if one.start < seqno < one.end)
+        return next(inside, SnapshotRange(seqno, seqno))
 
     @property
     def item_count(self) -> int:
@@ -291,11 +312,11 @@ class History:
             checkpoint_id, start, end = self._checkpoints.containing(after_seqno + 1)
             return self._memory_snapshot(
                 after_seqno,
-                self.high_seqno if end is None else end,
+                self.high_seqno if end is None else self._folded_around(end).end,
                 checkpoint=start == after_seqno,
                 checkpoint_id=checkpoint_id,
             )
-        return self._disk_snapshot(after_seqno, self.sealed_seqno)
+        return self._disk_and_memory_snapshot(after_seqno, self._folded_around(self.sealed_seqno).end)
 
     def _memory_snapshot(
         self, after: int, end: int, *, checkpoint: bool = False, checkpoint_id: int = 0
@@ -326,15 +347,20 @@ class History:
         """Everything on disk: the segments, and what the logs hold of the changes in memory."""
         if after >= self.persisted_seqno:
             return None
-        sealed = self.sealed_seqno
-        if after >= sealed:
+        end = self._folded_around(self.persisted_seqno).end
+        if after >= self.sealed_seqno:
             # Not None only if there is a change: a replica that was rolled back may end in a gap.
-            snapshot = self._memory_snapshot(after, self.persisted_seqno)
+            snapshot = self._memory_snapshot(after, end)
             if snapshot is not None:
                 snapshot.in_memory = False
                 snapshot.checkpoint = True
             return snapshot
-        rest = self._memory_snapshot(sealed, self.persisted_seqno)
+        return self._disk_and_memory_snapshot(after, end)
+
+    def _disk_and_memory_snapshot(self, after: int, end: int) -> Snapshot:
+        """The segments, and then the changes in memory up to a seqno."""
+        sealed = self.sealed_seqno
+        rest = self._memory_snapshot(sealed, end)
         if rest is None:
             return self._disk_snapshot(after, sealed)
         dead = superseded(self.pieces, after)
@@ -428,6 +454,8 @@ class History:
         self.high_seqno = seqno
         self.persisted_seqno = min(self.persisted_seqno, seqno)
         self._received = SnapshotRange(seqno, seqno)
+        self._has_gaps = True
+        self._folded = [one for one in self._folded if one.end <= seqno]
         self.events = [event for event in self.events if event[0] <= seqno]
         if seqno == 0:
             self.purge_seqno = self.rollback_floor = self.rev_floor = 0
@@ -482,7 +510,7 @@ class History:
 
     # A replica's side.
 
-    def begin_snapshot(self, start: int, end: int) -> None:
+    def begin_snapshot(self, start: int, end: int, purge_seqno: int = 0) -> None:
         if start > end:
             raise DocumentRefused(Status.EINVAL, f"a snapshot from {start} to {end}")
         if start < self.high_seqno and end <= self.high_seqno:
@@ -490,7 +518,15 @@ class History:
                 Status.ERANGE, f"a snapshot from {start} to {end} when {self.high_seqno} is here"
             )
         # Until it is complete, the vbucket can only be trusted up to what it has now.
-        self._received = SnapshotRange(self.complete_seqno, end)
+        complete = self.complete_seqno
+        if complete == self.high_seqno:
+            self._has_gaps = False
+        else:
+            # A snapshot that is taken up again may be cut shorter than it was announced at first. What is
+            # here of it was folded up to the first end.
+            end = max(end, self._received.end)
+        self._received = SnapshotRange(complete, end)
+        self.purge_seqno = max(self.purge_seqno, purge_seqno)
         self._bucket.queue_meta(self)
 
     def receive(self, frame: bytes) -> None:
@@ -501,6 +537,8 @@ class History:
                 f"seqno {seqno} after {self.high_seqno}, in a snapshot up to {self.received.end}",
             )
         traits = traits_of(frame)
+        if seqno != self.high_seqno + 1:
+            self._has_gaps = True
         self._tail.expect(seqno)
         self._bucket.clock.observe(int.from_bytes(frame[16:24], "big"))
         if traits & SYSTEM:
@@ -509,7 +547,16 @@ class History:
             index = self._index if self._index is not None else self._load()
             key = index_key(frame)
             self._append(key, frame, seqno, entry_of(frame, seqno, traits), index.get(key, 0), traits)
+        if seqno == self._received.end and self._has_gaps:
+            self._note_folded(self._received)
         self._bucket.queue_meta(self)
+
+    def _note_folded(self, received: SnapshotRange) -> None:
+        needed = min(self.rollback_floor, self.sealed_seqno)  # nobody asks for a state before this
+        folded = [one for one in self._folded if one.end > needed] + [received]
+        if len(folded) > _MAX_FOLDED:
+            folded[:2] = [SnapshotRange(folded[0].start, folded[1].end)]
+        self._folded = folded
 
     def set_failover_log(self, log: FailoverLog) -> None:
         self.failover_log = log
@@ -526,12 +573,14 @@ class History:
             "failover_log": self.failover_log.to_json(),
             "received": list(self._received),
             "checkpoint": self._checkpoints.open_id,
+            "purge_seqno": self.purge_seqno,
         }
+        if self._folded:
+            meta["folded"] = [list(one) for one in self._folded]
         if self.extra is not None:
             meta["extra"] = self.extra
         if whole:
             meta["high_seqno"] = self.high_seqno
-            meta["purge_seqno"] = self.purge_seqno
             meta["rollback_floor"] = self.rollback_floor
             meta["rev_floor"] = self.rev_floor
             meta["items"] = self._items
@@ -544,11 +593,12 @@ class History:
         self.state = meta["state"]
         self.failover_log = FailoverLog.from_json(meta["failover_log"])
         self._received = SnapshotRange(*meta["received"])
+        self._folded = [SnapshotRange(*one) for one in meta.get("folded", [])]
         self.extra = meta.get("extra")
+        self.purge_seqno = max(self.purge_seqno, meta.get("purge_seqno", 0))
         self._checkpoints = Checkpoints(meta["checkpoint"], self._checkpoints.open_start)
         if "high_seqno" in meta:
             self.high_seqno = self.persisted_seqno = meta["high_seqno"]
-            self.purge_seqno = meta["purge_seqno"]
             self.rollback_floor = meta["rollback_floor"]
             self.rev_floor = meta["rev_floor"]
             self._items = meta["items"]

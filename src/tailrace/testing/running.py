@@ -21,12 +21,13 @@ from ..server.aio import Connection, Server, listen
 from ..server.bucket import ServedBucket
 from ..server.node import Node
 from ..server.settings import Settings
+from ..server.upstream import Source, Upstream
 from ..server.values import checked_value, split_document, tombstone_value
 from ..store.base import Compaction, Job, VBucket, Written
 from ..store.engine import Engine
 from ..store.files import DiskFiles, Files, MemoryFiles
 from ..store.format import Document
-from ..wire.codes import Datatype, VBucketState
+from ..wire.codes import AddStreamFlag, Datatype, VBucketState
 
 __all__ = ["RunningNode"]
 
@@ -246,6 +247,34 @@ class RunningNode:
 
         self._exclusively(act)
 
+    def replicate(
+        self, vbuckets: Iterable[int], source: RunningNode | None, *, takeover: bool = False
+    ) -> None:
+        """Receive these vbuckets from another node from now on, or (None) from nobody any more; a vbucket
+        that is not here, or is active, becomes a replica. Other vbuckets are received as before.
+        """
+        flags = int(AddStreamFlag.TAKE_OVER) if takeover else 0
+        numbers = set(vbuckets)
+        states = self.call(lambda node: {one.id: one.state for one in node.buckets[self.bucket].store})
+        if source is not None:
+            for number in numbers:
+                if states.get(number, VBucketState.ACTIVE) in (VBucketState.ACTIVE, VBucketState.DEAD):
+                    self.set_vbucket_state(number, VBucketState.REPLICA)
+
+        def order(node: Node) -> None:
+            replication = node.replication[self.bucket]
+            orders = {number: one for number, one in replication.ordered().items() if number not in numbers}
+            if source is not None:
+                at = Source(source.host, source.port)
+                orders.update(dict.fromkeys(numbers, (at, flags)))
+            replication.order(orders, node.clock.monotonic())
+
+        self.call(order)
+
+    def replication_status(self) -> dict[str, Any]:
+        """What the REPLICATE command answers: a row for each vbucket."""
+        return self.call(lambda node: node.replication[self.bucket].status())
+
     def flush(self) -> None:
         """Delete everything, as the FLUSH command does."""
 
@@ -367,10 +396,10 @@ class _Server(Server):
     slow_disk_s = 0.0
     cut_after: int | None = None
 
-    def connection(self, *, tls: bool) -> Connection:
+    def connection(self, *, tls: bool, link: Upstream | None = None) -> Connection:
         if self.cut_after is None:
-            return super().connection(tls=tls)
-        return _CutConnection(self, tls=tls, cut_after=self.cut_after)
+            return super().connection(tls=tls, link=link)
+        return _CutConnection(self, tls=tls, link=link, cut_after=self.cut_after)
 
     def run(self, job: Job) -> None:
         time.sleep(self.slow_disk_s)
@@ -390,8 +419,8 @@ class _Server(Server):
 class _CutConnection(Connection):
     """A connection that breaks at a given byte of what it sends."""
 
-    def __init__(self, server: Server, *, tls: bool, cut_after: int) -> None:
-        super().__init__(server, tls=tls)
+    def __init__(self, server: Server, *, tls: bool, link: Upstream | None, cut_after: int) -> None:
+        super().__init__(server, tls=tls, link=link)
         self._left = cut_after
 
     def send(self, transport: asyncio.Transport, parts: list[bytes | memoryview]) -> None:

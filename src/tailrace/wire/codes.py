@@ -152,6 +152,7 @@ class Op(IntEnum):
     SUBDOC_MULTI_MUTATION = 0xD1
     SUBDOC_GET_COUNT = 0xD2
     REWIND = 0xE0  # Tailrace's own; no released server has assigned it
+    REPLICATE = 0xE1  # Tailrace's own too
     GET_ERROR_MAP = 0xFE
 
 

@@ -12,9 +12,10 @@ from ...errors import MalformedMessage, StoreError
 from ...store.base import Compaction, VBucket
 from ...store.format import Document
 from ...wire import admin
-from ...wire.codes import Feature, Status, VBucketState
+from ...wire.codes import Datatype, Feature, Status, VBucketState
 from ...wire.fields import encode_failover_log
 from ..call import Call, Refused, Reply, command
+from ..replication import parse_orders
 
 _ALIVE = (VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING)
 _VB_SEQNO = struct.Struct(">HQ")
@@ -221,3 +222,15 @@ def compact(call: Call[admin.Compact]) -> Reply:
 def last_closed_checkpoint(call: Call[admin.LastClosedCheckpoint]) -> Reply:
     """Obsolete, and cheap to answer."""
     return call.success(value=(call.any_vbucket().checkpoint_id - 1).to_bytes(8, "big"))
+
+
+@command(admin.Replicate)
+def replicate(call: Call[admin.Replicate]) -> Reply:
+    """Which vbuckets this node receives from others; how all of them stand."""
+    bucket, node = call.bucket, call.node
+    replication = node.replication[bucket.name]
+    if call.request.value:
+        orders = parse_orders(_json_object(call.request.value), bucket.store.vbucket_count)
+        replication.order(orders, call.now)
+    body = json.dumps({"vbuckets": replication.status()}, separators=(",", ":")).encode()
+    return call.success(value=body, datatype=Datatype.JSON & call.session.datatypes)

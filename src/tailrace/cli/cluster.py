@@ -1,0 +1,231 @@
+"""``tailrace cluster``: several nodes on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ..errors import TailraceError, UsageError
+from .common import DURATION, Integer, JsonLines, json_option, note
+from .common import command as make_command
+from .common import group as make_group
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_START_S = 120.0
+_EXAMPLE = """
+tailrace cluster start --nodes 3
+tailrace cluster status
+tailrace cluster failover n2
+tailrace cluster add n2
+tailrace cluster rebalance
+tailrace cluster stop
+"""
+
+
+@make_group("cluster", example=_EXAMPLE)
+def command() -> None:
+    """Run several nodes on one machine: replicas, failover, rebalance.
+
+    A coordinator in the background holds the vbucket map. The cluster's directory has all its data; after a
+    stop 'start' takes it up again.
+    """
+
+
+def directory_option(function: F) -> F:
+    """The option ``--dir``."""
+    return click.option(
+        "--dir",
+        "directory",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("tailrace-cluster"),
+        show_default=True,
+        help="Directory of the cluster.",
+    )(function)
+
+
+@make_command("start", example="tailrace cluster start --nodes 3 --replicas 1 --auto-failover 5s")
+@click.option("--nodes", type=Integer(1, 32), default=3, show_default=True, help="How many, for a new one.")
+@click.option("--bucket", default="default", show_default=True, help="Its bucket, for a new one.")
+@click.option(
+    "--vbuckets",
+    type=Integer(1, 1024),
+    default=64,
+    show_default=True,
+    help="VBuckets of a new cluster, a power of two.",
+)
+@click.option(
+    "--replicas", type=Integer(0, 3), default=1, show_default=True, help="Copies beside the active one."
+)
+@click.option(
+    "--port", type=Integer(0, 65503), default=0, help="Port of the first node.  [default: free ones]"
+)
+@click.option(
+    "--auto-failover",
+    type=DURATION,
+    default=0.0,
+    metavar="TIME",
+    help="Fail a node over that is silent for so long, while most nodes answer.  [default: never]",
+)
+@click.option(
+    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A setting of every node, see 'serve'."
+)
+@click.option("--foreground", is_flag=True, help="Stay here until Ctrl-C, instead of in the background.")
+@directory_option
+@json_option("Write the status as JSON.")
+def start(
+    nodes: int,
+    bucket: str,
+    vbuckets: int,
+    replicas: int,
+    port: int,
+    auto_failover: float,
+    assignments: tuple[str, ...],
+    foreground: bool,
+    directory: Path,
+    as_json: bool,
+) -> None:
+    """Start a cluster, a new one or the one that is in the directory."""
+    from ..cluster.coordinator import Coordinator
+    from ..cluster.service import DOOR_FILE, Service, call
+    from ..server.settings import Settings
+
+    if vbuckets & (vbuckets - 1):
+        raise UsageError(f"--vbuckets {vbuckets} is no power of two, write one from 1 to 1024")
+    Settings.parse(assignments)
+    if (directory / DOOR_FILE).exists():
+        with contextlib.suppress(TailraceError):
+            call(directory, "status", wait_s=5.0)
+            raise UsageError(f"the cluster in {str(directory)!r} runs already")
+        (directory / DOOR_FILE).unlink()  # of a coordinator that was killed
+    coordinator = Coordinator(directory)
+    if not coordinator.load():
+        coordinator.create(
+            nodes=nodes,
+            bucket=bucket,
+            vbuckets=vbuckets,
+            replicas=replicas,
+            ports=[port + number if port else 0 for number in range(nodes)],
+            settings=list(assignments),
+        )
+    if foreground:
+        logging.basicConfig(
+            stream=sys.stderr, level=logging.WARNING, format="tailrace: %(levelname)s: %(message)s"
+        )
+        coordinator.auto_failover_s = auto_failover
+        Service(coordinator).run()
+        return
+    _start_in_background(directory, auto_failover)
+    _show(call(directory, "status"), as_json)
+
+
+def _start_in_background(directory: Path, auto_failover_s: float) -> None:
+    from ..cluster.service import wait_until_ready
+
+    arguments = [sys.executable, "-m", "tailrace", "cluster", "start", "--foreground"]
+    arguments += ["--dir", str(directory), "--auto-failover", f"{auto_failover_s:g}s"]
+    with open(directory / "log", "ab") as log:  # noqa: PTH123 - the coordinator goes on writing to it
+        process = subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    wait_until_ready(directory, lambda: process.poll() is not None, _START_S)
+    process.returncode = 0  # it goes on without us
+
+
+@make_command("status", example="tailrace cluster status --json")
+@directory_option
+@json_option("Write the status as JSON.")
+def status(directory: Path, as_json: bool) -> None:
+    """Show the nodes, and where the vbuckets are."""
+    _show(_call(directory, "status"), as_json)
+
+
+@make_command("add", example="tailrace cluster add")
+@click.argument("node", required=False)
+@directory_option
+@json_option("Write the node's name as JSON.")
+def add(node: str | None, directory: Path, as_json: bool) -> None:
+    """Add a new node, or bring NODE back that is down or was failed over.
+
+    It has no active vbuckets before the next rebalance.
+    """
+    found = _call(directory, "add", node=node)
+    if as_json:
+        JsonLines().write(found)
+    else:
+        click.echo(f"node {found['node']} runs; 'tailrace cluster rebalance' gives it vbuckets")
+
+
+@make_command("remove", example="tailrace cluster remove n3")
+@click.argument("node")
+@directory_option
+@json_option("Write the status as JSON.")
+def remove(node: str, directory: Path, as_json: bool) -> None:
+    """Move everything away from NODE and stop it; nothing is lost."""
+    _show(_call(directory, "remove", node=node), as_json)
+
+
+@make_command("failover", example="tailrace cluster failover n2")
+@click.argument("node")
+@click.option("--force", is_flag=True, help="Also if vbuckets are lost with it.")
+@directory_option
+@json_option("Write what was promoted and lost as JSON.")
+def failover(node: str, force: bool, directory: Path, as_json: bool) -> None:
+    """Take NODE out at once; its process is killed, and replicas go on with what they have.
+
+    Changes that had not reached a replica are lost: readers are told to roll them back.
+    """
+    found = _call(directory, "failover", node=node, force=force)
+    if as_json:
+        JsonLines().write(found)
+        return
+    click.echo(f"node {found['node']} is out, {found['promoted']} replicas are active now")
+    if found["lost"]:
+        note(f"{len(found['lost'])} vbuckets had no other copy")
+
+
+@make_command("rebalance", example="tailrace cluster rebalance")
+@directory_option
+@json_option("Write the status as JSON.")
+def rebalance(directory: Path, as_json: bool) -> None:
+    """Spread the vbuckets evenly over all nodes that run; readers and writers go on."""
+    _show(_call(directory, "rebalance"), as_json)
+
+
+@make_command("stop", example="tailrace cluster stop")
+@directory_option
+def stop(directory: Path) -> None:
+    """Stop all nodes cleanly; 'start' takes the cluster up again."""
+    _call(directory, "stop")
+
+
+for _one in (start, status, add, remove, failover, rebalance, stop):
+    command.add_command(_one)
+
+
+def _call(directory: Path, what: str, **arguments: Any) -> Any:
+    from ..cluster.service import call
+
+    return call(directory, what, **arguments)
+
+
+def _show(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        JsonLines().write(found)
+        return
+    click.echo(f"{found['url']}  ({found['vbuckets']} vbuckets, map {found['rev']})")
+    click.echo(f"{'node':<6} {'port':>5} {'pid':>8}  {'state':<8} {'active':>6} {'replica':>7} {'items':>9}")
+    for one in found["nodes"]:
+        click.echo(
+            f"{one['name']:<6} {one['port']:>5} {one['pid'] or '-':>8}  {one['state']:<8} "
+            f"{one['active']:>6} {one['replica']:>7} {one['items']:>9}"
+        )
+    if found["unserved"]:
+        note(f"{len(found['unserved'])} vbuckets have no active node")

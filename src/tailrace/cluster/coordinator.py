@@ -1,0 +1,518 @@
+"""Who has which vbucket, and the steps from one layout to the next.
+
+The chains are the truth, on disk before anything follows from them. `settle` makes the nodes what the chains
+say, however they are now: it can be called at any time, after any failure, and does nothing where nothing is
+to be done. So a step that was interrupted is taken up again by the next call.
+
+Never two actives: a vbucket is made active only when every other node of the cluster either said that it has
+it in another state, or its process is gone. The coordinator started the processes and can end them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+from ..clock import SYSTEM, Clock
+from ..errors import TailraceError, UsageError
+from ..server.topology import NodeAddress, bucket_map
+from ..store.files import atomic_write
+from ..wire.codes import VBucketState
+from .layout import Chain, balanced, without
+from .member import Member
+
+__all__ = ["Coordinator"]
+
+log = logging.getLogger("tailrace.cluster")
+
+STATE_FILE = "cluster.json"
+_EPOCH = 2  # nodes make maps of epoch 1 by themselves
+_BATCH = 64
+_MAX_ATTEMPTS = 5
+
+Report = dict[int, dict[str, Any]]
+_STATES = {state.name.lower(): state for state in VBucketState}
+
+
+class Coordinator:
+    """A cluster in a directory; everything happens in the caller's thread."""
+
+    def __init__(self, directory: Path, *, clock: Clock = SYSTEM) -> None:
+        self.directory = directory
+        self.members: dict[str, Member] = {}
+        self.bucket = "default"
+        self.vbuckets = 0
+        self.replicas = 0
+        self.rev = 0
+        self.auto_failover_s = 0.0
+        self.settings: list[str] = []
+        self.chains: list[Chain] = []
+        self.out: set[str] = set()
+        """Nodes that have no part in the cluster: failed over, or not yet in a rebalance."""
+        self._ports: dict[str, int] = {}
+        self._moving: dict[int, tuple[str, str]] = {}
+        self._seen: dict[str, float] = {}
+        self._clock = clock
+
+    # the state on disk
+
+    @property
+    def _path(self) -> Path:
+        return self.directory / STATE_FILE
+
+    def create(
+        self, *, nodes: int, bucket: str, vbuckets: int, replicas: int, ports: list[int], settings: list[str]
+    ) -> None:
+        """A new cluster: nothing runs yet."""
+        if self._path.exists():
+            raise UsageError(f"{str(self.directory)!r} has a cluster already")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.bucket, self.vbuckets, self.replicas, self.settings = bucket, vbuckets, replicas, settings
+        names = [f"n{number}" for number in range(1, nodes + 1)]
+        self._ports = dict(zip(names, ports, strict=True))
+        self.chains = balanced([()] * vbuckets, names, replicas)
+        self._save()
+
+    def load(self) -> bool:
+        """Take up a cluster that was stopped; False if there is none."""
+        if not self._path.exists():
+            return False
+        try:
+            content = json.loads(self._path.read_bytes())
+            self.bucket, self.vbuckets = content["bucket"], content["vbuckets"]
+            self.replicas, self.rev = content["replicas"], content["rev"]
+            self._ports = {one["name"]: one["port"] for one in content["nodes"]}
+            self.out = {one["name"] for one in content["nodes"] if one["out"]}
+            self.chains = [tuple(one) for one in content["chains"]]
+            self.settings = content["settings"]
+            # A takeover that was under way is undone by `settle`: the chains still name the old node.
+        except (ValueError, KeyError, TypeError) as error:
+            raise TailraceError(f"{str(self._path)!r} is damaged: {error}") from None
+        return True
+
+    def _save(self) -> None:
+        content = {
+            "bucket": self.bucket,
+            "vbuckets": self.vbuckets,
+            "replicas": self.replicas,
+            "rev": self.rev,
+            "settings": self.settings,
+            "nodes": [
+                {"name": name, "port": port, "out": name in self.out} for name, port in self._ports.items()
+            ],
+            "chains": [list(one) for one in self.chains],
+        }
+        atomic_write(self._path, json.dumps(content).encode() + b"\n")
+
+    # nodes
+
+    @property
+    def _in(self) -> list[str]:
+        return [name for name in self._ports if name not in self.out]
+
+    def start(self) -> None:
+        """Run every node that has a part, and give each its part."""
+        for name in self._in:
+            self._start(name)
+        self.settle()
+
+    def _start(self, name: str) -> None:
+        member = self.members.get(name) or Member(name, self.directory / name, self.bucket)
+        self.members[name] = member
+        if not member.is_running:
+            member.start(self.vbuckets, self._ports[name], self.settings)
+            self._ports[name] = member.port
+            self._commit(self.chains)
+        self._seen[name] = self._clock.monotonic()
+
+    def stop(self) -> None:
+        """A clean stop of all nodes."""
+        for member in self.members.values():
+            member.stop()
+
+    def add(self, name: str | None = None) -> str:
+        """A new node, or one that is down or was failed over, back again. It gets vbuckets by a rebalance."""
+        if name is None:
+            used = {int(one[1:]) for one in self._ports}
+            name = f"n{max(used, default=0) + 1}"
+            self._ports[name] = 0
+            self.out.add(name)
+        elif name not in self._ports:
+            raise UsageError(f"there is no node {name!r}, there are {', '.join(self._ports)}")
+        elif name in self.members and self.members[name].is_running:
+            raise UsageError(f"node {name} runs")
+        self._start(name)
+        self.settle()
+        return name
+
+    def _running(self) -> dict[str, Member]:
+        return {name: one for name, one in self.members.items() if one.is_running}
+
+    # the chains, made true
+
+    def settle(self) -> bool:
+        """Make the nodes what the chains say; False if something is still missing."""
+        running = self._running()
+        reports: dict[str, Report] = {}
+        for name, member in running.items():
+            try:
+                reports[name] = member.report()
+            except TailraceError as error:
+                log.warning("node %s does not answer: %s", name, error)
+        self._share_manifest(reports)
+        done = len(reports) == len(running)
+        for name, report in reports.items():  # first take away, then give
+            done &= self._try(name, self._demote, name, report)
+        for name, report in reports.items():
+            done &= self._try(name, self._promote, name, report, reports)
+        for name in reports:
+            done &= self._try(name, self._push_map, name)
+        for name in reports:
+            done &= self._try(name, self._order, name)
+        return done
+
+    def _try(self, name: str, act: Callable[..., Any], *arguments: Any) -> bool:
+        try:
+            act(*arguments)
+        except TailraceError as error:
+            log.warning("node %s: %s", name, error)
+            return False
+        return True
+
+    def _demote(self, name: str, report: Report) -> None:
+        """What this node must not have, or not as active."""
+        member, replicas, gone = self.members[name], [], []
+        for number, chain in enumerate(self.chains):
+            row = report.get(number)
+            if number in self._moving and name in self._moving[number]:
+                continue
+            if name not in chain:
+                if row is not None and name not in self.out:
+                    gone.append(number)
+                elif row is not None and row["state"] != "replica":
+                    replicas.append(number)  # the next rebalance may want it, and saves the copying
+            elif chain[0] != name and (row is None or row["state"] != "replica"):
+                replicas.append(number)
+        if replicas or gone:
+            # What was received by a takeover that failed is received no more before the state changes.
+            member.report([one for one in self._sources(name) if not one.get("takeover")])
+        member.set_states(dict.fromkeys(replicas, VBucketState.REPLICA))
+        for number in replicas:
+            report.setdefault(number, {})["state"] = "replica"
+        if gone:
+            member.delete(gone)
+            for number in gone:
+                report.pop(number)
+
+    def _promote(self, name: str, report: Report, reports: Mapping[str, Report]) -> None:
+        """What this node must have as active; only where nobody else can have it so."""
+        states = {}
+        for number, chain in enumerate(self.chains):
+            if not chain or chain[0] != name or number in self._moving:
+                continue
+            if report.get(number, {}).get("state") == "active":
+                continue
+            if self._nobody_else_has(number, name, reports):
+                states[number] = VBucketState.ACTIVE
+        self.members[name].set_states(states)
+        for number in states:
+            report.setdefault(number, {})["state"] = "active"
+
+    def _nobody_else_has(self, number: int, name: str, reports: Mapping[str, Report]) -> bool:
+        for other in self._running():
+            if other == name:
+                continue
+            if other not in reports or reports[other].get(number, {}).get("state") in ("active", "pending"):
+                return False
+        return True
+
+    def _order(self, name: str) -> None:
+        self.members[name].report(self._sources(name))
+
+    def _sources(self, name: str) -> list[dict[str, Any]]:
+        """From where a node receives what."""
+        found: dict[str, dict[str, Any]] = {}
+        for number, chain in enumerate(self.chains):
+            takeover = number in self._moving and self._moving[number][1] == name
+            if not chain or (name not in chain[1:] and not takeover):
+                continue
+            source = self._moving[number][0] if takeover else chain[0]
+            if source not in self._running():
+                continue
+            row = found.setdefault(
+                source,
+                {"host": "127.0.0.1", "port": self._ports[source], "vbuckets": [], "takeover": []},
+            )
+            row["takeover" if takeover else "vbuckets"].append(number)
+        return list(found.values())
+
+    def _push_map(self, name: str) -> None:
+        used = {one for chain in self.chains for one in chain} | set(self._running())
+        names = [one for one in self._ports if one in used]
+        nodes = [NodeAddress(port=self._ports[one], host="127.0.0.1") for one in names]
+        place = {one: at for at, one in enumerate(names)}
+        owners = []
+        for chain in self.chains:
+            row = [place.get(one, -1) for one in chain]
+            owners.append((row + [-1] * (self.replicas + 1))[: self.replicas + 1])
+        uuid = uuid5(NAMESPACE_URL, f"tailrace:{self.bucket}").hex
+        found = bucket_map(
+            self.bucket, uuid, nodes, owners, epoch=_EPOCH, rev=self.rev, this_node=place[name]
+        )
+        self.members[name].set_map(found.text, _EPOCH, self.rev)
+
+    def _share_manifest(self, reports: Mapping[str, Report]) -> None:
+        """Collections are made on some node; before anybody is promoted, all must know them."""
+        manifests: dict[str, dict[str, Any]] = {}
+
+        def read(name: str) -> None:
+            manifests[name] = self.members[name].manifest()
+
+        for name in reports:
+            self._try(name, read, name)
+        if not manifests:
+            return
+        newest = max(manifests.values(), key=lambda one: int(one["uid"], 16))
+        for name, manifest in manifests.items():
+            if int(manifest["uid"], 16) < int(newest["uid"], 16):
+                self._try(name, self.members[name].set_manifest, newest)
+
+    def _commit(self, chains: list[Chain]) -> None:
+        """New chains count from now on."""
+        self.chains = chains
+        self.rev += 1
+        self._save()
+
+    # failover
+
+    def failover(self, name: str, *, force: bool = False) -> dict[str, Any]:
+        """A node has no part any more, at once; replicas go on with what they have."""
+        if name not in self._in:
+            raise UsageError(f"node {name!r} has no part in the cluster")
+        others = [one for one in self._in if one != name and self.members[one].is_running]
+        reports = {one: self.members[one].report() for one in others}
+
+        def best(number: int, left: Chain) -> str | None:
+            """The copy with the most that is complete; one that a takeover has made active is the active."""
+            have = [one for one in left if number in reports.get(one, {})]
+            moved = self._moving.get(number)
+            if moved is not None and reports.get(moved[1], {}).get(number, {}).get("state") == "active":
+                return moved[1]
+            return max(have, key=lambda one: reports[one][number]["complete_seqno"], default=None)
+
+        chains = without(self.chains, name, best)
+        lost = [number for number, chain in enumerate(chains) if not chain and self.chains[number]]
+        if lost and not force:
+            raise TailraceError(
+                f"{len(lost)} vbuckets have no other copy and would be lost with {name}; "
+                "bring it back with 'tailrace cluster add', or use --force"
+            )
+        promoted = sum(
+            1 for old, new in zip(self.chains, chains, strict=True) if old and new and old[0] != new[0]
+        )
+        self.members[name].kill()
+        self.out.add(name)
+        self._moving = {number: pair for number, pair in self._moving.items() if name not in pair}
+        self._commit(chains)
+        self.settle()
+        return {"node": name, "promoted": promoted, "lost": lost}
+
+    def watch(self) -> str | None:
+        """Look after the nodes: the one that was failed over because it was silent for too long, if any."""
+        now = self._clock.monotonic()
+        names = self._in
+        for name in names:
+            if self.members[name].is_running and self.members[name].answers():
+                self._seen[name] = now
+        if not self.auto_failover_s:
+            return None
+        silent = [one for one in names if now - self._seen[one] >= self.auto_failover_s]
+        alive = [one for one in names if self._seen[one] == now]
+        if len(silent) != 1 or 2 * len(alive) <= len(names):
+            return None  # without a majority it may be us who are cut off
+        try:
+            self.failover(silent[0])
+        except TailraceError as error:
+            log.error("node %s is silent and can't be failed over: %s", silent[0], error)
+            return None
+        return silent[0]
+
+    # rebalance
+
+    def rebalance(self, *, leaving: str | None = None) -> Iterator[str]:
+        """Spread the vbuckets over all nodes that run (but one that is ``leaving``), step by step; each step
+        says what it did. Between two steps anything may happen to the nodes.
+        """
+        if self._moving:
+            raise UsageError("a rebalance is under way")
+        down = [name for name in self._in if not self.members[name].is_running and name != leaving]
+        if down:
+            raise TailraceError(f"node {down[0]} is down: fail it over, or bring it back, before a rebalance")
+        nodes = [name for name in self.members if self.members[name].is_running and name != leaving]
+        if not nodes:
+            raise TailraceError("no node would be left")
+        if any(not chain for chain in self.chains):
+            yield "vbuckets that were lost begin empty"
+        self.out -= set(nodes)
+        targets = balanced(self.chains, nodes, self.replicas)
+        changed = [number for number, chain in enumerate(targets) if chain != self.chains[number]]
+        yield f"{len(changed)} of {self.vbuckets} vbuckets move"
+        for at in range(0, len(changed), _BATCH):
+            yield from self._move({number: targets[number] for number in changed[at : at + _BATCH]})
+        if leaving is not None:
+            self.out.add(leaving)
+            self._save()
+            self.members[leaving].stop()
+            self.settle()
+        yield "done"
+
+    def _move(self, targets: Mapping[int, Chain]) -> Iterator[str]:
+        """A batch: copies first, then the actives, then what is superfluous goes."""
+        chains = list(self.chains)
+        for number, target in targets.items():
+            current = chains[number]
+            chains[number] = (*current, *(one for one in target if one not in current)) if current else target
+        self._commit(chains)
+        self.settle()
+        yield from self._until_copied(targets)
+        takeovers = {
+            number: (self.chains[number][0], target[0])
+            for number, target in targets.items()
+            if self.chains[number][0] != target[0]
+        }
+        if takeovers:
+            yield from self._take_over(takeovers)
+        chains = list(self.chains)
+        for number, target in targets.items():
+            chains[number] = target
+        self._commit(chains)
+        self.settle()
+        yield f"moved {len(targets)} vbuckets"
+
+    def _until_copied(self, targets: Mapping[int, Chain]) -> Iterator[str]:
+        """Until every copy has what the active had when we looked first."""
+        wanted: dict[int, int] | None = None
+        while True:
+            self._check_alive(targets)
+            reports = {name: self.members[name].report() for name in self._running()}
+            if wanted is None:
+                wanted = {
+                    number: reports[self.chains[number][0]].get(number, {}).get("high_seqno", 0)
+                    for number in targets
+                }
+            behind = sum(
+                1
+                for number, target in targets.items()
+                for name in target
+                if reports.get(name, {}).get(number, {}).get("complete_seqno", -1) < wanted[number]
+            )
+            if not behind:
+                return
+            yield f"{behind} copies are behind"
+
+    def _take_over(self, takeovers: Mapping[int, tuple[str, str]]) -> Iterator[str]:
+        """Move actives: the new node asks the old one, and has it when the old one has given it up."""
+        attempts = 0
+        left = dict(takeovers)
+        while left:
+            attempts += 1
+            if attempts > _MAX_ATTEMPTS:
+                raise TailraceError(f"{len(left)} takeovers failed {_MAX_ATTEMPTS} times")
+            self._moving = dict(left)
+            try:
+                for name in {pair[1] for pair in left.values()}:
+                    self._try(name, self._order, name)
+                yield from self._until_taken_over(left)
+            finally:
+                self._finish_takeovers(left)
+            left = {number: pair for number, pair in left.items() if self.chains[number][0] != pair[1]}
+
+    def _until_taken_over(self, takeovers: Mapping[int, tuple[str, str]]) -> Iterator[str]:
+        while True:
+            waiting = 0
+            for name in {pair[1] for pair in takeovers.values()}:
+                if not self.members[name].is_running:
+                    continue
+                try:
+                    report = self.members[name].report()
+                except TailraceError:
+                    continue
+                for number, pair in takeovers.items():
+                    if pair[1] == name and report.get(number, {}).get("stream") != "over":
+                        waiting += 1
+            if not waiting:
+                return
+            yield f"{waiting} vbuckets are being taken over"
+
+    def _finish_takeovers(self, takeovers: Mapping[int, tuple[str, str]]) -> None:
+        """What came of them: who has become active is active; all others stay where they were."""
+        chains = list(self.chains)
+        reports: dict[str, Report] = {}
+
+        def read(name: str) -> None:
+            reports[name] = self.members[name].report()
+
+        for name in {pair[1] for pair in takeovers.values()}:
+            self._try(name, read, name)
+        for number, (_, new) in takeovers.items():
+            if reports.get(new, {}).get(number, {}).get("state") == "active" and number in self._moving:
+                rest = [one for one in chains[number] if one != new]
+                chains[number] = (new, *rest)
+        self._moving = {}
+        if chains != self.chains:
+            self._commit(chains)
+        self.settle()
+
+    def _check_alive(self, targets: Mapping[int, Chain]) -> None:
+        for chain in {chain for number, target in targets.items() for chain in (target, self.chains[number])}:
+            for name in chain:
+                if not self.members[name].is_running:
+                    raise TailraceError(f"node {name} is down, the rebalance ends here")
+
+    # figures
+
+    def status(self) -> dict[str, Any]:
+        """Everything, for people and scripts."""
+        nodes = []
+        for name, port in self._ports.items():
+            member = self.members.get(name)
+            report: Report = {}
+            state = "out" if name in self.out else "down"
+            if member is not None and member.is_running:
+                try:
+                    report = member.report()
+                    state = "joining" if name in self.out else "up"
+                except TailraceError:
+                    state = "silent"
+            rows = list(report.values())
+            nodes.append(
+                {
+                    "name": name,
+                    "host": "127.0.0.1",
+                    "port": port,
+                    "pid": None if member is None else member.pid,
+                    "state": state,
+                    "active": sum(row["state"] == "active" for row in rows),
+                    "replica": sum(row["state"] == "replica" for row in rows),
+                    "items": sum(row["items"] for row in rows if row["state"] == "active"),
+                    "receiving": sum(row.get("stream") == "open" for row in rows),
+                }
+            )
+        hosts = ",".join(f"127.0.0.1:{one['port']}" for one in nodes if one["state"] == "up")
+        return {
+            "url": f"couchbase://{hosts}/{self.bucket}",
+            "bucket": self.bucket,
+            "vbuckets": self.vbuckets,
+            "replicas": self.replicas,
+            "rev": self.rev,
+            "nodes": nodes,
+            "unserved": [
+                number
+                for number, chain in enumerate(self.chains)
+                if not chain or chain[0] not in self._running()
+            ],
+        }

@@ -1,0 +1,91 @@
+"""Where the vbuckets should be. Pure functions over *chains*.
+
+A chain names the nodes of one vbucket: the active first, then its replicas. An empty chain is a vbucket that
+nobody has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+__all__ = ["Chain", "balanced", "without"]
+
+Chain: TypeAlias = tuple[str, ...]
+
+
+def balanced(current: Sequence[Chain], nodes: Sequence[str], replicas: int) -> list[Chain]:
+    """The chains after a rebalance: the same number of actives and of replicas on each node, or one more,
+    with as many copies as there are nodes for, and few moves.
+    """
+    copies = min(replicas, len(nodes) - 1)
+    actives = _spread_actives(current, nodes)
+    chains: list[list[str]] = []
+    load = Counter(dict.fromkeys(nodes, 0))
+    for chain, active in zip(current, actives, strict=True):
+        kept = [node for node in chain if node in load and node != active][:copies]
+        load.update(kept)
+        chains.append([active, *kept])
+    for chain_ in chains:
+        while len(chain_) <= copies:
+            node = min((one for one in nodes if one not in chain_), key=lambda one: load[one])
+            load[node] += 1
+            chain_.append(node)
+    _even_out_replicas(chains, load)
+    return [tuple(chain_) for chain_ in chains]
+
+
+def _spread_actives(current: Sequence[Chain], nodes: Sequence[str]) -> list[str]:
+    load = Counter(dict.fromkeys(nodes, 0))
+    most = -(-len(current) // len(nodes))
+    actives: list[str | None] = []
+    for chain in current:
+        active = chain[0] if chain and chain[0] in load and load[chain[0]] < most else None
+        if active is not None:
+            load[active] += 1
+        actives.append(active)
+    found: list[str] = []
+    for chain, active in zip(current, actives, strict=True):
+        if active is None:
+            # A node that has a copy need not be sent one, if it has room.
+            least = min(load.values())
+            near = [node for node in chain[1:] if node in load and load[node] == least]
+            active = near[0] if near else min(nodes, key=lambda one: load[one])
+            load[active] += 1
+        found.append(active)
+    while max(load.values()) - min(load.values()) > 1:
+        giver, taker = max(nodes, key=lambda one: load[one]), min(nodes, key=lambda one: load[one])
+        owned = [number for number, active in enumerate(found) if active == giver]
+        moved = next((number for number in owned if taker in current[number]), owned[0])
+        found[moved] = taker
+        load[giver] -= 1
+        load[taker] += 1
+    return found
+
+
+def _even_out_replicas(chains: list[list[str]], load: Counter[str]) -> None:
+    while len(load) > 1:
+        giver, taker = max(load, key=lambda one: load[one]), min(load, key=lambda one: load[one])
+        if load[giver] - load[taker] <= 1:
+            return
+        chain = next((one for one in chains if giver in one[1:] and taker not in one), None)
+        if chain is None:
+            return
+        chain[chain.index(giver, 1)] = taker
+        load[giver] -= 1
+        load[taker] += 1
+
+
+def without(chains: Iterable[Chain], dead: str, best: Callable[[int, Chain], str | None]) -> list[Chain]:
+    """The chains after a node is gone. ``best`` chooses, for a vbucket that it had active, which of the
+    copies that are left goes on; None if none can.
+    """
+    found = []
+    for number, chain in enumerate(chains):
+        left = tuple(node for node in chain if node != dead)
+        if chain and chain[0] == dead:
+            chosen = best(number, left) if left else None
+            left = () if chosen is None else (chosen, *(node for node in left if node != chosen))
+        found.append(left)
+    return found

@@ -1,0 +1,201 @@
+"""One node of the cluster, as its coordinator sees it: a process, and what can be asked of it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..client.kv_connection import KvConnection
+from ..connstr import Address
+from ..errors import ConnectError, StatusError, TailraceError
+from ..protocol.handshake import KV_FEATURES, Introduction
+from ..protocol.script import Script, ask, expect
+from ..wire.admin import (
+    DelVBucket,
+    GetCollectionsManifest,
+    Noop,
+    Replicate,
+    SetClusterConfig,
+    SetCollectionsManifest,
+    SetVBucket,
+)
+from ..wire.codes import Datatype, VBucketState
+from ..wire.message import Message
+
+__all__ = ["Member"]
+
+_TIMEOUT_S = 5.0
+_START_S = 60.0
+_STOP_S = 30.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Member:
+    """A node: its process (ours, from `start` on) and a connection that steers it."""
+
+    def __init__(self, name: str, directory: Path, bucket: str) -> None:
+        self.name = name
+        self.directory = directory
+        self.bucket = bucket
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: KvConnection | None = None
+
+    # the process
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self.is_running and self._process is not None else None
+
+    @property
+    def is_running(self) -> bool:
+        """The process is there; that says nothing about whether it answers."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, vbuckets: int, port: int, settings: Sequence[str]) -> None:
+        """Run the node, fenced; returns when it accepts connections."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        ready = self.directory / "ready.json"
+        with contextlib.suppress(FileNotFoundError):
+            ready.unlink()
+        arguments = [sys.executable, "-m", "tailrace", "serve", "--fenced", "--port", str(port)]
+        arguments += ["--data", str(self.directory / "data"), "--bucket", self.bucket]
+        arguments += ["--vbuckets", str(vbuckets), "--ready-file", str(ready)]
+        for one in settings:
+            arguments += ["--set", one]
+        with open(self.directory / "log", "ab") as log:  # noqa: PTH123 - it outlives the path
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - the coordinator has one thread
+            )
+        deadline = time.monotonic() + _START_S
+        while not ready.exists():
+            if not self.is_running or time.monotonic() > deadline:
+                self.kill()
+                raise TailraceError(
+                    f"node {self.name} did not start; its log is {str(self.directory / 'log')!r}"
+                )
+            time.sleep(0.02)
+        self.port = json.loads(ready.read_bytes())["port"]
+
+    def stop(self) -> None:
+        """A clean stop."""
+        self.disconnect()
+        if self._process is None:
+            return
+        if self.is_running:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGCONT)
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._process.wait()
+
+    def kill(self) -> None:
+        """The process is gone for sure when this returns: whatever it held as active, nobody gets it there
+        any more.
+        """
+        self.disconnect()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    # the connection
+
+    def disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _run(self, script: Script[Any]) -> Any:
+        if not self.is_running:
+            raise ConnectError(f"node {self.name} does not run")
+        try:
+            if self._connection is None:
+                self._connection = KvConnection(
+                    Address("127.0.0.1", self.port),
+                    Introduction(agent="tailrace coordinator", bucket=self.bucket, features=KV_FEATURES),
+                    tls=None,
+                    timeout_s=_TIMEOUT_S,
+                )
+            return self._connection.run(script)
+        except StatusError:
+            raise
+        except TailraceError:
+            self.disconnect()
+            raise
+
+    def answers(self) -> bool:
+        """Whether it says anything at all."""
+        try:
+            self._run(ask(Noop(), "noop"))
+        except TailraceError:
+            return False
+        return True
+
+    def report(self, sources: Sequence[Mapping[str, Any]] | None = None) -> dict[int, dict[str, Any]]:
+        """How each of its vbuckets stands; with ``sources`` after it was told where they come from."""
+        value = b"" if sources is None else json.dumps({"sources": list(sources)}).encode()
+        request = Replicate(value=value, datatype=int(Datatype.JSON) if value else 0)
+        answer = self._run(ask(request, "replicate"))
+        return {int(number): row for number, row in json.loads(answer.value)["vbuckets"].items()}
+
+    def set_states(self, states: Mapping[int, VBucketState]) -> None:
+        """Create vbuckets or change their states."""
+        self._all([SetVBucket(vbucket=number, state=int(state)) for number, state in states.items()])
+
+    def delete(self, vbuckets: Sequence[int]) -> None:
+        """Forget vbuckets and all that they hold."""
+        self.set_states(dict.fromkeys(vbuckets, VBucketState.DEAD))
+        self._all([DelVBucket(vbucket=number) for number in vbuckets])
+
+    def set_map(self, text: bytes, epoch: int, rev: int) -> None:
+        """Give it the bucket's cluster map; its clients are told."""
+        request = SetClusterConfig(
+            key=self.bucket.encode(), value=text, epoch=epoch, revision=rev, datatype=int(Datatype.JSON)
+        )
+        self._run(ask(request, "set cluster config"))
+
+    def manifest(self) -> dict[str, Any]:
+        """Its collections."""
+        found: dict[str, Any] = json.loads(
+            self._run(ask(GetCollectionsManifest(), "get collections manifest")).value
+        )
+        return found
+
+    def set_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Give it the collections of another node."""
+        value = json.dumps(manifest).encode()
+        self._run(ask(SetCollectionsManifest(value=value), "set collections manifest"))
+
+    def _all(self, requests: list[Message]) -> None:
+        if requests:
+            self._run(_all(requests))
+
+
+def _all(requests: list[Message]) -> Script[None]:
+    answers = yield requests
+    for answer, request in zip(answers, requests, strict=True):
+        expect(answer, f"{request.name()} of vbucket {request.vbucket}")
+
+
+def _die_with_parent() -> None:
+    """In the child: a node without its coordinator stops, cleanly, instead of being left behind. And Ctrl-C
+    is the coordinator's to understand.
+    """
+    os.setpgrp()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

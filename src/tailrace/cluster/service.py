@@ -1,0 +1,207 @@
+"""The coordinator as a process: a loop that looks after the nodes, and a door on loopback for commands.
+
+A command is one line of JSON with the token of `DOOR_FILE`, the answer one line of JSON. Who can read the
+cluster's directory can steer the cluster, and nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from .. import rng as rng_
+from ..clock import SYSTEM, Clock
+from ..errors import ConnectError, TailraceError, UsageError
+from ..store.files import atomic_write
+from .coordinator import Coordinator
+
+__all__ = ["DOOR_FILE", "Service", "call"]
+
+log = logging.getLogger("tailrace.cluster")
+
+DOOR_FILE = "coordinator.json"
+_IDLE_S = 0.25
+_BUSY_S = 0.02
+_WATCH_S = 0.5
+_SETTLE_S = 2.0
+_MAX_LINE = 64 << 10
+_PEER_S = 5.0
+
+
+class Service:
+    """A coordinator with a door."""
+
+    def __init__(self, coordinator: Coordinator, *, clock: Clock = SYSTEM) -> None:
+        self._coordinator = coordinator
+        self._clock = clock
+        self._token = rng_.nonce(rng_.source()).decode()
+        self._stopping = False
+        self._rebalance: tuple[Iterator[str], socket.socket, str] | None = None
+        self._progress = ""
+        self._watched_at = self._settled_at = 0.0
+        self._stoppers: list[socket.socket] = []
+
+    def run(self) -> None:
+        """Until somebody says stop, or a signal does."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._signalled)
+        door = socket.create_server(("127.0.0.1", 0))
+        coordinator = self._coordinator
+        path = coordinator.directory / DOOR_FILE
+        try:
+            coordinator.start()
+            content = {"pid": os.getpid(), "port": door.getsockname()[1], "token": self._token}
+            atomic_write(path, json.dumps(content).encode() + b"\n")
+            path.chmod(0o600)
+            while not self._stopping:
+                busy = self._rebalance is not None
+                if select.select([door], [], [], _BUSY_S if busy else _IDLE_S)[0]:
+                    peer, _ = door.accept()
+                    self._serve(peer)
+                self._look_after()
+        finally:
+            door.close()
+            coordinator.stop()
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            for peer in self._stoppers:
+                _answer(peer, {"ok": True, "result": None})
+
+    def _signalled(self, _number: int, _frame: FrameType | None) -> None:
+        self._stopping = True
+
+    def _look_after(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._watched_at >= _WATCH_S:
+            self._watched_at = now
+            self._coordinator.watch()
+        if self._rebalance is not None:
+            self._step()
+        elif now - self._settled_at >= _SETTLE_S:
+            self._settled_at = now
+            self._coordinator.settle()
+
+    def _step(self) -> None:
+        assert self._rebalance is not None
+        steps, peer, what = self._rebalance
+        try:
+            self._progress = next(steps)
+        except StopIteration:
+            self._rebalance = None
+            _answer(peer, {"ok": True, "result": self._coordinator.status()})
+        except TailraceError as error:
+            self._rebalance = None
+            log.error("%s: %s", what, error)
+            _answer(peer, {"ok": False, "error": str(error)})
+
+    # commands
+
+    def _serve(self, peer: socket.socket) -> None:
+        try:
+            request = json.loads(_read_line(peer))
+            token = str(request.get("token", ""))
+            if not hmac.compare_digest(token.encode(), self._token.encode()):
+                raise UsageError("the token is wrong")
+            result = self._do(str(request.get("command")), dict(request.get("arguments", {})), peer)
+        except TailraceError as error:
+            usage = isinstance(error, UsageError)
+            _answer(peer, {"ok": False, "error": str(error), "usage": usage})
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            log.warning("a command that can't be understood: %s", error)
+            peer.close()
+        else:
+            if result is not None:
+                _answer(peer, {"ok": True, "result": result})
+
+    def _do(self, command: str, arguments: dict[str, Any], peer: socket.socket) -> Any:
+        """Run a command; None if the peer gets its answer later."""
+        coordinator = self._coordinator
+        if command == "status":
+            return {**coordinator.status(), "rebalancing": self._rebalance is not None}
+        if command == "stop":
+            self._stopping = True
+            self._stoppers.append(peer)
+            return None
+        if command == "failover":
+            return coordinator.failover(str(arguments["node"]), force=bool(arguments.get("force")))
+        if self._rebalance is not None:
+            raise UsageError("a rebalance is under way, wait for its end")
+        if command == "add":
+            name = arguments.get("node")
+            return {"node": coordinator.add(None if name is None else str(name))}
+        if command in ("rebalance", "remove"):
+            leaving = str(arguments["node"]) if command == "remove" else None
+            if leaving is not None and leaving not in coordinator.members:
+                raise UsageError(f"there is no node {leaving!r}")
+            self._rebalance = coordinator.rebalance(leaving=leaving), peer, command
+            return None
+        raise UsageError(f"there is no command {command!r}")
+
+
+def _read_line(peer: socket.socket) -> bytes:
+    peer.settimeout(_PEER_S)
+    data = b""
+    while not data.endswith(b"\n"):
+        part = peer.recv(_MAX_LINE)
+        if not part or len(data) > _MAX_LINE:
+            raise ValueError("no line")
+        data += part
+    return data
+
+
+def _answer(peer: socket.socket, content: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # who has gone away needs no answer
+        peer.settimeout(_PEER_S)
+        peer.sendall(json.dumps(content).encode() + b"\n")
+    peer.close()
+
+
+def call(directory: Path, command: str, *, wait_s: float = 3600.0, **arguments: Any) -> Any:
+    """Ask the coordinator of a cluster's directory; its result, or what it refuses with."""
+    path = directory / DOOR_FILE
+    try:
+        door = json.loads(path.read_bytes())
+        peer = socket.create_connection(("127.0.0.1", door["port"]), timeout=_PEER_S)
+    except FileNotFoundError:
+        raise ConnectError(
+            f"no cluster runs in {str(directory)!r}; start one with 'tailrace cluster start'"
+        ) from None
+    except (OSError, ValueError, KeyError) as error:
+        raise ConnectError(f"the coordinator of {str(directory)!r} can't be reached: {error}") from None
+    with peer:
+        peer.settimeout(wait_s)
+        request = {"token": door["token"], "command": command, "arguments": arguments}
+        try:
+            peer.sendall(json.dumps(request).encode() + b"\n")
+            data = b""
+            while not data.endswith(b"\n"):
+                part = peer.recv(1 << 16)
+                if not part:
+                    raise ConnectError("the coordinator has gone away")
+                data += part
+        except OSError as error:
+            raise ConnectError(f"the coordinator does not answer: {error}") from None
+    answer = json.loads(data)
+    if answer["ok"]:
+        return answer["result"]
+    raise (UsageError if answer.get("usage") else TailraceError)(answer["error"])
+
+
+def wait_until_ready(directory: Path, process_ended: Any, wait_s: float) -> None:
+    """Until the coordinator has opened its door; `TailraceError` if it has ended before that."""
+    deadline = time.monotonic() + wait_s
+    while not (directory / DOOR_FILE).exists():
+        if process_ended() or time.monotonic() > deadline:
+            raise TailraceError(f"the cluster did not start; see {str(directory / 'log')!r}")
+        time.sleep(0.05)

@@ -1,0 +1,242 @@
+"""What a node receives from other nodes: the orders that it was given, and the connections that follow.
+
+An order says from which node a vbucket comes. It stands until it is replaced: connections that break are made
+again, streams that end are asked for again. A takeover is tried once; who ordered it sees what came of it.
+Everything here runs on the owner's thread and takes ``now``; `dial` is the pump's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MalformedMessage
+from ..protocol.handshake import Credentials
+from ..wire.codes import AddStreamFlag, Status, VBucketState, status_name
+from .upstream import Source, Upstream
+
+if TYPE_CHECKING:
+    from .bucket import ServedBucket
+    from .node import Node
+
+__all__ = ["MAX_SOURCES", "Replication", "parse_orders"]
+
+log = logging.getLogger("tailrace.server")
+
+MAX_SOURCES = 1024
+_RETRY_S = 0.5
+_TAKE_OVER = int(AddStreamFlag.TAKE_OVER)
+
+
+@dataclass(slots=True)
+class Order:
+    """A vbucket is to be received."""
+
+    source: Source
+    flags: int
+    retry_at: float = 0.0
+    is_asked: bool = False
+    is_over: bool = False
+    """A takeover that came to its end, good or bad."""
+    error: str = ""
+
+
+class Replication:
+    """The orders of one bucket."""
+
+    def __init__(self, node: Node, bucket: ServedBucket) -> None:
+        self._node = node
+        self._bucket = bucket
+        self._orders: dict[int, Order] = {}
+        self._links: dict[Source, Upstream] = {}
+        self._retry_at: dict[Source, float] = {}
+
+    # orders
+
+    def order(self, orders: Mapping[int, tuple[Source, int]], now: float) -> None:
+        """These and no others, from now on. What is under way and still ordered is not disturbed."""
+        for number in [one for one in self._orders if one not in orders]:
+            self._drop(number)
+        for number, (source, flags) in orders.items():
+            current = self._orders.get(number)
+            if current is not None and (current.source, current.flags) == (source, flags):
+                current.retry_at = 0.0
+                continue
+            if current is not None:
+                self._drop(number)
+            self._orders[number] = Order(source, flags)
+        wanted = {one.source for one in self._orders.values()}
+        for source in [one for one in self._links if one not in wanted]:
+            self._links.pop(source).close("not ordered any more")
+        self._retry_at = {}
+        self._advance(now)
+
+    def ordered(self) -> dict[int, tuple[Source, int]]:
+        """The orders that stand."""
+        return {number: (one.source, one.flags) for number, one in self._orders.items()}
+
+    def _drop(self, number: int) -> None:
+        order = self._orders.pop(number)
+        link = self._links.get(order.source)
+        if link is not None and link.handler is not None and link.handler.close_stream(number):
+            link.wake()
+
+    def _advance(self, now: float) -> None:
+        """Make the connections and ask for the streams that are due."""
+        for source in {one.source for one in self._orders.values() if not one.is_over}:
+            if source not in self._links and self._retry_at.get(source, 0.0) <= now:
+                self._connect(source, now)
+        for number, order in self._orders.items():
+            link = self._links.get(order.source)
+            if (
+                not order.is_asked
+                and not order.is_over
+                and order.retry_at <= now
+                and link is not None
+                and link.handler is not None
+            ):
+                order.is_asked = True
+                link.handler.add_stream(number, order.flags, partial(self._answered, number, order))
+                link.wake()
+
+    def _connect(self, source: Source, now: float) -> None:
+        link = Upstream(self._node, self._bucket, source, now)
+        self._links[source] = link
+        link.on_open = partial(self._opened, link)
+        link.on_closed = partial(self._closed, link)
+        self._node.dial(link)
+
+    # what happens
+
+    def _opened(self, link: Upstream) -> None:
+        assert link.handler is not None
+        link.handler.on_end = partial(self._ended, link)
+        self._advance(self._node.clock.monotonic())
+
+    def _closed(self, link: Upstream, why: str) -> None:
+        if self._links.get(link.source) is not link:
+            return
+        del self._links[link.source]
+        self._retry_at[link.source] = self._node.clock.monotonic() + _RETRY_S
+        for order in self._orders.values():
+            if order.source == link.source:
+                self._failed(order, why)
+
+    def _answered(self, number: int, order: Order, status: int, opaque: int) -> None:
+        if status == Status.SUCCESS:
+            order.error = ""
+        elif self._orders.get(number) is order:
+            self._failed(order, status_name(status))
+
+    def _ended(self, link: Upstream, number: int, why: str) -> None:
+        order = self._orders.get(number)
+        if order is not None and order.source == link.source:
+            self._failed(order, why)
+
+    def _failed(self, order: Order, why: str) -> None:
+        """A stream is over or could not begin; ordinary ones are tried again."""
+        order.error = why
+        order.is_asked = False
+        order.is_over = bool(order.flags & _TAKE_OVER)
+        order.retry_at = self._node.clock.monotonic() + _RETRY_S
+
+    # time
+
+    def next_timer(self) -> float | None:
+        """When `handle_timer` has something to do."""
+        times = []
+        for order in self._orders.values():
+            link = self._links.get(order.source)
+            if order.is_asked or order.is_over:
+                continue
+            if link is None:
+                times.append(max(order.retry_at, self._retry_at.get(order.source, 0.0)))
+            elif link.handler is not None:
+                times.append(order.retry_at)
+        return min(times, default=None)
+
+    def handle_timer(self, now: float) -> None:
+        """Try again what is due."""
+        self._advance(now)
+
+    def close(self) -> None:
+        """The node stops."""
+        self._orders.clear()
+        for link in list(self._links.values()):
+            link.close("the node stops")
+        self._links.clear()
+
+    # figures
+
+    def status(self) -> dict[str, Any]:
+        """How each vbucket of the bucket stands."""
+        found: dict[str, Any] = {}
+        for one in self._bucket.store:
+            row: dict[str, Any] = {
+                "state": VBucketState(one.state).name.lower(),
+                "high_seqno": one.high_seqno,
+                "complete_seqno": one.complete_seqno,
+                "persisted_seqno": one.persisted_seqno,
+                "vb_uuid": str(one.uuid),
+                "items": one.item_count,
+            }
+            order = self._orders.get(one.id)
+            if order is not None:
+                row["source"] = str(order.source)
+                row["takeover"] = bool(order.flags & _TAKE_OVER)
+                row["stream"] = self._stream_state(one.id, order)
+                if order.error:
+                    row["error"] = order.error
+            found[str(one.id)] = row
+        return found
+
+    def _stream_state(self, number: int, order: Order) -> str:
+        if order.is_over:
+            return "over"
+        link = self._links.get(order.source)
+        phase = None if link is None or link.handler is None else link.handler.vbuckets.get(number)
+        return "waiting" if phase is None else phase.value
+
+
+def parse_orders(content: object, vbucket_count: int) -> dict[int, tuple[Source, int]]:
+    """The orders of a REPLICATE request; `MalformedMessage` says what is wrong."""
+    sources = content.get("sources") if isinstance(content, dict) else None
+    if not isinstance(sources, list) or len(sources) > MAX_SOURCES:
+        raise MalformedMessage(f"replicate: sources is no list of up to {MAX_SOURCES}")
+    found: dict[int, tuple[Source, int]] = {}
+    for one in sources:
+        source = _source(one)
+        for name, flags in (("vbuckets", 0), ("takeover", _TAKE_OVER)):
+            numbers = one.get(name, [])
+            if not isinstance(numbers, list):
+                raise MalformedMessage(f"replicate: {name} is no list")
+            for number in numbers:
+                if type(number) is not int or not 0 <= number < vbucket_count:
+                    raise MalformedMessage("replicate: a vbucket that the bucket does not have")
+                if number in found:
+                    raise MalformedMessage(f"replicate: vbucket {number} is named twice")
+                found[number] = source, flags
+    return found
+
+
+def _source(one: object) -> Source:
+    if not isinstance(one, dict):
+        raise MalformedMessage("replicate: a source is no object")
+    host, port = one.get("host"), one.get("port")
+    if not isinstance(host, str) or not 1 <= len(host) <= 255:
+        raise MalformedMessage("replicate: a source has no host")
+    if type(port) is not int or not 1 <= port <= 0xFFFF:
+        raise MalformedMessage("replicate: a source has no port")
+    name, password = one.get("username"), one.get("password")
+    if name is None and password is None:
+        return Source(host, port)
+    if not isinstance(name, str) or not isinstance(password, str):
+        raise MalformedMessage("replicate: username and password are texts, and go together")
+    return Source(host, port, Credentials(name, password))
+
+
+Dial = Callable[[Upstream], None]
+"""Make a socket for a connection, in the pump's own time; a failure is a `Upstream.close`."""

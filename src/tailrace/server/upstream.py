@@ -1,0 +1,200 @@
+"""A connection that the node makes itself, to another node whose changes it replicates; no sockets.
+
+To the pump it looks like a `Session`: bytes in, bytes out, timers. It introduces itself, logs in, opens the
+other node as producer, and from then on a `DcpReplica` has the word.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..errors import FramingError, StatusError, TailraceError
+from ..protocol.dcp_replica import OPEN_FLAGS, DcpReplica
+from ..protocol.handshake import Credentials, Introduction, handshake
+from ..protocol.script import Script, ScriptRunner, ask
+from ..wire.codes import Datatype, Feature, Magic
+from ..wire.dcp import DcpOpen
+from ..wire.header import HEADER_SIZE, Frame, frame_size
+from .negotiate import datatypes
+from .streams import StreamHost
+
+if TYPE_CHECKING:
+    from .bucket import ServedBucket
+    from .node import Node
+
+__all__ = ["Source", "Upstream"]
+
+log = logging.getLogger("tailrace.server")
+
+_FEATURES = (
+    Feature.TCP_NODELAY,
+    Feature.XATTR,
+    Feature.XERROR,
+    Feature.SELECT_BUCKET,
+    Feature.SNAPPY,
+    Feature.JSON,
+    Feature.COLLECTIONS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a bucket's changes come from."""
+
+    host: str
+    port: int
+    credentials: Credentials | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Upstream:
+    """One connection to one node, for one bucket."""
+
+    unfinished = 0
+
+    def __init__(self, node: Node, bucket: ServedBucket, source: Source, now: float) -> None:
+        self.node = node
+        self.source = source
+        self.peer = str(source)
+        self.wake: Callable[[], None] = lambda: None
+        self.on_open: Callable[[], None] = lambda: None
+        """Called when streams can be asked for."""
+        self.on_closed: Callable[[str], None] = lambda why: None
+        self.handler: DcpReplica | None = None
+        self.features: frozenset[int] = frozenset()
+        self.closed = False
+        self._bucket = bucket
+        self._deadline = now + node.settings.auth_timeout
+        self._out: list[bytes | memoryview] = []
+        self._data = b""
+        self._runner: ScriptRunner[frozenset[int]] | None = ScriptRunner(self._introduce())
+        self._out.append(self._runner.start())
+
+    def _introduce(self) -> Script[frozenset[int]]:
+        name = f"tailrace-replication:{self.node.address.port}->{self.source.port}:{self._bucket.name}"
+        introduction = Introduction(
+            agent="tailrace replication",
+            bucket=self._bucket.name,
+            credentials=self.source.credentials,
+            features=_FEATURES,
+        )
+        session = yield from handshake(introduction, self.node.rng)
+        yield from ask(DcpOpen(key=name.encode(), flags=int(OPEN_FLAGS)), "dcp open")
+        return session.features
+
+    # what the handler's host asks
+
+    @property
+    def datatypes(self) -> int:
+        return datatypes(self.features) | Datatype.JSON
+
+    def claim_name(self, name: bytes) -> None:
+        """Nobody opens a connection that we made."""
+
+    def not_my_vbucket(self) -> tuple[bytes, int]:
+        return b"", 0
+
+    # receiving
+
+    def exchange(self, data: bytes, now: float) -> bytes:
+        """Bytes from the other node; what there is to say comes by `data_to_send`."""
+        self._data = self._data + data if self._data else data
+        self._process(now)
+        return b""
+
+    def _process(self, now: float) -> None:
+        data, at, end = self._data, 0, len(self._data)
+        try:
+            while not self.closed and self.wants_data and end - at >= HEADER_SIZE:
+                size = frame_size(data, at, self.node.settings.max_frame)
+                if end - at < size:
+                    break
+                frame = Frame.parse(data, at)
+                at += size
+                self._receive_frame(frame, now)
+        except (FramingError, TailraceError) as error:
+            self.close(str(error))
+        self._data = data[at:] if at else data
+
+    def _receive_frame(self, frame: Frame, now: float) -> None:
+        if self.handler is not None:
+            self.handler.receive_frame(frame, now)
+            if self.handler.close_requested is not None:
+                self.close(self.handler.close_requested)
+            return
+        runner = self._runner
+        if runner is None or frame.magic == Magic.SERVER_REQUEST:
+            return
+        if not runner.expects(frame):
+            raise StatusError(frame.status, "an answer that nobody waits for", b"")
+        self._out.append(runner.receive(frame))
+        if runner.done:
+            self._runner = None
+            self.features = runner.result or frozenset()
+            host = StreamHost(self, self._bucket)
+            self.handler = DcpReplica(host, self._woken, now, dialled=True)
+            self.on_open()
+
+    def _woken(self) -> None:
+        """The handler has something to send, or takes frames again."""
+        self.wake()
+
+    @property
+    def wants_data(self) -> bool:
+        return not self.closed and (self.handler is None or not self.handler.is_busy)
+
+    # sending
+
+    def data_to_send(self, max_bytes: int = 256 << 10) -> list[bytes | memoryview]:
+        """What is to be sent; frames that were held up are taken up again."""
+        if self._data and self.wants_data:
+            self._process(self.node.clock.monotonic())
+        out, self._out = self._out, []
+        if self.handler is not None:
+            out += self.handler.data_to_send(max_bytes)
+        return out
+
+    @property
+    def has_more(self) -> bool:
+        return self.handler is not None
+
+    # time
+
+    def next_timer(self) -> float | None:
+        if self.handler is None:
+            return self._deadline
+        return self.handler.next_timer()
+
+    def handle_timer(self, now: float) -> None:
+        if self.handler is None:
+            if now >= self._deadline:
+                self.close("no answer in time")
+            return
+        self.handler.handle_timer(now)
+        if self.handler.close_requested is not None:
+            self.close(self.handler.close_requested)
+
+    # the end
+
+    def close(self, reason: str) -> None:
+        """The connection is of no use any more."""
+        if self.closed:
+            return
+        self.closed = True
+        self._data = b""
+        self._out = []
+        if self.handler is not None:
+            handler, self.handler = self.handler, None
+            handler.close(reason)
+        log.debug("%s: replication ends: %s", self.peer, reason)
+        self.on_closed(reason)
+        self.wake()
+
+    def connection_lost(self) -> None:
+        """The transport is gone."""
+        self.close("the connection was lost")

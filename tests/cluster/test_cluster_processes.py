@@ -1,0 +1,332 @@
+"""Clusters of real processes: coordinator here, nodes in processes of their own, clients in threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tailrace
+from tailrace.client.events import Deletion, Expiration, Mutation, Rollback
+from tailrace.client.kv import KvClient
+from tailrace.cluster.coordinator import Coordinator
+from tailrace.errors import TailraceError
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+PATIENCE_S = 120.0
+VBUCKETS = 8
+
+
+@contextmanager
+def cluster(directory: Path, nodes: int, *, replicas: int = 1) -> Iterator[Coordinator]:
+    made = Coordinator(directory)
+    made.create(
+        nodes=nodes,
+        bucket="default",
+        vbuckets=VBUCKETS,
+        replicas=replicas,
+        ports=[0] * nodes,
+        settings=["replication_noop_interval=1"],
+    )
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+def url(made: Coordinator) -> str:
+    found: str = made.status()["url"]
+    return found
+
+
+def until(check: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := check()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+    return found
+
+
+def replicated(made: Coordinator) -> bool:
+    """Every copy has what its active has."""
+    reports = {name: member.report() for name, member in made.members.items() if member.is_running}
+    return all(
+        reports[name].get(number, {}).get("complete_seqno") == reports[chain[0]][number]["high_seqno"]
+        for number, chain in enumerate(made.chains)
+        for name in chain[1:]
+    )
+
+
+def actives(made: Coordinator) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {number: [] for number in range(VBUCKETS)}
+    for name, member in made.members.items():
+        if member.is_running:
+            for number, row in member.report().items():
+                if row["state"] == "active":
+                    found[number].append(name)
+    return found
+
+
+class Writer(threading.Thread):
+    """Writes rising numbers to a few keys, and remembers what was acknowledged."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(daemon=True)
+        self.acknowledged: dict[str, int] = {}
+        self.errors: list[Exception] = []
+        self._where = where
+        self._stop_it = threading.Event()
+
+    def run(self) -> None:
+        number = 0
+        with KvClient(self._where, timeout_s=60.0) as client:
+            while not self._stop_it.is_set():
+                key = f"key-{number % 40}"
+                try:
+                    client.set(key, str(number).encode())
+                except TailraceError as error:
+                    self.errors.append(error)
+                    return
+                self.acknowledged[key] = number
+                number += 1
+
+    def finish(self) -> dict[str, int]:
+        self._stop_it.set()
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+        assert not self.errors, self.errors
+        return self.acknowledged
+
+
+class Reader(threading.Thread):
+    """Keeps a model of the bucket from its changes, undoing what it is told to."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(daemon=True)
+        self.history: dict[int, list[tuple[int, bytes, bytes | None]]] = {}
+        self.rollbacks: list[tuple[int, int]] = []
+        self.errors: list[Exception] = []
+        self._where = where
+        self._source: Any = None
+
+    def run(self) -> None:
+        try:
+            with tailrace.connect_sync(self._where) as self._source:
+                for change in self._source.changes(start="beginning"):
+                    self._take(change)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.errors.append(error)
+
+    def _take(self, change: Any) -> None:
+        history = self.history.setdefault(change.vbucket, [])
+        if isinstance(change, Rollback):
+            self.rollbacks.append((change.vbucket, change.seqno))
+            history[:] = [one for one in history if one[0] <= change.seqno]
+        elif isinstance(change, Mutation):
+            history.append((change.seqno, change.key, change.value))
+        elif isinstance(change, Deletion | Expiration):
+            history.append((change.seqno, change.key, None))
+
+    def state(self) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        for history in list(self.history.values()):
+            for _, key, value in list(history):
+                if value is None:
+                    found.pop(key, None)
+                else:
+                    found[key] = value
+        return found
+
+    def finish(self) -> None:
+        if self._source is not None:
+            self._source.close()
+        self.join(PATIENCE_S)
+
+
+def documents(where: str, keys: list[str]) -> dict[bytes, bytes]:
+    found = {}
+    with KvClient(where, timeout_s=30.0) as client:
+        for key in keys:
+            document = client.get(key)
+            if document is not None:
+                found[key.encode()] = document.value
+    return found
+
+
+KEYS = [f"key-{number}" for number in range(40)]
+
+
+def test_a_planned_move_loses_nothing_and_rolls_nobody_back(tmp_path: Path) -> None:
+    with cluster(tmp_path / "c", 2) as made:
+        where = url(made)
+        writer, reader = Writer(where), Reader(where)
+        writer.start()
+        reader.start()
+        try:
+            until(lambda: len(writer.acknowledged) == 40, "nothing is written")
+            before = list(made.chains)
+            assert made.add() == "n3"
+            for _ in made.rebalance():
+                time.sleep(0.02)
+            assert {chain[0] for chain in made.chains} == {"n1", "n2", "n3"}
+            assert made.chains != before
+            acknowledged = writer.finish()
+            expected = {key.encode(): str(number).encode() for key, number in acknowledged.items()}
+            assert documents(where, KEYS) == expected
+            until(lambda: reader.state() == expected or reader.errors, "the reader did not follow")
+            assert not reader.errors
+            assert reader.rollbacks == []
+            assert all(len(one) == 1 for one in actives(made).values())
+            until(lambda: replicated(made), "the new copies are not complete")
+        finally:
+            writer._stop_it.set()
+            reader.finish()
+
+
+def test_failover_promotes_replicas_and_readers_roll_back_what_was_lost(tmp_path: Path) -> None:
+    with cluster(tmp_path / "c", 3) as made:
+        where = url(made)
+        with KvClient(where) as client:
+            for number in range(200):
+                client.set(f"key-{number % 40}", b"kept-%d" % number)
+        until(lambda: replicated(made), "the copies are not complete")
+        kept = documents(where, KEYS)
+        reader = Reader(where)
+        reader.start()
+        try:
+            until(lambda: reader.state() == kept, "the reader has not caught up")
+            for name in ("n1", "n2", "n3"):
+                made.members[name].report([])  # from now on nobody receives anything
+            with KvClient(where) as client:
+                for key in KEYS:
+                    client.set(key, b"lost?")
+            until(lambda: set(reader.state().values()) == {b"lost?"}, "the reader has not caught up")
+            of_n2 = {number for number, chain in enumerate(made.chains) if chain[0] == "n2"}
+            pid = made.members["n2"].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            found = made.failover("n2")
+            assert found == {"node": "n2", "promoted": len(of_n2), "lost": []}
+            after = documents(where, KEYS)
+            lost = {key for key, value in after.items() if value != b"lost?"}
+            assert lost, "some vbucket of n2 had a key"
+            assert all(after[key] == kept[key] for key in lost)
+            until(lambda: reader.state() == after or reader.errors, "the reader did not roll back")
+            assert not reader.errors
+            assert {vbucket for vbucket, _ in reader.rollbacks} <= of_n2
+            assert reader.rollbacks
+            assert all(len(one) == 1 for one in actives(made).values())
+
+            # the node comes back with its own history, and gives it up
+            made.add("n2")
+            for _ in made.rebalance():
+                time.sleep(0.02)
+            until(lambda: replicated(made), "the copies are not complete")
+            assert documents(where, KEYS) == after
+            assert all(len(one) == 1 for one in actives(made).values())
+        finally:
+            reader.finish()
+
+
+def test_a_silent_node_is_failed_over_if_most_answer(tmp_path: Path) -> None:
+    with cluster(tmp_path / "c", 3) as made:
+        made.auto_failover_s = 0.5
+        with KvClient(url(made)) as client:
+            for key in KEYS:
+                client.set(key, b"1")
+        until(lambda: replicated(made), "the copies are not complete")
+        assert made.watch() is None
+        pid = made.members["n3"].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # it does not answer, but might at any time
+        assert until(made.watch, "nothing was failed over") == "n3"
+        assert not made.members["n3"].is_running
+        assert all(len(one) == 1 for one in actives(made).values())
+        assert len(documents(url(made), KEYS)) == 40
+
+        # two are left: one of them is no majority
+        pid = made.members["n2"].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline:
+            assert made.watch() is None
+        with pytest.raises(TailraceError, match="no other copy"):
+            made.failover("n2")
+
+
+@pytest.mark.parametrize("victim", ["source", "target"])
+def test_a_takeover_that_is_interrupted_is_undone(tmp_path: Path, victim: str) -> None:
+    with cluster(tmp_path / "c", 2) as made:
+        with KvClient(url(made)) as client:
+            for number in range(2000):
+                client.set(f"key-{number % 40}", b"v%d" % number)
+        until(lambda: replicated(made), "the copies are not complete")
+        expected = documents(url(made), KEYS)
+        takeovers = {number: ("n1", "n2") for number, chain in enumerate(made.chains) if chain[0] == "n1"}
+        steps = made._take_over(takeovers)
+        next(steps)
+        dead = "n1" if victim == "source" else "n2"
+        made.members[dead].kill()
+        with pytest.raises(TailraceError):
+            for _ in steps:
+                time.sleep(0.02)
+            made.rebalance().__next__()
+        made.failover(dead)
+        assert all(len(one) == 1 for one in actives(made).values())
+        assert documents(url(made), KEYS) == expected
+        made.add(dead)
+        for _ in made.rebalance():
+            time.sleep(0.02)
+        assert documents(url(made), KEYS) == expected
+        assert sorted({chain[0] for chain in made.chains}) == ["n1", "n2"]
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    directory = tmp_path / "cli"
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tailrace", "cluster", *arguments, "--dir", str(directory)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    assert run("status").returncode == 3
+    try:
+        started = run("start", "--nodes", "2", "--vbuckets", "4", "--json")
+        assert started.returncode == 0, started.stderr
+        found = json.loads(started.stdout)
+        assert [one["state"] for one in found["nodes"]] == ["up", "up"]
+        again = run("start")
+        assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+        with KvClient(found["url"]) as client:
+            client.set("a", b"1")
+        table = run("status")
+        assert "n2" in table.stdout
+        assert run("failover", "n9").returncode == 2
+        removed = run("remove", "n2", "--json")
+        assert removed.returncode == 0, removed.stderr
+        assert [one["state"] for one in json.loads(removed.stdout)["nodes"]] == ["up", "out"]
+        assert run("stop").returncode == 0
+        assert run("status").returncode == 3
+        assert json.loads(run("start", "--json").stdout)["nodes"][0]["items"] == 1
+        with KvClient(found["url"].replace(f",127.0.0.1:{found['nodes'][1]['port']}", "")) as client:
+            stored = client.get("a")
+            assert stored is not None and stored.value == b"1"
+    finally:
+        run("stop")

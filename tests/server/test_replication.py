@@ -1,0 +1,445 @@
+"""Nodes that replicate each other over real sockets, and a controller that pushes changes by hand."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from serverkit import Wire
+
+import tailrace.testing
+from tailrace.server.node import Node
+from tailrace.testing.running import RunningNode
+from tailrace.wire import admin
+from tailrace.wire.codes import AddStreamFlag, DcpOpcode, Feature, MarkerFlag, Status, VBucketState
+from tailrace.wire.dcp import (
+    DcpAddStream,
+    DcpCloseStream,
+    DcpControl,
+    DcpDeletion,
+    DcpGetFailoverLog,
+    DcpMutation,
+    DcpNoop,
+    DcpOpen,
+    DcpSetVBucketState,
+    DcpSnapshotMarker,
+    DcpStreamEnd,
+    DcpStreamRequest,
+)
+from tailrace.wire.fields import encode_failover_log
+from tailrace.wire.header import Frame
+from tailrace.wire.kv import Set
+from tailrace.wire.message import Message, Response
+
+PATIENCE_S = 60.0
+
+
+def until(check: Callable[[], Any], what: str) -> Any:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := check()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+    return found
+
+
+def contents(node: RunningNode, vbucket: int) -> tuple[list[bytes], list[tuple[int, int]]]:
+    """Every frame that a reader from the beginning gets, and the failover log."""
+
+    def read(inner: Node) -> list[bytes]:
+        found = inner.buckets["default"].store.vbuckets[vbucket]
+        assert found is not None
+        frames: list[bytes] = []
+        at = 0
+        while (snapshot := found.snapshot_after(at)) is not None:
+            at = snapshot.end
+            while (chunk := snapshot.read()) is not None:
+                data = chunk.data.tobytes()
+                ends = [*chunk.offsets[1:].tolist(), len(data)]
+                frames += [data[a:b] for a, b in zip(chunk.offsets.tolist(), ends, strict=True)]
+        newest: dict[bytes, bytes] = {}
+        for frame in frames:
+            extras = frame[4]
+            key = (
+                frame[1:2] * (frame[1] == DcpOpcode.SYSTEM_EVENT)
+                + frame[24 + extras :][: int.from_bytes(frame[2:4], "big")]
+            )
+            newest.pop(key, None)
+            newest[key] = frame
+        return sorted(newest.values(), key=lambda one: one[24:32])
+
+    return node.call(read), node.failover_log(vbucket)
+
+
+def same(one: RunningNode, other: RunningNode, vbucket: int) -> bool:
+    return contents(one, vbucket) == contents(other, vbucket)
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[RunningNode]]:
+    """Two nodes; the second has no active vbuckets."""
+    with ExitStack() as stack:
+        found = [stack.enter_context(tailrace.testing.node(vbuckets=4)) for _ in range(2)]
+        for vbucket in range(4):
+            found[1].set_vbucket_state(vbucket, VBucketState.DEAD)
+        yield found
+
+
+def write(node: RunningNode, count: int, *, first: int = 0, vbucket: int = 0) -> None:
+    for number in range(first, first + count):
+        node.set(f"key-{number}", {"n": number}, vbucket=vbucket)
+
+
+# node to node
+
+
+def test_a_replica_is_equal_to_its_active(nodes: list[RunningNode]) -> None:
+    active, replica = nodes
+    for vbucket in range(4):
+        write(active, 50, vbucket=vbucket)
+        write(active, 20, vbucket=vbucket)
+        active.delete("key-7", vbucket=vbucket)
+        active.set("dies", 1, expiry=2_000_000_000, vbucket=vbucket)
+    replica.replicate(range(4), active)
+    for vbucket in range(4):
+        until(lambda at=vbucket: same(active, replica, at), f"vbucket {vbucket} is not equal")
+    write(active, 10, first=100)
+    active.delete("key-8", vbucket=0)
+    until(lambda: same(active, replica, 0), "later changes did not come")
+    row = replica.replication_status()["0"]
+    assert (row["state"], row["stream"]) == ("replica", "open")
+    assert row["source"] == f"127.0.0.1:{active.port}"
+
+
+def test_xattrs_compressed_values_and_collections_arrive_as_they_are(nodes: list[RunningNode]) -> None:
+    active, replica = nodes
+    with Wire(active.port) as wire:
+        wire.hello(Feature.COLLECTIONS, Feature.XATTR, Feature.SNAPPY, Feature.JSON, Feature.SELECT_BUCKET)
+        wire.ok(admin.SelectBucket(key=b"default"))
+        manifest = {
+            "uid": "1",
+            "scopes": [
+                {
+                    "name": "_default",
+                    "uid": "0",
+                    "collections": [{"name": "_default", "uid": "0"}, {"name": "fruit", "uid": "8"}],
+                }
+            ],
+        }
+        wire.ok(admin.SetCollectionsManifest(value=json.dumps(manifest).encode()))
+    xattrs = b'\0\0\0\x0f\0\0\0\x0b_sys\0{"a":1}\0'
+    xattrs = (len(xattrs) - 4).to_bytes(4, "big") + (len(xattrs) - 8).to_bytes(4, "big") + xattrs[8:]
+
+    def put(node: Node) -> None:
+        vbucket = node.buckets["default"].store.vbuckets[0]
+        assert vbucket is not None
+        vbucket.set(b"\0with-xattrs", xattrs + b"body", flags=7, datatype=4)
+        vbucket.set(b"\0compressed", b"\x04\x0cbody", datatype=2)
+        vbucket.set(b"\x08apple", b'{"a":1}', datatype=1)
+
+    active.call(put)
+    replica.replicate([0], active)
+    until(lambda: same(active, replica, 0), "not equal")
+    assert len(contents(replica, 0)[0]) == 4  # one of them is the collection's beginning
+
+
+def test_a_replica_that_was_away_goes_on_where_it_was(nodes: list[RunningNode]) -> None:
+    active, replica = nodes
+    write(active, 30)
+    replica.replicate([0], active)
+    until(lambda: same(active, replica, 0), "not equal")
+    replica.restart()
+    write(active, 30, first=30)
+    replica.replicate([0], active)
+    until(lambda: same(active, replica, 0), "not equal after a restart")
+    assert replica.call(lambda node: sum(map(_rollbacks, node.replication.values()))) == 0
+
+
+def _rollbacks(replication: Any) -> int:
+    return sum(one.handler.stats()["rollbacks"] for one in replication._links.values() if one.handler)
+
+
+def test_a_replica_with_another_history_rolls_back_exactly(nodes: list[RunningNode]) -> None:
+    active, replica = nodes
+    write(active, 20)
+    replica.replicate([0], active)
+    until(lambda: same(active, replica, 0), "not equal")
+    write(active, 10)  # overwrites: a rollback must bring the older versions back
+    until(lambda: same(active, replica, 0), "not equal")
+    active.rewind(0, 20)
+    write(active, 5, first=200)
+    until(lambda: same(active, replica, 0), "not equal after the rewind")
+    assert active.failover_log(0)[0][1] == 20
+    assert replica.get("key-3", vbucket=0) == {"n": 3}
+
+
+def test_a_former_active_joins_the_promoted_replica_and_loses_what_the_cluster_lost(
+    nodes: list[RunningNode],
+) -> None:
+    old, new = nodes
+    write(old, 20)
+    new.replicate([0], old)
+    until(lambda: same(old, new, 0), "not equal")
+    new.replicate([0], None)
+    write(old, 7, first=10)  # nobody else has these
+    new.set_vbucket_state(0, VBucketState.ACTIVE)
+    write(new, 3, first=500)
+    old.replicate([0], new)
+    until(lambda: same(old, new, 0), "not equal")
+    assert [seqno for _, seqno in old.failover_log(0)] == [20, 0]
+    assert old.high_seqno(0) == 23
+    assert old.get("key-15", vbucket=0) == {"n": 15}
+
+
+def test_connections_that_break_are_made_again(nodes: list[RunningNode]) -> None:
+    active, replica = nodes
+    replica.replicate([0], active)
+    for round_ in range(3):
+        write(active, 200, first=200 * round_)
+        active.drop_connections()
+    until(lambda: same(active, replica, 0), "not equal")
+
+
+def test_a_reader_of_a_replica_sees_what_a_reader_of_the_active_sees(nodes: list[RunningNode]) -> None:
+    active, replica = nodes
+    write(active, 100)
+    write(active, 50)
+    replica.replicate([0], active)
+    until(lambda: same(active, replica, 0), "not equal")
+    with Wire(replica.port) as wire:
+        wire.ok(DcpOpen(key=b"reader", flags=1))
+        answer = wire.call(DcpStreamRequest(vbucket=0, flags=int(AddStreamFlag.TO_LATEST)))
+        assert answer.status == Status.SUCCESS
+        assert answer.failover_log == active.failover_log(0)
+        seqnos = []
+        while not isinstance(message := wire.receive(), DcpStreamEnd):
+            if isinstance(message, DcpMutation):
+                seqnos.append(message.by_seqno)
+        assert seqnos == list(range(51, 151))
+
+
+def test_takeover_moves_a_vbucket_under_a_writer_and_keeps_its_branch(nodes: list[RunningNode]) -> None:
+    source, target = nodes
+    write(source, 300)
+    log = source.failover_log(0)
+    target.replicate([0], source, takeover=True)
+    acknowledged = 0
+    refused = None
+    while refused is None:
+        with Wire(source.port) as wire:
+            answer = wire.call(Set(key=b"w-%d" % acknowledged, value=b"1", flags=0, expiry=0, vbucket=0))
+            if answer.status == Status.SUCCESS:
+                acknowledged += 1
+            else:
+                refused = answer.status
+    assert refused == Status.NOT_MY_VBUCKET
+    until(lambda: target.replication_status()["0"]["state"] == "active", "the target did not become active")
+    assert target.failover_log(0) == log
+    assert source.call(lambda node: node.buckets["default"].store.vbuckets[0].state) == VBucketState.DEAD
+    assert target.high_seqno(0) == 300 + acknowledged
+    for number in range(acknowledged):
+        assert target.get(f"w-{number}", vbucket=0) == 1
+    until(lambda: target.replication_status()["0"].get("stream") == "over", "the stream did not end")
+
+
+# a controller
+
+
+class Controller(Wire):
+    """A peer that opened the node as consumer, and answers what the node asks."""
+
+    def __init__(self, port: int, *, controls: int = Status.SUCCESS) -> None:
+        super().__init__(port)
+        self.controls: dict[bytes, bytes] = {}
+        self._refuse_with = controls
+        self.ok(DcpOpen(key=b"controller-%d" % self.socket.getsockname()[1], flags=0))
+
+    def next(self) -> Frame:
+        """The next frame that is no control; those are answered."""
+        while True:
+            frame = self.frame()
+            if frame.opcode == DcpOpcode.CONTROL and frame.is_request:
+                message = DcpControl.decode(frame)
+                self.controls[message.key] = message.value
+                status = Status.SUCCESS
+                if message.key != b"connection_buffer_size":
+                    status = Status(self._refuse_with)
+                self.send(Response(opcode=frame.opcode, opaque=frame.opaque, status=status))
+            elif frame.opcode != DcpOpcode.BUFFER_ACK:
+                return frame
+
+    def begin(self, vbucket: int = 0, log: list[tuple[int, int]] | None = None, flags: int = 0) -> int:
+        """Add a stream and answer its request; the stream's opaque."""
+        self.send(DcpAddStream(vbucket=vbucket, flags=flags, opaque=99))
+        request = DcpStreamRequest.decode(self.next())
+        assert request.flags == flags
+        self.send(
+            Response(opcode=DcpOpcode.STREAM_REQUEST, opaque=request.opaque, extras=b"", status=0).encode()[
+                :8
+            ]
+            + _log_body(request.opaque, log or [(0xAAAA, 0)])
+        )
+        added = self.next()
+        assert (added.opcode, added.opaque, added.status) == (DcpOpcode.ADD_STREAM, 99, 0)
+        assert added.extras == request.opaque.to_bytes(4, "big")
+        return request.opaque
+
+    def status_of(self, message: Message) -> int:
+        """What the node answers to a message of a stream; it says nothing to a good one but to the no-op
+        behind it.
+        """
+        self.send(message, DcpNoop(opaque=7))
+        frame = self.next()
+        if frame.opcode == DcpOpcode.NOOP:
+            return 0
+        assert self.next().opcode == DcpOpcode.NOOP
+        return frame.status
+
+
+def _log_body(opaque: int, log: list[tuple[int, int]]) -> bytes:
+    value = encode_failover_log(log)
+    return len(value).to_bytes(4, "big") + opaque.to_bytes(4, "big") + bytes(8) + value
+
+
+@pytest.fixture
+def replica() -> Iterator[RunningNode]:
+    with tailrace.testing.node(vbuckets=2) as node:
+        node.set_vbucket_state(0, VBucketState.REPLICA)
+        yield node
+
+
+def mutation(opaque: int, seqno: int, key: bytes = b"k", **fields: Any) -> DcpMutation:
+    return DcpMutation(
+        key=key, value=b"v", by_seqno=seqno, rev_seqno=3, cas=77, vbucket=0, opaque=opaque, **fields
+    )
+
+
+def marker(opaque: int, start: int, end: int, flags: int = 1) -> DcpSnapshotMarker:
+    return DcpSnapshotMarker(start=start, end=end, flags=flags, vbucket=0, opaque=opaque)
+
+
+def test_a_controller_adds_a_stream_and_pushes_a_snapshot(replica: RunningNode) -> None:
+    with Controller(replica.port) as peer:
+        opaque = peer.begin(log=[(0xBBBB, 5), (0xAAAA, 0)])
+        assert peer.controls[b"enable_noop"] == b"true"
+        assert int(peer.controls[b"connection_buffer_size"]) > 0
+        peer.send(marker(opaque, 0, 9, int(MarkerFlag.MEMORY | MarkerFlag.ACK)))
+        peer.send(mutation(opaque, 4, b"a", flags=5, expiry=2_000_000_000))
+        peer.send(mutation(opaque, 6, b"b"))
+        assert peer.status_of(DcpDeletion(key=b"a", by_seqno=8, rev_seqno=4, cas=78, opaque=opaque)) == 0
+        row = replica.replication_status()["0"]
+        assert (row["high_seqno"], row["complete_seqno"]) == (8, 0)
+        peer.send(mutation(opaque, 9, b"c"))
+        acked = peer.next()
+        assert (acked.opcode, acked.status, acked.opaque) == (DcpOpcode.SNAPSHOT_MARKER, 0, opaque)
+        row = replica.replication_status()["0"]
+        assert (row["high_seqno"], row["complete_seqno"]) == (9, 9)
+    assert replica.failover_log(0) == [(0xBBBB, 5), (0xAAAA, 0)]
+    frames, _ = contents(replica, 0)
+    assert [int.from_bytes(one[24:32], "big") for one in frames] == [6, 8, 9]
+    assert [int.from_bytes(one[16:24], "big") for one in frames] == [77, 78, 77]
+
+
+@pytest.mark.parametrize("v7", [True, False])
+def test_what_does_not_fit_is_refused_and_nothing_of_it_is_stored(replica: RunningNode, v7: bool) -> None:
+    refuse = Status.SUCCESS if v7 else Status.EINVAL
+    with Controller(replica.port, controls=refuse) as peer:
+        no_stream = Status.DCP_STREAM_NOT_FOUND if v7 else Status.KEY_ENOENT
+        wrong_opaque = Status.OPAQUE_NO_MATCH if v7 else Status.KEY_EEXISTS
+        opaque = peer.begin()
+        assert peer.status_of(DcpMutation(key=b"k", by_seqno=1, rev_seqno=1, vbucket=1)) == no_stream
+        assert peer.status_of(marker(opaque + 1, 0, 5)) == wrong_opaque
+        assert peer.status_of(mutation(opaque, 1)) == Status.ERANGE  # before any marker
+        assert peer.status_of(marker(opaque, 0, 5)) == 0
+        assert peer.status_of(mutation(opaque, 3)) == 0
+        assert peer.status_of(mutation(opaque, 3)) == Status.ERANGE
+        assert peer.status_of(mutation(opaque, 2)) == Status.ERANGE
+        assert peer.status_of(mutation(opaque, 6)) == Status.ERANGE
+        assert peer.status_of(marker(opaque, 1, 2)) == Status.ERANGE
+        assert peer.status_of(DcpSetVBucketState(state=1, vbucket=0, opaque=opaque)) == Status.EINVAL
+        assert peer.status_of(mutation(opaque, 5)) == 0
+    assert replica.high_seqno(0) == 5
+
+
+def test_add_stream_refuses_what_can_not_be_received(replica: RunningNode) -> None:
+    with Controller(replica.port) as peer, Controller(replica.port) as other:
+        peer.begin()
+        for connection, vbucket, status in [
+            (peer, 0, Status.KEY_EEXISTS),
+            (other, 0, Status.KEY_EEXISTS),
+            (peer, 1, Status.NOT_MY_VBUCKET),  # it is active
+            (peer, 900, Status.NOT_MY_VBUCKET),
+        ]:
+            connection.send(DcpAddStream(vbucket=vbucket, flags=0, opaque=5))
+            answer = connection.next()
+            assert (answer.opcode, answer.status) == (DcpOpcode.ADD_STREAM, status)
+
+
+def test_a_closed_stream_swallows_what_still_comes(replica: RunningNode) -> None:
+    with Controller(replica.port) as peer:
+        opaque = peer.begin()
+        assert peer.status_of(marker(opaque, 0, 5)) == 0
+        peer.send(DcpCloseStream(vbucket=0, opaque=41))
+        told = {(one.opcode, one.is_request) for one in (peer.next(), peer.next())}
+        assert told == {(DcpOpcode.CLOSE_STREAM, True), (DcpOpcode.CLOSE_STREAM, False)}
+        assert peer.status_of(mutation(opaque, 1)) == 0
+        assert peer.status_of(DcpStreamEnd(status=1, vbucket=0, opaque=opaque)) == 0
+        assert peer.status_of(mutation(opaque, 2)) == Status.DCP_STREAM_NOT_FOUND
+        peer.send(DcpCloseStream(vbucket=0, opaque=42))
+        assert peer.next().status == Status.DCP_STREAM_NOT_FOUND
+    assert replica.high_seqno(0) == 0
+
+
+def test_a_refused_stream_request_answers_add_stream_with_its_status(replica: RunningNode) -> None:
+    with Controller(replica.port) as peer:
+        peer.send(DcpAddStream(vbucket=0, flags=0, opaque=99))
+        request = peer.next()
+        peer.send(
+            Response(opcode=DcpOpcode.STREAM_REQUEST, opaque=request.opaque, status=Status.NOT_MY_VBUCKET)
+        )
+        assert peer.next().status == Status.NOT_MY_VBUCKET
+        peer.begin()  # it can be asked for again
+
+
+@pytest.mark.parametrize(
+    "message", [DcpControl(key=b"a", value=b"b"), DcpGetFailoverLog(), DcpStreamRequest()]
+)
+def test_a_producers_request_ends_the_connection(replica: RunningNode, message: Message) -> None:
+    with Controller(replica.port) as peer:
+        peer.send(message)
+        with pytest.raises(EOFError):
+            while True:
+                peer.next()
+
+
+def test_takeover_by_a_controller_step_by_step(replica: RunningNode) -> None:
+    with Controller(replica.port) as peer:
+        opaque = peer.begin(log=[(0xCCCC, 0)], flags=int(AddStreamFlag.TAKE_OVER))
+        peer.send(marker(opaque, 0, 1, int(MarkerFlag.MEMORY | MarkerFlag.ACK)), mutation(opaque, 1))
+        assert peer.next().opcode == DcpOpcode.SNAPSHOT_MARKER
+        for state, name in [(VBucketState.PENDING, "pending"), (VBucketState.ACTIVE, "active")]:
+            peer.send(DcpSetVBucketState(state=state, vbucket=0, opaque=opaque))
+            answer = peer.next()
+            assert (answer.opcode, answer.status) == (DcpOpcode.SET_VBUCKET_STATE, 0)
+            assert replica.replication_status()["0"]["state"] == name
+        assert peer.status_of(DcpStreamEnd(status=0, vbucket=0, opaque=opaque)) == 0
+    assert replica.failover_log(0) == [(0xCCCC, 0)]
+
+
+def test_bytes_are_acknowledged(replica: RunningNode) -> None:
+    with tailrace.testing.node(vbuckets=1, settings={"replication_buffer": "64k"}) as node:
+        node.set_vbucket_state(0, VBucketState.REPLICA)
+        with Controller(node.port) as peer:
+            opaque = peer.begin()
+            sent = [marker(opaque, 0, 1000)]
+            sent += [mutation(opaque, at, b"k%d" % at) for at in range(1, 1001)]
+            peer.send(*sent)
+            acked = 0
+            while acked < 0.8 * sum(len(one.encode()) for one in sent):
+                frame = peer.frame()
+                if frame.opcode == DcpOpcode.BUFFER_ACK:
+                    acked += int.from_bytes(frame.extras, "big")

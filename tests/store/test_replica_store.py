@@ -1,0 +1,174 @@
+"""A replica's store against the history of the active that feeds it: whatever it hands out, and wherever it
+goes back to, is a state that the active really had.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace import rng
+from tailrace.clock import ManualClock
+from tailrace.store.base import StoreSettings
+from tailrace.store.bucket import Bucket
+from tailrace.store.engine import Engine
+from tailrace.store.files import MemoryFiles
+from tailrace.store.format import Document
+from tailrace.store.vbucket import History
+from tailrace.wire.codes import VBucketState
+
+State = dict[bytes, tuple[int, bool]]
+
+_WRITE = st.tuples(st.just("write"), st.integers(0, 4))
+_DELETE = st.tuples(st.just("delete"), st.integers(0, 4))
+_STEP = st.one_of(
+    _WRITE,
+    _WRITE,
+    _WRITE,
+    _DELETE,
+    st.tuples(st.just("replicate"), st.integers(0, 12)),  # a whole snapshot, or all but so many frames of it
+    st.tuples(st.just("replicate"), st.just(0)),
+    st.tuples(st.just("checkpoint"), st.just(0)),
+    st.tuples(st.just("seal"), st.just(0)),
+    st.tuples(st.just("compact"), st.just(0)),
+    st.tuples(st.just("restart"), st.just(0)),
+)
+
+
+def frames_after(vbucket: History, seqno: int) -> tuple[list[bytes], int]:
+    """The next snapshot's frames, and its end."""
+    snapshot = vbucket.snapshot_after(seqno)
+    if snapshot is None:
+        return [], seqno
+    frames: list[bytes] = []
+    while (chunk := snapshot.read()) is not None:
+        data = chunk.data.tobytes()
+        ends = [*chunk.offsets[1:].tolist(), len(data)]
+        frames += [data[a:b] for a, b in zip(chunk.offsets.tolist(), ends, strict=True)]
+    return frames, snapshot.end
+
+
+def applied(state: State, frames: list[bytes]) -> State:
+    found = dict(state)
+    for frame in frames:
+        document = Document.of(frame)
+        found[document.key] = document.seqno, document.deleted
+    return found
+
+
+class Pair:
+    """An active vbucket with all its states, and a replica on files of its own."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        settings = StoreSettings(checkpoint_items=5, history_changes=6, quiet_time=0.0)
+        self.settings = settings
+        source = Engine(None, settings=StoreSettings(), clock=self.clock, rng=rng.source(1))
+        self.active = source.create_bucket("a", 1).vbuckets[0]
+        self.files = MemoryFiles()
+        self.engine = Engine(files=self.files, settings=settings, clock=self.clock, rng=rng.source(2))
+        self.engine.create_bucket("r", 1).set_state(0, VBucketState.REPLICA)
+        self.states: list[State] = [{}]  # by seqno
+
+    @property
+    def bucket(self) -> Bucket:
+        return self.engine.buckets["r"]
+
+    @property
+    def replica(self) -> History:
+        found = self.bucket.vbuckets[0]
+        assert found is not None
+        return found
+
+    def run(self, action: str, number: int) -> None:
+        key = b"\0%d" % number
+        if action == "write":
+            self._wrote(self.active.set(key, b"v%d" % len(self.states)).seqno)
+        elif action == "delete":
+            if self.active.get(key) is not None:
+                self._wrote(self.active.delete(key).seqno)
+        elif action == "replicate":
+            self._replicate(number)
+        elif action == "checkpoint":
+            self.active.close_checkpoint()
+        elif action == "seal":
+            self.bucket.seal()
+            self.bucket.forget_memory()
+        elif action == "compact":
+            self.bucket.compact()
+        else:
+            self.engine.close()
+            self.engine = Engine(
+                files=self.files, settings=self.settings, clock=self.clock, rng=rng.source(3)
+            )
+
+    def _wrote(self, seqno: int) -> None:
+        frame = self.active.frame_at(seqno)
+        assert frame is not None and seqno == len(self.states)
+        self.states.append(applied(self.states[-1], [frame]))
+
+    def _replicate(self, withheld: int) -> None:
+        replica = self.replica
+        frames, end = frames_after(self.active, replica.high_seqno)
+        if not frames:
+            return
+        replica.begin_snapshot(replica.high_seqno + 1, end)
+        for frame in frames[: len(frames) - withheld] if withheld else frames:
+            replica.receive(frame)
+
+
+@given(st.lists(_STEP, min_size=10, max_size=60), st.integers(0, 100))
+def test_what_a_replica_shows_and_goes_back_to_are_states_of_its_active(
+    steps: list[tuple[str, int]], back_to_percent: int
+) -> None:
+    pair = Pair()
+    for action, number in steps:
+        pair.run(action, number)
+    replica = pair.replica
+
+    # a reader from the beginning, up to the last complete snapshot
+    state, at = State(), 0
+    while at < replica.complete_seqno:
+        frames, end = frames_after(replica, at)
+        assert frames and end > at
+        state, at = applied(state, frames), end
+        if at <= replica.complete_seqno:
+            assert state == live(pair.states[at], state), f"no state of the active at {at}"
+
+    back_to = replica.high_seqno * back_to_percent // 100
+    target = replica.exact_seqno(back_to)
+    assert target <= min(back_to, replica.high_seqno)
+    if target < replica.high_seqno:
+        pair.bucket.rollback({0: target}, branch=False)
+    else:
+        target = replica.complete_seqno
+        if target < replica.high_seqno:
+            return
+    found = {key: replica.get_any(key) for key in pair.states[target]}
+    for key, (seqno, deleted) in pair.states[target].items():
+        frame = found[key]
+        if frame is None:
+            assert deleted, "a live document is missing"
+        else:
+            document = Document.of(frame)
+            assert (document.seqno, document.deleted) == (seqno, deleted)
+    assert replica.item_count == sum(not deleted for _, deleted in pair.states[target].values())
+
+
+def live(expected: State, shown: State) -> State:
+    """What must be shown: tombstones that compaction has purged need not be."""
+    return {key: entry for key, entry in expected.items() if key in shown or not entry[1]}
+
+
+def test_a_seqno_inside_a_folded_snapshot_is_no_place_to_go_back_to() -> None:
+    pair = Pair()
+    for action, number in [("write", 0), ("write", 1), ("replicate", 0)]:
+        pair.run(action, number)
+    for number in (0, 0, 1, 1):
+        pair.run("write", number)
+    pair.run("replicate", 0)
+    replica = pair.replica
+    assert replica.high_seqno == 6
+    assert [replica.exact_seqno(at) for at in range(8)] == [0, 1, 2, 2, 2, 2, 6, 6]
+    pair.run("restart", 0)
+    assert [pair.replica.exact_seqno(at) for at in range(8)] == [0, 1, 2, 2, 2, 2, 6, 6]
