@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
@@ -33,6 +33,7 @@ STATE_FILE = "cluster.json"
 _EPOCH = 2  # nodes make maps of epoch 1 by themselves
 _BATCH = 64
 _MAX_ATTEMPTS = 5
+_TAKEOVER_S = 120.0
 
 Report = dict[int, dict[str, Any]]
 _STATES = {state.name.lower(): state for state in VBucketState}
@@ -397,7 +398,7 @@ class Coordinator:
         """Until every copy has what the active had when we looked first."""
         wanted: dict[int, int] | None = None
         while True:
-            self._check_alive(targets)
+            self._check_alive((*targets.values(), *(self.chains[number] for number in targets)))
             reports = {name: self.members[name].report() for name in self._running()}
             if wanted is None:
                 wanted = {
@@ -422,6 +423,7 @@ class Coordinator:
             attempts += 1
             if attempts > _MAX_ATTEMPTS:
                 raise TailraceError(f"{len(left)} takeovers failed {_MAX_ATTEMPTS} times")
+            self._check_alive(left.values())
             self._moving = dict(left)
             try:
                 for name in {pair[1] for pair in left.values()}:
@@ -432,18 +434,20 @@ class Coordinator:
             left = {number: pair for number, pair in left.items() if self.chains[number][0] != pair[1]}
 
     def _until_taken_over(self, takeovers: Mapping[int, tuple[str, str]]) -> Iterator[str]:
-        while True:
+        """Until every takeover has come to its end, good or bad; who is silent for too long is given up."""
+        deadline = self._clock.monotonic() + _TAKEOVER_S
+        while self._clock.monotonic() < deadline:
             waiting = 0
             for name in {pair[1] for pair in takeovers.values()}:
-                if not self.members[name].is_running:
-                    continue
                 try:
                     report = self.members[name].report()
                 except TailraceError:
                     continue
-                for number, pair in takeovers.items():
-                    if pair[1] == name and report.get(number, {}).get("stream") != "over":
-                        waiting += 1
+                waiting += sum(
+                    report.get(number, {}).get("stream") != "over" and self.members[old].is_running
+                    for number, (old, new) in takeovers.items()
+                    if new == name
+                )
             if not waiting:
                 return
             yield f"{waiting} vbuckets are being taken over"
@@ -467,11 +471,10 @@ class Coordinator:
             self._commit(chains)
         self.settle()
 
-    def _check_alive(self, targets: Mapping[int, Chain]) -> None:
-        for chain in {chain for number, target in targets.items() for chain in (target, self.chains[number])}:
-            for name in chain:
-                if not self.members[name].is_running:
-                    raise TailraceError(f"node {name} is down, the rebalance ends here")
+    def _check_alive(self, chains: Iterable[Chain]) -> None:
+        for name in {name for chain in chains for name in chain}:
+            if not self.members[name].is_running:
+                raise TailraceError(f"node {name} is down, the rebalance ends here")
 
     # figures
 
