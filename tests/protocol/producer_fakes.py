@@ -353,6 +353,8 @@ class FakeHost:
         self.memory_short = False
         self.disk_share = 0.1
         self.allowed: Callable[[Any], bool] = lambda collections: True
+        self.rewrites: list[tuple[Callable[[Any], Any], Callable[[str | None], None]]] | None = None
+        """Not None: kept here for the test, instead of being done at once."""
 
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
         found = self.bucket.vbuckets[vbucket]
@@ -371,6 +373,13 @@ class FakeHost:
 
     def hold_writes(self, vbucket: int, *, hold: bool) -> None:
         (self.held.add if hold else self.held.discard)(vbucket)
+
+    def rewrite(self, act: Callable[[Any], Any], done: Callable[[str | None], None]) -> None:
+        if self.rewrites is not None:
+            self.rewrites.append((act, done))
+            return
+        act(self.bucket)
+        done(None)
 
     def memory_is_short(self) -> bool:
         return self.memory_short

@@ -664,6 +664,45 @@ def test_takeover(bucket: FakeBucket) -> None:
     assert vbucket.state == VBucketState.DEAD
 
 
+@pytest.mark.parametrize("failed", [None, "no space"])
+def test_takeover_waits_until_its_vbucket_is_dead_on_disk(bucket: FakeBucket, failed: str | None) -> None:
+    """A crash must not bring an active one back beside the new one."""
+    vbucket = bucket.vbuckets[0]
+    takeover = Takeover(bucket)
+    host = takeover.consumer.host
+    host.rewrites = []
+    takeover.respond(DcpOpcode.SET_VBUCKET_STATE)
+    ((act, done),) = host.rewrites
+    vbucket.set(b"before the disk had time for us")
+    takeover.consumer.pull_all()
+    takeover.respond(DcpOpcode.SNAPSHOT_MARKER)
+    assert vbucket.state == VBucketState.ACTIVE and takeover.stream.ended is None
+    assert act(bucket) == [0]
+    takeover.consumer.pull_all()
+    assert (vbucket.state, takeover.stream.ended) == (VBucketState.DEAD, None)
+    assert takeover.told == [VBucketState.PENDING]
+    done(failed)
+    takeover.consumer.pull_all()
+    if failed:
+        assert takeover.told == [VBucketState.PENDING]
+        assert takeover.stream.ended == StreamEndStatus.STATE_CHANGED
+    else:
+        assert takeover.told == [VBucketState.PENDING, VBucketState.ACTIVE]
+        takeover.respond(DcpOpcode.SET_VBUCKET_STATE)
+        assert takeover.stream.ended == StreamEndStatus.OK
+
+
+def test_takeover_that_breaks_before_the_disk_had_time_changes_nothing(bucket: FakeBucket) -> None:
+    takeover = Takeover(bucket)
+    takeover.consumer.host.rewrites = rewrites = []
+    takeover.respond(DcpOpcode.SET_VBUCKET_STATE)
+    takeover.consumer.producer.close("gone")
+    ((act, done),) = rewrites
+    assert act(bucket) == []
+    done(None)
+    assert bucket.vbuckets[0].state == VBucketState.ACTIVE
+
+
 def test_takeover_of_nothing(bucket: FakeBucket) -> None:
     takeover = Takeover(bucket)
     assert takeover.told == [VBucketState.PENDING]

@@ -4,13 +4,25 @@ its producer.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from serverkit import Wire
 
 import tailrace.testing
 from tailrace.wire import admin, dcp, kv
-from tailrace.wire.codes import CHANGE_STREAM_OPCODES, DcpOpcode, Feature, Op, Status, StreamEndStatus
-from tailrace.wire.header import HEADER
+from tailrace.wire.codes import (
+    CHANGE_STREAM_OPCODES,
+    AddStreamFlag,
+    DcpOpcode,
+    Feature,
+    Magic,
+    Op,
+    Status,
+    StreamEndStatus,
+    VBucketState,
+)
+from tailrace.wire.header import HEADER, Frame
 
 ALL = (1 << 64) - 1
 
@@ -112,6 +124,37 @@ def test_a_dead_vbucket_ends_the_stream(node):
         other.ok(admin.SetVBucket(vbucket=0, state=4))
         until(wire, dcp.DcpStreamEnd)
         other.ok(admin.DelVBucket(vbucket=0))
+
+
+def test_takeover_of_a_vbucket(node):
+    """Writers are sent away, and told where to, before the reader is active; that is on disk by then."""
+    node.set("a", 1, vbucket=2)
+    with opened(node) as wire, Wire(node.port) as writer:
+        writer.hello(Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.DUPLEX, Feature.JSON)
+        writer.ok(admin.SelectBucket(key=b"default"))
+        request = stream_request(vbucket=2)
+        request.flags = AddStreamFlag.TAKE_OVER
+        wire.send(request)
+        until(wire, dcp.DcpMutation)
+        wire.send(response(DcpOpcode.SNAPSHOT_MARKER))
+        assert until(wire, dcp.DcpSetVBucketState)[-1].state == VBucketState.PENDING
+        writer.ok(kv.Set(vbucket=2, key=b"meanwhile", value=b"2"))
+        wire.send(response(DcpOpcode.SET_VBUCKET_STATE))
+        assert until(wire, dcp.DcpMutation)[-1].value == b"2"
+        notification = writer.frame()
+        assert notification.magic == Magic.SERVER_REQUEST
+        owners = json.loads(notification.value)["vBucketServerMap"]["vBucketMap"]
+        assert owners[2] == [-1] and owners[1] == [0]
+        assert writer.refused(kv.Set(vbucket=2, key=b"too late", value=b"3")) == Status.NOT_MY_VBUCKET
+        wire.send(response(DcpOpcode.SNAPSHOT_MARKER))
+        assert until(wire, dcp.DcpSetVBucketState)[-1].state == VBucketState.ACTIVE
+        wire.send(response(DcpOpcode.SET_VBUCKET_STATE))
+        assert until(wire, dcp.DcpStreamEnd)[-1].status == StreamEndStatus.OK
+        assert node.failover_log(2)
+
+
+def response(opcode, opaque=7):
+    return Frame(Magic.RESPONSE, opcode, opaque=opaque).encode()
 
 
 def test_two_readers_of_a_vbucket(node):

@@ -33,7 +33,7 @@ from .stream_messages import StreamMessages
 from .stream_request import Accepted
 
 if TYPE_CHECKING:
-    from ..store.base import Snapshot
+    from ..store.base import Bucket, Snapshot
     from .handler import Host
 
 __all__ = ["CHUNK_BYTES", "ProducerStream"]
@@ -101,6 +101,7 @@ class ProducerStream:
         self._has_asked_for_acks = False
         self._unacknowledged_markers = 0
         self._next_state = VBucketState.PENDING
+        self._is_given_up = True  # no, while that is under way
         self._holds_writes = False
 
         vbucket = accepted.vbucket
@@ -199,9 +200,27 @@ class ProducerStream:
             self.end(StreamEndStatus.OK)
         else:
             self._next_state = VBucketState.ACTIVE
-            vbucket, _, log = self._known
-            self._known = vbucket, VBucketState.DEAD, log  # our own change, which the stream survives
-            self._host.bucket.set_state(self.vbucket, VBucketState.DEAD)
+            self._is_given_up = False
+            self._host.rewrite(self._give_up, self._given_up)
+        self.set_ready()
+
+    def _give_up(self, bucket: Bucket) -> list[int]:
+        """The vbucket is dead here from now on; what was written before is still sent."""
+        if not self.is_live:
+            return []
+        vbucket, _, log = self._known
+        self._known = vbucket, VBucketState.DEAD, log  # our own change, which the stream survives
+        bucket.set_state(self.vbucket, VBucketState.DEAD)
+        return [self.vbucket]
+
+    def _given_up(self, failed: str | None) -> None:
+        """It is on disk that the vbucket is dead, or could not be written: until then nobody else may be told
+        to be active, because a crash would bring ours back.
+        """
+        if failed is not None:
+            _log.error("vbucket %d: its takeover ends, the disk refuses: %s", self.vbucket, failed)
+            self.end(StreamEndStatus.STATE_CHANGED)
+        self._is_given_up = True
         self.set_ready()
 
     def hold_writes(self) -> None:
@@ -356,7 +375,8 @@ class ProducerStream:
         if self._accepted.flags & AddStreamFlag.DISK_ONLY and self.position >= self._announced_end:
             self.end(StreamEndStatus.OK)
             return 0
-        if self.state is StreamState.TAKEOVER_SEND and not self._unacknowledged_markers:
+        may_go_on = self._is_given_up and not self._unacknowledged_markers
+        if self.state is StreamState.TAKEOVER_SEND and may_go_on:
             self._messages.append(self._says.set_state(self._next_state))
             self._machine.feed(StreamInput.STATE_SENT)
             return 0
