@@ -1,4 +1,4 @@
-"""Large buffers are used again by a node's process."""
+"""Large buffers are used again by a node's process, and given back when they are too many."""
 
 from __future__ import annotations
 
@@ -30,3 +30,32 @@ def faults(how: str) -> int:
 def test_memory_of_blocks_is_used_again() -> None:
     """200 buffers of 300 KB are 15,000 pages; touched once, they are there the next time."""
     assert faults("kept") < 1_000
+
+
+HOLES = """
+import resource
+from tailrace.server.allocator import give_back, keep_buffers
+keep_buffers()
+def rss():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() >> 20
+def fill(count):
+    buffers, between = [], []
+    for _ in range(count):
+        buffers.append(bytearray(b"x") * 300_000)
+        between.append(bytearray(b"x") * 2_000)
+    return between
+before = rss()
+between = fill(500)
+held = rss()
+give_back()
+print(held - before, rss() - before)
+"""
+
+
+def test_free_memory_between_things_in_use_is_given_back() -> None:
+    """150 MB are free, and each piece of it has something behind it that stays."""
+    done = subprocess.run([sys.executable, "-c", HOLES], check=True, capture_output=True, text=True)
+    held, left = map(int, done.stdout.split())
+    assert held > 100
+    assert left < 40

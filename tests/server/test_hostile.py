@@ -211,6 +211,45 @@ def test_memory_stays_flat():
                 peer.close()
 
 
+def name(peer: Wire) -> str:
+    """What the node calls it."""
+    host, port = peer.socket.getsockname()
+    return f"{host}:{port}"
+
+
+def test_many_who_never_read_are_not_too_many():
+    """Each keeps to its limits. Together they would take 100 MiB, so those that are deaf for longest go."""
+    limits = {"max_unread": "16m", "max_value": "4m"}
+    with tailrace.testing.node(vbuckets=1, settings=limits) as node:
+        value = random.Random(1).randbytes(2 << 20)
+        node.set("big", value)
+        node.set("small", b"x" * 300_000)
+        with contextlib.ExitStack() as stack:
+            patient = stack.enter_context(Wire(node.port))
+            patient.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            patient.send(*[kv.Get(key=b"small")] * 30)
+            deaf = [stack.enter_context(Wire(node.port)) for _ in range(40)]
+            for peer in deaf:
+                peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                peer.send(*[kv.Get(key=b"big")] * 8)
+                with Wire(node.port) as control:
+                    control.ok(admin.Noop())
+            unread, counted = node.call(
+                lambda _: (node._server._unread_bytes, sum(node._server._unread.values()))
+            )
+            assert counted == unread <= 16 << 20
+            with Wire(node.port) as reader:
+                assert reader.ok(kv.Get(key=b"big")).value == value
+            there = node.call(lambda inner: {one.peer for one in inner.sessions})
+            assert name(deaf[0]) not in there
+            assert name(deaf[-1]) in there, "there is room for the newest"
+            assert name(patient) in there, "who has little to wait for is never the one to go"
+        deadline = time.monotonic() + 30
+        while node.call(lambda _: node._server._unread_bytes):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
 @pytest.mark.parametrize("last", ["silence", "quit", "half-closed", "garbage"])
 def test_who_never_reads_does_not_keep_its_connection(last):
     """The answers that wait for it are no reason to wait for ever."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..store.engine import Engine
 
 _VBUCKETS = 1024
+_GIVE_BACK_S = 5.0
 _MAX_USERS = 10_000
 _MAX_USERS_FILE = 1 << 20
 
@@ -259,11 +260,20 @@ async def _serve(options: _Options) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     server, web_port = await _start(options)
+    _give_memory_back(loop)
     try:
         _tell(options, server, web_port)
         await stopped.wait()
     finally:
         await server.stop()
+
+
+def _give_memory_back(loop: asyncio.AbstractEventLoop) -> None:
+    """Now and then, for as long as the loop runs."""
+    from ..server.allocator import give_back
+
+    give_back()
+    loop.call_later(_GIVE_BACK_S, _give_memory_back, loop)
 
 
 async def _start(options: _Options) -> tuple[Server, int | None]:

@@ -74,6 +74,8 @@ class Server:
         self.node = node_of(self._run_job)
         self.node.dial = self._dial
         self._dialling: set[asyncio.Task[None]] = set()
+        self._unread: dict[Connection, int] = {}  # of those that take no more for now, the first one first
+        self._unread_bytes = 0
 
     # connections that we make
 
@@ -115,6 +117,31 @@ class Server:
     def connection(self, *, tls: bool, link: Upstream | None = None) -> Connection:
         """Make a connection that has just come in, or (``link``) that we made."""
         return Connection(self, tls=tls, link=link)
+
+    # peers that don't read
+
+    def count_unread(self, connection: Connection, size: int) -> None:
+        """So many bytes wait for a peer that takes no more for now; 0: it goes on.
+
+        Each peer has its limits, but there may be thousands. When they are too much for the node, one goes
+        that has waited long: among those with the larger part of the bytes, so that a change stream that is
+        a little slow does not pay for somebody who asks for large documents and never reads one.
+        """
+        self._unread_bytes += size - self._unread.get(connection, 0)
+        if size:
+            self._unread[connection] = size
+        else:
+            self._unread.pop(connection, None)
+        while self._unread_bytes > self.node.settings.max_unread:
+            average = self._unread_bytes / len(self._unread)
+            slow = next(one for one, unread in self._unread.items() if unread >= average)
+            log.info(  # no more: a peer could fill the log with it
+                "%s takes none of its answers and is disconnected: %d bytes wait for all peers (max_unread)",
+                slow.peer,
+                self._unread_bytes,
+            )
+            self._unread_bytes -= self._unread.pop(slow)
+            slow.abort()
 
     # life
 
@@ -260,26 +287,41 @@ class Connection(asyncio.Protocol):
             if not self._full:
                 return
         self._pump()
+        if self._full:
+            self._count_unread()
 
     def eof_received(self) -> bool:
         return False  # half a connection is no connection
 
     def pause_writing(self) -> None:
         self._full = True
+        self._count_unread()
 
     def resume_writing(self) -> None:
         self._full = False
+        self._server.count_unread(self, 0)
         self._pump()
+
+    def _count_unread(self) -> None:
+        session, transport = self._session, self._transport
+        if session is not None and transport is not None and not transport.is_closing():
+            self._server.count_unread(self, transport.get_write_buffer_size() + session.queued_bytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._server.connections.discard(self)
+        self._server.count_unread(self, 0)
         if self._session is not None:
             session, self._session = self._session, None
             session.connection_lost()
 
     # our side
+
+    @property
+    def peer(self) -> str:
+        """Who is on the other side, for the log."""
+        return "?" if self._session is None else self._session.peer
 
     def _wake(self) -> None:
         """The session has something to send: in the next turn of the loop, once for all that wake us now."""

@@ -7,6 +7,9 @@ memory for the first time: that took as long as the reads themselves. Kept, the 
 What is kept has a limit, and the limit is one of each arena: with an arena for every thread that runs jobs,
 a node held three times as much as it was allowed to. The threads hold the interpreter's lock whenever they
 allocate, so one arena for all costs them nothing.
+
+And what lies free between things that are in use is not given back at all by itself: after a thousand large
+answers had been queued and dropped, a node went on holding what they took. `give_back` looks for that.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 
-__all__ = ["keep_buffers"]
+__all__ = ["give_back", "keep_buffers"]
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -22,6 +25,15 @@ _M_ARENA_MAX = -8
 
 _LARGEST_KEPT_BYTES = 4 << 20  # larger ones go back at once
 _KEPT_BYTES = 16 << 20  # of memory that is free, altogether
+_WORTH_IT_BYTES = 32 << 20  # free between things in use, before it is worth a walk through all of it
+
+
+class _Figures(ctypes.Structure):
+    """What ``mallinfo2`` tells; the last two are the bytes that are free, and those of them at the end."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t) for name in ("a", "b", "c", "d", "e", "f", "g", "used", "free", "top")
+    ]
 
 
 def keep_buffers() -> None:
@@ -31,3 +43,15 @@ def keep_buffers() -> None:
         mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def give_back() -> None:
+    """Give memory that is free, and more than is kept, back to the system; takes some milliseconds if there
+    is much of it, and next to nothing otherwise.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallinfo2.restype = _Figures
+        figures = library.mallinfo2()
+        if figures.free - figures.top > _WORTH_IT_BYTES:
+            library.malloc_trim(_KEPT_BYTES)

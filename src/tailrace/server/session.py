@@ -144,6 +144,11 @@ class Session:
         return self._max_output - self._queued
 
     @property
+    def queued_bytes(self) -> int:
+        """Of answers that nobody has asked for with `data_to_send` yet."""
+        return self._queued
+
+    @property
     def wants_data(self) -> bool:
         """Whether the peer should be read."""
         return not self.closed and not self._held_up()

@@ -71,6 +71,12 @@ class Settings:
     max_output: int = _setting(
         _SIZE, 1 << 20, "answers that wait for a peer before it is no longer read", 4096
     )
+    max_unread: int = _setting(
+        _SIZE,
+        256 << 20,
+        "answers that wait for all peers together; beyond it, who takes none for longest is disconnected",
+        1 << 20,
+    )
     max_in_flight: int = _setting(_NUMBER, 32, "unfinished commands of a peer before it is no longer read", 1)
     drain_timeout: float = _setting(
         _SECONDS,
