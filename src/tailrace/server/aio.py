@@ -304,7 +304,8 @@ class Connection(asyncio.Protocol):
 
     def _count_unread(self) -> None:
         session, transport = self._session, self._transport
-        if session is not None and transport is not None and not transport.is_closing():
+        # not what we send where we have dialled: there the other side is the server
+        if isinstance(session, Session) and transport is not None and not transport.is_closing():
             self._server.count_unread(self, transport.get_write_buffer_size() + session.queued_bytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
