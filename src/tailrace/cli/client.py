@@ -93,8 +93,8 @@ def source_options(function: F) -> F:
     return function
 
 
-def start_option(*, files: bool = False) -> Callable[[F], F]:
-    """The option ``--from``, as ``start``; ``files``: also a file with positions."""
+def start_option(*, files: bool = False, state: bool = True) -> Callable[[F], F]:
+    """The option ``--from``, as ``start``; ``files``: also a file with positions; ``state``: there is one."""
     words = ["beginning", "now"]
     return click.option(
         "--from",
@@ -103,7 +103,8 @@ def start_option(*, files: bool = False) -> Callable[[F], F]:
         metavar="|".join([*words, "FILE"]) if files else None,
         default="beginning",
         show_default=True,
-        help=f"Where to start{'; FILE has positions as JSON' if files else ''}. A state file wins.",
+        help=f"Where to start{'; FILE has positions as JSON' if files else ''}."
+        + (" A state file wins." if state else ""),
     )
 
 

@@ -50,6 +50,7 @@ COMMANDS = {
     "plan": "Say what a restart of that mirror would do.",
     "verify": "Compare every document of bucket and table.",
     "vacuum": "Delete the files of a mirror's table that nobody needs any more.",
+    "bench": "Measure this machine, side by side with the peers that are installed.",
     "demo": "Show the whole: node, mirror, a failover that loses changes, and the repair.",
     "completion": "Print a script that completes tailrace's command lines in your shell.",
 }

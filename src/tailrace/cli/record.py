@@ -22,7 +22,7 @@ tailrace record couchbase://127.0.0.1/default stream.rec --from now --to forever
 )
 @url_argument
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@start_option()
+@start_option(state=False)
 @end_option("now")
 @retry_option
 @source_options

@@ -1,0 +1,61 @@
+"""``tailrace bench``: measures this machine, side by side with the peers that are installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from ..errors import TailraceError
+from .common import command as make_command
+from .common import note
+
+BENCHES = {
+    "decode": ("changes into Arrow columns, beside memcpy and a loop over messages", ["--rounds", "3"]),
+    "client": ("a stream into Arrow, beside raw loopback", ["--mib", "64", "--rounds", "3"]),
+    "stream": ("a node's stream from disk, beside raw loopback", ["--rounds", "3"]),
+    "frontend": ("key-value requests, beside memcached", ["--rounds", "3"]),
+    "store": ("updates with fsync, beside RocksDB", ["--docs", "200000", "--updates", "300000"]),
+}
+"""What each answers, and with which options it does so in well under a minute."""
+
+
+@make_command(
+    "bench",
+    example="""
+tailrace bench
+tailrace bench decode client
+tailrace bench frontend --full
+""",
+)
+@click.argument("names", nargs=-1, type=click.Choice(list(BENCHES)), metavar="[NAME]...")
+@click.option("--full", is_flag=True, help="As long as it takes for figures to publish.")
+@click.option("--list", "only_list", is_flag=True, help="Say what there is to measure.")
+def command(names: tuple[str, ...], full: bool, only_list: bool) -> None:
+    """Measure this machine, side by side with the peers that are installed.
+
+    Figures are ratios of what was measured in turn in one run, because machines are noisy. Nothing else
+    should run meanwhile. A peer that is not installed is left out.
+    """
+    if only_list:
+        for name, (about, _) in BENCHES.items():
+            click.echo(f"{name:<10}{about}")
+        return
+    scripts = _scripts()
+    for name in names or BENCHES:
+        about, quick = BENCHES[name]
+        note(f"{name}: {about}")
+        done = subprocess.run([sys.executable, scripts / f"{name}.py", *([] if full else quick)], check=False)
+        if done.returncode:
+            raise TailraceError(f"the measurement {name!r} ended with {done.returncode}, see above")
+
+
+def _scripts() -> Path:
+    """In an installed package they are inside it, in a checkout beside the sources."""
+    package = Path(__file__).parents[1]
+    for place in (package / "bench", package.parents[1] / "bench"):
+        if (place / "decode.py").exists():
+            return place
+    raise TailraceError("the measurements are not part of this installation, install tailrace from a wheel")
