@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..errors import TailraceError, UsageError
+from ..errors import ConnectError, TailraceError, UsageError
 from .common import DURATION, Integer, JsonLines, json_option, note
 from .common import command as make_command
 from .common import group as make_group
@@ -100,11 +99,9 @@ def start(
     if vbuckets & (vbuckets - 1):
         raise UsageError(f"--vbuckets {vbuckets} is no power of two, write one from 1 to 1024")
     Settings.parse(assignments)
-    if (directory / DOOR_FILE).exists():
-        with contextlib.suppress(TailraceError):
-            call(directory, "status", wait_s=5.0)
-            raise UsageError(f"the cluster in {str(directory)!r} runs already")
-        (directory / DOOR_FILE).unlink()  # of a coordinator that was killed
+    if _runs(directory):
+        raise TailraceError(f"the cluster in {str(directory)!r} runs already; see 'tailrace cluster status'")
+    (directory / DOOR_FILE).unlink(missing_ok=True)  # of a coordinator that was killed
     coordinator = Coordinator(directory)
     if not coordinator.load():
         coordinator.create(
@@ -124,6 +121,16 @@ def start(
         return
     _start_in_background(directory, auto_failover)
     _show(call(directory, "status"), as_json)
+
+
+def _runs(directory: Path) -> bool:
+    from ..cluster.service import call
+
+    try:
+        call(directory, "status")
+    except ConnectError:
+        return False
+    return True
 
 
 def _start_in_background(directory: Path, auto_failover_s: float) -> None:

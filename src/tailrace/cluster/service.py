@@ -53,7 +53,7 @@ class Service:
         self._stoppers: list[socket.socket] = []
 
     def run(self) -> None:
-        """Until somebody says stop, or a signal does."""
+        """Until somebody says stop, a signal does, or the door's file is gone: nobody could say it then."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
         door = socket.create_server(("127.0.0.1", 0))
@@ -64,7 +64,7 @@ class Service:
             content = {"pid": os.getpid(), "port": door.getsockname()[1], "token": self._token}
             atomic_write(path, json.dumps(content).encode() + b"\n")
             path.chmod(0o600)
-            while not self._stopping:
+            while not self._stopping and _token_in(path) == self._token:
                 busy = self._rebalance is not None
                 if select.select([door], [], [], _BUSY_S if busy else _IDLE_S)[0]:
                     peer, _ = door.accept()
@@ -73,8 +73,8 @@ class Service:
         finally:
             door.close()
             coordinator.stop()
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+            if _token_in(path) == self._token:
+                path.unlink(missing_ok=True)
             for peer in self._stoppers:
                 _answer(peer, {"ok": True, "result": None})
 
@@ -147,6 +147,13 @@ class Service:
             self._rebalance = coordinator.rebalance(leaving=leaving), peer, command
             return None
         raise UsageError(f"there is no command {command!r}")
+
+
+def _token_in(path: Path) -> str | None:
+    try:
+        return str(json.loads(path.read_bytes())["token"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _read_line(peer: socket.socket) -> bytes:

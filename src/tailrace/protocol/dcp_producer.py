@@ -40,9 +40,11 @@ from .states import ConnectionInput, ConnectionState, StreamState
 from .stream import CHUNK_BYTES, ProducerStream
 from .stream_request import StreamRefused, decide
 
-__all__ = ["MAX_NAME_BYTES", "DcpProducer"]
+__all__ = ["MAX_NAME_BYTES", "ON_DISK_OPAQUE", "DcpProducer"]
 
 MAX_NAME_BYTES = 200
+ON_DISK_OPAQUE = 0x6469736B
+"""Of a Seqno Acknowledged of one of our own replicas: what it speaks of is on disk, not only in memory."""
 _TAKEOVER = (StreamState.TAKEOVER_SEND, StreamState.TAKEOVER_WAIT)
 
 # What a consumer may answer to a message of a stream without losing the connection: dcp.md section 6.
@@ -242,13 +244,25 @@ class DcpProducer(StreamProducer):
         self._window.acknowledge(message.acked_bytes)
 
     def _receive_seqno_acknowledged(self, frame: Frame, message: Message) -> None:
-        """What a replica has prepared. There are no prepares yet, so there is nothing to commit by it."""
+        """How far a replica is: durable writes wait for that. There are no prepares: a durable write is
+        visible at once, and answered when enough replicas have it.
+        """
         assert isinstance(message, DcpSeqnoAcknowledged)
         if not self._options.sync_replication:
             raise MalformedMessage("sync replication was not agreed on")
         vbuckets = self._host.bucket.vbuckets
-        if message.vbucket >= len(vbuckets) or vbuckets[message.vbucket] is None:
+        vbucket = vbuckets[message.vbucket] if message.vbucket < len(vbuckets) else None
+        if vbucket is None:
             self._not_my_vbucket(frame)
+            return
+        seqno = min(message.prepared_seqno, vbucket.high_seqno)
+        on_disk = frame.opaque == ON_DISK_OPAQUE
+        self._host.replica_reached(vbucket.id, self._options.consumer_name, seqno, on_disk=on_disk)
+
+    def close(self, reason: str) -> None:
+        if self._options.sync_replication:
+            self._host.replica_gone(self._options.consumer_name)
+        super().close(reason)
 
     # Answers from the consumer.
 

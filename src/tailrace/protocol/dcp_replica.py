@@ -49,6 +49,7 @@ from ..wire.dcp import (
     DcpExpiration,
     DcpMutation,
     DcpOpen,
+    DcpSeqnoAcknowledged,
     DcpSetVBucketState,
     DcpSnapshotMarker,
     DcpStreamEnd,
@@ -58,6 +59,7 @@ from ..wire.dcp import (
 )
 from ..wire.header import Frame
 from ..wire.message import Message, Response
+from .dcp_producer import ON_DISK_OPAQUE
 
 if TYPE_CHECKING:
     from ..store.base import Bucket, VBucket
@@ -112,6 +114,7 @@ class PassiveStream:
     marker_end: int = 0
     ack_at: int = 0
     """The seqno after which the marker is to be answered; 0: it is not."""
+    waits_for_disk: bool = False
 
 
 class DcpReplica:
@@ -130,6 +133,7 @@ class DcpReplica:
         self._name = ""
         self._is_open = False
         self._v7_status_codes = False
+        self._tells_seqnos = False
         self._out: deque[bytes] = deque()
         self._controls: deque[tuple[bytes, bytes]] = deque()
         self._streams: dict[int, PassiveStream] = {}  # by vbucket
@@ -235,6 +239,8 @@ class DcpReplica:
                 (ControlKey.SUPPORTS_CURSOR_DROPPING_VULCAN, b"true"),
                 (ControlKey.SEND_STREAM_END_ON_CLOSE, b"true"),
                 (ControlKey.ENABLE_EXPIRY_OPCODE, b"true"),
+                (ControlKey.ENABLE_SYNC_WRITES, b"true"),
+                (ControlKey.CONSUMER_NAME, self._host.own_name.encode()),
                 (ControlKey.INCLUDE_DELETED_USER_XATTRS, b"true"),
                 (ControlKey.V7_STATUS_CODES, b"true"),
                 (ControlKey.MAX_MARKER_VERSION, b"2.2"),
@@ -259,6 +265,7 @@ class DcpReplica:
         key, _ = self._controls.popleft()
         if frame.status == Status.SUCCESS:
             self._v7_status_codes |= key == ControlKey.V7_STATUS_CODES
+            self._tells_seqnos |= key == ControlKey.ENABLE_SYNC_WRITES
         else:
             if key == ControlKey.CONNECTION_BUFFER_SIZE:
                 self._disconnect("the producer knows no flow control")
@@ -362,6 +369,7 @@ class DcpReplica:
             return
         if answer.status == Status.SUCCESS:
             stream.phase = StreamPhase.OPEN
+            self._tell_seqno(stream)
             stream.done(Status.SUCCESS, stream.opaque)
         else:
             self._forget(stream.vbucket.id, status_name(answer.status), tell=False)
@@ -473,6 +481,32 @@ class DcpReplica:
         if seqno == stream.ack_at:
             stream.ack_at = 0
             self._send(Response(opcode=DcpOpcode.SNAPSHOT_MARKER, opaque=stream.opaque))
+        if seqno == stream.marker_end:
+            self._tell_seqno(stream)
+
+    def _tell_seqno(self, stream: PassiveStream) -> None:
+        """Tell the active how far we are: at once what is in memory, when it is on disk that too."""
+        vbucket = stream.vbucket
+        complete = vbucket.complete_seqno
+        if not complete or not self._tells_seqnos:
+            return
+        self._send(DcpSeqnoAcknowledged(prepared_seqno=complete, vbucket=vbucket.id))
+        if stream.waits_for_disk:
+            return
+        stream.waits_for_disk = True
+
+        def persisted(ok: bool) -> None:
+            stream.waits_for_disk = False
+            if not ok or self._is_closed or self._streams.get(vbucket.id) is not stream:
+                return
+            self._send(
+                DcpSeqnoAcknowledged(prepared_seqno=complete, vbucket=vbucket.id, opaque=ON_DISK_OPAQUE)
+            )
+            if vbucket.complete_seqno > complete:
+                self._tell_seqno(stream)
+            self._wake()
+
+        vbucket.when_persisted(complete, persisted)
 
     def _receive_state(self, frame: Frame, message: Message) -> None:
         """A takeover: the vbucket gets the state that the producer says, keeping its branch."""

@@ -149,6 +149,19 @@ class Host(Protocol):
         """
         ...
 
+    @property
+    def own_name(self) -> str:
+        """What the cluster calls this node: host and port."""
+        ...
+
+    def replica_reached(self, vbucket: int, name: str, seqno: int, *, on_disk: bool) -> None:
+        """A replica of that name has everything up to a seqno, in memory or even on disk."""
+        ...
+
+    def replica_gone(self, name: str) -> None:
+        """The connection of a replica is over: what it said does not count any more."""
+        ...
+
     def claim_vbucket(self, vbucket: int, by: object) -> bool:
         """A passive stream of the vbucket begins; False if another connection has one."""
         ...

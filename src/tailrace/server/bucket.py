@@ -20,6 +20,7 @@ from ..protocol.tap_clients import TapClients
 from ..store.base import Bucket, Compaction, Job
 from ..store.collections import Manifest
 from ..wire.codes import VBucketState
+from .durability import Durability
 from .settings import Settings
 from .stats import Histogram
 from .topology import ClusterMap
@@ -67,6 +68,7 @@ class ServedBucket:
         """A document may have xattrs, which a plain set must keep; unknown of what was there before us."""
         self.held_vbuckets: set[int] = set()
         """Being taken over by another node: writes wait."""
+        self.durability = Durability()
         self.receiving: dict[int, object] = {}
         """Which connection receives a vbucket from its active."""
         self.flush_times = Histogram()
@@ -169,6 +171,7 @@ class ServedBucket:
     def vbucket_changed(self, vbucket: int) -> None:
         """A vbucket was created, deleted or changed its state: its readers look again."""
         self._find_caches()
+        self.durability.vbucket_changed(vbucket)
         self._attach(vbucket)
         self._changed(vbucket)
 

@@ -190,6 +190,8 @@ class Call(Generic[M_co]):
         found = self.any_vbucket()
         if found.state != VBucketState.ACTIVE:
             raise self.session.not_my_vbucket_refusal()
+        if self.durability is not None and not self.bucket.durability.is_possible(found.id):
+            raise Refused(Status.DURABILITY_IMPOSSIBLE, "too few nodes have a copy of this vbucket")
         if self.command.writes and found.id in self.bucket.held_vbuckets:
             raise Refused(Status.ETMPFAIL, "the vbucket is being taken over")
         return found
@@ -253,7 +255,7 @@ class Call(Generic[M_co]):
         *,
         with_cas: bool = True,
     ) -> Reply:
-        """The answer to a write: at once, or when it is on disk if the request asks for that."""
+        """The answer to a write: at once, or when it is as durable as the request asks for."""
         extras = b""
         if Feature.MUTATION_SEQNO in self.session.features:
             extras = vbucket.uuid.to_bytes(8, "big") + written.seqno.to_bytes(8, "big")
@@ -265,14 +267,18 @@ class Call(Generic[M_co]):
         timeout_ms = self.durability.timeout_ms
         timeout_s = self.node.settings.persist_timeout if timeout_ms is None else timeout_ms / 1000
         pending = self.defer(timeout_s, Status.SYNC_WRITE_AMBIGUOUS)
+        missing = 2  # our own disk, and the other copies
 
-        def persisted(ok: bool) -> None:
-            if ok:
+        def reached(ok: bool) -> None:
+            nonlocal missing
+            missing -= 1
+            if not ok:
+                pending.fail(Status.SYNC_WRITE_AMBIGUOUS, "the write was rolled back, or the vbucket moved")
+            elif not missing:
                 pending.succeed(answer)
-            else:
-                pending.fail(Status.SYNC_WRITE_AMBIGUOUS, "the write was rolled back")
 
-        self.wait_for_disk(vbucket, written.seqno, persisted)
+        self.wait_for_disk(vbucket, written.seqno, reached)
+        self.bucket.durability.wait(vbucket.id, written.seqno, self.durability.level, reached)
         return pending
 
     def wait_for_disk(self, vbucket: VBucket, seqno: int, persisted: Callable[[bool], None]) -> None:

@@ -142,6 +142,7 @@ class Node:
         if bucket is None:
             raise UsageError(f"there is no bucket {name!r}")
         bucket.map = new
+        bucket.durability.set_map(new)
         self.fenced = self.fenced and any(one.map is None for one in self.buckets.values())
         self._notify(bucket)
 

@@ -133,6 +133,17 @@ class StreamHost:
 
         bucket.exclusively(run)
 
+    @property
+    def own_name(self) -> str:
+        address = self._session.node.address
+        return self._bucket.durability.own_name or f"127.0.0.1:{address.port}"
+
+    def replica_reached(self, vbucket: int, name: str, seqno: int, *, on_disk: bool) -> None:
+        self._bucket.durability.reached(vbucket, name, seqno, on_disk=on_disk)
+
+    def replica_gone(self, name: str) -> None:
+        self._bucket.durability.gone(name)
+
     def claim_vbucket(self, vbucket: int, by: object) -> bool:
         if vbucket in self._bucket.receiving:
             return False

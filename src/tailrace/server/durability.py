@@ -1,0 +1,137 @@
+"""When a durable write is true: how far the copies of each vbucket are.
+
+A write with a durability is answered when it is on the active's own disk, and when a majority of the copies
+that the cluster map names, the active among them, have it too: in memory, or (persist to majority) on disk.
+Replicas say how far they are; what they say is forgotten when their connection ends or the vbucket changes.
+
+Without a map the node is alone, and its own disk is the majority.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..wire.codes import DurabilityLevel
+from .topology import ClusterMap
+
+__all__ = ["Durability"]
+
+Done = Callable[[bool], None]
+
+
+@dataclass(slots=True)
+class _Reached:
+    """How far a copy is."""
+
+    in_memory: int = 0
+    on_disk: int = 0
+
+
+@dataclass(slots=True)
+class _Waiter:
+    seqno: int
+    needs_disk: bool
+    done: Done
+
+
+class Durability:
+    """The copies of one bucket's vbuckets, and who waits for them."""
+
+    def __init__(self) -> None:
+        self.own_name = ""
+        """What the map calls this node."""
+        self._chains: list[list[str | None]] = []
+        self._reached: dict[int, dict[str, _Reached]] = {}
+        self._waiters: dict[int, list[_Waiter]] = {}
+
+    def set_map(self, new: ClusterMap) -> None:
+        """Another map: other copies may count."""
+        self._chains, self.own_name = _chains(new)
+        for vbucket in list(self._waiters):
+            self._look(vbucket)
+
+    def _chain(self, vbucket: int) -> list[str | None]:
+        return self._chains[vbucket] if vbucket < len(self._chains) else [self.own_name]
+
+    def is_possible(self, vbucket: int) -> bool:
+        """Whether the map names enough copies."""
+        chain = self._chain(vbucket)
+        return sum(name is not None for name in chain) >= _majority(chain)
+
+    # what replicas say
+
+    def reached(self, vbucket: int, name: str, seqno: int, *, on_disk: bool) -> None:
+        """A copy has everything up to a seqno."""
+        found = self._reached.setdefault(vbucket, {}).setdefault(name, _Reached())
+        found.in_memory = max(found.in_memory, seqno)
+        if on_disk:
+            found.on_disk = max(found.on_disk, seqno)
+        if vbucket in self._waiters:
+            self._look(vbucket)
+
+    def gone(self, name: str) -> None:
+        """A replica's connection ended: it may come back with less."""
+        for copies in self._reached.values():
+            copies.pop(name, None)
+
+    def vbucket_changed(self, vbucket: int) -> None:
+        """Its state or history is another one: nothing that was said before counts."""
+        self._reached.pop(vbucket, None)
+        for waiter in self._waiters.pop(vbucket, []):
+            waiter.done(False)
+
+    # who waits
+
+    def wait(self, vbucket: int, seqno: int, level: DurabilityLevel, done: Done) -> None:
+        """Call back when enough copies beside the active have a seqno; with False if that can't be any
+        more.
+        """
+        waiter = _Waiter(seqno, level == DurabilityLevel.PERSIST_TO_MAJORITY, done)
+        if self._is_true(vbucket, waiter):
+            done(True)
+        else:
+            self._waiters.setdefault(vbucket, []).append(waiter)
+
+    def _look(self, vbucket: int) -> None:
+        waiting = self._waiters.pop(vbucket, [])
+        true = [one for one in waiting if self._is_true(vbucket, one)]
+        if left := [one for one in waiting if one not in true]:
+            self._waiters[vbucket] = left
+        for one in true:
+            one.done(True)
+
+    def _is_true(self, vbucket: int, waiter: _Waiter) -> bool:
+        chain = self._chain(vbucket)
+        copies = self._reached.get(vbucket, {})
+        count = 1  # our own
+        for name in chain[1:]:
+            found = copies.get(name) if name is not None else None
+            if found is not None:
+                count += (found.on_disk if waiter.needs_disk else found.in_memory) >= waiter.seqno
+        return count >= _majority(chain)
+
+
+def _majority(chain: list[str | None]) -> int:
+    return len(chain) // 2 + 1
+
+
+def _chains(new: ClusterMap) -> tuple[list[list[str | None]], str]:
+    """By vbucket the names of its copies, None for one that is missing; and our own name."""
+    content = json.loads(new.text)
+    servers = content.get("vBucketServerMap")
+    if not isinstance(servers, dict):
+        return [], ""
+    names = [str(one) for one in servers.get("serverList", [])]
+    rows = servers.get("vBucketMap", [])
+    chains = [
+        [names[at] if type(at) is int and 0 <= at < len(names) else None for at in row]
+        for row in rows
+        if isinstance(row, list)
+    ]
+    extended = content.get("nodesExt", [])
+    own = next(
+        (at for at, one in enumerate(extended) if isinstance(one, dict) and one.get("thisNode")), len(names)
+    )
+    return chains, names[own] if own < len(names) else ""
