@@ -355,6 +355,14 @@ class FakeHost:
         self.allowed: Callable[[Any], bool] = lambda collections: True
         self.rewrites: list[tuple[Callable[[Any], Any], Callable[[str | None], None]]] | None = None
         """Not None: kept here for the test, instead of being done at once."""
+        self.reached: list[tuple[int, str, int, bool]] = []
+        self.replicas_gone: list[str] = []
+
+    def replica_reached(self, vbucket: int, name: str, seqno: int, *, on_disk: bool) -> None:
+        self.reached.append((vbucket, name, seqno, on_disk))
+
+    def replica_gone(self, name: str) -> None:
+        self.replicas_gone.append(name)
 
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
         found = self.bucket.vbuckets[vbucket]

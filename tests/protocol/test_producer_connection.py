@@ -14,7 +14,7 @@ from producer_fakes import (
     FakeBucket,
 )
 
-from tailrace.protocol.dcp_producer import MAX_NAME_BYTES
+from tailrace.protocol.dcp_producer import MAX_NAME_BYTES, ON_DISK_OPAQUE
 from tailrace.protocol.stream import CHUNK_BYTES
 from tailrace.wire.codes import DcpOpcode, Feature, OpenFlag, Status, StreamEndStatus
 from tailrace.wire.dcp import (
@@ -226,9 +226,15 @@ def test_seqno_acknowledged(bucket: FakeBucket) -> None:
     consumer.send(ack)
     consumer.pull()
     assert len(consumer.answers) == before
+    ack.opaque = ON_DISK_OPAQUE
+    consumer.send(ack)
+    high = bucket.vbuckets[0].high_seqno
+    assert consumer.host.reached == [(0, "r", min(3, high), False), (0, "r", min(3, high), True)]
     ack.vbucket = 99
     consumer.send(ack)
     assert consumer.status_of_last() == Status.NOT_MY_VBUCKET
+    consumer.producer.close("gone")
+    assert consumer.host.replicas_gone == ["r"]
 
 
 def test_close_stream_that_is_not_there(bucket: FakeBucket) -> None:

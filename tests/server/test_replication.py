@@ -255,6 +255,7 @@ class Controller(Wire):
     def __init__(self, port: int, *, controls: int = Status.SUCCESS) -> None:
         super().__init__(port)
         self.controls: dict[bytes, bytes] = {}
+        self.seqnos: list[int] = []  # what the node says to have
         self._refuse_with = controls
         self.ok(DcpOpen(key=b"controller-%d" % self.socket.getsockname()[1], flags=0))
 
@@ -269,6 +270,8 @@ class Controller(Wire):
                 if message.key != b"connection_buffer_size":
                     status = Status(self._refuse_with)
                 self.send(Response(opcode=frame.opcode, opaque=frame.opaque, status=status))
+            elif frame.opcode == DcpOpcode.SEQNO_ACKNOWLEDGED:
+                self.seqnos.append(int.from_bytes(frame.extras, "big"))
             elif frame.opcode != DcpOpcode.BUFFER_ACK:
                 return frame
 
@@ -338,6 +341,8 @@ def test_a_controller_adds_a_stream_and_pushes_a_snapshot(replica: RunningNode) 
         assert (acked.opcode, acked.status, acked.opaque) == (DcpOpcode.SNAPSHOT_MARKER, 0, opaque)
         row = replica.replication_status()["0"]
         assert (row["high_seqno"], row["complete_seqno"]) == (9, 9)
+        assert peer.status_of(marker(opaque, 10, 11)) == 0
+        assert peer.seqnos and set(peer.seqnos) == {9}
     assert replica.failover_log(0) == [(0xBBBB, 5), (0xAAAA, 0)]
     frames, _ = contents(replica, 0)
     assert [int.from_bytes(one[24:32], "big") for one in frames] == [6, 8, 9]

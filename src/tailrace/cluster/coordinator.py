@@ -57,6 +57,8 @@ class Coordinator:
         self._ports: dict[str, int] = {}
         self._moving: dict[int, tuple[str, str]] = {}
         self._seen: dict[str, float] = {}
+        self._uuids: dict[int, str] = {}
+        """The branch on which each active was when it was last asked."""
         self._clock = clock
 
     # the state on disk
@@ -232,7 +234,9 @@ class Coordinator:
         return True
 
     def _order(self, name: str) -> None:
-        self.members[name].report(self._sources(name))
+        for number, row in self.members[name].report(self._sources(name)).items():
+            if row["state"] == "active" and self.chains[number][:1] == (name,):
+                self._uuids[number] = row["vb_uuid"]
 
     def _sources(self, name: str) -> list[dict[str, Any]]:
         """From where a node receives what."""
@@ -298,8 +302,12 @@ class Coordinator:
         reports = {one: self.members[one].report() for one in others}
 
         def best(number: int, left: Chain) -> str | None:
-            """The copy with the most that is complete; one that a takeover has made active is the active."""
+            """The copy with the most that is complete, on the branch of the active if there is one: another
+            may have more, of a history that was given up. One that a takeover has made active is the active.
+            """
             have = [one for one in left if number in reports.get(one, {})]
+            branch = self._uuids.get(number)
+            have = [one for one in have if reports[one][number]["vb_uuid"] == branch] or have
             moved = self._moving.get(number)
             if moved is not None and reports.get(moved[1], {}).get(number, {}).get("state") == "active":
                 return moved[1]

@@ -73,6 +73,11 @@ class Pending:
         self.deadline = deadline
         self.on_timeout = on_timeout
 
+    @property
+    def is_over(self) -> bool:
+        """It was answered, or nobody is there any more."""
+        return self.answer is not None or self.cancelled
+
     def succeed(self, answer: bytes) -> None:
         """The answer is there; b"" where the command stays silent."""
         if self.answer is None and not self.cancelled:
@@ -278,7 +283,8 @@ class Call(Generic[M_co]):
                 pending.succeed(answer)
 
         self.wait_for_disk(vbucket, written.seqno, reached)
-        self.bucket.durability.wait(vbucket.id, written.seqno, self.durability.level, reached)
+        level = self.durability.level
+        self.bucket.durability.wait(vbucket.id, written.seqno, level, reached, lambda: pending.is_over)
         return pending
 
     def wait_for_disk(self, vbucket: VBucket, seqno: int, persisted: Callable[[bool], None]) -> None:

@@ -34,6 +34,7 @@ class _Waiter:
     seqno: int
     needs_disk: bool
     done: Done
+    is_over: Callable[[], bool]
 
 
 class Durability:
@@ -84,15 +85,18 @@ class Durability:
 
     # who waits
 
-    def wait(self, vbucket: int, seqno: int, level: DurabilityLevel, done: Done) -> None:
+    def wait(
+        self, vbucket: int, seqno: int, level: DurabilityLevel, done: Done, is_over: Callable[[], bool]
+    ) -> None:
         """Call back when enough copies beside the active have a seqno; with False if that can't be any
-        more.
+        more. ``is_over`` says that nobody waits any longer.
         """
-        waiter = _Waiter(seqno, level == DurabilityLevel.PERSIST_TO_MAJORITY, done)
+        waiter = _Waiter(seqno, level == DurabilityLevel.PERSIST_TO_MAJORITY, done, is_over)
         if self._is_true(vbucket, waiter):
             done(True)
-        else:
-            self._waiters.setdefault(vbucket, []).append(waiter)
+            return
+        waiting = [one for one in self._waiters.get(vbucket, []) if not one.is_over()]
+        self._waiters[vbucket] = [*waiting, waiter]
 
     def _look(self, vbucket: int) -> None:
         waiting = self._waiters.pop(vbucket, [])
