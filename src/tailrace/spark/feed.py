@@ -19,13 +19,10 @@ from ..connstr import ConnectionString, parse
 from ..errors import TailraceError
 from ..model import Position
 from .options import Options
-from .spool import Delivery
+from .spool import SEGMENT_ROWS, Delivery
 from .table import MirrorTable
 
 __all__ = ["DataLoss", "Feed", "RolledBack", "collection_paths", "open_source", "position_rows"]
-
-_MAX_ROWS = 50_000
-"""Rows of a delivery: what becomes one file of the spool a partition."""
 
 
 class RolledBack(TailraceError):
@@ -117,7 +114,7 @@ class Feed:
         self._options = options
         self._source = open_source(options, "spark-mirror" if options.mirror is not None else "spark-stream")
         self._source.__enter__()
-        self._max_rows = min(options.max_rows or _MAX_ROWS, _MAX_ROWS)
+        self._max_rows = min(options.max_rows or SEGMENT_ROWS, SEGMENT_ROWS)
         self._ways_back = _WaysBack(options) if options.mirror is not None else None
         self._latest: dict[int, Position] = {}
 

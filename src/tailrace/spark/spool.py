@@ -5,7 +5,9 @@ failover it is another range. So changes are received once, written as Arrow fil
 executors as they are, and deleted when Spark has committed the batch. The size of the spool is bounded;
 when it is full the consumer's thread waits, and with it, through flow control, the producer.
 
-A segment is cut by partition: rows of a vbucket always go to the same one, in order.
+A segment is cut by partition: rows of a vbucket always go to the same one, in order. Deliveries are small,
+and a file each would cost more than what is in it, so they are gathered while the planner has enough to do:
+what it waits for is written at once, by whichever of the two threads finds it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ import pyarrow as pa
 from ..model import Position
 from ..store.files import write_scratch
 
-__all__ = ["Delivery", "Segment", "Spool"]
+__all__ = ["SEGMENT_ROWS", "Delivery", "Segment", "Spool"]
+
+SEGMENT_ROWS = 50_000
+"""As many rows are gathered for a segment, at most."""
+
+_ENOUGH_BYTES = 512 << 20
+"""Half of this is enough for a batch, if nothing else is said: a batch is held in memory by its tasks."""
 
 
 class Delivery(NamedTuple):
@@ -39,7 +47,7 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows of one delivery, on disk."""
+    """Rows of some deliveries, on disk."""
 
     number: int
     rows: int
@@ -54,14 +62,28 @@ class Segment:
 class Spool:
     """Segments in a directory; the consumer's thread appends, the planner takes, Spark's commit releases."""
 
-    def __init__(self, directory: Path, partition_of: Sequence[int], limit_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        partition_of: Sequence[int],
+        limit_bytes: int,
+        *,
+        segment_rows: int = SEGMENT_ROWS,
+        segment_bytes: int | None = None,
+    ) -> None:
         self._directory = directory
         self._partition_of = np.asarray(partition_of, dtype=np.int32)
         self._limit_bytes = limit_bytes
+        self._segment_rows = segment_rows
+        self._segment_bytes = limit_bytes if segment_bytes is None else segment_bytes
         self._segments: deque[Segment] = deque()
+        self._gathered: list[Delivery] = []
         self._next = 0
         self._size = 0
         self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        """Held from taking what was gathered to the segment that it becomes: segments keep the order."""
+        self._awaited = False
         self._error: BaseException | None = None
         self._closed = False
         self._finished = False
@@ -76,6 +98,7 @@ class Spool:
                 self.append(delivery)
                 if self._closed:
                     return
+            self.flush()
             with self._changed:
                 self._finished = True
                 self._changed.notify_all()
@@ -90,25 +113,47 @@ class Spool:
             self._changed.wait_for(lambda: self._closed or self._size < self._limit_bytes)
             if self._closed:
                 return
-        files: dict[int, str] = {}
-        size = 0
-        rows = delivery.rows
-        if rows.num_rows:
-            partitions = self._partition_of[rows["vbucket"].to_numpy()]
-            for partition in np.unique(partitions).tolist():
-                data = _as_file(rows.filter(pa.array(partitions == partition)))
-                path = self._directory / f"{uuid.uuid4().hex}.arrow"
-                write_scratch(path, data)
-                files[partition] = str(path)
-                size += len(data)
+            rows = sum(one.rows.num_rows for one in self._gathered) + delivery.rows.num_rows
+            size = sum(one.rows.nbytes for one in self._gathered) + delivery.rows.nbytes
+            fits = rows <= self._segment_rows and size <= self._segment_bytes
+        if delivery.rollbacks or not fits:  # what went back begins a new segment
+            self.flush()
         with self._changed:
-            segment = Segment(
-                self._next, rows.num_rows, size, dict(delivery.positions), dict(delivery.rollbacks), files
-            )
-            self._segments.append(segment)
-            self._next += 1
-            self._size += size
-            self._changed.notify_all()
+            self._gathered.append(delivery)
+            self._size += delivery.rows.nbytes
+            is_awaited = self._awaited
+        if is_awaited:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was gathered."""
+        with self._writing:
+            with self._changed:
+                gathered, self._gathered = self._gathered, []
+            if not gathered or self._closed:
+                return
+            rows = pa.Table.from_batches([one.rows for one in gathered]).combine_chunks()
+            files: dict[int, str] = {}
+            size = 0
+            if rows.num_rows:
+                partitions = self._partition_of[rows["vbucket"].to_numpy()]
+                for partition in np.unique(partitions).tolist():
+                    data = _as_file(rows.filter(pa.array(partitions == partition)))
+                    path = self._directory / f"{uuid.uuid4().hex}.arrow"
+                    write_scratch(path, data)
+                    files[partition] = str(path)
+                    size += len(data)
+            positions: dict[int, Position] = {}
+            rollbacks: dict[int, Position] = {}
+            for one in gathered:
+                positions.update(one.positions)
+                rollbacks.update(one.rollbacks)
+            with self._changed:
+                segment = Segment(self._next, rows.num_rows, size, positions, rollbacks, files)
+                self._segments.append(segment)
+                self._next += 1
+                self._size += size - sum(one.rows.nbytes for one in gathered)
+                self._changed.notify_all()
 
     # the planner's side
 
@@ -125,18 +170,38 @@ class Spool:
             return self._finished
 
     def take(
-        self, after: int, *, max_rows: int | None, max_bytes: int | None, wait_s: float
+        self, after: int, *, max_rows: int | None, max_bytes: int | None, wait_s: float, gather: bool = False
     ) -> list[Segment]:
         """The segments from number ``after`` on that fit into a batch, at least one if there is any.
 
-        Waits up to ``wait_s`` for the first one. Raises what stopped the consumer, once all that came before
-        it has been taken.
+        Waits up to ``wait_s`` for the first one; with ``gather`` for as much as a batch may have, or half of
+        what the spool may. Raises what stopped the consumer, once all that came before it has been taken.
         """
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._closed or self._finished or self._error is not None or self._next > after,
-                timeout=wait_s,
+
+        def is_over() -> bool:
+            return self._closed or self._finished or self._error is not None
+
+        def is_enough() -> bool:
+            later = [segment for segment in self._segments if segment.number >= after]
+            size = sum(segment.size for segment in later)
+            rows = sum(segment.rows for segment in later)
+            return (
+                self._size >= self._limit_bytes
+                or 2 * size >= min(self._limit_bytes, _ENOUGH_BYTES)
+                or (max_rows is not None and rows >= max_rows)
+                or (max_bytes is not None and size >= max_bytes)
             )
+
+        if gather:
+            with self._changed:
+                self._changed.wait_for(lambda: is_over() or is_enough(), timeout=wait_s)
+                if not (is_over() or is_enough()):
+                    return []
+        self._flush_for(after)
+        with self._changed:
+            self._awaited = True
+            self._changed.wait_for(lambda: is_over() or self._next > after, timeout=wait_s)
+            self._awaited = False
             found: list[Segment] = []
             rows = size = 0
             for segment in self._segments:
@@ -152,6 +217,13 @@ class Spool:
             if not found and self._error is not None:
                 raise self._error
             return found
+
+    def _flush_for(self, after: int) -> None:
+        """The planner has nothing to do: write what there is."""
+        with self._changed:
+            has_some = self._next > after
+        if not has_some:
+            self.flush()
 
     def between(self, first: int, last: int) -> list[Segment]:
         """The segments with these numbers, the last one excluded."""
@@ -176,15 +248,16 @@ class Spool:
             self._closed = True
             left = list(self._segments)
             self._segments.clear()
+            self._gathered.clear()
             self._changed.notify_all()
         for segment in left:
             _unlink(segment)
 
 
-def _as_file(rows: pa.RecordBatch) -> memoryview:
+def _as_file(rows: pa.Table) -> memoryview:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, rows.schema) as writer:
-        writer.write_batch(rows)
+        writer.write_table(rows)
     return memoryview(sink.getvalue())
 
 

@@ -34,7 +34,7 @@ from .direct import DirectPartition, read_direct
 from .feed import Feed, position_rows
 from .offsets import from_offset, rollbacks_of, to_offset
 from .options import Options, parse_options, partition_map
-from .spool import Segment, Spool
+from .spool import SEGMENT_ROWS, Segment, Spool
 
 __all__ = ["SpooledPartition", "StreamReader"]
 
@@ -100,7 +100,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes
         while True:
             finished = spool.finished  # before the look: what came until then is seen by it
-            segments = spool.take(first, max_rows=max_rows, max_bytes=max_bytes, wait_s=_POLL_S)
+            segments = spool.take(
+                first, max_rows=max_rows, max_bytes=max_bytes, wait_s=_POLL_S, gather=self._ends
+            )
             if segments:
                 return self._end_after(from_offset(start), segments)
             if finished or not self._ends:
@@ -163,7 +165,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._spool is None:
             feed = self._connected()
             directory = Path(tempfile.mkdtemp(prefix="tailrace-spool-", dir=self._options.spool_dir))
-            self._spool = Spool(directory, self._partition_of(), self._options.spool_bytes)
+            self._spool = Spool(
+                directory,
+                self._partition_of(),
+                self._options.spool_bytes,
+                segment_rows=min(self._options.max_rows or SEGMENT_ROWS, SEGMENT_ROWS),
+                segment_bytes=self._options.max_bytes,
+            )
             self._behind[_text(start)] = 0
             _remove_at_end(directory)
             deliveries = feed.deliveries(from_offset(start), end="now" if self._ends else "forever")
