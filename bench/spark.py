@@ -102,7 +102,7 @@ class Bench:
 
     def mirror_once(self, table: str) -> Any:
         """Bring a table up to date; the query, ended."""
-        query = ts.mirror(self.spark, self.url, table, once=True)
+        query = ts.mirror(self.spark, self.url, table, once=True, work_dir=self.directory / "work")
         query.awaitTermination()
         return query
 
@@ -119,7 +119,13 @@ class Bench:
         """A mirror that runs, caught up."""
         self.need_mirror()
         watch = Watch(self.client)
-        query = ts.mirror(self.spark, self.url, self.mirror_table, on_applied=watch.applied)
+        query = ts.mirror(
+            self.spark,
+            self.url,
+            self.mirror_table,
+            on_applied=watch.applied,
+            work_dir=self.directory / "work",
+        )
         try:
             watch.wait_caught_up(MirrorTable.open(self.mirror_table).current.positions)
             yield watch
@@ -400,7 +406,7 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--docs", type=int, default=1_000_000)
     parser.add_argument("--size", type=int, default=256)
-    parser.add_argument("--vbuckets", type=int, default=1024)
+    parser.add_argument("--vbuckets", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--changes", type=int, default=100_000, help="of a batch for the mirror")
     parser.add_argument("--writes", type=int, default=200, help="for latency")

@@ -15,7 +15,7 @@ from unittest import mock
 
 import tailrace.spark as ts
 from chaos.inprocess import Killed, Query, Spark
-from chaos.script import Life, NotEqual, check_version, make_round
+from chaos.script import TIDYING, Life, NotEqual, check_version, make_round
 from chaos.tidying import tidy
 from chaos.world import World
 from spark.naive import table_state
@@ -124,7 +124,12 @@ class Chaos:
         if place == "mirror.after-commit":
             check_version(self.world, self.table)
         for where, count, accident in self._life.accidents:
-            if (where, count) == (place, here):
+            if (where, count) != (place, here):
+                continue
+            if accident in TIDYING:
+                self.world.trace.append(accident)
+                tidy(self.table, accident)
+            else:
                 self.world.do(accident)
         if (self._life.killed_at, self._life.count) == (place, here):
             self.world.trace.append(f"killed at {place}:{here}")

@@ -146,7 +146,6 @@ BUGS = (
         "A reader that was cut off inside a snapshot resumes with its seqno as both ends of the range: the "
         "producer can't know that changes were folded away which a failover has taken back.",
         _range_collapsed_on_resume,
-        rare=True,
     ),
     Bug(
         "position saved before the table commit",

@@ -21,10 +21,14 @@ QUIET = ("writes", "writes", "burst", "expiry", "failover")
 """What happens all the time."""
 LOUD = (*["rewind"] * 6, "crash", "crash", "restart", "cut", "purge", "flush")
 """What a mirror is afraid of."""
-assert {*QUIET, *LOUD} == set(ACCIDENTS)
+TORN = ("overwrites", "tear")
+"""Before a life, and while it is inside the snapshot."""
+assert {*QUIET, *LOUD, *TORN} == set(ACCIDENTS)
 
 TIDYING = ("optimize", "vacuum", "checkpoint")
 """What people do to a table between two lives of its mirror."""
+TIDYING_MEANWHILE = ("optimize", "checkpoint")
+"""And while it lives."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ PLACES = tuple(point for point in CRASH_POINTS if point != "mirror.in-recovery")
 
 def make_round(rng: random.Random) -> list[Life]:
     """The lives between two comparisons; the last one is undisturbed."""
-    lives = [make_life(rng) for _ in range(rng.randint(1, 3))]
+    lives = [make_torn_life(rng) if rng.random() < 0.15 else make_life(rng) for _ in range(rng.randint(1, 3))]
     return [*lives, Life(once=True, killed_at=None, count=0, accidents=(), options=_options(rng))]
 
 
@@ -69,6 +73,8 @@ def make_life(rng: random.Random) -> Life:
     for _ in range(rng.randint(0, 2)):
         what = rng.choice(LOUD if rng.random() < 0.7 else QUIET)
         accidents.append((rng.choice(PLACES), rng.choice((1, 1, 2, 3, 4)), what))
+    if rng.random() < 0.15:
+        accidents.append((rng.choice(PLACES), rng.choice((1, 2, 3)), rng.choice(TIDYING_MEANWHILE)))
     return Life(
         once=rng.random() < 0.4,
         killed_at=killed_at,
@@ -80,6 +86,22 @@ def make_life(rng: random.Random) -> Life:
     )
 
 
+def make_torn_life(rng: random.Random) -> Life:
+    """A life that is inside a snapshot when a failover takes the end of it back."""
+    before, meanwhile = TORN
+    return Life(
+        once=rng.random() < 0.4,
+        killed_at=None,
+        count=0,
+        accidents=(("source.in-read", rng.choice((1, 1, 2)), meanwhile),),
+        options=_TEARING | {"compression": rng.choice(("snappy", "off"))},
+        before=(before,),
+    )
+
+
+_TEARING = {"maxOffsetsPerTrigger": "4", "spoolSize": "1", "flowControlBuffer": "1024"}
+
+
 def _tidying(rng: random.Random) -> str | None:
     return rng.choice(TIDYING) if rng.random() < 0.2 else None
 
@@ -88,7 +110,7 @@ def _options(rng: random.Random) -> dict[str, str]:
     """Small batches, a small spool and a small window, so that snapshots are torn in many places."""
     found = {"compression": rng.choice(("snappy", "off"))}
     if rng.random() < 0.4:
-        return found | {"maxOffsetsPerTrigger": "4", "spoolSize": "1", "flowControlBuffer": "1024"}
+        return found | _TEARING
     if rng.random() < 0.7:
         found["maxOffsetsPerTrigger"] = str(rng.choice((2, 9, 30)))
     if rng.random() < 0.5:

@@ -35,6 +35,7 @@ class World:
         self.trace: list[str] = []
         self._known: list[dict[int, set[State]]] = [{0: {frozenset()}} for _ in range(VBUCKETS)]
         self._value = 0
+        self._overwritten = 0
 
     def __enter__(self) -> World:
         self.node.start()
@@ -78,6 +79,24 @@ class World:
     def _burst(self) -> None:
         """Snapshots that are larger than a batch."""
         self.write(self.rng.randrange(30, 90), [self.rng.randrange(VBUCKETS)])
+
+    def _overwrites(self) -> None:
+        """Every document of a vbucket twice: its snapshot leaves out the first of each."""
+        self._overwritten = self.rng.randrange(VBUCKETS)
+        for number in [*range(KEYS), *range(KEYS)]:
+            self._value += 1
+            value = {"n": self._value, "pad": "x" * 200}
+            self.node.set(b"key-%d" % number, value, vbucket=self._overwritten)
+            self._note(self._overwritten)
+
+    def _tear(self) -> None:
+        """Some of these are lost: what they had overwritten is there again, with seqnos that a reader inside
+        the snapshot has passed.
+        """
+        high = self.node.high_seqno(self._overwritten)
+        with contextlib.suppress(RollbackImpossible):
+            self.node.rewind(self._overwritten, max(0, high - self.rng.randint(1, KEYS // 3)))
+        self._note(self._overwritten)
 
     def _expiry(self) -> None:
         """Time passes; a document is found to have expired when somebody asks for it."""
@@ -166,6 +185,8 @@ def _documents(vbucket: Any) -> dict[bytes, Doc]:
 ACCIDENTS: dict[str, Callable[[World], None]] = {
     "writes": World._writes,
     "burst": World._burst,
+    "overwrites": World._overwrites,
+    "tear": World._tear,
     "expiry": World._expiry,
     "rewind": World._rewind,
     "failover": World._failover,

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+import tailrace.spark as ts
+import tailrace.testing
 from tailrace.model import Position
-from tailrace.spark.lag import Lag, lag_by_vbucket, prometheus_text
+from tailrace.spark.lag import Lag, LagListener, lag_by_vbucket, prometheus_text
 from tailrace.spark.offsets import to_offset
 
 
@@ -29,3 +36,42 @@ def test_the_time_that_is_left() -> None:
 def test_prometheus_text() -> None:
     text = prometheus_text({"up": ("gauge", "Whether.", 1_700_000_000.25)}, {"table": 'a"b\\c'})
     assert text == '# HELP up Whether.\n# TYPE up gauge\nup{table="a\\"b\\\\c"} 1700000000\n'
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_a_listener_hears_of_every_batch_of_a_mirror(spark: Any, tmp_path: Path) -> None:
+    seen: list[Lag] = []
+    all_there = threading.Event()
+
+    def heard(lag: Lag) -> None:
+        seen.append(lag)
+        if sum(one.observed["changes"] for one in seen) >= 30:
+            all_there.set()
+
+    listener = LagListener(heard)
+    spark.streams.addListener(listener)
+    try:
+        with tailrace.testing.node(vbuckets=4) as node:
+            for number in range(30):
+                node.set(f"k{number}", {"n": number})
+            query = ts.mirror(
+                spark,
+                node.url,
+                str(tmp_path / "table"),
+                once=True,
+                work_dir=tmp_path / "work",
+                options={"maxOffsetsPerTrigger": "10"},
+            )
+            query.awaitTermination()
+            assert all_there.wait(60), seen
+    finally:
+        spark.streams.removeListener(listener)
+    assert len(seen) > 2
+    assert {lag.query for lag in seen} == {query.name}
+    assert seen[-1].changes == 0 < seen[0].changes
+    assert set(seen[-1].by_vbucket) == {0, 1, 2, 3}
+    assert sum(lag.observed["value_bytes"] or 0 for lag in seen) == sum(
+        len(json.dumps({"n": number}, separators=(",", ":"))) for number in range(30)
+    )
+    assert {lag.observed["rollbacks"] for lag in seen} == {0}

@@ -9,7 +9,9 @@ import pytest
 
 import tailrace.spark as ts
 import tailrace.testing
-from spark.naive import bucket_state, table_state
+from spark.core_scenario import assert_equal
+from spark.core_scenario import run as run_core_scenario
+from spark.naive import table_state
 from tailrace.spark.api import repair
 from tailrace.spark.table import MirrorTable
 
@@ -31,14 +33,6 @@ def once(spark: Any, node: Any, table: str, **more: Any) -> None:
     ts.mirror(spark, node.url, table, once=True, **more).awaitTermination()
 
 
-def assert_equal(spark: Any, node: Any, table: str) -> None:
-    verdict = ts.verify(spark, node.url, table)
-    naive_bucket, naive_table = bucket_state("127.0.0.1", node.port), table_state(table)
-    assert verdict.equal == (naive_bucket == naive_table), "verify and the naive reader disagree"
-    assert naive_table == naive_bucket
-    assert (verdict.documents, verdict.rows, verdict.behind) == (len(naive_bucket), len(naive_table), 0)
-
-
 def fill(node: Any, count: int, step: int = 1, what: str = "v") -> None:
     for number in range(0, count, step):
         node.set(f"k{number}", {what: number})
@@ -56,23 +50,8 @@ def test_documents_overwrites_and_deletes_arrive(spark: Any, node: Any, table: s
     assert_equal(spark, node, table)
 
 
-def test_a_rollback_brings_back_what_was_overwritten_and_deleted(spark: Any, node: Any, table: str) -> None:
-    fill(node, 160)
-    once(spark, node, table)
-    marks = {vbucket: node.high_seqno(vbucket) for vbucket in range(8)}
-    fill(node, 160, 2, "lost")
-    for number in range(1, 160, 4):
-        node.delete(f"k{number}")
-    once(spark, node, table)
-    for vbucket, seqno in marks.items():
-        node.rewind(vbucket, seqno)
-    for number in range(3, 160, 8):  # a divergent branch with equal seqnos
-        node.set(f"k{number}", {"other": number})
-    assert not ts.verify(spark, node.url, table).equal
-    once(spark, node, table)
-    assert_equal(spark, node, table)
-    # no vbucket started over: the table's own history was the way back
-    assert all(seqno > 0 for seqno in MirrorTable.open(table).current.resets.values())
+def test_the_core_scenario(spark: Any, node: Any, tmp_path: Path) -> None:
+    run_core_scenario(spark, node, tmp_path)
 
 
 def test_a_rollback_below_everything_starts_over_and_replaces(spark: Any, node: Any, table: str) -> None:

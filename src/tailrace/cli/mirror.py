@@ -52,7 +52,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
     help="Write figures for Prometheus here after each batch (node_exporter's textfile collector).",
 )
 @click.option(
-    "--work-dir", type=click.Path(file_okay=False), help="For this run's checkpoint and staged rows."
+    "--work-dir", type=click.Path(file_okay=False), help="For this run's checkpoint, staged rows and spool."
 )
 @spark_options
 @json_option("Write one JSON object per commit.")
@@ -145,5 +145,6 @@ def command(
         finally:
             signal.signal(signal.SIGTERM, before)
             query.stop()
+            mirror.tidy_up()
         versions = ", ".join(str(one.version) for one in mirror.tables)
         note(f"{total} changes in {time.monotonic() - started:.1f} s; the table is at version {versions}")

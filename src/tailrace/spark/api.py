@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,7 +60,7 @@ def prepare_mirror(
         specs,
         given["bucket"],
         vbucket_count,
-        Path(work_dir or tempfile.mkdtemp(prefix="tailrace-mirror-")),
+        None if work_dir is None else Path(work_dir),
         keep_deletes,
         storage_options,
         on_applied,
@@ -93,7 +92,8 @@ def mirror(
     ``changes`` is the path of a change log: a Delta table to which every change is appended, once; see
     `live_changes`.
 
-    ``work_dir`` is for this run's checkpoint and staged rows; on a cluster it must be seen by all executors.
+    ``work_dir`` is for this run's checkpoint, staged rows and spool; on a cluster all executors must see it.
+    What is in it is removed when the process ends, or by the next mirror if it was killed.
     ``options`` are options of the source, such as ``maxOffsetsPerTrigger``.
     """
     made = prepare_mirror(
@@ -146,6 +146,7 @@ def repair(
         start_over=vbuckets,
     )
     made.start(once=True).awaitTermination()
+    made.tidy_up()
 
 
 def _specs(tables: str | Mapping[str, str]) -> list[TableSpec]:

@@ -9,7 +9,6 @@ that a lost, an old or somebody else's checkpoint can neither lose nor double an
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from .feed import collection_paths
 from .fold import table_schema
 from .options import MIRROR, MirrorOption, group_of, parse_options
 from .rewrite import CHANGES, RESULT_DDL, GroupResult, Rewrite, Target
+from .scratch import Scratch
 from .table import MirrorTable, TableChanged
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ class Mirror:
     specs: Sequence[TableSpec]
     bucket: str
     vbucket_count: int
-    work_dir: Path
-    """For Spark's checkpoint and staged rows: this run's only, on a file system that all executors see."""
+    work_dir: Path | None
+    """Where this run keeps Spark's checkpoint, staged rows and the spool: on a file system that all executors
+    see. None is a folder for such on this machine."""
     keep_deletes: bool = False
     storage_options: dict[str, str] | None = None
     on_applied: Callable[[Applied], None] | None = None
@@ -86,9 +87,10 @@ class Mirror:
         self._empty_dropped()
         positions, resets = self._agree()
         crash_point("mirror.in-recovery")
-        run = self.work_dir / uuid.uuid4().hex
+        self._scratch = Scratch(self.work_dir, "run")
+        run = self._scratch.path
         self._staging = run / "staging"
-        self._staging.mkdir(parents=True)
+        self._staging.mkdir()
         groups = int(self.tables[0].source["groups"])
         self._group_of = tuple(
             group_of(vbucket, groups, self.vbucket_count) for vbucket in range(self.vbucket_count)
@@ -96,6 +98,7 @@ class Mirror:
         mirror = MirrorOption(groups, tuple(table.uri for table in self.tables), self.storage_options, resets)
         options = {
             "minPartitions": str(self.spark.sparkContext.defaultParallelism),
+            "spoolDir": str(run),
             **self.options,
             "startingOffsets": format_positions(
                 {vbucket: positions.get(vbucket, Position.BEGINNING) for vbucket in range(self.vbucket_count)}
@@ -111,7 +114,13 @@ class Mirror:
             writer = writer.trigger(availableNow=True)
         elif trigger_s:
             writer = writer.trigger(processingTime=f"{int(trigger_s * 1000)} milliseconds")
-        return writer.queryName(f"tailrace mirror of {self.bucket} {run.name[:8]}").start()
+        return writer.queryName(f"tailrace mirror of {self.bucket} {run.name[4:]}").start()
+
+    def tidy_up(self) -> None:
+        """Once the query has ended: nothing of its run is needed any more. The end of the process does it
+        too.
+        """
+        self._scratch.remove()
 
     def _open_tables(self) -> None:
         if not self.specs:

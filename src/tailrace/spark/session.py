@@ -26,6 +26,9 @@ __all__ = ["java_home", "prepare_environment", "session"]
 
 MIN_JAVA = 17
 
+_MASTER_IS_GIVEN = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT")
+"""The last one is how spark-submit speaks to the job that it started, with a master of its own."""
+
 _SHIM = """#!/bin/sh
 # Spark's launcher names a module that this Java image leaves out; nothing here needs it.
 for a do shift; case $a in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$a";; esac; done
@@ -45,7 +48,7 @@ def session(app_name: str = "tailrace", *, master: str | None = None, **config: 
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
-    elif not os.environ.get("MASTER") and not os.environ.get("SPARK_REMOTE"):
+    elif not any(os.environ.get(name) for name in _MASTER_IS_GIVEN):
         builder = builder.master("local[*,3]")  # a task may fail twice before its query does
     for name, value in config.items():
         builder = builder.config(name, value)

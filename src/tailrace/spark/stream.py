@@ -8,13 +8,10 @@ one read on the executors: they get everything through their `InputPartition`.
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -29,11 +26,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ..crashpoints import crash_point
+from ..errors import TailraceError
 from ..model import Position
 from .direct import DirectPartition, read_direct
 from .feed import Feed, position_rows
 from .offsets import from_offset, rollbacks_of, to_offset
 from .options import Options, parse_options, partition_map
+from .scratch import Scratch
 from .spool import SEGMENT_ROWS, Segment, Spool
 
 __all__ = ["SpooledPartition", "StreamReader"]
@@ -59,6 +58,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options: Options = parse_options(given)
         self._feed: Feed | None = None
         self._spool: Spool | None = None
+        self._scratch: Scratch | None = None
         self._initial: dict[str, Any] | None = None
         self._behind: dict[str, int] = {}
         """By offset, the number of the first segment behind it."""
@@ -154,6 +154,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._spool.close()
         if self._feed is not None:
             self._feed.close()
+        if self._scratch is not None:
+            self._scratch.remove()
 
     def _connected(self) -> Feed:
         if self._feed is None:
@@ -164,16 +166,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The spool, with the consumer's thread filling it from ``start`` on."""
         if self._spool is None:
             feed = self._connected()
-            directory = Path(tempfile.mkdtemp(prefix="tailrace-spool-", dir=self._options.spool_dir))
+            self._scratch = Scratch(self._options.spool_dir, "spool")
             self._spool = Spool(
-                directory,
+                self._scratch.path,
                 self._partition_of(),
                 self._options.spool_bytes,
                 segment_rows=min(self._options.max_rows or SEGMENT_ROWS, SEGMENT_ROWS),
                 segment_bytes=self._options.max_bytes,
             )
             self._behind[_text(start)] = 0
-            _remove_at_end(directory)
+            _remove_at_end(self._scratch)
             deliveries = feed.deliveries(from_offset(start), end="now" if self._ends else "forever")
             threading.Thread(
                 target=self._spool.fill, args=(deliveries,), name="tailrace-feed", daemon=True
@@ -217,7 +219,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         assert isinstance(partition, SpooledPartition)
         for path in partition.files:
-            with pa.memory_map(path) as source, pa.ipc.open_file(source) as reader:
+            try:
+                source = pa.memory_map(path)
+            except FileNotFoundError:
+                raise TailraceError(
+                    f"the file {path} of the spool is gone, or this executor does not see its folder: set "
+                    "spoolDir to one that all executors share and nobody cleans, and start again"
+                ) from None
+            with source, pa.ipc.open_file(source) as reader:
                 for index in range(reader.num_record_batches):
                     yield reader.get_batch(index)
         if partition.positions:
@@ -229,11 +238,11 @@ def _text(offset: Mapping[str, Any]) -> str:
     return json.dumps(offset, separators=(",", ":"))
 
 
-def _remove_at_end(directory: Path) -> None:
+def _remove_at_end(scratch: Scratch) -> None:
     """Leave nothing behind: Spark ends this process with SIGTERM more often than by calling `stop`."""
 
     def remove(number: int, frame: FrameType | None) -> None:
-        shutil.rmtree(directory, ignore_errors=True)
+        scratch.remove()
         sys.exit(0)
 
     if threading.current_thread() is threading.main_thread():

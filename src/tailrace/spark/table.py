@@ -120,6 +120,7 @@ class MirrorTable:
         self._storage_options = storage_options
         self._clock = clock
         self._current = next(self.versions(), None)
+        self._source = self._newest(SOURCE)
         self._run: str | None = None
         self._files: dict[int, list[DataFile]] = {}
         self._existing: dict[str, bool] = {}
@@ -201,11 +202,8 @@ class MirrorTable:
     @property
     def source(self) -> dict[str, Any]:
         """The bucket and collection that it mirrors."""
-        for commit in self._history():
-            if SOURCE in commit:
-                found: dict[str, Any] = json.loads(commit[SOURCE])
-                return found
-        return {}
+        found: dict[str, Any] = json.loads(self._source or "{}")
+        return found
 
     def versions(self) -> Iterator[Version]:
         """Every version that a mirror made and whose log is still there, newest first."""
@@ -218,6 +216,10 @@ class MirrorTable:
                     str(commit.get(RUN, "")),
                     {int(vbucket): seqno for vbucket, seqno in resets.items()},
                 )
+
+    def _newest(self, name: str) -> str | None:
+        """What the newest commit says that says anything of it."""
+        return next((str(commit[name]) for commit in self._history() if name in commit), None)
 
     def _history(self) -> Iterator[dict[str, Any]]:
         """Commits, newest first; read in steps, because the one that is looked for is near."""
@@ -380,6 +382,7 @@ class MirrorTable:
             custom_metadata={
                 POSITIONS: format_compact(positions),
                 RUN: self._run,
+                SOURCE: self._source or "{}",
                 VERSION: str(version),
                 **({RESETS: json.dumps(dict(resets))} if resets else {}),
             },

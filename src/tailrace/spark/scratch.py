@@ -1,0 +1,66 @@
+"""Directories that live as long as a process: Spark's checkpoint of a run, staged rows, the spool.
+
+Whoever is killed can't tidy up, so the next one does: a directory carries a lock that its owner holds, and
+the lock of a process that is gone is free. Several owners may share a place.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from ..errors import StoreLocked
+from ..store.files import DiskFiles
+
+__all__ = ["Scratch"]
+
+_LOCK = "lock"
+
+
+class Scratch:
+    """A directory of this process's own in ``place``; None is a folder among the system's temporary files.
+    What processes that are gone left there is removed first.
+    """
+
+    def __init__(self, place: str | os.PathLike[str] | None, kind: str) -> None:
+        where = _own_place() if place is None else Path(place)
+        where.mkdir(parents=True, exist_ok=True)
+        for left in where.glob(f"{kind}-*"):
+            _remove_if_left(left)
+        made = Path(tempfile.mkdtemp(prefix=".new-", dir=where))
+        self._held: DiskFiles | None = DiskFiles(made)
+        self._held.lock(_LOCK)
+        self.path = where / f"{kind}-{made.name[5:]}"  # under a name that others look at once it is locked
+        made.rename(self.path)
+        atexit.register(self.remove)
+
+    def remove(self) -> None:
+        """Delete it with all that is in it."""
+        if self._held is not None:
+            atexit.unregister(self.remove)
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._held.unlock()
+            self._held = None
+
+
+def _own_place() -> Path:
+    """A folder that is this user's alone."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    place = Path(tempfile.gettempdir()) / f"tailrace-{user}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    if hasattr(os, "getuid") and place.stat().st_uid != user:  # somebody put it there for us
+        return Path(tempfile.mkdtemp(prefix="tailrace-"))
+    return place
+
+
+def _remove_if_left(directory: Path) -> None:
+    found = DiskFiles(directory)
+    try:
+        found.lock(_LOCK)
+    except (StoreLocked, OSError):
+        return
+    shutil.rmtree(directory, ignore_errors=True)
+    found.unlock()

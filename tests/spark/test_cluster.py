@@ -1,0 +1,100 @@
+"""A standalone Spark cluster, a master and two workers on loopback, runs the same test as local mode.
+
+The driver is a process that spark-submit starts: this one may have a local session already.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tailrace.spark.session import prepare_environment
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+
+_PATIENCE_S = 120.0
+
+
+@contextmanager
+def cluster(directory: Path) -> Iterator[str]:
+    """A master and two workers of one core each; the master's URL."""
+    prepare_environment()
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    environment = os.environ | {
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "SPARK_WORKER_DIR": str(directory / "workers"),
+        "SPARK_SCALA_VERSION": next(home.glob("jars/spark-core_*.jar")).name.split("_")[1].split("-")[0],
+    }
+    java = Path(environment["JAVA_HOME"]) / "bin" / "java" if "JAVA_HOME" in environment else Path("java")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *arguments: str) -> Path:
+        log = directory / f"{name}.log"
+        command = [str(java), "-cp", f"{home}/jars/*", "-Xmx256m", *QUICK, *OPENED, *arguments]
+        with log.open("wb") as out:
+            started.append(subprocess.Popen(command, env=environment, stdout=out, stderr=out))
+        return log
+
+    try:
+        ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        log = start("master", "org.apache.spark.deploy.master.Master", *ports)
+        url = _waited_for(log, r"Starting Spark master at (spark://\S+)")
+        for number in range(2):
+            limits = ["--cores", "1", "--memory", "1g"]
+            start(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *ports, *limits, url)
+        for number in range(2):
+            _waited_for(directory / f"worker-{number}.log", r"(Successfully registered) with master")
+        yield url
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+SETTINGS = [
+    "--conf=spark.ui.enabled=false",
+    "--conf=spark.log.level=ERROR",
+    "--conf=spark.executor.memory=512m",
+    f"--conf=spark.driver.extraJavaOptions={' '.join(QUICK)}",
+    f"--conf=spark.executor.extraJavaOptions={' '.join(QUICK)}",
+]
+OPENED = [
+    f"--add-opens=java.base/{package}=ALL-UNNAMED"
+    for package in ("java.lang", "java.nio", "java.util", "sun.nio.ch", "java.net", "java.util.concurrent")
+]
+
+
+def _waited_for(log: Path, pattern: str) -> str:
+    patience = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < patience:
+        found = re.search(pattern, log.read_text(errors="replace"))
+        if found:
+            return found[1]
+        time.sleep(0.1)
+    raise AssertionError(f"{log.name} does not say {pattern!r}:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def test_mirror_rollback_and_verify_on_a_cluster(tmp_path: Path) -> None:
+    import pyspark
+
+    with cluster(tmp_path) as url:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "SPARK_LOCAL_IP": "127.0.0.1"}
+        submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+        job = [str(Path(__file__).parent / "core_scenario.py"), str(tmp_path)]
+        command = [str(submit), "--master", url, *SETTINGS, *job]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert done.stdout.split()[-1] == "2", f"not on two executors: {done.stdout[-300:]}"
