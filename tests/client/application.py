@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tailrace import Deletion, Expiration, Mutation, Rollback, SeqnoAdvanced, Snapshot, StreamEnd
+from tailrace import Deletion, Expiration, Flush, Mutation, Rollback, SeqnoAdvanced, Snapshot, StreamEnd
 from tailrace.store.format import Document
 
 
@@ -23,7 +23,7 @@ class Application:
         self.snapshot: dict[int, tuple[int, int]] = {}
         self.rollbacks: list[Rollback] = []
         self.ended: dict[int, str] = {}
-        self.changes = 0
+        self.changes = self.flushes = 0
 
     def take(self, events: Iterable[Any]) -> Application:
         for event in events:
@@ -40,6 +40,9 @@ class Application:
             self.documents[vbucket] = dict(states.get(event.seqno, {}))
             self.whole[vbucket] = {at: state for at, state in states.items() if at <= event.seqno}
             self.last[vbucket] = event.seqno
+        elif isinstance(event, Flush):
+            self.flushes += 1
+            self.documents[vbucket], self.whole[vbucket], self.last[vbucket] = {}, {}, 0
         elif isinstance(event, Snapshot):
             self.snapshot[vbucket] = (event.start, event.end)
         elif isinstance(event, Mutation | Deletion | Expiration | SeqnoAdvanced):

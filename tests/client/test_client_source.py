@@ -497,7 +497,6 @@ def test_a_server_that_stays_away_is_an_error(connect):
 
 def test_usage_errors(node, connect):
     for options in (
-        {"dialect": "tap"},
         {"dialect": "x"},
         {"flow_control_bufer": 1},
         {"flow_control_buffer": 1},

@@ -126,7 +126,10 @@ def test_tail_errors(node, capfdbinary, tmp_path):
     other = tmp_path / "other.json"
     other.write_text('{"tailrace_state":1,"bucket":"beer","vbuckets":{}}')
     for code, *arguments in (
-        (2, "--dialect", "tap"),
+        (2, "--dialect", "tap", "--state", tmp_path / "state.json"),
+        (2, "--dialect", "tap", "--from", other),
+        (2, "--dialect", "upr-a", "--no-value"),
+        (2, "--dialect", "upr-a", "--tap-name", "reader"),
         (2, "--from", "yesterday"),
         (2, "--from", broken),
         (2, "--state", broken),

@@ -47,6 +47,16 @@ tailrace tail couchbase://127.0.0.1 --to now --state positions.json --json > cha
 @dialect_option
 @state_option("Save positions here after each whole snapshot, and resume from them.")
 @retry_option
+@click.option(
+    "--tap-name",
+    metavar="NAME",
+    help="With --dialect tap: the node remembers this reader and goes on where it was.",
+)
+@click.option(
+    "--tap-forget",
+    is_flag=True,
+    help="With --tap-name: have the node forget the reader at the end.",
+)
 @click.option("--vbucket", "vbuckets", metavar="V", help="Only these: 7, 0-7 or 0,3,8-15.")
 @click.option("--verbose", is_flag=True, help="Show snapshots too.")
 @json_option("Write an object a line.")
@@ -59,6 +69,8 @@ def command(
     dialect: str,
     state: Path | None,
     retry_for: float,
+    tap_name: str | None,
+    tap_forget: bool,
     vbuckets: str | None,
     verbose: bool,
     as_json: bool,
@@ -67,7 +79,9 @@ def command(
     """Show changes as they come.
 
     Text for people, or with --json an object a line for scripts. Output is flushed before the position is
-    saved: after a kill only changes of snapshots that were open or being saved may come again.
+    saved: after a kill only changes of snapshots that were open or being saved may come again. The older
+    dialects are for old servers and for looking at them: tap has no seqnos and no positions, so there a
+    reader is remembered by its name instead of by --state.
     """
     from ..client.jsonlines import json_line
     from ..client.text import TextLines
@@ -81,7 +95,17 @@ def command(
         line = TextLines(colour=use_colour(sys.stdout), width=width, verbose=verbose).line
     chosen = None if vbuckets is None else parse_vbuckets(vbuckets)
     given = connect_options(url, options, purpose="tail", dialect=dialect, retry_for_s=retry_for)
-    run(_tail(url, given, _Positions(state, start, url.bucket), end, chosen, line))
+    if tap_name is not None:
+        from ..protocol.tap_reader import TapSettings
+
+        given["tap_settings"] = TapSettings(name=tap_name, registered=True)
+    elif tap_forget:
+        raise UsageError("--tap-forget is for a reader with a name; give --tap-name too")
+    positions = None
+    if dialect != "tap" or state is not None or start not in ("beginning", "now"):
+        positions = _Positions(state, start, url.bucket)
+        start = positions.start
+    run(_tail(url, given, positions, start, end, chosen, line, forget=tap_forget))
 
 
 class _Positions:
@@ -115,16 +139,19 @@ class _Positions:
 async def _tail(
     url: ConnectionString,
     options: dict[str, Any],
-    positions: _Positions,
+    positions: _Positions | None,
+    start: str,
     end: str,
     vbuckets: list[int] | None,
     line: Callable[[Event], bytes],
+    *,
+    forget: bool,
 ) -> None:
     from ..client.aio import connect
 
     out = sys.stdout.buffer
     async with connect(url, state=positions, autosave=False, **options) as source:
-        async for piece in source.pieces(positions.start, end, vbuckets=vbuckets):
+        async for piece in source.pieces(start, end, vbuckets=vbuckets):
             lines: list[bytes] = []
             for event in piece.events():
                 lines.append(line(event))
@@ -135,3 +162,5 @@ async def _tail(
             out.flush()
             # everything of the piece is out: it may be saved, and won't come again
             await source.save()
+        if forget:
+            await source.deregister()

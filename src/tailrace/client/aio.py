@@ -29,8 +29,8 @@ from ..errors import ConnectError, TailraceError, UsageError
 from ..history import FailoverLog
 from ..model import Position
 from ..protocol.dcp_consumer import DcpConsumer
-from ..protocol.script import Script
-from ..wire.admin import GetAllVbSeqnos, GetFailoverLog
+from ..protocol.script import Script, ask
+from ..wire.admin import DeregisterTapClient, GetAllVbSeqnos, GetFailoverLog
 from ..wire.codes import Status, VBucketState
 from .catalog import Catalog
 from .events import Event
@@ -72,6 +72,7 @@ class Source:
             allow_plain=options.allow_plain,
             retry_for_s=options.retry_for_s,
             rng=self._rng,
+            speech=options.speech(),
         )
         self._nodes.on_change = self._turn_soon
         self._catalog = Catalog(
@@ -80,6 +81,7 @@ class Source:
         self._reading: Reading | None = None
         self._piece: Piece | None = None
         self._connections: dict[Address, _Connection] = {}
+        self._closing: set[asyncio.Future[None]] = set()
         self._dialling: set[asyncio.Task[None]] = set()
         self._error: Exception | None = None
         self._closed = False
@@ -115,15 +117,16 @@ class Source:
             self._timer.cancel()
         for task in self._dialling:
             task.cancel()
-        connections = list(self._connections.values())
-        self._connections.clear()
-        for connection in connections:
-            connection.abort()
+        for address in list(self._connections):
+            self._drop(address)
         if self._dialling:
             await asyncio.gather(*self._dialling, return_exceptions=True)
+        await asyncio.sleep(0)
+        for address in list(self._connections):
+            self._drop(address)  # it was made while the others were closed
         # the sockets are closed by callbacks of the loop: when this returns, that is done
-        if connections:
-            await asyncio.wait([one.closed for one in connections], timeout=_CLOSE_TIMEOUT_S)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=_CLOSE_TIMEOUT_S)
 
     # reading
 
@@ -189,8 +192,10 @@ class Source:
         saved = {} if self._store is None else await self._loop.run_in_executor(None, self._store.load)
         wanted = read_options(self.options, start, end, vbuckets)
         reading = self._reading = Reading(self._nodes, self._catalog, wanted, saved, rng=self._rng)
+        links = dict(self._nodes.links())
         for address, connection in self._connections.items():
-            if connection.lost is not None:
+            # one that is lost and known to be: its successor is on its way
+            if connection.lost is not None and links.get(address) is connection.link:
                 reading.link_closed(address, connection.lost)
         self._turn()
         return reading
@@ -202,7 +207,22 @@ class Source:
             self._piece = None
         if self._reading is reading:
             reading.close()
+            self._drop_spent()
             self._flush()
+
+    def _drop_spent(self) -> None:
+        """Close the connections that can't carry another reading; new ones are made when they are needed."""
+        for address, connection in list(self._connections.items()):
+            if connection.link.is_spent:
+                self._drop(address)
+                self._nodes.dropped(address)
+
+    def _drop(self, address: Address) -> None:
+        """Close a connection of which nobody needs to hear any more."""
+        connection = self._connections.pop(address)
+        self._closing.add(connection.closed)
+        connection.closed.add_done_callback(self._closing.discard)
+        connection.abort()
 
     async def next_piece(self, reading: Reading) -> Piece | None:
         """The next piece; the one before is done with. None at the end."""
@@ -241,7 +261,9 @@ class Source:
         return all(connection.link.next_chunk() is None for connection in self._connections.values())
 
     async def pause(self, vbuckets: Iterable[int]) -> None:
-        """Stop receiving some vbuckets; `resume` goes on exactly there."""
+        """Stop receiving some vbuckets; `resume` goes on exactly there. Only DCP can do that."""
+        if self.options.dialect != "dcp":
+            raise UsageError(f"{self.options.dialect} can't close a stream, so nothing can be paused")
         self._active().pause(list(vbuckets))
         self._turn()
 
@@ -305,6 +327,13 @@ class Source:
         ):
             found |= answer
         return dict(sorted(found.items()))
+
+    async def deregister(self) -> None:
+        """Have all nodes forget this TAP reader, which they would remember by its name for ever."""
+        if self.options.dialect != "tap":
+            raise UsageError(f"{self.options.dialect} has no readers that a node remembers")
+        name = self.options.tap_settings.name or self._settings.name
+        await self._ask_everybody(lambda _: ask(DeregisterTapClient(key=name.encode()), "deregister"))
 
     @property
     def has_collections(self) -> bool:
@@ -380,7 +409,7 @@ class Source:
             task.add_done_callback(self._dialling.discard)
         for address in self._nodes.to_disconnect():
             if self._connections[address].link.next_chunk() is None:
-                self._connections.pop(address).abort()
+                self._drop(address)
                 self._nodes.dropped(address)
         self._flush()
         self._arm(now)
@@ -444,6 +473,8 @@ class Source:
 
     def _received(self, connection: _Connection) -> None:
         """Something was received and looked at."""
+        if self._connections.get(connection.address) is not connection:
+            return  # it was dropped
         if connection.link.granted is not None and not connection.opened:
             connection.opened = True
             try:
@@ -502,7 +533,7 @@ class Source:
         assert self._nodes.map is not None
         if self._reading is None:
             self._nodes.need(range(self._nodes.map.vbucket_count))
-            self._turn()
+        self._turn()
         await self._until(
             lambda: (
                 {self._home(one) for one in self._needed_vbuckets()} - {None}
@@ -612,6 +643,8 @@ class _Connection(asyncio.BufferedProtocol):
             self.closed.set_result(None)
         if self.lost is not None:
             return
+        if exc is None:
+            self.link.close_received()
         self._process()
         if self.lost is None:
             reason = (exc and (getattr(exc, "strerror", None) or str(exc))) or "closed by the server"

@@ -168,7 +168,7 @@ class BlockingSource:
         return self._call(lambda: self._source.is_idle)
 
     def pause(self, vbuckets: Iterable[int]) -> None:
-        """Stop receiving some vbuckets; `resume` goes on exactly there."""
+        """Stop receiving some vbuckets; `resume` goes on exactly there. Only DCP can do that."""
         self._await(self._source.pause(vbuckets))
 
     def resume(self, vbuckets: Iterable[int]) -> None:
@@ -197,6 +197,10 @@ class BlockingSource:
     def failover_logs(self, vbuckets: Iterable[int] | None = None) -> dict[int, FailoverLog]:
         """The branches of vbuckets, newest first."""
         return self._await(self._source.failover_logs(vbuckets))
+
+    def deregister(self) -> None:
+        """Have all nodes forget this TAP reader, which they would remember by its name for ever."""
+        self._await(self._source.deregister())
 
     @property
     def has_collections(self) -> bool:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from ..connstr import Address, ConnectionString
 from ..errors import ConnectError, LoginError, StatusError
 from ..protocol.dcp_consumer import ConsumerSettings, DcpConsumer
-from ..protocol.handshake import CONSUMER_FEATURES, Credentials, Introduction
+from ..protocol.handshake import Credentials, Introduction
 from ..protocol.script import Script
 from ..wire.admin import GetAllVbSeqnos, GetClusterConfig
 from ..wire.codes import Status
 from .backoff import Backoff
 from .cluster_map import ClusterMap
+from .dialects import DCP_SPEECH, Speech
 
 __all__ = ["Node", "Nodes", "is_passing"]
 
@@ -86,6 +87,7 @@ class Nodes:
         allow_plain: bool,
         retry_for_s: float,
         rng: random.Random,
+        speech: Speech = DCP_SPEECH,
     ) -> None:
         credentials = None
         if where.username is not None:
@@ -95,9 +97,10 @@ class Nodes:
         self.on_change: Callable[[], None] = lambda: None
         """Called when a connection became ready or went, or the map changed."""
         self._introduction = Introduction(
-            agent, where.bucket, credentials, CONSUMER_FEATURES, allow_plain=allow_plain or where.tls
+            agent, where.bucket, credentials, speech.features, allow_plain=allow_plain or where.tls
         )
         self._settings = settings
+        self._speech = speech
         self._retry_for_s = retry_for_s
         self._rng = rng
         self._nodes: dict[Address, Node] = {}
@@ -130,7 +133,7 @@ class Nodes:
         """A connection is there; the pump feeds what is returned."""
         node = self._node(address)
         node.connecting = False
-        node.link = link = DcpConsumer(self._introduction, self._settings, rng=self._rng, now=now)
+        node.link = link = self._speech.connect(self._introduction, self._settings, self._rng, now)
         link.on_config = lambda text: self._pushed(address, text)
         return link
 

@@ -15,16 +15,15 @@ from ..connstr import ConnectionString, parse
 from ..errors import UsageError
 from ..model import Position, parse_positions
 from ..protocol.dcp_consumer import ConsumerSettings
+from ..protocol.tap_reader import TapSettings
 from .checkpoints import FileState, StateStore
+from .dialects import CANNOT, DIALECTS, Speech, speech_of
 from .resume import End, ReadOptions, Start
 from .tls import TlsOptions
 
-__all__ = ["DIALECTS", "SourceOptions", "read_options", "resolve"]
+__all__ = ["SourceOptions", "read_options", "resolve"]
 
-DIALECTS = ("dcp",)
-"""Dialects that a source speaks."""
-
-_KNOWN_DIALECTS = ("dcp", "upr-a", "upr-b", "tap")
+_TAP = TapSettings()
 _MAX_NAME = 200
 _LEAST_BUFFER = 1 << 10
 _MOST_BUFFER = 1 << 31
@@ -71,14 +70,17 @@ class SourceOptions:
     """Called with everything that goes over the streams: connection, whether we sent it, whole frames."""
     priority: str = ""
     """``low``, ``medium`` or ``high``, if the server should prefer or defer this reader."""
+    tap_settings: TapSettings = _TAP
+    """What only the dialect ``tap`` has: the reader's name, by which a node remembers it, and so on."""
     backfill_order: str = ""
     """``sequential``: one vbucket after the other, so that each is whole early; or ``round-robin``."""
 
     def __post_init__(self) -> None:
-        if self.dialect not in _KNOWN_DIALECTS:
-            raise UsageError(f"there is no dialect {self.dialect!r}; known are {', '.join(_KNOWN_DIALECTS)}")
         if self.dialect not in DIALECTS:
-            raise UsageError(f"the dialect {self.dialect!r} can't be read yet; use dcp")
+            raise UsageError(f"there is no dialect {self.dialect!r}; known are {', '.join(DIALECTS)}")
+        for name in CANNOT[self.dialect]:
+            if getattr(self, name) != type(self)._defaults()[name]:
+                raise UsageError(f"{self.dialect} has no {name}; read by dcp, or without it")
         if not _LEAST_BUFFER <= self.flow_control_buffer <= _MOST_BUFFER:
             raise UsageError(f"flow_control_buffer goes from {_LEAST_BUFFER} to {_MOST_BUFFER} bytes")
         if not 0.1 <= self.noop_interval_s <= 10_800:
@@ -116,6 +118,14 @@ class SourceOptions:
             backfill_order=self.backfill_order,
         )
 
+    def speech(self) -> Speech:
+        """What is spoken on the connections."""
+        return speech_of(self.dialect, xattrs=self.include_xattrs, tap=self.tap_settings)
+
+    @classmethod
+    def _defaults(cls) -> Mapping[str, Any]:
+        return {one.name: one.default for one in fields(cls)}
+
     def state_store(self, bucket: str) -> StateStore | None:
         """Where positions are kept."""
         if isinstance(self.state, str | Path):
@@ -152,6 +162,8 @@ def read_options(
         start = parse_positions(start)
     if isinstance(start, Mapping) and not all(isinstance(one, Position) for one in start.values()):
         raise UsageError("start is beginning, now, or a mapping of vbucket to Position")
+    if options.dialect == "tap" and not (isinstance(start, str) and isinstance(end, str)):
+        raise UsageError("tap has no seqnos: a reading starts at the beginning or now, and ends now or never")
     return ReadOptions(
         start,
         end,

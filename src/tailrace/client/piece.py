@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..columns.batch import SCHEMA, Names, to_batch
 from ..model import Position
-from ..protocol.chunk import Carried, Control, Delivery, Ended, MarkerReceived, Opened, Segment
+from ..protocol.chunk import Carried, Control, Delivery, Ended, Flushed, MarkerReceived, Opened, Segment
 from ..protocol.dcp_consumer import DcpConsumer
 from ..snappy import inflate
 from ..wire.codes import Datatype, DcpOpcode, MarkerFlag, StreamEndStatus, SystemEventId
@@ -22,6 +22,7 @@ from .events import (
     Deletion,
     Event,
     Expiration,
+    Flush,
     Mutation,
     Rollback,
     SeqnoAdvanced,
@@ -108,6 +109,8 @@ class Piece:
             case MarkerReceived():
                 source = "disk" if what.flags & MarkerFlag.DISK else "memory"
                 event = Snapshot(vbucket, vb_uuid, what.start, what.end, source)
+            case Flushed():
+                event = Flush(vbucket)
             case Carried():
                 event = self._carried(what)
             case Ended() if is_done:
@@ -256,6 +259,9 @@ class Piece:
             assert told.position is not None
             self._cursor.pop(event.vbucket, None)
             self._progress[event.vbucket].rolled_back(event.seqno, told.position)
+        elif isinstance(event, Flush):
+            self._cursor.pop(event.vbucket, None)
+            self._progress[event.vbucket].rolled_back(0, Position.BEGINNING)
         return event
 
     def settle(self) -> None:
@@ -278,7 +284,7 @@ class Piece:
         ends = self._snapshot_ends() if by_snapshot else []
         first = 0
         for told in self.told:
-            if isinstance(told.event, Rollback | SystemEvent):
+            if isinstance(told.event, Rollback | Flush | SystemEvent):
                 if told.row > first:
                     yield from self._batches(first, told.row, ends, no_value=no_value)
                     first = told.row
@@ -372,9 +378,9 @@ def _unpack(value: bytes, datatype: int) -> tuple[bytes, dict[str, Any] | None]:
 
 
 def _row(event: Event, names: Names) -> pa.RecordBatch:
-    """One event as a batch of one row: ``op`` is ``rollback`` or ``system``, ``value`` the event as JSON."""
+    """One event as a batch of one row; a system event has itself as JSON for its value."""
     columns: dict[str, Any] = {
-        "op": "rollback" if isinstance(event, Rollback) else "system",
+        "op": {Rollback: "rollback", Flush: "flush"}.get(type(event), "system"),
         "bucket": names.bucket,
         "vbucket": event.vbucket,
     }

@@ -389,6 +389,8 @@ class Reading:
             flags=int(AddStreamFlag.ACTIVE_VB_ONLY),
             value=self._filter(one, node.link),
         )
+        if node.link.next_chunk() is not None:
+            self._nodes.on_change()  # in the older dialects some answers are known at once
 
     def _filter(self, one: Progress, link: DcpConsumer) -> bytes:
         """The JSON of a stream request: what to leave out, and what we know of purges."""

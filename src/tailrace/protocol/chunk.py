@@ -39,6 +39,7 @@ __all__ = [
     "Control",
     "Delivery",
     "Ended",
+    "Flushed",
     "MarkerReceived",
     "Opened",
     "Refused",
@@ -118,6 +119,12 @@ class Ended(NamedTuple):
     status: int
 
 
+class Flushed(NamedTuple):
+    """All of a vbucket is gone; the stream is opened again by itself. DCP has no such message."""
+
+    stream: Stream
+
+
 class Carried(NamedTuple):
     """A system event or a seqno that advanced: a message with a place in the history."""
 
@@ -126,7 +133,7 @@ class Carried(NamedTuple):
     segment: Segment
 
 
-What: TypeAlias = Opened | Refused | MarkerReceived | Ended | Carried
+What: TypeAlias = Opened | Refused | MarkerReceived | Ended | Flushed | Carried
 
 
 class Control(NamedTuple):
@@ -448,6 +455,10 @@ class _Segments:
                 self._check_vbucket(ended.vbucket, work)
                 self.happened.append((at, Ended(work.stream, ended.status)))
                 work.is_open, work.is_over = False, True
+        elif work is not None and opcode == DcpOpcode.FLUSH:
+            self.happened.append((at, Flushed(work.stream)))
+            work.position, work.marker, work.answer_at = Position.BEGINNING, None, None
+            work.is_open = False
         elif work is not None:
             self._marker(control, work, at)
 

@@ -18,7 +18,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from .handshake import Introduction, Session, handshake
 from .receive_buffer import BLOCK_BYTES, ReceiveBuffer
 from .script import Script, ScriptRunner
 
-__all__ = ["ConsumerSettings", "DcpConsumer"]
+__all__ = ["FIRST_STREAM_OPAQUE", "MAX_FRAME_BEFORE_OPEN", "ConsumerSettings", "DcpConsumer", "Granted"]
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ MAX_FRAME_BEFORE_OPEN = 4 << 20
 """The largest answer of a handshake is a cluster map."""
 
 _LEAST_BLOCK = 256 << 10
-_FIRST_STREAM_OPAQUE = 0x8000_0000
+FIRST_STREAM_OPAQUE = 0x8000_0000
 _SCRIPT_OPAQUES = 0x1_0000
 _MAX_SCRIPTS = 0x7F00
 _STREAM_REQUESTS = frozenset(
@@ -111,7 +111,7 @@ class ConsumerSettings:
 
 
 @dataclass(slots=True)
-class _Granted:
+class Granted:
     """What came of opening the connection."""
 
     session: Session
@@ -119,7 +119,7 @@ class _Granted:
     refused: list[str] = field(default_factory=list)
 
 
-def _open(introduction: Introduction, settings: ConsumerSettings, rng: random.Random) -> Script[_Granted]:
+def _open(introduction: Introduction, settings: ConsumerSettings, rng: random.Random) -> Script[Granted]:
     """From the first byte to a connection that takes stream requests."""
     session = yield from handshake(introduction, rng)
     wanted = settings.controls(session)
@@ -132,7 +132,7 @@ def _open(introduction: Introduction, settings: ConsumerSettings, rng: random.Ra
         raise LoginError("this user may not read change streams; give it the privilege or use another one")
     if opened != Status.SUCCESS:
         raise StatusError(opened, "dcp open", answers[0].value)
-    granted = _Granted(session)
+    granted = Granted(session)
     for (key, _, is_needed), answer in zip(wanted, answers[1:], strict=True):
         if answer.status == Status.SUCCESS:
             continue
@@ -147,11 +147,16 @@ def _open(introduction: Introduction, settings: ConsumerSettings, rng: random.Ra
 class DcpConsumer:
     """One connection to one node. Any error that it raises ends the connection."""
 
+    ORDERED: ClassVar[frozenset[int]] = _STREAM_REQUESTS
+    """What the server sends for streams besides changes; it keeps its place between them."""
+    is_spent = False
+    """It can't be used for another reading: close it when this one is over."""
+
     def __init__(
         self, introduction: Introduction, settings: ConsumerSettings, *, rng: random.Random, now: float
     ) -> None:
         self.settings = settings
-        self.granted: _Granted | None = None
+        self.granted: Granted | None = None
         """None until the connection takes stream requests."""
         self.on_config: Callable[[bytes], None] = lambda _: None
         """Called with each cluster map that is pushed; with nothing if it only changed."""
@@ -164,13 +169,16 @@ class DcpConsumer:
         self._streams: dict[int, Stream] = {}
         self._opaque_of: dict[int, int] = {}
         self._retired: set[int] = set()
-        self._next_opaque = _FIRST_STREAM_OPAQUE
+        self._next_opaque = FIRST_STREAM_OPAQUE
         self._scripts: dict[int, tuple[ScriptRunner[Any], Callable[[Any], None]]] = {}
         self._next_script = 0
         self._last_heard = self._last_ack = now
         self._grew = False
         self._unacked = 0
-        self.ask(_open(introduction, settings, rng), self._opened)
+        self.ask(self._opening(introduction, rng), self._opened)
+
+    def _opening(self, introduction: Introduction, rng: random.Random) -> Script[Granted]:
+        return _open(introduction, self.settings, rng)
 
     # bytes in
 
@@ -217,6 +225,12 @@ class DcpConsumer:
             return
         self._grew = False
         self._last_heard = now
+        self._scan()
+
+    def close_received(self) -> None:
+        """The server has closed the connection in an orderly way."""
+
+    def _scan(self) -> None:
         session = self.granted.session if self.granted else None
         limit = MAX_FRAME if session else MAX_FRAME_BEFORE_OPEN
         # a block is far smaller than what one scan reads, so this finds everything
@@ -247,13 +261,13 @@ class DcpConsumer:
                     self._out += HEADER.pack(Magic.RESPONSE, opcode, 0, 0, 0, 0, 0, opaque, 0)
                     continue
                 counted += sizes[index]
-                if opcode in _STREAM_REQUESTS:
+                if opcode in self.ORDERED:
                     ordered[index] = True
                 else:
                     self._unexpected(opcode, opaque)
             elif magic == Magic.SERVER_REQUEST:
                 self._pushed(Frame.parse(frames.data.data, int(frames.control_start[index])))
-            elif opaque >= _FIRST_STREAM_OPAQUE:
+            elif opaque >= FIRST_STREAM_OPAQUE:
                 ordered[index] = True
             elif opcode != DcpOpcode.BUFFER_ACK:  # some servers answer even that
                 self._answered(Frame.parse(frames.data.data, int(frames.control_start[index])))
@@ -305,7 +319,7 @@ class DcpConsumer:
             del self._scripts[number]
             then(runner.result)
 
-    def _opened(self, granted: _Granted) -> None:
+    def _opened(self, granted: Granted) -> None:
         self.granted = granted
 
     # streams
@@ -319,14 +333,9 @@ class DcpConsumer:
         self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
     ) -> None:
         """Ask for a vbucket's changes from where the stream stands."""
-        assert stream.vbucket not in self._opaque_of, "a stream is opened once at a time"
-        opaque = self._next_opaque
-        self._next_opaque = opaque + 1 if opaque < 0xFFFF_FFF0 else _FIRST_STREAM_OPAQUE
+        opaque = self._register(stream)
         position = stream.position
         wanted = position.request_range()
-        stream.is_open, stream.marker = False, None
-        self._streams[opaque] = stream
-        self._opaque_of[stream.vbucket] = opaque
         request = DcpStreamRequest(
             opaque=opaque,
             vbucket=stream.vbucket,
@@ -342,14 +351,33 @@ class DcpConsumer:
             self.tap(True, request)
         self._send(request)
 
+    def _register(self, stream: Stream) -> int:
+        """A stream that is being asked for; its opaque."""
+        assert stream.vbucket not in self._opaque_of, "a stream is opened once at a time"
+        opaque = self._new_opaque()
+        stream.is_open, stream.marker = False, None
+        self._streams[opaque] = stream
+        self._opaque_of[stream.vbucket] = opaque
+        return opaque
+
+    def _new_opaque(self) -> int:
+        opaque = self._next_opaque
+        self._next_opaque = opaque + 1 if opaque < 0xFFFF_FFF0 else FIRST_STREAM_OPAQUE
+        return opaque
+
+    def _retire(self, vbucket: int) -> int | None:
+        """What still comes for a stream is passed over; its opaque, if there is one."""
+        opaque = self._opaque_of.pop(vbucket, None)
+        if opaque is not None:
+            self._retired.add(opaque)
+            self._streams.pop(opaque).is_open = False
+        return opaque
+
     def close_stream(self, vbucket: int) -> None:
         """Tell the server to stop; what it still sends for this stream is passed over."""
-        opaque = self._opaque_of.pop(vbucket, None)
-        if opaque is None:
-            return
-        self._retired.add(opaque)
-        self._streams.pop(opaque).is_open = False
-        self._send(DcpCloseStream(opaque=opaque, vbucket=vbucket).encode())
+        opaque = self._retire(vbucket)
+        if opaque is not None:
+            self._send(DcpCloseStream(opaque=opaque, vbucket=vbucket).encode())
 
     def next_chunk(self) -> Chunk | None:
         """The piece that `next_delivery` will give, if it is good."""

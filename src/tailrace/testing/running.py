@@ -121,7 +121,9 @@ class RunningNode:
                 ready.set_exception(error)
                 return
             ready.set_result(None)
+            server = self._server
             loop.run_forever()
+            loop.run_until_complete(_close_late(server))
         finally:
             loop.close()
 
@@ -431,3 +433,15 @@ class _CutConnection(Connection):
             transport.close()
         else:
             self._left -= len(data)
+
+
+async def _close_late(server: _Server | None) -> None:
+    """Whoever was accepted while the node stopped is closed too: nobody is left to do it later."""
+    late = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    for connection in list(server.connections) if server is not None else ():
+        connection.abort()
+    for _ in range(3):  # what is closed is closed by callbacks of callbacks
+        await asyncio.sleep(0)

@@ -1,0 +1,250 @@
+"""A consumer of an older dialect: what comes is said again in DCP, and the rest is DCP's consumer.
+
+TAP and both drafts of UPR tell of the same things as DCP: changes, snapshots, ends. So a connection that
+speaks one of them translates each message as it comes, and everything behind it, from the scanner to the
+policy that resumes and rolls back, is what DCP has. That is one message at a time and so a good deal slower
+than DCP, for which these dialects were given up.
+
+Three things of DCP they don't have. There are no noops that the server sends, so a silent server is asked for
+a sign of life; there is no window, so the transport holds the server up; and a stream can't be closed but
+with its connection, which `is_spent` from then on.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from abc import abstractmethod
+from typing import ClassVar, NoReturn
+
+from ..errors import ConnectError, MalformedMessage
+from ..model import MAX_U64
+from ..wire.admin import Noop
+from ..wire.codes import Datatype, DcpOpcode, Feature, Magic, MarkerFlag, Status
+from ..wire.dcp import (
+    DcpDeletion,
+    DcpExpiration,
+    DcpFlush,
+    DcpMutation,
+    DcpSnapshotMarker,
+    DcpStreamEnd,
+    DcpStreamRequestResponse,
+)
+from ..wire.framing import Framer
+from ..wire.header import MAX_FRAME, Frame
+from ..wire.message import Message
+from .chunk import Stream
+from .dcp_consumer import FIRST_STREAM_OPAQUE, MAX_FRAME_BEFORE_OPEN, ConsumerSettings, DcpConsumer, Granted
+from .handshake import CONSUMER_FEATURES, Introduction, Session, handshake
+from .script import Script
+
+__all__ = ["OldConsumer", "old_features"]
+
+_RAW_BYTES = 256 << 10
+_EXTRAS_GROWTH = 64
+"""A change is a little longer in DCP than in the older dialects."""
+
+
+def old_features(*, xattrs: bool) -> tuple[int, ...]:
+    """What HELLO asks for: no collections, which have no place in these dialects."""
+    left_out = {Feature.COLLECTIONS} if xattrs else {Feature.COLLECTIONS, Feature.XATTR}
+    return tuple(one for one in CONSUMER_FEATURES if one not in left_out)
+
+
+class OldConsumer(DcpConsumer):
+    """One connection to one node that speaks TAP or UPR."""
+
+    ORDERED: ClassVar[frozenset[int]] = DcpConsumer.ORDERED | {DcpOpcode.FLUSH}
+
+    def __init__(
+        self, introduction: Introduction, settings: ConsumerSettings, *, rng: random.Random, now: float
+    ) -> None:
+        self._raw = Framer(MAX_FRAME_BEFORE_OPEN)
+        self._room = memoryview(bytearray(_RAW_BYTES))
+        self._made = bytearray()
+        self._is_asking = False
+        super().__init__(introduction, settings, rng=rng, now=now)
+
+    def _opening(self, introduction: Introduction, rng: random.Random) -> Script[Granted]:
+        session: Session = yield from handshake(introduction, rng)
+        return Granted(session, noop=False)
+
+    def _opened(self, granted: Granted) -> None:
+        super()._opened(granted)
+        self._raw.limit = MAX_FRAME - _EXTRAS_GROWTH
+
+    # bytes in
+
+    def get_buffer(self) -> memoryview:
+        return self._room
+
+    def buffer_updated(self, count: int) -> None:
+        self._grew = True
+        self.received_bytes += count
+        self._raw.feed(self._room[:count])
+
+    @property
+    def is_full(self) -> bool:
+        return self._raw.buffered >= _RAW_BYTES
+
+    def process(self, now: float) -> None:
+        if not self._grew:
+            return
+        self._grew = False
+        self._last_heard = now
+        for frame in self._raw.frames():
+            if self._is_answer(frame):
+                self._made += frame.encode()
+            else:
+                self._translate(frame)
+            if len(self._made) >= _RAW_BYTES or self.granted is None:
+                self._pass_on()
+        self._pass_on()
+
+    @staticmethod
+    def _is_answer(frame: Frame) -> bool:
+        """Whether it has nothing to do with streams."""
+        if frame.magic == Magic.SERVER_REQUEST:
+            return True
+        return frame.magic == Magic.RESPONSE and frame.opaque < FIRST_STREAM_OPAQUE
+
+    def _pass_on(self) -> None:
+        """Have what was made looked at like what comes from a DCP server."""
+        left = memoryview(bytes(self._made))
+        self._made.clear()
+        while left:
+            room = self._buffer.get_buffer()
+            count = min(len(room), len(left))
+            room[:count] = left[:count]
+            self._buffer.buffer_updated(count)
+            left = left[count:]
+            if self._buffer.is_full or not left:
+                self._scan()
+
+    # messages of the dialect, in DCP's words
+
+    @abstractmethod
+    def _translate(self, frame: Frame) -> None:
+        """Say a message of the dialect in DCP (`_say`, `_say_opened` and so on)."""
+
+    def _say(self, message: Message) -> None:
+        self._made += message.encode()
+
+    def _say_opened(self, opaque: int, log: bytes) -> None:
+        self._made += _answer(opaque, Status.SUCCESS, log)
+
+    def _say_refused(self, opaque: int, status: int, value: bytes = b"") -> None:
+        self._made += _answer(opaque, status, value)
+
+    def _say_rollback(self, opaque: int, seqno: int) -> None:
+        self._say_refused(opaque, Status.ROLLBACK, seqno.to_bytes(8, "big"))
+
+    def _say_marker(self, opaque: int, stream: Stream, start: int, end: int, *, is_disk: bool) -> None:
+        flags = int(MarkerFlag.DISK if is_disk else MarkerFlag.MEMORY)
+        self._say(DcpSnapshotMarker(start=start, end=end, flags=flags, opaque=opaque, vbucket=stream.vbucket))
+
+    def _say_end(self, opaque: int, stream: Stream, status: int) -> None:
+        self._say(DcpStreamEnd(status=status, opaque=opaque, vbucket=stream.vbucket))
+
+    def _say_flush(self, opaque: int, stream: Stream) -> None:
+        self._say(DcpFlush(opaque=opaque, vbucket=stream.vbucket))
+
+    # what these dialects lack
+
+    def close_stream(self, vbucket: int) -> None:
+        if self._retire(vbucket) is not None:
+            self.is_spent = True
+
+    def acknowledge(self, count: int) -> None:
+        self.acked_bytes += count
+
+    def next_timer(self) -> float | None:
+        return self._last_heard + self.settings.noop_interval_s * (2 if self._is_asking else 1)
+
+    def handle_timer(self, now: float) -> None:
+        silent_s = now - self._last_heard
+        if silent_s >= 2 * self.settings.noop_interval_s:
+            raise ConnectError(f"the server has been silent for {silent_s:.0f} s")
+        if silent_s >= self.settings.noop_interval_s and not self._is_asking and self.granted is not None:
+            self._is_asking = True
+            self.ask(_sign_of_life(), self._heard)
+
+    def _heard(self, _: None) -> None:
+        self._is_asking = False
+
+
+def _sign_of_life() -> Script[None]:
+    yield [Noop()]
+
+
+def _answer(opaque: int, status: int, value: bytes) -> bytes:
+    return DcpStreamRequestResponse(
+        opcode=DcpOpcode.STREAM_REQUEST, opaque=opaque, status=status, value=value
+    ).encode()
+
+
+def mutation(
+    *,
+    by_seqno: int,
+    rev_seqno: int,
+    flags: int,
+    expiry: int,
+    lock_time: int = 0,
+    cas: int,
+    key: bytes,
+    value: bytes,
+    datatype: int,
+    opaque: int,
+    vbucket: int,
+) -> bytes:
+    """A mutation in DCP."""
+    _check_seqno(by_seqno)
+    return DcpMutation(
+        by_seqno=by_seqno,
+        rev_seqno=rev_seqno,
+        flags=flags,
+        expiry=expiry,
+        lock_time=lock_time,
+        cas=cas,
+        key=key,
+        value=value,
+        datatype=datatype,
+        opaque=opaque,
+        vbucket=vbucket,
+    ).encode()
+
+
+def removal(
+    *,
+    by_seqno: int,
+    rev_seqno: int,
+    cas: int,
+    key: bytes,
+    opaque: int,
+    vbucket: int,
+    has_expired: bool = False,
+) -> bytes:
+    """A deletion or expiration in DCP; when it happened, the older dialects don't tell."""
+    _check_seqno(by_seqno)
+    made = DcpExpiration if has_expired else DcpDeletion
+    return made(
+        by_seqno=by_seqno, rev_seqno=rev_seqno, cas=cas, key=key, opaque=opaque, vbucket=vbucket
+    ).encode()
+
+
+def _check_seqno(seqno: int) -> None:
+    if not 0 < seqno < MAX_U64:
+        raise MalformedMessage(f"a change has seqno {seqno}")
+
+
+def guess_datatype(value: bytes) -> int:
+    """What a value is, where the dialect doesn't tell: servers find out in the same way for plain writers."""
+    try:
+        json.loads(value, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return 0
+    return int(Datatype.JSON)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,375 @@
+"""The consumer in the older dialects, against a real node: one body for both pumps, and for all that fits."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import threading
+
+import pyarrow as pa
+import pytest
+from application import Application, server_state
+
+import tailrace.testing
+from tailrace import Deletion, Expiration, Flush, Mutation, Position, Rollback, Snapshot, TapSettings
+from tailrace.cli.main import main
+from tailrace.errors import UsageError
+
+VBUCKETS = 4
+KEYS = [f"key-{number}".encode() for number in range(60)]
+UPR = ["upr-a", "upr-b"]
+OLD = [*UPR, "tap"]
+
+
+@pytest.fixture
+def node():
+    with tailrace.testing.node(vbuckets=VBUCKETS) as running:
+        yield running
+
+
+def write(node, count=60, *, value=0):
+    for key in KEYS[:count]:
+        node.set(key, {"value": value})
+
+
+def documents(events):
+    """What is left of a stream of events: key to value, cas, rev, flags, expiry and datatype."""
+    held = {}
+    for event in events:
+        if isinstance(event, Mutation):
+            held[event.key] = (
+                event.value,
+                event.cas,
+                event.rev,
+                event.flags,
+                event.expiry,
+                event.datatype,
+                event.vbucket,
+            )
+        elif isinstance(event, Deletion | Expiration):
+            held.pop(event.key, None)
+        elif isinstance(event, Flush):
+            held = {key: one for key, one in held.items() if one[-1] != event.vbucket}
+    return held
+
+
+def until(changes, done):
+    """Events until one fits."""
+    for event in changes:
+        yield event
+        if done(event):
+            return
+
+
+def is_mutation_of(key):
+    return lambda event: isinstance(event, Mutation) and event.key == key
+
+
+@pytest.mark.parametrize("dialect", OLD)
+def test_every_dialect_tells_the_same(node, connect, dialect):
+    write(node)
+    node.set(b"raw", b"\xff\0not json", expiry=2_000_000_000)
+    node.delete(KEYS[7])
+    expected = documents(connect(node.url).changes(end="now"))
+    source = connect(node.url, dialect=dialect)
+    events = list(source.changes(end="now"))
+    assert documents(events) == expected and len(expected) == 60
+    rows = pa.Table.from_batches(source.batches(end="now")).to_pylist()
+    assert {row["key"]: row["cas"] for row in rows if row["op"] == "mutation"} == {
+        key: one[1] for key, one in expected.items()
+    }
+    some = list(source.changes(end="now", vbuckets=[1, 3]))
+    assert {event.vbucket for event in some} == {1, 3}
+    assert documents(some) == {key: one for key, one in expected.items() if one[-1] in (1, 3)}
+
+
+@pytest.mark.parametrize("dialect", UPR)
+def test_upr_has_seqnos_branches_and_snapshots(node, connect, dialect):
+    write(node)
+    node.delete(KEYS[7])
+    application = Application()
+    source = connect(node.url, dialect=dialect)
+    events = list(source.changes(end="now"))
+    application.take(events)
+    assert application.state() == server_state(node, KEYS)
+    assert application.ended == dict.fromkeys(range(VBUCKETS), "ok")
+    for vbucket, position in source.positions().items():
+        assert position.seqno == node.high_seqno(vbucket) and position.at_snapshot_end
+        assert position.vb_uuid == node.failover_log(vbucket)[0][0]
+    # and from there on, in another dialect
+    write(node, value=1)
+    rest = list(connect(node.url).changes(start=source.positions(), end="now"))
+    assert application.take(rest).state() == server_state(node, KEYS)
+    assert not application.rollbacks
+
+
+@pytest.mark.parametrize("dialect", UPR)
+def test_upr_rolls_back(node, connect, dialect, tmp_path):
+    write(node)
+    state = tmp_path / "state.json"
+    application = Application()
+    source = connect(node.url, dialect=dialect, state=state)
+    application.take(source.changes(end="now"))
+    write(node, value=1)
+    application.take(source.changes(end="now"))
+    source.close()
+    vbucket = node.vbucket_of(KEYS[0])
+    node.rewind(vbucket, node.high_seqno(vbucket) - 3)
+    node.set(KEYS[0], {"value": 2})
+    source = connect(node.url, dialect=dialect, state=state)
+    application.take(source.changes(end="now"))
+    assert [one.vbucket for one in application.rollbacks] == [vbucket]
+    assert application.state() == server_state(node, KEYS)
+
+
+@pytest.mark.parametrize("dialect", UPR)
+def test_a_snapshot_that_breaks_off_is_taken_back(node, connect, dialect, monkeypatch):
+    monkeypatch.setattr("tailrace.protocol.upr_consumer.HELD_BYTES", 100)
+    write(node)
+    application = Application()
+    source = connect(node.url, dialect=dialect)
+    changes = source.changes()
+    for event in changes:
+        application.handle(event)
+        if isinstance(event, Mutation) and event.seqno < event.snapshot[1]:
+            break
+    positions = source.positions()
+    assert any(one.is_partial for one in positions.values())
+    changes.close()
+    # the history goes another way inside of what was received
+    vbucket = next(number for number, one in positions.items() if one.is_partial)
+    node.rewind(vbucket, 1)
+    node.set(KEYS[0], {"value": "other"}, vbucket=vbucket)
+    application.take(source.changes(start=positions, end="now"))
+    assert [(one.vbucket, one.seqno) for one in application.rollbacks] == [(vbucket, 0)]
+    left = application.state()
+    assert left.pop(vbucket).keys() >= {KEYS[0]}
+    assert application.last[vbucket] == node.high_seqno(vbucket) == 2
+    assert left == {key: one for key, one in server_state(node, KEYS).items() if key != vbucket}
+
+
+@contextlib.contextmanager
+def writing(node, key):
+    """Write a document again and again: who waits for a change gets one."""
+    enough = threading.Event()
+
+    def write_on() -> None:
+        while not enough.wait(0.02):
+            node.set(key, 0)
+
+    thread = threading.Thread(target=write_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("dialect", OLD)
+def test_now_and_lost_connections(node, connect, dialect):
+    write(node, 20)
+    source = connect(node.url, dialect=dialect, retry_for_s=15)
+    changes = source.changes(start="now")
+    with writing(node, b"again"):
+        events = list(until(changes, is_mutation_of(b"again")))
+    assert set(documents(events)) == {b"again"}
+    for turn in range(3):
+        key = b"new-%d" % turn
+        node.set(key, turn)
+        events += until(changes, is_mutation_of(key))
+        if turn == 1:
+            node.drop_connections()
+        else:
+            node.restart()
+    node.set(b"last", 1)
+    events += until(changes, is_mutation_of(b"last"))
+    held = set(documents(events))
+    if dialect == "tap":
+        # which has begun again: what was there before is told now, and nothing is missing in the end
+        while set(documents(events)) < {*KEYS[:20], b"again", b"new-0", b"new-1", b"new-2", b"last"}:
+            events.append(next(changes))
+    else:
+        assert held == {b"again", b"new-0", b"new-1", b"new-2", b"last"}
+
+
+@pytest.mark.parametrize("dialect", OLD)
+def test_a_flush_is_told(node, connect, dialect):
+    write(node)
+    source = connect(node.url, dialect=dialect)
+    changes = source.changes()
+    events = list(itertools.islice((one for one in changes if isinstance(one, Mutation)), 60))
+    node.flush()
+    node.set(b"after", 1)
+    more = list(until(changes, is_mutation_of(b"after")))
+    assert {one.vbucket for one in more if isinstance(one, Flush)} >= {node.vbucket_of(b"after")}
+    assert set(documents([*events, *more])) >= {b"after"}
+    after = more[-1]
+    if dialect != "tap":
+        assert (after.seqno, after.vb_uuid) == (1, node.failover_log(after.vbucket)[0][0])
+    # nothing of it is left for who comes with an older position
+    assert set(documents(source.changes(end="now"))) == {b"after"}
+
+
+@pytest.mark.parametrize("dialect", UPR)
+def test_a_flush_while_nobody_reads_is_a_rollback(node, connect, dialect, tmp_path):
+    write(node)
+    source = connect(node.url, dialect=dialect, state=tmp_path / "state.json")
+    application = Application().take(source.changes(end="now"))
+    node.flush()
+    application.take(source.changes(end="now"))
+    assert {(one.vbucket, one.seqno) for one in application.rollbacks} == {(n, 0) for n in range(VBUCKETS)}
+    assert application.state() == {}
+
+
+def test_an_open_batch_reading_hears_of_a_flush(node, connect):
+    write(node, 1)
+    source = connect(node.url, dialect="upr-b")
+    batches = source.batches()
+    assert next(batches)["op"].to_pylist() == ["mutation"]
+    node.flush()
+    assert next(batches)["op"].to_pylist() == ["flush"]
+
+
+# TAP remembers by name
+
+
+def test_tap_goes_on_where_the_application_was(node, connect):
+    write(node, 30)
+    settings = TapSettings(name="reader", registered=True)
+    source = connect(node.url, dialect="tap", tap_settings=settings)
+    changes = source.changes()
+    seen = {one.key for one in itertools.islice((c for c in changes if isinstance(c, Mutation)), 30)}
+    assert seen == set(KEYS[:30])
+    node.set(b"one more", 1)
+    assert next(one for one in changes if isinstance(one, Mutation)).key == b"one more"
+    node.set(b"seen", 1)
+    next(one for one in changes if isinstance(one, Mutation))
+    changes.close()  # everything but the last is done with
+    source.close()
+    node.restart()
+    for key in KEYS[30:]:
+        node.set(key, 2)
+    source = connect(node.url, dialect="tap", tap_settings=settings)
+    changes = source.changes()
+    more = {one.key for one in until(changes, is_mutation_of(KEYS[-1])) if isinstance(one, Mutation)}
+    assert set(KEYS[30:]) & more and not more & {*KEYS[:30], b"one more"}
+    changes.close()
+    source.deregister()
+    source.close()
+    source = connect(node.url, dialect="tap", tap_settings=settings)
+    assert set(documents(source.changes(end="now"))) == {*KEYS, b"one more", b"seen"}
+
+
+def test_tap_begins_again_where_the_node_has_forgotten(node, connect):
+    write(node, 30)
+    source = connect(node.url, dialect="tap", retry_for_s=15)
+    changes = source.changes()
+    events = list(itertools.islice((one for one in changes if isinstance(one, Mutation)), 30))
+    node.delete(KEYS[3])
+    node.restart()
+    node.set(KEYS[40], 1)
+    events += until(changes, is_mutation_of(KEYS[40]))
+    flushed = {one.vbucket for one in events if isinstance(one, Flush)}
+    assert node.vbucket_of(KEYS[40]) in flushed
+    # the rest of what comes again
+    node.set(b"end", 1)
+    while set(documents(events)) != {*KEYS[:3], *KEYS[4:30], KEYS[40], b"end"}:
+        events.append(next(changes))
+
+
+def test_a_tap_dump_that_breaks_off_is_made_again(connect):
+    with tailrace.testing.node(vbuckets=VBUCKETS) as node:
+        write(node)
+        source = connect(node.url, dialect="tap", retry_for_s=15)
+        changes = source.changes(end="now")
+        events = list(itertools.islice(changes, 5))
+        node.drop_connections()
+        events += changes
+        assert set(documents(events)) == set(KEYS)
+        assert not any(isinstance(one, Rollback) for one in events)
+
+
+def test_tap_without_acks_without_values_and_since_a_date(node, connect):
+    write(node)
+    source = connect(node.url, dialect="tap", tap_settings=TapSettings(acks=False), no_value=True)
+    events = list(source.changes(end="now"))
+    assert {one.key for one in events if isinstance(one, Mutation)} == set(KEYS)
+    assert {one.value for one in events if isinstance(one, Mutation)} == {b""}
+    assert {one.source for one in events if isinstance(one, Snapshot)} == {"disk"}
+    future = connect(node.url, dialect="tap", tap_settings=TapSettings(backfill_date=1 << 62))
+    assert documents(future.changes(end="now")) == {}
+
+
+def test_a_name_that_is_too_long_is_refused(node, connect):
+    with pytest.raises(UsageError, match="200 bytes"):
+        TapSettings(name="x" * 201)
+
+
+# what a dialect can't do
+
+
+@pytest.mark.parametrize("dialect", OLD)
+def test_a_silent_server_is_asked_for_a_sign_of_life(node, connect, dialect):
+    write(node, 1)
+    source = connect(node.url, dialect=dialect, noop_interval_s=0.2)
+    changes = source.changes()
+    next(one for one in changes if isinstance(one, Mutation))
+    before = source.stats()["received_bytes"]
+    for _ in range(100):
+        source.idle(0.05)
+        if source.stats()["received_bytes"] >= before + 48:
+            break  # it was asked twice, and has answered
+    stats = source.stats()
+    assert stats["received_bytes"] >= before + 48 and stats["lost_connections"] == 0
+
+
+def test_what_a_dialect_has_not(node, connect):
+    for options in (
+        {"dialect": "upr-a", "no_value": True},
+        {"dialect": "upr-a", "include_xattrs": True},
+        {"dialect": "upr-b", "scope": "shop"},
+        {"dialect": "upr-b", "rollback_mitigation": True},
+        {"dialect": "tap", "state": "file.json"},
+        {"dialect": "tap", "priority": "high"},
+        {"dialect": "dcp", "tap_settings": TapSettings(name="x")},
+    ):
+        with pytest.raises(UsageError, match=f"{options['dialect']} has no "):
+            connect(node.url, **options)
+    source = connect(node.url, dialect="tap")
+    for start, end in (({0: Position.BEGINNING}, "now"), ("now", {0: 5})):
+        with pytest.raises(UsageError, match="tap has no seqnos"):
+            next(source.changes(start, end))
+    changes = source.changes()
+    node.set(b"k", 1)
+    next(changes)
+    with pytest.raises(UsageError, match="paused"):
+        source.pause([0])
+    with pytest.raises(UsageError, match="remember"):
+        connect(node.url, dialect="upr-a").deregister()
+
+
+def tail(capfdbinary, *arguments):
+    code = main(["tail", *map(str, arguments)])
+    out, err = capfdbinary.readouterr()
+    assert code == 0, err
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.mark.parametrize("dialect", OLD)
+def test_the_command_in_each_dialect(node, capfdbinary, dialect):
+    write(node, 9)
+    lines = tail(capfdbinary, node.url, "--dialect", dialect, "--to", "now", "--json")
+    assert {one["key"]: one["value"] for one in lines if one["op"] == "mutation"} == {
+        key.decode(): {"value": 0} for key in KEYS[:9]
+    }
+    assert sum(one["op"] == "end" for one in lines) == VBUCKETS
+    nothing = tail(capfdbinary, node.url, "--dialect", dialect, "--from", "now", "--to", "now", "--json")
+    assert {one["op"] for one in nothing} == {"end"}
+
+
+def test_the_command_with_a_tap_name(node, capfdbinary):
+    write(node, 9)
+    arguments = (node.url, "--dialect", "tap", "--tap-name", "me", "--to", "now", "--json")
+    assert sum(one["op"] == "mutation" for one in tail(capfdbinary, *arguments, "--tap-forget")) == 9
