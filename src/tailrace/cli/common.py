@@ -36,6 +36,7 @@ __all__ = [
     "Progress",
     "Session",
     "command",
+    "counted",
     "group",
     "json_option",
     "note",
@@ -161,6 +162,11 @@ def json_option(help_text: str = "Write the result as JSON.") -> Callable[[F], F
 def note(text: str) -> None:
     """A message for people, on stderr."""
     click.echo(f"tailrace: {text}", err=True)
+
+
+def counted(count: int, what: str) -> str:
+    """``1 vbucket``, ``2 vbuckets``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def use_colour(stream: IO[Any]) -> bool:

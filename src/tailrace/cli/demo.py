@@ -18,7 +18,7 @@ import click
 
 from ..errors import TailraceError
 from ..store.files import atomic_write
-from .common import Integer, note
+from .common import Integer, counted, note
 from .common import command as make_command
 from .spark_options import open_spark
 
@@ -224,7 +224,9 @@ class _Demo:
             self.table_rows = rows
             self.positions = {vbucket: one.seqno for vbucket, one in applied.positions.items()}
         if applied.rolled_back:
-            self._say(f"the mirror rolled {len(applied.rolled_back)} vbuckets back", is_rollback=True)
+            self._say(
+                f"the mirror rolled {counted(len(applied.rolled_back), 'vbucket')} back", is_rollback=True
+            )
 
     def _sample(self) -> None:
         from ..client.kv import KvClient

@@ -14,7 +14,7 @@ from ..clock import SYSTEM
 from ..connstr import ConnectionString
 from ..store.files import atomic_write
 from .client import tls_options
-from .common import DURATION, INTEGER, json_option, note, progress, url_argument
+from .common import DURATION, INTEGER, counted, json_option, note, progress, url_argument
 from .common import command as make_command
 from .spark_options import (
     collection_paths,
@@ -93,7 +93,7 @@ def command(
             rollbacks += len(what.rolled_back)
             bar.advance(what.changes)
             if what.rolled_back:
-                note(f"the bucket took changes back: rolled back {len(what.rolled_back)} vbuckets")
+                note(f"the bucket took changes back: rolled back {counted(len(what.rolled_back), 'vbucket')}")
             if as_json and (what.changes or what.rolled_back):
                 click.echo(
                     json.dumps(
@@ -147,4 +147,7 @@ def command(
             query.stop()
             mirror.tidy_up()
         versions = ", ".join(str(one.version) for one in mirror.tables)
-        note(f"{total} changes in {time.monotonic() - started:.1f} s; the table is at version {versions}")
+        tables = "the table is" if len(mirror.tables) == 1 else "the tables are"
+        note(
+            f"{counted(total, 'change')} in {time.monotonic() - started:.1f} s; {tables} at version {versions}"
+        )

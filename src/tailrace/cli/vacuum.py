@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .common import INTEGER, Integer, note
+from .common import INTEGER, Integer, counted, note
 from .common import command as make_command
 
 
@@ -44,4 +44,4 @@ def command(table: str, keep_hours: int, keep_versions: int, dry_run: bool) -> N
     if dry_run:
         for path in gone:
             click.echo(path)
-    note(f"{len(gone)} files {'would go' if dry_run else 'deleted'}")
+    note(f"{counted(len(gone), 'file')} {'would go' if dry_run else 'deleted'}")

@@ -85,6 +85,8 @@ class Spool:
         """Held from taking what was gathered to the segment that it becomes: segments keep the order."""
         self._awaited = False
         self._error: BaseException | None = None
+        self._lost = False
+        """A segment could not be written: none may follow it."""
         self._closed = False
         self._finished = False
         directory.mkdir(parents=True, exist_ok=True)
@@ -96,22 +98,30 @@ class Spool:
         try:
             for delivery in deliveries:
                 self.append(delivery)
-                if self._closed:
+                if self._is_over():
                     return
             self.flush()
-            with self._changed:
-                self._finished = True
-                self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - it is raised again by `take`
-            with self._changed:
+            self._fail(error)
+        with self._changed:
+            self._finished = self._error is None
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing comes after this: what is missing must not be passed over."""
+        with self._changed:
+            if self._error is None:
                 self._error = error
-                self._changed.notify_all()
+            self._changed.notify_all()
+
+    def _is_over(self) -> bool:
+        return self._closed or self._finished or self._error is not None
 
     def append(self, delivery: Delivery) -> None:
         """Keep a delivery; waits while the spool is full."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._size < self._limit_bytes)
-            if self._closed:
+            self._changed.wait_for(lambda: self._is_over() or self._size < self._limit_bytes)
+            if self._is_over():
                 return
             rows = sum(one.rows.num_rows for one in self._gathered) + delivery.rows.num_rows
             size = sum(one.rows.nbytes for one in self._gathered) + delivery.rows.nbytes
@@ -130,30 +140,39 @@ class Spool:
         with self._writing:
             with self._changed:
                 gathered, self._gathered = self._gathered, []
-            if not gathered or self._closed:
+            if not gathered or self._closed or self._lost:
                 return
-            rows = pa.Table.from_batches([one.rows for one in gathered]).combine_chunks()
-            files: dict[int, str] = {}
-            size = 0
-            if rows.num_rows:
-                partitions = self._partition_of[rows["vbucket"].to_numpy()]
-                for partition in np.unique(partitions).tolist():
-                    data = _as_file(rows.filter(pa.array(partitions == partition)))
-                    path = self._directory / f"{uuid.uuid4().hex}.arrow"
-                    write_scratch(path, data)
-                    files[partition] = str(path)
-                    size += len(data)
-            positions: dict[int, Position] = {}
-            rollbacks: dict[int, Position] = {}
-            for one in gathered:
-                positions.update(one.positions)
-                rollbacks.update(one.rollbacks)
-            with self._changed:
-                segment = Segment(self._next, rows.num_rows, size, positions, rollbacks, files)
-                self._segments.append(segment)
-                self._next += 1
-                self._size += size - sum(one.rows.nbytes for one in gathered)
-                self._changed.notify_all()
+            try:
+                self._write(gathered)
+            except BaseException as error:
+                self._lost = True
+                self._fail(error)
+                raise
+
+    def _write(self, gathered: Sequence[Delivery]) -> None:
+        """Deliveries become a segment."""
+        rows = pa.Table.from_batches([one.rows for one in gathered]).combine_chunks()
+        files: dict[int, str] = {}
+        size = 0
+        if rows.num_rows:
+            partitions = self._partition_of[rows["vbucket"].to_numpy()]
+            for partition in np.unique(partitions).tolist():
+                data = _as_file(rows.filter(pa.array(partitions == partition)))
+                path = self._directory / f"{uuid.uuid4().hex}.arrow"
+                write_scratch(path, data)
+                files[partition] = str(path)
+                size += len(data)
+        positions: dict[int, Position] = {}
+        rollbacks: dict[int, Position] = {}
+        for one in gathered:
+            positions.update(one.positions)
+            rollbacks.update(one.rollbacks)
+        with self._changed:
+            segment = Segment(self._next, rows.num_rows, size, positions, rollbacks, files)
+            self._segments.append(segment)
+            self._next += 1
+            self._size += size - sum(one.rows.nbytes for one in gathered)
+            self._changed.notify_all()
 
     # the planner's side
 
@@ -178,9 +197,6 @@ class Spool:
         what the spool may. Raises what stopped the consumer, once all that came before it has been taken.
         """
 
-        def is_over() -> bool:
-            return self._closed or self._finished or self._error is not None
-
         def is_enough() -> bool:
             later = [segment for segment in self._segments if segment.number >= after]
             size = sum(segment.size for segment in later)
@@ -194,13 +210,13 @@ class Spool:
 
         if gather:
             with self._changed:
-                self._changed.wait_for(lambda: is_over() or is_enough(), timeout=wait_s)
-                if not (is_over() or is_enough()):
+                self._changed.wait_for(lambda: self._is_over() or is_enough(), timeout=wait_s)
+                if not (self._is_over() or is_enough()):
                     return []
         self._flush_for(after)
         with self._changed:
             self._awaited = True
-            self._changed.wait_for(lambda: is_over() or self._next > after, timeout=wait_s)
+            self._changed.wait_for(lambda: self._is_over() or self._next > after, timeout=wait_s)
             self._awaited = False
             found: list[Segment] = []
             rows = size = 0

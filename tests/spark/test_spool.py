@@ -1,0 +1,117 @@
+"""The spool: small deliveries become few files, in order, and none is passed over."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+
+from tailrace.columns import SCHEMA
+from tailrace.model import Position
+from tailrace.spark import spool as spool_module
+from tailrace.spark.spool import Delivery, Segment, Spool
+
+NOTHING_SAID: dict[str, Any] = {"max_rows": None, "max_bytes": None, "wait_s": 0.0}
+
+
+def delivery(first: int, count: int = 3, *, back: int | None = None) -> Delivery:
+    rows = [{"op": "mutation", "vbucket": 0, "seqno": seqno} for seqno in range(first, first + count)]
+    rollbacks = {} if back is None else {0: Position.at(7, back)}
+    end = {0: Position.at(7, first + count - 1)}
+    return Delivery(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), end, rollbacks)
+
+
+def seqnos(segments: list[Segment]) -> list[int]:
+    found = []
+    for segment in segments:
+        for path in segment.files.values():
+            with pa.memory_map(path) as source, pa.ipc.open_file(source) as reader:
+                found += reader.read_all()["seqno"].to_pylist()
+    return found
+
+
+def test_what_is_gathered_becomes_one_segment(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, [0], 1 << 20)
+    for first in (1, 4, 7):
+        spool.append(delivery(first))
+    assert not list(tmp_path.iterdir())
+    segments = spool.take(0, **NOTHING_SAID)
+    assert seqnos(segments) == list(range(1, 10))
+    assert [(one.number, one.rows, one.positions[0].seqno) for one in segments] == [(0, 9, 9)]
+    spool.release(1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_segment_is_never_larger_than_a_batch(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, [0], 1 << 20, segment_rows=7)
+    for first in (1, 4, 7, 10, 13):
+        spool.append(delivery(first))
+    assert [one.rows for one in spool.take(0, **NOTHING_SAID | {"max_rows": 7})] == [6]
+    spool.flush()
+    assert [one.rows for one in spool.take(0, **NOTHING_SAID)] == [6, 6, 3]
+    assert seqnos(spool.take(1, **NOTHING_SAID)) == list(range(7, 16))
+
+
+def test_what_went_back_begins_a_new_segment(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, [0], 1 << 20)
+    spool.append(delivery(1))
+    spool.append(delivery(2, back=1))
+    spool.append(delivery(5))
+    spool.flush()
+    segments = spool.take(0, **NOTHING_SAID)
+    assert [dict(one.rollbacks) for one in segments] == [{}, {0: Position.at(7, 1)}]
+    assert [one.rows for one in segments] == [3, 6]
+
+
+def test_a_query_that_ends_waits_for_all_or_for_enough(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, [0], 1 << 20)
+    spool.append(delivery(1))
+    spool.flush()
+    assert spool.take(0, **NOTHING_SAID, gather=True) == []
+    assert spool.take(0, **NOTHING_SAID | {"max_rows": 3}, gather=True)
+    spool.fill([delivery(4)])
+    assert spool.finished
+    assert seqnos(spool.take(0, **NOTHING_SAID, gather=True)) == list(range(1, 7))
+
+
+def test_a_full_spool_is_enough(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, [0], 1)
+    spool.append(delivery(1))
+    waiting = threading.Thread(target=spool.append, args=(delivery(4),))
+    waiting.start()
+    assert seqnos(spool.take(0, **NOTHING_SAID, gather=True)) == [1, 2, 3]
+    spool.release(1)
+    waiting.join(60)
+    assert seqnos(spool.take(1, **NOTHING_SAID, gather=True)) == [4, 5, 6]
+
+
+def test_nothing_comes_after_what_could_not_be_written(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, [0], 1 << 20)
+    spool.append(delivery(1))
+    spool.flush()
+    spool.append(delivery(4))
+    full = OSError(errno.ENOSPC, "no space left")
+    with mock.patch.object(spool_module, "write_scratch", side_effect=full), pytest.raises(OSError):
+        spool.flush()
+    spool.fill([delivery(7), delivery(10)])
+    assert seqnos(spool.take(0, **NOTHING_SAID)) == [1, 2, 3]
+    assert not spool.finished
+    with pytest.raises(OSError, match="no space"):
+        spool.take(1, **NOTHING_SAID)
+
+
+def test_what_came_before_an_error_is_taken_first(tmp_path: Path) -> None:
+    def broken() -> Any:
+        yield delivery(1)
+        raise RuntimeError("the source is gone")
+
+    spool = Spool(tmp_path, [0], 1 << 20)
+    spool.fill(broken())
+    assert seqnos(spool.take(0, **NOTHING_SAID)) == [1, 2, 3]
+    with pytest.raises(RuntimeError, match="the source is gone"):
+        spool.take(1, **NOTHING_SAID)
