@@ -148,6 +148,5 @@ def command(
             mirror.tidy_up()
         versions = ", ".join(str(one.version) for one in mirror.tables)
         tables = "the table is" if len(mirror.tables) == 1 else "the tables are"
-        note(
-            f"{counted(total, 'change')} in {time.monotonic() - started:.1f} s; {tables} at version {versions}"
-        )
+        seconds = time.monotonic() - started
+        note(f"{counted(total, 'change')} in {seconds:.1f} s; {tables} at version {versions}")
