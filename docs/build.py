@@ -1,5 +1,5 @@
-"""Makes the pages that come from declarations: ``docs/protocol/*.md``, ``cli.md``, ``settings.md`` and
-``spark-options.md``.
+"""Makes the pages that come from declarations: ``docs/protocol/*.md``, ``cli.md``, ``settings.md``,
+``spark-options.md`` and ``dialect-coverage.md``.
 
     python docs/build.py            write them
     python docs/build.py --check    exit 1 if one of them is not up to date
@@ -24,6 +24,7 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
+from dialects.coverage_table import implemented, rows  # noqa: E402
 from tailrace.cli.main import COMMANDS, cli  # noqa: E402
 from tailrace.server.settings import table  # noqa: E402
 from tailrace.spark.options import OPTIONS  # noqa: E402
@@ -412,6 +413,30 @@ def _value(value: object) -> str:
     return "none" if value is None else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
+# what the older dialects are tested with
+
+
+def coverage_page() -> str:
+    """Every message and flag of TAP and UPR, where it is, and who sends it over a real socket."""
+    lines = [
+        MADE,
+        "",
+        "# Messages and flags of TAP and UPR, and their tests",
+        "",
+        "Each row is a message, flag or control code of the protocol documents: what declares it, the modules of",
+        "`src/tailrace` that act on it, and the tests that send or receive it over a real socket. The rows come from the",
+        "declarations, the tests from their marks; a row without a test fails the suite.",
+        "",
+        "| message or flag | declared as | implemented in | sent by |",
+        "|---|---|---|---|",
+    ]
+    for row in rows():
+        places = ", ".join(f"`{one}`" for one in implemented(row.declared))
+        tests = "<br>".join(f"`{one.removeprefix('tests/')}`" for one in row.tests)
+        lines.append(f"| {row.id} | `{row.declared}` | {places} | {tests} |")
+    return "\n".join(lines) + "\n"
+
+
 # all of them
 
 
@@ -422,6 +447,7 @@ def pages() -> dict[Path, str]:
         folder / "cli.md": cli_page(),
         folder / "settings.md": settings_page(),
         folder / "spark-options.md": spark_options_page(),
+        folder / "dialect-coverage.md": coverage_page(),
         folder / "protocol" / "README.md": index_page(),
         folder / "protocol" / "codes.md": codes_page(),
     }

@@ -7,6 +7,7 @@ is made from `rows()`.
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,9 +15,10 @@ from pathlib import Path
 from tailrace.wire import tap, upr
 from tailrace.wire.codes import TapConnectFlag, TapFlag, TapOpaque
 
-__all__ = ["Row", "covered", "required", "rows"]
+__all__ = ["Row", "covered", "implemented", "required", "rows"]
 
 _TESTS = Path(__file__).resolve().parents[1]
+_SOURCE = _TESTS.parent / "src" / "tailrace"
 
 _UPR_A = {
     "UprAStreamRequest": "stream-request",
@@ -132,3 +134,22 @@ def rows() -> list[Row]:
     """The table."""
     found = covered()
     return [Row(one, declared, tuple(found.get(one, ()))) for one, declared in required().items()]
+
+
+@cache
+def _sources() -> dict[str, str]:
+    return {
+        path.relative_to(_SOURCE).as_posix(): path.read_text()
+        for folder in ("protocol", "server")
+        for path in sorted((_SOURCE / folder).rglob("*.py"))
+    }
+
+
+@cache
+def implemented(declared: str) -> tuple[str, ...]:
+    """The modules that act on a message or flag: those that name it, or else the table that it stands in."""
+    for name in (declared, declared.partition(".")[0]):
+        pattern = re.compile(rf"\b{re.escape(name)}\b")
+        if found := tuple(path for path, text in _sources().items() if pattern.search(text)):
+            return found
+    return ()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dialects.coverage_table import covered, required, rows
+from dialects.coverage_table import covered, implemented, required, rows
 
 
 def test_every_message_and_flag_is_sent_over_a_real_socket():
     assert [row.id for row in rows() if not row.tests] == []
+
+
+def test_every_message_and_flag_is_implemented_somewhere():
+    assert [row.id for row in rows() if not implemented(row.declared)] == []
 
 
 def test_only_what_exists_is_covered():

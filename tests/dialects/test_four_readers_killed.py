@@ -1,0 +1,169 @@
+"""The same operations read by our own consumer in all four dialects, from a node process that is killed with
+``kill -9`` in the middle: four equal maps, which are what the node holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import tailrace
+from tailrace.client.kv import KvClient
+from tailrace.connstr import parse
+from tailrace.errors import TailraceError
+
+VBUCKETS = 4
+DIALECTS = ("dcp", "upr-a", "upr-b", "tap")
+KEYS = 2_000
+
+
+class Process:
+    """`tailrace serve` on one port and directory, as often as it is started."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"couchbase://127.0.0.1:{self.port}"
+        self.process = None
+
+    def start(self):
+        ready = self.directory / "ready.json"
+        ready.unlink(missing_ok=True)
+        options = ["--port", self.port, "--vbuckets", VBUCKETS, "--data", self.directory / "data"]
+        command = [sys.executable, "-m", "tailrace", "serve", *options, "--ready-file", ready]
+        self.process = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL)
+        while not ready.exists():
+            assert self.process.poll() is None, "the node did not start"
+            time.sleep(0.02)
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+class Follower(threading.Thread):
+    """An application that does what the events tell it."""
+
+    def __init__(self, url, dialect):
+        super().__init__(daemon=True, name=f"follower-{dialect}")
+        self.documents = {}
+        self.whole = {}
+        """The states that a rollback may lead to, by vbucket and seqno; the newest of them."""
+        self.lock = threading.Lock()
+        self.error = None
+        self.stops = False
+        options = {} if dialect == "tap" else {"rollback_points": lambda at: list(self.whole.get(at, ()))}
+        self.source = tailrace.connect_sync(url, dialect=dialect, retry_for_s=120, **options)
+
+    def run(self):
+        try:
+            with self.source as source:
+                for event in source.changes():
+                    if self.stops:
+                        return
+                    with self.lock:
+                        self.handle(event)
+        except TailraceError as error:
+            if not self.stops:
+                self.error = error
+
+    def handle(self, event):
+        held = self.documents.setdefault(event.vbucket, {})
+        whole = self.whole.setdefault(event.vbucket, {0: {}})
+        match event:
+            case tailrace.Mutation():
+                held[event.key] = (event.value, event.cas, event.rev, event.flags, event.expiry)
+            case tailrace.Deletion() | tailrace.Expiration():
+                held.pop(event.key, None)
+            case tailrace.Rollback():
+                self.documents[event.vbucket] = dict(whole[event.seqno])
+                self.whole[event.vbucket] = {at: one for at, one in whole.items() if at <= event.seqno}
+            case tailrace.Flush():
+                self.documents[event.vbucket], self.whole[event.vbucket] = {}, {0: {}}
+        if getattr(event, "seqno", None) == getattr(event, "snapshot", (0, 0))[1]:
+            self.whole[event.vbucket][event.seqno] = dict(self.documents[event.vbucket])
+            while len(self.whole[event.vbucket]) > 200:
+                del self.whole[event.vbucket][sorted(self.whole[event.vbucket])[1]]
+
+    def state(self):
+        with self.lock:
+            return {key: one for held in self.documents.values() for key, one in held.items()}
+
+
+def operate(kv, rng, count):
+    """Sets, overwrites, deletes and expiries."""
+    now_s = int(time.time())
+    for _ in range(count):
+        key = b"k%d" % rng.randrange(KEYS)
+        what = rng.random()
+        if what < 0.75:
+            kv.set(key, rng.randbytes(rng.randrange(1, 200)), flags=rng.randrange(1 << 32))
+        elif what < 0.85:
+            kv.set(key, b"short-lived", expiry=now_s - 5 if rng.random() < 0.5 else now_s + 10_000)
+            kv.get(key)  # becomes an expiration if its time is up
+        else:
+            kv.delete(key)
+
+
+def held_by(kv):
+    """What the node has, from its own mouth."""
+    found = {}
+    for number in range(KEYS):
+        key = b"k%d" % number
+        document, meta = kv.get(key), kv.get_meta(key)
+        if document is not None:
+            found[key] = (document.value, document.cas, meta.rev, document.flags, meta.expiry)
+    return found
+
+
+def campaign(directory, seed, operations, kills):
+    rng = random.Random(seed)
+    node = Process(directory)
+    node.start()
+    followers = [Follower(node.url, dialect) for dialect in DIALECTS]
+    try:
+        for follower in followers:
+            follower.start()
+        for _ in range(kills):
+            with KvClient(parse(node.url)) as kv:
+                operate(kv, rng, operations // (kills + 1))
+            node.kill()
+            node.start()
+        with KvClient(parse(node.url)) as kv:
+            operate(kv, rng, operations // (kills + 1))
+            expected = held_by(kv)
+        deadline = time.monotonic() + 120
+        while any(follower.state() != expected for follower in followers):
+            assert not [one.error for one in followers if one.error], "a reader gave up"
+            assert time.monotonic() < deadline, {
+                one.name: len(set(one.state().items()) ^ set(expected.items())) for one in followers
+            }
+            time.sleep(0.1)
+    finally:
+        for follower in followers:
+            follower.stops = True
+            with contextlib.suppress(Exception):
+                follower.source.close()
+        for follower in followers:
+            follower.join(10)
+        node.kill()
+
+
+def test_four_readers_and_a_real_kill(tmp_path):
+    campaign(tmp_path, 1, operations=3_000, kills=1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1_800)
+def test_four_readers_of_a_hundred_thousand_operations_and_real_kills(tmp_path):
+    campaign(tmp_path, 2, operations=100_000, kills=3)
