@@ -110,7 +110,7 @@ def first_read(port: int, vbuckets: int, docs: int, *, collections: bool) -> byt
             elif frame.opcode == DcpOpcode.SNAPSHOT_MARKER:
                 assert DcpSnapshotMarker.decode(frame).flags & MarkerFlag.DISK, "not from disk"
             else:
-                assert frame.opcode == DcpOpcode.STREAM_REQUEST and frame.status == 0
+                assert (frame.opcode, frame.status) == (DcpOpcode.STREAM_REQUEST, 0), frame
     assert len(keys) == docs, f"{len(keys)} of {docs} documents came"
     connection.close()
     return bytes(received)
