@@ -88,13 +88,20 @@ def _guess_starts(data: Bytes, sample: Offsets) -> Offsets:
     lane_bytes = int(min(sizes.mean() * _FRAMES_PER_LANE, _MAX_LANE_BYTES))
     window = int(min(sizes.max() * 5 // 4, lane_bytes))
     first, seen = int(sample[-1]) + lane_bytes, int(sample[-2])
-    count = (len(data) - first - window - HEADER_SIZE) // lane_bytes
+    # The last lanes stop short of the end of the buffer, so that a right guess never walks out of it.
+    count = (len(data) - first - window) // lane_bytes - 1
     if count <= 0:
         return np.empty(0, dtype=np.int64)
-    stretches = as_strided(data[first:], (count, window + HEADER_SIZE), (lane_bytes, 1), writeable=False)
-    alike = stretches[:, :window] == data[seen]
+    # Copied together first: one long comparison is faster than many short ones. What is found across the seam
+    # of two stretches is a wrong guess like any other.
+    stretches = as_strided(data[first:], (count, window), (lane_bytes, 1), writeable=False).flatten()
+    reach = len(stretches) - _KIND_AT[-1]
+    alike = stretches == data[seen]
+    scratch = np.empty(reach, dtype=bool)
     for at in _KIND_AT:
-        alike &= stretches[:, at : at + window] == data[seen + at]
+        alike[:reach] &= np.equal(stretches[at : at + reach], data[seen + at], out=scratch)
+    alike[reach:] = False
+    alike = alike.reshape(count, window)
     best = alike.argmax(axis=1)
     lane = np.flatnonzero(alike[np.arange(count), best])
     return np.asarray(first + lane * lane_bytes + best[lane], dtype=np.int64)
@@ -113,9 +120,14 @@ def _walk_lanes(data: Bytes, lanes: Offsets) -> tuple[Offsets, Offsets, Offsets]
     total_body = np.ndarray((last + 1,), dtype=">u4", buffer=data, offset=_TOTAL_BODY_AT, strides=(1,))
     table = np.empty((_MAX_STEPS + 1, len(lanes)), dtype=np.int64)
     table[0] = at = lanes
+    is_inside = True
     for step in range(1, _MAX_STEPS + 1):
         # Lanes that have passed their limit walk on with the others, which is cheaper than to hold them back.
-        body = total_body[np.minimum(at, last)]
+        try:
+            body = total_body[at if is_inside else np.minimum(at, last)]
+        except IndexError:  # a guess was wrong, or frames are smaller than they were
+            is_inside = False
+            body = total_body[np.minimum(at, last)]
         at = np.add(at, body, out=table[step])
         at += HEADER_SIZE
         if step >= _FRAMES_PER_LANE and np.count_nonzero(at < limits) <= len(lanes) // _LEFT_OVER:
