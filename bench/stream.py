@@ -73,7 +73,9 @@ def connected(port: int, *, collections: bool, name: bytes = b"bench") -> socket
     features = [Feature.XERROR, Feature.SNAPPY, *([Feature.COLLECTIONS] if collections else [])]
     hello = Frame(0x80, Op.HELLO, body=b"".join(struct.pack(">H", one) for one in features))
     opening = [hello.encode(), DcpOpen(key=name, flags=OPEN_FLAGS).encode()]
+    # collections want no-ops; they would be bytes that the raw sender does not have, so none may come due
     opening.append(DcpControl(key=b"enable_noop", value=b"true").encode())
+    opening.append(DcpControl(key=b"set_noop_interval", value=b"10800").encode())
     connection = socket.create_connection(("127.0.0.1", port))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(b"".join(opening))
