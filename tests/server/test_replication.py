@@ -9,10 +9,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from serverkit import Wire
+from serverkit import Bench, Wire
 
 import tailrace.testing
+from tailrace.protocol.handshake import Credentials
 from tailrace.server.node import Node
+from tailrace.server.topology import NodeAddress, bucket_map
+from tailrace.server.upstream import Source
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin
 from tailrace.wire.codes import AddStreamFlag, DcpOpcode, Feature, MarkerFlag, Status, VBucketState
@@ -32,7 +35,7 @@ from tailrace.wire.dcp import (
 )
 from tailrace.wire.fields import encode_failover_log
 from tailrace.wire.header import Frame
-from tailrace.wire.kv import Set
+from tailrace.wire.kv import Get, Set
 from tailrace.wire.message import Message, Response
 
 PATIENCE_S = 60.0
@@ -448,3 +451,81 @@ def test_bytes_are_acknowledged(replica: RunningNode) -> None:
                 frame = peer.frame()
                 if frame.opcode == DcpOpcode.BUFFER_ACK:
                     acked += int.from_bytes(frame.extras, "big")
+
+
+# orders
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[]",
+        b"{",
+        b'{"sources": 1}',
+        b'{"sources": [1]}',
+        b'{"sources": [{"port": 1}]}',
+        b'{"sources": [{"host": "h", "port": 0}]}',
+        b'{"sources": [{"host": "h", "port": true}]}',
+        b'{"sources": [{"host": "h", "port": 1, "vbuckets": 1}]}',
+        b'{"sources": [{"host": "h", "port": 1, "vbuckets": [2]}]}',
+        b'{"sources": [{"host": "h", "port": 1, "vbuckets": [1], "takeover": [1]}]}',
+        b'{"sources": [{"host": "h", "port": 1, "username": "u"}]}',
+    ],
+)
+def test_orders_that_make_no_sense_change_nothing(replica: RunningNode, value: bytes) -> None:
+    with Wire(replica.port) as wire:
+        wire.hello(Feature.JSON)
+        assert wire.refused(admin.Replicate(value=value, datatype=1)) == Status.EINVAL
+        rows = json.loads(wire.ok(admin.Replicate()).value)["vbuckets"]
+        assert {number: row["state"] for number, row in rows.items()} == {"0": "replica", "1": "active"}
+        assert "source" not in rows["0"]
+
+
+def test_a_node_with_users_replicates_another_with_users() -> None:
+    with ExitStack() as stack:
+        users = {"copier": "secret"}
+        active, replica = (
+            stack.enter_context(tailrace.testing.node(vbuckets=1, users=users)) for _ in range(2)
+        )
+        write(active, 5)
+        replica.set_vbucket_state(0, VBucketState.REPLICA)
+
+        def order(password: str) -> None:
+            source = Source("127.0.0.1", active.port, Credentials("copier", password))
+            replica.call(
+                lambda node: node.replication["default"].order({0: (source, 0)}, node.clock.monotonic())
+            )
+
+        order("wrong")
+        until(lambda: "error" in replica.replication_status()["0"], "a wrong password is not noticed")
+        order("secret")
+        until(lambda: same(active, replica, 0), "not equal")
+
+
+def test_a_fenced_node_serves_nothing_before_it_has_a_map() -> None:
+    bench = Bench(vbuckets=1)
+    bench.node.fenced = True
+    session = bench.session()
+
+    def status(message: Message) -> int:
+        answer = session.exchange(message.encode(), bench.now) or b"".join(session.data_to_send())
+        return Frame.parse(answer).status
+
+    requests = [
+        Set(key=b"k", value=b"v", flags=0, expiry=0, vbucket=0),
+        Get(key=b"k", vbucket=0),
+        DcpOpen(key=b"reader", flags=1),
+    ]
+    assert [status(one) for one in requests] == [Status.ETMPFAIL] * 3
+    made = bucket_map("default", "0" * 32, [NodeAddress(port=1)], [[0]], epoch=2, rev=1, this_node=0)
+    config = admin.SetClusterConfig(key=b"default", value=made.text, epoch=2, revision=1)
+    assert status(config) == Status.SUCCESS
+    assert [status(one) for one in requests] == [Status.SUCCESS] * 3
+
+
+def test_a_value_of_many_reads_arrives_whole(nodes: list[RunningNode]) -> None:
+    active, replica = nodes
+    active.set("large", b"\xff" * (8 << 20), vbucket=0)
+    write(active, 3)
+    replica.replicate([0], active)
+    until(lambda: same(active, replica, 0), "not equal")

@@ -71,7 +71,9 @@ class Upstream:
         self._bucket = bucket
         self._deadline = now + node.settings.auth_timeout
         self._out: list[bytes | memoryview] = []
-        self._data = b""
+        self._parts: list[bytes] = []  # received and not yet processed
+        self._have = 0
+        self._need = HEADER_SIZE
         self._runner: ScriptRunner[frozenset[int]] | None = ScriptRunner(self._introduce())
         self._out.append(self._runner.start())
 
@@ -103,23 +105,28 @@ class Upstream:
 
     def exchange(self, data: bytes, now: float) -> bytes:
         """Bytes from the other node; what there is to say comes by `data_to_send`."""
-        self._data = self._data + data if self._data else data
-        self._process(now)
+        self._parts.append(data)
+        self._have += len(data)
+        if self._have >= self._need:
+            self._process(now)
         return b""
 
     def _process(self, now: float) -> None:
-        data, at, end = self._data, 0, len(self._data)
+        data, at, end = b"".join(self._parts), 0, self._have
+        need = HEADER_SIZE
         try:
             while not self.closed and self.wants_data and end - at >= HEADER_SIZE:
-                size = frame_size(data, at, self.node.settings.max_frame)
-                if end - at < size:
+                need = frame_size(data, at, self.node.settings.max_frame)
+                if end - at < need:
                     break
                 frame = Frame.parse(data, at)
-                at += size
+                at += need
+                need = HEADER_SIZE
                 self._receive_frame(frame, now)
         except (FramingError, TailraceError) as error:
             self.close(str(error))
-        self._data = data[at:] if at else data
+        self._have, self._need = end - at, need
+        self._parts = [data[at:]] if self._have and not self.closed else []
 
     def _receive_frame(self, frame: Frame, now: float) -> None:
         if self.handler is not None:
@@ -152,7 +159,7 @@ class Upstream:
 
     def data_to_send(self, max_bytes: int = 256 << 10) -> list[bytes | memoryview]:
         """What is to be sent; frames that were held up are taken up again."""
-        if self._data and self.wants_data:
+        if self._have >= self._need and self.wants_data:
             self._process(self.node.clock.monotonic())
         out, self._out = self._out, []
         if self.handler is not None:
@@ -186,7 +193,8 @@ class Upstream:
         if self.closed:
             return
         self.closed = True
-        self._data = b""
+        self._parts = []
+        self._have = 0
         self._out = []
         if self.handler is not None:
             handler, self.handler = self.handler, None
