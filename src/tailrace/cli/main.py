@@ -46,6 +46,8 @@ COMMANDS = {
     "rewind": "Forget the newest changes of vbuckets, as a failover with data loss does.",
     "cluster": "Run several nodes on one machine: replicas, failover, rebalance.",
     "collections": "Show, make and drop scopes and collections.",
+    "index": "Keep a full-text index of a bucket up to date.",
+    "search": "Search the full-text index of a bucket.",
     "mirror": "Keep a table in step with the bucket, on Spark.",
     "plan": "Say what a restart of that mirror would do.",
     "verify": "Compare every document of bucket and table.",

@@ -1,0 +1,51 @@
+"""``tailrace index``: keeps a full-text index of a bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..connstr import ConnectionString
+from .client import end_option, retry_option, tls_from, tls_options
+from .common import command as make_command
+from .common import run, url_argument
+
+
+@make_command(
+    "index",
+    example="""
+tailrace index couchbase://127.0.0.1/default ./people.index
+tailrace index couchbase://127.0.0.1 ./people.index --to now && tailrace search ./people.index ada
+""",
+)
+@url_argument
+@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@end_option()
+@retry_option
+@tls_options
+def command(url: ConnectionString, directory: Path, end: str, retry_for: float, **tls: Any) -> None:
+    """Keep a full-text index of a bucket up to date.
+
+    Text of JSON documents and keys; deleted, expired and rolled-back documents leave it. Positions are
+    committed with the documents, so it goes on exactly where it was, whatever ended it. Needs the extra:
+    pip install "tailrace[index]".
+    """
+    from ..fulltext import FullText, follow
+
+    index = FullText(directory, bucket=url.bucket)
+    try:
+        taken = run(
+            follow(
+                url,
+                index,
+                end=end,
+                purpose="index",
+                retry_for_s=retry_for,
+                tls=tls_from(tls) if url.tls else None,
+            )
+        )
+    finally:
+        index.close()
+    click.echo(f"{taken} changes indexed", err=True)

@@ -1,0 +1,45 @@
+"""``tailrace search``: asks a full-text index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .common import command as make_command
+from .common import json_option
+
+
+@make_command(
+    "search",
+    example="""
+tailrace search ./people.index ada
+tailrace search ./people.index 'doc.city:paris AND "difference engine"' --json
+""",
+)
+@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("query")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=10, show_default=True, help="At most so many."
+)
+@json_option("Write an object a line.")
+def command(directory: Path, query: str, limit: int, as_json: bool) -> None:
+    """Search the full-text index of a bucket.
+
+    Keys of documents that fit, the best first, each behind its score; exit code 1 if there are none. A query
+    has words, "phrases", AND, OR and -not; doc.member:word asks for a member of JSON documents.
+    """
+    from ..client.jsonlines import key_member
+    from ..fulltext import FullText
+
+    hits = FullText(directory).search(query, limit=limit)
+    for hit in hits:
+        if as_json:
+            click.echo(
+                f'{{{key_member(hit.key)},"score":{hit.score:.4f},"vbucket":{hit.vbucket},'
+                f'"collection_id":{hit.collection_id},"seqno":{hit.seqno}}}'
+            )
+        else:
+            click.echo(f"{hit.score:8.4f}  {hit.key.decode('utf-8', 'backslashreplace')}")
+    if not hits:
+        click.get_current_context().exit(1)

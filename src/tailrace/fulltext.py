@@ -1,0 +1,278 @@
+"""A full-text index that follows a bucket: `tailrace index` keeps it, `tailrace search` asks it.
+
+The index (Tantivy, the extra ``index``) holds a document for each live document of the bucket, and a document
+for each vbucket that says how far the index is. Both are written in the same commit, so whatever happens to
+the process, the index is at the positions that it names. A position may lie inside a snapshot: the server is
+told so when the stream is resumed, and decides about a rollback with that in mind.
+
+Older versions are not in the index, so it can't go back to them: it names no point to which a rollback might
+lead, and every rollback leads to the beginning. The documents of that vbucket leave the index and come again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .client.aio import connect
+from .client.events import Change, Deletion, Event, Expiration, Flush, Mutation, Rollback, SystemEvent
+from .client.progress import SavedPosition
+from .clock import SystemClock
+from .connstr import ConnectionString
+from .errors import TailraceError, UsageError
+from .model import Position
+
+__all__ = ["FullText", "Hit", "follow"]
+
+COMMIT_CHANGES = 20_000
+COMMIT_S = 1.0
+_HEAP_BYTES = 64 << 20
+_MAX_DEPTH = 100
+_FORMAT = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A document that was found."""
+
+    score: float
+    key: bytes
+    vbucket: int
+    collection_id: int
+    seqno: int
+
+
+def _tantivy() -> Any:
+    try:
+        import tantivy
+    except ImportError:
+        raise UsageError('a full-text index needs the extra: pip install "tailrace[index]"') from None
+    return tantivy
+
+
+def _schema(tantivy: Any) -> Any:
+    builder = tantivy.SchemaBuilder()
+    for name in ("id", "vbucket", "place", "about"):  # terms to find documents by, as they are
+        builder.add_text_field(name, stored=True, tokenizer_name="raw", index_option="basic")
+    builder.add_text_field("state", stored=True, tokenizer_name="raw", index_option="basic")
+    builder.add_unsigned_field("seqno", stored=True)
+    builder.add_text_field("key", stored=False)
+    builder.add_text_field("text", stored=False)
+    builder.add_json_field("doc", stored=False)
+    return builder.build()
+
+
+class FullText:
+    """One index in a directory; one process writes to it, any number may search."""
+
+    def __init__(self, directory: Path, *, bucket: str | None = None) -> None:
+        self._tantivy = _tantivy()
+        self.directory = directory
+        self._saved: dict[int, Position] = {}
+        self._writer: Any = None
+        self._changes = 0
+        if bucket is None:
+            if not directory.is_dir() or not self._tantivy.Index.exists(str(directory)):
+                raise UsageError(f"there is no index in {str(directory)!r}; make one with tailrace index")
+            self._index = self._tantivy.Index.open(str(directory))
+            return
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._index = self._tantivy.Index(_schema(self._tantivy), path=str(directory))
+            self._writer = self._index.writer(_HEAP_BYTES, 1)
+        except (ValueError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise TailraceError(
+                f"can't write to the index {str(directory)!r}: {reason}; does another process keep it?"
+            ) from None
+        self._claim(bucket)
+
+    def _claim(self, bucket: str) -> None:
+        """Read where the index is, and see that it is of this bucket."""
+        owner = f"{_FORMAT} {bucket}"
+        found = False
+        for about, state in self._states():
+            if about == "bucket":
+                found = True
+                if state != owner:
+                    raise UsageError(f"{str(self.directory)!r} is the index of another bucket or version")
+            else:
+                self._saved[int(about)] = Position.from_json(json.loads(state))
+        if not found:
+            self._put_state("bucket", owner)
+
+    def _states(self) -> Iterator[tuple[str, str]]:
+        searcher = self._index.searcher()
+        query = self._index.parse_query('id:"state"', ["id"])
+        for _, address in searcher.search(query, limit=2_000).hits:
+            document = searcher.doc(address)
+            yield document["about"][0], document["state"][0]
+
+    def _put_state(self, about: str, state: str) -> None:
+        self._writer.delete_documents_by_term("about", about)
+        document = self._tantivy.Document()
+        document.add_text("id", "state")
+        document.add_text("about", about)
+        document.add_text("state", state)
+        self._writer.add_document(document)
+
+    # as a place for positions
+
+    def load(self) -> dict[int, SavedPosition]:
+        """The positions of the last commit."""
+        return {vbucket: SavedPosition(one) for vbucket, one in self._saved.items()}
+
+    def save(self, positions: Mapping[int, SavedPosition]) -> None:
+        """Positions are only written by `commit`, with the documents."""
+
+    # writing
+
+    @property
+    def uncommitted(self) -> int:
+        """Changes since the last commit."""
+        return self._changes
+
+    def take(self, event: Event) -> None:
+        """Do what an event says."""
+        match event:
+            case Rollback() | Flush():
+                if isinstance(event, Rollback) and event.seqno:
+                    raise TailraceError(f"the index can't go back to seqno {event.seqno}, only to 0")
+                self._writer.delete_documents_by_term("vbucket", str(event.vbucket))
+                self._changes += 1
+            case SystemEvent(event="collection_dropped"):
+                self._writer.delete_documents_by_term("place", f"{event.vbucket}/{event.collection_id:x}")
+                self._changes += 1
+            case Mutation():
+                self._remove(event)
+                self._writer.add_document(self._document(event))
+                self._changes += 1
+            case Deletion() | Expiration():
+                self._remove(event)
+                self._changes += 1
+
+    def commit(self, positions: Mapping[int, Position]) -> None:
+        """Publish all that was taken, and that the index is at these positions, at once."""
+        for vbucket, position in positions.items():
+            if position != self._saved.get(vbucket) and position.seqno:
+                self._put_state(str(vbucket), json.dumps(position.to_json()))
+            elif not position.seqno and vbucket in self._saved:
+                self._writer.delete_documents_by_term("about", str(vbucket))
+        self._writer.commit()
+        self._saved = {vbucket: one for vbucket, one in positions.items() if one.seqno}
+        self._changes = 0
+
+    def close(self) -> None:
+        """Let go of the directory; what was not committed is forgotten."""
+        if self._writer is not None:
+            self._writer.rollback()
+            self._writer.wait_merging_threads()
+            self._writer = None
+
+    def _remove(self, change: Change) -> None:
+        self._writer.delete_documents_by_term("id", _id(change))
+
+    def _document(self, change: Mutation) -> Any:
+        document = self._tantivy.Document()
+        document.add_text("id", _id(change))
+        document.add_text("vbucket", str(change.vbucket))
+        document.add_text("place", f"{change.vbucket}/{change.collection_id:x}")
+        document.add_unsigned("seqno", change.seqno)
+        document.add_text("key", change.key.decode("utf-8", "replace"))
+        value = _parsed(change.value)
+        if value is None:
+            document.add_text("text", change.value.decode("utf-8", "ignore"))
+        else:
+            document.add_text("text", " ".join(_words(value)))
+            if isinstance(value, dict):
+                document.add_json("doc", json.dumps(value))
+        return document
+
+    # searching
+
+    def count(self) -> int:
+        """How many documents are in the index."""
+        self._index.reload()
+        searcher = self._index.searcher()
+        everything: int = searcher.search(self._index.parse_query("*"), limit=1).count
+        return everything - sum(1 for _ in self._states())
+
+    def search(self, query: str, *, limit: int = 10) -> list[Hit]:
+        """Documents that fit, the best first: words, "phrases", AND, OR, -not, ``doc.city:paris``."""
+        self._index.reload()
+        try:
+            parsed = self._index.parse_query(query, ["text", "key"])
+        except ValueError as error:
+            raise UsageError(f"the query can't be read: {error}") from None
+        searcher = self._index.searcher()
+        found: list[Hit] = []
+        for score, address in searcher.search(parsed, limit=limit + len(self._saved) + 2_000).hits:
+            document = searcher.doc(address)
+            if document["id"][0] != "state" and len(found) < limit:
+                vbucket, collection, key = document["id"][0].split("/")
+                found.append(
+                    Hit(
+                        float(score),
+                        bytes.fromhex(key),
+                        int(vbucket),
+                        int(collection, 16),
+                        document["seqno"][0],
+                    )
+                )
+        return found
+
+
+def _id(change: Change) -> str:
+    return f"{change.vbucket}/{change.collection_id:x}/{change.key.hex()}"
+
+
+def _parsed(value: bytes) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _words(value: Any, depth: int = 0) -> Iterator[str]:
+    """All text and numbers of a JSON document."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield str(value)
+    elif depth < _MAX_DEPTH:
+        members: Iterable[Any] = ()
+        if isinstance(value, dict):
+            members = value.values()
+        elif isinstance(value, list):
+            members = value
+        for member in members:
+            yield from _words(member, depth + 1)
+
+
+async def follow(
+    url: ConnectionString | str, index: FullText, *, end: str = "forever", **options: Any
+) -> int:
+    """Keep an index in step with a bucket; how many changes it took."""
+    taken, clock = 0, SystemClock()
+    async with (
+        connect(url, state=index, autosave=False, rollback_points=lambda _: (), **options) as source,
+        aclosing(source.pieces("beginning", end)) as pieces,
+    ):
+        committed_at = clock.monotonic()
+        async for piece in pieces:
+            for event in piece.events():
+                index.take(event)
+            taken += piece.row_count
+            if (
+                index.uncommitted >= COMMIT_CHANGES
+                or source.is_idle
+                or clock.monotonic() - committed_at >= COMMIT_S
+            ):
+                index.commit(source.positions())
+                committed_at = clock.monotonic()
+        index.commit(source.positions())
+    return taken
