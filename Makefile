@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: test lint check demo soak chaos docs clean
+.PHONY: caches test lint check demo soak chaos docs clean
 
 test: lint check
 
@@ -19,7 +19,13 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check src tests bench docs
 	$(BIN)/mypy
 
-check: $(STAMP)
+# The tests of `tailrace invalidate` need a real Redis and a real memcached, which come from Debian's packages.
+caches:
+	@command -v redis-server >/dev/null && command -v memcached >/dev/null \
+	|| (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server memcached) >/dev/null \
+	|| echo "redis-server and memcached could not be installed: their tests are skipped, or fail in CI" >&2
+
+check: $(STAMP) caches
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not long"
 
 soak: $(STAMP)

@@ -46,6 +46,7 @@ COMMANDS = {
     "rewind": "Forget the newest changes of vbuckets, as a failover with data loss does.",
     "cluster": "Run several nodes on one machine: replicas, failover, rebalance.",
     "collections": "Show, make and drop scopes and collections.",
+    "invalidate": "Remove from a cache what changes in a bucket.",
     "index": "Keep a full-text index of a bucket up to date.",
     "search": "Search the full-text index of a bucket.",
     "mirror": "Keep a table in step with the bucket, on Spark.",

@@ -1,0 +1,62 @@
+"""``tailrace invalidate``: removes from a cache what changes in a bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..connstr import ConnectionString
+from .client import end_option, retry_option, start_option, state_option, tls_from, tls_options
+from .common import command as make_command
+from .common import run, url_argument
+
+
+@make_command(
+    "invalidate",
+    example="""
+tailrace invalidate couchbase://127.0.0.1/default redis://127.0.0.1:6379/0 --state positions.json
+tailrace invalidate couchbase://127.0.0.1 memcached://127.0.0.1:11211 --prefix doc: --from now
+""",
+)
+@url_argument
+@click.argument("cache", metavar="CACHE")
+@click.option("--prefix", default="", help="What stands before a document's key in the cache.")
+@start_option()
+@end_option()
+@state_option("Save positions here when the cache has removed the keys, and resume from them.")
+@retry_option
+@tls_options
+def command(
+    url: ConnectionString,
+    cache: str,
+    prefix: str,
+    start: str,
+    end: str,
+    state: Path | None,
+    retry_for: float,
+    **tls: Any,
+) -> None:
+    """Remove from a cache what changes in a bucket.
+
+    CACHE is redis://[[user]:password@]host[:port][/db] or memcached://host[:port]. Keys of documents that
+    were changed, deleted, expired or rolled back leave it. Where a rollback reaches further back than is
+    remembered, and after a flush or a dropped collection, everything does: with Redis and a --prefix only
+    what has the prefix, else the whole database.
+    """
+    from ..invalidate import cache_at, follow
+
+    taken = run(
+        follow(
+            url,
+            cache_at(cache, prefix=prefix, retry_for_s=retry_for),
+            start=start,
+            end=end,
+            purpose="invalidate",
+            state=state,
+            retry_for_s=retry_for,
+            tls=tls_from(tls) if url.tls else None,
+        )
+    )
+    click.echo(f"{taken} changes invalidated", err=True)

@@ -1,0 +1,248 @@
+"""Cache invalidation with a real Redis and a real memcached: in the end no cached value is an old one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+import time
+
+import pytest
+
+import tailrace.testing
+from tailrace.cli.main import main
+from tailrace.errors import ConnectError, UsageError
+from tailrace.invalidate import cache_at, follow
+
+VBUCKETS = 4
+KEYS = [b"key-%d" % number for number in range(200)]
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+class Peer:
+    """A cache of its own, and the plainest client for it."""
+
+    def __init__(self, kind, directory):
+        self.kind, self.directory, self.port = kind, directory, free_port()
+        self.url = f"{kind}://127.0.0.1:{self.port}"
+        self.lock = threading.Lock()
+        self.start()
+
+    def start(self):
+        program = {"redis": "redis-server", "memcached": "memcached"}[self.kind]
+        if shutil.which(program) is None:
+            if os.environ.get("CI"):
+                pytest.fail(f"{program} is not installed, and CI must test with it")
+            pytest.skip(f"{program} is not installed (Debian: apt-get install {program})")
+        port = str(self.port)
+        command = [program, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", str(self.directory)]
+        if self.kind == "memcached":
+            command = [program, "-U", "0", "-l", "127.0.0.1", "-p", port, "-u", "nobody"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(500):
+            with contextlib.suppress(OSError):
+                self.socket = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+                self.file = self.socket.makefile("rb")
+                return
+            time.sleep(0.02)
+        pytest.fail(f"{program} did not start")
+
+    def stop(self):
+        self.file.close()
+        self.socket.close()
+        self.process.terminate()
+        self.process.wait()
+
+    def set(self, key, value):
+        with self.lock:
+            if self.kind == "redis":
+                words = (b"SET", key, value)
+                self.socket.sendall(b"*3\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in words))
+            else:
+                self.socket.sendall(b"set %b 0 0 %d\r\n%b\r\n" % (key, len(value), value))
+            assert self.file.readline() in (b"+OK\r\n", b"STORED\r\n")
+
+    def get(self, key):
+        with self.lock:
+            if self.kind == "redis":
+                self.socket.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key))
+                size = int(self.file.readline()[1:])
+                return None if size < 0 else self.file.read(size + 2)[:-2]
+            self.socket.sendall(b"get %b\r\n" % key)
+            line = self.file.readline()
+            if line == b"END\r\n":
+                return None
+            value = self.file.read(int(line.split()[3]) + 2)[:-2]
+            assert self.file.readline() == b"END\r\n"
+            return value
+
+    def delete(self, key):
+        with self.lock:
+            if self.kind == "redis":
+                self.socket.sendall(b"*2\r\n$3\r\nDEL\r\n$%d\r\n%b\r\n" % (len(key), key))
+            else:
+                self.socket.sendall(b"delete %b\r\n" % key)
+            self.file.readline()
+
+
+@pytest.fixture(params=["redis", "memcached"])
+def cache(request, tmp_path):
+    peer = Peer(request.param, tmp_path)
+    yield peer
+    peer.stop()
+
+
+@pytest.fixture
+def node():
+    with tailrace.testing.node(vbuckets=VBUCKETS) as running:
+        yield running
+
+
+def value_of(node, key):
+    found = node.get(key)
+    return None if found is None else struct.pack(">Q", found)
+
+
+def fill(node, cache, keys=KEYS, prefix=b""):
+    """What an application does after a miss; it looks again, as the document may have changed meanwhile."""
+    for key in keys:
+        value = value_of(node, key)
+        if value is not None:
+            cache.set(prefix + key, value)
+            if value_of(node, key) != value:
+                cache.delete(prefix + key)
+
+
+def stale(node, cache, prefix=b""):
+    cached = {key: cache.get(prefix + key) for key in KEYS}
+    return [key for key, one in cached.items() if one is not None and one != value_of(node, key)]
+
+
+def drain(node, cache, tmp_path, **options):
+    made = cache_at(cache.url, prefix=options.pop("prefix", ""), retry_for_s=20)
+    return asyncio.run(follow(node.url, made, end="now", state=tmp_path / "state.json", **options))
+
+
+def test_nothing_old_is_left_after_load(node, cache, tmp_path):
+    rng = random.Random(5)
+    for key in KEYS:
+        node.set(key, 0)
+    made = cache_at(cache.url, retry_for_s=20)
+    loop = asyncio.new_event_loop()
+    work = loop.create_task(follow(node.url, made, state=tmp_path / "state.json"))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([work])))
+    thread.start()
+    filling = threading.Event()
+
+    def fill_on():
+        while not filling.is_set():
+            fill(node, cache, rng.sample(KEYS, 20))
+
+    filler = threading.Thread(target=fill_on)
+    filler.start()
+    try:
+        for number in range(1, 3_000):
+            key = rng.choice(KEYS)
+            if rng.random() < 0.9:
+                node.set(key, number)
+            elif node.get(key) is not None:
+                node.delete(key)
+    finally:
+        filling.set()
+        filler.join()
+        loop.call_soon_threadsafe(work.cancel)
+        thread.join()
+        loop.close()
+    drain(node, cache, tmp_path)
+    assert stale(node, cache) == []
+    # it does work: what nobody changed since stays
+    fill(node, cache)
+    assert drain(node, cache, tmp_path) == 0
+    assert all(cache.get(key) == value_of(node, key) for key in KEYS)
+    node.set(KEYS[0], 9_999)
+    assert drain(node, cache, tmp_path) == 1
+    assert cache.get(KEYS[0]) is None
+    assert cache.get(KEYS[1]) == value_of(node, KEYS[1])
+
+
+@pytest.mark.parametrize("prefix", ["", "doc*:"])
+def test_a_rollback_and_a_flush_invalidate(node, cache, tmp_path, prefix):
+    for number, key in enumerate(KEYS):
+        node.set(key, number)
+    drain(node, cache, tmp_path, prefix=prefix)
+    for number, key in enumerate(KEYS):
+        node.set(key, 1_000 + number)
+    drain(node, cache, tmp_path, prefix=prefix)
+    fill(node, cache, prefix=prefix.encode())
+    cache.set(b"other", b"1")
+    for vbucket in range(VBUCKETS):
+        node.rewind(vbucket, node.high_seqno(vbucket) - 5)
+    assert stale(node, cache, prefix.encode())
+    drain(node, cache, tmp_path, prefix=prefix)
+    assert stale(node, cache, prefix.encode()) == []
+    # Redis can tell what is ours
+    assert cache.get(b"other") == (b"1" if prefix and cache.kind == "redis" else None)
+    fill(node, cache, prefix=prefix.encode())
+    node.flush()
+    drain(node, cache, tmp_path, prefix=prefix)
+    assert {cache.get(prefix.encode() + key) for key in KEYS} == {None}
+
+
+async def gone(cache, key):
+    while cache.get(key) is not None:  # noqa: ASYNC110 - the cache tells nobody
+        await asyncio.sleep(0.01)
+
+
+def test_a_rollback_of_what_is_remembered_removes_just_that(node, cache):
+    async def live():
+        made = cache_at(cache.url, retry_for_s=20)
+        task = asyncio.create_task(follow(node.url, made))
+        try:
+            cache.set(KEYS[0], b"x")
+            node.set(KEYS[0], 1)
+            await gone(cache, KEYS[0])
+            vbucket = node.vbucket_of(KEYS[0])
+            before = node.high_seqno(vbucket)
+            cache.set(KEYS[0], b"y")
+            node.set(KEYS[0], 2)
+            await gone(cache, KEYS[0])
+            cache.set(KEYS[0], struct.pack(">Q", 2))
+            cache.set(b"bystander", b"1")
+            node.rewind(vbucket, before)
+            await gone(cache, KEYS[0])
+            assert cache.get(b"bystander") == b"1"
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    asyncio.run(asyncio.wait_for(live(), 60))
+
+
+def test_a_cache_that_comes_back_and_one_that_does_not(node, cache, tmp_path, capfdbinary):
+    node.set(KEYS[0], 1)
+    cache.stop()
+    timer = threading.Timer(0.5, cache.start)
+    timer.start()
+    assert drain(node, cache, tmp_path) == 1
+    timer.join()
+    nobody = cache_at(f"redis://127.0.0.1:{free_port()}", retry_for_s=0.2)
+    with pytest.raises(ConnectError, match="can't be reached"):
+        asyncio.run(follow(node.url, nobody, end="now"))
+    for where in ("redis:6379", "http://x", "redis://x:port"):
+        with pytest.raises(UsageError):
+            cache_at(where)
+    cache.set(KEYS[0], b"old")
+    assert main(["invalidate", node.url, cache.url, "--to", "now"]) == 0
+    assert b"1 changes invalidated" in capfdbinary.readouterr().err
+    assert cache.get(KEYS[0]) is None
