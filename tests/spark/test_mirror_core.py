@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from tailrace.columns import SCHEMA
 from tailrace.history import FailoverLog, rollback_seqno
@@ -258,3 +259,18 @@ def test_a_vacuum_keeps_the_ways_back_that_it_is_told_to_keep(tmp_path: Path) ->
     assert [position.seqno for _, position in MirrorTable.open(uri).lineage(0)] == [5, 4, 3]
     table.refresh()
     table.commit([], [], {0: Position.at(7, 6)})  # a vacuum makes commits of its own, and fences nobody
+
+
+def test_a_table_knows_its_source_when_the_beginning_of_its_log_is_gone(tmp_path: Path) -> None:
+    source = {"bucket": "b", "scope": "s", "collection": "c", "vbuckets": 4, "groups": 2}
+    table = MirrorTable.open_or_create(str(tmp_path), schema=TABLE_SCHEMA, source=source)
+    table.claim("first")
+    table.commit([], [], {1: Position.at(7, 3)})
+    DeltaTable(str(tmp_path)).create_checkpoint()
+    for version in range(table.version):
+        (tmp_path / "_delta_log" / f"{version:020d}.json").unlink()
+    again = MirrorTable.open(str(tmp_path))
+    assert again.source == source
+    assert again.current.position(1) == Position.at(7, 3)
+    again.claim("second")
+    assert MirrorTable.open_or_create(str(tmp_path), schema=TABLE_SCHEMA, source=source).source == source

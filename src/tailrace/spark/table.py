@@ -66,6 +66,13 @@ _SEARCH_STEP = 50
 
 _KEPT_FILE_LISTS = 64
 
+# A group is written again whenever one of its documents changes, so what a file costs to write counts for
+# more than its size: snappy takes half of zstd's time for a third more bytes.
+_DISTINCT = frozenset({"key", "value", "seqno", "cas", "event_time"})
+"""Columns whose values hardly repeat: dictionaries of them would be made in vain."""
+_LONG = frozenset({"value", "value_base64"})
+"""Columns whose smallest and largest value help nobody."""
+
 
 class Fenced(TailraceError):
     """Another mirror has taken the table over."""
@@ -456,7 +463,9 @@ def write_file(
 ) -> DataFile:
     """Write rows as one Parquet file under ``uri``; in a table it counts once it is committed."""
     sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd", compression_level=1)
+    repeating = [name for name in rows.column_names if name not in _DISTINCT]
+    bounded = [name for name in rows.column_names if name not in _LONG]
+    pq.write_table(rows, sink, compression="snappy", use_dictionary=repeating, write_statistics=bounded)
     data = sink.getvalue()
     filesystem, root = file_system(uri, storage_options)
     if filesystem is None:
