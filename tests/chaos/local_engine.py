@@ -22,7 +22,7 @@ from spark.naive import table_state
 from tailrace.spark import mirroring, rewrite, spool, stream, table
 
 _PATIENCE_S = 30.0
-"""A life that has not come to its end then never will."""
+"""A life in which nothing happened for so long never comes to its end."""
 
 
 class Chaos:
@@ -93,7 +93,8 @@ class Chaos:
         """Until the table has come to where the bucket is."""
         patience = time.monotonic() + _PATIENCE_S
         while True:
-            query.step()
+            if query.step():
+                patience = time.monotonic() + _PATIENCE_S
             positions = table.MirrorTable.open(self.table).current.positions
             here = {vbucket: position.seqno for vbucket, position in positions.items() if position.seqno}
             if here == {vbucket: seqno for vbucket, seqno in self.world.seqnos().items() if seqno}:

@@ -158,7 +158,7 @@ def places_of(seed: int, count: int) -> list[str]:
 
 
 @campaign
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_driver_and_a_worker_are_killed(tmp_path: Path) -> None:
     assert play(1, ["mirror.before-commit", "source.in-read"], tmp_path, max_rows=(1_000,)) == 2
 

@@ -18,7 +18,7 @@ import pytest
 
 from tailrace.spark.session import prepare_environment
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 _PATIENCE_S = 120.0
 
