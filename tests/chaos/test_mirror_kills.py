@@ -55,7 +55,8 @@ class Kills:
         """Accidents, and a life that ends there."""
         self._accidents()
         self.world.trace.append(f"-- killed at {where}")
-        count = self.rng.choice((1, 1, 2)) if where in REPEATED else 1
+        has_many_batches = max(self._max_rows) < 100
+        count = self.rng.choice((1, 1, 2)) if where in REPEATED and has_many_batches else 1
         with self._mirror("" if where == ANY_MOMENT else f"{where}:{count}") as child:
             assert child.stdout is not None
             if where == ANY_MOMENT:
