@@ -54,3 +54,19 @@ def test_without_a_place_it_is_the_users_own(tmp_path: Path, monkeypatch: pytest
     assert made.path.parent.parent == tmp_path
     assert made.path.parent.stat().st_mode & 0o077 == 0
     made.remove()
+
+
+def test_what_is_somebody_elses_stays(tmp_path: Path) -> None:
+    """A place may be any directory of the user's, whatever is in it."""
+    for name in ("run-2024", "run-of-mine", "spool-of-wire"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").write_bytes(b"x")
+    (tmp_path / "run-2024" / "lock").write_bytes(b"")
+    Scratch(tmp_path, "run").remove()
+    Scratch(tmp_path, "spool").remove()
+    assert sorted(str(one.relative_to(tmp_path)) for one in tmp_path.rglob("precious")) == [
+        "run-2024/precious",
+        "run-of-mine/precious",
+        "spool-of-wire/precious",
+    ]
+    assert not (tmp_path / "run-of-mine" / "lock").exists()

@@ -17,7 +17,8 @@ from ..store.files import DiskFiles
 
 __all__ = ["Scratch"]
 
-_LOCK = "lock"
+_LOCK = ".tailrace-lock"
+"""Also what tells our directories from those of others: a place may be any directory of the user's."""
 
 
 class Scratch:
@@ -28,8 +29,8 @@ class Scratch:
     def __init__(self, place: str | os.PathLike[str] | None, kind: str) -> None:
         where = _own_place() if place is None else Path(place)
         where.mkdir(parents=True, exist_ok=True)
-        for left in where.glob(f"{kind}-*"):
-            _remove_if_left(left)
+        for lock in where.glob(f"{kind}-*/{_LOCK}"):
+            _remove_if_left(lock.parent)
         made = Path(tempfile.mkdtemp(prefix=".new-", dir=where))
         self._held: DiskFiles | None = DiskFiles(made)
         self._held.lock(_LOCK)
