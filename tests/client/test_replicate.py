@@ -22,7 +22,7 @@ from tailrace.errors import UsageError
 from tailrace.protocol.script import ask
 from tailrace.wire.codes import Datatype
 from tailrace.wire.fields import join_xattrs
-from tailrace.wire.kv import SetWithMeta
+from tailrace.wire.kv import DelWithMeta, SetWithMeta
 
 VBUCKETS = 4
 
@@ -46,7 +46,7 @@ def documents(node, *, deleted=False):
             if isinstance(event, Mutation):
                 about = (event.value, event.flags, event.expiry, event.datatype, json.dumps(event.xattrs))
             elif isinstance(event, Deletion | Expiration):
-                about = (type(event).__name__,)
+                about = (type(event).__name__, json.dumps(event.xattrs))
             else:
                 continue
             key = (names[event.collection_id], event.key)
@@ -142,6 +142,22 @@ def test_changes_that_are_taken_back_leave_the_target(nodes, tmp_path, vbuckets)
         assert documents(target) == documents(source)
 
 
+def test_a_rollback_leaves_collections_alone_that_only_the_target_has(nodes, tmp_path):
+    source, target, _ = nodes
+    with KvClient(target.url) as client:
+        client.set_manifest(with_changes(client.manifest(), ["mine.notes"], ()))
+        for number in range(20):
+            client.set(f"note-{number}", b"1", collection="mine.notes")
+    state = tmp_path / "positions.json"
+    for number in range(20):
+        source.set(f"note-{number}", number)
+    replicate(source, target, state=state)
+    source.rewind(range(VBUCKETS), 0)
+    assert replicate(source, target, state=state).rollbacks
+    assert {path for path, _ in documents(target)} == {"mine.notes"}
+    assert len(documents(target)) == 20 and not documents(source)
+
+
 def test_it_resumes_from_its_state(nodes, tmp_path):
     source, target, _ = nodes
     write(source, 8)
@@ -172,11 +188,27 @@ def test_collections_come_and_go(nodes):
         assert documents(target) == documents(source)
         assert {path for path, _ in documents(target)} == {"shop.orders", "shop.carts", "_default._default"}
         with running(source, target):
+            client.set("d2", b"3")  # a collection that goes while nobody replicates would stay
+            wait_until_equal(source, target)
             client.set_manifest(with_changes(client.manifest(), ["shop.new"], ["shop.carts"]))
             client.set("o2", b"4", collection="shop.orders")
             client.set("n1", b"5", collection="shop.new")
             wait_until_equal(source, target)
     assert {path for path, _ in documents(target)} == {"shop.orders", "shop.new", "_default._default"}
+
+
+def test_a_change_whose_collection_is_gone_by_now_is_passed_over(nodes, monkeypatch):
+    source, target, _ = nodes
+    with KvClient(source.url) as client:
+        client.set_manifest(with_changes(client.manifest(), ["shop.carts"], ()))
+        client.set("c1", b"1", collection="shop.carts")
+        client.set("d1", b"2")
+        with Replicator(source.url, target.url) as replicator:
+            # The collection is gone when its name is asked for, and its changes are on the way.
+            empty = with_changes(replicator._origin.manifest(), (), ["shop.carts"])
+            monkeypatch.setattr(replicator._origin, "manifest", lambda: empty)
+            assert sum(replicator.run(end="now")) == 1
+    assert {path for path, _ in documents(target)} == {"_default._default"}
 
 
 def test_xattrs_come_along(nodes):
@@ -189,9 +221,19 @@ def test_xattrs_come_along(nodes):
     with KvClient(source.url) as client:
         request.vbucket = client.vbucket_of("with")
         client._on(request.vbucket, lambda: ask(request, "set with meta"))
+        tombstone = DelWithMeta(
+            key=b"\0gone",
+            value=join_xattrs({"_sync": b'{"rev":"2-b"}'}, b""),
+            datatype=Datatype.XATTR,
+            rev_seqno=4,
+            meta_cas=1 << 60,
+            vbucket=client.vbucket_of("gone"),
+        )
+        client._on(tombstone.vbucket, lambda: ask(tombstone, "del with meta"))
     replicate(source, target)
-    assert documents(target) == documents(source)
+    assert documents(target, deleted=True) == documents(source, deleted=True)
     assert "1-a" in documents(target)["_default._default", b"with"][4]
+    assert "2-b" in documents(target, deleted=True)["_default._default", b"gone"][1]
 
 
 def test_a_ring_ends_equal_and_silent(nodes):

@@ -50,7 +50,8 @@ def command(
     """Apply the changes of one bucket to another, with their metadata.
 
     Documents arrive with their CAS, revision, flags and expiry. What TARGET has of its own stays where it is
-    newer. When the source takes changes back, the vbucket is compared and made equal.
+    newer. When the source takes changes back, the vbucket is compared and made equal, so that documents go
+    which only TARGET has there.
     """
     from ..client.replicate import Replicator
 

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from ..wire.codes import Datatype
 from ..wire.kv import DeleteQ, SetQ
-from ..wire.message import MAX_KEY
+from ..wire.message import MAX_KEY, Message
 from .cluster_map import vbucket_of
 
-__all__ = ["JsonLinesBatch", "MadeUp", "RowsBatch", "from_json_lines"]
+__all__ = ["FrameBatch", "MadeUp", "RowsBatch", "batched", "from_json_lines"]
 
 BATCH_BYTES = 1 << 20
 BATCH_DOCUMENTS = 4_096
@@ -172,7 +172,7 @@ class MadeUp:
         return (b'"', b'"') if self.size >= 2 else (b"7" * self.size, b"")
 
 
-class JsonLinesBatch:
+class FrameBatch:
     """Requests of any length."""
 
     def __init__(self) -> None:
@@ -190,36 +190,46 @@ class JsonLinesBatch:
         return b"".join(self.frames if indices is None else [self.frames[index] for index in indices])
 
 
+def batched(requests: Iterable[Message], most: int = BATCH_DOCUMENTS) -> Iterator[FrameBatch]:
+    """Requests, each with its vbucket, in batches of a bounded size."""
+    batch = FrameBatch()
+    for request in requests:
+        request.opaque = len(batch.frames)
+        batch.add(request.encode(), request.vbucket)
+        if len(batch.frames) >= min(most, BATCH_DOCUMENTS) or batch.size_bytes >= BATCH_BYTES:
+            yield batch
+            batch = FrameBatch()
+    if batch.frames:
+        yield batch
+
+
 def from_json_lines(
     lines: Iterable[bytes], vbucket_count: int, *, collections: bool, json_type: bool, most: int
-) -> Iterator[JsonLinesBatch]:
+) -> Iterator[FrameBatch]:
     """Writes from lines ``{"key":…,"value":…}``, and from what `tail --json` and `dump` write.
 
     ``key_base64`` and ``value_base64`` stand for bytes that are no text; flags and expiry are taken over; an
     op ``deletion`` or ``expiration`` deletes, other ops than ``mutation`` are passed over.
     """
-    batch = JsonLinesBatch()
     prefix = b"\0" if collections else b""
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            made = _request(line, prefix, json_type=json_type)
-        except (ValueError, struct.error) as error:
-            raise InputError(
-                f"line {number} can't be loaded: {error}; mend it and load again, those before may be stored"
-            ) from None
-        if made is None:
-            continue
-        request, key = made
-        request.vbucket = vbucket_of(key, vbucket_count)
-        request.opaque = len(batch.frames)
-        batch.add(request.encode(), request.vbucket)
-        if len(batch.frames) >= min(most, BATCH_DOCUMENTS) or batch.size_bytes >= BATCH_BYTES:
-            yield batch
-            batch = JsonLinesBatch()
-    if batch.frames:
-        yield batch
+
+    def requests() -> Iterator[Message]:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                made = _request(line, prefix, json_type=json_type)
+            except (ValueError, struct.error) as error:
+                raise InputError(
+                    f"line {number} can't be loaded: {error}; mend it and load again, "
+                    "those before may be stored"
+                ) from None
+            if made is not None:
+                request, key = made
+                request.vbucket = vbucket_of(key, vbucket_count)
+                yield request
+
+    return batched(requests(), most)
 
 
 def _request(line: bytes, prefix: bytes, *, json_type: bool) -> tuple[SetQ | DeleteQ, bytes] | None:

@@ -6,8 +6,8 @@ that by the same rule, so the order of writes does not matter and a change that 
 
 A rollback is the one thing that this rule can't undo: the source took changes back, and the target holds
 newer revisions than the source. Then the whole vbucket is compared with the source's present state and made
-equal by force. A collection that the source drops while nobody replicates stays at the target: nothing there
-says whose it is.
+equal by force, so what only the target has in a collection of the source goes, too: nothing there says whose
+it is. For the same reason a collection that the source drops while nobody replicates stays.
 """
 
 from __future__ import annotations
@@ -21,21 +21,28 @@ from typing import Any, NamedTuple
 
 from ..clock import SYSTEM, Clock
 from ..connstr import ConnectionString
-from ..errors import TailraceError, UsageError
+from ..errors import UsageError
 from ..wire.codes import Datatype, WithMetaOption
-from ..wire.fields import decode_leb128, encode_leb128, join_xattrs
+from ..wire.fields import encode_leb128, join_xattrs
 from ..wire.kv import DelWithMetaQ, SetWithMeta, SetWithMetaQ
 from .blocking import connect_sync
 from .cluster_map import vbucket_of
 from .events import Change, Deletion, Expiration, Flush, Mutation, Rollback, SystemEvent
 from .kv import KvClient
-from .load import BATCH_BYTES, BATCH_DOCUMENTS, JsonLinesBatch
+from .load import batched
 from .manifest import with_changes
 from .resume import End, Start
 
 __all__ = ["Replicated", "Replicator"]
 
 _SAVE_S = 1.0
+
+
+class _Place(NamedTuple):
+    """A document of the target."""
+
+    collection_id: int
+    key: bytes
 
 
 class _Version(NamedTuple):
@@ -131,54 +138,37 @@ class Replicator:
 
     def _requests(self, changes: Iterable[Change], *, options: int = 0) -> Iterator[SetWithMeta]:
         for change in changes:
-            key = self._key(change.collection_id, change.key)
+            if (place := self._place(change)) is None:
+                continue
+            value, datatype = b"", 0
             if isinstance(change, Mutation):
-                datatype = change.datatype if self._target.json_type else 0
-                value = change.value
-                if change.xattrs:
-                    datatype |= Datatype.XATTR
-                    texts = {
-                        name: json.dumps(one, separators=(",", ":")).encode()
-                        for name, one in change.xattrs.items()
-                    }
-                    value = join_xattrs(texts, value)
-                yield SetWithMetaQ(
-                    key=key,
-                    value=value,
-                    datatype=datatype,
-                    flags=change.flags,
-                    expiry=change.expiry,
-                    rev_seqno=change.rev,
-                    meta_cas=change.cas,
-                    options=options or None,
-                )
-            else:
-                is_expiration = isinstance(change, Expiration)
-                own = options | (WithMetaOption.IS_EXPIRATION if is_expiration else 0)
-                yield DelWithMetaQ(
-                    key=key,
-                    expiry=change.delete_time,
-                    rev_seqno=change.rev,
-                    meta_cas=change.cas,
-                    options=own or None,
-                )
+                value, datatype = change.value, change.datatype if self._target.json_type else 0
+            if change.xattrs:
+                texts = {name: _compact(one) for name, one in change.xattrs.items()}
+                value, datatype = join_xattrs(texts, value), datatype | Datatype.XATTR
+            is_live = isinstance(change, Mutation)
+            expired = WithMetaOption.IS_EXPIRATION if isinstance(change, Expiration) else 0
+            yield self._request(
+                SetWithMetaQ if is_live else DelWithMetaQ,
+                place,
+                value=value,
+                datatype=datatype,
+                flags=change.flags if isinstance(change, Mutation) else 0,
+                expiry=change.expiry if isinstance(change, Mutation) else change.delete_time,
+                rev_seqno=change.rev,
+                meta_cas=change.cas,
+                options=options | expired or None,
+            )
+
+    def _request(self, kind: type[SetWithMeta], place: _Place, **fields: Any) -> SetWithMeta:
+        prefix = encode_leb128(place.collection_id) if self._target.collections else b""
+        vbucket = self._target.vbucket_of(place.key)
+        self._vbuckets.add(vbucket)
+        return kind(key=prefix + place.key, vbucket=vbucket, **fields)
 
     def _write(self, requests: Iterable[SetWithMeta]) -> None:
-        for count in self._target.write_many(self._batches(requests)):
+        for count in self._target.write_many(batched(requests)):
             self.done.changes += count
-
-    def _batches(self, requests: Iterable[SetWithMeta]) -> Iterator[JsonLinesBatch]:
-        batch = JsonLinesBatch()
-        for request in requests:
-            request.vbucket = self._target.vbucket_of(self._document_key(request.key))
-            request.opaque = len(batch.frames)
-            self._vbuckets.add(request.vbucket)
-            batch.add(request.encode(), request.vbucket)
-            if len(batch.frames) >= BATCH_DOCUMENTS or batch.size_bytes >= BATCH_BYTES:
-                yield batch
-                batch = JsonLinesBatch()
-        if batch.frames:
-            yield batch
 
     def _save(self) -> None:
         """Positions may be saved once a crash of the target can't lose what lies before them."""
@@ -194,32 +184,34 @@ class Replicator:
     def _reconcile(self, vbucket: int) -> None:
         """Make the target's part of a vbucket equal to the source's, whatever is newer.
 
-        Tombstones too: one with a newer revision would win against what the source writes next.
+        Tombstones too: one with a newer revision would win against what the source writes next. Collections
+        that only the target has are none of our business.
         """
         self.done.rollbacks += 1
         wanted = {
-            self._key(change.collection_id, change.key): change
+            place: change
             for change in self._state(self._source_where, [vbucket], include_xattrs=True)
+            if (place := self._place(change)) is not None
         }
         held = self._held(vbucket)
         forced = WithMetaOption.SKIP_CONFLICT_RESOLUTION
-        unknown = (
-            DelWithMetaQ(key=key, rev_seqno=_NEVER.rev, meta_cas=_NEVER.cas, options=forced)
-            for key, version in held.items()
-            if key not in wanted and version != _NEVER
+        self._write(
+            self._request(DelWithMetaQ, place, rev_seqno=_NEVER.rev, meta_cas=_NEVER.cas, options=forced)
+            for place, version in held.items()
+            if place not in wanted and version != _NEVER
         )
-        self._write(unknown)
-        changed = [change for key, change in wanted.items() if held.get(key) != _version(change)]
+        changed = [change for place, change in wanted.items() if held.get(place) != _version(change)]
         self._write(self._requests(changed, options=forced))
 
-    def _held(self, vbucket: int) -> dict[bytes, _Version]:
-        """What the target has of this vbucket of the source, by key."""
+    def _held(self, vbucket: int) -> dict[_Place, _Version]:
+        """What the target has of this vbucket of the source, in the source's collections."""
         count = self._source.vbucket_count
         chosen = [vbucket] if self._target.vbucket_count == count else None
+        ours = set(self._collections.values())
         return {
-            self._prefixed(change.collection_id, change.key): _version(change)
+            _Place(change.collection_id, change.key): _version(change)
             for change in self._state(self._target_where, chosen, no_value=True)
-            if vbucket_of(change.key, count) == vbucket
+            if change.collection_id in ours and vbucket_of(change.key, count) == vbucket
         }
 
     def _state(
@@ -239,20 +231,12 @@ class Replicator:
 
     # collections
 
-    def _key(self, collection_id: int, key: bytes) -> bytes:
-        if collection_id not in self._collections:
+    def _place(self, change: Change) -> _Place | None:
+        """Where a document of the source is at the target; nowhere if its collection is gone by now."""
+        number = change.collection_id
+        if number not in self._collections:
             self._copy_manifest()
-        if collection_id not in self._collections:
-            raise TailraceError(
-                f"the source has a change of collection 0x{collection_id:x}, which has no name"
-            )
-        return self._prefixed(self._collections[collection_id], key)
-
-    def _prefixed(self, target_id: int, key: bytes) -> bytes:
-        return encode_leb128(target_id) + key if self._target.collections else key
-
-    def _document_key(self, key: bytes) -> bytes:
-        return key[decode_leb128(key)[1] :] if self._target.collections else key
+        return _Place(self._collections[number], change.key) if number in self._collections else None
 
     def _copy_manifest(self) -> None:
         """Make the collections of the source that the target does not have."""
@@ -284,6 +268,10 @@ class Replicator:
 
 def _version(change: Change) -> _Version:
     return _Version(isinstance(change, Mutation), change.rev, change.cas)
+
+
+def _compact(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _paths(manifest: dict[str, Any]) -> dict[int, str]:
