@@ -240,7 +240,7 @@ def test_a_silent_server_is_given_up_after_two_intervals(connect):
         connection.server.answers = dict.fromkeys(range(256))  # not a word from now on, to nobody
 
     with FakeServer(stream) as server:
-        source = connect(server.url, noop_interval_s=0.1, retry_for_s=0.5)
+        source = connect(server.url, noop_interval_s=0.1, retry_for_s=3)
         with pytest.raises(ConnectError, match="silent"):
             next(source.changes())
         assert len(server.connections) >= 2
@@ -249,7 +249,7 @@ def test_a_silent_server_is_given_up_after_two_intervals(connect):
 def test_a_server_that_says_nothing_after_the_handshake(connect):
     """It can be connected to time and again, and still it is an error in the end."""
     with FakeServer(lambda connection, request: None) as server:
-        source = connect(server.url, noop_interval_s=0.3, retry_for_s=1.0)
+        source = connect(server.url, noop_interval_s=1, retry_for_s=3)
         with pytest.raises(ConnectError, match="silent"):
             next(source.changes())
         assert any(frame.opcode == DcpOpcode.STREAM_REQUEST for frame in server.requests)
@@ -281,7 +281,7 @@ def test_an_answer_that_the_application_has_not_taken_is_an_answer(connect, monk
         assert next(one for one in changes if isinstance(one, Mutation)).vbucket == 0
         for send in waiting:
             send()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not source.stats()["queued_bytes"]:
             source.idle(0.01)
             assert time.monotonic() < deadline
@@ -350,7 +350,7 @@ def test_a_noop_is_answered_with_its_opaque(connect):
         source = connect(server.url)
         changes = source.changes()
         next(changes)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not any(f.magic == Magic.RESPONSE and f.opaque == 10_000_001 for f in server.requests):
             source.idle(0.01)
             assert time.monotonic() < deadline
@@ -378,7 +378,7 @@ def test_acks_follow_the_application(connect):
         rest = list(changes)
         assert sum(isinstance(one, Mutation) for one in rest) == 100
         counted = 44 + 100 * (24 + 31 + 4 + size) + 28
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while acked(server) < counted - 50 * 1024:
             source.idle(0.01)
             assert time.monotonic() < deadline
@@ -396,7 +396,7 @@ def test_unknown_requests_are_refused_and_forgotten(connect):
         changes = connect(server.url).changes()
         assert isinstance(next(changes), Snapshot)
         assert isinstance(next(changes), Mutation)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(refusals := [f for f in server.requests if f.opaque in (0x7007, 0x7008)]) < 2:
             assert time.monotonic() < deadline
         assert [f.status for f in refusals] == [Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED]
@@ -412,7 +412,7 @@ def test_a_marker_that_wants_an_answer_gets_it_at_its_end(connect):
     with FakeServer(stream) as server:
         changes = connect(server.url).changes()
         assert [type(next(changes)) for _ in range(3)] == [Snapshot, Mutation, Mutation]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not any(f.opcode == DcpOpcode.SNAPSHOT_MARKER for f in server.requests):
             assert time.monotonic() < deadline
 

@@ -242,7 +242,7 @@ def test_failover_promotes_replicas_and_readers_roll_back_what_was_lost(tmp_path
 
 def test_a_silent_node_is_failed_over_if_most_answer(tmp_path: Path) -> None:
     with cluster(tmp_path / "c", 3) as made:
-        made.auto_failover_s = 0.5
+        made.auto_failover_s = 3
         with KvClient(url(made)) as client:
             for key in KEYS:
                 client.set(key, b"1")
@@ -260,7 +260,7 @@ def test_a_silent_node_is_failed_over_if_most_answer(tmp_path: Path) -> None:
         pid = made.members["n2"].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 2.0
+        deadline = time.monotonic() + 4.0
         while time.monotonic() < deadline:
             assert made.watch() is None
         with pytest.raises(TailraceError, match="no other copy"):
