@@ -33,6 +33,7 @@ from ..protocol.script import Script, ask
 from ..wire.admin import DeregisterTapClient, GetAllVbSeqnos, GetFailoverLog
 from ..wire.codes import Status, VBucketState
 from .catalog import Catalog
+from .connection import Connection
 from .events import Event
 from .nodes import Nodes
 from .options import SourceOptions, read_options, resolve
@@ -80,7 +81,7 @@ class Source:
         )
         self._reading: Reading | None = None
         self._piece: Piece | None = None
-        self._connections: dict[Address, _Connection] = {}
+        self._connections: dict[Address, Connection] = {}
         self._closing: set[asyncio.Future[None]] = set()
         self._dialling: set[asyncio.Task[None]] = set()
         self._error: Exception | None = None
@@ -442,7 +443,9 @@ class Source:
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 await self._loop.create_connection(
-                    lambda: _Connection(self, address),
+                    lambda: Connection(
+                        address, made=self._connected, received=self._received, lost=self._disconnected
+                    ),
                     address.host,
                     address.port,
                     ssl=self._tls,
@@ -463,15 +466,19 @@ class Source:
             self._fail(error)
         self._turn_soon()
 
-    def _connected(self, connection: _Connection) -> DcpConsumer:
+    def _connected(self, connection: Connection) -> DcpConsumer:
+        """A connection is made; the consumer that belongs on it."""
+        if self._closed:
+            connection.abort()
         link = self._nodes.connected(connection.address, self._loop.time())
         if self.options.tap is not None:
             link.tap = functools.partial(self.options.tap, self._connection_count)
         self._connection_count += 1
         self._connections[connection.address] = connection
+        self._turn_soon()
         return link
 
-    def _received(self, connection: _Connection) -> None:
+    def _received(self, connection: Connection) -> None:
         """Something was received and looked at."""
         if self._connections.get(connection.address) is not connection:
             return  # it was dropped
@@ -484,7 +491,7 @@ class Source:
         connection.flush()
         self._something.set()
 
-    def _disconnected(self, connection: _Connection, error: Exception) -> None:
+    def _disconnected(self, connection: Connection, error: Exception) -> None:
         """A connection is gone. What it brought is delivered before anybody is told."""
         if self._connections.get(connection.address) is not connection or self._closed:
             return
@@ -553,103 +560,6 @@ class Source:
         if self._reading is None:
             return range(self._nodes.map.vbucket_count) if self._nodes.map is not None else ()
         return [vb for vb, one in self._reading.progress.items() if one.state is not State.DONE]
-
-
-class _Connection(asyncio.BufferedProtocol):
-    """One socket and the consumer on it."""
-
-    def __init__(self, source: Source, address: Address) -> None:
-        self.address = address
-        self.opened = False
-        self.lost: Exception | None = None
-        self.link: DcpConsumer
-        self.closed: asyncio.Future[None] = source._loop.create_future()
-        self._source = source
-        self._loop = source._loop
-        self._transport: asyncio.Transport | None = None
-        self._watching = self._grew = self._paused = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        if self._source._closed:
-            transport.abort()
-        self.link = self._source._connected(self)
-        self.flush()
-        self._source._turn_soon()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self.link.get_buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.link.buffer_updated(nbytes)
-        self._grew = True
-        if self.link.is_full:
-            self._process()
-        elif not self._watching:
-            self._watching = True
-            self._loop.call_soon(self._watch)
-
-    def _watch(self) -> None:
-        """Look at what came when a round of the loop brings no more: under load, pieces become large."""
-        if self._grew:
-            self._grew = False
-            self._loop.call_soon(self._watch)
-            return
-        self._watching = False
-        self._process()
-
-    def _process(self) -> None:
-        if self.lost is not None:
-            return
-        try:
-            self.link.process(self._loop.time())
-        except Exception as error:  # noqa: BLE001 - whatever it is, the application hears of it
-            self.give_up(error)
-            return
-        if self.link.is_swamped and self._transport is not None and not self._paused:
-            self._paused = True
-            self._transport.pause_reading()
-        self._source._received(self)
-
-    def flush(self) -> None:
-        """Send what the consumer has to send; read on if it was held up."""
-        if self.lost is not None or self._transport is None:
-            return
-        data = self.link.data_to_send()
-        if data:
-            self._transport.write(data)
-        if self._paused and not self.link.is_swamped:
-            self._paused = False
-            self._transport.resume_reading()
-
-    def give_up(self, error: Exception) -> None:
-        """Close the connection for this reason."""
-        if self.lost is None:
-            self.lost = error
-            self.abort()
-            self._source._disconnected(self, error)
-
-    def abort(self) -> None:
-        """Close the connection without a word."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.closed.done():
-            self.closed.set_result(None)
-        if self.lost is not None:
-            return
-        if exc is None:
-            self.link.close_received()
-        self._process()
-        if self.lost is None:
-            reason = (exc and (getattr(exc, "strerror", None) or str(exc))) or "closed by the server"
-            self.lost = ConnectError(f"the connection to {self.address} was lost: {reason}")
-            self._source._disconnected(self, self.lost)
 
 
 def _high_seqnos(_: Address) -> Script[dict[int, int]]:

@@ -1,0 +1,120 @@
+"""One socket of the asyncio pump: bytes between a transport and the consumer of its connection.
+
+Which connections there are, and what follows from what they bring or lose, is for `aio.Source`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ..connstr import Address
+from ..errors import ConnectError
+from ..protocol.dcp_consumer import DcpConsumer
+
+__all__ = ["Connection"]
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One socket and the consumer on it.
+
+    ``made`` gives the consumer when the socket is connected, ``received`` is told when it has looked at what
+    came, and ``lost``, once and with the reason, when the connection is gone or was given up.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        made: Callable[[Connection], DcpConsumer],
+        received: Callable[[Connection], None],
+        lost: Callable[[Connection, Exception], None],
+    ) -> None:
+        self.address = address
+        self.opened = False
+        self.lost: Exception | None = None
+        self.link: DcpConsumer
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._on_made, self._on_received, self._on_lost = made, received, lost
+        self._transport: asyncio.Transport | None = None
+        self._watching = self._grew = self._paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.link = self._on_made(self)
+        self.flush()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.link.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.link.buffer_updated(nbytes)
+        self._grew = True
+        if self.link.is_full:
+            self._process()
+        elif not self._watching:
+            self._watching = True
+            self._loop.call_soon(self._watch)
+
+    def _watch(self) -> None:
+        """Look at what came when a round of the loop brings no more: under load, pieces become large."""
+        if self._grew:
+            self._grew = False
+            self._loop.call_soon(self._watch)
+            return
+        self._watching = False
+        self._process()
+
+    def _process(self) -> None:
+        if self.lost is not None:
+            return
+        try:
+            self.link.process(self._loop.time())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the application hears of it
+            self.give_up(error)
+            return
+        if self.link.is_swamped and self._transport is not None and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        self._on_received(self)
+
+    def flush(self) -> None:
+        """Send what the consumer has to send; read on if it was held up."""
+        if self.lost is not None or self._transport is None:
+            return
+        data = self.link.data_to_send()
+        if data:
+            self._transport.write(data)
+        if self._paused and not self.link.is_swamped:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def give_up(self, error: Exception) -> None:
+        """Close the connection for this reason."""
+        if self.lost is None:
+            self.lost = error
+            self.abort()
+            self._on_lost(self, error)
+
+    def abort(self) -> None:
+        """Close the connection without a word."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+        if self.lost is not None:
+            return
+        if exc is None:
+            self.link.close_received()
+        self._process()
+        if self.lost is None:
+            reason = (exc and (getattr(exc, "strerror", None) or str(exc))) or "closed by the server"
+            self.lost = ConnectError(f"the connection to {self.address} was lost: {reason}")
+            self._on_lost(self, self.lost)
