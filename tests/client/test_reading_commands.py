@@ -266,7 +266,7 @@ def test_a_recorded_rollback_is_replayed(node, tmp_path, connect):
     with path.open("wb") as sink:
         recorder = Recorder(sink)
         recorder.begin({"bucket": "default", "vbuckets": 4, "collections": True})
-        told = list(connect(node.url, state=state, tap=recorder).changes(end="now"))
+        told = list(connect(node.url, state=state, on_wire=recorder).changes(end="now"))
     assert sum(isinstance(event, tailrace.Rollback) for event in told) == 4
     again = tailrace.MemoryState()
     again.save(saved)

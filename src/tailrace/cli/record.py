@@ -50,7 +50,7 @@ async def _record(url: ConnectionString, file: Path, start: str, end: str, optio
     changes = 0
     with whole_file(file, keep=True) as sink:
         recorder = Recorder(sink)
-        async with connect(url, tap=recorder, **options) as source:
+        async with connect(url, on_wire=recorder, **options) as source:
             recorder.begin(
                 {
                     "bucket": url.bucket,

@@ -471,8 +471,8 @@ class Source:
         if self._closed:
             connection.abort()
         link = self._nodes.connected(connection.address, self._loop.time())
-        if self.options.tap is not None:
-            link.tap = functools.partial(self.options.tap, self._connection_count)
+        if self.options.on_wire is not None:
+            link.on_wire = functools.partial(self.options.on_wire, self._connection_count)
         self._connection_count += 1
         self._connections[connection.address] = connection
         self._turn_soon()

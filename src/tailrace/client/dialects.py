@@ -22,7 +22,7 @@ _NOT_OLD = (
     "rollback_mitigation",
     "priority",
     "backfill_order",
-    "tap",
+    "on_wire",
 )
 _NOT_UPR = (*_NOT_OLD, "no_value", "tap_settings")
 CANNOT: Mapping[str, tuple[str, ...]] = {

@@ -66,7 +66,7 @@ class SourceOptions:
     tls: TlsOptions | None = None
     allow_plain: bool = False
     """Allow the login that shows the password on a connection without TLS."""
-    tap: Callable[[int, bool, bytes | memoryview], None] | None = None
+    on_wire: Callable[[int, bool, bytes | memoryview], None] | None = None
     """Called with everything that goes over the streams: connection, whether we sent it, whole frames."""
     priority: str = ""
     """``low``, ``medium`` or ``high``, if the server should prefer or defer this reader."""

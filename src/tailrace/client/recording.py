@@ -42,7 +42,7 @@ _WITH_SEQNO = frozenset(
 
 
 class Recorder:
-    """Writes a recording to anything that has ``write``; `Source.tap` takes it."""
+    """Writes a recording to anything that has ``write``; the option ``on_wire`` of a source takes it."""
 
     def __init__(self, sink: Any, clock: Clock = SYSTEM) -> None:
         self.bytes = 0

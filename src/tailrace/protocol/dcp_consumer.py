@@ -160,7 +160,7 @@ class DcpConsumer:
         """None until the connection takes stream requests."""
         self.on_config: Callable[[bytes], None] = lambda _: None
         """Called with each cluster map that is pushed; with nothing if it only changed."""
-        self.tap: Callable[[bool, bytes | memoryview], None] | None = None
+        self.on_wire: Callable[[bool, bytes | memoryview], None] | None = None
         """Called with the bytes of the streams, both ways: whether we sent them, whole frames."""
         self.received_bytes = self.acked_bytes = 0
         self._buffer = ReceiveBuffer(max(_LEAST_BLOCK, min(BLOCK_BYTES, settings.buffer_bytes // 5)))
@@ -243,8 +243,8 @@ class DcpConsumer:
             self._take(frames)
 
     def _take(self, frames: Frames) -> None:
-        if self.tap is not None and self.granted is not None:
-            self.tap(False, frames.data.data[: frames.used])
+        if self.on_wire is not None and self.granted is not None:
+            self.on_wire(False, frames.data.data[: frames.used])
         block = self._buffer.take(frames.used)
         headers = control_headers(frames)
         ordered = np.zeros(len(headers), dtype=bool)
@@ -347,8 +347,8 @@ class DcpConsumer:
             snapshot_end=wanted.end,
             value=value,
         ).encode()
-        if self.tap is not None:
-            self.tap(True, request)
+        if self.on_wire is not None:
+            self.on_wire(True, request)
         self._send(request)
 
     def _register(self, stream: Stream) -> int:
