@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import StoreCorrupt, StoreLocked
-from tailrace.store.files import DiskFiles, MemoryFiles, NotDurable, atomic_write
+from tailrace.store.files import DiskFiles, MemoryFiles, NotDurable, atomic_write, whole_file
 from tailrace.testing.faulty_files import (
     Fault,
     FaultyFiles,
@@ -94,6 +94,27 @@ def test_many_parts_and_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert file.size == sum(map(len, parts))
     file.close()
     assert (tmp_path / "a").read_bytes() == b"".join(parts)
+
+
+@pytest.mark.parametrize(("umask", "shared"), [(0o022, 0o644), (0o077, 0o600)])
+def test_who_may_read(tmp_path: Path, umask: int, shared: int) -> None:
+    """What a user asked for follows the umask; what a node keeps, and secrets, are the user's alone."""
+
+    def mode(name: str) -> int:
+        return (tmp_path / name).stat().st_mode & 0o777
+
+    before = os.umask(umask)
+    try:
+        atomic_write(tmp_path / "state.json", b"{}")
+        with whole_file(tmp_path / "export.jsonl") as file:
+            file.write(b"{}")
+        atomic_write(tmp_path / "secret", b"token", private=True)
+        DiskFiles(tmp_path).create("log").close()
+    finally:
+        os.umask(before)
+    assert [mode("state.json"), mode("export.jsonl"), mode("secret"), mode("log")] == [shared] * 2 + [
+        0o600
+    ] * 2
 
 
 def test_atomic_write(tmp_path: Path) -> None:

@@ -62,8 +62,7 @@ class Service:
         try:
             coordinator.start()
             content = {"pid": os.getpid(), "port": door.getsockname()[1], "token": self._token}
-            atomic_write(path, json.dumps(content).encode() + b"\n")
-            path.chmod(0o600)
+            atomic_write(path, json.dumps(content).encode() + b"\n", private=True)
             while not self._stopping and _token_in(path) == self._token:
                 busy = self._rebalance is not None
                 if select.select([door], [], [], _BUSY_S if busy else _IDLE_S)[0]:

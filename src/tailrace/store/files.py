@@ -33,6 +33,8 @@ __all__ = [
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 IOV_MAX = 1024
+# Who may read what is written, before the umask: a node's documents are its own, an export is the user's.
+_PRIVATE, _SHARED = 0o600, 0o666
 
 
 class NotDurable(OSError):
@@ -131,10 +133,13 @@ def replace_file(files: Files, path: str, data: bytes) -> None:
         raise NotDurable(error.errno, error.strerror, path) from error
 
 
-def atomic_write(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a whole file anywhere on disk: write beside, sync, rename, sync the directory."""
+def atomic_write(path: str | os.PathLike[str], data: bytes, *, private: bool = False) -> None:
+    """Write a whole file anywhere on disk: write beside, sync, rename, sync the directory.
+
+    It may be read by whom the user's umask says, or only by the user if it is ``private``.
+    """
     target = Path(path)
-    DiskFiles(target.parent).replace(target.name, data)
+    DiskFiles(target.parent, mode=_PRIVATE if private else _SHARED).replace(target.name, data)
 
 
 @contextlib.contextmanager
@@ -145,7 +150,7 @@ def whole_file(path: str | os.PathLike[str], *, keep: bool = False) -> Iterator[
     unless what was written so far is worth to ``keep``.
     """
     target = Path(path)
-    files, beside = DiskFiles(target.parent), target.name + ".new"
+    files, beside = DiskFiles(target.parent, mode=_SHARED), target.name + ".new"
     with contextlib.suppress(FileNotFoundError):
         files.unlink(beside)
     file = files.create(beside)
@@ -272,10 +277,11 @@ class DiskFile:
 
 
 class DiskFiles:
-    """A directory."""
+    """A directory. Files that are made there have this ``mode``, the documents of a node nobody else's."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, mode: int = _PRIVATE) -> None:
         self.root = Path(root)
+        self._mode = mode
         self._lock_fd = -1
 
     def lock(self, path: str) -> None:
@@ -302,7 +308,7 @@ class DiskFiles:
 
     def create(self, path: str) -> File:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        return DiskFile(path, os.open(self.root / path, flags, 0o600))
+        return DiskFile(path, os.open(self.root / path, flags, self._mode))
 
     def open(self, path: str) -> File:
         return DiskFile(path, os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC))
