@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import types
+from pathlib import Path
 
 import click
 import pytest
@@ -180,6 +181,38 @@ def test_every_error_is_one_line_with_its_exit_code(
         if not traceback:
             assert shown.err.count("\n") == 1
             assert "\x1b" not in shown.err
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "command"),
+    [
+        ("deltalake", "spark", "mirror couchbase://127.0.0.1:1 table"),
+        ("pyspark", "spark", "mirror couchbase://127.0.0.1:1 table"),
+        ("deltalake", "spark", "plan couchbase://127.0.0.1:1 table"),
+        ("pyspark", "spark", "verify couchbase://127.0.0.1:1 table"),
+        ("deltalake", "spark", "vacuum table"),
+        ("pyspark", "spark", "demo"),
+        ("tantivy", "index", "index couchbase://127.0.0.1:1 folder"),
+        ("tantivy", "index", "search folder word"),
+    ],
+)
+def test_a_package_that_is_not_there_is_named_with_its_extra(
+    package: str, extra: str, command: str, tmp_path: Path
+) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; import tailrace.cli.main as m; sys.exit(m.main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert last.startswith("tailrace: error: ") and f"pip install 'tailrace[{extra}]'" in last.replace(
+        '"', "'"
+    )
 
 
 def test_a_command_may_return_its_exit_code(add_command: object) -> None:

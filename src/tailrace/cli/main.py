@@ -148,6 +148,10 @@ def _run(arguments: list[str], session: Session) -> object:
 # errors
 
 
+# Packages that only some commands need, and the extra that brings each.
+_EXTRAS = {"pyspark": "spark", "deltalake": "spark", "pandas": "spark"}
+
+
 def _report(error: Exception, session: Session) -> int:
     """Tell about an error in one line, and give its exit code."""
     if session.debug:
@@ -178,6 +182,8 @@ def _explain(error: Exception) -> tuple[int, str]:
             return ANSWER_IS_NO, f"can't use {os.fsdecode(error.filename)!r}: {_reason(error)}"
         case OSError():
             return ANSWER_IS_NO, _reason(error)
+        case ModuleNotFoundError(name=name) if name in _EXTRAS:
+            return WRONG_USAGE, f"{name} is not installed; run: pip install 'tailrace[{_EXTRAS[name]}]'"
         case MemoryError():
             return ANSWER_IS_NO, "out of memory, give the command less to do at once"
     kind = type(error).__name__

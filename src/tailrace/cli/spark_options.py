@@ -36,11 +36,8 @@ def spark_options(function: F) -> F:
 @contextlib.contextmanager
 def open_spark(master: str | None, conf: tuple[str, ...], *, name: str) -> Iterator[SparkSession]:
     """A Spark session that says nothing unless ``--debug`` is given; stopped at the end."""
-    try:
-        import deltalake  # noqa: F401
-        import pyspark  # noqa: F401
-    except ImportError as error:
-        raise UsageError(f"{error.name} is not installed; run: pip install 'tailrace[spark]'") from None
+    import deltalake  # noqa: F401  (said to be missing before Spark is started)
+
     from ..spark.session import prepare_environment, session
 
     debug = click.get_current_context().ensure_object(Session).debug
