@@ -20,7 +20,7 @@ from ..errors import TailraceError
 from ..store.files import atomic_write
 from .common import Integer, counted, note
 from .common import command as make_command
-from .spark_options import open_spark
+from .spark_options import need_spark, open_spark
 
 if TYPE_CHECKING:
     from ..client.kv import KvClient
@@ -51,6 +51,7 @@ def command(docs: int, seed: int, directory: str | None) -> int:
     forces a failover that loses changes, lets the mirror roll back and repair itself, and proves with verify
     that table and source are equal. Leaves a report behind.
     """
+    need_spark()
     home = Path(directory) if directory else Path(tempfile.mkdtemp(prefix="tailrace-demo-"))
     home.mkdir(parents=True, exist_ok=True)
     with _node(home) as url:

@@ -18,7 +18,14 @@ from .common import Session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["collection_paths", "explained_query_error", "open_spark", "source_options_of", "spark_options"]
+__all__ = [
+    "collection_paths",
+    "explained_query_error",
+    "need_spark",
+    "open_spark",
+    "source_options_of",
+    "spark_options",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,11 +40,16 @@ def spark_options(function: F) -> F:
     return function
 
 
+def need_spark() -> None:
+    """What the pipeline needs is said to be missing before anything is begun."""
+    import deltalake  # noqa: F401
+    import pyspark  # noqa: F401
+
+
 @contextlib.contextmanager
 def open_spark(master: str | None, conf: tuple[str, ...], *, name: str) -> Iterator[SparkSession]:
     """A Spark session that says nothing unless ``--debug`` is given; stopped at the end."""
-    import deltalake  # noqa: F401  (said to be missing before Spark is started)
-
+    need_spark()
     from ..spark.session import prepare_environment, session
 
     debug = click.get_current_context().ensure_object(Session).debug
