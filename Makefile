@@ -26,7 +26,7 @@ caches:
 	|| echo "redis-server and memcached could not be installed: their tests are skipped, or fail in CI" >&2
 
 check: $(STAMP) caches
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not long"
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 soak: $(STAMP)
 	$(BIN)/pytest -n 2 -m long --timeout 0
