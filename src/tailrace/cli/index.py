@@ -32,7 +32,7 @@ def command(url: ConnectionString, directory: Path, end: str, retry_for: float, 
     committed with the documents, so it goes on exactly where it was, whatever ended it. Needs the extra:
     pip install "tailrace[index]".
     """
-    from ..fulltext import FullText, follow
+    from ..client.fulltext import FullText, follow
 
     index = FullText(directory, bucket=url.bucket)
     try:

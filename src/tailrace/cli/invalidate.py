@@ -45,7 +45,7 @@ def command(
     remembered, and after a flush or a dropped collection, everything does: with Redis and a --prefix only
     what has the prefix, else the whole database.
     """
-    from ..invalidate import cache_at, follow
+    from ..client.invalidate import cache_at, follow
 
     taken = run(
         follow(

@@ -29,8 +29,8 @@ def command(directory: Path, query: str, limit: int, as_json: bool) -> None:
     Keys of documents that fit, the best first, each behind its score; exit code 1 if there are none. A query
     has words, "phrases", AND, OR and -not; doc.member:word asks for a member of JSON documents.
     """
+    from ..client.fulltext import FullText
     from ..client.jsonlines import key_member
-    from ..fulltext import FullText
 
     hits = FullText(directory).search(query, limit=limit)
     for hit in hits:

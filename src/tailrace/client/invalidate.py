@@ -16,16 +16,16 @@ from contextlib import aclosing, suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from . import rng as rng_
-from .client.aio import connect
-from .client.backoff import Backoff
-from .client.events import Deletion, Event, Expiration, Flush, Mutation, Rollback, SystemEvent
-from .clock import SystemClock
-from .connstr import ConnectionString
-from .errors import ConnectError, RemoteProtocolError, UsageError
-from .wire.codes import Magic, Op, Status
-from .wire.framing import Framer
-from .wire.header import HEADER
+from .. import rng as rng_
+from ..clock import SystemClock
+from ..connstr import ConnectionString
+from ..errors import ConnectError, RemoteProtocolError, UsageError
+from ..wire.codes import Magic, Op, Status
+from ..wire.framing import Framer
+from ..wire.header import HEADER
+from .aio import connect
+from .backoff import Backoff
+from .events import Deletion, Event, Expiration, Flush, Mutation, Rollback, SystemEvent
 
 __all__ = ["Cache", "Memcached", "Redis", "cache_at", "follow"]
 

@@ -17,8 +17,8 @@ import pytest
 
 import tailrace.testing
 from tailrace.cli.main import main
+from tailrace.client.invalidate import cache_at, follow
 from tailrace.errors import ConnectError, UsageError
-from tailrace.invalidate import cache_at, follow
 
 VBUCKETS = 4
 KEYS = [b"key-%d" % number for number in range(200)]

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .client.aio import connect
-from .client.events import Change, Deletion, Event, Expiration, Flush, Mutation, Rollback, SystemEvent
-from .client.progress import SavedPosition
-from .clock import SystemClock
-from .connstr import ConnectionString
-from .errors import TailraceError, UsageError
-from .model import Position
+from ..clock import SystemClock
+from ..connstr import ConnectionString
+from ..errors import TailraceError, UsageError
+from ..model import Position
+from .aio import connect
+from .events import Change, Deletion, Event, Expiration, Flush, Mutation, Rollback, SystemEvent
+from .progress import SavedPosition
 
 __all__ = ["FullText", "Hit", "follow"]
 

@@ -14,8 +14,8 @@ import pytest
 
 import tailrace.testing
 from tailrace.cli.main import main
+from tailrace.client.fulltext import FullText, follow
 from tailrace.errors import TailraceError, UsageError
-from tailrace.fulltext import FullText, follow
 
 VBUCKETS = 4
 KEYS = [f"key-{number}" for number in range(40)]
