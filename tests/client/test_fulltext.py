@@ -11,10 +11,13 @@ import sys
 import time
 
 import pytest
+import tantivy
 
 import tailrace.testing
 from tailrace.cli.main import main
 from tailrace.client.fulltext import FullText, follow
+from tailrace.client.kv import KvClient
+from tailrace.client.manifest import with_changes
 from tailrace.errors import TailraceError, UsageError
 
 VBUCKETS = 4
@@ -122,6 +125,48 @@ def test_the_commands(node, tmp_path, capfdbinary):
     assert main(["search", str(tmp_path / "elsewhere"), "ada"]) == 2
     assert main(["index", node.url + "/other", str(tmp_path / "index"), "--to", "now"]) == 2
     assert capfdbinary.readouterr().err.count(b"tailrace: error: ") == 3
+
+
+def test_positions_are_no_documents(node, tmp_path):
+    for number in range(3):
+        node.set(f"k{number}", {"word": "mill"})
+    update(node, tmp_path)
+    index = FullText(tmp_path)
+    assert index.count() == 3
+    assert {hit.key for hit in index.search("*", limit=3)} == {b"k0", b"k1", b"k2"}
+    assert len(index.search("*", limit=1)) == 1
+    assert index.search("id:state") == []
+
+
+def test_a_dropped_collection_leaves_it(node, tmp_path):
+    with KvClient(node.url) as client:
+        client.set_manifest(with_changes(client.manifest(), ["shop.carts", "shop.orders"], ()))
+        for collection in ("shop.carts", "shop.orders"):
+            client.set("one", b'{"word":"mill"}', collection=collection)
+        client.set("one", b'{"word":"mill"}')
+        update(node, tmp_path)
+        assert len(FullText(tmp_path).search("mill")) == 3
+        client.set_manifest(with_changes(client.manifest(), ["shop.new"], ["shop.carts"]))
+        client.set("two", b'{"word":"mill"}', collection="shop.new")
+        update(node, tmp_path)
+        kept = {int(one["uid"], 16) for scope in client.manifest()["scopes"] for one in scope["collections"]}
+    hits = FullText(tmp_path).search("mill")
+    assert len(hits) == 3 and {hit.collection_id for hit in hits} == kept
+
+
+def test_an_index_of_somebody_else(tmp_path):
+    builder = tantivy.SchemaBuilder()
+    builder.add_text_field("title")
+    (tmp_path / "other").mkdir()
+    tantivy.Index(builder.build(), path=str(tmp_path / "other"))
+    with pytest.raises(UsageError, match="not one of a bucket"):
+        FullText(tmp_path / "other")
+    with pytest.raises(TailraceError):
+        FullText(tmp_path / "other", bucket="default")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "meta.json").write_text("{")
+    with pytest.raises(TailraceError, match="can't be read"):
+        FullText(tmp_path / "broken")
 
 
 def test_one_writer_at_a_time(tmp_path):

@@ -9,11 +9,11 @@ from zlib import crc32
 
 from ..connstr import Address
 from ..errors import RemoteProtocolError
+from ..units import MAX_VBUCKETS
 
 __all__ = ["MAX_NODES", "ClusterMap", "vbucket_of"]
 
 MAX_NODES = 1_024
-MAX_VBUCKETS = 1_024
 _ANY_HOST = "$HOST"
 
 

@@ -22,6 +22,7 @@ from ..clock import SystemClock
 from ..connstr import ConnectionString
 from ..errors import TailraceError, UsageError
 from ..model import Position
+from ..units import MAX_VBUCKETS
 from .aio import connect
 from .events import Change, Deletion, Event, Expiration, Flush, Mutation, Rollback, SystemEvent
 from .progress import SavedPosition
@@ -33,6 +34,9 @@ COMMIT_S = 1.0
 _HEAP_BYTES = 64 << 20
 _MAX_DEPTH = 100
 _FORMAT = "1"
+_STATE = "state"
+"""The id of documents that say how far the index is, of which there are not more than this:"""
+_MAX_STATES = MAX_VBUCKETS + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +80,28 @@ class FullText:
         self._writer: Any = None
         self._changes = 0
         if bucket is None:
-            if not directory.is_dir() or not self._tantivy.Index.exists(str(directory)):
-                raise UsageError(f"there is no index in {str(directory)!r}; make one with tailrace index")
+            self._open()
+        else:
+            self._open_to_write()
+        try:
+            self._are_states = self._tantivy.Query.term_query(self._index.schema, "id", _STATE)
+        except ValueError:
+            raise UsageError(f"{str(directory)!r} is an index, but not one of a bucket") from None
+        if bucket is not None:
+            self._claim(bucket)
+
+    def _open(self) -> None:
+        directory = self.directory
+        if not directory.is_dir() or not self._tantivy.Index.exists(str(directory)):
+            raise UsageError(f"there is no index in {str(directory)!r}; make one with tailrace index")
+        try:
             self._index = self._tantivy.Index.open(str(directory))
-            return
+        except (ValueError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise TailraceError(f"the index {str(directory)!r} can't be read: {reason}") from None
+
+    def _open_to_write(self) -> None:
+        directory = self.directory
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._index = self._tantivy.Index(_schema(self._tantivy), path=str(directory))
@@ -89,7 +111,6 @@ class FullText:
             raise TailraceError(
                 f"can't write to the index {str(directory)!r}: {reason}; does another process keep it?"
             ) from None
-        self._claim(bucket)
 
     def _claim(self, bucket: str) -> None:
         """Read where the index is, and see that it is of this bucket."""
@@ -107,15 +128,14 @@ class FullText:
 
     def _states(self) -> Iterator[tuple[str, str]]:
         searcher = self._index.searcher()
-        query = self._index.parse_query('id:"state"', ["id"])
-        for _, address in searcher.search(query, limit=2_000).hits:
+        for _, address in searcher.search(self._are_states, limit=_MAX_STATES).hits:
             document = searcher.doc(address)
             yield document["about"][0], document["state"][0]
 
     def _put_state(self, about: str, state: str) -> None:
         self._writer.delete_documents_by_term("about", about)
         document = self._tantivy.Document()
-        document.add_text("id", "state")
+        document.add_text("id", _STATE)
         document.add_text("about", about)
         document.add_text("state", state)
         self._writer.add_document(document)
@@ -196,34 +216,31 @@ class FullText:
 
     def count(self) -> int:
         """How many documents are in the index."""
-        self._index.reload()
-        searcher = self._index.searcher()
-        everything: int = searcher.search(self._index.parse_query("*"), limit=1).count
-        return everything - sum(1 for _ in self._states())
+        searcher, documents = self._documents(self._tantivy.Query.all_query())
+        count: int = searcher.search(documents, limit=1).count
+        return count
 
     def search(self, query: str, *, limit: int = 10) -> list[Hit]:
         """Documents that fit, the best first: words, "phrases", AND, OR, -not, ``doc.city:paris``."""
-        self._index.reload()
         try:
             parsed = self._index.parse_query(query, ["text", "key"])
         except ValueError as error:
             raise UsageError(f"the query can't be read: {error}") from None
-        searcher = self._index.searcher()
-        found: list[Hit] = []
-        for score, address in searcher.search(parsed, limit=limit + len(self._saved) + 2_000).hits:
+        searcher, documents = self._documents(parsed)
+        found = []
+        for score, address in searcher.search(documents, limit=limit).hits:
             document = searcher.doc(address)
-            if document["id"][0] != "state" and len(found) < limit:
-                vbucket, collection, key = document["id"][0].split("/")
-                found.append(
-                    Hit(
-                        float(score),
-                        bytes.fromhex(key),
-                        int(vbucket),
-                        int(collection, 16),
-                        document["seqno"][0],
-                    )
-                )
+            vbucket, collection, key = document["id"][0].split("/")
+            seqno = document["seqno"][0]
+            found.append(Hit(float(score), bytes.fromhex(key), int(vbucket), int(collection, 16), seqno))
         return found
+
+    def _documents(self, query: Any) -> tuple[Any, Any]:
+        """The newest commit, and a query for what fits there of the bucket's documents."""
+        self._index.reload()
+        occur = self._tantivy.Occur
+        fits = [(occur.Must, query), (occur.MustNot, self._are_states)]
+        return self._index.searcher(), self._tantivy.Query.boolean_query(fits)
 
 
 def _id(change: Change) -> str:
