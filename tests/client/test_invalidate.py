@@ -18,6 +18,8 @@ import pytest
 import tailrace.testing
 from tailrace.cli.main import main
 from tailrace.client.invalidate import cache_at, follow
+from tailrace.client.kv import KvClient
+from tailrace.client.manifest import with_changes
 from tailrace.errors import ConnectError, UsageError
 
 VBUCKETS = 4
@@ -197,6 +199,21 @@ def test_a_rollback_and_a_flush_invalidate(node, cache, tmp_path, prefix):
     node.flush()
     drain(node, cache, tmp_path, prefix=prefix)
     assert {cache.get(prefix.encode() + key) for key in KEYS} == {None}
+
+
+def test_a_dropped_collection_leaves_the_cache(node, cache, tmp_path):
+    with KvClient(node.url) as client:
+        client.set_manifest(with_changes(client.manifest(), ["shop.carts"], ()))
+        client.set("c1", b"1", collection="shop.carts")
+        client.set("d1", b"1")
+        drain(node, cache, tmp_path, prefix="p:")
+        for key in (b"p:c1", b"p:d1", b"other"):
+            cache.set(key, b"1")
+        client.set_manifest(with_changes(client.manifest(), (), ["shop.carts"]))
+    drain(node, cache, tmp_path, prefix="p:")
+    # nobody tells which keys the collection had
+    assert cache.get(b"p:c1") is None and cache.get(b"p:d1") is None
+    assert cache.get(b"other") == (b"1" if cache.kind == "redis" else None)
 
 
 async def gone(cache, key):

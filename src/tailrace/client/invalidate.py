@@ -11,18 +11,19 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from .. import rng as rng_
 from ..clock import SystemClock
 from ..connstr import ConnectionString
-from ..errors import ConnectError, RemoteProtocolError, UsageError
+from ..errors import ConnectError, LoginError, RemoteProtocolError, UsageError
 from ..wire.codes import Magic, Op, Status
 from ..wire.framing import Framer
-from ..wire.header import HEADER
+from ..wire.header import HEADER, Frame
 from .aio import connect
 from .backoff import Backoff
 from .events import Deletion, Event, Expiration, Flush, Mutation, Rollback, SystemEvent
@@ -33,147 +34,185 @@ BATCH_KEYS = 1_000
 REMEMBERED = 1_000
 """Changes of each vbucket whose keys are known when they are taken back."""
 _MAX_MEMCACHED_KEY = 250
+_MAX_MEMCACHED_ANSWER_BYTES = 1 << 16
+_MAX_ANSWER_BYTES = 64 << 20
+_MAX_ANSWER_DEPTH = 2
+_PER_ANSWER_BYTES = 64
+"""What a part of an answer takes here, be it empty."""
 _TIMEOUT_S = 10.0
+"""For one answer."""
+
+
+class _Busy(Exception):
+    """The cache can't do it now, and may be able to later."""
 
 
 class Cache(ABC):
-    """A connection to a cache, made when it is needed and made again when it was lost."""
+    """A connection to a cache, made when it is needed and made again when it was lost.
+
+    Whatever a cache answers, it is an answer or a typed error, and takes up no more than a bounded amount of
+    memory and time.
+    """
 
     DEFAULT_PORT: int
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
 
     def __init__(self, where: str, prefix: bytes, retry_for_s: float) -> None:
-        found = urlsplit(where)
         try:
+            found = urlsplit(where)
             self._address = found.hostname or "127.0.0.1", found.port or self.DEFAULT_PORT
+            self._address[0].encode("idna")
         except ValueError as error:
             raise UsageError(f"{where!r} is no address of a cache: {error}") from None
         self._user, self._password = unquote(found.username or ""), unquote(found.password or "")
         self._path = found.path.strip("/")
         self._prefix = prefix
         self._retry_for_s = retry_for_s
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._is_connected = False
 
     async def remove(self, keys: Sequence[bytes]) -> None:
         """Remove these; it has happened when this returns."""
         wanted = [self._prefix + key for key in dict.fromkeys(keys)]
         for first in range(0, len(wanted), BATCH_KEYS):
-            await self._insist(wanted[first : first + BATCH_KEYS])
+            await self._insist(partial(self._remove, wanted[first : first + BATCH_KEYS]))
 
     async def clear(self) -> None:
         """Remove everything under the prefix, or more where the cache can't tell."""
-        await self._insist(None)
+        await self._insist(self._clear)
 
     async def close(self) -> None:
-        if self._streams is not None:
-            _, writer = self._streams
-            self._streams = None
-            writer.close()
+        if self._is_connected:
+            self._is_connected = False
+            self._writer.close()
             with suppress(OSError):  # it may be lost already
-                await writer.wait_closed()
+                await self._writer.wait_closed()
 
-    async def _insist(self, keys: Sequence[bytes] | None) -> None:
+    async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do it, over as many connections as it takes; doing it twice does no harm."""
         clock, backoff = SystemClock(), Backoff(rng_.source())
-        since = clock.monotonic()
+        failing_since: float | None = None
         while True:
             try:
-                async with asyncio.timeout(_TIMEOUT_S):
-                    if self._streams is None:
-                        self._streams = await asyncio.open_connection(*self._address)
-                        await self._greet(*self._streams)
-                    await (self._clear if keys is None else self._remove)(*self._streams, keys or ())
-                    return
-            except (OSError, EOFError, TimeoutError) as error:
+                if not self._is_connected:
+                    async with asyncio.timeout(_TIMEOUT_S):
+                        self._reader, self._writer = await asyncio.open_connection(*self._address)
+                    self._is_connected = True
+                    await self._greet()
+                await work()
+                return
+            except (OSError, EOFError, TimeoutError, _Busy) as error:
                 await self.close()
-                if clock.monotonic() - since >= self._retry_for_s:
+                now = clock.monotonic()
+                failing_since = now if failing_since is None else failing_since
+                if now - failing_since >= self._retry_for_s:
                     host, port = self._address
                     raise ConnectError(
                         f"the cache at {host}:{port} can't be reached: {error or 'no answer'}"
                     ) from None
                 await asyncio.sleep(backoff.next_s())
+            except BaseException:  # an answer may be on its way, which would be taken for that of the next
+                await self.close()
+                raise
 
-    async def _greet(  # noqa: B027 - not every cache wants a greeting
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _greet(self) -> None:  # noqa: B027 - not every cache wants a greeting
         """Log in, choose a database."""
 
     @abstractmethod
-    async def _remove(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: Sequence[bytes]
-    ) -> None: ...
+    async def _remove(self, keys: Sequence[bytes]) -> None: ...
 
     @abstractmethod
-    async def _clear(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: Sequence[bytes]
-    ) -> None: ...
+    async def _clear(self) -> None: ...
 
 
 class Redis(Cache):
     """RESP, as far as it is needed here."""
 
     DEFAULT_PORT = 6379
+    _left_bytes = 0
+    """What the rest of an answer may take."""
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _greet(self) -> None:
         if self._password:
             names = [self._user.encode()] if self._user else []
-            await self._call(reader, writer, b"AUTH", *names, self._password.encode())
+            await self._call(b"AUTH", *names, self._password.encode())
         if self._path:
-            await self._call(reader, writer, b"SELECT", self._path.encode())
+            await self._call(b"SELECT", self._path.encode())
 
-    async def _remove(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: Sequence[bytes]
-    ) -> None:
-        await self._call(reader, writer, b"DEL", *keys)
+    async def _remove(self, keys: Sequence[bytes]) -> None:
+        await self._call(b"DEL", *keys)
 
-    async def _clear(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: Sequence[bytes]
-    ) -> None:
+    async def _clear(self) -> None:
         if not self._prefix:
-            await self._call(reader, writer, b"FLUSHDB")
+            await self._call(b"FLUSHDB")
             return
         pattern = b"".join(
             b"\\" + bytes([one]) if one in b"*?[]^\\" else bytes([one]) for one in self._prefix
         )
         cursor = b"0"
         while True:
-            cursor, found = await self._call(
-                reader, writer, b"SCAN", cursor, b"MATCH", pattern + b"*", b"COUNT", b"1000"
-            )
-            if found:
-                await self._call(reader, writer, b"DEL", *found)
+            match await self._call(b"SCAN", cursor, b"MATCH", pattern + b"*", b"COUNT", b"1000"):
+                case [bytes() as cursor, list() as found] if all(isinstance(one, bytes) for one in found):
+                    if found:
+                        await self._call(b"DEL", *found)
+                case other:
+                    raise RemoteProtocolError(f"redis answers a SCAN with {_short(other)}")
             if cursor == b"0":
                 return
 
-    async def _call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *words: bytes) -> Any:
-        writer.write(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in words))
-        await writer.drain()
-        return await self._answer(reader)
+    async def _call(self, *words: bytes) -> Any:
+        request = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in words)
+        async with asyncio.timeout(_TIMEOUT_S):
+            self._writer.write(request)
+            await self._writer.drain()
+            self._left_bytes = _MAX_ANSWER_BYTES
+            return await self._answer()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> Any:
-        line = (await reader.readuntil(b"\r\n"))[:-2]
+    async def _answer(self, depth: int = 0) -> Any:
+        try:
+            line = (await self._reader.readuntil(b"\r\n"))[:-2]
+        except asyncio.LimitOverrunError:
+            raise RemoteProtocolError("redis answers with a line that does not end") from None
         kind, rest = line[:1], line[1:]
         if kind == b"-":
-            raise ConnectError(f"redis refuses: {rest.decode('utf-8', 'replace')}")
+            raise _refusal(rest.decode("utf-8", "replace"))
         if kind in (b"+", b":"):
             return rest
-        if kind == b"$":
-            return (await reader.readexactly(int(rest) + 2))[:-2] if rest != b"-1" else None
-        if kind == b"*":
-            return [await self._answer(reader) for _ in range(int(rest))]
-        raise RemoteProtocolError(f"redis answers {line[:40]!r}")
+        if line == b"$-1":
+            return None
+        if kind in (b"$", b"*") and rest.isdigit() and len(rest) < 10:
+            size = int(rest)
+            self._left_bytes -= size if kind == b"$" else size * _PER_ANSWER_BYTES
+            if self._left_bytes < 0:
+                raise RemoteProtocolError(f"redis answers with more than {_MAX_ANSWER_BYTES} bytes")
+            if kind == b"$":
+                return (await self._reader.readexactly(size + 2))[:-2]
+            if depth < _MAX_ANSWER_DEPTH:
+                return [await self._answer(depth + 1) for _ in range(size)]
+        raise RemoteProtocolError(f"redis answers {_short(line)}")
+
+
+def _refusal(reason: str) -> Exception:
+    """What the error of a Redis means; its first word is what kind it is of."""
+    kind = reason.partition(" ")[0]
+    if kind in ("LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "CLUSTERDOWN"):
+        return _Busy(reason)
+    made = LoginError if kind in ("NOAUTH", "WRONGPASS", "NOPERM") else ConnectError
+    return made(f"redis refuses: {reason[:200]}")
+
+
+def _short(answer: Any) -> str:
+    return repr(answer)[:60] if not isinstance(answer, bytes) else repr(answer[:40])
 
 
 class Memcached(Cache):
     """The binary protocol: deletes that are only answered when they fail, then a fence."""
 
     DEFAULT_PORT = 11211
+    _fences = 0
 
-    async def _remove(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: Sequence[bytes]
-    ) -> None:
+    async def _remove(self, keys: Sequence[bytes]) -> None:
         await self._call(
-            reader,
-            writer,
             b"".join(
                 HEADER.pack(Magic.REQUEST, Op.DELETEQ, len(key), 0, 0, 0, len(key), 0, 0) + key
                 for key in keys
@@ -181,26 +220,32 @@ class Memcached(Cache):
             ),
         )
 
-    async def _clear(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: Sequence[bytes]
-    ) -> None:
-        await self._call(reader, writer, HEADER.pack(Magic.REQUEST, Op.FLUSH, 0, 0, 0, 0, 0, 0, 0))
+    async def _clear(self) -> None:
+        await self._call(HEADER.pack(Magic.REQUEST, Op.FLUSH, 0, 0, 0, 0, 0, 0, 0))
 
-    @staticmethod
-    async def _call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: bytes) -> None:
-        writer.write(requests + HEADER.pack(Magic.REQUEST, Op.NOOP, 0, 0, 0, 0, 0, 0, 0))
-        await writer.drain()
-        framer = Framer()
-        while True:
-            data = await reader.read(1 << 16)
-            if not data:
-                raise EOFError("the cache closed the connection")
-            framer.feed(data)
-            for frame in framer.frames():
-                if frame.status not in (Status.SUCCESS, Status.KEY_ENOENT):
-                    raise ConnectError(f"memcached refuses with status 0x{frame.status:02x}")
-                if frame.opcode == Op.NOOP:
+    async def _call(self, requests: bytes) -> None:
+        self._fences = (self._fences + 1) & 0xFFFF_FFFF
+        fence = HEADER.pack(Magic.REQUEST, Op.NOOP, 0, 0, 0, 0, 0, self._fences, 0)
+        framer = Framer(_MAX_MEMCACHED_ANSWER_BYTES)
+        async with asyncio.timeout(_TIMEOUT_S):
+            self._writer.write(requests + fence)
+            await self._writer.drain()
+            while True:
+                data = await self._reader.read(1 << 16)
+                if not data:
+                    raise EOFError("the cache closed the connection")
+                framer.feed(data)
+                if any(self._is_fence(frame) for frame in framer.frames()):
                     return
+
+    def _is_fence(self, frame: Frame) -> bool:
+        if frame.magic != Magic.RESPONSE:
+            raise RemoteProtocolError("memcached asks instead of answering")
+        if frame.status in (Status.EBUSY, Status.ETMPFAIL):
+            raise _Busy("memcached is busy")
+        if frame.status not in (Status.SUCCESS, Status.KEY_ENOENT):
+            raise ConnectError(f"memcached refuses with status 0x{frame.status:02x}")
+        return frame.opcode == Op.NOOP and frame.opaque == self._fences
 
 
 def cache_at(where: str, *, prefix: str = "", retry_for_s: float = 60.0) -> Cache:
