@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -12,6 +11,7 @@ from ..clock import SYSTEM
 from ..connstr import ConnectionString
 from ..errors import ConnectError, StatusError, TailraceError
 from ..wire.codes import Datatype, Status
+from ..wire.fields import is_json
 from .client import collection_option, explained, open_kv, tls_options
 from .common import DURATION, INTEGER, Integer, JsonLines, json_option, url_argument
 from .common import command as make_command
@@ -66,7 +66,7 @@ def command(
                 flags=flags,
                 expiry=expires_at_s,
                 cas=cas,
-                datatype=int(Datatype.JSON) if _is_json(data) else 0,
+                datatype=int(Datatype.JSON) if is_json(data) else 0,
             )
         except StatusError as error:
             if error.status != Status.E2BIG:
@@ -89,11 +89,3 @@ def command(
         )
     else:
         click.echo(f"stored in vbucket {stored.vbucket}, seqno {stored.seqno}, cas {stored.cas}")
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        json.loads(data)
-    except (ValueError, RecursionError):
-        return False
-    return True

@@ -23,6 +23,7 @@ from ..connstr import ConnectionString
 from ..errors import TailraceError, UsageError
 from ..model import Position
 from ..units import MAX_VBUCKETS
+from ..wire.fields import parse_json
 from .aio import connect
 from .events import Change, Deletion, Event, Expiration, Flush, Mutation, Rollback, SystemEvent
 from .progress import SavedPosition
@@ -249,8 +250,8 @@ def _id(change: Change) -> str:
 
 def _parsed(value: bytes) -> Any:
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return parse_json(value)
+    except ValueError:
         return None
 
 

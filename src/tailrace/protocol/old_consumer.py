@@ -12,10 +12,9 @@ with its connection, which `is_spent` from then on.
 
 from __future__ import annotations
 
-import json
 import random
 from abc import abstractmethod
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 from ..errors import ConnectError, MalformedMessage
 from ..model import MAX_U64
@@ -30,6 +29,7 @@ from ..wire.dcp import (
     DcpStreamEnd,
     DcpStreamRequestResponse,
 )
+from ..wire.fields import is_json
 from ..wire.framing import Framer
 from ..wire.header import MAX_FRAME, Frame
 from ..wire.message import Message
@@ -239,12 +239,4 @@ def _check_seqno(seqno: int) -> None:
 
 def guess_datatype(value: bytes) -> int:
     """What a value is, where the dialect doesn't tell: servers find out in the same way for plain writers."""
-    try:
-        json.loads(value, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return 0
-    return int(Datatype.JSON)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    return int(Datatype.JSON) if is_json(value) else 0

@@ -7,7 +7,6 @@ no system events. The filter follows the system events that pass by: it knows wh
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from ..errors import MalformedMessage
 from ..frames import Bytes, Chunk, Mask, Trait, collections_at
 from ..wire.codes import DcpOpcode, Status, SystemEventId
 from ..wire.dcp import DcpSystemEvent
+from ..wire.fields import parse_json
 from ..wire.header import Frame
 
 __all__ = ["MAX_COLLECTIONS", "StreamFilter", "StreamValue", "parse_stream_value"]
@@ -57,8 +57,8 @@ def parse_stream_value(value: bytes) -> StreamValue:
     Members that nobody knows are ignored, but one known member must be there.
     """
     try:
-        members = json.loads(value.decode(), parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        members = parse_json(value)
+    except ValueError:
         _refuse("the value is not JSON")
     if not isinstance(members, dict):
         _refuse("the value is no JSON object")

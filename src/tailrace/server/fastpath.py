@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import DocumentRefused
 from ..wire.codes import Datatype, Op, Status, VBucketState
+from ..wire.fields import is_json
 from ..wire.header import HEADER_SIZE
-from .values import JSON_STARTS, is_json
 
 if TYPE_CHECKING:
     from .bucket import ServedBucket
@@ -124,7 +124,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 or (bucket.xattrs_seen and (old := vbucket.get(key)) is not None and old[5] & _XATTR)
             ):
                 break
-            datatype = _JSON if value[:1] in JSON_STARTS and is_json(value) else 0
+            datatype = _JSON if is_json(value) else 0
             cache = vbucket.cache
             answer = cache.get(key)
             try:

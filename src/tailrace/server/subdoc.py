@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from ..errors import MalformedMessage
 from ..wire.codes import Op, Status
-from .values import SHAPE
+from ..wire.fields import JSON_SHAPE
 
 __all__ = [
     "CREATE_PARENTS",
@@ -142,7 +142,7 @@ def _skip(text: str, at: int) -> int:
 def _end(text: str, at: int) -> int:
     """Where the value that starts at ``at`` ends."""
     try:
-        return SHAPE.raw_decode(text, at)[1]
+        return JSON_SHAPE.raw_decode(text, at)[1]
     except RecursionError:
         raise SubdocError(Status.SUBDOC_DOC_E2DEEP) from None
     except ValueError:
@@ -235,7 +235,7 @@ def _value(raw: str) -> str:
     if not text:
         raise SubdocError(Status.SUBDOC_VALUE_CANTINSERT, "the value is empty")
     try:
-        SHAPE.decode(text)
+        JSON_SHAPE.decode(text)
     except RecursionError:
         raise SubdocError(Status.SUBDOC_VALUE_E2DEEP) from None
     except ValueError:

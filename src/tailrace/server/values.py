@@ -6,48 +6,22 @@ stored document can be trusted by everybody who reads it.
 
 from __future__ import annotations
 
-import json
-from typing import NoReturn
-
 from .. import snappy
 from ..errors import MalformedMessage
 from ..wire.codes import Datatype, Status
-from ..wire.fields import join_xattrs, split_xattrs
+from ..wire.fields import is_json, join_xattrs, split_xattrs
 from .settings import Settings
 
 __all__ = [
-    "JSON_STARTS",
-    "SHAPE",
     "checked_value",
     "inflate",
-    "is_json",
     "split_document",
     "system_xattrs",
     "tombstone_value",
 ]
 
-JSON_STARTS = frozenset(bytes([byte]) for byte in b'{["-0123456789tfn \t\r\n')
-"""The bytes that a JSON text can begin with: most values that are not JSON are known by their first."""
-
 _SYSTEM_XATTR = "_"
 _MAX_XATTR_NAME = 15
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)
-
-
-# Only the shape matters, so numbers are not made: cheaper, and there is no limit on their digits.
-SHAPE = json.JSONDecoder(parse_int=bool, parse_float=bool, parse_constant=_refuse)
-
-
-def is_json(text: bytes) -> bool:
-    """Whether bytes are one JSON text in UTF-8 of bearable depth."""
-    try:
-        SHAPE.decode(text.decode())
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def inflate(value: bytes, datatype: int, limit: int) -> tuple[bytes, int]:
@@ -83,7 +57,7 @@ def checked_value(value: bytes, datatype: int, settings: Settings) -> tuple[byte
     if len(body) > settings.max_value:
         raise MalformedMessage(too_large(len(body), settings), Status.E2BIG)
     if len(body) <= settings.max_json_check:
-        is_document = body[:1] in JSON_STARTS and is_json(body)
+        is_document = is_json(body)
         datatype = datatype | Datatype.JSON if is_document else datatype & ~Datatype.JSON
     return value, int(datatype)
 

@@ -1,4 +1,4 @@
-"""The encodings inside fields: LEB128 collection ids, framing extras, xattr sections, failover logs."""
+"""The encodings inside fields: LEB128 collection ids, framing extras, JSON, xattr sections, failover logs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from ..errors import MalformedMessage
 from .codes import DurabilityLevel, RequestFrameId, Status
 
 __all__ = [
+    "JSON_SHAPE",
     "Durability",
     "FrameInfo",
     "decode_failover_log",
@@ -19,7 +21,9 @@ __all__ = [
     "encode_failover_log",
     "encode_frame_infos",
     "encode_leb128",
+    "is_json",
     "join_xattrs",
+    "parse_json",
     "split_xattrs",
 ]
 
@@ -142,6 +146,40 @@ class Durability:
         return FrameInfo(RequestFrameId.DURABILITY, data)
 
 
+# JSON
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+# Bytes that a JSON text can begin with: most values that are not JSON are known by their first.
+_JSON_STARTS = frozenset(bytes([byte]) for byte in b'{["-0123456789tfn \t\r\n')
+
+JSON_SHAPE = json.JSONDecoder(parse_int=bool, parse_float=bool, parse_constant=_refuse)
+"""Only the shape matters, so numbers are not made: cheaper, and there is no limit on their digits."""
+
+
+def is_json(text: bytes) -> bool:
+    """Whether bytes are one JSON text in UTF-8 of bearable depth, without NaN or Infinity."""
+    if text[:1] not in _JSON_STARTS:
+        return False
+    try:
+        JSON_SHAPE.decode(text.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def parse_json(text: bytes) -> Any:
+    """The value of a JSON text in UTF-8; `ValueError` if it is none, or none that Python can hold."""
+    try:
+        # Bytes would also be taken as UTF-16, and NaN as a number.
+        return json.loads(text.decode(), parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("JSON is too deep") from None
+
+
 # xattrs
 
 
@@ -167,19 +205,14 @@ def split_xattrs(value: bytes) -> tuple[dict[str, bytes], bytes]:
             raise MalformedMessage("an xattr pair is not name NUL value NUL", Status.XATTR_EINVAL)
         try:
             key = name.decode()
-            # Bytes would also be taken as UTF-16, and NaN as a number.
-            json.loads(text[:-1].decode(), parse_constant=_refuse_constant)
-        except (ValueError, RecursionError):
+            parse_json(text[:-1])
+        except ValueError:
             raise MalformedMessage("an xattr is not UTF-8 and JSON", Status.XATTR_EINVAL) from None
         if key in found:
             raise MalformedMessage("an xattr stands twice", Status.XATTR_EINVAL)
         found[key] = text[:-1]
         at = pair_end
     return found, value[end:]
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def join_xattrs(xattrs: dict[str, bytes], body: bytes) -> bytes:
