@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tailrace import Deletion, Expiration, Flush, Mutation, Rollback, SeqnoAdvanced, Snapshot, StreamEnd
@@ -79,3 +81,21 @@ def server_state(node: Any, keys: Iterable[bytes]) -> dict[int, dict[bytes, tupl
         return found
 
     return node.call(look)
+
+
+@contextlib.contextmanager
+def writing(node: Any, key: bytes) -> Iterator[None]:
+    """Write a document again and again: who waits for a change gets one."""
+    enough = threading.Event()
+
+    def write_on() -> None:
+        while not enough.wait(0.02):
+            node.set(key, 0)
+
+    thread = threading.Thread(target=write_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import threading
@@ -10,7 +9,7 @@ import time
 
 import pyarrow as pa
 import pytest
-from application import Application, server_state
+from application import Application, server_state, writing
 
 import tailrace
 import tailrace.testing
@@ -33,24 +32,6 @@ def node():
 def write(node, count=60, *, value=0):
     for key in KEYS[:count]:
         node.set(key, {"value": value})
-
-
-@contextlib.contextmanager
-def writing(node, key):
-    """Write a document again and again: who waits for a change gets one."""
-    enough = threading.Event()
-
-    def write_on() -> None:
-        while not enough.wait(0.02):
-            node.set(key, 0)
-
-    thread = threading.Thread(target=write_on)
-    thread.start()
-    try:
-        yield
-    finally:
-        enough.set()
-        thread.join()
 
 
 def test_everything_until_now(node, connect):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import threading
 import time
 
 import pyarrow as pa
 import pytest
-from application import Application, server_state
+from application import Application, server_state, writing
 
 import tailrace.testing
 from tailrace import Deletion, Expiration, Flush, Mutation, Position, Rollback, Snapshot, TapSettings
@@ -148,24 +146,6 @@ def test_a_snapshot_that_breaks_off_is_taken_back(node, connect, dialect, monkey
     assert left.pop(vbucket).keys() >= {KEYS[0]}
     assert application.last[vbucket] == node.high_seqno(vbucket) == 2
     assert left == {key: one for key, one in server_state(node, KEYS).items() if key != vbucket}
-
-
-@contextlib.contextmanager
-def writing(node, key):
-    """Write a document again and again: who waits for a change gets one."""
-    enough = threading.Event()
-
-    def write_on() -> None:
-        while not enough.wait(0.02):
-            node.set(key, 0)
-
-    thread = threading.Thread(target=write_on)
-    thread.start()
-    try:
-        yield
-    finally:
-        enough.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("dialect", OLD)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from ..protocol.dcp_consumer import ConsumerSettings, DcpConsumer
 from ..protocol.handshake import CONSUMER_FEATURES, Introduction
@@ -34,32 +36,32 @@ CANNOT: Mapping[str, tuple[str, ...]] = {
 """Options of a source that mean nothing in a dialect."""
 
 
+class Connects(Protocol):
+    """Makes the consumer of one connection."""
+
+    def __call__(
+        self, introduction: Introduction, settings: ConsumerSettings, *, rng: random.Random, now: float
+    ) -> DcpConsumer: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Speech:
     """How connections are made in one dialect."""
 
     features: tuple[int, ...]
-    connect: Callable[[Introduction, ConsumerSettings, random.Random, float], DcpConsumer]
+    connect: Connects
 
 
-def _dcp(
-    introduction: Introduction, settings: ConsumerSettings, rng: random.Random, now: float
-) -> DcpConsumer:
-    return DcpConsumer(introduction, settings, rng=rng, now=now)
-
-
-DCP_SPEECH = Speech(CONSUMER_FEATURES, _dcp)
+DCP_SPEECH = Speech(CONSUMER_FEATURES, DcpConsumer)
 
 
 def speech_of(dialect: str, *, xattrs: bool, tap: TapSettings) -> Speech:
     """How to speak a dialect of `DIALECTS`."""
-
-    def old(
-        introduction: Introduction, settings: ConsumerSettings, rng: random.Random, now: float
-    ) -> DcpConsumer:
-        if dialect == "tap":
-            return TapReader(introduction, settings, tap, rng=rng, now=now)
-        made = UprAConsumer if dialect == "upr-a" else UprBConsumer
-        return made(introduction, settings, rng=rng, now=now)
-
-    return DCP_SPEECH if dialect == "dcp" else Speech(old_features(xattrs=xattrs), old)
+    if dialect == "dcp":
+        return DCP_SPEECH
+    old: Mapping[str, Connects] = {
+        "upr-a": UprAConsumer,
+        "upr-b": UprBConsumer,
+        "tap": partial(TapReader, tap=tap),
+    }
+    return Speech(old_features(xattrs=xattrs), old[dialect])

@@ -133,7 +133,7 @@ class Nodes:
         """A connection is there; the pump feeds what is returned."""
         node = self._node(address)
         node.connecting = False
-        node.link = link = self._speech.connect(self._introduction, self._settings, self._rng, now)
+        node.link = link = self._speech.connect(self._introduction, self._settings, rng=self._rng, now=now)
         link.on_config = lambda text: self._pushed(address, text)
         return link
 

@@ -16,20 +16,15 @@ import random
 from abc import abstractmethod
 from typing import ClassVar
 
-from ..errors import ConnectError, MalformedMessage
-from ..model import MAX_U64
+from ..errors import ConnectError
 from ..wire.admin import Noop
-from ..wire.codes import Datatype, DcpOpcode, Feature, Magic, MarkerFlag, Status
+from ..wire.codes import DcpOpcode, Feature, Magic, MarkerFlag, Status
 from ..wire.dcp import (
-    DcpDeletion,
-    DcpExpiration,
     DcpFlush,
-    DcpMutation,
     DcpSnapshotMarker,
     DcpStreamEnd,
     DcpStreamRequestResponse,
 )
-from ..wire.fields import is_json
 from ..wire.framing import Framer
 from ..wire.header import MAX_FRAME, Frame
 from ..wire.message import Message
@@ -181,62 +176,3 @@ def _answer(opaque: int, status: int, value: bytes) -> bytes:
     return DcpStreamRequestResponse(
         opcode=DcpOpcode.STREAM_REQUEST, opaque=opaque, status=status, value=value
     ).encode()
-
-
-def mutation(
-    *,
-    by_seqno: int,
-    rev_seqno: int,
-    flags: int,
-    expiry: int,
-    lock_time: int = 0,
-    cas: int,
-    key: bytes,
-    value: bytes,
-    datatype: int,
-    opaque: int,
-    vbucket: int,
-) -> bytes:
-    """A mutation in DCP."""
-    _check_seqno(by_seqno)
-    return DcpMutation(
-        by_seqno=by_seqno,
-        rev_seqno=rev_seqno,
-        flags=flags,
-        expiry=expiry,
-        lock_time=lock_time,
-        cas=cas,
-        key=key,
-        value=value,
-        datatype=datatype,
-        opaque=opaque,
-        vbucket=vbucket,
-    ).encode()
-
-
-def removal(
-    *,
-    by_seqno: int,
-    rev_seqno: int,
-    cas: int,
-    key: bytes,
-    opaque: int,
-    vbucket: int,
-    has_expired: bool = False,
-) -> bytes:
-    """A deletion or expiration in DCP; when it happened, the older dialects don't tell."""
-    _check_seqno(by_seqno)
-    made = DcpExpiration if has_expired else DcpDeletion
-    return made(
-        by_seqno=by_seqno, rev_seqno=rev_seqno, cas=cas, key=key, opaque=opaque, vbucket=vbucket
-    ).encode()
-
-
-def _check_seqno(seqno: int) -> None:
-    if not 0 < seqno < MAX_U64:
-        raise MalformedMessage(f"a change has seqno {seqno}")
-
-
-def guess_datatype(value: bytes) -> int:
-    """What a value is, where the dialect doesn't tell: servers find out in the same way for plain writers."""
-    return int(Datatype.JSON) if is_json(value) else 0

@@ -21,6 +21,7 @@ from ..errors import ConnectError, RemoteProtocolError, StatusError, UsageError
 from ..history import FailoverLog
 from ..model import MAX_U64, check_u64
 from ..wire.codes import Magic, Op, StreamEndStatus, TapConnectFlag, TapFlag, TapOpaque, TapOpcode
+from ..wire.dcp import DcpDeletion, DcpMutation
 from ..wire.dialect import TAP
 from ..wire.header import Frame
 from ..wire.message import Direction
@@ -39,7 +40,7 @@ from ..wire.tap import (
 from .chunk import Chunk, Delivery, Stream
 from .dcp_consumer import ConsumerSettings
 from .handshake import Introduction
-from .old_consumer import OldConsumer, mutation, removal
+from .old_consumer import OldConsumer
 
 __all__ = ["TapReader", "TapSettings"]
 
@@ -100,8 +101,8 @@ class TapReader(OldConsumer):
         self,
         introduction: Introduction,
         settings: ConsumerSettings,
-        tap: TapSettings,
         *,
+        tap: TapSettings,
         rng: random.Random,
         now: float,
     ) -> None:
@@ -221,7 +222,7 @@ class TapReader(OldConsumer):
             run = self._run = _Run(one, one.seqno + 1)
         one.seqno += 1
         if isinstance(message, TapMutation):
-            made = mutation(
+            change: DcpMutation | DcpDeletion = DcpMutation(
                 by_seqno=one.seqno,
                 rev_seqno=message.rev_seqno or 0,
                 flags=message.item_flags,
@@ -235,7 +236,7 @@ class TapReader(OldConsumer):
                 vbucket=message.vbucket,
             )
         else:
-            made = removal(
+            change = DcpDeletion(
                 by_seqno=one.seqno,
                 rev_seqno=message.rev_seqno or 0,
                 cas=message.cas,
@@ -243,6 +244,7 @@ class TapReader(OldConsumer):
                 opaque=one.opaque,
                 vbucket=message.vbucket,
             )
+        made = change.encode()
         run.made.append(made)
         run.size_bytes += len(made)
 

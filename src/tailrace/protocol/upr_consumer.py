@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 
 from ..errors import ConnectError, MalformedMessage, RemoteProtocolError
 from ..model import MAX_U64
-from ..wire.codes import Status, StreamEndStatus, UprBStreamEnd
-from ..wire.dcp import DcpFailoverLogResponse
+from ..wire.codes import Datatype, Status, StreamEndStatus, UprBStreamEnd
+from ..wire.dcp import DcpDeletion, DcpExpiration, DcpFailoverLogResponse, DcpMutation
 from ..wire.dialect import UPR_A, UPR_B, Dialect
-from ..wire.fields import decode_failover_log
+from ..wire.fields import decode_failover_log, is_json
 from ..wire.header import Frame
 from ..wire.message import Direction, Message
 from ..wire.upr import (
@@ -57,7 +57,7 @@ from ..wire.upr import (
 from .chunk import Stream
 from .dcp_consumer import ConsumerSettings
 from .handshake import Introduction
-from .old_consumer import OldConsumer, guess_datatype, mutation, removal
+from .old_consumer import OldConsumer
 
 __all__ = ["UprAConsumer", "UprBConsumer", "UprConsumer"]
 
@@ -210,9 +210,44 @@ class UprConsumer(OldConsumer):
         del self._open[one.opaque]
         self._say_refused(one.opaque, status, value)
 
-    # snapshots
+    # changes
+
+    def _mutation(self, one: _Upr, message: UprAMutation | UprBMutation, datatype: int) -> None:
+        made = DcpMutation(
+            by_seqno=message.by_seqno,
+            rev_seqno=message.rev_seqno,
+            flags=message.flags,
+            expiry=message.expiry,
+            lock_time=message.lock_time,
+            cas=message.cas,
+            key=message.key,
+            value=message.value,
+            datatype=datatype,
+            opaque=one.opaque,
+            vbucket=message.vbucket,
+        )
+        self._change(one, message.by_seqno, made.encode())
+
+    def _removal(
+        self,
+        one: _Upr,
+        message: UprADeletion | UprAExpiration | UprBDeletion | UprBExpiration,
+        made: type[DcpDeletion | DcpExpiration],
+    ) -> None:
+        """When it happened, the drafts don't tell."""
+        removal = made(
+            by_seqno=message.by_seqno,
+            rev_seqno=message.rev_seqno,
+            cas=message.cas,
+            key=message.key,
+            opaque=one.opaque,
+            vbucket=message.vbucket,
+        )
+        self._change(one, message.by_seqno, removal.encode())
 
     def _change(self, one: _Upr, seqno: int, change: bytes) -> None:
+        if seqno == MAX_U64:
+            raise MalformedMessage(f"a change has seqno {seqno}")
         if seqno <= one.seqno:
             raise MalformedMessage(f"item {seqno} follows item {one.seqno}", Status.ERANGE)
         if one.held_bytes > HELD_BYTES:
@@ -224,6 +259,8 @@ class UprConsumer(OldConsumer):
         one.held.append(change)
         one.held_bytes += len(change)
         one.seqno = seqno
+
+    # snapshots
 
     def _snapshot_ended(self, one: _Upr) -> None:
         if one.held:
@@ -277,24 +314,12 @@ class UprAConsumer(UprConsumer):
     def _message(self, one: _Upr, message: Message) -> None:
         match message:
             case UprAMutation():
-                made = mutation(
-                    by_seqno=message.by_seqno,
-                    rev_seqno=message.rev_seqno,
-                    flags=message.flags,
-                    expiry=message.expiry,
-                    lock_time=message.lock_time,
-                    cas=message.cas,
-                    key=message.key,
-                    value=message.value,
-                    datatype=guess_datatype(message.value),
-                    opaque=one.opaque,
-                    vbucket=message.vbucket,
-                )
-                self._change(one, message.by_seqno, made)
-            case UprADeletion() | UprAExpiration():
-                self._change(
-                    one, message.by_seqno, _removal(message, isinstance(message, UprAExpiration), one)
-                )
+                # the dialect has no datatypes; servers find out in the same way for plain writers
+                self._mutation(one, message, int(Datatype.JSON) if is_json(message.value) else 0)
+            case UprADeletion():
+                self._removal(one, message, DcpDeletion)
+            case UprAExpiration():
+                self._removal(one, message, DcpExpiration)
             case UprASnapshotEnd():
                 self._snapshot_ended(one)
             case UprAFlush():
@@ -339,24 +364,11 @@ class UprBConsumer(UprConsumer):
     def _message(self, one: _Upr, message: Message) -> None:
         match message:
             case UprBMutation():
-                made = mutation(
-                    by_seqno=message.by_seqno,
-                    rev_seqno=message.rev_seqno,
-                    flags=message.flags,
-                    expiry=message.expiry,
-                    lock_time=message.lock_time,
-                    cas=message.cas,
-                    key=message.key,
-                    value=message.value,
-                    datatype=message.datatype,
-                    opaque=one.opaque,
-                    vbucket=message.vbucket,
-                )
-                self._change(one, message.by_seqno, made)
-            case UprBDeletion() | UprBExpiration():
-                self._change(
-                    one, message.by_seqno, _removal(message, isinstance(message, UprBExpiration), one)
-                )
+                self._mutation(one, message, message.datatype)
+            case UprBDeletion():
+                self._removal(one, message, DcpDeletion)
+            case UprBExpiration():
+                self._removal(one, message, DcpExpiration)
             case UprBSnapshotEnd():
                 self._snapshot_ended(one)
             case UprBFlush():
@@ -368,17 +380,3 @@ class UprBConsumer(UprConsumer):
                 pass
             case _:
                 raise RemoteProtocolError(f"{message.name()} in a stream")
-
-
-def _removal(
-    message: UprADeletion | UprAExpiration | UprBDeletion | UprBExpiration, has_expired: bool, one: _Upr
-) -> bytes:
-    return removal(
-        by_seqno=message.by_seqno,
-        rev_seqno=message.rev_seqno,
-        cas=message.cas,
-        key=message.key,
-        opaque=one.opaque,
-        vbucket=message.vbucket,
-        has_expired=has_expired,
-    )
