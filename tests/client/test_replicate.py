@@ -14,7 +14,7 @@ import pytest
 
 import tailrace
 import tailrace.testing
-from tailrace import Deletion, Expiration, Mutation
+from tailrace import Deletion, Expiration, Mutation, TapSettings
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.client.replicate import Replicator
@@ -25,6 +25,7 @@ from tailrace.wire.fields import join_xattrs
 from tailrace.wire.kv import DelWithMeta, SetWithMeta
 
 VBUCKETS = 4
+DIALECTS = ["dcp", "upr-a", "upr-b", "tap"]
 
 
 @pytest.fixture
@@ -76,20 +77,21 @@ def write(node, seed, count=300):
             node.set(key, {"n": number}, expiry=int(time.time()) + 5000 if rng.random() < 0.2 else 0)
 
 
-def test_all_that_is_there_then_changes(nodes):
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_all_that_is_there_then_changes(nodes, dialect):
     source, target, _ = nodes
     write(source, 1)
-    assert replicate(source, target).changes > 0
+    assert replicate(source, target, dialect=dialect).changes > 0
     assert documents(target, deleted=True) == documents(source, deleted=True)
-    write(source, 2)
-    replicate(source, target)
+    write(source, 2)  # with deletions of what the target has
+    replicate(source, target, dialect=dialect)
     assert documents(target, deleted=True) == documents(source, deleted=True)
 
 
 @contextlib.contextmanager
-def running(source, target):
+def running(source, target, **options):
     """A replication without an end, in the background."""
-    with Replicator(source.url, target.url) as replicator:
+    with Replicator(source.url, target.url, **options) as replicator:
 
         def drain():
             with contextlib.suppress(UsageError):  # that it was closed
@@ -98,29 +100,66 @@ def running(source, target):
 
         thread = threading.Thread(target=drain, daemon=True)
         thread.start()
-        yield
+        yield replicator
         replicator._source.close()
         thread.join(20)
         assert not thread.is_alive()
 
 
-def wait_until_equal(source, target):
+def wait_until_equal(source, target, *, deleted=False):
     deadline = time.monotonic() + 60
-    while documents(target) != documents(source):
+    while documents(target, deleted=deleted) != documents(source, deleted=deleted):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
-def test_it_goes_on_while_it_is_written_to(nodes):
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_it_goes_on_while_it_is_written_to(nodes, dialect):
     source, target, _ = nodes
     write(source, 3)
-    with running(source, target):
+    with running(source, target, dialect=dialect):
         write(source, 4)
+        wait_until_equal(source, target)
+        source.drop_connections()
+        write(source, 5)
         wait_until_equal(source, target)
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_is_taken_back_or_flushed_while_it_replicates(nodes, dialect):
+    source, target, _ = nodes
+    write(source, 5)
+    with running(source, target, dialect=dialect):
+        wait_until_equal(source, target)
+        source.rewind(1, source.high_seqno(1) // 2)
+        write(source, 6, 50)
+        wait_until_equal(source, target)
+        source.flush()
+        write(source, 7, 50)
+        wait_until_equal(source, target)
+
+
+def test_a_tap_reader_with_a_name_goes_on_where_it_was(nodes):
+    source, target, _ = nodes
+    write(source, 5)
+    named = {"dialect": "tap", "tap_settings": TapSettings(name="copy", registered=True)}
+    with running(source, target, **named):
+        wait_until_equal(source, target)
+    source.restart()
+    write(source, 6, 30)
+    with running(source, target, **named) as replicator:
+        wait_until_equal(source, target)
+        # not everything again: what was acknowledged stays so
+        assert replicator.done.changes < 200 and replicator.done.rollbacks == 0
+    with pytest.raises(UsageError, match="it has no end"):
+        replicate(source, target, **named)
+    with pytest.raises(UsageError, match="it has no end"):
+        TapSettings(name="copy", deletions=True)
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "upr-a", "upr-b"])
 @pytest.mark.parametrize("vbuckets", [VBUCKETS, 16])
-def test_changes_that_are_taken_back_leave_the_target(nodes, tmp_path, vbuckets):
+def test_changes_that_are_taken_back_leave_the_target(nodes, tmp_path, vbuckets, dialect):
     source = nodes[0]
     with tailrace.testing.node(vbuckets=vbuckets) as target:
         write(source, 5)
@@ -129,16 +168,16 @@ def test_changes_that_are_taken_back_leave_the_target(nodes, tmp_path, vbuckets)
         state = tmp_path / "positions.json"
         write(source, 6)
         source.set("only for a while", 1)
-        replicate(source, target, state=state)
+        replicate(source, target, state=state, dialect=dialect)
         assert documents(target) == documents(source) != before
         for vbucket, seqno in points.items():
             source.rewind(vbucket, seqno)
         assert documents(source) == before
-        done = replicate(source, target, state=state)
+        done = replicate(source, target, state=state, dialect=dialect)
         assert done.rollbacks == VBUCKETS
         assert documents(target) == before
         write(source, 7)
-        replicate(source, target, state=state)
+        replicate(source, target, state=state, dialect=dialect)
         assert documents(target) == documents(source)
 
 
@@ -211,7 +250,21 @@ def test_a_change_whose_collection_is_gone_by_now_is_passed_over(nodes, monkeypa
     assert {path for path, _ in documents(target)} == {"_default._default"}
 
 
-def test_xattrs_come_along(nodes):
+@pytest.mark.parametrize("dialect", ["upr-a", "upr-b", "tap"])
+def test_older_dialects_have_the_default_collection(nodes, dialect):
+    source, target, _ = nodes
+    with KvClient(source.url) as client:
+        client.set_manifest(with_changes(client.manifest(), ["shop.carts"], ()))
+        client.set("c1", b"1", collection="shop.carts")
+        client.set("d1", b"2")
+    assert replicate(source, target, dialect=dialect).changes == 1
+    assert set(documents(target)) == {("_default._default", b"d1")}
+    with KvClient(target.url) as client:
+        assert [one["name"] for one in client.manifest()["scopes"]] == ["_default"]
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "upr-b", "tap"])
+def test_xattrs_come_along(nodes, dialect):
     source, target, _ = nodes
     source.set("plain", {"a": 1})
     value = join_xattrs({"_sync": b'{"rev":"1-a"}', "note": b'"x"'}, b'{"b":2}')
@@ -230,34 +283,48 @@ def test_xattrs_come_along(nodes):
             vbucket=client.vbucket_of("gone"),
         )
         client._on(tombstone.vbucket, lambda: ask(tombstone, "del with meta"))
-    replicate(source, target)
-    assert documents(target, deleted=True) == documents(source, deleted=True)
+    replicate(source, target, dialect=dialect)
+    assert documents(target) == documents(source)
     assert "1-a" in documents(target)["_default._default", b"with"][4]
-    assert "2-b" in documents(target, deleted=True)["_default._default", b"gone"][1]
+    if dialect == "dcp":
+        assert documents(target, deleted=True) == documents(source, deleted=True)
+        assert "2-b" in documents(target, deleted=True)["_default._default", b"gone"][1]
 
 
-def test_a_ring_ends_equal_and_silent(nodes):
+def seqnos(nodes):
+    return [[node.high_seqno(vbucket) for vbucket in range(VBUCKETS)] for node in nodes]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_ring_ends_equal_and_silent(nodes, dialect):
     for number, node in enumerate(nodes):
         write(node, 10 + number, 100)
-    for _ in range(2):
-        for source, target in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
-            replicate(source, target)
+    ring = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
+    with contextlib.ExitStack() as stack:
+        for source, target in ring:
+            stack.enter_context(running(source, target, dialect=dialect))
+        for number, node in enumerate(nodes):
+            write(node, 20 + number, 30)
+        for source, target in [*ring, *ring]:  # what came last may have gone half the round
+            wait_until_equal(source, target, deleted=True)
+    # Once more round the ring, and nobody has anything to add.
+    before = seqnos(nodes)
+    for source, target in ring:
+        replicate(source, target, dialect=dialect)
+    assert seqnos(nodes) == before
     assert documents(nodes[0]) == documents(nodes[1]) == documents(nodes[2])
-    highs = [[node.high_seqno(vbucket) for vbucket in range(VBUCKETS)] for node in nodes]
-    for source, target in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
-        replicate(source, target)
-    assert [[node.high_seqno(vbucket) for vbucket in range(VBUCKETS)] for node in nodes] == highs
 
 
 def run(*command):
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 
 
-def test_the_command(nodes):
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_command(nodes, dialect):
     source, target, _ = nodes
     write(source, 20)
     command = [sys.executable, "-m", "tailrace", "replicate", source.url]
-    done = run(*command, target.url, "--to", "now")
+    done = run(*command, target.url, "--to", "now", "--dialect", dialect)
     assert (done.returncode, done.stdout) == (0, "") and "changes, 0 vbuckets" in done.stderr
     assert documents(target) == documents(source)
     done = run(*command, "couchbase://127.0.0.1:1")

@@ -16,6 +16,7 @@ from .common import DURATION
 if TYPE_CHECKING:
     from ..client.kv import KvClient
     from ..client.tls import TlsOptions
+    from ..protocol.tap_reader import TapSettings
 
 __all__ = [
     "collection_option",
@@ -129,6 +130,22 @@ def dialect_option(function: F) -> F:
         show_default=True,
         help="Protocol to read with.",
     )(function)
+
+
+def tap_name_option(function: F) -> F:
+    """The option ``--tap-name``, for `remembered`."""
+    return click.option(
+        "--tap-name",
+        metavar="NAME",
+        help="With --dialect tap: the node remembers this reader and goes on where it was.",
+    )(function)
+
+
+def remembered(tap_name: str) -> TapSettings:
+    """A TAP reader whom the node knows by name."""
+    from ..protocol.tap_reader import TapSettings
+
+    return TapSettings(name=tap_name, registered=True)
 
 
 def state_option(help_text: str) -> Callable[[F], F]:

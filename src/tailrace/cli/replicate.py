@@ -11,9 +11,11 @@ from ..connstr import ConnectionString
 from .client import (
     dialect_option,
     end_option,
+    remembered,
     retry_option,
     start_option,
     state_option,
+    tap_name_option,
     tls_from,
     tls_options,
 )
@@ -25,7 +27,7 @@ from .common import command as make_command
     "replicate",
     example="""
 tailrace replicate couchbase://127.0.0.1 couchbase://127.0.0.1:11310 --to now
-tailrace replicate couchbase://old.example/default couchbase://127.0.0.1/default --dialect tap
+tailrace replicate couchbase://old.example/default couchbase://127.0.0.1/default --dialect tap --tap-name copy
 tailrace replicate couchbase://127.0.0.1 couchbase://127.0.0.1:11310 --state positions.json
 """,
 )
@@ -34,6 +36,7 @@ tailrace replicate couchbase://127.0.0.1 couchbase://127.0.0.1:11310 --state pos
 @start_option()
 @end_option()
 @dialect_option
+@tap_name_option
 @state_option("Save positions here once the target has the changes on disk, and resume from them.")
 @retry_option
 @tls_options
@@ -43,6 +46,7 @@ def command(
     start: str,
     end: str,
     dialect: str,
+    tap_name: str | None,
     state: Path | None,
     retry_for: float,
     **options: Any,
@@ -51,12 +55,17 @@ def command(
 
     Documents arrive with their CAS, revision, flags and expiry. What TARGET has of its own stays where it is
     newer. When the source takes changes back, the vbucket is compared and made equal, so that documents go
-    which only TARGET has there.
+    which only TARGET has there. The older dialects have no collections but the default one, upr-a no xattrs,
+    and with tap there are no positions: --tap-name stands for --state.
     """
     from ..client.replicate import Replicator
 
-    tls = tls_from(options) if url.tls or target.tls else None
-    with Replicator(url, target, tls=tls, dialect=dialect, state=state, retry_for_s=retry_for) as replicator:
+    given: dict[str, Any] = {"dialect": dialect, "state": state, "retry_for_s": retry_for}
+    if url.tls or target.tls:
+        given["tls"] = tls_from(options)
+    if tap_name is not None:
+        given["tap_settings"] = remembered(tap_name)
+    with Replicator(url, target, **given) as replicator:
         with progress("replicating", replicator.total() if end == "now" else None) as bar:
             for count in replicator.run(start, end):
                 bar.advance(count)

@@ -16,10 +16,12 @@ from ..units import parse_vbuckets
 from .client import (
     dialect_option,
     end_option,
+    remembered,
     retry_option,
     source_options,
     start_option,
     state_option,
+    tap_name_option,
     tls_options,
 )
 from .common import command as make_command
@@ -47,11 +49,7 @@ tailrace tail couchbase://127.0.0.1 --to now --state positions.json --json > cha
 @dialect_option
 @state_option("Save positions here after each whole snapshot, and resume from them.")
 @retry_option
-@click.option(
-    "--tap-name",
-    metavar="NAME",
-    help="With --dialect tap: the node remembers this reader and goes on where it was.",
-)
+@tap_name_option
 @click.option(
     "--tap-forget",
     is_flag=True,
@@ -96,9 +94,7 @@ def command(
     chosen = None if vbuckets is None else parse_vbuckets(vbuckets)
     given = connect_options(url, options, purpose="tail", dialect=dialect, retry_for_s=retry_for)
     if tap_name is not None:
-        from ..protocol.tap_reader import TapSettings
-
-        given["tap_settings"] = TapSettings(name=tap_name, registered=True)
+        given["tap_settings"] = remembered(tap_name)
     elif tap_forget:
         raise UsageError("--tap-forget is for a reader with a name; give --tap-name too")
     positions = None

@@ -8,6 +8,9 @@ A rollback is the one thing that this rule can't undo: the source took changes b
 newer revisions than the source. Then the whole vbucket is compared with the source's present state and made
 equal by force, so what only the target has in a collection of the source goes, too: nothing there says whose
 it is. For the same reason a collection that the source drops while nobody replicates stays.
+
+By the older dialects less arrives, as less is told: no collections but the default one, not when a document
+was deleted, by UPR draft A no xattrs, and by TAP an expiration is a deletion.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ from typing import Any, NamedTuple
 from ..clock import SYSTEM, Clock
 from ..connstr import ConnectionString
 from ..errors import UsageError
+from ..protocol.tap_reader import TapSettings
 from ..wire.codes import Datatype, WithMetaOption
 from ..wire.fields import encode_leb128, join_xattrs
 from ..wire.kv import DelWithMetaQ, SetWithMeta, SetWithMetaQ
 from .blocking import connect_sync
 from .cluster_map import vbucket_of
+from .dialects import CANNOT
 from .events import Change, Deletion, Expiration, Flush, Mutation, Rollback, SystemEvent
 from .kv import KvClient
 from .load import batched
@@ -82,7 +87,10 @@ class Replicator:
     ) -> None:
         self.done = Replicated()
         self._source_where, self._target_where = source, target
-        self._options = {"purpose": "replicate", "include_xattrs": True, **options}
+        self._dialect = str(options.get("dialect", "dcp"))
+        self._options = {"purpose": "replicate", **_all_there_is(self._dialect), **options}
+        tap: TapSettings = self._options.get("tap_settings", TapSettings())
+        self._is_remembered = bool(tap.name)
         self._clock = clock
         self._collections: dict[int, int] = {0: 0}
         """The target's id of each collection of the source."""
@@ -112,6 +120,8 @@ class Replicator:
 
     def run(self, start: Start = "beginning", end: End = "forever") -> Iterator[int]:
         """Replicate; gives the number of changes after each step."""
+        if self._is_remembered and end == "now":
+            raise UsageError("a TAP reader with a name gets what changed since: it has no end")
         self._copy_manifest()
         for piece in self._source.pieces(start, end):
             before = self.done.changes
@@ -129,7 +139,8 @@ class Replicator:
                         pending.clear()
                         self._follow(event)
             self._write(self._requests(pending))
-            if self._clock.monotonic() - self._saved_at >= _SAVE_S:
+            # A TAP server counts what is done with as received, when the next is asked for.
+            if self._is_remembered or self._clock.monotonic() - self._saved_at >= _SAVE_S:
                 self._save()
             yield self.done.changes - before
         self._save()
@@ -190,7 +201,9 @@ class Replicator:
         self.done.rollbacks += 1
         wanted = {
             place: change
-            for change in self._state(self._source_where, [vbucket], include_xattrs=True)
+            for change in self._state(
+                self._source_where, [vbucket], dialect=self._dialect, **_all_there_is(self._dialect)
+            )
             if (place := self._place(change)) is not None
         }
         held = self._held(vbucket)
@@ -240,8 +253,8 @@ class Replicator:
 
     def _copy_manifest(self) -> None:
         """Make the collections of the source that the target does not have."""
-        if not self._origin.collections:
-            return
+        if self._dialect != "dcp" or not self._origin.collections:
+            return  # older dialects have the default collection only
         names = _paths(self._origin.manifest())
         if not self._target.collections:
             if set(names) != {0}:
@@ -264,6 +277,16 @@ class Replicator:
             path = None if gone is None else _paths(manifest).get(gone)
             if path is not None:
                 self._target.set_manifest(with_changes(manifest, (), [path]))
+
+
+def _all_there_is(dialect: str) -> dict[str, Any]:
+    """Options of a reading that leaves out nothing which the dialect can tell."""
+    found: dict[str, Any] = {}
+    if "include_xattrs" not in CANNOT.get(dialect, ()):
+        found["include_xattrs"] = True
+    if dialect == "tap":
+        found["tap_settings"] = TapSettings(deletions=True)
+    return found
 
 
 def _version(change: Change) -> _Version:

@@ -62,10 +62,16 @@ class TapSettings:
     """Tell the server how far the application is. Without, it remembers how far it has sent."""
     backfill_date: int | None = None
     """Unix seconds: only what was there since, as far as the server can tell; None is everything."""
+    deletions: bool = False
+    """A reading that ends now tells of deletions, too. A dump has none, so what is there is read as by one
+    who stays, up to where the server says that this was all; one without a name, for whom all is there.
+    """
 
     def __post_init__(self) -> None:
         if len(self.name.encode()) > MAX_NAME_BYTES:
             raise UsageError(f"the name of a TAP reader has up to {MAX_NAME_BYTES} bytes")
+        if self.deletions and (self.name or self.registered):
+            raise UsageError("a TAP reader with a name gets what changed since: it has no end")
         if self.backfill_date is not None:
             check_u64(self.backfill_date, "backfill_date")
 
@@ -141,7 +147,7 @@ class TapReader(OldConsumer):
     def _connect(self) -> TapConnect:
         flags = TapConnectFlag.LIST_VBUCKETS | TapConnectFlag.FIX_FLAG_BYTEORDER
         options = TapConnectOptions(vbuckets=sorted(self._vbuckets))
-        if any(one.ends for one in self._vbuckets.values()):
+        if self._is_dump:
             flags |= TapConnectFlag.DUMP
         # only at first: a server that has forgotten the reader must send everything, or a part is missing
         if not any(one.is_again for one in self._vbuckets.values()):
@@ -159,6 +165,10 @@ class TapReader(OldConsumer):
             flags |= TapConnectFlag.KEYS_ONLY
         name = self._tap.name or self.settings.name
         return TapConnect.with_options(name.encode(), int(flags), options)
+
+    @property
+    def _is_dump(self) -> bool:
+        return not self._tap.deletions and any(one.ends for one in self._vbuckets.values())
 
     def next_timer(self) -> float | None:
         return 0.0 if self._is_late else super().next_timer()
@@ -272,7 +282,7 @@ class TapReader(OldConsumer):
     def close_received(self) -> None:
         """A dump that is over: of a vbucket without documents some servers say nothing."""
         left = list(self._vbuckets.values())
-        if self._is_connected and left and all(one.ends and not one.in_backfill for one in left):
+        if self._is_connected and self._is_dump and all(one.ends and not one.in_backfill for one in left):
             for one in left:
                 self._end(one)
             self._pass_on()
