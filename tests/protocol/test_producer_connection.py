@@ -14,7 +14,7 @@ from producer_fakes import (
     FakeBucket,
 )
 
-from tailrace.protocol.dcp_producer import MAX_NAME_BYTES, ON_DISK_OPAQUE
+from tailrace.protocol.dcp_producer import ON_DISK_OPAQUE
 from tailrace.protocol.stream import CHUNK_BYTES
 from tailrace.wire.codes import DcpOpcode, Feature, OpenFlag, Status, StreamEndStatus
 from tailrace.wire.dcp import (
@@ -25,7 +25,7 @@ from tailrace.wire.dcp import (
     DcpStreamRequest,
 )
 from tailrace.wire.fields import decode_failover_log
-from tailrace.wire.header import Frame
+from tailrace.wire.header import MAX_NAME_BYTES, Frame
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..model import Position, parse_positions
 from ..protocol.dcp_consumer import ConsumerSettings
 from ..protocol.tap_reader import TapSettings
+from ..wire.header import MAX_NAME_BYTES
 from .checkpoints import FileState, StateStore
 from .dialects import CANNOT, DIALECTS, Speech, speech_of
 from .resume import End, ReadOptions, Start
@@ -24,7 +25,6 @@ from .tls import TlsOptions
 __all__ = ["SourceOptions", "read_options", "resolve"]
 
 _TAP = TapSettings()
-_MAX_NAME = 200
 _LEAST_BUFFER = 1 << 10
 _MOST_BUFFER = 1 << 31
 _numbers = itertools.count()
@@ -134,11 +134,11 @@ class SourceOptions:
 
 
 def connection_name(purpose: str) -> str:
-    """A name that an operator recognises, and no other connection has; up to 200 bytes."""
+    """A name that an operator recognises, and no other connection has, up to `MAX_NAME_BYTES`."""
     host = socket.gethostname().encode("ascii", "replace").decode()
     printable = "".join(one if one.isascii() and one.isprintable() else "?" for one in purpose)
     tail = f":{os.getpid()}:{printable[:100]}:{next(_numbers)}"
-    return f"tailrace:{host}"[: _MAX_NAME - len(tail)] + tail
+    return f"tailrace:{host}"[: MAX_NAME_BYTES - len(tail)] + tail
 
 
 def resolve(where: str | ConnectionString, options: SourceOptions) -> ConnectionString:

@@ -30,7 +30,7 @@ from ..wire.dcp import (
     DcpStreamRequestResponse,
 )
 from ..wire.fields import decode_frame_infos
-from ..wire.header import Frame
+from ..wire.header import MAX_NAME_BYTES, Frame
 from ..wire.message import Message
 from .controls import BackfillOrder, ConnectionOptions
 from .handler import Host
@@ -40,9 +40,8 @@ from .states import ConnectionInput, ConnectionState, StreamState
 from .stream import CHUNK_BYTES, ProducerStream
 from .stream_request import StreamRefused, decide
 
-__all__ = ["MAX_NAME_BYTES", "ON_DISK_OPAQUE", "DcpProducer"]
+__all__ = ["ON_DISK_OPAQUE", "DcpProducer"]
 
-MAX_NAME_BYTES = 200
 ON_DISK_OPAQUE = 0x6469736B
 """Of a Seqno Acknowledged of one of our own replicas: what it speaks of is on disk, not only in memory."""
 _TAKEOVER = (StreamState.TAKEOVER_SEND, StreamState.TAKEOVER_WAIT)

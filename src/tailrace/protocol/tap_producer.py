@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..errors import MalformedMessage, TailraceError
 from ..history import upr_rollback_seqno
 from ..wire.codes import Op, Status, TapConnectFlag, TapOpaque, TapOpcode, VBucketState, status_name
-from ..wire.header import Frame
+from ..wire.header import MAX_NAME_BYTES, Frame
 from ..wire.message import Message, Response
 from ..wire.tap import TapConnect, TapConnectOptions, TapNoop
 from .handler import Host
@@ -28,9 +28,8 @@ from .tap_takeover import Takeover
 if TYPE_CHECKING:
     from ..store.base import VBucket
 
-__all__ = ["MAX_NAME_BYTES", "TapProducer"]
+__all__ = ["TapProducer"]
 
-MAX_NAME_BYTES = 200
 SAVE_INTERVAL_S = 10.0
 """Between two notes of where a registered reader is; after a crash it gets again what came since."""
 

@@ -23,7 +23,7 @@ from ..model import MAX_U64, check_u64
 from ..wire.codes import Magic, Op, StreamEndStatus, TapConnectFlag, TapFlag, TapOpaque, TapOpcode
 from ..wire.dcp import DcpDeletion, DcpMutation
 from ..wire.dialect import TAP
-from ..wire.header import Frame
+from ..wire.header import MAX_NAME_BYTES, Frame
 from ..wire.message import Direction
 from ..wire.tap import (
     TapAck,
@@ -44,7 +44,6 @@ from .old_consumer import OldConsumer
 
 __all__ = ["TapReader", "TapSettings"]
 
-MAX_NAME_BYTES = 200
 _BRANCH = 0
 _LOG = FailoverLog.of([(_BRANCH, 0)]).to_bytes()
 _RUN_BYTES = 1 << 20

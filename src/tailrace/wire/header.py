@@ -22,7 +22,15 @@ from dataclasses import dataclass
 from ..errors import FrameTooLarge, FramingError, LocalProtocolError
 from .codes import Magic
 
-__all__ = ["HEADER", "HEADER_SIZE", "MAX_FRAME", "MAX_FRAME_BEFORE_LOGIN", "Frame", "frame_size"]
+__all__ = [
+    "HEADER",
+    "HEADER_SIZE",
+    "MAX_FRAME",
+    "MAX_FRAME_BEFORE_LOGIN",
+    "MAX_NAME_BYTES",
+    "Frame",
+    "frame_size",
+]
 
 HEADER = struct.Struct(">BBHBBHIIQ")
 HEADER_SIZE = 24
@@ -33,6 +41,9 @@ MAX_FRAME = 30 * 1024 * 1024
 
 MAX_FRAME_BEFORE_LOGIN = 16 * 1024
 """The largest frame that is accepted from a peer that has not logged in."""
+
+MAX_NAME_BYTES = 200
+"""The longest name that a peer may give itself or its change stream."""
 
 _FLEXIBLE = (Magic.FLEX_REQUEST, Magic.FLEX_RESPONSE)
 _MAGICS = frozenset(int(magic) for magic in Magic)

@@ -9,6 +9,7 @@ from ... import __version__
 from ...protocol.sasl import MECHANISMS
 from ...wire import admin
 from ...wire.codes import Datatype, Feature, Op, Status
+from ...wire.header import MAX_NAME_BYTES
 from .. import stats
 from ..call import Call, Refused, Reply, command, encode_response
 from ..errormap import error_map
@@ -16,7 +17,6 @@ from ..negotiate import negotiate
 
 log = logging.getLogger("tailrace.server")
 
-_MAX_NAME = 200
 _COMPATIBLE = "7.6.0"
 """Clients look for a server's version at the start of the text, and choose what they send by it."""
 
@@ -42,7 +42,7 @@ def _client_name(key: bytes) -> str:
         agent = content.get("a", "") if isinstance(content, dict) else ""
         text = agent if isinstance(agent, str) else ""
     # one line, whatever the client sent
-    return text[:_MAX_NAME].encode("unicode_escape").decode("ascii")
+    return text[:MAX_NAME_BYTES].encode("unicode_escape").decode("ascii")
 
 
 @command(admin.SaslListMechs, needs_bucket=False)
