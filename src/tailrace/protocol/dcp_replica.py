@@ -19,8 +19,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -57,15 +55,16 @@ from ..wire.dcp import (
     DcpStreamRequestResponse,
     DcpSystemEvent,
 )
-from ..wire.header import Frame
+from ..wire.header import MAX_NAME_BYTES, Frame
 from ..wire.message import Message, Response
 from .dcp_producer import ON_DISK_OPAQUE
+from .passive_stream import PassiveStream, StreamPhase
 
 if TYPE_CHECKING:
-    from ..store.base import Bucket, VBucket
+    from ..store.base import Bucket
     from .handler import Host
 
-__all__ = ["OPEN_FLAGS", "DcpReplica", "StreamPhase"]
+__all__ = ["OPEN_FLAGS", "DcpReplica"]
 
 OPEN_FLAGS = (
     OpenFlag.PRODUCER
@@ -77,7 +76,6 @@ OPEN_FLAGS = (
 
 ACK_SHARE = 0.2
 ACK_INTERVAL_S = 5.0
-MAX_NAME_BYTES = 200
 _FIRST_OPAQUE = 1
 _CONTROL_OPAQUE = 0
 _MAX_CLOSED = 4096
@@ -88,33 +86,6 @@ _BEFORE_V7: Mapping[int, int] = {
 _RECEIVING = (VBucketState.REPLICA, VBucketState.PENDING)
 
 _log = logging.getLogger(__name__)
-
-
-class StreamPhase(Enum):
-    """Where a passive stream stands."""
-
-    WAITING = "waiting"
-    """For the connection's own controls to be answered."""
-    REQUESTED = "requested"
-    ROLLING_BACK = "rolling back"
-    OPEN = "open"
-
-
-@dataclass(slots=True)
-class PassiveStream:
-    """A vbucket that is being received."""
-
-    vbucket: VBucket
-    opaque: int
-    flags: int
-    done: Callable[[int, int], None]
-    """Called once with the status of the stream request and the opaque."""
-    phase: StreamPhase = StreamPhase.WAITING
-    sent: Position = Position.BEGINNING
-    marker_end: int = 0
-    ack_at: int = 0
-    """The seqno after which the marker is to be answered; 0: it is not."""
-    waits_for_disk: bool = False
 
 
 class DcpReplica:
@@ -137,6 +108,7 @@ class DcpReplica:
         self._out: deque[bytes] = deque()
         self._controls: deque[tuple[bytes, bytes]] = deque()
         self._streams: dict[int, PassiveStream] = {}  # by vbucket
+        self._by_opaque: dict[int, PassiveStream] = {}
         self._closed_opaques: dict[int, int] = {}  # closed here; what still comes is swallowed
         self._next_opaque = _FIRST_OPAQUE
         self._unacked_bytes = 0
@@ -289,7 +261,7 @@ class DcpReplica:
             return
         stream = PassiveStream(found, self._next_opaque, flags, done)
         self._next_opaque += 1
-        self._streams[vbucket] = stream
+        self._streams[vbucket] = self._by_opaque[stream.opaque] = stream
         if not self._controls:
             self._request(stream)
 
@@ -334,7 +306,7 @@ class DcpReplica:
     def _request(self, stream: PassiveStream, position: Position | None = None) -> None:
         """Ask for a vbucket's changes from where it stands, or under an older name of the same place."""
         stream.phase = StreamPhase.REQUESTED
-        stream.sent = position = _position(stream.vbucket) if position is None else position
+        stream.sent = position = stream.standing() if position is None else position
         self._send(
             DcpStreamRequest(
                 opaque=stream.opaque,
@@ -350,7 +322,7 @@ class DcpReplica:
         self._wake()
 
     def _request_answered(self, frame: Frame) -> None:
-        stream = next((one for one in self._streams.values() if one.opaque == frame.opaque), None)
+        stream = self._by_opaque.get(frame.opaque)
         if stream is None:
             self._closed_opaques.pop(frame.opaque, None)  # closed before it was answered
             return
@@ -413,6 +385,7 @@ class DcpReplica:
 
     def _forget(self, vbucket: int, why: str, *, tell: bool = True) -> None:
         stream = self._streams.pop(vbucket)
+        del self._by_opaque[stream.opaque]
         self._host.release_vbucket(vbucket, self)
         if tell and stream.phase is StreamPhase.OPEN:
             self.on_end(vbucket, why)
@@ -591,16 +564,6 @@ class DcpReplica:
         if self.close_requested is None:
             _log.warning("%s: disconnecting: %s", self._host.peer, reason)
             self.close_requested = reason
-
-
-def _position(vbucket: VBucket) -> Position:
-    """Where a vbucket stands, as a stream request says it."""
-    high = vbucket.high_seqno
-    if not high:
-        return Position.BEGINNING
-    if vbucket.complete_seqno == high:
-        return Position.at(vbucket.uuid, high)
-    return Position(vbucket.uuid, high, vbucket.received.start, vbucket.received.end)
 
 
 def _roll_back(number: int, seqno: int, bucket: Bucket) -> list[int]:
