@@ -29,6 +29,7 @@ from .script import Script
 __all__ = [
     "CONSUMER_FEATURES",
     "KV_FEATURES",
+    "REPLICA_FEATURES",
     "Credentials",
     "Introduction",
     "Session",
@@ -49,17 +50,18 @@ KV_FEATURES = (
     Feature.COLLECTIONS,
 )
 
-CONSUMER_FEATURES = (
+REPLICA_FEATURES = (
     Feature.TCP_NODELAY,
     Feature.XATTR,
     Feature.XERROR,
     Feature.SELECT_BUCKET,
     Feature.SNAPPY,
     Feature.JSON,
-    Feature.DUPLEX,
-    Feature.CLUSTERMAP_CHANGE_NOTIFICATION,
     Feature.COLLECTIONS,
 )
+"""Of a node that receives vbuckets: it takes what is stored as it is, and gets its maps from elsewhere."""
+
+CONSUMER_FEATURES = (*REPLICA_FEATURES, Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION)
 
 _NEEDS = {
     Feature.CLUSTERMAP_CHANGE_NOTIFICATION: Feature.DUPLEX,

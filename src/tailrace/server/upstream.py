@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..errors import FramingError, StatusError, TailraceError
+from ..errors import StatusError, TailraceError
 from ..protocol.dcp_replica import OPEN_FLAGS, DcpReplica
-from ..protocol.handshake import Credentials, Introduction, handshake
+from ..protocol.handshake import REPLICA_FEATURES, Credentials, Introduction, handshake
 from ..protocol.script import Script, ScriptRunner, ask
-from ..wire.codes import Datatype, Feature, Magic
+from ..wire.codes import Datatype, Magic
 from ..wire.dcp import DcpOpen
-from ..wire.header import HEADER_SIZE, Frame, frame_size
+from ..wire.framing import Framer
+from ..wire.header import Frame
 from .negotiate import datatypes
 from .streams import StreamHost
 
@@ -28,16 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Source", "Upstream"]
 
 log = logging.getLogger("tailrace.server")
-
-_FEATURES = (
-    Feature.TCP_NODELAY,
-    Feature.XATTR,
-    Feature.XERROR,
-    Feature.SELECT_BUCKET,
-    Feature.SNAPPY,
-    Feature.JSON,
-    Feature.COLLECTIONS,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +62,7 @@ class Upstream:
         self._bucket = bucket
         self._deadline = now + node.settings.auth_timeout
         self._out: list[bytes | memoryview] = []
-        self._parts: list[bytes] = []  # received and not yet processed
-        self._have = 0
-        self._need = HEADER_SIZE
+        self._framer = Framer(node.settings.max_frame)
         self._runner: ScriptRunner[frozenset[int]] | None = ScriptRunner(self._introduce())
         self._out.append(self._runner.start())
 
@@ -83,7 +72,7 @@ class Upstream:
             agent="tailrace replication",
             bucket=self._bucket.name,
             credentials=self.source.credentials,
-            features=_FEATURES,
+            features=REPLICA_FEATURES,
         )
         session = yield from handshake(introduction, self.node.rng)
         yield from ask(DcpOpen(key=name.encode(), flags=int(OPEN_FLAGS)), "dcp open")
@@ -105,28 +94,17 @@ class Upstream:
 
     def exchange(self, data: bytes, now: float) -> bytes:
         """Bytes from the other node; what there is to say comes by `data_to_send`."""
-        self._parts.append(data)
-        self._have += len(data)
-        if self._have >= self._need:
+        if not self.closed:
+            self._framer.feed(data)
             self._process(now)
         return b""
 
     def _process(self, now: float) -> None:
-        data, at, end = b"".join(self._parts), 0, self._have
-        need = HEADER_SIZE
         try:
-            while not self.closed and self.wants_data and end - at >= HEADER_SIZE:
-                need = frame_size(data, at, self.node.settings.max_frame)
-                if end - at < need:
-                    break
-                frame = Frame.parse(data, at)
-                at += need
-                need = HEADER_SIZE
+            while self.wants_data and (frame := self._framer.maybe_frame()) is not None:
                 self._receive_frame(frame, now)
-        except (FramingError, TailraceError) as error:
+        except TailraceError as error:
             self.close(str(error))
-        self._have, self._need = end - at, need
-        self._parts = [data[at:]] if self._have and not self.closed else []
 
     def _receive_frame(self, frame: Frame, now: float) -> None:
         if self.handler is not None:
@@ -159,8 +137,7 @@ class Upstream:
 
     def data_to_send(self, max_bytes: int = 256 << 10) -> list[bytes | memoryview]:
         """What is to be sent; frames that were held up are taken up again."""
-        if self._have >= self._need and self.wants_data:
-            self._process(self.node.clock.monotonic())
+        self._process(self.node.clock.monotonic())
         out, self._out = self._out, []
         if self.handler is not None:
             out += self.handler.data_to_send(max_bytes)
@@ -193,8 +170,7 @@ class Upstream:
         if self.closed:
             return
         self.closed = True
-        self._parts = []
-        self._have = 0
+        self._framer.take_rest()
         self._out = []
         if self.handler is not None:
             handler, self.handler = self.handler, None
