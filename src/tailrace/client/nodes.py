@@ -104,7 +104,7 @@ class Nodes:
         self._retry_for_s = retry_for_s
         self._rng = rng
         self._nodes: dict[Address, Node] = {}
-        self._needed: frozenset[Address] = frozenset()
+        self._needed: tuple[Address, ...] = ()  # each once, in an order that a seed repeats
         self._seed = 0
         self._seeds_failed: list[str] = []
         self._asked_at = 0.0
@@ -123,10 +123,15 @@ class Nodes:
         return found
 
     def to_disconnect(self) -> list[Address]:
-        """Connections that nobody needs any more: of nodes that have left, or have nothing for us."""
+        """Connections that nobody needs any more: of nodes that have left, or have nothing for us.
+
+        Not one with a stream on it, whatever the map says by now: it ends when the node has said so.
+        """
         wanted = self._wanted()
         return [
-            one.address for one in self._nodes.values() if one.link is not None and one.address not in wanted
+            one.address
+            for one in self._nodes.values()
+            if one.link is not None and one.address not in wanted and not one.link.streams
         ]
 
     def connected(self, address: Address, now: float) -> DcpConsumer:
@@ -197,8 +202,8 @@ class Nodes:
     def need(self, vbuckets: Iterable[int]) -> None:
         """Connections to the nodes of these vbuckets are wanted from now on."""
         assert self.map is not None
-        homes = {self.map.node_of(vbucket) for vbucket in vbuckets}
-        self._needed = frozenset(address for address in homes if address is not None)
+        homes = dict.fromkeys(self.map.node_of(vbucket) for vbucket in vbuckets)
+        self._needed = tuple(address for address in homes if address is not None)
 
     def node_of(self, vbucket: int) -> Node | None:
         """The node that has a vbucket, by the newest map."""
@@ -275,17 +280,14 @@ class Nodes:
             if len(self._seeds_failed) >= len(self.where.addresses):
                 raise ConnectError("; ".join(dict.fromkeys(self._seeds_failed)))
 
-    def _wanted(self) -> frozenset[Address]:
+    def _wanted(self) -> tuple[Address, ...]:
         """Whom we want to be connected to: the nodes that we need, or a seed that may know the map."""
         if self.map is None:
-            return frozenset({self.where.addresses[self._seed]})
+            return (self.where.addresses[self._seed],)
         if self._needed and all(self._node(one).troubled_since is not None for one in self._needed):
-            return self._needed | frozenset(self.where.addresses)  # the cluster may have moved away from us
-        return (
-            self._needed
-            or frozenset(one.address for one in self.ready()[:1])
-            or frozenset(self.map.nodes[:1])
-        )
+            # the cluster may have moved away from us
+            return tuple(dict.fromkeys((*self._needed, *self.where.addresses)))
+        return self._needed or tuple(one.address for one in self.ready()[:1]) or self.map.nodes[:1]
 
     def _node(self, address: Address) -> Node:
         if address not in self._nodes:

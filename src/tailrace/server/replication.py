@@ -86,7 +86,7 @@ class Replication:
 
     def _advance(self, now: float) -> None:
         """Make the connections and ask for the streams that are due."""
-        for source in {one.source for one in self._orders.values() if not one.is_over}:
+        for source in dict.fromkeys(one.source for one in self._orders.values() if not one.is_over):
             if source not in self._links and self._retry_at.get(source, 0.0) <= now:
                 self._connect(source, now)
         for number, order in self._orders.items():

@@ -58,7 +58,7 @@ class Bucket:
         self.persisted: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)  # seqno of each vbucket on disk
         self.pending: list[bytes] = []  # frames that are not on disk, in the order of their making
         self.notes: list[int] = []  # ... and their notes
-        self.waiting: set[History] = set()  # vbuckets on whose changes somebody waits
+        self.waiting: dict[History, None] = {}  # vbuckets on whose changes somebody waits, always in order
         self.memory_bytes = 0  # of frames in tails
         self.memory_limit = settings.memory_quota
         self.max_value = settings.max_value
@@ -427,7 +427,8 @@ class Bucket:
         if job.rotate is not None:
             self._rotate(job)
         if self.waiting:
-            self.waiting = {vbucket for vbucket in list(self.waiting) if vbucket.tell_waiters()}
+            still = [vbucket for vbucket in list(self.waiting) if vbucket.tell_waiters()]
+            self.waiting = dict.fromkeys(still)
 
     def not_committed(self, job: CommitJob) -> None:
         """A commit failed: everything is queued again."""
@@ -577,7 +578,7 @@ class Bucket:
     def _remove_retired(self) -> None:
         """What can't be removed now is removed when the bucket is opened again."""
         if self.manifest_is_durable:
-            for path in set(self._retired):
+            for path in dict.fromkeys(self._retired):
                 with contextlib.suppress(OSError):
                     self.files.unlink(path)
             self._retired = []

@@ -402,7 +402,7 @@ class History:
             callback(True)
         else:
             self._waiters.append((seqno, callback))
-            self._bucket.waiting.add(self)
+            self._bucket.waiting[self] = None
 
     def tell_waiters(self) -> bool:
         """A flush has come to its end; whether somebody still waits."""
