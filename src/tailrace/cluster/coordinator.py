@@ -20,7 +20,7 @@ from uuid import NAMESPACE_URL, uuid5
 from ..clock import SYSTEM, Clock
 from ..errors import TailraceError, UsageError
 from ..server.topology import NodeAddress, bucket_map
-from ..store.files import atomic_write
+from ..store.files import DiskFiles, Files
 from ..wire.codes import VBucketState
 from .layout import Chain, balanced, without
 from .member import Member
@@ -36,13 +36,22 @@ _MAX_ATTEMPTS = 5
 _TAKEOVER_S = 120.0
 
 Report = dict[int, dict[str, Any]]
-_STATES = {state.name.lower(): state for state in VBucketState}
 
 
 class Coordinator:
     """A cluster in a directory; everything happens in the caller's thread."""
 
-    def __init__(self, directory: Path, *, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        files: Files | None = None,
+        member: Callable[[str], Member] | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """``files`` is where the state is kept, ``member`` makes a node of a name; by default both are in
+        the directory.
+        """
         self.directory = directory
         self.members: dict[str, Member] = {}
         self.bucket = "default"
@@ -59,21 +68,23 @@ class Coordinator:
         self._seen: dict[str, float] = {}
         self._uuids: dict[int, str] = {}
         """The branch on which each active was when it was last asked."""
+        self._files = DiskFiles(directory) if files is None else files
+        self._member = member or (lambda name: Member(name, directory / name, self.bucket))
         self._clock = clock
 
     # the state on disk
 
     @property
-    def _path(self) -> Path:
-        return self.directory / STATE_FILE
+    def _has_state(self) -> bool:
+        return STATE_FILE in self._files.names("")
 
     def create(
         self, *, nodes: int, bucket: str, vbuckets: int, replicas: int, ports: list[int], settings: list[str]
     ) -> None:
         """A new cluster: nothing runs yet."""
-        if self._path.exists():
+        if self._has_state:
             raise UsageError(f"{str(self.directory)!r} has a cluster already")
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self._files.make_directory("")
         self.bucket, self.vbuckets, self.replicas, self.settings = bucket, vbuckets, replicas, settings
         names = [f"n{number}" for number in range(1, nodes + 1)]
         self._ports = dict(zip(names, ports, strict=True))
@@ -82,10 +93,11 @@ class Coordinator:
 
     def load(self) -> bool:
         """Take up a cluster that was stopped; False if there is none."""
-        if not self._path.exists():
+        if not self._has_state:
             return False
+        file = self._files.open(STATE_FILE)
         try:
-            content = json.loads(self._path.read_bytes())
+            content = json.loads(file.read(file.size, 0))
             self.bucket, self.vbuckets = content["bucket"], content["vbuckets"]
             self.replicas, self.rev = content["replicas"], content["rev"]
             self._ports = {one["name"]: one["port"] for one in content["nodes"]}
@@ -94,7 +106,9 @@ class Coordinator:
             self.settings = content["settings"]
             # A takeover that was under way is undone by `settle`: the chains still name the old node.
         except (ValueError, KeyError, TypeError) as error:
-            raise TailraceError(f"{str(self._path)!r} is damaged: {error}") from None
+            raise TailraceError(f"{str(self.directory / STATE_FILE)!r} is damaged: {error}") from None
+        finally:
+            file.close()
         return True
 
     def _save(self) -> None:
@@ -109,7 +123,7 @@ class Coordinator:
             ],
             "chains": [list(one) for one in self.chains],
         }
-        atomic_write(self._path, json.dumps(content).encode() + b"\n")
+        self._files.replace(STATE_FILE, json.dumps(content).encode() + b"\n")
 
     # nodes
 
@@ -124,7 +138,7 @@ class Coordinator:
         self.settle()
 
     def _start(self, name: str) -> None:
-        member = self.members.get(name) or Member(name, self.directory / name, self.bucket)
+        member = self.members.get(name) or self._member(name)
         self.members[name] = member
         if not member.is_running:
             member.start(self.vbuckets, self._ports[name], self.settings)
@@ -380,7 +394,13 @@ class Coordinator:
         yield "done"
 
     def _move(self, targets: Mapping[int, Chain]) -> Iterator[str]:
-        """A batch: copies first, then the actives, then what is superfluous goes."""
+        """A batch: copies first, then the actives, then what is superfluous goes.
+
+        The map names the copies that make the majority of a durable write. So the old ones go in two steps:
+        first the new ones take their place there, and when they have all that was answered until then, the
+        old ones are dropped.
+        """
+        self._check_alive(targets.values())
         chains = list(self.chains)
         for number, target in targets.items():
             current = chains[number]
@@ -395,6 +415,17 @@ class Coordinator:
         }
         if takeovers:
             yield from self._take_over(takeovers)
+        self._check_alive(targets.values())
+        chains = list(self.chains)
+        for number, target in targets.items():
+            chains[number] = (*target, *(one for one in chains[number] if one not in target))
+        self._commit(chains)
+        self.settle()
+        for name in dict.fromkeys(target[0] for target in targets.values()):
+            while not self._try(name, self._push_map, name):
+                yield f"node {name} does not answer"
+                self._check_alive(targets.values())
+        yield from self._until_copied(targets)
         chains = list(self.chains)
         for number, target in targets.items():
             chains[number] = target
@@ -434,7 +465,7 @@ class Coordinator:
             self._check_alive(left.values())
             self._moving = dict(left)
             try:
-                for name in {pair[1] for pair in left.values()}:
+                for name in _takers(left):
                     self._try(name, self._order, name)
                 yield from self._until_taken_over(left)
             finally:
@@ -446,7 +477,7 @@ class Coordinator:
         deadline = self._clock.monotonic() + _TAKEOVER_S
         while self._clock.monotonic() < deadline:
             waiting = 0
-            for name in {pair[1] for pair in takeovers.values()}:
+            for name in _takers(takeovers):
                 try:
                     report = self.members[name].report()
                 except TailraceError:
@@ -468,7 +499,7 @@ class Coordinator:
         def read(name: str) -> None:
             reports[name] = self.members[name].report()
 
-        for name in {pair[1] for pair in takeovers.values()}:
+        for name in _takers(takeovers):
             self._try(name, read, name)
         for number, (_, new) in takeovers.items():
             if reports.get(new, {}).get(number, {}).get("state") == "active" and number in self._moving:
@@ -480,8 +511,12 @@ class Coordinator:
         self.settle()
 
     def _check_alive(self, chains: Iterable[Chain]) -> None:
-        for name in {name for chain in chains for name in chain}:
-            if not self.members[name].is_running:
+        """Between two steps a node may have gone, or been failed over: no chain may name it then."""
+        chains = list(chains)
+        if not all(chains):
+            raise TailraceError("a vbucket has no copy any more, the rebalance ends here")
+        for name in dict.fromkeys(name for chain in chains for name in chain):
+            if name in self.out or not self.members[name].is_running:
                 raise TailraceError(f"node {name} is down, the rebalance ends here")
 
     # figures
@@ -527,3 +562,8 @@ class Coordinator:
                 if not chain or chain[0] not in self._running()
             ],
         }
+
+
+def _takers(takeovers: Mapping[int, tuple[str, str]]) -> list[str]:
+    """The nodes that take something over, each once, always in the same order."""
+    return list(dict.fromkeys(new for _, new in takeovers.values()))
