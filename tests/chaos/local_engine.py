@@ -136,13 +136,13 @@ class Chaos:
             self.world.trace.append(f"killed at {place}:{here}")
             raise Killed
 
-    def _until_the_disk_is_full(self, write: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        def write_if_there_is_room(path: Path | str, data: Any) -> None:
+    def _until_the_disk_is_full(self, write: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def write_if_there_is_room(path: Path | str, data: Any) -> Any:
             if self._life is not None and self._life.killed_at == "disk-full":
                 self._met["disk-full"] += 1
                 if self._met["disk-full"] >= 4 * self._life.count:
                     self.world.trace.append("the disk is full")
                     raise OSError(errno.ENOSPC, "no space left on device", str(path))
-            write(path, data)
+            return write(path, data)
 
         return write_if_there_is_room

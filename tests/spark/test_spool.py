@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+import tempfile
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tailrace.columns import SCHEMA
 from tailrace.model import Position
@@ -26,11 +30,11 @@ def delivery(first: int, count: int = 3, *, back: int | None = None) -> Delivery
     return Delivery(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), end, rollbacks)
 
 
-def seqnos(segments: list[Segment]) -> list[int]:
+def seqnos(segments: list[Segment], partition: int = 0) -> list[int]:
     found = []
     for segment in segments:
-        for path in segment.files.values():
-            with pa.memory_map(path) as source, pa.ipc.open_file(source) as reader:
+        if path := segment.files.get(partition):
+            with pa.memory_map(path) as source, pa.ipc.open_stream(source) as reader:
                 found += reader.read_all()["seqno"].to_pylist()
     return found
 
@@ -45,6 +49,30 @@ def test_what_is_gathered_becomes_one_segment(tmp_path: Path) -> None:
     assert [(one.number, one.rows, one.positions[0].seqno) for one in segments] == [(0, 9, 9)]
     spool.release(1)
     assert not list(tmp_path.iterdir())
+
+
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 7), st.integers(1, 600)), min_size=1, max_size=12),
+    tail=st.lists(st.integers(0, 7), max_size=60),
+    cuts=st.lists(st.integers(0, 3000), max_size=5),
+)
+def test_rows_go_to_their_partition_in_order(
+    runs: list[tuple[int, int]], tail: list[int], cuts: list[int]
+) -> None:
+    """Long runs are handed on, short ones are copied together: neither is to be seen."""
+    vbuckets = [vbucket for vbucket, count in runs for _ in range(count)] + tail
+    columns = {"vbucket": pa.array(vbuckets, pa.int32()), "seqno": pa.array(range(len(vbuckets)), pa.int64())}
+    rows = pa.RecordBatch.from_arrays(
+        [columns.get(field.name, pa.nulls(len(vbuckets), field.type)) for field in SCHEMA], schema=SCHEMA
+    )
+    borders = sorted({0, len(vbuckets), *(cut for cut in cuts if cut < len(vbuckets))})
+    with tempfile.TemporaryDirectory() as directory:
+        spool = Spool(Path(directory), [0, 0, 1, 1, 2, 2, 0, 1], 1 << 30)
+        spool.fill(Delivery(rows.slice(a, b - a), {}) for a, b in pairwise(borders))
+        segments = spool.take(0, **NOTHING_SAID)
+        for partition, own in enumerate(({0, 1, 6}, {2, 3, 7}, {4, 5})):
+            expected = [seqno for seqno, vbucket in enumerate(vbuckets) if vbucket in own]
+            assert seqnos(segments, partition) == expected
 
 
 def test_a_segment_is_never_larger_than_a_batch(tmp_path: Path) -> None:

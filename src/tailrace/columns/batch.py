@@ -225,7 +225,14 @@ def _capacity(count: int) -> int:
 
 @lru_cache(maxsize=16)
 def _repeated(word: str | None, count: int) -> pa.Array:
-    return pa.nulls(count, pa.string()) if word is None else pa.repeat(word, count)
+    if word is None:
+        return pa.nulls(count, pa.string())
+    # put together here: `pa.repeat` would import pandas first, a third of a second in every new process
+    data = word.encode()
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
+    return pa.Array.from_buffers(
+        pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data * count)]
+    )
 
 
 def _words(words: Sequence[str], index: NDArray[Any]) -> pa.Array:
@@ -277,7 +284,7 @@ def _every_other(count: int) -> pa.Array:
 
 @lru_cache(maxsize=4)
 def _even_numbers(count: int) -> pa.Array:
-    return pa.array(np.arange(0, 2 * count, 2, dtype=np.int32))
+    return _array(pa.int32(), np.arange(0, 2 * count, 2, dtype=np.int32))
 
 
 def _copy_values(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:

@@ -20,7 +20,6 @@ from ..errors import TailraceError
 from ..model import Position
 from .options import Options
 from .spool import SEGMENT_ROWS, Delivery
-from .table import MirrorTable
 
 __all__ = ["DataLoss", "Feed", "RolledBack", "collection_paths", "open_source", "position_rows"]
 
@@ -94,6 +93,8 @@ class _WaysBack:
 
     def versions(self, vbucket: int) -> dict[int, list[int]]:
         """By such a seqno, the version of each table that stands there."""
+        from .table import MirrorTable  # a source without a mirror starts faster without Delta
+
         found: dict[int, list[int]] | None = None
         for uri in self._uris:
             table = MirrorTable.open(uri, storage_options=self._storage_options)
@@ -234,7 +235,8 @@ def _first_of_all(resets: Mapping[int, tuple[int, int, list[int] | None]]) -> De
     return Delivery(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), positions, positions)
 
 
-_EMPTY = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+# made of nulls because Arrow imports pandas when it sees a list, and every process that reads would wait
+_EMPTY = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in SCHEMA], schema=SCHEMA)
 
 
 def _is_change(batch: pa.RecordBatch) -> bool:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +34,8 @@ __all__ = ["SEGMENT_ROWS", "Delivery", "Segment", "Spool"]
 SEGMENT_ROWS = 50_000
 """As many rows are gathered for a segment, at most."""
 
+_RUN_ROWS = 256
+"""Runs shorter than this are copied together: a batch has its price, on every side."""
 _ENOUGH_BYTES = 512 << 20
 """Half of this is enough for a batch, if nothing else is said: a batch is held in memory by its tasks."""
 
@@ -151,28 +155,41 @@ class Spool:
 
     def _write(self, gathered: Sequence[Delivery]) -> None:
         """Deliveries become a segment."""
-        rows = pa.Table.from_batches([one.rows for one in gathered]).combine_chunks()
+        parts: dict[int, list[pa.RecordBatch]] = {}
+        for one in gathered:
+            for partition, rows in self._cut(one.rows):
+                parts.setdefault(partition, []).append(rows)
         files: dict[int, str] = {}
         size = 0
-        if rows.num_rows:
-            partitions = self._partition_of[rows["vbucket"].to_numpy()]
-            for partition in np.unique(partitions).tolist():
-                data = _as_file(rows.filter(pa.array(partitions == partition)))
-                path = self._directory / f"{uuid.uuid4().hex}.arrow"
-                write_scratch(path, data)
-                files[partition] = str(path)
-                size += len(data)
+        for partition, batches in parts.items():
+            path = self._directory / f"{uuid.uuid4().hex}.arrow"
+            size += write_scratch(path, partial(_write_batches, _joined(batches)))
+            files[partition] = str(path)
         positions: dict[int, Position] = {}
         rollbacks: dict[int, Position] = {}
         for one in gathered:
             positions.update(one.positions)
             rollbacks.update(one.rollbacks)
+        count = sum(one.rows.num_rows for one in gathered)
         with self._changed:
-            segment = Segment(self._next, rows.num_rows, size, positions, rollbacks, files)
+            segment = Segment(self._next, count, size, positions, rollbacks, files)
             self._segments.append(segment)
             self._next += 1
             self._size += size - sum(one.rows.nbytes for one in gathered)
             self._changed.notify_all()
+
+    def _cut(self, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Rows by partition, in order. What comes from a disk comes in long runs of a vbucket, and those are
+        handed on without a copy.
+        """
+        partitions = self._partition_of[rows["vbucket"].to_numpy()]
+        borders = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
+        if len(borders) > 2 and len(borders) * _RUN_ROWS > len(partitions):
+            for partition in np.unique(partitions).tolist():
+                yield partition, rows.filter(pa.array(partitions == partition))
+        elif len(partitions):
+            for first, last in pairwise(borders):
+                yield int(partitions[first]), rows.slice(first, last - first)
 
     # the planner's side
 
@@ -270,11 +287,17 @@ class Spool:
             _unlink(segment)
 
 
-def _as_file(rows: pa.Table) -> memoryview:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    return memoryview(sink.getvalue())
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Batches as they are, or as one if they are small."""
+    if len(batches) * _RUN_ROWS <= sum(batch.num_rows for batch in batches):
+        return batches
+    return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
+
+
+def _write_batches(batches: Sequence[pa.RecordBatch], file: BinaryIO) -> None:
+    with pa.ipc.new_stream(file, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
 
 
 def _unlink(segment: Segment) -> None:

@@ -226,9 +226,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"the file {path} of the spool is gone, or this executor does not see its folder: set "
                     "spoolDir to one that all executors share and nobody cleans, and start again"
                 ) from None
-            with source, pa.ipc.open_file(source) as reader:
-                for index in range(reader.num_record_batches):
-                    yield reader.get_batch(index)
+            with source, pa.ipc.open_stream(source) as reader:
+                yield from reader
         if partition.positions:
             yield position_rows(partition.positions)
 

@@ -13,9 +13,9 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import BinaryIO, Protocol, TypeAlias
 
 from ..errors import StoreCorrupt, StoreLocked
 
@@ -214,13 +214,18 @@ class FileWriter:
         """The file is closed at the end of its block."""
 
 
-def write_scratch(path: str | os.PathLike[str], data: Buffer) -> None:
-    """Write a file that need not survive this machine's next start: whole or not at all, never synced."""
+def write_scratch(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> int:
+    """A file that need not survive this machine's next start: whole or not at all, never synced; its size.
+
+    ``write`` gets the open file, so that what is large is not put together in memory first.
+    """
     target = Path(path)
     beside = target.with_name(f"{target.name}.part")
     with beside.open("wb") as file:
-        file.write(data)
+        write(file)
+        size = file.tell()
     beside.rename(target)
+    return size
 
 
 class DiskFile:
