@@ -14,6 +14,8 @@ import tailrace.testing
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse
+from tailrace.errors import UsageError
+from tailrace.spark.api import prepare_mirror
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -67,3 +69,26 @@ def test_each_collection_has_its_table(spark: Any, node: Any, client: KvClient, 
     client.flush()
     once()
     assert keys(tables[ORDERS]) == keys(tables[USERS]) == set()
+
+
+def test_a_collection_that_never_was_is_an_error(node: Any, client: KvClient, tmp_path: Path) -> None:
+    """It used to make an empty table, which looks like a mirror of a collection without documents."""
+    tables = {ORDERS: str(tmp_path / "orders"), "shop.odrers": str(tmp_path / "odrers")}
+    with pytest.raises(UsageError, match=r"no collection 'shop\.odrers'.*shop\.orders"):
+        prepare_mirror(None, node.url, tables)  # type: ignore[arg-type]  # no Spark is needed to see it
+    assert not list(tmp_path.iterdir()), "nothing was made, also not for those that are there"
+
+
+def test_a_collection_that_was_dropped_is_said(
+    spark: Any, node: Any, client: KvClient, tmp_path: Path
+) -> None:
+    """Its table exists: that is no mistake in the command, and the table becomes what the collection is."""
+    tables = {ORDERS: str(tmp_path / "orders")}
+    client.set("o1", {"n": 1}, collection=ORDERS)
+    ts.mirror(spark, node.url, tables, once=True).awaitTermination()
+    client.set_manifest(with_changes(client.manifest(), [], [ORDERS]))
+    mirror = prepare_mirror(spark, node.url, tables)
+    assert mirror.missing == (ORDERS,)
+    mirror.start(once=True).awaitTermination()
+    mirror.tidy_up()
+    assert keys(tables[ORDERS]) == set()

@@ -133,6 +133,8 @@ def command(
             options=source_options_of(url, tls, more),
             on_applied=applied,
         )
+        for path in mirror.missing:
+            note(f"the bucket has no collection {path!r} any more: its table is emptied")
         started = time.monotonic()
         query = mirror.start(once=once, trigger_s=trigger)
         stopped = threading.Event()

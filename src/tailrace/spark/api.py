@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deltalake import DeltaTable
+
 from ..connstr import ConnectionString, parse
 from ..errors import UsageError
-from .feed import open_source
+from .feed import collection_paths, open_source
 from .fold import DELETED
 from .mirroring import Applied, Mirror, TableSpec
-from .options import parse_options
+from .options import Options, parse_options
 from .table import MirrorTable
 from .verifying import Verdict
 from .verifying import verify as verify_options
@@ -52,8 +54,10 @@ def prepare_mirror(
     specs = _specs(tables)
     # No filter for the node: it names collections by their id, and one that is dropped and made again has
     # another. The position would move on over its documents. The tables take what is theirs by name.
-    with open_source(parse_options(given), "spark-mirror") as source:
+    parsed = parse_options(given)
+    with open_source(parsed, "spark-mirror") as source:
         vbucket_count = source.vbucket_count
+    missing = _missing(specs, parsed, given["bucket"], storage_options)
     return Mirror(
         spark,
         given,
@@ -66,6 +70,7 @@ def prepare_mirror(
         on_applied,
         frozenset(start_over),
         changes,
+        missing,
     )
 
 
@@ -159,3 +164,23 @@ def _specs(tables: str | Mapping[str, str]) -> list[TableSpec]:
             raise UsageError(f"{path!r} is no collection; write scope.collection")
         found.append(TableSpec(uri, scope, collection))
     return found
+
+
+def _missing(
+    specs: list[TableSpec], options: Options, bucket: str, storage_options: dict[str, str] | None
+) -> tuple[str, ...]:
+    """The collections that the bucket does not have. One with a table has been dropped, and the table will
+    be emptied; one without has never been there, or is misspelt.
+    """
+    if all(spec.is_default for spec in specs):
+        return ()
+    there = collection_paths(options)
+    missing = [spec for spec in specs if spec.path not in there]
+    for spec in missing:
+        if not DeltaTable.is_deltatable(spec.uri, storage_options):
+            known = ", ".join(sorted(there)[:20])
+            raise UsageError(
+                f"bucket {bucket!r} has no collection {spec.path!r}, there are: {known}; "
+                f"'tailrace collections' with --create {spec.path} makes one"
+            )
+    return tuple(spec.path for spec in missing)

@@ -18,9 +18,8 @@ from ..crashpoints import crash_point
 from ..errors import UsageError
 from ..model import Position, format_positions
 from .changelog import CHANGES_SCHEMA, ChangeLog
-from .feed import collection_paths
 from .fold import table_schema
-from .options import MIRROR, MirrorOption, group_of, parse_options
+from .options import MIRROR, MirrorOption, group_of
 from .rewrite import CHANGES, RESULT_DDL, GroupResult, Rewrite, Target
 from .scratch import Scratch
 from .table import MirrorTable, TableChanged
@@ -44,6 +43,16 @@ class TableSpec:
     uri: str
     scope: str = "_default"
     collection: str = "_default"
+
+    @property
+    def path(self) -> str:
+        """As people write it."""
+        return f"{self.scope}.{self.collection}"
+
+    @property
+    def is_default(self) -> bool:
+        """It is there in every bucket."""
+        return self.path == "_default._default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,8 @@ class Mirror:
     """VBuckets that are to be read again from the beginning, whatever the tables hold of them."""
     changes_uri: str | None = None
     """Where the change log is, if there is to be one."""
+    missing: tuple[str, ...] = ()
+    """Collections that have been dropped: their tables are emptied at the start."""
     changes: MirrorTable | None = None
     tables: list[MirrorTable] = field(default_factory=list)
     _staged: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -158,11 +169,8 @@ class Mirror:
         """Empty the tables of collections that are gone: the stream names those by numbers that only they
         who saw them begin can tell.
         """
-        if all((spec.scope, spec.collection) == ("_default", "_default") for spec in self.specs):
-            return
-        there = collection_paths(parse_options(self.options))
         for spec, table in zip(self.specs, self.tables, strict=True):
-            if f"{spec.scope}.{spec.collection}" not in there and table.files():
+            if spec.path in self.missing and table.files():
                 table.commit([], [file.path for file in table.files()], table.current.positions)
 
     def _agree(self) -> tuple[dict[int, Position], dict[int, tuple[int, int, list[int] | None]]]:
