@@ -164,7 +164,7 @@ def test_a_stopped_tail_misses_nothing(node, tmp_path, number, code):
         while output.read_bytes().count(b'"mutation"') < 30:
             assert process.poll() is None
         os.kill(process.pid, number)
-        assert process.wait(20) == code
+        assert process.wait(60) == code
     whole = output.read_bytes()
     first = lines(whole[: whole.rfind(b"\n") + 1])
     rest = lines(subprocess.run([*command, "--to", "now"], stdout=subprocess.PIPE, check=True).stdout)
