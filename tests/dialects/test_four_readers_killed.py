@@ -142,13 +142,15 @@ def campaign(directory, seed, operations, kills):
         with KvClient(parse(node.url)) as kv:
             operate(kv, rng, operations // (kills + 1))
             expected = held_by(kv)
-        deadline = time.monotonic() + 120
-        while any(follower.state() != expected for follower in followers):
+        behind, since = None, time.monotonic()
+        while states := [one.state() for one in followers if one.state() != expected]:
             assert not [one.error for one in followers if one.error], "a reader gave up"
-            assert time.monotonic() < deadline, {
+            if states != behind:  # as long as something happens, there is patience
+                behind, since = states, time.monotonic()
+            assert time.monotonic() < since + 60, {
                 one.name: len(set(one.state().items()) ^ set(expected.items())) for one in followers
             }
-            time.sleep(0.1)
+            time.sleep(0.5)
     finally:
         for follower in followers:
             follower.stops = True
@@ -164,6 +166,6 @@ def test_four_readers_and_a_real_kill(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1_800)
+@pytest.mark.timeout(0)
 def test_four_readers_of_a_hundred_thousand_operations_and_real_kills(tmp_path):
     campaign(tmp_path, 2, operations=100_000, kills=3)

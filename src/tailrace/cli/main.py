@@ -44,6 +44,7 @@ COMMANDS = {
     "replicate": "Apply the changes of one bucket to another, with their metadata.",
     "stats": "Show the server's figures.",
     "rewind": "Forget the newest changes of vbuckets, as a failover with data loss does.",
+    "takeover": "Move vbuckets from one node to another, under writers and readers.",
     "cluster": "Run several nodes on one machine: replicas, failover, rebalance.",
     "collections": "Show, make and drop scopes and collections.",
     "invalidate": "Remove from a cache what changes in a bucket.",

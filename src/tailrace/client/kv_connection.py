@@ -74,6 +74,10 @@ class KvConnection:
                 return
             yield frame
 
+    def detach(self) -> tuple[socket.socket, bytes]:
+        """The socket, to go on with it in another way, and what came and was not read yet."""
+        return self._socket, self._framer.take_rest()
+
     def close(self) -> None:
         self._socket.close()
 

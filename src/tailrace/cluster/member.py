@@ -10,28 +10,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from ..client.kv_connection import KvConnection
 from ..connstr import Address
 from ..errors import ConnectError, StatusError, TailraceError
 from ..protocol.handshake import KV_FEATURES, Introduction
-from ..protocol.script import Script, ask, expect
-from ..wire.admin import (
-    DelVBucket,
-    GetCollectionsManifest,
-    Noop,
-    Replicate,
-    SetClusterConfig,
-    SetCollectionsManifest,
-    SetVBucket,
-)
-from ..wire.codes import Datatype, VBucketState
-from ..wire.message import Message
+from ..protocol.script import Script, ask
+from ..wire.admin import Noop
+from .steering import Steering
 
 __all__ = ["Member"]
+
+T = TypeVar("T")
 
 _TIMEOUT_S = 5.0
 _START_S = 60.0
@@ -39,13 +32,13 @@ _STOP_S = 30.0
 _PR_SET_PDEATHSIG = 1
 
 
-class Member:
+class Member(Steering):
     """A node: its process (ours, from `start` on) and a connection that steers it."""
 
     def __init__(self, name: str, directory: Path, bucket: str) -> None:
+        super().__init__(bucket)
         self.name = name
         self.directory = directory
-        self.bucket = bucket
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: KvConnection | None = None
@@ -120,7 +113,7 @@ class Member:
             self._connection.close()
             self._connection = None
 
-    def _run(self, script: Script[Any]) -> Any:
+    def _run(self, script: Script[T]) -> T:
         if not self.is_running:
             raise ConnectError(f"node {self.name} does not run")
         try:
@@ -145,51 +138,6 @@ class Member:
         except TailraceError:
             return False
         return True
-
-    def report(self, sources: Sequence[Mapping[str, Any]] | None = None) -> dict[int, dict[str, Any]]:
-        """How each of its vbuckets stands; with ``sources`` after it was told where they come from."""
-        value = b"" if sources is None else json.dumps({"sources": list(sources)}).encode()
-        request = Replicate(value=value, datatype=int(Datatype.JSON) if value else 0)
-        answer = self._run(ask(request, "replicate"))
-        return {int(number): row for number, row in json.loads(answer.value)["vbuckets"].items()}
-
-    def set_states(self, states: Mapping[int, VBucketState]) -> None:
-        """Create vbuckets or change their states."""
-        self._all([SetVBucket(vbucket=number, state=int(state)) for number, state in states.items()])
-
-    def delete(self, vbuckets: Sequence[int]) -> None:
-        """Forget vbuckets and all that they hold."""
-        self.set_states(dict.fromkeys(vbuckets, VBucketState.DEAD))
-        self._all([DelVBucket(vbucket=number) for number in vbuckets])
-
-    def set_map(self, text: bytes, epoch: int, rev: int) -> None:
-        """Give it the bucket's cluster map; its clients are told."""
-        request = SetClusterConfig(
-            key=self.bucket.encode(), value=text, epoch=epoch, revision=rev, datatype=int(Datatype.JSON)
-        )
-        self._run(ask(request, "set cluster config"))
-
-    def manifest(self) -> dict[str, Any]:
-        """Its collections."""
-        found: dict[str, Any] = json.loads(
-            self._run(ask(GetCollectionsManifest(), "get collections manifest")).value
-        )
-        return found
-
-    def set_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Give it the collections of another node."""
-        value = json.dumps(manifest).encode()
-        self._run(ask(SetCollectionsManifest(value=value), "set collections manifest"))
-
-    def _all(self, requests: list[Message]) -> None:
-        if requests:
-            self._run(_all(requests))
-
-
-def _all(requests: list[Message]) -> Script[None]:
-    answers = yield requests
-    for answer, request in zip(answers, requests, strict=True):
-        expect(answer, f"{request.name()} of vbucket {request.vbucket}")
 
 
 def _die_with_parent() -> None:

@@ -1,0 +1,48 @@
+"""``tailrace takeover``: vbuckets move from one node to another."""
+
+from __future__ import annotations
+
+import click
+
+from ..connstr import ConnectionString
+from ..units import parse_vbuckets
+from .common import URL, JsonLines, json_option
+from .common import command as make_command
+
+
+@make_command(
+    "takeover",
+    example="""
+tailrace takeover couchbase://127.0.0.1 couchbase://127.0.0.1:11310 --vbucket 0-31
+tailrace takeover couchbase://127.0.0.1 couchbase://127.0.0.1:11310 --vbucket 7 --dialect tap
+""",
+)
+@click.argument("source", type=URL)
+@click.argument("target", type=URL)
+@click.option("--vbucket", "vbuckets", metavar="V", required=True, help="These: 7, 0-7 or 0,3,8-15.")
+@click.option(
+    "--dialect",
+    type=click.Choice(["dcp", "tap"]),
+    default="dcp",
+    show_default=True,
+    help="Protocol to take over with.",
+)
+@json_option("Write what was moved as JSON.")
+def command(
+    source: ConnectionString, target: ConnectionString, vbuckets: str, dialect: str, as_json: bool
+) -> None:
+    """Move vbuckets from one node to another, under writers and readers.
+
+    For nodes that no coordinator steers (in a cluster: 'tailrace cluster rebalance'). No write that was
+    answered is lost, and at no time do both have a vbucket active; clients of either node are told where it
+    is. If it breaks, the same command goes on. By dcp readers go on where they are. By tap, which has no
+    seqnos and no collections, the vbucket begins a new history, and readers roll back to its beginning.
+    """
+    from ..cluster.takeover import take_over
+
+    moved = take_over(source, target, parse_vbuckets(vbuckets) or [], dialect=dialect)
+    if as_json:
+        JsonLines().write({"vbuckets": moved.vbuckets, "map": moved.rev})
+    else:
+        count = len(moved.vbuckets)
+        click.echo(f"{count} vbucket{'s' * (count != 1)} moved to {target.addresses[0]}, map {moved.rev}")

@@ -1,0 +1,351 @@
+"""VBuckets move from one node to another, under writers and readers: `tailrace takeover`.
+
+For nodes without a coordinator; in a cluster a rebalance does it. The nodes themselves take over: by DCP the
+target asks the source for the vbuckets, by TAP somebody has to carry the source's stream to the target, and
+that is done here. Around it there are steps:
+
+1. What both have active dies at the target, where it must be empty: two nodes become one bucket.
+2. The takeover. The source gives a vbucket up, durably, before the target hears that it is active.
+3. All nodes get the map that says who has what, and tell their clients.
+
+If the takeover breaks, what has not become active at the target is active at the source again. Before that
+the target has let go: it takes nothing more of the stream, and has the vbucket as dead. If it can't be asked,
+nobody is made active; the same command goes on from there when the target is back.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, TypeVar
+from uuid import NAMESPACE_URL, uuid5
+
+from ..client.cluster_map import ClusterMap
+from ..client.kv import stats
+from ..client.kv_connection import KvConnection
+from ..clock import SYSTEM, Clock
+from ..connstr import Address, ConnectionString
+from ..errors import ConnectError, RemoteProtocolError, TailraceError, UsageError
+from ..protocol.handshake import KV_FEATURES, Credentials, Introduction
+from ..protocol.script import Script, ask
+from ..server.topology import OWN_EPOCH, NodeAddress, bucket_map
+from ..wire.admin import GetClusterConfig
+from ..wire.codes import Feature, TapConnectFlag, VBucketState
+from ..wire.tap import TapConnect, TapConnectOptions
+from .steering import Report, Steering
+
+__all__ = ["DIALECTS", "Moved", "take_over"]
+
+T = TypeVar("T")
+
+DIALECTS = ("dcp", "tap")
+PATIENCE_S = 120.0
+"""How long nothing may happen."""
+
+_TIMEOUT_S = 30.0
+_LOOK_S = 0.05
+_CARRY_BYTES = 1 << 18
+_NAME = b"tailrace-takeover"
+_CARRIED = (
+    Feature.TCP_NODELAY,
+    Feature.XATTR,
+    Feature.XERROR,
+    Feature.SELECT_BUCKET,
+    Feature.SNAPPY,
+    Feature.JSON,
+)
+"""Documents stay what they are on their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a takeover has done."""
+
+    vbuckets: list[int]
+    """They are at the target now, and were not before."""
+    rev: int
+    """Of the map that the nodes have."""
+
+
+class _Node(Steering):
+    """One of the two nodes, over a connection of its own."""
+
+    def __init__(self, where: ConnectionString) -> None:
+        super().__init__(where.bucket)
+        self.where = where
+        self.address = where.addresses[0]
+        self.credentials = None
+        if where.username is not None:
+            self.credentials = Credentials(where.username, where.password or "")
+        self._connection = self.connect(KV_FEATURES)
+
+    def connect(self, features: tuple[int, ...]) -> KvConnection:
+        """A connection past its handshake."""
+        introduction = Introduction("tailrace takeover", self.bucket, self.credentials, features)
+        return KvConnection(self.address, introduction, tls=None, timeout_s=_TIMEOUT_S)
+
+    def _run(self, script: Script[T]) -> T:
+        return self._connection.run(script)
+
+    def __enter__(self) -> _Node:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def map(self) -> ClusterMap:
+        """The map that it gives to its clients."""
+        text = self._run(ask(GetClusterConfig(), "get cluster config")).value
+        found = ClusterMap.parse(text, self.address, tls=False)
+        if found is None:
+            raise RemoteProtocolError(f"{self.address} has no map of its vbuckets")
+        return found
+
+    def takes_tap(self) -> bool:
+        """Whether somebody pushes changes to it."""
+        found = self._run(stats("tap")).items()
+        return any(name.endswith(":type") and value == "consumer" for name, value in found)
+
+
+def take_over(
+    source: ConnectionString,
+    target: ConnectionString,
+    vbuckets: Iterable[int],
+    *,
+    dialect: str = "dcp",
+    clock: Clock = SYSTEM,
+) -> Moved:
+    """Move vbuckets from the node ``source`` to the node ``target``, each the first of its connection string.
+
+    Those that are at the target already stay there. `TailraceError` if some could not be moved.
+    """
+    if dialect not in DIALECTS:
+        raise UsageError(f"{dialect!r} can't take over, write one of {', '.join(DIALECTS)}")
+    if source.tls or target.tls:
+        raise UsageError("nodes take over without TLS: write couchbase://")
+    if source.bucket != target.bucket:
+        raise UsageError(f"a vbucket of {source.bucket!r} can't be one of {target.bucket!r}")
+    with _Node(source) as old, _Node(target) as new:
+        return _Takeover(old, new, dialect, clock).run(sorted(set(vbuckets)))
+
+
+class _Takeover:
+    def __init__(self, old: _Node, new: _Node, dialect: str, clock: Clock) -> None:
+        self._old, self._new = old, new
+        self._dialect = dialect
+        self._clock = clock
+        self._maps = old.map(), new.map()
+        if old.address == new.address:
+            raise UsageError("source and target are the same node")
+        if any(one.epoch > OWN_EPOCH for one in self._maps):
+            raise UsageError("a node of a cluster gets its vbuckets by 'tailrace cluster rebalance'")
+        counts = [one.vbucket_count for one in self._maps]
+        if counts[0] != counts[1]:
+            raise UsageError(f"the source has {counts[0]} vbuckets and the target {counts[1]}")
+        self._count = counts[0]
+
+    def run(self, wanted: Sequence[int]) -> Moved:
+        if not all(0 <= number < self._count for number in wanted):
+            raise UsageError(f"the bucket has {self._count} vbuckets, 0 to {self._count - 1}")
+        self._check_collections()
+        moving = self._prepare(wanted)
+        self._share_collections()
+        left: list[int] = []
+        if moving:
+            left = self._move(moving)
+        rev = self._tell_map()
+        if left:
+            raise TailraceError(f"{len(left)} of {len(moving)} vbuckets could not be moved and stay")
+        return Moved(moving, rev)
+
+    # before
+
+    def _check_collections(self) -> None:
+        if self._dialect == "tap":
+            scopes = self._old.manifest()["scopes"]
+            if {one["uid"] for scope in scopes for one in scope["collections"]} != {"0"}:
+                raise UsageError("tap knows only the default collection; use --dialect dcp")
+
+    def _share_collections(self) -> None:
+        manifest = self._old.manifest()
+        if int(manifest["uid"], 16) > int(self._new.manifest()["uid"], 16):
+            self._new.set_manifest(manifest)
+
+    def _prepare(self, wanted: Sequence[int]) -> list[int]:
+        """Make sure that nothing is active twice; which of the vbuckets are to be moved."""
+        here, there = self._old.report(), self._new.report()
+        for name, report in (("source", here), ("target", there)):
+            if any(self._is_foreign(row) for row in report.values()):
+                raise UsageError(f"the {name} receives vbuckets from other nodes, and is steered by somebody")
+        there = self._new.report([])  # what is left of a takeover whose command was killed
+        twice = [number for number in here if _state(here, number) == _state(there, number) == "active"]
+        for number in twice:
+            if there[number]["high_seqno"]:
+                raise UsageError(f"both nodes have vbucket {number} active, and the target has changes in it")
+        broken = []
+        moving = []
+        for number in wanted:
+            if _state(here, number) == "active":
+                moving.append(number)
+            elif _state(there, number) != "active":
+                if _state(here, number) != "dead" or not here[number]["high_seqno"]:
+                    raise UsageError(f"vbucket {number} is active at neither of the two")
+                broken.append(number)
+        self._new.set_states(dict.fromkeys(twice, VBucketState.DEAD))
+        if broken:
+            self._await_end_of_streams()
+            self._give_back(broken)
+        return sorted([*moving, *broken])
+
+    def _is_foreign(self, row: dict[str, Any]) -> bool:
+        """Whether a vbucket is received, and not for a takeover between the two."""
+        ours = (str(self._old.address), str(self._new.address))
+        return "source" in row and not (row["takeover"] and row["source"] in ours)
+
+    def _await_end_of_streams(self) -> None:
+        """A takeover broke that was not ours: what it had on its way must not arrive any more."""
+        deadline = self._clock.monotonic() + PATIENCE_S
+        while self._new.takes_tap():
+            if self._clock.monotonic() > deadline:
+                raise TailraceError("somebody pushes changes to the target by tap, which has to end first")
+            time.sleep(_LOOK_S)
+
+    # the takeover
+
+    def _move(self, moving: list[int]) -> list[int]:
+        """Move them; those that did not become active at the target, and are at the source again."""
+        if self._dialect == "tap":
+            self._by_tap(moving)
+        else:
+            self._by_dcp(moving)
+        there = self._new.report()
+        left = [number for number in moving if _state(there, number) != "active"]
+        self._give_back(left)
+        return left
+
+    def _give_back(self, vbuckets: Sequence[int]) -> None:
+        """First the target lets go, then they are active at the source again."""
+        self._new.set_states(dict.fromkeys(vbuckets, VBucketState.DEAD))
+        here = self._old.report()
+        dead = [number for number in vbuckets if _state(here, number) == "dead"]
+        self._old.set_states(dict.fromkeys(dead, VBucketState.ACTIVE))
+
+    def _by_dcp(self, moving: list[int]) -> None:
+        there = self._new.report()
+        others = [number for number in moving if _state(there, number) != "replica"]
+        self._new.set_states(dict.fromkeys(others, VBucketState.REPLICA))
+        order: dict[str, Any] = {
+            "host": self._old.address.host,
+            "port": self._old.address.port,
+            "takeover": moving,
+        }
+        if self._old.credentials is not None:
+            order["username"] = self._old.credentials.username
+            order["password"] = self._old.credentials.password
+        try:
+            rows = self._new.report([order])
+            deadline, before = self._clock.monotonic() + PATIENCE_S, rows
+            while any(rows[number].get("stream") != "over" for number in moving):
+                if self._clock.monotonic() > deadline:
+                    return
+                time.sleep(_LOOK_S)
+                rows = self._new.report()
+                if rows != before:
+                    deadline, before = self._clock.monotonic() + PATIENCE_S, rows
+        finally:
+            self._new.report([])  # whatever has not ended ends here
+
+    def _by_tap(self, moving: list[int]) -> None:
+        flags = TapConnectFlag.LIST_VBUCKETS | TapConnectFlag.TAKEOVER_VBUCKETS | TapConnectFlag.SUPPORT_ACK
+        options = TapConnectOptions(vbuckets=moving)
+        request = TapConnect.with_options(_NAME, int(flags), options).encode()
+        with ExitStack() as stack:
+            sockets = []
+            for node in (self._old, self._new):
+                connection = node.connect(_CARRIED)
+                stack.callback(connection.close)
+                sockets.append(connection.detach()[0])
+            try:
+                sockets[0].sendall(request)
+                _carry(*sockets)
+            except OSError:
+                pass  # whether it was in time is seen by the states
+            _drain(sockets[1])
+
+    # after
+
+    def _tell_map(self) -> int:
+        """Who has what, told to all nodes of both maps; the map's rev."""
+        here, there = self._old.report(), self._new.report()
+        addresses = list(dict.fromkeys([self._old.address, self._new.address, *self._others()]))
+        place = {address: at for at, address in enumerate(addresses)}
+        owners = []
+        for number in range(self._count):
+            owner = next((one for one in self._elsewhere(number)), None)
+            if _state(here, number) == "active":
+                owner = self._old.address
+            if _state(there, number) == "active":
+                owner = self._new.address
+            owners.append([-1 if owner is None else place[owner]])
+        rev = 1 + max(one.map().revision for one in (self._old, self._new))
+        nodes = [NodeAddress(port=address.port, host=address.host) for address in addresses]
+        uuid = uuid5(NAMESPACE_URL, f"tailrace:{self._old.bucket}").hex
+        for at, address in enumerate(addresses):
+            found = bucket_map(self._old.bucket, uuid, nodes, owners, rev=rev, this_node=at)
+            if address in (self._old.address, self._new.address):
+                (self._old if address == self._old.address else self._new).set_map(found.text, OWN_EPOCH, rev)
+                continue
+            with suppress(ConnectError), _Node(replace(self._old.where, addresses=(address,))) as other:
+                other.set_map(found.text, OWN_EPOCH, rev)
+        return rev
+
+    def _others(self) -> list[Address]:
+        """Nodes of the maps that are neither of the two."""
+        return [one for found in self._maps for one in found.nodes if not self._is_one_of_us(one)]
+
+    def _elsewhere(self, number: int) -> Iterable[Address]:
+        """The other nodes that have a vbucket, as the maps say."""
+        for found in self._maps:
+            at = found.active[number]
+            if at >= 0 and not self._is_one_of_us(found.nodes[at]):
+                yield found.nodes[at]
+
+    def _is_one_of_us(self, address: Address) -> bool:
+        return address in (self._old.address, self._new.address)
+
+
+def _state(report: Report, number: int) -> str | None:
+    return report.get(number, {}).get("state")
+
+
+def _carry(source: socket.socket, target: socket.socket) -> None:
+    """Changes one way and answers the other, until one side has no more to say."""
+    to = {source: target, target: source}
+    while True:
+        ready, _, _ = select.select([source, target], [], [], PATIENCE_S)
+        if not ready:
+            raise TimeoutError
+        for one in ready:
+            data = one.recv(_CARRY_BYTES)
+            if not data:
+                return
+            to[one].sendall(data)
+
+
+def _drain(target: socket.socket) -> None:
+    """Until the target has taken all that was sent to it, and closes."""
+    try:
+        target.shutdown(socket.SHUT_WR)
+        while target.recv(_CARRY_BYTES):
+            pass
+    except TimeoutError:
+        raise ConnectError("the target does not say whether it has taken over; run the same again") from None
+    except OSError:
+        pass  # it is closed already

@@ -1,0 +1,316 @@
+"""VBuckets move between real nodes, by both protocols, while clients write and read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+import tailrace
+import tailrace.testing
+from tailrace.cli.main import main
+from tailrace.client.kv import KvClient
+from tailrace.client.manifest import with_changes
+from tailrace.cluster import takeover
+from tailrace.cluster.takeover import take_over
+from tailrace.connstr import parse
+from tailrace.errors import ConnectError, TailraceError, UsageError
+from tailrace.wire.codes import VBucketState
+
+VBUCKETS = 8
+MOVING = [1, 4, 6]
+KEYS = [b"key-%d" % number for number in range(64)]
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(tailrace.testing.node(vbuckets=VBUCKETS, data=tmp_path / str(number)))
+            for number in range(2)
+        ]
+
+
+def move(source, target, vbuckets, **options):
+    return take_over(parse(source.url), parse(target.url), vbuckets, **options)
+
+
+def states(node):
+    found = node.call(lambda one: list(one.buckets["default"].store.vbuckets))
+    return [None if one is None else VBucketState(one.state).name.lower() for one in found]
+
+
+class Writer(threading.Thread):
+    """Writes through the cluster map, and remembers what was acknowledged."""
+
+    def __init__(self, url):
+        super().__init__(daemon=True)
+        self.client = KvClient(url, timeout_s=60)
+        self.acknowledged = {}
+        self.stops = threading.Event()
+        self.error = None
+        self.writes = 0
+
+    def run(self):
+        try:
+            with self.client:
+                while not self.stops.is_set():
+                    key = KEYS[self.writes % len(KEYS)]
+                    self.client.set(key, self.writes)
+                    self.acknowledged[key] = self.writes
+                    self.writes += 1
+        except TailraceError as error:
+            self.error = error
+
+
+class Reader(threading.Thread):
+    """Does what the events tell it."""
+
+    def __init__(self, url):
+        super().__init__(daemon=True)
+        self.source = tailrace.connect_sync(url, retry_for_s=60)
+        self.documents = {}
+        self.stops = self.error = None
+        self.rollbacks = 0
+
+    def run(self):
+        try:
+            with self.source as source:
+                for event in source.changes():
+                    if isinstance(event, tailrace.Mutation):
+                        self.documents[event.key] = json.loads(event.value)
+                    elif isinstance(event, tailrace.Rollback):
+                        assert event.seqno == 0
+                        self.rollbacks += 1
+        except TailraceError as error:
+            if not self.stops:
+                self.error = error
+
+
+class Watcher(threading.Thread):
+    """Looks for a vbucket that is active twice."""
+
+    def __init__(self, source, target):
+        super().__init__(daemon=True)
+        self.nodes = source, target
+        self.stops = threading.Event()
+        self.twice = []
+
+    def run(self):
+        source, target = self.nodes
+        while not self.stops.is_set():
+            # the target first: had it become active, the source must have been dead before
+            for number, pair in enumerate(zip(states(target), states(source), strict=True)):
+                if pair == ("active", "active"):
+                    self.twice.append(number)
+
+
+def wait_until(done, *threads):
+    deadline = time.monotonic() + 60
+    while not done():
+        assert not [one.error for one in threads if one.error]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "tap"])
+def test_they_move_under_writers_and_readers(nodes, dialect):
+    source, target = nodes
+    writer, reader = Writer(source.url), Reader(source.url)
+    watcher = None
+    try:
+        writer.start()
+        reader.start()
+        wait_until(lambda: writer.writes > 200 and len(reader.documents) == len(KEYS), writer, reader)
+        assert move(source, target, [], dialect=dialect).vbuckets == []  # what both have dies at the target
+        assert states(source) == ["active"] * VBUCKETS and states(target) == ["dead"] * VBUCKETS
+        watcher = Watcher(source, target)
+        watcher.start()
+        assert move(source, target, MOVING, dialect=dialect).vbuckets == MOVING
+        assert [number for number, one in enumerate(states(target)) if one == "active"] == MOVING
+        assert [number for number, one in enumerate(states(source)) if one == "dead"] == MOVING
+        written = writer.writes
+        wait_until(lambda: writer.writes > written + 2 * len(KEYS), writer, reader)
+        writer.stops.set()
+        writer.join()
+        wait_until(lambda: reader.documents == writer.acknowledged, reader)
+    finally:
+        for one in (writer, watcher):
+            if one is not None:
+                one.stops.set()
+                one.join()
+        reader.stops = True
+        reader.source.close()
+        reader.join()
+    assert not watcher.twice and not writer.error
+    assert bool(reader.rollbacks) == (dialect == "tap")
+    for url in (source.url, target.url):  # whichever node a client asks
+        with KvClient(url) as client:
+            found = {key: json.loads(client.get(key).value) for key in KEYS}
+        assert found == writer.acknowledged
+    # and back again
+    assert move(target, source, MOVING, dialect=dialect).vbuckets == MOVING
+    assert states(source) == ["active"] * VBUCKETS
+    with KvClient(target.url) as client:
+        assert {key: json.loads(client.get(key).value) for key in KEYS} == writer.acknowledged
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "tap"])
+def test_documents_keep_their_metadata(nodes, dialect):
+    source, target = nodes
+    expiry = int(time.time()) + 9_000
+    with KvClient(source.url) as client:
+        for key in KEYS:
+            client.set(key, key, flags=77, expiry=expiry)
+            client.set(key, key * 2, flags=77, expiry=expiry)
+        client.delete(KEYS[0])
+        before = {key: (client.get(key), client.get_meta(key)) for key in KEYS}
+    if dialect == "tap":
+        del before[KEYS[0]]  # of a tombstone TAP does not tell when it was made
+    move(source, target, range(VBUCKETS), dialect=dialect)
+    target.restart()
+    with KvClient(target.url) as client:
+        assert {key: (client.get(key), client.get_meta(key)) for key in before} == before
+        assert client.get(KEYS[0]) is None and client.get_meta(KEYS[0]).rev == 3
+
+
+def break_off(monkeypatch, *, when):
+    """The line breaks once, before or after the target has heard that it is active."""
+    real, broken = takeover._carry, []
+
+    def carry(source, target):
+        if broken:
+            return real(source, target)
+        broken.append(True)
+
+        class Cut:
+            """The target's socket, which goes dead at its time."""
+
+            def __init__(self, to):
+                self.to, self.seen = to, b""
+
+            def sendall(self, data):
+                self.seen += data
+                active = self.seen.find(b"\x80\x45", self.seen.find(b"\x80\x45\x00\x00\x08") + 30)
+                if when == "pending" or (when == "active" and active >= 0):
+                    raise ConnectionResetError
+                self.to.sendall(data)
+
+            def __getattr__(self, name):
+                return getattr(self.to, name)
+
+        return real(source, Cut(target))
+
+    monkeypatch.setattr(takeover, "_carry", carry)
+
+
+@pytest.mark.parametrize("when", ["pending", "active"])
+def test_a_takeover_by_tap_that_breaks_is_undone(nodes, monkeypatch, when):
+    source, target = nodes
+    for number in range(20):
+        source.set(f"k{number}", number, vbucket=1)
+    break_off(monkeypatch, when=when)
+    with pytest.raises(TailraceError, match="1 of 1 vbuckets could not be moved"):
+        move(source, target, [1], dialect="tap")
+    assert states(source) == ["active"] * VBUCKETS and states(target) == ["dead"] * VBUCKETS
+    assert all(source.get(f"k{number}", vbucket=1) == number for number in range(20))
+    assert move(source, target, [1], dialect="tap").vbuckets == [1]
+    assert all(target.get(f"k{number}", vbucket=1) == number for number in range(20))
+
+
+def test_what_somebody_else_left_half_done_is_finished(nodes):
+    source, target = nodes
+    source.set("k", 1, vbucket=3)
+    move(source, target, [])
+    source.set_vbucket_state(3, VBucketState.DEAD)  # given up, and nobody was told that he is active
+    target.set_vbucket_state(3, VBucketState.PENDING)
+    assert move(source, target, [3], dialect="tap").vbuckets == [3]
+    assert states(source)[3] == "dead" and states(target)[3] == "active"
+    assert target.get("k", vbucket=3) == 1
+    assert move(source, target, [3]).vbuckets == []  # it is there
+
+
+def test_a_takeover_by_dcp_whose_command_was_killed(nodes):
+    source, target = nodes
+    for number in (2, 3):
+        source.set("k", 1, vbucket=number)
+    move(source, target, [])
+    target.replicate([3], source, takeover=True)  # ordered, and then there is nobody to look what came of it
+    wait_until(lambda: states(target)[3] == "active")
+    assert move(source, target, [2, 3]).vbuckets == [2]
+    with KvClient(source.url) as client:
+        assert client.high_seqnos() == dict.fromkeys(range(VBUCKETS), 0) | {2: 1, 3: 1}
+    assert [states(target)[number] for number in (2, 3)] == ["active", "active"]
+
+
+def test_what_can_not_be_moved(nodes):
+    source, target = nodes
+    source.set("k", 1, vbucket=3)
+    target.set("mine", 1, vbucket=3)
+    with pytest.raises(UsageError, match="the target has changes in it"):
+        move(source, target, [3])
+    assert states(target) == ["active"] * VBUCKETS
+    target.flush()
+    target.set_vbucket_state(3, VBucketState.DEAD)
+    for number, match in ((9, "0 to 7"), (-1, "0 to 7")):
+        with pytest.raises(UsageError, match=match):
+            move(source, target, [number])
+    with pytest.raises(UsageError, match="the same node"):
+        move(source, source, [3])
+    with pytest.raises(UsageError, match="one of dcp, tap"):
+        move(source, target, [3], dialect="upr-b")
+    with pytest.raises(UsageError, match="without TLS"):
+        take_over(parse(source.url.replace("couchbase:", "couchbases:")), parse(target.url), [3])
+    with tailrace.testing.node(vbuckets=4) as other, pytest.raises(UsageError, match="8 vbuckets"):
+        move(source, other, [3])
+    source.set_vbucket_state(2, VBucketState.REPLICA)
+    target.set_vbucket_state(2, VBucketState.REPLICA)
+    with pytest.raises(UsageError, match="neither"):
+        move(source, target, [2])
+    target.replicate([2], source)
+    with pytest.raises(UsageError, match="steered by somebody"):
+        move(source, target, [3])
+    target.replicate([2], None)
+    with KvClient(source.url) as client:
+        client.set_manifest(with_changes(client.manifest(), ["shop.carts"], ()))
+    with pytest.raises(UsageError, match="only the default collection"):
+        move(source, target, [3], dialect="tap")
+    with socket.socket() as nobody, pytest.raises(ConnectError):
+        nobody.bind(("127.0.0.1", 0))
+        take_over(parse(source.url), parse(f"couchbase://127.0.0.1:{nobody.getsockname()[1]}"), [3])
+
+
+def test_collections_go_along_by_dcp(nodes):
+    source, target = nodes
+    with KvClient(source.url) as client:
+        client.set_manifest(with_changes(client.manifest(), ["shop.carts"], ()))
+        for key in KEYS:
+            client.set(key, 1, collection="shop.carts")
+    move(source, target, range(VBUCKETS))
+    with KvClient(target.url) as client:
+        assert all(client.get(key, collection="shop.carts") for key in KEYS)
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "tap"])
+def test_the_command_with_users(dialect, capfd):
+    with contextlib.ExitStack() as stack:
+        source, target = (
+            stack.enter_context(tailrace.testing.node(vbuckets=VBUCKETS, users={"me": "secret"}))
+            for _ in range(2)
+        )
+        for number in range(20):
+            source.set(f"k{number}", number)
+        urls = [
+            one.url.replace("//", "//me:secret@", 1) if "@" not in one.url else one.url
+            for one in (source, target)
+        ]
+        assert main(["takeover", *urls, "--vbucket", "0-3", "--dialect", dialect, "--json"]) == 0
+        assert json.loads(capfd.readouterr().out)["vbuckets"] == [0, 1, 2, 3]
+        assert main(["takeover", *urls, "--vbucket", "3,4", "--dialect", dialect]) == 0
+        assert capfd.readouterr().out.startswith(f"1 vbucket moved to 127.0.0.1:{target.port}, map ")
+        assert states(target)[:5] == ["active"] * 5
+        assert main(["takeover", *urls, "--vbucket", "9"]) == 2
