@@ -424,17 +424,20 @@ def coverage_page() -> str:
         "# Messages and flags of TAP and UPR, and their tests",
         "",
         "Each row is a message, flag or control code of the protocol documents: what declares it, the",
-        "modules of `src/tailrace` that act on it, and the tests that send or receive it over a real socket.",
-        "The rows come from the declarations, the tests from their marks; a row without a test fails the",
-        "suite.",
+        "modules of `src/tailrace` that act on it, and the tests that send or receive it over a real socket:",
+        "those of the node, and those of our reader. The rows come from the declarations, the tests from",
+        "their marks; a row without a test of either fails the suite, unless it says why.",
         "",
-        "| message or flag | declared as | implemented in | sent by |",
-        "|---|---|---|---|",
+        "| message or flag | declared as | implemented in | tests of the node | tests of the reader |",
+        "|---|---|---|---|---|",
     ]
     for row in rows():
         places = ", ".join(f"`{one}`" for one in implemented(row.declared))
-        tests = "<br>".join(f"`{one.removeprefix('tests/')}`" for one in row.tests)
-        lines.append(f"| {row.id} | `{row.declared}` | {places} | {tests} |")
+        tests, readers = (
+            "<br>".join(f"`{one.removeprefix('tests/')}`" for one in some)
+            for some in (row.node_tests, row.reader_tests)
+        )
+        lines.append(f"| {row.id} | `{row.declared}` | {places} | {tests} | {readers or row.why_no_reader} |")
     return "\n".join(lines) + "\n"
 
 

@@ -117,6 +117,7 @@ def wait_until(done, *threads):
         time.sleep(0.02)
 
 
+@pytest.mark.covers("tap.connect.flag.0x08", "tap.vbucket-set")
 @pytest.mark.parametrize("dialect", ["dcp", "tap"])
 def test_they_move_under_writers_and_readers(nodes, dialect):
     source, target = nodes

@@ -15,7 +15,7 @@ from pathlib import Path
 from tailrace.wire import tap, upr
 from tailrace.wire.codes import TapConnectFlag, TapFlag, TapOpaque
 
-__all__ = ["Row", "covered", "implemented", "required", "rows"]
+__all__ = ["Row", "covered", "implemented", "not_for_readers", "required", "rows"]
 
 _TESTS = Path(__file__).resolve().parents[1]
 _SOURCE = _TESTS.parent / "src" / "tailrace"
@@ -77,13 +77,25 @@ _TAP_MORE = {
 }
 
 
+_NOT_FOR_READERS = {
+    "tap.connect.flag.0x08": "a reader takes nothing over; `tailrace takeover` does",
+    "tap.connect.flag.0x40": "a reader is remembered by its name, it needs no checkpoints",
+    "tap.ack.backoff": "a reader that is slow does not read",
+    "tap.change-vb-filter": "a reader that wants other vbuckets connects again",
+}
+
+
 @dataclass(frozen=True)
 class Row:
-    """A message or flag, what declares it, and the tests that send it."""
+    """A message or flag, what declares it, and the tests that send it: of the node, and of our reader."""
 
     id: str
     declared: str
-    tests: tuple[str, ...]
+    node_tests: tuple[str, ...]
+    reader_tests: tuple[str, ...]
+    """Those of `tests/client`: what our consumer sends and receives."""
+    why_no_reader: str
+    """Why our consumer has nothing to do with it; empty if it has."""
 
 
 def required() -> dict[str, str]:
@@ -132,8 +144,18 @@ def _marked(function: ast.FunctionDef) -> list[str]:
 
 def rows() -> list[Row]:
     """The table."""
-    found = covered()
-    return [Row(one, declared, tuple(found.get(one, ()))) for one, declared in required().items()]
+    made = []
+    for one, declared in required().items():
+        tests = covered().get(one, [])
+        of_reader = [name for name in tests if name.startswith("tests/client/")]
+        of_node = [name for name in tests if name not in of_reader]
+        made.append(Row(one, declared, tuple(of_node), tuple(of_reader), _NOT_FOR_READERS.get(one, "")))
+    return made
+
+
+def not_for_readers() -> set[str]:
+    """What our consumer has nothing to do with."""
+    return set(_NOT_FOR_READERS)
 
 
 @cache

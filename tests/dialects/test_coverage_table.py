@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dialects.coverage_table import covered, implemented, required, rows
+from dialects.coverage_table import covered, implemented, not_for_readers, required, rows
 
 
 def test_every_message_and_flag_is_sent_over_a_real_socket():
-    assert [row.id for row in rows() if not row.tests] == []
+    assert [row.id for row in rows() if not row.node_tests] == []
+
+
+def test_our_reader_meets_every_message_and_flag_that_is_for_readers():
+    assert [row.id for row in rows() if bool(row.reader_tests) == bool(row.why_no_reader)] == []
+    assert not_for_readers() <= set(required())
 
 
 def test_every_message_and_flag_is_implemented_somewhere():

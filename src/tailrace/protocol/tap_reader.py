@@ -17,10 +17,10 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from ..errors import ConnectError, RemoteProtocolError, StatusError, UsageError
+from ..errors import ConnectError, MalformedMessage, RemoteProtocolError, StatusError, UsageError
 from ..history import FailoverLog
 from ..model import MAX_U64, check_u64
-from ..wire.codes import Magic, Op, StreamEndStatus, TapConnectFlag, TapFlag, TapOpaque, TapOpcode
+from ..wire.codes import Magic, Op, Status, StreamEndStatus, TapConnectFlag, TapFlag, TapOpaque, TapOpcode
 from ..wire.dcp import DcpDeletion, DcpMutation
 from ..wire.dialect import TAP
 from ..wire.header import MAX_NAME_BYTES, Frame
@@ -195,7 +195,15 @@ class TapReader(OldConsumer):
             raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which nobody waits for")
         if frame.opcode == Op.NOOP:
             return  # that it came is enough
-        message = TAP.decode(frame, Direction.TO_CONSUMER)
+        try:
+            message = TAP.decode(frame, Direction.TO_CONSUMER)
+        except MalformedMessage:
+            if frame.opcode != TapOpcode.OPAQUE:
+                raise
+            return  # a control message of another shape is for somebody else
+        if isinstance(message, TapMutation | TapDelete | TapFlush) and not message.ttl:
+            self._send(TapAck(opcode=frame.opcode, opaque=frame.opaque, status=Status.EINVAL).encode())
+            return
         one = self._vbuckets.get(frame.vbucket)
         match message:
             case TapMutation() | TapDelete():
