@@ -252,7 +252,8 @@ PROBE = """
 BLOCKING = """
         try:
             print("ready", flush=True)
-            time.sleep(60)
+            for _ in range(600):
+                time.sleep(0.1)  # a signal between Python's look and the system's sleep waits for its end
         finally:
             print("cleaned up", flush=True)
 """
