@@ -31,7 +31,7 @@ from ..client.kv_connection import KvConnection
 from ..clock import SYSTEM, Clock
 from ..connstr import Address, ConnectionString
 from ..errors import ConnectError, RemoteProtocolError, TailraceError, UsageError
-from ..protocol.handshake import KV_FEATURES, Credentials, Introduction
+from ..protocol.handshake import KV_FEATURES, REPLICA_FEATURES, Credentials, Introduction
 from ..protocol.script import Script, ask
 from ..server.topology import OWN_EPOCH, NodeAddress, bucket_map
 from ..wire.admin import GetClusterConfig
@@ -51,14 +51,7 @@ _TIMEOUT_S = 30.0
 _LOOK_S = 0.05
 _CARRY_BYTES = 1 << 18
 _NAME = b"tailrace-takeover"
-_CARRIED = (
-    Feature.TCP_NODELAY,
-    Feature.XATTR,
-    Feature.XERROR,
-    Feature.SELECT_BUCKET,
-    Feature.SNAPPY,
-    Feature.JSON,
-)
+_CARRIED = tuple(one for one in REPLICA_FEATURES if one != Feature.COLLECTIONS)
 """Documents stay what they are on their way."""
 
 
