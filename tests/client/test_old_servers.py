@@ -233,14 +233,16 @@ def said(server, messages):
     return None
 
 
-def draft_a(stream):
+def draft_a(stream, *, log_type=2):
     """A server of draft A: requests for logs are answered, those for streams as ``stream`` says."""
     log = encode_failover_log([(UUID, 0)])
 
     def answer(server, frame):
         common = {"opaque": frame.opaque, "vbucket": frame.vbucket}
         if frame.datatype == 2:
-            return UprAFailoverLog(value=log, **common).encode()
+            answer = bytearray(UprAFailoverLog(value=log, **common).encode())
+            answer[5] = log_type
+            return bytes(answer)
         return said(server, stream(frame, common))
 
     return old_server({0x01: answer})
@@ -378,6 +380,26 @@ def test_draft_b_with_everything_that_it_knows(connect, rollback):
         assert [type(one).__name__ for one in events] == kinds.split()
         assert asked == [5, 0, 0, 0, 1]
         assert (events[1].rev, events[1].cas, events[1].flags, events[1].is_json) == (4, 8, 3, True)
+
+
+def test_draft_a_in_the_forms_that_are_only_accepted(connect):
+    """A rollback whose seqno stands in the extras (A4), a log in an answer of type 1 (A7)."""
+    asked = []
+
+    def stream(frame, common):
+        asked.append(start_of(frame, draft="a"))
+        if len(asked) == 1:
+            rollback = bytearray(UprARollback(value=bytes(8), **common).encode())
+            rollback[4] = 8
+            return [bytes(rollback)]
+        mutation = UprAMutation(by_seqno=1, rev_seqno=1, key=b"k", value=b"1", cas=8, **common)
+        return [UprAOk(**common), UprASnapshotStart(**common), mutation, UprASnapshotEnd(**common)]
+
+    with draft_a(stream, log_type=1) as server:
+        start = {0: tailrace.Position.at(UUID + 1, 5)}
+        events = taken(connect(server.url, dialect="upr-a"), 2, start=start)
+        assert [type(one).__name__ for one in events] == ["Rollback", "Mutation"]
+        assert asked == [5, 0] and events[1].vb_uuid == UUID
 
 
 @pytest.mark.parametrize("draft", ["a", "b"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 import time
 
 import pyarrow as pa
@@ -347,6 +349,21 @@ def test_the_command_in_each_dialect(node, capfdbinary, dialect):
     assert sum(one["op"] == "end" for one in lines) == VBUCKETS
     nothing = tail(capfdbinary, node.url, "--dialect", dialect, "--from", "now", "--to", "now", "--json")
     assert {one["op"] for one in nothing} == {"end"}
+
+
+@pytest.mark.parametrize("dialect", ["dcp", *OLD])
+def test_the_command_looks_on(node, dialect):
+    """`tail --from now` as a program of its own, until it is ended: what is there is not told."""
+    write(node, 9)
+    command = [sys.executable, "-m", "tailrace", "tail", node.url, "--from", "now", "--dialect", dialect]
+    with (
+        subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE) as tailing,
+        writing(node, b"live"),
+    ):
+        told = [json.loads(tailing.stdout.readline()) for _ in range(3)]
+        tailing.terminate()
+        tailing.stdout.read()
+    assert {one["key"] for one in told if one["op"] == "mutation"} == {"live"}
 
 
 def test_the_command_with_a_tap_name(node, capfdbinary):
