@@ -346,7 +346,8 @@ class Piece:
         delivery = self.delivery
         frames, rows = delivery.chunk.frames, delivery.rows
         part = slice(first, last) if isinstance(rows, slice) else rows[first:last]
-        vb_uuids, starts, ends = (column[first:last] for column in delivery.histories())
+        history = delivery.history()
+        vb_uuid, start, end = history or (column[first:last] for column in delivery.histories())
         collections = frames.collection[part]
         if collections.any():
             self._catalog.cover(np.unique(collections).tolist())
@@ -354,9 +355,9 @@ class Piece:
             frames,
             part,
             names=self._catalog.names,
-            vb_uuid=vb_uuids,
-            snapshot_start=starts,
-            snapshot_end=ends,
+            vb_uuid=vb_uuid,
+            snapshot_start=start,
+            snapshot_end=end,
             no_value=no_value,
         )
 

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from ..errors import MalformedMessage
 from ..frames import Bytes, Mask, Offsets
+from ..model import MAX_U64
 from ..snappy import inflate
 from ..wire.codes import DcpOpcode, Status
 from ..wire.fields import split_xattrs
@@ -45,7 +46,9 @@ from .scanner import (
     Buffer,
     ControlFrame,
     Frames,
+    all_true,
     gather,
+    least,
     scan,
 )
 
@@ -85,6 +88,9 @@ DATATYPES = ("raw", "json")
 # A CAS is nanoseconds since the epoch, the lowest 16 bits of them replaced by a counter.
 _CAS_CLOCK = np.uint64(0xFFFF_FFFF_FFFF_0000)
 _NS_PER_US = np.uint64(1000)
+
+_MOST_REPEATED = 1 << 17
+"""Of a column that says the same in every row, so much is kept for the next batch, and no more."""
 
 _INLINE = np.dtype([("words", np.int32, 3)])
 
@@ -158,16 +164,23 @@ def to_batch(
     count = len(opcode)
     is_mutation = opcode == MUTATION
     present = _bitmap(is_mutation)
-    values = _copy_values(frames.data, frames.value_start[rows], frames.value_end[rows])
-    values, xattrs = _unpack(frames, rows, values)
+    key_start, value_start, value_end = (
+        column[rows] for column in (frames.key_start, frames.value_start, frames.value_end)
+    )
+    kind = _common(datatype)
+    values, xattrs = _copy_values(frames.data, value_start, value_end), None
+    if kind is None or kind & (SNAPPY | XATTR):
+        values, xattrs = _unpack(frames, rows, values)
     if present is not None:
         values = _null_where_removed(is_mutation, values)
     scope, collection = _collection_names(names, frames.collection[rows])
+    clock_us = cas & _CAS_CLOCK
+    clock_us //= _NS_PER_US
     columns = {
-        "op": _words(OPS, opcode - MUTATION),
-        "key": _copy_keys(frames.data, frames.key_start[rows], frames.value_start[rows]),
-        "value": pa.nulls(count, pa.binary()) if no_value else values,
-        "bucket": _repeat(names.bucket, count),
+        "op": OPS[0] if present is None else _words(OPS, opcode - MUTATION),
+        "key": _copy_keys(frames.data, key_start, value_start),
+        "value": None if no_value else values,
+        "bucket": names.bucket,
         "scope": scope,
         "collection": collection,
         "vbucket": frames.vbucket[rows].astype(np.int32),
@@ -177,9 +190,9 @@ def to_batch(
         "cas": cas,
         "flags": _array(pa.int32(), frames.flags[rows], present),
         "expiry": _array(pa.int64(), frames.expiry[rows].astype(np.int64), present),
-        "datatype": _words(DATATYPES, datatype & JSON),
+        "datatype": _words(DATATYPES, datatype & JSON) if kind is None else DATATYPES[kind & JSON],
         "xattrs": xattrs,
-        "event_time": _array(_TYPES["event_time"], (cas & _CAS_CLOCK) // _NS_PER_US, _bitmap(cas != 0)),
+        "event_time": _array(_TYPES["event_time"], clock_us, _bitmap(cas != 0)),
         "snapshot_start": snapshot_start,
         "snapshot_end": snapshot_end,
     }
@@ -188,16 +201,14 @@ def to_batch(
 
 
 def _column(type_: pa.DataType, content: Any, count: int) -> pa.Array:
-    """A column from an Arrow array, a numpy array, a number or None."""
-    if content is None:
-        return pa.nulls(count, type_)
-    if isinstance(content, int):
-        content = np.full(count, content & 0xFFFF_FFFF_FFFF_FFFF, dtype=np.uint64)
+    """A column from an Arrow array, a numpy array, or what stands in every row: a number, a word or None."""
     if isinstance(content, np.ndarray):
         if len(content) != count:
             raise ValueError(f"{len(content)} entries for {count} rows")
         return _array(type_, content)
-    return content
+    if isinstance(content, pa.Array):
+        return content
+    return _repeat(type_, content, count)
 
 
 def _array(type_: pa.DataType, numbers: NDArray[Any], present: pa.Buffer | None = None) -> pa.Array:
@@ -210,12 +221,14 @@ def _array(type_: pa.DataType, numbers: NDArray[Any], present: pa.Buffer | None 
 
 def _bitmap(mask: Mask) -> pa.Buffer | None:
     """An Arrow validity bitmap; None where everything is valid."""
-    return None if mask.all() else pa.py_buffer(np.packbits(mask, bitorder="little"))
+    return None if all_true(mask) else pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 
-def _repeat(word: str | None, count: int) -> pa.Array:
+def _repeat(type_: pa.DataType, content: str | int | None, count: int) -> pa.Array:
     """A column that says the same in every row; most batches have several and share their memory."""
-    return _repeated(word, _capacity(count)).slice(0, count)
+    if count > _MOST_REPEATED:
+        return _repeated.__wrapped__(type_, content, count)
+    return _repeated(type_, content, _capacity(count)).slice(0, count)
 
 
 def _capacity(count: int) -> int:
@@ -223,34 +236,33 @@ def _capacity(count: int) -> int:
     return 1 << (count - 1).bit_length() if count else 0
 
 
-@lru_cache(maxsize=16)
-def _repeated(word: str | None, count: int) -> pa.Array:
-    if word is None:
-        return pa.nulls(count, pa.string())
+@lru_cache(maxsize=32)
+def _repeated(type_: pa.DataType, content: str | int | None, count: int) -> pa.Array:
+    if content is None:
+        return pa.nulls(count, type_)
+    if isinstance(content, int):
+        return _array(type_, np.full(count, content & MAX_U64, dtype=np.uint64))
     # put together here: `pa.repeat` would import pandas first, a third of a second in every new process
-    data = word.encode()
+    data = content.encode()
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
-    return pa.Array.from_buffers(
-        pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data * count)]
-    )
+    return pa.Array.from_buffers(type_, count, [None, pa.py_buffer(offsets), pa.py_buffer(data * count)])
 
 
 def _words(words: Sequence[str], index: NDArray[Any]) -> pa.Array:
     """A column of a few words."""
-    if _is_uniform(index):
-        return _repeat(words[index[0]], len(index))
     return pa.array(words, pa.string()).take(pa.array(index))
 
 
-def _is_uniform(column: NDArray[Any]) -> bool:
-    """There are rows, and they are all the same."""
-    return bool(len(column)) and bool((column == column[0]).all())
+def _common(column: NDArray[Any]) -> int | None:
+    """What all rows say; None where they differ."""
+    return int(column[0]) if len(column) and all_true(column == column[0]) else None
 
 
-def _collection_names(names: Names, ids: NDArray[np.uint32]) -> tuple[pa.Array, pa.Array]:
-    if _is_uniform(ids):
-        scope, collection = _names_of(names, int(ids[0]))
-        return _repeat(scope, len(ids)), _repeat(collection, len(ids))
+def _collection_names(names: Names, ids: NDArray[np.uint32]) -> tuple[pa.Array | str, pa.Array | str]:
+    """Scope and collection of every row, or those of all."""
+    common = _common(ids)
+    if common is not None:
+        return _names_of(names, common)
     encoded = pa.array(ids).dictionary_encode()
     found = [_names_of(names, number) for number in encoded.dictionary.to_pylist()]
     index = encoded.indices.to_numpy()
@@ -297,7 +309,7 @@ def _copy_values(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
     views = np.zeros((len(start), 4), dtype=np.int32)  # length, prefix, which buffer, offset
     views[:, 0] = length
     views[:, 3] = start
-    if len(length) and length.min() <= _INLINE.itemsize:  # short ones stand in the view itself
+    if len(length) and least(length) <= _INLINE.itemsize:  # short ones stand in the view itself
         short = np.flatnonzero(length <= _INLINE.itemsize)
         views[short, 1:] = gather(data, start[short], _INLINE)["words"]
     buffers = [None, pa.py_buffer(views), pa.py_buffer(data)]
@@ -307,7 +319,7 @@ def _copy_values(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
 def _unpack(frames: Frames, rows: slice | NDArray[Any], values: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Values as they were written, and the column of xattrs."""
     datatype = frames.datatype[rows]
-    xattrs = _repeat(None, len(datatype))
+    xattrs = _repeat(pa.string(), None, len(datatype))
     packed = (datatype & (SNAPPY | XATTR)) != 0
     if not packed.any():
         return values, xattrs

@@ -11,6 +11,7 @@ the scan with the error that `wire` gives.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -26,7 +27,7 @@ from ..wire.dialect import DCP
 from ..wire.fields import decode_leb128
 from ..wire.header import HEADER_SIZE, MAX_FRAME, Frame, frame_size
 from ..wire.message import DOCUMENT, MAX_KEY, Direction, Layout
-from .walk import frame_starts
+from .walk import frame_end, frame_starts
 
 __all__ = ["SCAN_LIMIT", "Buffer", "ControlFrame", "Frames", "gather", "scan"]
 
@@ -45,21 +46,9 @@ Columns = dict[str, NDArray[Any]]
 Words = list[NDArray[np.uint64]]
 """Header and extras of many frames, eight bytes of each to an array, in native byte order."""
 
-_HEADER = {
-    "magic": ("B", 0),
-    "opcode": ("B", 1),
-    "keys": ("H", 2),
-    "extras_length": ("B", 4),
-    "datatype": ("B", 5),
-    "vbucket": ("H", 6),
-    "body": ("I", 8),
-    "opaque": ("I", 12),
-    "cas": ("Q", 16),
-}
 _WORD_BYTES = 8
 _RECORD = np.dtype((np.void, -(HEADER_SIZE + dcp.MUTATION.size) // _WORD_BYTES * -_WORD_BYTES))
-"""What is gathered of each frame. Deletions have shorter extras with another use of the same bytes."""
-_EXTRAS_WORD = HEADER_SIZE // _WORD_BYTES
+"""What is gathered of each frame."""
 _BLOCK_ROWS = 4096
 """So many records stay in a processor's nearest caches between one step and the next."""
 
@@ -68,41 +57,52 @@ class _Field(NamedTuple):
     """Where a number stands in the words."""
 
     word: int
-    shift: int
     dtype: np.dtype[Any]
-
-    @property
-    def mask(self) -> int:
-        """Its bits in that word."""
-        return ((1 << 8 * self.dtype.itemsize) - 1) << self.shift
+    place: int
+    """In the memory of that word, counted in numbers of this size."""
+    bits: int
+    """Which bits of that word it is."""
 
     def of(self, words: Words) -> NDArray[Any]:
-        """The numbers of all frames."""
-        word = words[self.word]
-        return word if self.dtype == word.dtype else (word >> np.uint64(self.shift)).astype(self.dtype)
+        """The numbers of all frames, where they are: in the words."""
+        return words[self.word].view(self.dtype)[self.place :: _WORD_BYTES // self.dtype.itemsize]
 
 
 def _field(code: str, offset: int) -> _Field:
     dtype = np.dtype(f"={code}")
+    size = dtype.itemsize
     word, at = divmod(offset, _WORD_BYTES)
-    assert at + dtype.itemsize <= _WORD_BYTES
-    return _Field(word, 8 * (_WORD_BYTES - at - dtype.itemsize), dtype)
+    assert at % size == 0
+    behind = _WORD_BYTES - at - size
+    place = (behind if sys.byteorder == "little" else at) // size
+    return _Field(word, dtype, place, ((1 << 8 * size) - 1) << 8 * behind)
 
 
-def _extras(layout: Layout, *names: str, prefix: str = "") -> dict[str, _Field]:
+def _extras(layout: Layout, names: dict[str, str]) -> dict[str, _Field]:
     """Fields of the extras, as they stand behind a header without framing extras."""
-    return {
-        prefix + one.name: _field(one.code, HEADER_SIZE + one.offset)
-        for one in layout.fields
-        if one.name in names
-    }
+    offsets = {one.name: (one.code, HEADER_SIZE + one.offset) for one in layout.fields}
+    return {name: _field(*offsets[declared]) for name, declared in names.items()}
 
 
-_FIELDS = {
-    **{name: _field(*where) for name, where in _HEADER.items()},
-    **_extras(dcp.MUTATION, "by_seqno", "rev_seqno", "flags", "expiry", "nmeta"),
-    **_extras(dcp.DELETION_V1, "nmeta", prefix="deletion_"),
+_HEADER_FIELDS = {
+    "magic": _field("B", 0),
+    "opcode": _field("B", 1),
+    "key_length": _field("H", 2),
+    "extras_length": _field("B", 4),
+    "datatype": _field("B", 5),
+    "vbucket": _field("H", 6),
+    "opaque": _field("I", 12),
+    "cas": _field("Q", 16),
 }
+_EXTRAS_FIELDS = {
+    **_extras(
+        dcp.MUTATION,
+        {"seqno": "by_seqno", "rev": "rev_seqno", "flags": "flags", "expiry": "expiry", "nmeta": "nmeta"},
+    ),
+    # shorter extras, and another use of the same bytes
+    **_extras(dcp.DELETION_V1, {"deletion_nmeta": "nmeta"}),
+}
+_FIELDS = {**_HEADER_FIELDS, **_EXTRAS_FIELDS}
 
 _MAGICS = np.isin(np.arange(256), [int(magic) for magic in Magic])
 # Plain numbers, because numpy takes a member of an enum for an int64 and widens the array that meets it.
@@ -123,7 +123,7 @@ class ControlFrame(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Frames:
     """What `scan` found: arrays with one entry a row, and the control frames between them.
 
@@ -189,39 +189,43 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
         raise ValueError(f"a limit of {limit} bytes is above the {SCAN_LIMIT} bytes of a scan")
     data = np.frombuffer(buffer, dtype=np.uint8)[:SCAN_LIMIT]
     start = frame_starts(data)
-    words = _gather_words(data, start)
     # A frame ends where the next one starts; only the last one can be incomplete.
-    end = np.append(start[1:], start[-1:] + HEADER_SIZE + _FIELDS["body"].of(words)[-1:])
+    last_end = [frame_end(data, int(at)) for at in start[-1:]]
+    end = np.append(start[1:], np.array(last_end, dtype=np.int64))
     error: RemoteProtocolError | None = None
     if len(start) and end[-1] > len(data):
         error = _framing_error(data, int(start[-1]), limit)
-        start, end, words = start[:-1], end[:-1], [word[:-1] for word in words]
+        start, end = start[:-1], end[:-1]
 
+    words = _gather_words(data, start)
+    framed = len(start)
+    control = np.empty(0, dtype=np.int64)
     rows = _plain_rows(words, start, end, limit)
-    is_row = np.ones(len(start), dtype=bool)
     if rows is None:
-        lengths = _split_keys(data, start, end, words)
-        framed = _first(_unframeable(words, end - start, lengths, limit))
+        columns = {name: one.of(words) for name, one in _FIELDS.items()}
+        lengths = _split_keys(data, start, end, columns)
+        framed = _first(_unframeable(columns, end - start, lengths, limit))
         if framed < len(start):
             error = _framing_error(data, int(start[framed]), limit)
             assert error is not None, "scan and wire.header disagree about a header"
-        is_row = _is_change(words)[:framed]
-        row = slice(0, framed) if is_row.all() else np.flatnonzero(is_row)
+        is_row = _is_change(columns)[:framed]
+        control = np.flatnonzero(~is_row)
+        row = np.flatnonzero(is_row) if len(control) else slice(0, framed)
         lengths = _Lengths(lengths.framing[row], lengths.key[row])
-        rows, malformed = _rows(data, [word[row] for word in words], start[row], end[row], lengths)
+        columns = {name: column[row] for name, column in columns.items()}
+        rows, malformed = _rows(data, columns, start[row], end[row], lengths)
     else:
-        malformed = np.zeros(len(start), dtype=bool)
+        malformed = np.zeros(framed, dtype=bool)
     if collections:
         malformed |= _take_collection_ids(data, rows)
     intact = _first(malformed)
-    framed = len(is_row)
     if intact < len(malformed):
         at = int(rows["start"][intact])
         error = _message_error(data, at, collections=collections)
         framed = int(np.searchsorted(start, at))
+        control = control[: np.searchsorted(control, framed)]
         rows = {name: column[:intact] for name, column in rows.items()}
 
-    control = np.flatnonzero(~is_row[:framed])
     return Frames(
         data=data,
         used=int(end[framed - 1]) if framed else 0,
@@ -257,25 +261,13 @@ def _gather_words(data: Bytes, at: Offsets) -> Words:
     return words
 
 
-def _fixed_fields(words: Words) -> Columns:
-    """The columns of `Frames` that stand in the words of a mutation as they are."""
-    return {
-        "datatype": _FIELDS["datatype"].of(words),
-        "vbucket": _FIELDS["vbucket"].of(words),
-        "opaque": _FIELDS["opaque"].of(words),
-        "cas": _FIELDS["cas"].of(words),
-        "seqno": _FIELDS["by_seqno"].of(words),
-        "rev": _FIELDS["rev_seqno"].of(words),
-        "flags": _FIELDS["flags"].of(words),
-        "expiry": _FIELDS["expiry"].of(words),
-        "collection": np.zeros(len(words[0]), dtype=np.uint32),
-    }
-
+_ROW_FIELDS = ("opcode", "datatype", "vbucket", "opaque", "cas", "seqno", "rev", "flags", "expiry")
+"""The columns of `Frames` that are gathered as they are."""
 
 _PLAIN = {"magic": _REQUEST, "opcode": MUTATION, "extras_length": dcp.MUTATION.size}
-_PLAIN_BITS = np.uint64(sum(value << _FIELDS[name].shift for name, value in _PLAIN.items()))
-_PLAIN_MASK = np.uint64(sum(_FIELDS[name].mask for name in _PLAIN))
-assert {_FIELDS[name].word for name in _PLAIN} == {_FIELDS["keys"].word} == {0}
+assert {_FIELDS[name].word for name in _PLAIN} == {0}
+_PLAIN_MASK = np.uint64(sum(_FIELDS[name].bits for name in _PLAIN))
+_PLAIN_BITS = np.uint64(sum((_FIELDS[name].bits & -_FIELDS[name].bits) * _PLAIN[name] for name in _PLAIN))
 
 
 def _plain_rows(words: Words, start: Offsets, end: Offsets, limit: int) -> Columns | None:
@@ -284,29 +276,29 @@ def _plain_rows(words: Words, start: Offsets, end: Offsets, limit: int) -> Colum
     What a backfill is made of, in a few passes; anything else goes the long way, which gives the same rows
     for these.
     """
-    if not len(start) or not ((words[0] & _PLAIN_MASK) == _PLAIN_BITS).all():
+    if not len(start) or not all_true((words[0] & _PLAIN_MASK) == _PLAIN_BITS):
         return None
-    key_length = _FIELDS["keys"].of(words)
+    rows = {name: _FIELDS[name].of(words) for name in _ROW_FIELDS}
+    key_length = _FIELDS["key_length"].of(words)
     key_start = start + (HEADER_SIZE + dcp.MUTATION.size)
     value_start = key_start + key_length
     size = end - start
     nmeta = _FIELDS["nmeta"]
-    fixed = _fixed_fields(words)
     if (
-        key_length.min() == 0
-        or key_length.max() > MAX_KEY
-        or size.max() > limit
-        or (end - value_start).min() < 0
-        or fixed["datatype"].max() > DOCUMENT
-        or fixed["seqno"].min() == 0
-        or int(np.bitwise_or.reduce(words[nmeta.word])) & nmeta.mask
+        least(key_length) == 0
+        or most(key_length) > MAX_KEY
+        or most(size) > limit
+        or not all_true(value_start <= end)
+        or most(rows["datatype"]) > DOCUMENT
+        or least(rows["seqno"]) == 0
+        or int(np.bitwise_or.reduce(words[nmeta.word])) & nmeta.bits
     ):
         return None
     return {
-        **fixed,
+        **rows,
+        "collection": np.zeros(len(start), dtype=np.uint32),
         "start": start,
         "size": size,
-        "opcode": np.full(len(start), MUTATION, dtype=np.uint8),
         "key_start": key_start,
         "value_start": value_start,
         "value_end": end,
@@ -318,10 +310,10 @@ class _Lengths(NamedTuple):
     key: Offsets
 
 
-def _split_keys(data: Bytes, start: Offsets, end: Offsets, words: Words) -> _Lengths:
+def _split_keys(data: Bytes, start: Offsets, end: Offsets, columns: Columns) -> _Lengths:
     """The lengths of framing extras and key: a flexible frame has one byte for each."""
-    magic = _FIELDS["magic"].of(words)
-    key_length = _FIELDS["keys"].of(words).astype(np.int64)
+    magic = columns["magic"]
+    key_length = columns["key_length"].astype(np.int64)
     framing_length = np.zeros(len(start), dtype=np.int64)
     flexible = np.flatnonzero((magic == _FLEX_REQUEST) | (magic == _FLEX_RESPONSE))
     if len(flexible):
@@ -329,7 +321,7 @@ def _split_keys(data: Bytes, start: Offsets, end: Offsets, words: Words) -> _Len
         key_length[flexible] &= 0xFF
         # Servers send deletions and expirations of streams with an id with a framing length of 0: the id is
         # in the body all the same (dcp.md, 2.21). No seqno is so high that it could start with that byte.
-        opcode, extras_length = (_FIELDS[name].of(words)[flexible] for name in ("opcode", "extras_length"))
+        opcode, extras_length = columns["opcode"][flexible], columns["extras_length"][flexible]
         body_start = start[flexible] + HEADER_SIZE
         forgotten = (opcode == DELETION) | (opcode == EXPIRATION)
         forgotten &= magic[flexible] == _FLEX_REQUEST
@@ -340,42 +332,43 @@ def _split_keys(data: Bytes, start: Offsets, end: Offsets, words: Words) -> _Len
     return _Lengths(framing_length, key_length)
 
 
-def _unframeable(words: Words, size: Offsets, lengths: _Lengths, limit: int) -> Mask:
+def _unframeable(columns: Columns, size: Offsets, lengths: _Lengths, limit: int) -> Mask:
     """Which headers `wire.header.frame_size` refuses."""
-    bad: Mask = ~_MAGICS[_FIELDS["magic"].of(words)]
+    bad: Mask = ~_MAGICS[columns["magic"]]
     bad |= size > limit
-    bad |= lengths.framing + lengths.key + _FIELDS["extras_length"].of(words) > size - HEADER_SIZE
+    bad |= lengths.framing + lengths.key + columns["extras_length"] > size - HEADER_SIZE
     return bad
 
 
-def _is_change(words: Words) -> Mask:
-    magic, opcode = _FIELDS["magic"].of(words), _FIELDS["opcode"].of(words)
+def _is_change(columns: Columns) -> Mask:
+    magic, opcode = columns["magic"], columns["opcode"]
     change = (opcode >= MUTATION) & (opcode <= EXPIRATION)
     change &= (magic == _REQUEST) | (magic == _FLEX_REQUEST)
     return np.asarray(change, dtype=bool)
 
 
-def _rows(data: Bytes, words: Words, start: Offsets, end: Offsets, lengths: _Lengths) -> tuple[Columns, Mask]:
+def _rows(
+    data: Bytes, columns: Columns, start: Offsets, end: Offsets, lengths: _Lengths
+) -> tuple[Columns, Mask]:
     """The columns of `Frames` for changes of all kinds, and which of them `wire.dcp` refuses."""
     behind = np.flatnonzero(lengths.framing)
     if len(behind):
         moved = _gather_words(data, start[behind] + lengths.framing[behind])
-        for word, other in zip(words[_EXTRAS_WORD:], moved[_EXTRAS_WORD:], strict=True):
-            word[behind] = other
-    opcode, extras_length = _FIELDS["opcode"].of(words), _FIELDS["extras_length"].of(words)
-    fixed = _fixed_fields(words)
-    nmeta = _FIELDS["nmeta"].of(words)
+        for name, one in _EXTRAS_FIELDS.items():
+            columns[name][behind] = one.of(moved)
+    opcode, extras_length, nmeta = columns["opcode"], columns["extras_length"], columns["nmeta"]
     removed = np.flatnonzero(opcode != MUTATION)
     if len(removed):
-        fixed["flags"][removed] = fixed["expiry"][removed] = 0
         has_nmeta = extras_length[removed] == dcp.DELETION_V1.size
-        nmeta[removed] = np.where(has_nmeta, _FIELDS["deletion_nmeta"].of(words)[removed], 0)
+        nmeta[removed] = np.where(has_nmeta, columns["deletion_nmeta"][removed], 0)
+        # only now: these may be the same memory
+        columns["flags"][removed] = columns["expiry"][removed] = 0
     key_start = start + HEADER_SIZE + lengths.framing + extras_length
     rows = {
-        **fixed,
+        **{name: columns[name] for name in _ROW_FIELDS},
+        "collection": np.zeros(len(start), dtype=np.uint32),
         "start": start,
         "size": end - start,
-        "opcode": opcode,
         "key_start": key_start,
         "value_start": key_start + lengths.key,
         "value_end": end - nmeta,
@@ -415,6 +408,10 @@ def _take_collection_ids(data: Bytes, rows: Columns) -> Mask:
     """
     key_start, key_end = rows["key_start"], rows["value_start"]
     byte = data[np.minimum(key_start, len(data) - 1)]
+    if len(byte) and byte.max() < 0x80:
+        rows["collection"] = byte.astype(np.uint32)
+        rows["key_start"] = key_start + 1
+        return np.asarray(rows["key_start"] >= key_end, dtype=bool)
     number = (byte & 0x7F).astype(np.uint64)
     size = np.ones(len(key_start), dtype=np.int64)
     bad = np.zeros(len(key_start), dtype=bool)
@@ -434,6 +431,15 @@ def _take_collection_ids(data: Bytes, rows: Columns) -> Mask:
     rows["collection"] = number.astype(np.uint32)
     rows["key_start"] = key_start + size
     return bad
+
+
+# What a whole array says. The methods of arrays say the same and take three times as long to be called, which
+# counts where a buffer holds a few thousand large frames.
+least, most = np.minimum.reduce, np.maximum.reduce
+
+
+def all_true(mask: Mask) -> bool:
+    return int(np.count_nonzero(mask)) == len(mask)
 
 
 def _first(mask: Mask) -> int:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import struct
 import sys
+from itertools import pairwise
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from ..frames import Bytes, Offsets
 from ..wire.header import HEADER_SIZE
 
-__all__ = ["frame_starts", "lockstep_walk", "plain_walk"]
+__all__ = ["frame_end", "frame_starts", "lockstep_walk", "plain_walk"]
 
 _TOTAL_BODY_AT = 8
 _TOTAL_BODY = struct.Struct(f">{_TOTAL_BODY_AT}xI")
@@ -54,6 +54,12 @@ def frame_starts(data: Bytes) -> Offsets:
     return lockstep_walk(data, sample)
 
 
+def frame_end(data: Bytes, start: int) -> int:
+    """Where the frame ends whose header is there; the rest of it need not be."""
+    (total_body,) = _TOTAL_BODY.unpack_from(data.data, start)
+    return start + HEADER_SIZE + int(total_body)
+
+
 def plain_walk(data: Bytes, at: int = 0, count: int = sys.maxsize) -> Offsets:
     """Up to ``count`` frame starts from ``at`` on, one after the other."""
     view = data.data
@@ -84,17 +90,18 @@ def _guess_starts(data: Bytes, sample: Offsets) -> Offsets:
     A stretch is searched a little farther than the longest frame of the sample reaches. One where nothing is
     found simply has no walk of its own.
     """
-    sizes = np.diff(sample)
-    lane_bytes = int(min(sizes.mean() * _FRAMES_PER_LANE, _MAX_LANE_BYTES))
-    window = int(min(sizes.max() * 5 // 4, lane_bytes))
-    first, seen = int(sample[-1]) + lane_bytes, int(sample[-2])
+    known = sample.tolist()
+    sizes = [end - start for start, end in pairwise(known)]
+    lane_bytes = min(sum(sizes) * _FRAMES_PER_LANE // len(sizes), _MAX_LANE_BYTES)
+    window = min(max(sizes) * 5 // 4, lane_bytes)
+    first, seen = known[-1] + lane_bytes, known[-2]
     # The last lanes stop short of the end of the buffer, so that a right guess never walks out of it.
     count = (len(data) - first - window) // lane_bytes - 1
     if count <= 0:
         return np.empty(0, dtype=np.int64)
     # Copied together first: one long comparison is faster than many short ones. What is found across the seam
     # of two stretches is a wrong guess like any other.
-    stretches = as_strided(data[first:], (count, window), (lane_bytes, 1), writeable=False).flatten()
+    stretches = np.ndarray((count, window), np.uint8, data, first, (lane_bytes, 1)).flatten()
     reach = len(stretches) - _KIND_AT[-1]
     alike = stretches == data[seen]
     scratch = np.empty(reach, dtype=bool)
@@ -121,23 +128,27 @@ def _walk_lanes(data: Bytes, lanes: Offsets) -> tuple[Offsets, Offsets, Offsets]
     table = np.empty((_MAX_STEPS + 1, len(lanes)), dtype=np.int64)
     table[0] = at = lanes
     is_inside = True
-    for step in range(1, _MAX_STEPS + 1):
+    # The headers that were passed are added in the end: in here the buffer moves and not the positions.
+    for step in range(min(_MAX_STEPS, last // HEADER_SIZE + 1)):
+        passed = step * HEADER_SIZE
         # Lanes that have passed their limit walk on with the others, which is cheaper than to hold them back.
         try:
-            body = total_body[at if is_inside else np.minimum(at, last)]
+            body = total_body[passed:][at if is_inside else np.minimum(at, last - passed)]
         except IndexError:  # a guess was wrong, or frames are smaller than they were
             is_inside = False
-            body = total_body[np.minimum(at, last)]
-        at = np.add(at, body, out=table[step])
-        at += HEADER_SIZE
-        if step >= _FRAMES_PER_LANE and np.count_nonzero(at < limits) <= len(lanes) // _LEFT_OVER:
-            break
-    table = table[: step + 1]
+            body = total_body[passed:][np.minimum(at, last - passed)]
+        at = np.add(at, body, out=table[step + 1])
+        if step >= _FRAMES_PER_LANE - 1:
+            unfinished = np.count_nonzero(at < limits - (passed + HEADER_SIZE))
+            if unfinished <= len(lanes) // _LEFT_OVER:
+                break
+    table = table[: step + 2]
+    table += np.arange(0, len(table) * HEADER_SIZE, HEADER_SIZE)[:, np.newaxis]
     real = table < limits
     # The last step is only there to stand on, so that a walk that is not finished has an end as well.
     real[-1] = False
-    counts = np.count_nonzero(real, axis=0)
-    return table.T[real.T], np.cumsum(counts), table[counts, np.arange(len(lanes))]
+    counts = np.add.reduce(real.view(np.uint8), axis=0, dtype=np.uint8)  # fewer than 256 steps
+    return table.T[real.T], np.cumsum(counts, dtype=np.int64), table[counts, np.arange(len(lanes))]
 
 
 def _join(data: Bytes, walked: Offsets, bounds: Offsets, ends: Offsets) -> list[Offsets]:
@@ -152,6 +163,9 @@ def _join(data: Bytes, walked: Offsets, bounds: Offsets, ends: Offsets) -> list[
         lane = int(broken[np.searchsorted(broken, lane)])
         pieces.append(walked[index : bounds[lane]])
         at, burst = int(ends[lane]), _FRAMES_PER_LANE
+        if lane == len(ends) - 1:  # nobody is ahead
+            pieces.append(plain_walk(data, at))
+            return pieces
         while at <= last:
             more = plain_walk(data, at, burst + 1)
             met = np.searchsorted(walked, more)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..columns.scanner import Frames, gather
+from ..columns.scanner import Frames, all_true, gather
 from ..errors import MalformedMessage, RemoteProtocolError, UsageError
 from ..history import FailoverLog
 from ..model import Position, SnapshotRange
@@ -192,15 +192,18 @@ class Delivery:
     def row_count(self) -> int:
         return len(self.segment_of)
 
+    def history(self) -> tuple[int, int, int] | None:
+        """As `histories`, if it is the same for all rows."""
+        if len(self.segments) != 1 or not self.row_count:
+            return None
+        segment = self.segments[0]
+        branch = segment.log.newest
+        if int(self.chunk.frames.seqno[self.rows][0]) <= branch.seqno:
+            return None
+        return branch.vb_uuid, segment.marker.start, segment.marker.end
+
     def histories(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
         """For each row the vb_uuid that it was made on, and start and end of its snapshot."""
-        if len(self.segments) == 1 and self.row_count:
-            segment = self.segments[0]
-            branch = segment.log.newest
-            if int(self.chunk.frames.seqno[self.rows][0]) > branch.seqno:
-                same = (branch.vb_uuid, segment.marker.start, segment.marker.end)
-                vb_uuid, start, end = (np.full(self.row_count, one, dtype=np.uint64) for one in same)
-                return vb_uuid, start, end
         starts = np.array([one.marker.start for one in self.segments], dtype=np.uint64)
         ends = np.array([one.marker.end for one in self.segments], dtype=np.uint64)
         newest = np.array([one.log.newest.vb_uuid for one in self.segments], dtype=np.uint64)
@@ -246,7 +249,7 @@ def deliver(chunk: Chunk, streams: Mapping[int, Stream], retired: set[int]) -> D
     ``retired`` are the opaques of streams that we closed: what still comes for them is passed over.
     """
     frames = chunk.frames
-    if len(frames) and not chunk.ordered.any() and (frames.opaque == frames.opaque[0]).all():
+    if len(frames) and not chunk.ordered.any() and all_true(frames.opaque == frames.opaque[0]):
         return _deliver_one_segment(chunk, streams, retired)
     ordered = np.flatnonzero(chunk.ordered)
     headers = chunk.headers[ordered]
@@ -324,16 +327,16 @@ def _deliver_one_segment(chunk: Chunk, streams: Mapping[int, Stream], retired: s
     """`deliver` for what a backfill is made of: nothing but changes of one stream."""
     frames = chunk.frames
     seqno = frames.seqno
-    falling = np.flatnonzero(seqno[1:] <= seqno[:-1])
-    if len(falling):
-        first = int(falling[0])
+    rising = seqno[1:] > seqno[:-1]
+    if not all_true(rising):
+        first = int(rising.argmin())
         raise MalformedMessage(f"item {seqno[first + 1]} follows item {seqno[first]}", Status.ERANGE)
     made = _Segments(chunk, streams, retired)
     nothing = np.empty(0, dtype=np.intp)
     number = made.add(nothing, int(frames.opaque[0]), -1, len(frames), int(seqno[0]), int(seqno[-1]), 0)
     rows = slice(None) if number >= 0 else slice(0, 0)
     segment_of = np.zeros(len(frames) if number >= 0 else 0, dtype=np.int32)
-    if number >= 0 and (frames.vbucket != made.segments[0].stream.vbucket).any():
+    if number >= 0 and not all_true(frames.vbucket == made.segments[0].stream.vbucket):
         _check_vbuckets(frames, segment_of, made.segments)
     made.commit()
     return Delivery(chunk, rows, segment_of, made.segments, [], [], made.acknowledged)
