@@ -279,9 +279,12 @@ def test_an_answer_that_the_application_has_not_taken_is_an_answer(connect, monk
         source = connect(server.url, retry_for_s=0.1)
         changes = source.changes()
         assert next(one for one in changes if isinstance(one, Mutation)).vbucket == 0
+        deadline = time.monotonic() + 60
+        while not waiting:  # the server may not have seen the second request yet
+            source.idle(0.01)
+            assert time.monotonic() < deadline
         for send in waiting:
             send()
-        deadline = time.monotonic() + 60
         while not source.stats()["queued_bytes"]:
             source.idle(0.01)
             assert time.monotonic() < deadline
