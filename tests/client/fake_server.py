@@ -34,6 +34,7 @@ class FakeServer:
         self.on_stream = on_stream
         self.vbuckets = vbuckets
         self.answers: dict[int, Any] = {}
+        self.on_ack: Callable[[Frame], None] = lambda _: None
         self.high_seqnos = dict.fromkeys(range(vbuckets), 0)
         self.owners = [[0]] * vbuckets
         self.nodes: list[FakeServer] = [self]
@@ -143,7 +144,10 @@ class Connection:
     def _handle(self, frame: Frame) -> None:
         server = self.server
         server.requests.append(frame)
-        if not frame.is_request or frame.opcode == DcpOpcode.BUFFER_ACK:
+        if frame.opcode == DcpOpcode.BUFFER_ACK:
+            server.on_ack(frame)
+            return
+        if not frame.is_request:
             return
         if frame.opcode in server.answers:
             special = server.answers[frame.opcode]
