@@ -10,9 +10,13 @@ import time
 
 import pytest
 from fake_server import UUID, FakeServer
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tailrace
+import tailrace.testing
 from tailrace import Deletion, Expiration, Flush, Mutation, Rollback, StreamEnd, TapSettings
+from tailrace.client.replicate import Replicator
 from tailrace.errors import TailraceError
 from tailrace.wire.codes import Feature, Status
 from tailrace.wire.dcp import DcpFailoverLogResponse
@@ -215,6 +219,25 @@ def test_a_server_without_tap(connect, answer):
     refusal = Frame(0x81, 0x40, vbucket=answer).encode()
     with old_server({0x40: refusal}) as server, pytest.raises(TailraceError):
         taken(connect(server.url, dialect="tap", retry_for_s=0), 1)
+
+
+def test_replication_from_a_server_without_revisions():
+    """The newest is what comes last; a delete may not even have a CAS."""
+    pushed = numbered(
+        [
+            TapOpaqueMessage(code=1),
+            TapMutation(key=b"k", value=b"1", cas=9),
+            TapMutation(key=b"k", value=b"2", cas=3),
+            TapMutation(key=b"gone", value=b"1", cas=4),
+            TapDelete(key=b"gone"),
+            TapOpaqueMessage(code=8),
+        ]
+    )
+    with old_server({0x40: pushed}) as server, tailrace.testing.node(vbuckets=1) as target:
+        for _ in range(2):
+            with Replicator(server.url, target.url, dialect="tap") as replicator:
+                assert sum(replicator.run(end="now")) == 4
+            assert (target.get("k"), target.get("gone")) == (2, None)
 
 
 # UPR
@@ -431,3 +454,74 @@ def test_a_snapshot_without_its_end_is_not_consistent(connect, draft):
         events = taken(connect(server.url, dialect=f"upr-{draft}", retry_for_s=60), 4)
         assert [one.key for one in events] == [b"k1", b"k2", b"k3", b"part"]
         assert asked == [0, 1, 2]
+
+
+# nonsense
+
+
+def whole_streams():
+    """A sound conversation of each dialect, in one piece for one stream request."""
+
+    def upr_a(opaque):
+        common = {"opaque": opaque, "vbucket": 0}
+        return [
+            UprAOk(**common),
+            UprAStreamBegin(**common),
+            UprASnapshotStart(**common),
+            UprAMutation(by_seqno=1, rev_seqno=4, key=b"k", value=b'{"a":1}', cas=8, flags=3, **common),
+            UprADeletion(by_seqno=2, rev_seqno=5, key=b"k", cas=9, **common),
+            UprASnapshotEnd(**common),
+            UprAFlush(**common),
+            UprAStreamEndOk(**common),
+        ]
+
+    def upr_b(opaque):
+        common = {"opaque": opaque, "vbucket": 0}
+        return [
+            UprBStreamRequestResponse(opcode=0x50, opaque=opaque),
+            UprBStreamStart(**common),
+            UprBSnapshotStart(**common),
+            UprBMutation(by_seqno=1, rev_seqno=4, key=b"k", value=b"1", cas=8, datatype=1, **common),
+            UprBExpiration(by_seqno=2, rev_seqno=5, key=b"k", cas=9, **common),
+            UprBSnapshotEnd(**common),
+            UprBSetVBucketState(state=2, **common),
+            UprBStreamEndMessage(flag=1, **common),
+        ]
+
+    return {"upr-a": upr_a, "upr-b": upr_b, "tap": lambda opaque: CONVERSATION}
+
+
+@pytest.mark.parametrize("dialect", ["upr-a", "upr-b", "tap"])
+@settings(max_examples=25)
+@given(data=st.data())
+def test_whatever_an_old_server_says_is_an_event_or_a_typed_error(dialect, data):
+    damage = data.draw(
+        st.lists(st.tuples(st.integers(0, 600), st.integers(0, 255)), min_size=1, max_size=4), "damage"
+    )
+    cut = data.draw(st.integers(0, 600) | st.none(), "cut")
+    asked = []
+
+    def answer(server, frame):
+        if frame.opcode != 0x40 and frame.datatype == 2:
+            log = encode_failover_log([(UUID, 0)])
+            return UprAFailoverLog(value=log, opaque=frame.opaque, vbucket=0).encode()
+        asked.append(frame)
+        messages = whole_streams()[dialect](frame.opaque)
+        text = bytearray(numbered(messages) if dialect == "tap" else said(server, messages))
+        for at, byte in damage:
+            text[at % len(text)] = byte
+        return said(server, [bytes(text[:cut]), CLOSES])
+
+    def log(server, frame):
+        value = encode_failover_log([(UUID, 0)])
+        return DcpFailoverLogResponse(opcode=0x51, opaque=frame.opaque, value=value).encode()
+
+    with (
+        old_server({0x40: answer, 0x01: answer, 0x50: answer, 0x51: log}) as server,
+        tailrace.connect_sync(server.url, dialect=dialect, retry_for_s=0) as source,
+    ):
+        with pytest.raises(TailraceError) as caught:
+            for _ in itertools.islice(source.changes(), 1_000):
+                pass
+        assert str(caught.value)
+    assert asked

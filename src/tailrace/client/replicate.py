@@ -158,7 +158,12 @@ class Replicator:
                 texts = {name: _compact(one) for name, one in change.xattrs.items()}
                 value, datatype = join_xattrs(texts, value), datatype | Datatype.XATTR
             is_live = isinstance(change, Mutation)
-            expired = WithMetaOption.IS_EXPIRATION if isinstance(change, Expiration) else 0
+            how = options
+            if isinstance(change, Expiration):
+                how |= WithMetaOption.IS_EXPIRATION
+            if not change.rev:  # from before there were revisions: the newest is what comes last
+                how |= WithMetaOption.SKIP_CONFLICT_RESOLUTION
+                how |= 0 if change.cas else WithMetaOption.REGENERATE_CAS
             yield self._request(
                 SetWithMetaQ if is_live else DelWithMetaQ,
                 place,
@@ -166,9 +171,9 @@ class Replicator:
                 datatype=datatype,
                 flags=change.flags if isinstance(change, Mutation) else 0,
                 expiry=change.expiry if isinstance(change, Mutation) else change.delete_time,
-                rev_seqno=change.rev,
-                meta_cas=change.cas,
-                options=options | expired or None,
+                rev_seqno=change.rev or 1,
+                meta_cas=change.cas or 1,  # none is refused, also where it is not used
+                options=how or None,
             )
 
     def _request(self, kind: type[SetWithMeta], place: _Place, **fields: Any) -> SetWithMeta:
