@@ -662,6 +662,22 @@ class TestCompaction:
         assert [vb.purge_seqno for vb in bucket] == [10] * 4
         assert len(bucket.segments) == 1
 
+    def test_the_newest_change_in_the_segments_stays(self, home):
+        """A snapshot from disk ends with it; without it the snapshot would be of a state after its end."""
+        bucket = home.bucket()
+        vb = bucket.vbuckets[0]
+        vb.set(b"\0a", b"1")
+        vb.set(b"\0b", b"2")
+        vb.delete(b"\0a")
+        bucket.compact()
+        vb.set(b"\0c", b"3")  # in no segment yet
+        job = bucket.begin_compaction(Compaction(drop_tombstones=True))
+        if job is not None:
+            job.run()
+            job.finish()
+        assert vb.sealed_seqno == 3
+        assert vb.purge_seqno == 0
+
     def test_one_vbucket_at_a_time_does_not_pile_up_segments(self, home):
         bucket = home.bucket(vbuckets=64)
         for vb in bucket:

@@ -156,7 +156,7 @@ class PiecePlan:
     pieces: tuple[Piece, ...]  # of the segments that are merged
     others: tuple[Piece, ...]  # of the segments that are not
     floor: int  # versions superseded up to here may go
-    high_seqno: int
+    sealed_seqno: int  # the newest change in any segment stays: a snapshot from disk ends with it
     drops: list[tuple[int, int]]
     purge: Compaction | None  # what was asked for
     purge_time_s: int  # tombstones older than this go, up to `floor`
@@ -245,7 +245,7 @@ def _plan(bucket: Bucket, segments: list[Segment], asked: Compaction | None = No
             floor = max(min(vbucket.high_seqno - bucket.settings.history_changes, vbucket.complete_seqno), 0)
             plans.append(
                 PiecePlan(
-                    vbucket.id, pieces, others, floor, vbucket.high_seqno, vbucket.drops, asked, purge_time
+                    vbucket.id, pieces, others, floor, vbucket.sealed_seqno, vbucket.drops, asked, purge_time
                 )
             )
     return MergePlan(list(segments), plans, whole=only is None)
@@ -390,7 +390,7 @@ def _merge_vbucket(plan: PiecePlan, writer: SegmentWriter) -> Losses | None:
         if left is not None:
             keep &= left
             losses.floor = max(losses.floor, drops.latest)
-        keep |= frames.seqnos == plan.high_seqno
+        keep |= frames.seqnos == plan.sealed_seqno
         writer.add(frames.keep(keep))
 
     own_news = np.concatenate([new for new, _ in pairs[: len(plan.pieces)]])
@@ -437,7 +437,7 @@ def _tombstones_to_purge(plan: PiecePlan, losses: Losses) -> npt.NDArray[np.uint
             goes = (times < plan.purge_time_s) & (seqnos <= plan.floor)
             if asked is not None:
                 goes |= _asked_for(asked, times, seqnos)
-            goes &= seqnos < plan.high_seqno
+            goes &= seqnos < plan.sealed_seqno
             for place, offset in zip(places[goes].tolist(), offsets[goes].tolist(), strict=True):
                 frame = frames.data[offset : offset + int(frames.lengths[place])].tobytes()
                 losses.purged.append((index_key(frame), int(frames.seqnos[place])))
