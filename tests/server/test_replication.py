@@ -28,6 +28,7 @@ from tailrace.wire.dcp import (
     DcpMutation,
     DcpNoop,
     DcpOpen,
+    DcpSeqnoAdvanced,
     DcpSetVBucketState,
     DcpSnapshotMarker,
     DcpStreamEnd,
@@ -350,6 +351,38 @@ def test_a_controller_adds_a_stream_and_pushes_a_snapshot(replica: RunningNode) 
     frames, _ = contents(replica, 0)
     assert [int.from_bytes(one[24:32], "big") for one in frames] == [6, 8, 9]
     assert [int.from_bytes(one[16:24], "big") for one in frames] == [77, 78, 77]
+
+
+def advanced(opaque: int, seqno: int) -> DcpSeqnoAdvanced:
+    return DcpSeqnoAdvanced(by_seqno=seqno, vbucket=0, opaque=opaque)
+
+
+def test_a_snapshot_ends_with_a_change_that_is_not_for_the_replica(replica: RunningNode) -> None:
+    with Controller(replica.port) as peer:
+        opaque = peer.begin()
+        assert peer.status_of(advanced(opaque, 1)) == Status.ERANGE  # before any marker
+        peer.send(marker(opaque, 0, 9, int(MarkerFlag.MEMORY | MarkerFlag.ACK)))
+        peer.send(mutation(opaque, 2, b"a"))
+        assert peer.status_of(advanced(opaque, 5)) == 0  # one of many that were passed over
+        peer.send(mutation(opaque, 7, b"b"))
+        assert peer.status_of(advanced(opaque, 7)) == Status.ERANGE
+        assert peer.status_of(advanced(opaque, 10)) == Status.ERANGE
+        assert replica.replication_status()["0"]["complete_seqno"] == 0
+        peer.send(advanced(opaque, 9))
+        acked = peer.next()
+        assert (acked.opcode, acked.status, acked.opaque) == (DcpOpcode.SNAPSHOT_MARKER, 0, opaque)
+        row = replica.replication_status()["0"]
+        assert (row["high_seqno"], row["complete_seqno"]) == (7, 7)
+        assert peer.status_of(mutation(opaque, 8)) == Status.ERANGE
+        assert peer.status_of(marker(opaque, 10, 12)) == 0
+        assert peer.status_of(advanced(opaque, 12)) == 0  # the only message of its snapshot
+        assert peer.status_of(marker(opaque, 13, 13)) == 0
+        assert peer.status_of(mutation(opaque, 13, b"c")) == 0
+        row = replica.replication_status()["0"]
+        assert (row["high_seqno"], row["complete_seqno"]) == (13, 13)
+    replica.set_vbucket_state(0, VBucketState.ACTIVE)
+    frames, _ = contents(replica, 0)
+    assert [int.from_bytes(one[24:32], "big") for one in frames] == [2, 7, 13]
 
 
 @pytest.mark.parametrize("v7", [True, False])

@@ -48,6 +48,7 @@ from ..wire.dcp import (
     DcpMutation,
     DcpOpen,
     DcpSeqnoAcknowledged,
+    DcpSeqnoAdvanced,
     DcpSetVBucketState,
     DcpSnapshotMarker,
     DcpStreamEnd,
@@ -451,6 +452,23 @@ class DcpReplica:
             raise DocumentRefused(Status.ERANGE, f"seqno {seqno} in a snapshot up to {stream.marker_end}")
         self._host.receive_change(stream.vbucket, frame, collections=Feature.COLLECTIONS in self._features)
         self._figures["received_changes"] += 1
+        self._reached(stream, seqno)
+
+    def _receive_advanced(self, frame: Frame, message: Message) -> None:
+        """The change with this seqno is not for us; if it is the last one of its snapshot, we have all."""
+        assert isinstance(message, DcpSeqnoAdvanced)
+        stream = self._receiving(frame)
+        if stream is None:
+            return
+        seqno = message.by_seqno
+        if not stream.vbucket.high_seqno < seqno <= stream.marker_end:
+            raise DocumentRefused(Status.ERANGE, f"seqno {seqno} in a snapshot up to {stream.marker_end}")
+        if seqno == stream.marker_end:
+            stream.vbucket.end_snapshot()
+        self._reached(stream, seqno)
+
+    def _reached(self, stream: PassiveStream, seqno: int) -> None:
+        """The stream stands at a seqno: the end of a snapshot may want an answer."""
         if seqno == stream.ack_at:
             stream.ack_at = 0
             self._send(Response(opcode=DcpOpcode.SNAPSHOT_MARKER, opaque=stream.opaque))
@@ -582,7 +600,6 @@ _NOT_ASKED_FOR = frozenset(
         DcpOpcode.PREPARE,
         DcpOpcode.COMMIT,
         DcpOpcode.ABORT,
-        DcpOpcode.SEQNO_ADVANCED,
         DcpOpcode.OSO_SNAPSHOT,
     }
 )
@@ -596,6 +613,7 @@ _REQUESTS: Mapping[int, tuple[type[Message], Callable[[DcpReplica, Frame, Messag
     DcpOpcode.DELETION: (DcpDeletion, DcpReplica._receive_change),
     DcpOpcode.EXPIRATION: (DcpExpiration, DcpReplica._receive_change),
     DcpOpcode.SYSTEM_EVENT: (DcpSystemEvent, DcpReplica._receive_change),
+    DcpOpcode.SEQNO_ADVANCED: (DcpSeqnoAdvanced, DcpReplica._receive_advanced),
     DcpOpcode.SET_VBUCKET_STATE: (DcpSetVBucketState, DcpReplica._receive_state),
     DcpOpcode.STREAM_END: (DcpStreamEnd, DcpReplica._receive_end),
 }

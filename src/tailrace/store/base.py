@@ -342,6 +342,12 @@ class VBucket(Protocol):
         """
         ...
 
+    def end_snapshot(self) -> None:
+        """What is missing of the snapshot that is being received is not for this copy: with the last change
+        that came it is complete.
+        """
+        ...
+
     def exact_seqno(self, seqno: int) -> int:
         """The last seqno up to this one that `rollback` can go to and that was a state of the vbucket: not
         inside a snapshot in which the sender had folded older versions away. 0 at worst.

@@ -551,6 +551,12 @@ class History:
             self._note_folded(self._received)
         self._bucket.queue_meta(self)
 
+    def end_snapshot(self) -> None:
+        self._received = SnapshotRange(self.complete_seqno, self.high_seqno)
+        if self._has_gaps and self._received.start < self._received.end:
+            self._note_folded(self._received)
+        self._bucket.queue_meta(self)
+
     def _note_folded(self, received: SnapshotRange) -> None:
         needed = min(self.rollback_floor, self.sealed_seqno)  # nobody asks for a state before this
         folded = [one for one in self._folded if one.end > needed] + [received]
