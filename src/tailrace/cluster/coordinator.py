@@ -316,16 +316,24 @@ class Coordinator:
         reports = {one: self.members[one].report() for one in others}
 
         def best(number: int, left: Chain) -> str | None:
-            """The copy with the most that is complete, on the branch of the active if there is one: another
+            """The copy with the most that is complete, of those that followed the active farthest: another
             may have more, of a history that was given up. One that a takeover has made active is the active.
             """
-            have = [one for one in left if number in reports.get(one, {})]
-            branch = self._uuids.get(number)
-            have = [one for one in have if reports[one][number]["vb_uuid"] == branch] or have
             moved = self._moving.get(number)
             if moved is not None and reports.get(moved[1], {}).get(number, {}).get("state") == "active":
                 return moved[1]
-            return max(have, key=lambda one: reports[one][number]["complete_seqno"], default=None)
+            rows = {one: reports[one][number] for one in left if number in reports.get(one, {})}
+            branch = self._uuids.get(number)
+
+            def merit(one: str) -> tuple[bool, int, int]:
+                known = rows[one]["branches"]
+                return (
+                    branch in known,
+                    sum(row["vb_uuid"] in known for row in rows.values()),
+                    rows[one]["complete_seqno"],
+                )
+
+            return max(rows, key=merit, default=None)
 
         chains = without(self.chains, name, best)
         lost = [number for number, chain in enumerate(chains) if not chain and self.chains[number]]
@@ -406,7 +414,6 @@ class Coordinator:
             current = chains[number]
             chains[number] = (*current, *(one for one in target if one not in current)) if current else target
         self._commit(chains)
-        self.settle()
         yield from self._until_copied(targets)
         takeovers = {
             number: (self.chains[number][0], target[0])
@@ -420,11 +427,6 @@ class Coordinator:
         for number, target in targets.items():
             chains[number] = (*target, *(one for one in chains[number] if one not in target))
         self._commit(chains)
-        self.settle()
-        for name in dict.fromkeys(target[0] for target in targets.values()):
-            while not self._try(name, self._push_map, name):
-                yield f"node {name} does not answer"
-                self._check_alive(targets.values())
         yield from self._until_copied(targets)
         chains = list(self.chains)
         for number, target in targets.items():
@@ -434,7 +436,10 @@ class Coordinator:
         yield f"moved {len(targets)} vbuckets"
 
     def _until_copied(self, targets: Mapping[int, Chain]) -> Iterator[str]:
-        """Until every copy has what the active had when we looked first."""
+        """Until every node knows the chains, and every copy has what the active had then."""
+        while not self.settle():
+            yield "waits for nodes that do not answer"
+            self._check_alive((*targets.values(), *(self.chains[number] for number in targets)))
         wanted: dict[int, int] | None = None
         while True:
             self._check_alive((*targets.values(), *(self.chains[number] for number in targets)))

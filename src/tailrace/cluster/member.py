@@ -113,13 +113,17 @@ class Member(Steering):
             self._connection.close()
             self._connection = None
 
+    def _address(self) -> Address:
+        """Where it is steered; others may have to take another way to it."""
+        return Address("127.0.0.1", self.port)
+
     def _run(self, script: Script[T]) -> T:
         if not self.is_running:
             raise ConnectError(f"node {self.name} does not run")
         try:
             if self._connection is None:
                 self._connection = KvConnection(
-                    Address("127.0.0.1", self.port),
+                    self._address(),
                     Introduction(agent="tailrace coordinator", bucket=self.bucket, features=KV_FEATURES),
                     tls=None,
                     timeout_s=_TIMEOUT_S,

@@ -181,6 +181,7 @@ class Replication:
                 "complete_seqno": one.complete_seqno,
                 "persisted_seqno": one.persisted_seqno,
                 "vb_uuid": str(one.uuid),
+                "branches": [str(entry.vb_uuid) for entry in one.failover_log.entries],
                 "items": one.item_count,
             }
             order = self._orders.get(one.id)
