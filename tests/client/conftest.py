@@ -11,7 +11,7 @@ import pytest
 
 import tailrace
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class AsyncAsSync:

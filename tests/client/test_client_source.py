@@ -271,7 +271,7 @@ def test_close_while_another_thread_waits(node):
     while source.stats()["vbuckets"].get("open") != VBUCKETS:
         time.sleep(0.01)
     source.close()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive() and "closed" in str(failed[0])
 
 

@@ -102,7 +102,7 @@ def running(source, target, **options):
         thread.start()
         yield replicator
         replicator._source.close()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 

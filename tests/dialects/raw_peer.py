@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 HEADER = struct.Struct(">BBHBBHIIQ")
 NEVER = 2**64 - 1
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 @dataclass

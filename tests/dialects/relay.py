@@ -56,7 +56,7 @@ class Relay:
         for peer in (self._source, self._target):
             with contextlib.suppress(OSError):
                 peer.socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(10)
+        self._thread.join(60)
         for peer in (self._source, self._target):
             peer.socket.close()
 

@@ -121,7 +121,7 @@ class Readers:
     def read(self) -> None:
         """Until all four have what the node has."""
         expected = all_documents(self.node)
-        deadline = time.monotonic() + 3 * TIMEOUT_S
+        deadline = time.monotonic() + 2 * TIMEOUT_S
         for peer in self.peers:
             peer.socket.settimeout(0.05)
         while any(without_empty(held) != expected for held in self.maps().values()):

@@ -157,7 +157,7 @@ def campaign(directory, seed, operations, kills):
             with contextlib.suppress(Exception):
                 follower.source.close()
         for follower in followers:
-            follower.join(10)
+            follower.join(60)
         node.kill()
 
 

@@ -10,9 +10,22 @@ import time
 import pytest
 
 import tailrace.testing
-from dialects.raw_peer import ACK, CHECKPOINT, LIST, TAKEOVER, Peer, TapReader, packet, until, vbucket_list
+from dialects.raw_peer import (
+    ACK,
+    CHECKPOINT,
+    LIST,
+    TAKEOVER,
+    Peer,
+    TapReader,
+    packet,
+    tap_connect,
+    until,
+    vbucket_list,
+)
 from dialects.relay import Relay
 from dialects.stored import all_documents, documents_of
+from tailrace.client.kv import KvClient
+from tailrace.client.manifest import with_changes
 from tailrace.wire.codes import VBucketState
 
 
@@ -222,6 +235,17 @@ def test_a_takeover_that_breaks_never_leaves_two_active(kill_at):
                 until(lambda: peer.stats("tap")["ep_tap_count"] == "0")
             assert state_of(source, 1) == VBucketState.ACTIVE
             source.set("still", b"here", vbucket=1)
+
+
+def test_a_takeover_that_would_lose_collections_is_refused():
+    with nodes(1) as (source,), Peer(source) as peer:
+        with KvClient(source.url) as client:
+            client.set_manifest(with_changes(client.manifest(), ["shop.carts"], ()))
+            client.set("k", b"1", collection="shop.carts")
+        answer = peer.ask(tap_connect(b"move", LIST | TAKEOVER | ACK, vbucket_list(*range(8))))
+        assert (answer.magic, answer.opcode, answer.half) == (0x81, 0x40, 0x83)
+        assert peer.is_closed()
+        assert all(state_of(source, number) == VBucketState.ACTIVE for number in range(8))
 
 
 def test_a_takeover_that_was_called_off_makes_nobody_active():

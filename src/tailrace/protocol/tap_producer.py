@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MalformedMessage, TailraceError
 from ..history import upr_rollback_seqno
@@ -184,6 +184,9 @@ class TapProducer(TapSender):
             return
         if not host.may_stream(frozenset({0})):
             self._refuse(frame, Status.EACCESS, "the user may not read change streams")
+            return
+        if (request.flags or 0) & TapConnectFlag.TAKEOVER_VBUCKETS and _has_collections(host.bucket.manifest):
+            self._refuse(frame, Status.NOT_SUPPORTED, "TAP has no collections: a takeover would lose them")
             return
         name = request.key.decode("utf-8", "backslashreplace") or clients.new_name()
         host.claim_name(name.encode())
@@ -411,3 +414,8 @@ class TapProducer(TapSender):
             _log.warning("%s: disconnecting: %s", self._host.peer, reason)
             self.close_requested = reason
             self._wake()
+
+
+def _has_collections(manifest: Mapping[str, Any]) -> bool:
+    """Whether there are more than the default one."""
+    return any(one["uid"] != "0" for scope in manifest["scopes"] for one in scope["collections"])
