@@ -30,6 +30,14 @@ _MAX_BUFFER = 0xFFFF_FFFF
 _PRIORITIES = ("high", "medium", "low")
 _TRUE = "true"
 
+# As plain integers: an operator of an IntFlag is a call or two, and each of a thousand streams asks for all.
+_XATTRS = int(OpenFlag.INCLUDE_XATTRS)
+_DELETED_USER_XATTRS = int(OpenFlag.INCLUDE_DELETED_USER_XATTRS)
+_DELETE_TIMES = int(OpenFlag.INCLUDE_DELETE_TIMES)
+_KEEP_DATATYPE = int(OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE)
+_NO_VALUE = int(OpenFlag.NO_VALUE) | _KEEP_DATATYPE
+_SKIP_DELETES = int(OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL)
+
 
 class Oso(Enum):
     """Whether the first backfill may come out of sequence, and whether its end is then told."""
@@ -52,7 +60,7 @@ class ConnectionOptions:
 
     features: frozenset[int]
     name: bytes = b""
-    flags: OpenFlag = OpenFlag(0)  # noqa: RUF009
+    flags: int = 0  # OpenFlag, as a plain integer
     window: SendWindow = field(default_factory=SendWindow)
     noop: bool = False
     noop_interval_s: float | None = None
@@ -84,15 +92,15 @@ class ConnectionOptions:
 
     @property
     def xattrs(self) -> bool:
-        return bool(self.flags & OpenFlag.INCLUDE_XATTRS)
+        return bool(self.flags & _XATTRS)
 
     @property
     def deleted_user_xattrs(self) -> bool:
-        return bool(self.flags & OpenFlag.INCLUDE_DELETED_USER_XATTRS)
+        return bool(self.flags & _DELETED_USER_XATTRS)
 
     @property
     def delete_times(self) -> bool:
-        return bool(self.flags & OpenFlag.INCLUDE_DELETE_TIMES)
+        return bool(self.flags & _DELETE_TIMES)
 
     @property
     def expirations(self) -> bool:
@@ -101,15 +109,15 @@ class ConnectionOptions:
 
     @property
     def no_value(self) -> bool:
-        return bool(self.flags & (OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE))
+        return bool(self.flags & _NO_VALUE)
 
     @property
     def keep_datatype(self) -> bool:
-        return bool(self.flags & OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE)
+        return bool(self.flags & _KEEP_DATATYPE)
 
     @property
     def skip_deletes(self) -> bool:
-        return bool(self.flags & OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL)
+        return bool(self.flags & _SKIP_DELETES)
 
     @property
     def sync_replication(self) -> bool:

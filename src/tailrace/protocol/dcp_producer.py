@@ -118,7 +118,7 @@ class DcpProducer(StreamProducer):
             "type": "producer",
             "name": options.name.decode(errors="backslashreplace"),
             "state": self._machine.state.value,
-            "flags": int(options.flags),
+            "flags": options.flags,
             "priority": options.priority,
             "noop_enabled": str(options.noop).lower(),
             "max_buffer_bytes": window.size,
@@ -165,7 +165,7 @@ class DcpProducer(StreamProducer):
             raise MalformedMessage("the user may not read change streams", Status.EACCESS)
         self._machine.feed(ConnectionInput.OPENED)
         self._options.name = message.key
-        self._options.flags = flags
+        self._options.flags = int(flags)
         self._options.cursor_dropping = b"replication" not in message.key
         self._host.claim_name(message.key)
         self._answer(frame)

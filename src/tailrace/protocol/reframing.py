@@ -166,4 +166,4 @@ def old_options(features: frozenset[int], *, has_datatype: bool) -> tuple[Connec
     flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
     if datatypes & Datatype.XATTR:
         flags |= OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETED_USER_XATTRS
-    return ConnectionOptions(frozenset(granted), flags=flags, expiry_opcode=True), int(datatypes)
+    return ConnectionOptions(frozenset(granted), flags=int(flags), expiry_opcode=True), int(datatypes)

@@ -44,6 +44,10 @@ CHUNK_BYTES = 512 << 10
 SKIPPED_BEFORE_ADVANCE = 10_000
 """Changes of a backfill that the filter drops in a row before the consumer is told how far it is."""
 
+_TAKE_OVER = int(AddStreamFlag.TAKE_OVER)  # plain, as in `controls`
+_DISK_ONLY = int(AddStreamFlag.DISK_ONLY)
+_MEMORY, _DISK, _CHECKPOINT = int(MarkerFlag.MEMORY), int(MarkerFlag.DISK), int(MarkerFlag.CHECKPOINT)
+
 _log = logging.getLogger(__name__)
 
 
@@ -118,7 +122,7 @@ class ProducerStream:
 
     @property
     def is_takeover(self) -> bool:
-        return bool(self._accepted.flags & AddStreamFlag.TAKE_OVER)
+        return bool(self._accepted.flags & _TAKE_OVER)
 
     @property
     def holds_writes(self) -> bool:
@@ -153,7 +157,7 @@ class ProducerStream:
             "end_seqno": self._accepted.end_seqno,
             "last_sent_seqno": self._last_sent_seqno,
             "last_sent_snap_end_seqno": self._announced_end,
-            "flags": int(self._accepted.flags),
+            "flags": self._accepted.flags,
             "sent_bytes": self.sent_bytes,
             "sent_messages": self.sent_messages,
         }
@@ -327,7 +331,7 @@ class ProducerStream:
             self._machine.feed(StreamInput.STARTED)
         if self.state is StreamState.BACKFILLING and not self._take_slot():
             return None
-        disk_only = bool(accepted.flags & AddStreamFlag.DISK_ONLY) and self.position < accepted.end_seqno
+        disk_only = bool(accepted.flags & _DISK_ONLY) and self.position < accepted.end_seqno
         snapshot = vbucket.snapshot_after(self.position, memory=not disk_only)
         if snapshot is None:
             return self._caught_up()
@@ -372,7 +376,7 @@ class ProducerStream:
     def _caught_up(self) -> int | None:
         """Nothing is newer than the position."""
         self._enter_memory()
-        if self._accepted.flags & AddStreamFlag.DISK_ONLY and self.position >= self._announced_end:
+        if self._accepted.flags & _DISK_ONLY and self.position >= self._announced_end:
             self.end(StreamEndStatus.OK)
             return 0
         may_go_on = self._is_given_up and not self._unacknowledged_markers
@@ -481,10 +485,10 @@ class ProducerStream:
             self._oso_begun = True
             self._messages.append(self._says.oso(OsoFlag.START))
             return
-        flags = MarkerFlag.MEMORY if snapshot.in_memory else MarkerFlag.DISK
+        flags = _MEMORY if snapshot.in_memory else _DISK
         start = snapshot.start
         if snapshot.checkpoint or not snapshot.in_memory:
-            flags |= MarkerFlag.CHECKPOINT
+            flags |= _CHECKPOINT
         else:
             start = first_seqno
         if self.state is StreamState.TAKEOVER_SEND:

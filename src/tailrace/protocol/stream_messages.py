@@ -15,6 +15,7 @@ from .shaping import stream_id_framing
 
 __all__ = ["StreamMessages"]
 
+_DISK = int(MarkerFlag.DISK)
 _V2_0 = 0
 _V2_2 = 2
 _NEEDS_COLLECTIONS = (StreamEndStatus.FILTER_EMPTY, StreamEndStatus.LOST_PRIVILEGES)
@@ -31,7 +32,7 @@ class StreamMessages:
         self._opaque = opaque
         self._framing = stream_id_framing(stream_id)
 
-    def marker(self, start: int, end: int, flags: MarkerFlag, purge_seqno: int) -> bytes:
+    def marker(self, start: int, end: int, flags: int, purge_seqno: int) -> bytes:
         """A snapshot begins. Which layout: dcp.md section 2.7.
 
         Without sync writes every change is visible, and none is or was prepared.
@@ -44,7 +45,7 @@ class StreamMessages:
             opaque=self._opaque,
             framing=self._framing,
         )
-        if self._options.marker_v2_2 and flags & MarkerFlag.DISK:
+        if self._options.marker_v2_2 and flags & _DISK:
             marker.version = _V2_2
             marker.purge_seqno, marker.high_prepared_seqno = purge_seqno, 0
         elif self._options.sync_replication:

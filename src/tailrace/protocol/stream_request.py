@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Accepted", "StreamRefused", "decide"]
 
+# plain, as in `controls`
+_CACHE_TRANSFER = int(AddStreamFlag.CACHE_TRANSFER)
+_FROM_LATEST = int(AddStreamFlag.FROM_LATEST)
+_IGNORE_PURGED_TOMBSTONES = int(AddStreamFlag.IGNORE_PURGED_TOMBSTONES)
+_STRICT_VB_UUID = int(AddStreamFlag.STRICT_VB_UUID)
+_TAKE_OVER = int(AddStreamFlag.TAKE_OVER)
+_DISK_ONLY = int(AddStreamFlag.DISK_ONLY)
+_TO_LATEST = int(AddStreamFlag.TO_LATEST)
+_ACTIVE_VB_ONLY = int(AddStreamFlag.ACTIVE_VB_ONLY)
+
 
 class StreamRefused(RemoteProtocolError):
     """A stream request is not granted, and what to answer."""
@@ -41,7 +51,7 @@ class Accepted:
     vbucket: VBucket
     opaque: int
     stream_id: int  # 0: none
-    flags: AddStreamFlag
+    flags: int  # AddStreamFlag, as a plain integer
     start_seqno: int
     end_seqno: int
     snapshot_start: int
@@ -50,7 +60,7 @@ class Accepted:
 
     def survives_purge(self, first_seqno: int) -> bool:
         """Whether a backfill that begins with this seqno misses no deletion that has been forgotten."""
-        purge_seqno = 0 if self.flags & AddStreamFlag.IGNORE_PURGED_TOMBSTONES else self.vbucket.purge_seqno
+        purge_seqno = 0 if self.flags & _IGNORE_PURGED_TOMBSTONES else self.vbucket.purge_seqno
         if first_seqno <= 1 or first_seqno > purge_seqno or self.client_purge_seqno == purge_seqno:
             return True
         filtered_high = _filtered_high(self.filter, self.vbucket)
@@ -75,13 +85,13 @@ def decide(
     that is about to be closed, is not asked.
     """
     bucket = host.bucket
-    flags = AddStreamFlag(request.flags)
+    flags = request.flags
     vbucket = _vbucket(bucket, request.vbucket, flags)  # 2, 3
-    if flags & AddStreamFlag.CACHE_TRANSFER:
+    if flags & _CACHE_TRANSFER:
         raise StreamRefused(Status.NOT_SUPPORTED)  # as control `cache_transfer` is refused, see `controls`
     start, range_start, range_end = request.start_seqno, request.snapshot_start, request.snapshot_end
     vb_uuid = request.vb_uuid
-    if flags & AddStreamFlag.FROM_LATEST:  # 4
+    if flags & _FROM_LATEST:  # 4
         start = range_start = range_end = vbucket.high_seqno
         vb_uuid = vb_uuid or vbucket.uuid
     if (options.xattrs or options.collections) and not options.noop:  # 5
@@ -101,19 +111,19 @@ def decide(
         Position(vb_uuid, start, range_start, range_end),
         vbucket.failover_log,
         high_seqno=vbucket.high_seqno,
-        purge_seqno=0 if flags & AddStreamFlag.IGNORE_PURGED_TOMBSTONES else vbucket.purge_seqno,
+        purge_seqno=0 if flags & _IGNORE_PURGED_TOMBSTONES else vbucket.purge_seqno,
         client_purge_seqno=value.purge_seqno,
-        strict_vb_uuid=bool(flags & AddStreamFlag.STRICT_VB_UUID),
+        strict_vb_uuid=bool(flags & _STRICT_VB_UUID),
         filtered_high_seqno=filtered_high,
     )
     if rollback_to is not None:
         raise StreamRefused(Status.ROLLBACK, rollback_to)
     end = request.end_seqno  # 13
-    if flags & AddStreamFlag.TAKE_OVER:
+    if flags & _TAKE_OVER:
         end = MAX_U64
-    if flags & AddStreamFlag.DISK_ONLY:
+    if flags & _DISK_ONLY:
         end = vbucket.persisted_seqno
-    elif flags & AddStreamFlag.TO_LATEST:
+    elif flags & _TO_LATEST:
         end = vbucket.high_seqno if filtered_high is None else filtered_high
     if start > end or start > vbucket.high_seqno:  # 14
         raise StreamRefused(Status.ERANGE)
@@ -127,12 +137,12 @@ def decide(
     )
 
 
-def _vbucket(bucket: Bucket, number: int, flags: AddStreamFlag) -> VBucket:
+def _vbucket(bucket: Bucket, number: int, flags: int) -> VBucket:
     vbucket = bucket.vbuckets[number] if number < len(bucket.vbuckets) else None
     if vbucket is None:
         raise StreamRefused(Status.NOT_MY_VBUCKET)
     is_readable = vbucket.state == VBucketState.ACTIVE or (
-        vbucket.state == VBucketState.REPLICA and not flags & AddStreamFlag.ACTIVE_VB_ONLY
+        vbucket.state == VBucketState.REPLICA and not flags & _ACTIVE_VB_ONLY
     )
     if not is_readable:
         raise StreamRefused(Status.NOT_MY_VBUCKET)

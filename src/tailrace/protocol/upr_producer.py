@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import MalformedMessage
 from ..history import upr_rollback_seqno
-from ..wire.codes import AddStreamFlag, Magic, Status, StreamEndStatus, VBucketState
+from ..wire.codes import Magic, Status, StreamEndStatus, VBucketState
 from ..wire.dialect import UPR_A, UPR_B, Dialect
 from ..wire.header import Frame
 from ..wire.message import Direction
@@ -135,9 +135,7 @@ class _UprProducer(StreamProducer):
             raise StreamRefused(Status.ETMPFAIL)
         self._answer_ok(request)
         start = request.start_seqno
-        accepted = Accepted(
-            vbucket, request.opaque, 0, AddStreamFlag(0), start, request.end_seqno, start, 0, filter_
-        )
+        accepted = Accepted(vbucket, request.opaque, 0, 0, start, request.end_seqno, start, 0, filter_)
         self._forget((vbucket.id, 0))
         stream = UprStream(
             accepted,

@@ -343,9 +343,10 @@ class Connection(asyncio.Protocol):
         try:
             while not self._full and (parts := session.data_to_send(_WRITE_BYTES)):
                 self.send(transport, parts)
+                left -= sum(map(len, parts))
+                parts.clear()  # what was sent is read over with what comes next, while it is in the cache
                 if not session.has_more:
                     break
-                left -= sum(map(len, parts))
                 if left <= 0:
                     self._wake()
                     break

@@ -74,6 +74,7 @@ class Bucket:
         self.flushes = 0
         self.commits = 0
         self.collections = Manifest()
+        self._manifest_json: dict[str, Any] | None = None
         self._meta_queue: list[History] = []
         self._meta: dict[str, Any] = {}  # of the bucket, for the next batch
         self._cursors: dict[str, Mapping[str, Any]] = {}
@@ -587,12 +588,14 @@ class Bucket:
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        return self.collections.to_json()
+        if self._manifest_json is None:
+            self._manifest_json = self.collections.to_json()
+        return self._manifest_json
 
     def set_manifest(self, manifest: bytes) -> None:
         new = Manifest.parse(manifest)
         new.check_follows(self.collections)
-        previous, self.collections = self.collections.uid, new
+        previous, self.collections, self._manifest_json = self.collections.uid, new, None
         self._meta["manifest"] = new.to_json()
         for vbucket in self:
             if vbucket.state == VBucketState.ACTIVE:
@@ -609,6 +612,7 @@ class Bucket:
         """What a manifest file or a batch says of the bucket as a whole."""
         if "manifest" in meta:
             self.collections = Manifest.parse(json.dumps(meta["manifest"]).encode())
+            self._manifest_json = None
         if "cursors" in meta:
             self._cursors = dict(meta["cursors"])
 

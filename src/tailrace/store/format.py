@@ -317,6 +317,7 @@ COLUMN_BYTES = 8 + 4 + 4 + 1
 NO_EXPIRY = 0xFFFFFFFF
 SECTOR = 512
 _WORDS = SECTOR // 8
+_WEIGHTS = np.arange(1, 2048, dtype=np.uint64)  # of the sectors of a block
 _U64_MASK = (1 << 64) - 1
 
 
@@ -335,9 +336,10 @@ def checksum(data: Bytes) -> tuple[int, int]:
     if len(data) <= 64 << 10:
         return zlib.crc32(data.data), 0
     whole = len(data) // SECTOR
-    sums = data[: whole * SECTOR].view(np.uint64).reshape(whole, _WORDS).sum(axis=1, dtype=np.uint64)
-    last = np.zeros(SECTOR, np.uint8)
-    last[: len(data) - whole * SECTOR] = data[whole * SECTOR :]
-    rest = int(last.view(np.uint64).sum(dtype=np.uint64))
-    weighted = int((sums * np.arange(1, whole + 1, dtype=np.uint64)).sum(dtype=np.uint64))
-    return (int(sums.sum(dtype=np.uint64)) + rest) & _U64_MASK, (weighted + (whole + 1) * rest) & _U64_MASK
+    sums = np.add.reduce(data[: whole * SECTOR].view(np.uint64).reshape(whole, _WORDS), axis=1)
+    last = np.frombuffer(data[whole * SECTOR :].tobytes().ljust(SECTOR, b"\0"), np.uint64)
+    rest = int(np.add.reduce(last))
+    weights = _WEIGHTS[:whole] if whole <= len(_WEIGHTS) else np.arange(1, whole + 1, dtype=np.uint64)
+    return (int(np.add.reduce(sums)) + rest) & _U64_MASK, (
+        int(np.dot(sums, weights)) + (whole + 1) * rest
+    ) & _U64_MASK

@@ -50,6 +50,8 @@ WRITE_BYTES = 1 << 20
 SYNC_BYTES = 8 << 20
 
 Seqnos = npt.NDArray[np.uint64]
+_NONE: Seqnos = np.empty(0, np.uint64)
+_NO_BYTES: Bytes = np.empty(0, np.uint8)
 
 
 def segment_name(number: int) -> str:
@@ -74,8 +76,7 @@ class Frames(NamedTuple):
     @property
     def offsets(self) -> Offsets:
         """Where each frame starts."""
-        lengths = self.lengths.astype(np.int64)
-        return np.cumsum(lengths) - lengths
+        return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
 
     def cut(self, start: int, stop: int) -> Frames:
         """The frames between two places, without copying them."""
@@ -426,47 +427,57 @@ class Piece:
         return frame
 
     def blocks(self, after: int = 0) -> Iterator[Frames]:
-        """The frames after a seqno, block by block; each block is the caller's own memory."""
-        for buffer, offset, head in self._buffers(after):
-            count, size = head.frames, head.frame_bytes
-            start = BLOCK.size + padded(count * COLUMN_BYTES)
-            if zlib.crc32(buffer[BLOCK.size : start].data) != head.columns_crc:
-                raise self.segment.corrupt(f"a block of vbucket {self.vbucket} at {offset}")
-            data = buffer[start : start + size]
-            if checksum(data) != head[-2:]:
-                raise self.segment.corrupt(f"frames of vbucket {self.vbucket} at {offset}")
-            frames = columns_of(buffer, BLOCK.size, count)._replace(data=data)
-            low = int(np.searchsorted(frames.seqnos, after, "right")) if head.first <= after else 0
-            high = count if self.clip is None else int(np.searchsorted(frames.seqnos, self.clip, "right"))
-            if low or high < count:
-                frames = frames.cut(low, high)
-            if len(frames.seqnos):
-                yield frames
+        """The frames after a seqno, block by block; each block is the caller's own memory.
 
-    def _buffers(self, after: int) -> Iterator[tuple[Bytes, int, BlockHead]]:
-        """Every block that reaches beyond `after` and is not clipped: its bytes, its offset, its header.
-
-        A small piece is read at once, a large one block by block.
+        Nothing here holds on to a block that was handed out: if the caller lets go of it before it asks for
+        the next, that is read into the same memory, which is still in the processor's cache.
         """
-        file = self.segment.file
-        offset = int(self._entry["offset"])
-        length = int(self._entry["bytes"])
+        if after >= self.last:
+            return
+        offset, length = int(self._entry["offset"]), int(self._entry["bytes"])
         if length > READ_BYTES:
             for place, head, _ in self._heads(columns=False, after=after):
-                buffer = np.empty(block_bytes(head), np.uint8)
-                file.read_into(buffer.data, place)
-                yield buffer, place, head
+                yield self._block(place, head, after)
             return
+        found = self._read_at_once(offset, length, after)
+        while found:
+            yield found.pop()
+
+    def _block(self, offset: int, head: BlockHead, after: int) -> Frames:
+        buffer = np.empty(block_bytes(head), np.uint8)
+        self.segment.file.read_into(buffer.data, offset)
+        return self._frames(buffer, offset, head, after)
+
+    def _read_at_once(self, offset: int, length: int, after: int) -> list[Frames]:
+        """All blocks of a small piece, the last one first: mostly there is just one."""
         buffer = np.empty(length, np.uint8)
-        file.read_into(buffer.data, offset)
+        view = buffer.data
+        self.segment.file.read_into(view, offset)
+        found = []
         at = 0
         while at < length:
-            head = self._head(buffer[at : at + BLOCK.size].tobytes(), offset + at, offset + length)
+            head = self._head(view[at : at + BLOCK.size], offset + at, offset + length)
             if self.clip is not None and head.first > self.clip:
-                return
+                break
             if head.last > after:
-                yield buffer[at:], offset + at, head
+                found.append(self._frames(buffer[at:] if at else buffer, offset + at, head, after))
             at += block_bytes(head)
+        found.reverse()
+        return found
+
+    def _frames(self, buffer: Bytes, offset: int, head: BlockHead, after: int) -> Frames:
+        """The frames of a block that were asked for, if the block is what was written."""
+        count = head.frames
+        start = BLOCK.size + padded(count * COLUMN_BYTES)
+        if zlib.crc32(buffer[BLOCK.size : start].data) != head.columns_crc:
+            raise self.segment.corrupt(f"a block of vbucket {self.vbucket} at {offset}")
+        data = buffer[start : start + head.frame_bytes]
+        if checksum(data) != head[-2:]:
+            raise self.segment.corrupt(f"frames of vbucket {self.vbucket} at {offset}")
+        frames = columns_of(buffer, BLOCK.size, count, data)
+        low = int(np.searchsorted(frames.seqnos, after, "right")) if head.first <= after else 0
+        high = count if self.clip is None else int(np.searchsorted(frames.seqnos, self.clip, "right"))
+        return frames.cut(low, high) if low or high < count else frames
 
     def pairs(self) -> tuple[Seqnos, Seqnos]:
         """(new, old) for every change here that superseded another one."""
@@ -502,7 +513,7 @@ class Piece:
                 yield offset, head, np.frombuffer(table, np.uint8)
             offset += block_bytes(head)
 
-    def _head(self, raw: bytes, offset: int, end: int) -> BlockHead:
+    def _head(self, raw: Buffer, offset: int, end: int) -> BlockHead:
         head = BlockHead(*BLOCK.unpack(raw))
         if head.magic != BLOCK_MAGIC or head.crc != zlib.crc32(raw[8:]) or offset + block_bytes(head) > end:
             raise self.segment.corrupt(f"no block of vbucket {self.vbucket} at {offset}")
@@ -514,10 +525,10 @@ def block_bytes(head: BlockHead) -> int:
     return int(BLOCK.size + padded(head.frames * COLUMN_BYTES) + padded(head.frame_bytes))
 
 
-def columns_of(buffer: Bytes, offset: int, count: int) -> Frames:
-    """The columns of a block, without the frames that they are about."""
+def columns_of(buffer: Bytes, offset: int, count: int, data: Bytes = _NO_BYTES) -> Frames:
+    """The columns of a block, with the frames that they are about where these are at hand."""
     return Frames(
-        _NO_BYTES,
+        data,
         np.frombuffer(buffer, "<u8", count, offset),
         np.frombuffer(buffer, "<u4", count, offset + 8 * count),
         np.frombuffer(buffer, "<u4", count, offset + 12 * count),
@@ -532,7 +543,3 @@ class Columns(NamedTuple):
     places: memoryview
     lengths: memoryview
     crcs: memoryview
-
-
-_NONE: Seqnos = np.empty(0, np.uint64)
-_NO_BYTES: Bytes = np.empty(0, np.uint8)
