@@ -218,7 +218,7 @@ def test_a_manifest_that_may_not_survive(merging: bool) -> None:
         bucket.compact()
     else:
         bucket.seal()
-    assert not bucket.manifest_is_durable
+    assert not bucket.manifest_file.is_durable
     assert look(bucket)["vbuckets"] == wanted
     files.plan = None
     for seed in range(20):
@@ -226,7 +226,7 @@ def test_a_manifest_that_may_not_survive(merging: bool) -> None:
         assert look(again)["vbuckets"] == wanted
     bucket.vbuckets[1].set(KEYS[0], b"")
     bucket.seal()
-    assert bucket.manifest_is_durable
+    assert bucket.manifest_file.is_durable
     names = disk.names("bucket.default")
     assert len([name for name in names if name.startswith("segment")]) == len(bucket.segments)
     check_whole(open_store(disk.power_cut(random.Random(1)), 3).buckets["default"])

@@ -31,6 +31,10 @@ _TURN_BYTES = 1 << 20
 _SMALL = 16 << 10
 """Parts below this are joined before they are written: one system call for many answers."""
 _DISK_CHECK_S = 10.0
+_JOB_THREADS = 12
+"""At most; they are made when they are needed. A bucket commits, seals and merges at the same time, and no
+commit should wait for another bucket's merge.
+"""
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -61,11 +65,11 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 
 class Server:
-    """A node on sockets. All of it runs on one event loop; jobs run on two threads beside it."""
+    """A node on sockets. All of it runs on one event loop; jobs run on some threads beside it."""
 
     def __init__(self, node_of: Callable[[Callable[[Job, Callable[[], None]], None]], Node]) -> None:
         """``node_of`` makes the node, given what runs its jobs."""
-        self._threads = ThreadPoolExecutor(2, "tailrace-job")
+        self._threads = ThreadPoolExecutor(_JOB_THREADS, "tailrace-job")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None

@@ -83,7 +83,7 @@ class ServedBucket:
         self._watchers: dict[int, list[Callable[[], None]]] = {}
         self._flushing: Job | None = None
         self._disk_refuses = False
-        self._maintaining: Job | None = None
+        self._maintaining: set[Job] = set()
         self._flush_at = clock.monotonic() + settings.flush_interval
         self.flush_wanted = False
         """Somebody waits for the disk: `settle` at the end of this batch of requests."""
@@ -138,7 +138,7 @@ class ServedBucket:
     @property
     def busy(self) -> bool:
         """A job is under way."""
-        return self._flushing is not None or self._maintaining is not None
+        return self._flushing is not None or bool(self._maintaining)
 
     # readers
 
@@ -270,28 +270,31 @@ class ServedBucket:
         """A job has ended or work has come: begin what was waiting for that."""
         while self._exclusive and not self.busy:
             self._exclusive.popleft()()
-        if self._maintaining is not None or self._exclusive:
-            return
-        job, done = None, None
+        while not self._exclusive and (found := self._next_job()) is not None:
+            job, done = found
+            self._maintaining.add(job)
+            self._run_job(job, partial(self._maintained, job, done))
+
+    def _next_job(self) -> tuple[Job, Done | None] | None:
+        """What can be begun now: a segment is sealed while others are merged, so it may be the second job."""
         # A compaction sees only what is sealed, so the maintenance that is due comes first; but not for ever,
         # because writers make more of it all the time.
         if not self._compactions or self._sealing < _MAX_SEALING:
             job = self.store.begin_maintenance()
-            self._sealing += 1
-        if job is None:
+            if job is not None:
+                self._sealing += bool(self._compactions)
+                return job, None
+        while self._compactions and not self._maintaining:
             self._sealing = 0
-            if not self._compactions:
-                return
             compaction, done = self._compactions.popleft()
             job = self.store.begin_compaction(compaction)
-            if job is None:
-                done(None)
-                return
-        self._maintaining = job
-        self._run_job(job, partial(self._maintained, job, done))
+            if job is not None:
+                return job, done
+            done(None)
+        return None
 
     def _maintained(self, job: Job, done: Done | None) -> None:
-        self._maintaining = None
+        self._maintaining.discard(job)
         failure: StoreError | None = None
         try:
             job.finish()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,18 +17,18 @@ from ..rng import vb_uuid
 from ..wire.codes import Status, VBucketState
 from .base import Compaction, Job, StoreSettings
 from .collections import Manifest
-from .compaction import Generation, MergeJob, SealJob, choose_merge, plan_compaction
+from .compaction import Generation, Losses, MergeJob, SealJob, choose_merge, plan_compaction
 from .documents import VBucket
-from .files import Files, NotDurable
+from .files import Files
 from .journal import BaseJob, CommitJob, HybridClock, Journal
 from .log import Batch, log_number
+from .manifest_file import ManifestFile, spliced
 from .recovery import recover
 from .segment import Segment
 from .vbucket import History
 
 __all__ = ["Bucket"]
 
-MANIFEST = "MANIFEST"
 _ALIVE = (VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING)
 
 
@@ -66,8 +64,7 @@ class Bucket:
         self.epoch = 0  # rises whenever `segments` or a clip changes
         self.generations: list[Generation] = []  # complete ones whose changes are in memory, oldest first
         self.journal = Journal(files, directory, rng)
-        self.base: dict[str, Any] = {}  # the manifest file as it was last written
-        self.manifest_is_durable = True
+        self.manifest_file = ManifestFile(files, directory)
         self.next_segment = 1
         self.flush_failures = 0
         self.last_change = self.clock.monotonic()  # when changes were last committed
@@ -79,10 +76,12 @@ class Bucket:
         self._meta: dict[str, Any] = {}  # of the bucket, for the next batch
         self._cursors: dict[str, Mapping[str, Any]] = {}
         self._commit: CommitJob | None = None
-        self._maintenance: BaseJob | None = None
+        self._sealing: SealJob | None = None
+        self._merging: MergeJob | None = None
+        self.untaken_losses: dict[int, Losses] = {}
+        """Of a merge that the manifest file knows and the vbuckets don't yet."""
         self.rotate_soon = False
         self._closed = False
-        self._retired: list[str] = []  # files that no manifest will need, once the newest one is durable
 
     # Birth, opening, stopping.
 
@@ -91,7 +90,7 @@ class Bucket:
         """A new bucket in an empty directory."""
         bucket = cls(*args)
         bucket.make_room(vbucket_count)
-        bucket.base = {
+        base = {
             "name": bucket.name,
             "vbucket_count": vbucket_count,
             "vbuckets": {},
@@ -106,8 +105,8 @@ class Bucket:
             for number in range(vbucket_count):
                 bucket.set_state(number, VBucketState.ACTIVE)
         bucket._commit_now({"clean": False})
-        bucket.write_manifest(bucket.base, [])
-        if not bucket.manifest_is_durable:
+        bucket.manifest_file.change(lambda _base, _table: (base, []))
+        if not bucket.manifest_file.is_durable:
             raise StoreError("its manifest may not survive")
         return bucket
 
@@ -149,36 +148,6 @@ class Bucket:
         self._closed = True
         self.journal.rotate()
         self.segments = []
-
-    # The manifest file.
-
-    def write_manifest(self, base: dict[str, Any], segments: list[tuple[str, dict[int, int]]]) -> None:
-        """Which files count, and the state at the end of the last log that they have taken in; replaced at
-        once.
-        """
-        content = {**base, "segments": [{"file": name, "clips": clips} for name, clips in segments]}
-        text = json.dumps(content, separators=(",", ":")).encode()
-        try:
-            self.files.replace(f"{self.directory}/{MANIFEST}", b"%08x %s\n" % (zlib.crc32(text), text))
-            self.manifest_is_durable = True
-        except NotDurable:
-            # It counts from now on. But the old one may come back, so what that one names must stay.
-            self.manifest_is_durable = False
-
-    def read_manifest(self) -> dict[str, Any]:
-        path = f"{self.directory}/{MANIFEST}"
-        file = self.files.open(path)
-        data = file.read(file.size, 0)
-        file.close()
-        crc, _, text = data.rstrip(b"\n").partition(b" ")
-        if b"%08x" % zlib.crc32(text) != crc:
-            raise StoreCorrupt(f"{path} is damaged: restore it from a copy")
-        content: dict[str, Any] = json.loads(text)
-        return content
-
-    def segment_table(self) -> list[tuple[str, dict[int, int]]]:
-        """The segments as the manifest lists them."""
-        return [(segment.path.rpartition("/")[2], dict(segment.clips)) for segment in self.segments]
 
     def state(self) -> dict[str, Any]:
         """The manifest's content as of now, for when this moment is the end of a log."""
@@ -446,10 +415,11 @@ class Bucket:
         """Nothing is under way on other threads afterwards. Merging that nobody asked for is broken off."""
         if self._commit is not None:
             self._commit.settle()
-        if self._maintenance is not None:
-            if cancel and isinstance(self._maintenance, MergeJob):
-                self._maintenance.cancel()
-            self._maintenance.settle()
+        if self._merging is not None and cancel:
+            self._merging.cancel()
+        for job in (self._sealing, self._merging):
+            if job is not None:
+                job.settle()
 
     # Generations: what is in memory until it is sealed.
 
@@ -512,16 +482,17 @@ class Bucket:
     # Maintenance.
 
     def begin_maintenance(self) -> Job | None:
-        if self._maintenance is not None or self._closed:
+        if self._closed:
             return None
-        generation = next((g for g in self.generations if not g.sealed), None)
-        if generation is not None:
-            self._maintenance = SealJob(self, generation)
-        else:
-            plan = choose_merge(self)
-            if plan is not None:
-                self._maintenance = MergeJob(self, plan)
-        return self._maintenance
+        if self._sealing is None:
+            generation = next((g for g in self.generations if not g.sealed), None)
+            if generation is not None:
+                self._sealing = SealJob(self, generation)
+                return self._sealing
+        if self._merging is None and (plan := choose_merge(self)) is not None:
+            self._merging = MergeJob(self, plan)
+            return self._merging
+        return None
 
     def maintain(self) -> None:
         """All maintenance that is due, blocking."""
@@ -529,10 +500,10 @@ class Bucket:
             job.finish()
 
     def begin_compaction(self, compaction: Compaction) -> Job | None:
-        if self._maintenance is not None:
+        if self._merging is not None:
             return None
-        self._maintenance = MergeJob(self, plan_compaction(self, compaction), asked=True)
-        return self._maintenance
+        self._merging = MergeJob(self, plan_compaction(self, compaction), asked=True)
+        return self._merging
 
     def compact(self, compaction: Compaction | None = None) -> None:
         self._settle()
@@ -555,34 +526,24 @@ class Bucket:
 
     def maintained(self, job: BaseJob) -> None:
         """A job has come to its end."""
-        self._maintenance = None
-        if isinstance(job, SealJob):
+        if job is self._merging:
+            self._merging = None
+        else:
+            self._sealing = None
             self._trim_memory()
 
-    def replace_segments(self, gone: list[Segment], new: Segment | None, place: int) -> None:
-        """Other files hold the sealed changes from now on."""
-        self.segments = [segment for segment in self.segments if segment not in gone]
-        if new is not None:
-            self.segments.insert(place, new)
+    def replace_segments(self, merged: list[Segment], new: Segment | None, *, drop: bool) -> None:
+        """A new segment has what is in others, or in their stead; or what was in memory."""
+        self.segments = spliced(self.segments, merged, new, drop=drop)
         self.epoch += 1
-        self._retired += [segment.path for segment in gone]
-        self._remove_retired()
+        self.manifest_file.retire(segment.path for segment in merged if drop)
 
     def remove_logs(self, up_to: int) -> None:
         """Logs whose changes are sealed."""
-        for name in self.files.names(self.directory):
-            number = log_number(name)
-            if number is not None and number <= up_to:
-                self._retired.append(f"{self.directory}/{name}")
-        self._remove_retired()
-
-    def _remove_retired(self) -> None:
-        """What can't be removed now is removed when the bucket is opened again."""
-        if self.manifest_is_durable:
-            for path in dict.fromkeys(self._retired):
-                with contextlib.suppress(OSError):
-                    self.files.unlink(path)
-            self._retired = []
+        numbers = ((name, log_number(name)) for name in self.files.names(self.directory))
+        self.manifest_file.retire(
+            f"{self.directory}/{name}" for name, number in numbers if number is not None and number <= up_to
+        )
 
     # Collections, cursors, figures.
 

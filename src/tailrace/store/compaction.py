@@ -26,6 +26,7 @@ from .base import Compaction
 from .checkpoint import Tail
 from .format import NOTE_SHIFT, NOTE_TRAITS, TOMBSTONE, delete_times_at, index_key, revs_at
 from .journal import BaseJob
+from .manifest_file import Base, Clips, Table, clips_of, spliced, with_clips
 from .segment import Frames, Piece, Segment, SegmentWriter, concatenate, segment_name
 from .snapshot import Drops, in_sorted
 
@@ -58,35 +59,43 @@ class SealJob(BaseJob):
         self._bucket = bucket
         self._generation = generation
         self._tails = sorted(generation.tails, key=lambda pair: pair[0])
-        self._table = bucket.segment_table()
+        self._vbuckets = list(bucket)
+        self._clips = clips_of(bucket.segments)
         self._number = bucket.next_segment
         bucket.next_segment += 1
         self._segment: Segment | None = None
-        self._base = {
-            **generation.state,
-            "sealed_log": generation.last_log,
-            "next_batch": generation.next_batch,
-        }
-        # Losses since then are facts of the segments, not of the log.
-        for vbucket in bucket:
-            stored = self._base["vbuckets"].get(vbucket.id)
-            if stored is not None:
-                stored |= {
-                    "purge_seqno": vbucket.purge_seqno,
-                    "rollback_floor": vbucket.rollback_floor,
-                    "rev_floor": vbucket.rev_floor,
-                }
 
     def __str__(self) -> str:
         return f"a segment of bucket {self._bucket.name} could not be written; its logs are kept"
 
     def _work(self) -> None:
-        bucket = self._bucket
-        name = segment_name(self._number)
         if any(len(tail) for _, tail in self._tails):
-            self._segment = _write_segment(bucket, self._number, self._write)
-            self._table.append((name, {}))
-        bucket.write_manifest(self._base, self._table)
+            self._segment = _write_segment(self._bucket, self._number, self._write)
+        self._bucket.manifest_file.change(self._edit)
+
+    def _edit(self, _: Base, table: Table) -> tuple[Base, Table]:
+        generation = self._generation
+        # Losses since the generation's end are facts of the segments, not of the log. Those that a merge has
+        # just written and not yet told the vbuckets are asked for first: later they would be nowhere.
+        untaken = self._bucket.untaken_losses
+        states = dict(generation.state["vbuckets"])
+        for vbucket in self._vbuckets:
+            if vbucket.id in states:
+                losses = untaken.get(vbucket.id, Losses())
+                states[vbucket.id] = {
+                    **states[vbucket.id],
+                    "purge_seqno": max(vbucket.purge_seqno, losses.purge_seqno),
+                    "rollback_floor": max(vbucket.rollback_floor, losses.floor),
+                    "rev_floor": max(vbucket.rev_floor, losses.rev),
+                }
+        base = {
+            **generation.state,
+            "vbuckets": states,
+            "sealed_log": generation.last_log,
+            "next_batch": generation.next_batch,
+        }
+        table = with_clips(table, self._clips)
+        return base, table if self._segment is None else [*table, (self._segment.name, {})]
 
     def _write(self, writer: SegmentWriter) -> None:
         """Some vbuckets at a time: more would hold up the other threads, fewer would cost more steps."""
@@ -104,9 +113,8 @@ class SealJob(BaseJob):
 
     def _take_over(self) -> None:
         bucket = self._bucket
-        bucket.base = self._base
         self._generation.sealed = True
-        bucket.replace_segments([], self._segment, len(bucket.segments))
+        bucket.replace_segments([], self._segment, drop=False)
         bucket.remove_logs(self._generation.last_log)
         bucket.maintained(self)
 
@@ -278,11 +286,7 @@ class MergeJob(BaseJob):
         bucket.next_segment += 1
         self._losses: dict[int, Losses] = {}
         self._segment: Segment | None = None
-        self._base = bucket.base
-        self._table = bucket.segment_table()
-        self._place = bucket.segments.index(plan.segments[0]) if plan.segments else 0
-        if not plan.whole:
-            self._place = len(bucket.segments)
+        self._clips = clips_of(bucket.segments)
 
     def __str__(self) -> str:
         return f"a compaction of bucket {self._bucket.name} failed; nothing is changed"
@@ -292,34 +296,36 @@ class MergeJob(BaseJob):
         self._cancelled = not self._asked
 
     def _work(self) -> None:
-        bucket, plan = self._bucket, self._plan
-        if not plan.segments:
+        if not self._plan.segments:
             return
-        segment = _write_segment(bucket, self._number, self._write)
+        segment = _write_segment(self._bucket, self._number, self._write)
         if segment.frames or segment.pairs:
             self._segment = segment
-        base = {**self._base, "vbuckets": dict(self._base["vbuckets"])}
+        self._bucket.manifest_file.change(self._edit, self._told)
+
+    def _told(self) -> None:
+        self._bucket.untaken_losses = self._losses
+
+    def _edit(self, base: Base, table: Table) -> tuple[Base, Table]:
+        if self._cancelled:
+            raise Cancelled("broken off")
+        states = dict(base["vbuckets"])
         for number, losses in self._losses.items():
-            key: Any = number if number in base["vbuckets"] else str(number)
-            stored = base["vbuckets"][key]
-            base["vbuckets"][key] = {
+            stored = states[number]
+            states[number] = {
                 **stored,
                 "rollback_floor": max(stored["rollback_floor"], losses.floor),
                 "purge_seqno": max(stored["purge_seqno"], losses.purge_seqno),
                 "rev_floor": max(stored["rev_floor"], losses.rev),
             }
-        table = self._table
-        names = {segment.path.rpartition("/")[2] for segment in plan.segments}
-        if plan.whole:
-            table = [entry for entry in table if entry[0] not in names]
-        else:
-            table = [(name, {**clips, **{p.vbucket: 0 for p in plan.vbuckets}}) for name, clips in table]
-        if self._segment is not None:
-            table.insert(self._place, (segment_name(self._number), {}))
-        if self._cancelled:
-            raise Cancelled("broken off")
-        bucket.write_manifest(base, table)
-        self._base = base
+        names = [segment.name for segment in self._plan.segments]
+        table = with_clips(table, self._clips)
+        if not self._plan.whole:
+            moved = {plan.vbucket: 0 for plan in self._plan.vbuckets}
+            table = [(name, clips | moved if name in names else clips) for name, clips in table]
+        known = [entry for entry in table if entry[0] in names]
+        new: tuple[str, Clips] | None = None if self._segment is None else (self._segment.name, {})
+        return {**base, "vbuckets": states}, spliced(table, known, new, drop=self._plan.whole)
 
     def _write(self, writer: SegmentWriter) -> None:
         for plan in self._plan.vbuckets:
@@ -331,7 +337,6 @@ class MergeJob(BaseJob):
 
     def _take_over(self) -> None:
         bucket, plan = self._bucket, self._plan
-        bucket.base = self._base
         for number, losses in self._losses.items():
             vbucket = bucket.vbuckets[number]
             if vbucket is not None:
@@ -339,13 +344,12 @@ class MergeJob(BaseJob):
                 vbucket.purge_seqno = max(vbucket.purge_seqno, losses.purge_seqno)
                 vbucket.rev_floor = max(vbucket.rev_floor, losses.rev)
                 vbucket.forget_purged(losses.purged)
-        if plan.whole:
-            bucket.replace_segments(plan.segments, self._segment, self._place)
-        else:
+        bucket.untaken_losses = {}
+        if not plan.whole:
             for segment in plan.segments:
                 for piece_plan in plan.vbuckets:
                     segment.clip(piece_plan.vbucket, 0)
-            bucket.replace_segments([], self._segment, self._place)
+        bucket.replace_segments(plan.segments, self._segment, drop=plan.whole)
         if self._segment is None:
             _remove(bucket, self._number)
         if any(losses.purged for losses in self._losses.values()):

@@ -13,9 +13,10 @@ from ..clock import SYSTEM, Clock
 from ..errors import StoreCorrupt, StoreError, StoreTooNew, UsageError
 from ..rng import source
 from .base import StoreSettings
-from .bucket import MANIFEST, Bucket
+from .bucket import Bucket
 from .files import DiskFiles, Files, MemoryFiles
 from .format import FORMAT_VERSION
+from .manifest_file import MANIFEST
 
 __all__ = ["Engine", "check_bucket_name"]
 

@@ -27,19 +27,18 @@ MAX_LOGS = 16
 
 def recover(bucket: Bucket) -> bool:
     """Bring a bucket to where its files say it was; whether it was stopped cleanly."""
-    base = bucket.read_manifest()
-    table = base.pop("segments")
-    bucket.base = base
+    table = bucket.manifest_file.read()
+    base = bucket.manifest_file.base
     bucket.make_room(base["vbucket_count"])
     bucket.take_bucket_json(base)
-    for entry in table:
-        segment = _open_segment(bucket, entry["file"])
-        for vbucket, seqno in entry["clips"].items():
-            segment.clip(int(vbucket), seqno)
+    for name, clips in table:
+        segment = _open_segment(bucket, name)
+        for clipped, seqno in clips.items():
+            segment.clip(clipped, seqno)
         bucket.segments.append(segment)
     for number, meta in base["vbuckets"].items():
         log = FailoverLog.from_json(meta["failover_log"])
-        bucket.new_vbucket(int(number), meta["state"], log).take_json(meta)
+        bucket.new_vbucket(number, meta["state"], log).take_json(meta)
     bucket.clock.last = base["cas"]
 
     clean = bool(base["clean"])

@@ -285,7 +285,8 @@ class Segment:
 
     def __init__(self, files: Files, path: str) -> None:
         self.path = path
-        self.number = segment_number(path.rpartition("/")[2]) or 0
+        self.name = path.rpartition("/")[2]
+        self.number = segment_number(self.name) or 0
         self.file = files.open(path)
         size = self.file.size
         if size < SEGMENT.size + FOOTER.size:

@@ -1,0 +1,119 @@
+"""The MANIFEST of a bucket: which of its files count, and its state at the end of the last log that they have
+taken in.
+
+It is replaced as a whole, and that is the moment at which a new segment counts and the files that it replaces
+don't. Jobs on several threads change it: each change is made on top of what the file says then, never on top
+of what it said when the job began, so that a segment can be sealed while others are merged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from ..errors import StoreCorrupt
+from .files import Files, NotDurable
+from .segment import Segment
+
+__all__ = ["MANIFEST", "Base", "Clips", "ManifestFile", "Table", "clips_of", "spliced", "with_clips"]
+
+MANIFEST = "MANIFEST"
+
+T = TypeVar("T")
+Base: TypeAlias = "dict[str, Any]"
+Clips: TypeAlias = "dict[int, int]"
+Table: TypeAlias = "list[tuple[str, Clips]]"
+"""The segments, oldest first: the name of each, and up to which seqno it still counts for vbuckets that were
+rolled back.
+"""
+
+
+class ManifestFile:
+    """The file, what it says, and the files that it no longer needs."""
+
+    def __init__(self, files: Files, directory: str) -> None:
+        self.base: Base = {}
+        """The state at the end of the newest log that is sealed."""
+        self.is_durable = True
+        self._files = files
+        self._directory = directory
+        self._path = f"{directory}/{MANIFEST}"
+        self._table: Table = []
+        self._retired: dict[str, None] = {}  # always in the same order
+        self._lock = threading.Lock()
+
+    def read(self) -> Table:
+        """Take over what the file says; its segments."""
+        file = self._files.open(self._path)
+        data = file.read(file.size, 0)
+        file.close()
+        crc, _, text = data.rstrip(b"\n").partition(b" ")
+        if b"%08x" % zlib.crc32(text) != crc:
+            raise StoreCorrupt(f"{self._path} is damaged: restore it from a copy")
+        self.base = json.loads(text)
+        self.base["vbuckets"] = _by_number(self.base["vbuckets"])
+        self._table = [(one["file"], _by_number(one["clips"])) for one in self.base.pop("segments")]
+        return self._table
+
+    def change(
+        self, edit: Callable[[Base, Table], tuple[Base, Table]], then: Callable[[], None] | None = None
+    ) -> None:
+        """Replace the file by what ``edit`` makes of what it says now; an OSError leaves it as it is.
+
+        ``then`` is called when the change counts, before somebody else can make the next one.
+        """
+        with self._lock:
+            base, table = edit(self.base, self._table)
+            content = {**base, "segments": [{"file": name, "clips": clips} for name, clips in table]}
+            text = json.dumps(content, separators=(",", ":")).encode()
+            try:
+                self._files.replace(self._path, b"%08x %s\n" % (zlib.crc32(text), text))
+                self.is_durable = True
+            except NotDurable:
+                # It counts from now on. But the old one may come back, so what that one names must stay.
+                self.is_durable = False
+            self.base, self._table = base, table
+            if then is not None:
+                then()
+
+    def retire(self, paths: Iterable[str]) -> None:
+        """Nothing will need these files, once the newest manifest is durable. What can't be removed then is
+        removed when the bucket is opened again.
+        """
+        self._retired |= dict.fromkeys(paths)
+        if self.is_durable:
+            for path in self._retired:
+                with contextlib.suppress(OSError):
+                    self._files.unlink(path)
+            self._retired.clear()
+
+
+def _by_number(members: dict[str, T]) -> dict[int, T]:
+    """JSON has no numbers as names."""
+    return {int(number): value for number, value in members.items()}
+
+
+def clips_of(segments: Iterable[Segment]) -> dict[str, Clips]:
+    """How far rollbacks have clipped segments, by their names."""
+    return {segment.name: dict(segment.clips) for segment in segments}
+
+
+def with_clips(table: Table, clips: dict[str, Clips]) -> Table:
+    """A table with clips that may be newer; what was clipped once never comes back."""
+    return [
+        (name, {**old, **{vb: min(seqno, old.get(vb, seqno)) for vb, seqno in clips.get(name, {}).items()}})
+        for name, old in table
+    ]
+
+
+def spliced(items: Sequence[T], known: Sequence[T], new: T | None, *, drop: bool) -> list[T]:
+    """A list with something new right behind neighbours in it, and perhaps without those."""
+    place = max((items.index(one) for one in known), default=len(items) - 1) + 1
+    head, tail = items[:place], items[place:]
+    if drop:
+        head = [one for one in head if one not in known]
+    return [*head, *([] if new is None else [new]), *tail]
