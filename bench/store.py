@@ -43,29 +43,27 @@ VALUES = 0xFFFF
 
 
 class Maintenance:
-    """Does a bucket's maintenance on another thread, as a node does."""
+    """Does a bucket's maintenance on other threads, as a node does."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._job: Any = None
-        self._thread: threading.Thread | None = None
+        self._jobs: dict[Any, threading.Thread] = {}
 
-    def poll(self) -> bool:
-        """Take over what is done and begin what is due; whether something is under way."""
-        if self._job is not None:
-            if self._thread is not None and self._thread.is_alive():
-                return True
-            self._job.finish()
-        self._job = self._bucket.begin_maintenance()
-        if self._job is not None:
-            self._thread = threading.Thread(target=self._job.run)
-            self._thread.start()
-        return self._job is not None
+    def poll(self) -> None:
+        """Take over what is done and begin what is due."""
+        for job, thread in list(self._jobs.items()):
+            if not thread.is_alive():
+                job.finish()
+                del self._jobs[job]
+        while (job := self._bucket.begin_maintenance()) is not None:
+            self._jobs[job] = threading.Thread(target=job.run)
+            self._jobs[job].start()
 
     def drain(self) -> None:
-        while self.poll():
-            if self._thread is not None:
-                self._thread.join()
+        self.poll()
+        while self._jobs:
+            next(iter(self._jobs.values())).join()
+            self.poll()
 
 
 def batches(keys: int, count: int, seed: int) -> Iterator[list[int]]:

@@ -113,7 +113,8 @@ def random_kills(directory: str, seed: int, kills: int) -> int:
         bucket = engine.buckets["default"]
         tell(start)
         number = start
-        flushing = maintaining = None
+        flushing = None
+        maintaining = []
         while True:
             for _ in range(10):
                 value = b"%d " % (number + 1) + bytes((number + 1) % 900)
@@ -129,11 +130,12 @@ def random_kills(directory: str, seed: int, kills: int) -> int:
                 flushing[0].finish()
                 tell(flushing[1])
                 flushing = None
-                if maintaining is None and (job := bucket.begin_maintenance()) is not None:
-                    maintaining = (job, start_thread(job.run))
-            if maintaining is not None and not maintaining[1].is_alive():
-                maintaining[0].finish()
-                maintaining = None
+                while (job := bucket.begin_maintenance()) is not None:
+                    maintaining.append((job, start_thread(job.run)))
+            for job, thread in maintaining[:]:
+                if not thread.is_alive():
+                    job.finish()
+                    maintaining.remove((job, thread))
             time.sleep(0)
 
     for _ in range(kills):

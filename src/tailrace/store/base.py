@@ -435,11 +435,15 @@ class Bucket(Protocol):
     # Maintenance
 
     def begin_maintenance(self) -> Job | None:
-        """Sealing or merging that is due; None if nothing is, or some is under way. Ask after each flush."""
+        """Sealing or merging that is due; None if nothing is, or it is under way. One of each may be, so ask
+        until there is none, after each flush.
+        """
         ...
 
     def begin_compaction(self, compaction: Compaction) -> Job | None:
-        """A compaction that was asked for; None if maintenance is under way (ask again after its finish)."""
+        """A compaction that was asked for; None if a merge is under way (ask again after its finish). It sees
+        what is sealed.
+        """
         ...
 
     def compact(self, compaction: Compaction = ...) -> None:
