@@ -89,6 +89,35 @@ def test_equal_on_ten_thousand_random_buffers(request: pytest.FixtureRequest, lo
     compare_random_buffers(range(10_000, 20_000))
 
 
+# The short way, for buffers of nothing but sound mutations, is left for one frame that is not.
+@pytest.mark.parametrize(
+    "odd",
+    [
+        plain.mutation(9, b"\x08odd", b"value"),
+        plain.mutation(9, b"\x88\x01odd", b"value"),
+        plain.mutation(9, b"\xff\xff\xff\xff\x0fodd", b"value"),
+        plain.mutation(9, b"\xff\xff\xff\xff\x10odd", b"value"),
+        plain.mutation(9, b"\x88\x00odd", b"value"),
+        plain.mutation(9, b"\x00", b"value"),
+        plain.mutation(9, b"\x88", b"value"),
+        plain.mutation(9, b"", b"value"),
+        plain.mutation(9, b"\x00" + b"k" * 250, b"value"),
+        plain.mutation(0, b"\x00odd", b"value"),
+        plain.mutation(9, b"\x00odd", b"value", nmeta=3),
+        plain.mutation(9, b"\x00odd", b""),
+        plain.mutation(9, b"\x00odd", b"x" * 3000, datatype=7, vbucket=1023, opaque=0xFFFF_FFFF, cas=0),
+        plain.mutation(9, b"\x00odd", b"value", datatype=8),
+        plain.mutation((1 << 64) - 1, b"\x00odd", b"value", cas=(1 << 64) - 1),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("collections", [False, True])
+def test_mutations_and_an_odd_one(odd: bytes, at: int, collections: bool) -> None:
+    usual = [plain.mutation(7, b"\x00usual", b'{"a":1}'), plain.mutation(8, b"\x09k", b"v" * 13, datatype=1)]
+    frames = check(b"".join([*usual[:at], odd, *usual[at:]]), collections=collections, contents=False)
+    assert frames.seqno[: min(at, len(frames))].tolist() == [7, 8][:at]
+
+
 @pytest.mark.parametrize("collections", [False, True])
 def test_cut_off_at_every_byte(collections: bool) -> None:
     data = b"".join(plain.Buffers(7, collections=collections).any_frame() for _ in range(12))

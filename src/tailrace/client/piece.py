@@ -333,6 +333,9 @@ class Piece:
         if not len(segment_of):
             return {}
         seqnos = delivery.chunk.frames.seqno[delivery.rows][rows]
+        if len(delivery.segments) == 1:
+            segment = delivery.segments[0]
+            return {segment.stream.vbucket: segment.position_at(int(seqnos[-1]))}
         last = np.full(len(delivery.segments), -1)
         last[segment_of] = np.arange(len(segment_of))  # of several the last one counts
         found: dict[int, Position] = {}

@@ -102,6 +102,8 @@ _EXTRAS_FIELDS = {
     # shorter extras, and another use of the same bytes
     **_extras(dcp.DELETION_V1, {"deletion_nmeta": "nmeta"}),
 }
+_KEY_BYTE = _field("B", HEADER_SIZE + dcp.MUTATION.size)
+"""Where the key of a mutation begins: the record has just room for that, and it is the collection id."""
 _FIELDS = {**_HEADER_FIELDS, **_EXTRAS_FIELDS}
 
 _MAGICS = np.isin(np.arange(256), [int(magic) for magic in Magic])
@@ -201,6 +203,7 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
     framed = len(start)
     control = np.empty(0, dtype=np.int64)
     rows = _plain_rows(words, start, end, limit)
+    is_plain = rows is not None
     if rows is None:
         columns = {name: one.of(words) for name, one in _FIELDS.items()}
         lengths = _split_keys(data, start, end, columns)
@@ -217,7 +220,8 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
     else:
         malformed = np.zeros(framed, dtype=bool)
     if collections:
-        malformed |= _take_collection_ids(data, rows)
+        first_byte = _KEY_BYTE.of(words) if is_plain else data[np.minimum(rows["key_start"], len(data) - 1)]
+        malformed |= _take_collection_ids(data, rows, first_byte)
     intact = _first(malformed)
     if intact < len(malformed):
         at = int(rows["start"][intact])
@@ -401,14 +405,14 @@ def _malformed(rows: Columns, extras_length: NDArray[np.uint8], key_length: Offs
     return np.asarray(bad, dtype=bool)
 
 
-def _take_collection_ids(data: Bytes, rows: Columns) -> Mask:
+def _take_collection_ids(data: Bytes, rows: Columns, byte: NDArray[np.uint8]) -> Mask:
     """Move the collection id from the start of each key into its column; tells which keys have no proper one.
 
-    The rules are those of `wire.fields.decode_leb128`; besides, something must be left of the key.
+    ``byte`` is the first one of each key. The rules are those of `wire.fields.decode_leb128`; besides,
+    something must be left of the key.
     """
     key_start, key_end = rows["key_start"], rows["value_start"]
-    byte = data[np.minimum(key_start, len(data) - 1)]
-    if len(byte) and byte.max() < 0x80:
+    if len(byte) and most(byte) < 0x80:
         rows["collection"] = byte.astype(np.uint32)
         rows["key_start"] = key_start + 1
         return np.asarray(rows["key_start"] >= key_end, dtype=bool)

@@ -248,10 +248,10 @@ class DcpConsumer:
         block = self._buffer.take(frames.used)
         headers = control_headers(frames)
         ordered = np.zeros(len(headers), dtype=bool)
-        counted = int(frames.size.sum())
         if len(frames) and self.granted is None:
             raise RemoteProtocolError("changes come before the connection is open")
         sizes = (frames.control_end - frames.control_start).tolist()
+        counted = frames.used - sum(sizes)
         fields = zip(
             headers["magic"].tolist(), headers["opcode"].tolist(), headers["opaque"].tolist(), strict=True
         )
