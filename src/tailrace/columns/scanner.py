@@ -192,8 +192,9 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
     data = np.frombuffer(buffer, dtype=np.uint8)[:SCAN_LIMIT]
     start = frame_starts(data)
     # A frame ends where the next one starts; only the last one can be incomplete.
-    last_end = [frame_end(data, int(at)) for at in start[-1:]]
-    end = np.append(start[1:], np.array(last_end, dtype=np.int64))
+    end = np.empty_like(start)
+    end[:-1] = start[1:]
+    end[-1:] = [frame_end(data, int(at)) for at in start[-1:]]
     error: RemoteProtocolError | None = None
     if len(start) and end[-1] > len(data):
         error = _framing_error(data, int(start[-1]), limit)

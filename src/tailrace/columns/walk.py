@@ -81,7 +81,7 @@ def lockstep_walk(data: Bytes, sample: Offsets) -> Offsets:
     """
     lanes = np.concatenate((sample[-1:], _guess_starts(data, sample)))
     walked, bounds, ends = _walk_lanes(data, lanes)
-    return np.concatenate((sample[:-1], *_join(data, walked, bounds, ends)))
+    return np.concatenate((sample[:-1], *_join(data, lanes, walked, bounds, ends)))
 
 
 def _guess_starts(data: Bytes, sample: Offsets) -> Offsets:
@@ -110,7 +110,7 @@ def _guess_starts(data: Bytes, sample: Offsets) -> Offsets:
     alike[reach:] = False
     alike = alike.reshape(count, window)
     best = alike.argmax(axis=1)
-    lane = np.flatnonzero(alike[np.arange(count), best])
+    (lane,) = alike[np.arange(count), best].nonzero()
     return np.asarray(first + lane * lane_bytes + best[lane], dtype=np.int64)
 
 
@@ -122,7 +122,8 @@ def _walk_lanes(data: Bytes, lanes: Offsets) -> tuple[Offsets, Offsets, Offsets]
     of tiny frames does not hold up all of them.
     """
     last = len(data) - HEADER_SIZE
-    limits = np.append(lanes[1:], last + 1)
+    limits = np.empty_like(lanes)
+    limits[:-1], limits[-1] = lanes[1:], last + 1
     # The body length of a header at every offset, without a copy: fancy indexing reads what is asked for.
     total_body = np.ndarray((last + 1,), dtype=">u4", buffer=data, offset=_TOTAL_BODY_AT, strides=(1,))
     table = np.empty((_MAX_STEPS + 1, len(lanes)), dtype=np.int64)
@@ -151,21 +152,20 @@ def _walk_lanes(data: Bytes, lanes: Offsets) -> tuple[Offsets, Offsets, Offsets]
     return table.T[real.T], np.cumsum(counts, dtype=np.int64), table[counts, np.arange(len(lanes))]
 
 
-def _join(data: Bytes, walked: Offsets, bounds: Offsets, ends: Offsets) -> list[Offsets]:
+def _join(data: Bytes, lanes: Offsets, walked: Offsets, bounds: Offsets, ends: Offsets) -> list[Offsets]:
     """The positions that the walk from the first lane's start really visits, in pieces."""
-    starts = walked[np.append(0, bounds[:-1])]
     # Lanes whose walk does not end where the next one begins; the last lane has no next one.
-    broken = np.append(np.flatnonzero(ends[:-1] != starts[1:]), len(ends) - 1)
+    (broken,) = (ends[:-1] != lanes[1:]).nonzero()
     last = len(data) - HEADER_SIZE
-    pieces = []
+    pieces: list[Offsets] = []
     index, lane = 0, 0
     while True:
-        lane = int(broken[np.searchsorted(broken, lane)])
+        broken = broken[broken.searchsorted(lane) :]
+        if not len(broken):
+            return [*pieces, walked[index:], plain_walk(data, int(ends[-1]))]
+        lane = int(broken[0])
         pieces.append(walked[index : bounds[lane]])
         at, burst = int(ends[lane]), _FRAMES_PER_LANE
-        if lane == len(ends) - 1:  # nobody is ahead
-            pieces.append(plain_walk(data, at))
-            return pieces
         while at <= last:
             more = plain_walk(data, at, burst + 1)
             met = np.searchsorted(walked, more)
