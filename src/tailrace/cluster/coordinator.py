@@ -35,7 +35,8 @@ _BATCH = 64
 _MAX_ATTEMPTS = 5
 _TAKEOVER_S = 120.0
 
-Report = dict[int, dict[str, Any]]
+Row = dict[str, Any]
+Report = dict[int, Row]
 
 
 class Coordinator:
@@ -66,8 +67,10 @@ class Coordinator:
         self._ports: dict[str, int] = {}
         self._moving: dict[int, tuple[str, str]] = {}
         self._seen: dict[str, float] = {}
-        self._uuids: dict[int, str] = {}
-        """The branch on which each active was when it was last asked."""
+        self._actives: dict[int, Row] = {}
+        """How each active was when it was last asked."""
+        self._failovers = self._failovers_before = 0
+        """Altogether, and when the rebalance began that is under way."""
         self._files = DiskFiles(directory) if files is None else files
         self._member = member or (lambda name: Member(name, directory / name, self.bucket))
         self._clock = clock
@@ -181,14 +184,17 @@ class Coordinator:
             except TailraceError as error:
                 log.warning("node %s does not answer: %s", name, error)
         self._share_manifest(reports)
-        done = len(reports) == len(running)
-        for name, report in reports.items():  # first take away, then give
-            done &= self._try(name, self._demote, name, report)
-        for name, report in reports.items():
+        # First take away, then give. The map ends a node's fence: one that still has what is not its own must
+        # not get it.
+        ready = {
+            name: report for name, report in reports.items() if self._try(name, self._demote, name, report)
+        }
+        done = len(ready) == len(running)
+        for name, report in ready.items():
             done &= self._try(name, self._promote, name, report, reports)
-        for name in reports:
+        for name in ready:
             done &= self._try(name, self._push_map, name)
-        for name in reports:
+        for name in ready:
             done &= self._try(name, self._order, name)
         return done
 
@@ -250,7 +256,7 @@ class Coordinator:
     def _order(self, name: str) -> None:
         for number, row in self.members[name].report(self._sources(name)).items():
             if row["state"] == "active" and self.chains[number][:1] == (name,):
-                self._uuids[number] = row["vb_uuid"]
+                self._actives[number] = row
 
     def _sources(self, name: str) -> list[dict[str, Any]]:
         """From where a node receives what."""
@@ -318,12 +324,16 @@ class Coordinator:
         def best(number: int, left: Chain) -> str | None:
             """The copy with the most that is complete, of those that followed the active farthest: another
             may have more, of a history that was given up. One that a takeover has made active is the active.
+            One that has nothing complete yet, of an active that had something, is none.
             """
             moved = self._moving.get(number)
             if moved is not None and reports.get(moved[1], {}).get(number, {}).get("state") == "active":
                 return moved[1]
             rows = {one: reports[one][number] for one in left if number in reports.get(one, {})}
-            branch = self._uuids.get(number)
+            active = self._actives.get(number, {})
+            if active.get("high_seqno") and not force:
+                rows = {one: row for one, row in rows.items() if row["complete_seqno"]}
+            branch = active.get("vb_uuid")
 
             def merit(one: str) -> tuple[bool, int, int]:
                 known = rows[one]["branches"]
@@ -345,6 +355,7 @@ class Coordinator:
         promoted = sum(
             1 for old, new in zip(self.chains, chains, strict=True) if old and new and old[0] != new[0]
         )
+        self._failovers += 1
         self.members[name].kill()
         self.out.add(name)
         self._moving = {number: pair for number, pair in self._moving.items() if name not in pair}
@@ -389,6 +400,7 @@ class Coordinator:
         if any(not chain for chain in self.chains):
             yield "vbuckets that were lost begin empty"
         self.out -= set(nodes)
+        self._failovers_before = self._failovers
         targets = balanced(self.chains, nodes, self.replicas)
         changed = [number for number, chain in enumerate(targets) if chain != self.chains[number]]
         yield f"{len(changed)} of {self.vbuckets} vbuckets move"
@@ -516,12 +528,11 @@ class Coordinator:
         self.settle()
 
     def _check_alive(self, chains: Iterable[Chain]) -> None:
-        """Between two steps a node may have gone, or been failed over: no chain may name it then."""
-        chains = list(chains)
-        if not all(chains):
-            raise TailraceError("a vbucket has no copy any more, the rebalance ends here")
+        """Between two steps a node may have gone, or been failed over: what was planned with it is void."""
+        if self._failovers != self._failovers_before:
+            raise TailraceError("a node was failed over, the rebalance ends here")
         for name in dict.fromkeys(name for chain in chains for name in chain):
-            if name in self.out or not self.members[name].is_running:
+            if not self.members[name].is_running:
                 raise TailraceError(f"node {name} is down, the rebalance ends here")
 
     # figures
