@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 
 import pytest
@@ -22,7 +23,7 @@ class FakeCache:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.requests = []
-        self.connections = 0
+        self.writers = []
 
     async def __aenter__(self):
         self.server = await asyncio.start_server(self.talk, "127.0.0.1", 0)
@@ -31,13 +32,22 @@ class FakeCache:
 
     async def __aexit__(self, *_):
         self.server.close()
+        for writer in self.writers:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    @property
+    def connections(self):
+        return len(self.writers)
 
     async def talk(self, reader, writer):
-        self.connections += 1
-        while self.answers and (request := await reader.read(1 << 16)):
-            self.requests.append(request)
-            answer = self.answers.pop(0)
-            writer.write(answer(request) if callable(answer) else answer)
+        self.writers.append(writer)
+        with contextlib.suppress(OSError):
+            while self.answers and (request := await reader.read(1 << 16)):
+                self.requests.append(request)
+                answer = self.answers.pop(0)
+                writer.write(answer(request) if callable(answer) else answer)
         writer.close()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -229,3 +232,34 @@ def test_the_plugin_loads_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_who_connects_while_the_node_ends_leaves_no_socket_behind(monkeypatch):
+    """asyncio forgets a connection that was accepted just before its server closed; a ResourceWarning of the
+    socket would hit whichever test comes next.
+    """
+    left = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: left.append(str(found.exc_value)))
+    for how in ("kill", "stop") * 3:
+        with tailrace.testing.node(vbuckets=1) as node:
+            enough = threading.Event()
+
+            def connect(node=node, enough=enough):
+                held = []
+                while not enough.is_set():
+                    with contextlib.suppress(OSError):
+                        held.append(socket.create_connection((node.host, node.port), 1))
+                    if len(held) > 50:
+                        held.pop(0).close()
+                for one in held:
+                    one.close()
+
+            thread = threading.Thread(target=connect)
+            thread.start()
+            try:
+                getattr(node, how)()
+            finally:
+                enough.set()
+                thread.join()
+    gc.collect()
+    assert not [one for one in left if "unclosed" in one]

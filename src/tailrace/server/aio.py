@@ -211,7 +211,7 @@ class Server:
 
     async def stop(self) -> None:
         """A clean stop: no new connections, unfinished commands get their time, everything on disk."""
-        self.close_sockets()
+        await self.close_sockets()
         node = self.node
         deadline = node.clock.monotonic() + node.settings.drain_timeout
         while node.stop_sessions("the node stops") and node.clock.monotonic() < deadline:
@@ -224,10 +224,16 @@ class Server:
         await self.until_idle()
         node.close()
 
-    def close_sockets(self) -> None:
+    async def close_sockets(self) -> None:
         """Accept nothing more, and call nobody."""
         for task in self._dialling:
             task.cancel()
+        loop = asyncio.get_running_loop()
+        for server in self._servers:
+            for one in server.sockets:
+                loop.remove_reader(one.fileno())
+        # Who is accepted already has his turn first: asyncio forgets him, and his socket, if it is too late.
+        await asyncio.sleep(0)
         for server in self._servers:
             server.close()
         self._servers.clear()
