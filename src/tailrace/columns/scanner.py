@@ -102,9 +102,13 @@ _EXTRAS_FIELDS = {
     # shorter extras, and another use of the same bytes
     **_extras(dcp.DELETION_V1, {"deletion_nmeta": "nmeta"}),
 }
+_FIELDS = {**_HEADER_FIELDS, **_EXTRAS_FIELDS}
+_GROUPS = (slice(0, 2), slice(2, 5), slice(5, 7))
+"""Words that share their memory: CAS, seqno and rev become columns as they are, and should not keep the rest
+alive."""
+assert [_FIELDS[name].word for name in ("cas", "seqno", "rev")] == [2, 3, 4]
 _KEY_BYTE = _field("B", HEADER_SIZE + dcp.MUTATION.size)
 """Where the key of a mutation begins: the record has just room for that, and it is the collection id."""
-_FIELDS = {**_HEADER_FIELDS, **_EXTRAS_FIELDS}
 
 _MAGICS = np.isin(np.arange(256), [int(magic) for magic in Magic])
 # Plain numbers, because numpy takes a member of an enum for an int64 and widens the array that meets it.
@@ -256,14 +260,13 @@ def gather(data: Bytes, at: Offsets, dtype: np.dtype[np.void]) -> NDArray[np.voi
 
 def _gather_words(data: Bytes, at: Offsets) -> Words:
     """The records at ascending offsets, taken apart."""
-    # Arrays of their own, because some become columns as they are and should not keep the others alive.
-    words = [np.empty(len(at), dtype=np.uint64) for _ in range(_RECORD.itemsize // _WORD_BYTES)]
+    groups = [(part, np.empty((part.stop - part.start, len(at)), dtype=np.uint64)) for part in _GROUPS]
     for first in range(0, len(at), _BLOCK_ROWS):
         block = slice(first, first + _BLOCK_ROWS)
-        records = gather(data, at[block], _RECORD).view(">u8").reshape(-1, len(words))
-        for index, word in enumerate(words):
-            word[block] = records[:, index]
-    return words
+        records = gather(data, at[block], _RECORD).view(">u8").reshape(-1, _RECORD.itemsize // _WORD_BYTES)
+        for part, group in groups:
+            group[:, block] = records.T[part]
+    return [word for _, group in groups for word in group]
 
 
 _ROW_FIELDS = ("opcode", "datatype", "vbucket", "opaque", "cas", "seqno", "rev", "flags", "expiry")
