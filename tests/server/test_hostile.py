@@ -235,7 +235,7 @@ def test_many_who_never_read_are_not_too_many():
                 with Wire(node.port) as control:
                     control.ok(admin.Noop())
             unread, counted = node.call(
-                lambda _: (node._server._unread_bytes, sum(node._server._unread.values()))
+                lambda _: (node._server.unread.total, sum(node._server.unread.bytes_of.values()))
             )
             assert counted == unread <= 16 << 20
             with Wire(node.port) as reader:
@@ -245,9 +245,64 @@ def test_many_who_never_read_are_not_too_many():
             assert name(deaf[-1]) in there, "there is room for the newest"
             assert name(patient) in there, "who has little to wait for is never the one to go"
         deadline = time.monotonic() + 30
-        while node.call(lambda _: node._server._unread_bytes):
+        while node.call(lambda _: node._server.unread.total):
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+
+def wait_until(condition) -> None:
+    """Wait for something that comes by itself."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_many_who_never_end_their_requests_are_not_too_many():
+    """Each may send a large document. Together they would take 100 MiB, so those that began first go."""
+    limits = {"max_unprocessed": "16m", "max_value": "4m"}
+    with tailrace.testing.node(vbuckets=1, settings=limits) as node:
+        server = node._server
+
+        def held() -> dict[str, int]:
+            return node.call(lambda _: {one.peer: size for one, size in server.unprocessed.bytes_of.items()})
+
+        large = kv.Set(key=b"large", value=bytes(3 << 20)).encode()
+        with contextlib.ExitStack() as stack:
+            patient = stack.enter_context(Wire(node.port))
+            patient.send(kv.Set(key=b"patient", value=b"x" * 1000).encode()[:-10])
+            wait_until(lambda: name(patient) in held())
+            slow = [stack.enter_context(Wire(node.port)) for _ in range(40)]
+            for peer in slow:
+                with contextlib.suppress(ConnectionError):
+                    peer.send(large[: 5 << 19])
+                wait_until(lambda peer=peer: held().get(name(peer), 0) >= 5 << 19)
+            total, counted = node.call(
+                lambda _: (server.unprocessed.total, sum(server.unprocessed.bytes_of.values()))
+            )
+            assert counted == total <= 16 << 20
+            there = node.call(lambda inner: {one.peer for one in inner.sessions})
+            assert name(slow[0]) not in there
+            assert name(slow[-1]) in there, "there is room for the newest"
+            assert name(patient) in there, "who has sent little is never the one to go"
+            slow[-1].send(large[5 << 19 :])
+            assert slow[-1].receive().status == Status.SUCCESS
+            patient.send(b"x" * 10)
+            assert patient.receive().status == Status.SUCCESS
+            with Wire(node.port) as other:
+                assert len(other.ok(kv.Get(key=b"large")).value) == 3 << 20
+        wait_until(lambda: not node.call(lambda _: server.unprocessed.total))
+
+
+def test_a_request_in_single_bytes_counts_for_what_it_takes():
+    bench = Bench()
+    session = bench.session()
+    request = kv.Set(key=b"k", value=bytes(5000)).encode()
+    for at in range(4000):
+        session.receive_data(request[at : at + 1], 0.0)
+    assert session.unprocessed_bytes > 10 * 4000
+    session.receive_data(request[4000:], 0.0)
+    assert session.unprocessed_bytes == 0
 
 
 @pytest.mark.parametrize("last", ["silence", "quit", "half-closed", "garbage"])

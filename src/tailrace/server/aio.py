@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..store.base import Job
+from .burden import Burden
 from .node import Node
 from .session import Session
 from .topology import NodeAddress
@@ -78,8 +79,8 @@ class Server:
         self.node = node_of(self._run_job)
         self.node.dial = self._dial
         self._dialling: set[asyncio.Task[None]] = set()
-        self._unread: dict[Connection, int] = {}  # of those that take no more for now, the first one first
-        self._unread_bytes = 0
+        self.unread: Burden[Connection] = Burden()
+        self.unprocessed: Burden[Connection] = Burden()
 
     # connections that we make
 
@@ -122,29 +123,33 @@ class Server:
         """Make a connection that has just come in, or (``link``) that we made."""
         return Connection(self, tls=tls, link=link)
 
-    # peers that don't read
+    # what peers make us hold, see `burden`
 
     def count_unread(self, connection: Connection, size: int) -> None:
-        """So many bytes wait for a peer that takes no more for now; 0: it goes on.
-
-        Each peer has its limits, but there may be thousands. When they are too much for the node, one goes
-        that has waited long: among those with the larger part of the bytes, so that a change stream that is
-        a little slow does not pay for somebody who asks for large documents and never reads one.
-        """
-        self._unread_bytes += size - self._unread.get(connection, 0)
-        if size:
-            self._unread[connection] = size
-        else:
-            self._unread.pop(connection, None)
-        while self._unread_bytes > self.node.settings.max_unread:
-            average = self._unread_bytes / len(self._unread)
-            slow = next(one for one, unread in self._unread.items() if unread >= average)
+        """So many bytes of answers wait for a peer that takes no more for now; 0: it goes on."""
+        self.unread.count(connection, size)
+        while self.unread.total > self.node.settings.max_unread:
+            total, slow = self.unread.total, self.unread.heaviest()
             log.info(  # no more: a peer could fill the log with it
                 "%s takes none of its answers and is disconnected: %d bytes wait for all peers (max_unread)",
                 slow.peer,
-                self._unread_bytes,
+                total,
             )
-            self._unread_bytes -= self._unread.pop(slow)
+            slow.abort()
+
+    def count_unprocessed(self, connection: Connection, size: int) -> None:
+        """So many bytes of a peer's requests have come that can't be processed yet: mostly the rest of one is
+        missing.
+        """
+        self.unprocessed.count(connection, size)
+        while self.unprocessed.total > self.node.settings.max_unprocessed:
+            total, slow = self.unprocessed.total, self.unprocessed.heaviest()
+            log.info(
+                "%s does not end its request and is disconnected: %d bytes of all peers' wait "
+                "(max_unprocessed)",
+                slow.peer,
+                total,
+            )
             slow.abort()
 
     # life
@@ -260,6 +265,7 @@ class Connection(asyncio.Protocol):
         self._session: Session | Upstream | None = None
         self._transport: asyncio.Transport | None = None
         self._full = False  # the transport wants no more for now
+        self._unprocessed = 0  # as it was counted last
         self._reading = True
         self._pumping = False
         self._pump_due = False
@@ -323,6 +329,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         self._server.connections.discard(self)
         self._server.count_unread(self, 0)
+        self._server.count_unprocessed(self, 0)
         if self._session is not None:
             session, self._session = self._session, None
             session.connection_lost()
@@ -362,6 +369,9 @@ class Connection(asyncio.Protocol):
                     break
         finally:
             self._pumping = False
+        if isinstance(session, Session) and session.unprocessed_bytes != self._unprocessed:
+            self._unprocessed = session.unprocessed_bytes
+            self._server.count_unprocessed(self, self._unprocessed)
         if session.closed:
             if not self._full and not self._pump_due:  # all that it had is sent
                 transport.close()

@@ -42,6 +42,8 @@ assert commands  # imported for the table that it fills
 _BEFORE_LOGIN = frozenset({Op.HELLO, Op.SASL_LIST_MECHS, Op.SASL_AUTH, Op.SASL_STEP, Op.GET_ERROR_MAP})
 _TAP_OPCODES = range(TapOpcode.CONNECT, TapOpcode.CHECKPOINT_END + 1)
 _RESPONSES = (Magic.RESPONSE, Magic.FLEX_RESPONSE)
+_PIECE_BYTES = 64
+"""About what a piece of a request takes beside its bytes: a peer may send them one by one."""
 
 
 def _nothing() -> None:
@@ -147,6 +149,11 @@ class Session:
     def queued_bytes(self) -> int:
         """Of answers that nobody has asked for with `data_to_send` yet."""
         return self._queued
+
+    @property
+    def unprocessed_bytes(self) -> int:
+        """Of requests that have come and can't be processed yet, with what keeping them in pieces takes."""
+        return self._have + _PIECE_BYTES * len(self._parts) if self._parts else 0
 
     @property
     def wants_data(self) -> bool:

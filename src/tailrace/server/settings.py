@@ -77,6 +77,12 @@ class Settings:
         "answers that wait for all peers together; beyond it, who takes none for longest is disconnected",
         1 << 20,
     )
+    max_unprocessed: int = _setting(
+        _SIZE,
+        256 << 20,
+        "requests of all peers together that came only in part; beyond it, who began first is disconnected",
+        1 << 20,
+    )
     max_in_flight: int = _setting(_NUMBER, 32, "unfinished commands of a peer before it is no longer read", 1)
     drain_timeout: float = _setting(
         _SECONDS,
