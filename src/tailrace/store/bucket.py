@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,14 @@ from ..errors import DocumentRefused, RollbackImpossible, StoreCorrupt, StoreErr
 from ..history import FailoverLog
 from ..rng import vb_uuid
 from ..wire.codes import Status, VBucketState
-from .base import Compaction, Job, StoreSettings
+from .base import Job, StoreSettings
 from .collections import Manifest
-from .compaction import Generation, Losses, MergeJob, SealJob, choose_merge, plan_compaction
 from .documents import VBucket
 from .files import Files
-from .journal import BaseJob, CommitJob, HybridClock, Journal
-from .log import Batch, log_number
-from .manifest_file import ManifestFile, spliced
+from .journal import CommitJob, HybridClock
+from .log import Batch
 from .recovery import recover
-from .segment import Segment
+from .sealing import SealedStore
 from .vbucket import History
 
 __all__ = ["Bucket"]
@@ -32,7 +30,7 @@ __all__ = ["Bucket"]
 _ALIVE = (VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING)
 
 
-class Bucket:
+class Bucket(SealedStore):
     """One bucket of an engine. See `base.Bucket` for the contract."""
 
     def __init__(  # noqa: PLR0917
@@ -44,30 +42,16 @@ class Bucket:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        self.name = name
-        self.directory = directory
-        self.files = files
-        self.settings = settings
-        self.clock = HybridClock(clock)
-        self.now_s = self.clock.now_s
+        super().__init__(name, directory, files, settings, HybridClock(clock), rng)
         self.rng = rng
         self.persistence = True
-        self.vbuckets: list[VBucket | None] = []
         self.persisted: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)  # seqno of each vbucket on disk
         self.pending: list[bytes] = []  # frames that are not on disk, in the order of their making
         self.notes: list[int] = []  # ... and their notes
         self.waiting: dict[History, None] = {}  # vbuckets on whose changes somebody waits, always in order
-        self.memory_bytes = 0  # of frames in tails
         self.memory_limit = settings.memory_quota
         self.max_value = settings.max_value
-        self.segments: list[Segment] = []  # oldest first
-        self.epoch = 0  # rises whenever `segments` or a clip changes
-        self.generations: list[Generation] = []  # complete ones whose changes are in memory, oldest first
-        self.journal = Journal(files, directory, rng)
-        self.manifest_file = ManifestFile(files, directory)
-        self.next_segment = 1
         self.flush_failures = 0
-        self.last_change = self.clock.monotonic()  # when changes were last committed
         self.flushes = 0
         self.commits = 0
         self.collections = Manifest()
@@ -75,13 +59,6 @@ class Bucket:
         self._meta_queue: list[History] = []
         self._meta: dict[str, Any] = {}  # of the bucket, for the next batch
         self._cursors: dict[str, Mapping[str, Any]] = {}
-        self._commit: CommitJob | None = None
-        self._sealing: SealJob | None = None
-        self._merging: MergeJob | None = None
-        self.untaken_losses: dict[int, Losses] = {}
-        """Of a merge that the manifest file knows and the vbuckets don't yet."""
-        self.rotate_soon = False
-        self._closed = False
 
     # Birth, opening, stopping.
 
@@ -170,13 +147,6 @@ class Bucket:
         """As many vbuckets as the bucket will ever have, none of them here yet."""
         self.vbuckets = [None] * vbucket_count
         self.persisted = np.zeros(vbucket_count, np.uint64)
-
-    @property
-    def vbucket_count(self) -> int:
-        return len(self.vbuckets)
-
-    def __iter__(self) -> Iterator[VBucket]:
-        return (vbucket for vbucket in self.vbuckets if vbucket is not None)
 
     def branched(self, log: FailoverLog, seqno: int, vb_uuid: int) -> FailoverLog:
         """The log with a new branch, as long as this bucket keeps them."""
@@ -411,139 +381,8 @@ class Bucket:
         lost = {name: value for name, value in job.batch.meta.items() if name in ("manifest", "cursors")}
         self._meta = {**lost, **self._meta}
 
-    def _settle(self, *, cancel: bool = True) -> None:
-        """Nothing is under way on other threads afterwards. Merging that nobody asked for is broken off."""
-        if self._commit is not None:
-            self._commit.settle()
-        if self._merging is not None and cancel:
-            self._merging.cancel()
-        for job in (self._sealing, self._merging):
-            if job is not None:
-                job.settle()
-
-    # Generations: what is in memory until it is sealed.
-
-    @property
-    def generation_bytes(self) -> int:
-        """Half of the room for checkpoints: one grows, the one before serves slower streams."""
-        return int(self.settings.memory_quota * self.settings.checkpoint_share) // 2
-
-    def growing_bytes(self) -> int:
-        return self.memory_bytes - sum(generation.bytes for generation in self.generations)
-
-    def _rotate(self, job: CommitJob) -> None:
-        """Everything up to the batch that was just committed is a complete generation."""
-        assert job.rotate is not None
-        self.rotate_soon = False
-        generation = Generation(job.rotate, self.journal.number, self.journal.next_batch)
-        generation.bytes = job.growing_bytes
-        for vbucket in self:
-            tail = vbucket.rotate(generation)
-            if tail is not None:
-                generation.tails.append((vbucket.id, tail))
-        self.generations.append(generation)
-        self.journal.rotate()
-
-    def _recount(self) -> None:
-        """After changes left memory in the middle."""
-        for generation in self.generations:
-            generation.bytes = 0
-            generation.tails = []
-        self.memory_bytes = 0
-        for vbucket in self:
-            for tail in vbucket._old:
-                size = sum(map(len, tail.frames()))
-                self.memory_bytes += size
-                if tail.generation is not None:
-                    tail.generation.bytes += size
-                    tail.generation.tails.append((vbucket.id, tail))
-            self.memory_bytes += sum(map(len, vbucket._tail.frames()))
-
-    def _trim_memory(self) -> None:
-        """Sealed generations leave memory, the oldest first, as far as the room for checkpoints asks for
-        it.
-        """
-        self.forget_memory(int(self.settings.memory_quota * self.settings.checkpoint_share))
-
-    def forget_memory(self, room: int = 0) -> None:
-        """Sealed changes leave memory, the oldest first, until no more than this is left."""
-        while self.generations and self.generations[0].sealed and self.memory_bytes > room:
-            generation = self.generations.pop(0)
-            for vbucket in self:
-                vbucket.forget_tail(generation)
-            # They name each other: without this the frames would stay until the collector looks for circles,
-            # which a node has it do next to never.
-            generation.tails.clear()
-            self.memory_bytes -= generation.bytes
-
     def full(self) -> DocumentRefused:
         return DocumentRefused(Status.ETMPFAIL, "the disk is behind: memory_quota is used up")
-
-    # Maintenance.
-
-    def begin_maintenance(self) -> Job | None:
-        if self._closed:
-            return None
-        if self._sealing is None:
-            generation = next((g for g in self.generations if not g.sealed), None)
-            if generation is not None:
-                self._sealing = SealJob(self, generation)
-                return self._sealing
-        if self._merging is None and (plan := choose_merge(self)) is not None:
-            self._merging = MergeJob(self, plan)
-            return self._merging
-        return None
-
-    def maintain(self) -> None:
-        """All maintenance that is due, blocking."""
-        while (job := self.begin_maintenance()) is not None:
-            job.finish()
-
-    def begin_compaction(self, compaction: Compaction) -> Job | None:
-        if self._merging is not None:
-            return None
-        self._merging = MergeJob(self, plan_compaction(self, compaction), asked=True)
-        return self._merging
-
-    def compact(self, compaction: Compaction | None = None) -> None:
-        self._settle()
-        self.seal()
-        job = self.begin_compaction(compaction or Compaction())
-        if job is not None:
-            job.finish()
-
-    def seal(self) -> None:
-        """Flush, and put everything that is in memory into a segment."""
-        self._settle()
-        if self.growing_bytes():
-            self.rotate_soon = True
-            self.flush()
-        while any(not generation.sealed for generation in self.generations):
-            job = self.begin_maintenance()
-            if job is None:
-                break
-            job.finish()
-
-    def maintained(self, job: BaseJob) -> None:
-        """A job has come to its end."""
-        if job is self._merging:
-            self._merging = None
-        else:
-            self._sealing = None
-            self._trim_memory()
-
-    def replace_segments(self, merged: list[Segment], new: Segment | None, *, drop: bool) -> None:
-        """A new segment has what is in others, or in their stead; or what was in memory."""
-        self.segments = spliced(self.segments, merged, new, drop=drop)
-        self.epoch += 1
-        self.manifest_file.retire(segment.path for segment in merged if drop)
-
-    def remove_logs(self, up_to: int) -> None:
-        """Logs whose changes are sealed."""
-        numbers = ((name, log_number(name)) for name in self.files.names(self.directory))
-        self.manifest_file.retire(
-            f"{self.directory}/{name}" for name, number in numbers if number is not None and number <= up_to
-        )
 
     # Collections, cursors, figures.
 

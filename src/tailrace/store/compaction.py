@@ -31,7 +31,7 @@ from .segment import Frames, Piece, Segment, SegmentWriter, concatenate, segment
 from .snapshot import Drops, in_sorted
 
 if TYPE_CHECKING:
-    from .bucket import Bucket
+    from .sealing import SealedStore
 
 __all__ = ["Generation", "MergeJob", "SealJob", "choose_merge", "plan_compaction"]
 
@@ -54,7 +54,7 @@ class Generation:
 class SealJob(BaseJob):
     """Writes a generation as a segment; then its logs are no longer needed."""
 
-    def __init__(self, bucket: Bucket, generation: Generation) -> None:
+    def __init__(self, bucket: SealedStore, generation: Generation) -> None:
         super().__init__()
         self._bucket = bucket
         self._generation = generation
@@ -179,7 +179,7 @@ class MergePlan:
     whole: bool  # the segments are used up; otherwise only some vbuckets leave them
 
 
-def choose_merge(bucket: Bucket) -> MergePlan | None:
+def choose_merge(bucket: SealedStore) -> MergePlan | None:
     """The merge that is due, if any.
 
     Segments of about the same size are merged, `segment_fanout` at a time, so that their number grows with
@@ -219,7 +219,7 @@ def _tier(size: int, unit: int, fanout: int) -> int:
     return tier
 
 
-def _droppable(bucket: Bucket) -> int:
+def _droppable(bucket: SealedStore) -> int:
     """About how many frames a merge of everything would drop: superseded ones beyond the history, and
     clipped ones.
     """
@@ -234,12 +234,12 @@ def _droppable(bucket: Bucket) -> int:
     return int(np.maximum(pairs - bucket.settings.history_changes, 0).sum()) + clipped
 
 
-def plan_compaction(bucket: Bucket, compaction: Compaction) -> MergePlan:
+def plan_compaction(bucket: SealedStore, compaction: Compaction) -> MergePlan:
     """The merge that somebody asked for."""
     return _plan(bucket, bucket.segments, compaction)
 
 
-def _plan(bucket: Bucket, segments: list[Segment], asked: Compaction | None = None) -> MergePlan:
+def _plan(bucket: SealedStore, segments: list[Segment], asked: Compaction | None = None) -> MergePlan:
     only = None if asked is None or asked.vbuckets is None else set(asked.vbuckets)
     purge_time = bucket.now_s() - int(bucket.settings.tombstone_age)
     plans = []
@@ -276,7 +276,7 @@ class Cancelled(StoreError):
 class MergeJob(BaseJob):
     """Writes one segment in place of several, without what may be forgotten."""
 
-    def __init__(self, bucket: Bucket, plan: MergePlan, *, asked: bool = False) -> None:
+    def __init__(self, bucket: SealedStore, plan: MergePlan, *, asked: bool = False) -> None:
         super().__init__()
         self._bucket = bucket
         self._plan = plan
@@ -467,7 +467,7 @@ def _asked_for(
     return goes
 
 
-def _write_segment(bucket: Bucket, number: int, write: Any) -> Segment:
+def _write_segment(bucket: SealedStore, number: int, write: Any) -> Segment:
     """A new segment file, whole and durable, and open for reading."""
     writer = SegmentWriter(bucket.files, bucket.directory, number)
     try:
@@ -480,6 +480,6 @@ def _write_segment(bucket: Bucket, number: int, write: Any) -> Segment:
     return Segment(bucket.files, writer.path)
 
 
-def _remove(bucket: Bucket, number: int) -> None:
+def _remove(bucket: SealedStore, number: int) -> None:
     with contextlib.suppress(OSError):
         bucket.files.unlink(f"{bucket.directory}/{segment_name(number)}")

@@ -30,7 +30,8 @@ from .format import (
     expiries_at,
     frame_key,
 )
-from .vbucket import EXISTS, REV_SHIFT, SEQNO, History
+from .index import EXISTS, REV_SHIFT, SEQNO
+from .received import ReceivedHistory
 
 __all__ = ["VBucket"]
 
@@ -42,7 +43,7 @@ _MAX_LOCKS = 10_000
 _XATTR_ROOM = 1 << 20
 
 
-class VBucket(History):
+class VBucket(ReceivedHistory):
     """A vbucket with its documents."""
 
     def __init__(self, *args: Any) -> None:

@@ -1,12 +1,8 @@
 """A vbucket's history: numbered changes in memory and in segments, the index of its keys, its state and
 branches.
 
-What may be written, and under which conditions, is in `documents`. Here a change is a frame that has its
-seqno already.
-
-The index has an integer for each key: the seqno of its newest change in the low 63 bits, whether the document
-exists (is no tombstone) in bit 63, its rev above. It says *what* is newest, never where that is: places
-change with each compaction, seqnos don't. It is built when it is first needed, and again after a rollback.
+What may be written, and under which conditions, is in `documents`; what comes from elsewhere in `received`.
+Here a change is a frame that has its seqno already.
 """
 
 from __future__ import annotations
@@ -16,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import DocumentRefused
 from ..history import FailoverLog
-from ..wire.codes import DcpOpcode, Status, SystemEventId, VBucketState
+from ..wire.codes import SystemEventId, VBucketState
 from ..wire.header import HEADER_SIZE
 from .base import Snapshot, SnapshotRange
 from .checkpoint import Checkpoints, Tail
@@ -29,31 +24,20 @@ from .format import (
     NOTE_TRAITS,
     REPLACES,
     SYSTEM,
-    SYSTEM_EVENT,
     TOMBSTONE,
     collection_of,
     index_key,
-    revs_at,
     system_event,
-    traits_of,
 )
-from .segment import Frames, Piece
+from .index import EXISTS, SEQNO, count_documents, entry_of, forget_collection, index_frames
+from .segment import Piece
 from .snapshot import DiskSnapshot, Drops, MemorySnapshot, fold, superseded
 
 if TYPE_CHECKING:
     from .bucket import Bucket
-    from .collections import Manifest
     from .compaction import Generation
 
-__all__ = ["EXISTS", "REV_SHIFT", "SEQNO", "History"]
-
-EXISTS = 1 << 63
-SEQNO = EXISTS - 1
-REV_SHIFT = 64
-_NO_DOCUMENT = TOMBSTONE | SYSTEM
-_MAX_FOLDED = 16
-"""Received snapshots with gaps that are remembered one by one; older ones are remembered as one."""
-_BEGINS = (SystemEventId.COLLECTION_BEGIN, SystemEventId.SCOPE_CREATED, SystemEventId.COLLECTION_MODIFIED)
+__all__ = ["History"]
 
 
 class History:
@@ -215,7 +199,7 @@ class History:
             if (seqno, subject) in self.drops:
                 self._items = None
                 if self._index is not None:
-                    self._forget_collection(self._index, subject, seqno)
+                    forget_collection(self._index, subject, seqno)
                     self._items = count_documents(self._index)
 
     @property
@@ -233,16 +217,6 @@ class History:
             if event == SystemEventId.COLLECTION_BEGIN:
                 begun.add(subject)
         return found
-
-    @staticmethod
-    def _forget_collection(index: dict[bytes, int], collection: int, seqno: int) -> None:
-        gone = [
-            key
-            for key, entry in index.items()
-            if key[0] != 1 and collection_of(key) == collection and entry & SEQNO < seqno
-        ]
-        for key in gone:
-            del index[key]
 
     def frame_at(self, seqno: int) -> bytes | None:
         """The frame with this seqno, from memory or disk."""
@@ -272,7 +246,7 @@ class History:
                 index[index_key(frame)] = entry_of(frame, int.from_bytes(frame[24:32], "big"), note)
         drops = self.drops
         for seqno, collection in drops:
-            self._forget_collection(index, collection, seqno)
+            forget_collection(index, collection, seqno)
         self._index = index
         if self._items is None:
             self._items = count_documents(index)
@@ -468,106 +442,6 @@ class History:
         self._checkpoint_end = seqno + self._bucket.settings.checkpoint_items
         self._pieces_epoch = -1
 
-    # Collections.
-
-    def apply_manifest(self, manifest: Manifest, previous_uid: int) -> None:
-        """Append the system events that lead from the collections that this vbucket knows to the
-        manifest's.
-        """
-        for event, version, name, value in list(manifest.events_from(self.events, previous_uid)):
-            self._append_event(event, version, name, value)
-
-    def _append_event(self, event: int, version: int, name: bytes, value: bytes) -> None:
-        seqno = self.high_seqno + 1
-        frame = (
-            SYSTEM_EVENT.pack(
-                0x80,
-                DcpOpcode.SYSTEM_EVENT,
-                len(name),
-                13,
-                0,
-                self.id,
-                13 + len(name) + len(value),
-                0,
-                self._bucket.clock.next(),
-                seqno,
-                event,
-                version,
-            )
-            + name
-            + value
-        )
-        self._append_system(frame, seqno)
-
-    def _append_system(self, frame: bytes, seqno: int) -> None:
-        event, subject = system_event(frame)
-        scope = event in (SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED)
-        same = (3, 4) if scope else (0, 1, 5)
-        earlier = [s for s, e, which, _ in self.events if which == subject and e in same]
-        old = earlier[-1] if earlier else 0
-        entry = seqno | (EXISTS if event in _BEGINS else 0)
-        self._append(index_key(frame), frame, seqno, entry, old, SYSTEM)
-
-    # A replica's side.
-
-    def begin_snapshot(self, start: int, end: int, purge_seqno: int = 0) -> None:
-        if start > end:
-            raise DocumentRefused(Status.EINVAL, f"a snapshot from {start} to {end}")
-        if start < self.high_seqno and end <= self.high_seqno:
-            raise DocumentRefused(
-                Status.ERANGE, f"a snapshot from {start} to {end} when {self.high_seqno} is here"
-            )
-        # Until it is complete, the vbucket can only be trusted up to what it has now.
-        complete = self.complete_seqno
-        if complete == self.high_seqno:
-            self._has_gaps = False
-        else:
-            # A snapshot that is taken up again may be cut shorter than it was announced at first. What is
-            # here of it was folded up to the first end.
-            end = max(end, self._received.end)
-        self._received = SnapshotRange(complete, end)
-        self.purge_seqno = max(self.purge_seqno, purge_seqno)
-        self._bucket.queue_meta(self)
-
-    def receive(self, frame: bytes) -> None:
-        seqno = int.from_bytes(frame[24:32], "big")
-        if not self.high_seqno < seqno <= self.received.end:
-            raise DocumentRefused(
-                Status.ERANGE,
-                f"seqno {seqno} after {self.high_seqno}, in a snapshot up to {self.received.end}",
-            )
-        traits = traits_of(frame)
-        if seqno != self.high_seqno + 1:
-            self._has_gaps = True
-        self._tail.expect(seqno)
-        self._bucket.clock.observe(int.from_bytes(frame[16:24], "big"))
-        if traits & SYSTEM:
-            self._append_system(frame, seqno)
-        else:
-            index = self._index if self._index is not None else self._load()
-            key = index_key(frame)
-            self._append(key, frame, seqno, entry_of(frame, seqno, traits), index.get(key, 0), traits)
-        if seqno == self._received.end and self._has_gaps:
-            self._note_folded(self._received)
-        self._bucket.queue_meta(self)
-
-    def end_snapshot(self) -> None:
-        self._received = SnapshotRange(self.complete_seqno, self.high_seqno)
-        if self._has_gaps and self._received.start < self._received.end:
-            self._note_folded(self._received)
-        self._bucket.queue_meta(self)
-
-    def _note_folded(self, received: SnapshotRange) -> None:
-        needed = min(self.rollback_floor, self.sealed_seqno)  # nobody asks for a state before this
-        folded = [one for one in self._folded if one.end > needed] + [received]
-        if len(folded) > _MAX_FOLDED:
-            folded[:2] = [SnapshotRange(folded[0].start, folded[1].end)]
-        self._folded = folded
-
-    def set_failover_log(self, log: FailoverLog) -> None:
-        self.failover_log = log
-        self._bucket.queue_meta(self)
-
     # What is stored beside the changes.
 
     def to_json(self, *, whole: bool) -> dict[str, Any]:
@@ -634,36 +508,3 @@ class History:
         first = self._old[0].first if self._old else self._tail.first
         self._checkpoints = Checkpoints(self._checkpoints.open_id + 1, first - 1)
         self._checkpoint_end = first - 1 + self._bucket.settings.checkpoint_items
-
-
-def count_documents(index: dict[bytes, int]) -> int:
-    """How many keys of an index are live documents."""
-    return sum(1 for key, entry in index.items() if entry & EXISTS and key[0] != 1)
-
-
-def entry_of(frame: bytes, seqno: int, traits: int) -> int:
-    """The index entry for a frame."""
-    if traits & SYSTEM:
-        return seqno | (EXISTS if system_event(frame)[0] in _BEGINS else 0)
-    exists = 0 if traits & TOMBSTONE else EXISTS
-    return int.from_bytes(frame[32:40], "big") << REV_SHIFT | exists | seqno
-
-
-def index_frames(index: dict[bytes, int], frames: Frames) -> None:
-    """Put the keys of whole frames into an index, in order."""
-    offsets = frames.offsets
-    data = frames.data
-    traits = frames.traits
-    starts = offsets + HEADER_SIZE + data[offsets + 4]
-    ends = starts + (data[offsets + 2].astype(np.int64) << 8) + data[offsets + 3]
-    raw = data.tobytes()
-    keys = [raw[start:stop] for start, stop in zip(starts.tolist(), ends.tolist(), strict=True)]
-    marked = frames.seqnos | np.where(traits & _NO_DOCUMENT, np.uint64(0), np.uint64(EXISTS))
-    revs = revs_at(data, offsets).tolist()
-    entries = [rev << REV_SHIFT | low for rev, low in zip(revs, marked.tolist(), strict=True)]
-    for place in np.flatnonzero(traits & SYSTEM).tolist():
-        start = int(offsets[place])
-        frame = raw[start : start + int(frames.lengths[place])]
-        keys[place] = index_key(frame)
-        entries[place] = entry_of(frame, int(frames.seqnos[place]), int(traits[place]))
-    index.update(zip(keys, entries, strict=True))

@@ -1,0 +1,76 @@
+"""The index of a vbucket's keys.
+
+It has an integer for each key: the seqno of its newest change in the low 63 bits, whether the document exists
+(is no tombstone) in bit 63, its rev above. It says *what* is newest, never where that is: places change with
+each compaction, seqnos don't. It is built when it is first needed, and again after a rollback.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..wire.codes import SystemEventId
+from ..wire.header import HEADER_SIZE
+from .format import SYSTEM, TOMBSTONE, collection_of, index_key, revs_at, system_event
+from .segment import Frames
+
+__all__ = [
+    "BEGINS",
+    "EXISTS",
+    "REV_SHIFT",
+    "SEQNO",
+    "count_documents",
+    "entry_of",
+    "forget_collection",
+    "index_frames",
+]
+
+EXISTS = 1 << 63
+SEQNO = EXISTS - 1
+REV_SHIFT = 64
+_NO_DOCUMENT = TOMBSTONE | SYSTEM
+BEGINS = (SystemEventId.COLLECTION_BEGIN, SystemEventId.SCOPE_CREATED, SystemEventId.COLLECTION_MODIFIED)
+
+
+def count_documents(index: dict[bytes, int]) -> int:
+    """How many keys of an index are live documents."""
+    return sum(1 for key, entry in index.items() if entry & EXISTS and key[0] != 1)
+
+
+def entry_of(frame: bytes, seqno: int, traits: int) -> int:
+    """The index entry for a frame."""
+    if traits & SYSTEM:
+        return seqno | (EXISTS if system_event(frame)[0] in BEGINS else 0)
+    exists = 0 if traits & TOMBSTONE else EXISTS
+    return int.from_bytes(frame[32:40], "big") << REV_SHIFT | exists | seqno
+
+
+def forget_collection(index: dict[bytes, int], collection: int, seqno: int) -> None:
+    """A collection ended or was emptied: its documents from before are gone."""
+    gone = [
+        key
+        for key, entry in index.items()
+        if key[0] != 1 and collection_of(key) == collection and entry & SEQNO < seqno
+    ]
+    for key in gone:
+        del index[key]
+
+
+def index_frames(index: dict[bytes, int], frames: Frames) -> None:
+    """Put the keys of whole frames into an index, in order."""
+    offsets = frames.offsets
+    data = frames.data
+    traits = frames.traits
+    starts = offsets + HEADER_SIZE + data[offsets + 4]
+    ends = starts + (data[offsets + 2].astype(np.int64) << 8) + data[offsets + 3]
+    raw = data.tobytes()
+    keys = [raw[start:stop] for start, stop in zip(starts.tolist(), ends.tolist(), strict=True)]
+    marked = frames.seqnos | np.where(traits & _NO_DOCUMENT, np.uint64(0), np.uint64(EXISTS))
+    revs = revs_at(data, offsets).tolist()
+    entries = [rev << REV_SHIFT | low for rev, low in zip(revs, marked.tolist(), strict=True)]
+    for place in np.flatnonzero(traits & SYSTEM).tolist():
+        start = int(offsets[place])
+        frame = raw[start : start + int(frames.lengths[place])]
+        keys[place] = index_key(frame)
+        entries[place] = entry_of(frame, int(frames.seqnos[place]), int(traits[place]))
+    index.update(zip(keys, entries, strict=True))

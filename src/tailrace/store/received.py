@@ -1,0 +1,127 @@
+"""What a vbucket takes from elsewhere: a replica's snapshots from its active, and the system events that lead
+to the bucket's manifest of collections.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import DocumentRefused
+from ..history import FailoverLog
+from ..wire.codes import DcpOpcode, Status, SystemEventId
+from .base import SnapshotRange
+from .format import SYSTEM, SYSTEM_EVENT, index_key, system_event, traits_of
+from .index import BEGINS, EXISTS, entry_of
+from .vbucket import History
+
+if TYPE_CHECKING:
+    from .collections import Manifest
+
+__all__ = ["ReceivedHistory"]
+
+_MAX_FOLDED = 16
+"""Received snapshots with gaps that are remembered one by one; older ones are remembered as one."""
+
+
+class ReceivedHistory(History):
+    """A vbucket's history, as far as others decide what is in it."""
+
+    # Collections.
+
+    def apply_manifest(self, manifest: Manifest, previous_uid: int) -> None:
+        """Append the system events that lead from the collections that this vbucket knows to the
+        manifest's.
+        """
+        for event, version, name, value in list(manifest.events_from(self.events, previous_uid)):
+            self._append_event(event, version, name, value)
+
+    def _append_event(self, event: int, version: int, name: bytes, value: bytes) -> None:
+        seqno = self.high_seqno + 1
+        frame = (
+            SYSTEM_EVENT.pack(
+                0x80,
+                DcpOpcode.SYSTEM_EVENT,
+                len(name),
+                13,
+                0,
+                self.id,
+                13 + len(name) + len(value),
+                0,
+                self._bucket.clock.next(),
+                seqno,
+                event,
+                version,
+            )
+            + name
+            + value
+        )
+        self._append_system(frame, seqno)
+
+    def _append_system(self, frame: bytes, seqno: int) -> None:
+        event, subject = system_event(frame)
+        scope = event in (SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED)
+        same = (3, 4) if scope else (0, 1, 5)
+        earlier = [s for s, e, which, _ in self.events if which == subject and e in same]
+        old = earlier[-1] if earlier else 0
+        entry = seqno | (EXISTS if event in BEGINS else 0)
+        self._append(index_key(frame), frame, seqno, entry, old, SYSTEM)
+
+    # A replica's side.
+
+    def begin_snapshot(self, start: int, end: int, purge_seqno: int = 0) -> None:
+        if start > end:
+            raise DocumentRefused(Status.EINVAL, f"a snapshot from {start} to {end}")
+        if start < self.high_seqno and end <= self.high_seqno:
+            raise DocumentRefused(
+                Status.ERANGE, f"a snapshot from {start} to {end} when {self.high_seqno} is here"
+            )
+        # Until it is complete, the vbucket can only be trusted up to what it has now.
+        complete = self.complete_seqno
+        if complete == self.high_seqno:
+            self._has_gaps = False
+        else:
+            # A snapshot that is taken up again may be cut shorter than it was announced at first. What is
+            # here of it was folded up to the first end.
+            end = max(end, self._received.end)
+        self._received = SnapshotRange(complete, end)
+        self.purge_seqno = max(self.purge_seqno, purge_seqno)
+        self._bucket.queue_meta(self)
+
+    def receive(self, frame: bytes) -> None:
+        seqno = int.from_bytes(frame[24:32], "big")
+        if not self.high_seqno < seqno <= self.received.end:
+            raise DocumentRefused(
+                Status.ERANGE,
+                f"seqno {seqno} after {self.high_seqno}, in a snapshot up to {self.received.end}",
+            )
+        traits = traits_of(frame)
+        if seqno != self.high_seqno + 1:
+            self._has_gaps = True
+        self._tail.expect(seqno)
+        self._bucket.clock.observe(int.from_bytes(frame[16:24], "big"))
+        if traits & SYSTEM:
+            self._append_system(frame, seqno)
+        else:
+            index = self._index if self._index is not None else self._load()
+            key = index_key(frame)
+            self._append(key, frame, seqno, entry_of(frame, seqno, traits), index.get(key, 0), traits)
+        if seqno == self._received.end and self._has_gaps:
+            self._note_folded(self._received)
+        self._bucket.queue_meta(self)
+
+    def end_snapshot(self) -> None:
+        self._received = SnapshotRange(self.complete_seqno, self.high_seqno)
+        if self._has_gaps and self._received.start < self._received.end:
+            self._note_folded(self._received)
+        self._bucket.queue_meta(self)
+
+    def _note_folded(self, received: SnapshotRange) -> None:
+        needed = min(self.rollback_floor, self.sealed_seqno)  # nobody asks for a state before this
+        folded = [one for one in self._folded if one.end > needed] + [received]
+        if len(folded) > _MAX_FOLDED:
+            folded[:2] = [SnapshotRange(folded[0].start, folded[1].end)]
+        self._folded = folded
+
+    def set_failover_log(self, log: FailoverLog) -> None:
+        self.failover_log = log
+        self._bucket.queue_meta(self)
