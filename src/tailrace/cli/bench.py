@@ -15,9 +15,9 @@ from .common import note
 BENCHES = {
     "decode": ("changes into Arrow columns, beside memcpy and a loop over messages", ["--rounds", "3"]),
     "client": ("a stream into Arrow, beside raw loopback", ["--mib", "64", "--rounds", "3"]),
-    "stream": ("a node's stream from disk, beside raw loopback", ["--rounds", "3"]),
+    "stream": ("a node's stream from disk, beside raw loopback", ["--docs", "100000", "--rounds", "3"]),
     "frontend": ("key-value requests, beside memcached", ["--rounds", "3"]),
-    "store": ("updates with fsync, beside RocksDB", ["--docs", "200000", "--updates", "300000"]),
+    "store": ("updates with fsync, beside RocksDB", ["--docs", "50000", "--updates", "100000"]),
 }
 """What each answers, and with which options it does so in well under a minute."""
 
