@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..frames import Chunk, collections_at, seqnos_at
+from ..frames import Chunk, Offsets, collections_at, seqnos_at
+from ..wire.header import HEADER_SIZE
 from .format import NOTE_SHIFT, NOTE_TRAITS, SYSTEM, collection_of, frame_key
 from .segment import Frames, Piece
 
@@ -17,6 +18,7 @@ STREAM_TRAITS = 0x7F
 """What a producer wants to know of a chunk: all but REPLACES."""
 
 _NO_SEQNOS = np.empty(0, np.uint64)
+_FEW = 32
 
 
 class Drops:
@@ -95,33 +97,33 @@ class MemorySnapshot:
         self.checkpoint_id = checkpoint_id
         self._frames = frames
         self._traits = traits
+        self._lengths: Offsets | None = None
         self._at = 0
 
     def read(self, max_bytes: int = 512 << 10) -> Chunk | None:
-        frames, at = self._frames, self._at
-        if at == len(frames):
+        at, count = self._at, len(self._frames)
+        if at == count:
             return None
-        stop, size = at, 0
-        while stop < len(frames) and (stop == at or size + len(frames[stop]) <= max_bytes):
-            size += len(frames[stop])
-            stop += 1
-        chunk = chunk_of(frames[at:stop], self._traits[at:stop])
+        if self._lengths is None:
+            self._lengths = np.fromiter(map(len, self._frames), np.int64, count)
+        lengths = self._lengths[at : at + max_bytes // HEADER_SIZE + 1]  # more can't go
+        ends = np.cumsum(lengths)
+        if ends[-1] > max_bytes:
+            fitting = max(int(np.searchsorted(ends, max_bytes, "right")), 1)
+            lengths, ends = lengths[:fitting], ends[:fitting]
+        stop = at + len(ends)
+        frames = self._frames if stop - at == count else self._frames[at:stop]
+        data = np.frombuffer(bytearray().join(frames), np.uint8)
+        offsets = ends - lengths
+        traits = np.frombuffer(self._traits, np.uint8, stop - at, at)
         self._at = stop
-        if stop == len(frames):
+        if stop == count:
             self.close()
-        return chunk
+        every = int(np.bitwise_or.reduce(traits)) & STREAM_TRAITS
+        return Chunk(data, offsets, int(seqnos_at(data, offsets[-1:])[0]), every)
 
     def close(self) -> None:
-        self._frames, self._traits, self._at = [], b"", 0
-
-
-def chunk_of(frames: Sequence[bytes], traits: bytes) -> Chunk:
-    """Frames in memory as a chunk."""
-    data = np.frombuffer(bytearray().join(frames), np.uint8)
-    lengths = np.fromiter(map(len, frames), np.int64, len(frames))
-    offsets = np.cumsum(lengths) - lengths
-    every = int(np.bitwise_or.reduce(np.frombuffer(traits, np.uint8))) & STREAM_TRAITS
-    return Chunk(data, offsets, int(seqnos_at(data, offsets[-1:])[0]), every)
+        self._frames, self._traits, self._lengths, self._at = [], b"", None, 0
 
 
 def fold(
@@ -129,8 +131,14 @@ def fold(
 ) -> tuple[list[bytes], bytes]:
     """Only the newest version of each key, of changes that stand in order; and their traits."""
     first = seqnos[0]
-    dead = {old for note in notes if (old := note >> NOTE_SHIFT) >= first}
-    traits = bytes([note & NOTE_TRAITS for note in notes])
+    if len(notes) < _FEW:  # as most that follow a live stream are: not worth an array
+        dead = {old for note in notes if (old := note >> NOTE_SHIFT) >= first}
+        traits = bytes([note & NOTE_TRAITS for note in notes])
+    else:
+        noted = np.array(notes, np.uint64)
+        olds = noted >> np.uint64(NOTE_SHIFT)
+        dead = set(olds[olds >= first].tolist())
+        traits = (noted & np.uint64(NOTE_TRAITS)).astype(np.uint8).tobytes()
     if not dead and not drops:
         return frames, traits
     kept = [

@@ -338,14 +338,13 @@ class History:
         if rest is None:
             return self._disk_snapshot(after, sealed)
         dead = superseded(self.pieces, after)
-        later = {
-            old
-            for tail in (*self._old, self._tail)
-            for note in tail.notes(tail.after(sealed), tail.after(rest.end))
-            if after < (old := note >> NOTE_SHIFT) <= sealed
-        }
-        if later:
-            dead = np.union1d(dead, np.fromiter(later, np.uint64, len(later)))
+        notes: list[int] = []
+        for tail in (*self._old, self._tail):
+            notes += tail.notes(tail.after(sealed), tail.after(rest.end))
+        olds = np.array(notes, np.uint64) >> np.uint64(NOTE_SHIFT)
+        later = olds[(olds > after) & (olds <= sealed)]
+        if len(later):
+            dead = np.union1d(dead, later)
         return DiskSnapshot(after, rest.end, self.pieces, dead, Drops(self.drops, rest.end), rest=rest)
 
     def on_change(self, callback: Callable[[], None] | None) -> None:
