@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -221,6 +223,42 @@ def test_a_takeover_by_tap_that_breaks_is_undone(nodes, monkeypatch, when):
     assert all(source.get(f"k{number}", vbucket=1) == number for number in range(20))
     assert move(source, target, [1], dialect="tap").vbuckets == [1]
     assert all(target.get(f"k{number}", vbucket=1) == number for number in range(20))
+
+
+@pytest.mark.parametrize("victim", ["source", "target"])
+@pytest.mark.parametrize("dialect", ["dcp", "tap"])
+@pytest.mark.parametrize("turns", [0, 1, 3])
+def test_a_node_that_dies_in_the_middle(nodes, monkeypatch, dialect, victim, turns):
+    """The command says so; when the node is back the same command brings it to its end. Nothing is lost."""
+    source, target = nodes
+    for number in range(300):
+        source.set(f"k{number}", "x" * 200, vbucket=MOVING[number % 3])
+    source.persist()
+    move(source, target, [])
+    dying = source if victim == "source" else target
+    left = [turns]
+
+    def dies(*_):
+        left[0] -= 1
+        if left[0] == -1:
+            dying.kill()
+
+    def select_(*arguments):
+        dies()
+        return select.select(*arguments)
+
+    monkeypatch.setattr(takeover, "select", SimpleNamespace(select=select_))
+    monkeypatch.setattr(takeover, "time", SimpleNamespace(sleep=dies))
+    with contextlib.suppress(TailraceError):  # it may have been over before
+        move(source, target, MOVING, dialect=dialect)
+    monkeypatch.undo()
+    dying.start()
+    for number in MOVING:
+        assert (states(source)[number], states(target)[number]) != ("active", "active")
+    move(source, target, MOVING, dialect=dialect)
+    assert [states(target)[number] for number in MOVING] == ["active"] * 3
+    assert [states(source)[number] for number in MOVING] == ["dead"] * 3
+    assert all(target.get(f"k{number}", vbucket=MOVING[number % 3]) == "x" * 200 for number in range(300))
 
 
 def test_what_somebody_else_left_half_done_is_finished(nodes):

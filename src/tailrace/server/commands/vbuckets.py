@@ -26,7 +26,9 @@ _NOT_PERSISTED, _PERSISTED, _NOT_FOUND, _DELETED = 0x00, 0x01, 0x80, 0x81
 
 @command(admin.SetVBucket)
 def set_vbucket(call: Call[admin.SetVBucket]) -> Reply:
-    """Creates a vbucket or changes its state."""
+    """Creates a vbucket or changes its state; that is on disk when it is answered: who is told that a vbucket
+    is dead here makes it active elsewhere.
+    """
     request, bucket = call.request, call.bucket
     if request.vbucket >= bucket.store.vbucket_count:
         raise Refused(Status.ERANGE, f"the bucket has {bucket.store.vbucket_count} vbuckets")
@@ -40,7 +42,13 @@ def set_vbucket(call: Call[admin.SetVBucket]) -> Reply:
             pending.fail(getattr(error, "status", Status.EINTERNAL), str(error))
             return
         call.node.vbucket_changed(bucket, request.vbucket)
-        pending.succeed(call.success())
+        bucket.after_flush(flushed)
+
+    def flushed(error: StoreError | None) -> None:
+        if error is None:
+            pending.succeed(call.success())
+        else:
+            pending.fail(Status.ETMPFAIL, str(error))
 
     bucket.exclusively(act)
     return pending
