@@ -18,7 +18,7 @@ import pytest
 
 from tailrace.spark.session import prepare_environment
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
 _PATIENCE_S = 120.0
 
@@ -87,14 +87,27 @@ def _waited_for(log: Path, pattern: str) -> str:
     raise AssertionError(f"{log.name} does not say {pattern!r}:\n{log.read_text(errors='replace')[-3000:]}")
 
 
-def test_mirror_rollback_and_verify_on_a_cluster(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as url:
+        yield url
+
+
+def submit(master: str, job: str, directory: Path) -> str:
+    """Run a job of this folder; what it printed last."""
     import pyspark
 
-    with cluster(tmp_path) as url:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "SPARK_LOCAL_IP": "127.0.0.1"}
-        submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-        job = [str(Path(__file__).parent / "core_scenario.py"), str(tmp_path)]
-        command = [str(submit), "--master", url, *SETTINGS, *job]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        assert done.stdout.split()[-1] == "2", f"not on two executors: {done.stdout[-300:]}"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "SPARK_LOCAL_IP": "127.0.0.1"}
+    program = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    command = [str(program), "--master", master, *SETTINGS, str(Path(__file__).parent / job), str(directory)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout.split()[-1]
+
+
+def test_mirror_rollback_and_verify_on_a_cluster(master: str, tmp_path: Path) -> None:
+    assert submit(master, "core_scenario.py", tmp_path) == "2", "not on two executors"
+
+
+def test_an_executor_is_killed_in_mid_batch(master: str, tmp_path: Path) -> None:
+    assert submit(master, "executor_kill.py", tmp_path) == "killed"

@@ -100,11 +100,11 @@ def test_a_query_that_ends_waits_for_all_or_for_enough(tmp_path: Path) -> None:
     spool = Spool(tmp_path, [0], 1 << 20)
     spool.append(delivery(1))
     spool.flush()
-    assert spool.take(0, **NOTHING_SAID, gather=True) == []
-    assert spool.take(0, **NOTHING_SAID | {"max_rows": 3}, gather=True)
+    assert spool.take(0, **NOTHING_SAID, gather_bytes=1 << 20) == []
+    assert spool.take(0, **NOTHING_SAID | {"max_rows": 3}, gather_bytes=1 << 20)
     spool.fill([delivery(4)])
     assert spool.finished
-    assert seqnos(spool.take(0, **NOTHING_SAID, gather=True)) == list(range(1, 7))
+    assert seqnos(spool.take(0, **NOTHING_SAID, gather_bytes=1 << 20)) == list(range(1, 7))
 
 
 def test_a_full_spool_is_enough(tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ def test_a_full_spool_is_enough(tmp_path: Path) -> None:
     spool.append(delivery(1))
     waiting = threading.Thread(target=spool.append, args=(delivery(4),))
     waiting.start()
-    assert seqnos(spool.take(0, **NOTHING_SAID, gather=True)) == [1, 2, 3]
+    assert seqnos(spool.take(0, **NOTHING_SAID, gather_bytes=1 << 20)) == [1, 2, 3]
     spool.release(1)
     waiting.join(60)
-    assert seqnos(spool.take(1, **NOTHING_SAID, gather=True)) == [4, 5, 6]
+    assert seqnos(spool.take(1, **NOTHING_SAID, gather_bytes=1 << 20)) == [4, 5, 6]
 
 
 def test_nothing_comes_after_what_could_not_be_written(tmp_path: Path) -> None:

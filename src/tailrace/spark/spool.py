@@ -36,8 +36,6 @@ SEGMENT_ROWS = 50_000
 
 _RUN_ROWS = 256
 """Runs shorter than this are copied together: a batch has its price, on every side."""
-_ENOUGH_BYTES = 512 << 20
-"""Half of this is enough for a batch, if nothing else is said: a batch is held in memory by its tasks."""
 
 
 class Delivery(NamedTuple):
@@ -206,12 +204,19 @@ class Spool:
             return self._finished
 
     def take(
-        self, after: int, *, max_rows: int | None, max_bytes: int | None, wait_s: float, gather: bool = False
+        self,
+        after: int,
+        *,
+        max_rows: int | None,
+        max_bytes: int | None,
+        wait_s: float,
+        gather_bytes: int | None = None,
     ) -> list[Segment]:
         """The segments from number ``after`` on that fit into a batch, at least one if there is any.
 
-        Waits up to ``wait_s`` for the first one; with ``gather`` for as much as a batch may have, or half of
-        what the spool may. Raises what stopped the consumer, once all that came before it has been taken.
+        Waits up to ``wait_s`` for the first one; with ``gather_bytes`` for so much, or as much as a batch may
+        have, or half of what the spool may. Raises what stopped the consumer, once all that came before it
+        has been taken.
         """
 
         def is_enough() -> bool:
@@ -220,12 +225,12 @@ class Spool:
             rows = sum(segment.rows for segment in later)
             return (
                 self._size >= self._limit_bytes
-                or 2 * size >= min(self._limit_bytes, _ENOUGH_BYTES)
+                or size >= min(self._limit_bytes // 2, gather_bytes or 0)
                 or (max_rows is not None and rows >= max_rows)
                 or (max_bytes is not None and size >= max_bytes)
             )
 
-        if gather:
+        if gather_bytes is not None:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_over() or is_enough(), timeout=wait_s)
                 if not (self._is_over() or is_enough()):

@@ -40,6 +40,9 @@ __all__ = ["SpooledPartition", "StreamReader"]
 _POLL_S = 0.05
 """How long a batch waits for its first change; Spark asks again at once."""
 
+_ENOUGH_BYTES = 256 << 20
+"""Enough for a batch of a query that ends, if nothing else is said: its tasks may hold it in memory."""
+
 
 class SpooledPartition(InputPartition):
     """Files of the spool, and (for the mirror) where their vbuckets stand at the end of the batch."""
@@ -101,12 +104,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while True:
             finished = spool.finished  # before the look: what came until then is seen by it
             segments = spool.take(
-                first, max_rows=max_rows, max_bytes=max_bytes, wait_s=_POLL_S, gather=self._ends
+                first,
+                max_rows=max_rows,
+                max_bytes=max_bytes,
+                wait_s=_POLL_S,
+                gather_bytes=self._enough(first),
             )
             if segments:
                 return self._end_after(from_offset(start), segments)
             if finished or not self._ends:
                 return start
+
+    def _enough(self, first: int) -> int | None:
+        """How much a batch should have before it begins, where nobody waits for single changes: a batch costs
+        about the same whatever is in it. The first one may be small: while Spark plans it and starts its
+        workers, the rest is received. Only a mirror pays for that, with files that it rewrites twice.
+        """
+        if not self._ends:
+            return None
+        return _ENOUGH_BYTES if first or self._options.mirror is not None else 1
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the bucket is, for those who compute the lag."""
