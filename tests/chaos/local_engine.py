@@ -21,7 +21,7 @@ from chaos.world import World
 from spark.naive import table_state
 from tailrace.spark import mirroring, rewrite, spool, stream, table
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 180.0
 """A life in which nothing happened for so long never comes to its end."""
 
 

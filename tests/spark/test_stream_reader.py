@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import tailrace.testing
-from tailrace.spark.offsets import from_offset
+from tailrace.client.kv import KvClient
+from tailrace.client.manifest import with_changes
+from tailrace.errors import UsageError
+from tailrace.model import Position
+from tailrace.spark.batch import BatchReader
+from tailrace.spark.feed import DataLoss, RolledBack
+from tailrace.spark.offsets import from_offset, to_offset
 from tailrace.spark.stream import StreamReader
 
 
@@ -41,3 +50,94 @@ def test_a_batch_that_took_the_whole_spool_leaves_room_for_the_next(tmp_path: Pa
             vbucket: node.high_seqno(vbucket) for vbucket in range(2)
         }
         reader.stop()
+
+
+def position_of(node: Any) -> str:
+    """Where the bucket is, as an offset."""
+    return json.dumps(
+        to_offset(
+            {v: Position.at(node.failover_log(v)[0][0], node.high_seqno(v)) for v in range(node.vbuckets)}
+        )
+    )
+
+
+def read_stream(node: Any, directory: Path, **options: str) -> list[tuple[str, int, int]]:
+    """What a query that ends gives: op, vbucket and seqno."""
+    reader = StreamReader({"connectionString": node.url, "spoolDir": str(directory), **options})
+    reader.prepareForTriggerAvailableNow()
+    start, found = reader.initialOffset(), []
+    try:
+        while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) is not start:
+            for partition in reader.partitions(start, end):
+                found += rows_of(reader.read(partition))
+            start = end
+    finally:
+        reader.stop()
+    return found
+
+
+def read_batch(node: Any, _directory: Path, **options: str) -> list[tuple[str, int, int]]:
+    reader = BatchReader({"connectionString": node.url, **options})
+    return [row for partition in reader.partitions() for row in rows_of(reader.read(partition))]
+
+
+def rows_of(batches: Iterable[pa.RecordBatch]) -> list[tuple[str, int, int]]:
+    return [
+        (row["op"], row["vbucket"], row["seqno"])
+        for batch in batches
+        for row in batch.select(["op", "vbucket", "seqno"]).to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("read", [read_stream, read_batch])
+def test_a_purge_behind_the_reader_stops_it_unless_it_may_start_over(read: Any, tmp_path: Path) -> None:
+    with tailrace.testing.node(vbuckets=1) as node:
+        for number in range(20):
+            node.set(f"k{number}", {"n": number})
+        here = position_of(node)
+        for number in range(10):
+            node.delete(f"k{number}")
+        node.set("last", {})  # the newest change is never purged
+        node.compact(drop_tombstones=True)
+        with pytest.raises(DataLoss, match=r"vbucket 0 .* seqno 20 .*failOnDataLoss"):
+            read(node, tmp_path, startingOffsets=here)
+        found = read(node, tmp_path, startingOffsets=here, failOnDataLoss="false")
+        assert found[0] == ("rollback", 0, 0)
+        assert [op for op, *_ in found[1:]] == ["mutation"] * 11
+
+
+@pytest.mark.parametrize("read", [read_stream, read_batch])
+def test_what_a_failover_takes_back_is_no_data_loss(read: Any, tmp_path: Path) -> None:
+    with tailrace.testing.node(vbuckets=1) as node:
+        for number in range(20):
+            node.set(f"k{number}", {"n": number})
+        here = position_of(node)
+        node.rewind(0, 0)
+        node.set("other", {})
+        assert read(node, tmp_path, startingOffsets=here) == [("rollback", 0, 0), ("mutation", 0, 1)]
+        with pytest.raises(RolledBack, match="took changes back"):
+            read(node, tmp_path, startingOffsets=here, onRollback="fail")
+
+
+def test_what_comes_is_what_the_options_say() -> None:
+    with tailrace.testing.node(vbuckets=4) as node, KvClient(node.url) as client:
+        client.set_manifest(with_changes(client.manifest(), ["shop.orders", "shop.users"], []))
+        document = {"text": "repeats " * 200}
+        for number in range(10):
+            client.set(f"o{number}", document, collection="shop.orders")
+            client.set(f"u{number}", document, collection="shop.users")
+            client.set(f"d{number}", document)
+
+        def read(**options: str) -> tuple[set[str], set[bytes | None]]:
+            reader = BatchReader({"connectionString": node.url, **options})
+            batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+            rows = [row for row in pa.Table.from_batches(batches).to_pylist() if row["op"] == "mutation"]
+            return {row["key"].decode()[0] for row in rows}, {row["value"] for row in rows}
+
+        value = json.dumps(document, separators=(",", ":")).encode()
+        assert read() == ({"o", "u", "d"}, {value})
+        assert read(collections="shop.orders,_default._default") == ({"o", "d"}, {value})
+        assert read(scope="shop", compression="snappy") == ({"o", "u"}, {value})
+        assert read(noValue="true") == ({"o", "u", "d"}, {None})
+        with pytest.raises(UsageError, match="no collection"):
+            read(collections="shop.odrers")

@@ -30,6 +30,8 @@ class BatchReader(DataSourceReader):
         feed = Feed(self._options)
         try:
             starts = feed.starting_positions(self._options.starting_offsets or "earliest")
+            back = feed.taken_back(starts)
+            starts |= back
             ends = self._ends(feed)
             partition_of = partition_map(self._options, feed.vbucket_count)
         finally:
@@ -37,11 +39,14 @@ class BatchReader(DataSourceReader):
         ranges: dict[int, dict[int, tuple[Position, int]]] = {}
         for vbucket, start in starts.items():
             end = ends.get(vbucket, 0)
-            if end > start.seqno:
+            if end > start.seqno or vbucket in back:
                 ranges.setdefault(partition_of[vbucket], {})[vbucket] = (start, end)
         if not ranges:
             return [DirectPartition(self._given, {})]
-        return [DirectPartition(self._given, ranges[partition]) for partition in sorted(ranges)]
+        return [
+            DirectPartition(self._given, own, {vbucket: back[vbucket] for vbucket in own if vbucket in back})
+            for _, own in sorted(ranges.items())
+        ]
 
     def _ends(self, feed: Feed) -> dict[int, int]:
         ending = self._options.ending_offsets

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import InputPartition
 from ..client.resume import SeenEnd
 from ..columns import SCHEMA
 from ..model import Position
-from .feed import open_source
+from .feed import open_source, refuse_loss, signed
 from .options import parse_options
 
 __all__ = ["DirectPartition", "read_direct"]
@@ -44,17 +44,19 @@ def read_direct(partition: DirectPartition) -> Iterator[pa.RecordBatch]:
     }
     if not wanted:
         return
-    with open_source(parse_options(partition.given), "spark-read") as source:
-        yield from source.batches(
-            {vbucket: start for vbucket, (start, _) in wanted.items()},
-            SeenEnd({vbucket: end for vbucket, (_, end) in wanted.items()}),
-            vbuckets=list(wanted),
-        )
+    options = parse_options(partition.given)
+    starts = {vbucket: start for vbucket, (start, _) in wanted.items()}
+    ends = SeenEnd({vbucket: end for vbucket, (_, end) in wanted.items()})
+    with open_source(options, "spark-read") as source:
+        for batch in source.batches(starts, ends, vbuckets=list(wanted)):
+            if batch.num_rows == 1 and batch["op"][0].as_py() == "rollback":
+                refuse_loss(options, source, starts, {batch["vbucket"][0].as_py(): batch["seqno"][0].as_py()})
+            yield batch
 
 
 def _rollback_rows(rollbacks: Mapping[int, Position]) -> pa.RecordBatch:
     rows = [
-        {"op": "rollback", "vbucket": vbucket, "vb_uuid": position.vb_uuid, "seqno": position.seqno}
+        {"op": "rollback", "vbucket": vbucket, "vb_uuid": signed(position.vb_uuid), "seqno": position.seqno}
         for vbucket, position in sorted(rollbacks.items())
     ]
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)

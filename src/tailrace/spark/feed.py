@@ -17,11 +17,21 @@ from ..client.tls import TlsOptions
 from ..columns import SCHEMA
 from ..connstr import ConnectionString, parse
 from ..errors import TailraceError
+from ..history import Action, plan, rollback_seqno
 from ..model import Position
 from .options import Options
 from .spool import SEGMENT_ROWS, Delivery
 
-__all__ = ["DataLoss", "Feed", "RolledBack", "collection_paths", "open_source", "position_rows"]
+__all__ = [
+    "DataLoss",
+    "Feed",
+    "RolledBack",
+    "collection_paths",
+    "open_source",
+    "position_rows",
+    "refuse_loss",
+    "signed",
+]
 
 
 class RolledBack(TailraceError):
@@ -78,6 +88,30 @@ def open_source(options: Options, purpose: str) -> BlockingSource:
         backfill_order="sequential" if options.mirror is not None else "",
         tls=tls,
     )
+
+
+def refuse_loss(
+    options: Options, source: BlockingSource, held: Mapping[int, Position], back: Mapping[int, int]
+) -> None:
+    """Raise if vbuckets went ``back`` to these seqnos from where they were ``held``, and the options say that
+    a query ends then.
+    """
+    for vbucket, seqno in back.items():
+        if options.on_rollback == "fail":
+            raise RolledBack(
+                f"the bucket took changes back (vbucket {vbucket} to seqno {seqno}) and onRollback "
+                "is fail; start with a new checkpoint, or set onRollback to emit"
+            )
+        before = held.get(vbucket, Position.BEGINNING)
+        if seqno == 0 < before.seqno and options.fail_on_data_loss:
+            # to the producer both are a rollback to 0: a branch that it does not have, and a purge; but
+            # after a purge the place is still on a branch that it has
+            log, high = source.failover_logs([vbucket])[vbucket], source.high_seqnos()[vbucket]
+            if plan(before, None, producer_log=log, high_seqno=high).action is Action.RESUME:
+                raise DataLoss(
+                    f"changes of vbucket {vbucket} after seqno {before.seqno} were purged before this query "
+                    "read them; set failOnDataLoss to false to have the vbucket once more from the beginning"
+                )
 
 
 class _WaysBack:
@@ -147,6 +181,26 @@ class Feed:
             for vbucket, seqno in self.high_seqnos().items()
         }
 
+    def taken_back(self, starts: Mapping[int, Position]) -> dict[int, Position]:
+        """Of positions that are given, those that the bucket no longer has, and where they go back to.
+
+        It is found out before the end is: what was taken back may lie above it.
+        """
+        held = {vbucket: start for vbucket, start in starts.items() if start.seqno}
+        if not held:
+            return {}
+        logs, high = self._source.failover_logs(held), self.high_seqnos()
+        found = {
+            vbucket: rollback_seqno(start, logs[vbucket], high_seqno=high[vbucket])
+            for vbucket, start in held.items()
+        }
+        back = {vbucket: seqno for vbucket, seqno in found.items() if seqno is not None}
+        refuse_loss(self._options, self._source, held, back)
+        return {
+            vbucket: Position.at(held[vbucket].vb_uuid, seqno) if seqno else Position.BEGINNING
+            for vbucket, seqno in back.items()
+        }
+
     def latest_positions(self) -> dict[int, Position]:
         """Where the bucket is now, for those who compute a lag."""
         return {
@@ -175,12 +229,7 @@ class Feed:
             for told in piece.told
             if isinstance(told.event, Rollback) and told.position is not None
         }
-        if back and self._options.on_rollback == "fail":
-            vbucket, position = next(iter(back.items()))
-            raise RolledBack(
-                f"the bucket took changes back (vbucket {vbucket} to seqno {position.seqno}) and onRollback "
-                "is fail; start with a new checkpoint, or set onRollback to emit"
-            )
+        refuse_loss(self._options, self._source, self._latest, {v: at.seqno for v, at in back.items()})
         found = piece.batches(no_value=self._options.no_value, by_snapshot=False)
         batches = [self._with_way_back(batch) for batch in found]
         rows = 0
@@ -225,7 +274,7 @@ def _first_of_all(resets: Mapping[int, tuple[int, int, list[int] | None]]) -> De
         {
             "op": "rollback",
             "vbucket": vbucket,
-            "vb_uuid": _signed(vb_uuid),
+            "vb_uuid": signed(vb_uuid),
             "seqno": seqno,
             "value": json.dumps({"versions": versions}).encode(),
         }
@@ -249,16 +298,16 @@ def position_rows(positions: Mapping[int, Position]) -> pa.RecordBatch:
         {
             "op": "position",
             "vbucket": vbucket,
-            "vb_uuid": _signed(position.vb_uuid),
-            "seqno": _signed(position.seqno),
-            "snapshot_start": _signed(position.snapshot_start),
-            "snapshot_end": _signed(position.snapshot_end),
+            "vb_uuid": signed(position.vb_uuid),
+            "seqno": signed(position.seqno),
+            "snapshot_start": signed(position.snapshot_start),
+            "snapshot_end": signed(position.snapshot_end),
         }
         for vbucket, position in sorted(positions.items())
     ]
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
     """64 bits of the wire as Arrow and Spark have them."""
     return number - (1 << 64) if number >= 1 << 63 else number
