@@ -83,6 +83,8 @@ class Kills:
                 break
         if child.returncode:
             raise NotEqual(f"the mirror ended with {child.returncode}: {out[-2000:]}")
+        figures = (self.directory / "metrics.prom").read_text()
+        assert 'tailrace_mirror_lag_changes{bucket="default",table="' in figures, figures
         check_version(self.world, self.table)
         verdict = ts.verify(Spark(), self.world.node.url, self.table)
         bucket, rows = self.world.state(), table_state(self.table)
@@ -105,6 +107,7 @@ class Kills:
         }
         command = [sys.executable, "-m", "tailrace", "mirror", self.world.node.url, self.table, "--once"]
         command += ["--json", "--max-rows", str(self.rng.choice(self._max_rows)), "--master", "local[2,2]"]
+        command += ["--metrics-file", str(self.directory / "metrics.prom")]
         command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
         with subprocess.Popen(
             command,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 from ..connstr import ConnectionString
 from .client import tls_options
 from .common import command as make_command
-from .common import json_option, note, url_argument
+from .common import counted, json_option, note, url_argument
 from .spark_options import explained_query_error, open_spark, source_options_of, spark_options
 
 
@@ -56,16 +57,24 @@ def command(
                 click.echo(json.dumps(asdict(one)) if as_json else str(one))
             if found and repair:
                 vbuckets = sorted({one.vbucket for one in found})
-                note(f"reading {len(vbuckets)} vbuckets again")
+                note(f"reading {counted(len(vbuckets), 'vbucket')} again, to replace the rows")
                 repair_vbuckets(spark, url, table, vbuckets, options=options)
+                note(f"repaired {counted(len(found), 'difference')} in {counted(len(vbuckets), 'vbucket')}")
                 verdict = verify(spark, url, table, options=options)
                 found = [one for one in verdict.differences if not (as_of_table and one.newer)]
         except Exception as error:
             raise explained_query_error(error) from error
-    answer = "equal" if not found else f"{len(found)} differences"
+    answer = "equal" if not found else counted(len(found), "difference")
     behind = f", {verdict.behind} changes behind" if verdict.behind else ""
     note(
         f"{answer}: {verdict.documents} documents in the bucket, {verdict.rows} rows in the table at version "
-        f"{verdict.table_version}{behind}"
+        f"{verdict.table_version}{behind}; the bucket was read up to seqno {_newest(verdict.bucket_seqnos)}"
     )
     return 1 if found else 0
+
+
+def _newest(seqnos: Mapping[int, int]) -> str:
+    """The places up to which a bucket was read, in few words."""
+    if len(set(seqnos.values())) <= 1:
+        return f"{max(seqnos.values(), default=0)} in {counted(len(seqnos), 'vbucket')}"
+    return f"{min(seqnos.values())} to {max(seqnos.values())} in {counted(len(seqnos), 'vbucket')}"
