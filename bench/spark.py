@@ -45,6 +45,7 @@ from deltalake import DeltaTable, write_deltalake
 import tailrace.spark as ts
 from stream import load, node
 from tailrace.client.kv import KvClient
+from tailrace.history import rollback_seqno
 from tailrace.model import Position, format_positions
 from tailrace.spark.fold import rows_of
 from tailrace.spark.mirroring import Applied
@@ -157,12 +158,16 @@ class Watch:
         if positions:
             self._positions = dict(positions)
         high = {vbucket: seqno for vbucket, seqno in self._client.high_seqnos().items() if seqno}
-        logs = {vbucket: self._client.failover_log(vbucket).newest.vb_uuid for vbucket in high}
+        logs = {vbucket: self._client.failover_log(vbucket) for vbucket in high}
 
         def there() -> bool:
             held = self._positions
+            # a vbucket that went back and has no change since stands on the older branch, as the bucket does
             return all(
-                vbucket in held and held[vbucket].seqno >= seqno and held[vbucket].vb_uuid == logs[vbucket]
+                vbucket in held
+                and held[vbucket].seqno >= seqno
+                and rollback_seqno(held[vbucket], logs[vbucket], high_seqno=max(seqno, held[vbucket].seqno))
+                is None
                 for vbucket, seqno in high.items()
             )
 
