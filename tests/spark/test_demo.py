@@ -11,18 +11,12 @@ import pytest
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
-_TOO_SLOW, _STARTS = "failed to connect back", 3
-"""Spark gives a Python process ten seconds to start, which a busy machine may not keep."""
-
 
 def test_the_demo_loses_changes_repairs_itself_and_proves_it(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    for start in range(_STARTS):
-        home = tmp_path / str(start)
-        command = [sys.executable, "-m", "tailrace", "demo", "--docs", "1000", "--dir", str(home)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if _TOO_SLOW not in done.stderr:
-            break
+    home = tmp_path / "demo"
+    command = [sys.executable, "-m", "tailrace", "demo", "--docs", "1000", "--dir", str(home)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "failover! the last 6 changes of each vbucket are lost" in done.stderr
     assert "the mirror rolled" in done.stderr
