@@ -32,9 +32,10 @@ soak: $(STAMP)
 	$(BIN)/pytest -n 2 -m long --timeout 0
 
 # 1,000 restarts of the mirror in one process and 100 killed processes; SEED=7 (ROUNDS=12, KILLS=10) plays one
-# script again
+# script again. And the store: 1,000 kills at random moments, one at every call that writes, 10,000 power cuts.
 chaos: $(STAMP)
-	SEED=$(SEED) ROUNDS=$(ROUNDS) KILLS=$(KILLS) $(BIN)/pytest -n 2 -m long --timeout 0 tests/chaos
+	SEED=$(SEED) ROUNDS=$(ROUNDS) KILLS=$(KILLS) $(BIN)/pytest -n 2 -m long --timeout 0 tests/chaos \
+		$(if $(SEED),,tests/store/test_kills.py tests/store/test_power_cuts.py)
 
 docs: $(STAMP)
 	$(BIN)/python docs/build.py
