@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -14,6 +16,7 @@ from ..client.events import Rollback
 from ..client.kv import KvClient
 from ..client.piece import Piece
 from ..client.tls import TlsOptions
+from ..clock import SYSTEM
 from ..columns import SCHEMA
 from ..connstr import ConnectionString, parse
 from ..errors import TailraceError
@@ -32,6 +35,11 @@ __all__ = [
     "refuse_loss",
     "signed",
 ]
+
+if TYPE_CHECKING:
+    from .table import MirrorTable
+
+_FRESH_S = 2.0
 
 
 class RolledBack(TailraceError):
@@ -115,11 +123,18 @@ def refuse_loss(
 
 
 class _WaysBack:
-    """Where a mirror can go back to: what its tables say."""
+    """Where a mirror can go back to: what its tables say.
+
+    A failover takes back many vbuckets at once, and a table is slow to open: one that was opened a moment ago
+    only takes note of later commits. Not longer, because files that a vacuum takes are missed by opening.
+    """
 
     def __init__(self, options: Options) -> None:
         self._uris = options.mirror.tables
         self._storage_options = options.mirror.storage_options
+        self._tables: list[MirrorTable] = []
+        self._opened_at = -inf
+        self._using = threading.Lock()
 
     def points(self, vbucket: int) -> list[int]:
         """Seqnos to which all tables can return."""
@@ -127,19 +142,31 @@ class _WaysBack:
 
     def versions(self, vbucket: int) -> dict[int, list[int]]:
         """By such a seqno, the version of each table that stands there."""
+        found: dict[int, list[int]] | None = None
+        with self._using:
+            for table in self._fresh_tables():
+                own: dict[int, int] = {}
+                for version, position in table.lineage(vbucket):
+                    own.setdefault(position.seqno, version)
+                if found is None:
+                    found = {seqno: [version] for seqno, version in own.items()}
+                else:
+                    found = {seqno: [*before, own[seqno]] for seqno, before in found.items() if seqno in own}
+        return found or {}
+
+    def _fresh_tables(self) -> list[MirrorTable]:
         from .table import MirrorTable  # a source without a mirror starts faster without Delta
 
-        found: dict[int, list[int]] | None = None
-        for uri in self._uris:
-            table = MirrorTable.open(uri, storage_options=self._storage_options)
-            own: dict[int, int] = {}
-            for version, position in table.lineage(vbucket):
-                own.setdefault(position.seqno, version)
-            if found is None:
-                found = {seqno: [version] for seqno, version in own.items()}
-            else:
-                found = {seqno: [*before, own[seqno]] for seqno, before in found.items() if seqno in own}
-        return found or {}
+        now = SYSTEM.monotonic()
+        if now - self._opened_at > _FRESH_S:
+            self._opened_at = now
+            self._tables = [
+                MirrorTable.open(uri, storage_options=self._storage_options) for uri in self._uris
+            ]
+        else:
+            for table in self._tables:
+                table.refresh()
+        return self._tables
 
 
 class Feed:

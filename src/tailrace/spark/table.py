@@ -130,6 +130,8 @@ class MirrorTable:
         self._source = self._newest(SOURCE)
         self._run: str | None = None
         self._files: dict[int, list[DataFile]] = {}
+        self._known: tuple[int, list[Version]] | None = None
+        """All versions, as they were when the newest was this one."""
         self._existing: dict[str, bool] = {}
 
     # opening
@@ -244,8 +246,10 @@ class MirrorTable:
         Versions that a rollback undid are none of them: they hold changes that never happened. Neither are
         those whose files a vacuum has taken.
         """
+        if self._known is None or self._known[0] != self.version:
+            self._known = (self.version, list(self.versions()))
         bound = MAX_U64
-        for version in self.versions():
+        for version in self._known[1]:
             position = version.position(vbucket)
             if 0 < position.seqno <= bound and self._has_files(version.version, vbucket):
                 yield version.version, position
