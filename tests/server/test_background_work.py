@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from serverkit import Bench, ask
 
+from tailrace.server.bucket import run_inline
 from tailrace.wire import kv
 
 
@@ -105,3 +106,28 @@ def test_maintenance_that_failed_is_tried_again_without_a_writer(monkeypatch):
         bench.run_jobs()
     assert all(generation.sealed for generation in store.generations)
     assert all(one.persisted_seqno == one.high_seqno for one in store)
+
+
+def test_a_segment_that_cannot_be_written_is_not_tried_without_end(monkeypatch):
+    bench = Bench(flush_interval="1h", memory_quota="1m", quiet_time="1")
+    session = bench.session()
+    store = bench.engine.buckets["default"]
+    bench.node.buckets["default"]._run_job = run_inline  # as a simulation does
+    tries = []
+
+    def refuse(edit, then=None):
+        tries.append(edit)
+        assert len(tries) < 100
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.manifest_file, "change", refuse)
+        assert set(write(bench, session, 300)) == {0}
+        bench.advance(2.0)
+        bench.run_jobs()
+        assert 0 < len(tries) < 10
+        assert not store.segments
+    bench.advance(2.0)
+    bench.run_jobs()
+    assert store.segments
+    assert all(generation.sealed for generation in store.generations)

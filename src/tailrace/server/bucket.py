@@ -84,6 +84,7 @@ class ServedBucket:
         self._flushing: Job | None = None
         self._disk_refuses = False
         self._maintaining: set[Job] = set()
+        self._maintenance_failed = False
         self._flush_at = clock.monotonic() + settings.flush_interval
         self.flush_wanted = False
         """Somebody waits for the disk: `settle` at the end of this batch of requests."""
@@ -270,7 +271,11 @@ class ServedBucket:
         """A job has ended or work has come: begin what was waiting for that."""
         while self._exclusive and not self.busy:
             self._exclusive.popleft()()
-        while not self._exclusive and (found := self._next_job()) is not None:
+        self._maintenance_failed = False
+        while not self._exclusive and not self._maintenance_failed:
+            found = self._next_job()
+            if found is None:
+                return
             job, done = found
             self._maintaining.add(job)
             self._run_job(job, partial(self._maintained, job, done))
@@ -300,6 +305,7 @@ class ServedBucket:
             job.finish()
         except StoreError as error:
             failure = error
+            self._maintenance_failed = True  # not at once again, wherever the job ran
             log.error("bucket %s: maintenance failed and will be tried again: %s", self.name, error)
         if done is not None:
             done(failure)
