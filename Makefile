@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: caches test lint check demo soak chaos docs clean
+.PHONY: caches test lint check demo soak chaos simulate campaign docs clean
 
 test: lint check
 
@@ -32,10 +32,20 @@ soak: $(STAMP)
 	$(BIN)/pytest -n 2 -m long --timeout 0
 
 # 1,000 restarts of the mirror in one process and 100 killed processes; SEED=7 (ROUNDS=12, KILLS=10) plays one
-# script again. And the store: 1,000 kills at random moments, one at every call that writes, 10,000 power cuts.
+# script again. The store: 1,000 kills at random moments, one at every call that writes, 10,000 power cuts. The
+# cluster: 10,000 seeds of a simulated one, and five minutes (SECONDS=300) of faults on a real one.
 chaos: $(STAMP)
-	SEED=$(SEED) ROUNDS=$(ROUNDS) KILLS=$(KILLS) $(BIN)/pytest -n 2 -m long --timeout 0 tests/chaos \
-		$(if $(SEED),,tests/store/test_kills.py tests/store/test_power_cuts.py)
+	SEED=$(SEED) ROUNDS=$(ROUNDS) KILLS=$(KILLS) SECONDS=$(SECONDS) \
+		$(BIN)/pytest -n 2 --dist loadgroup -m long --timeout 0 tests/chaos \
+		$(if $(SEED),,tests/store/test_kills.py tests/store/test_power_cuts.py tests/cluster)
+
+# SEED=17 (STEPS=200) plays a seed of the simulated cluster again, exactly, and says what happens
+simulate: $(STAMP)
+	SIMULATE=$(or $(SEED),0) STEPS=$(STEPS) $(BIN)/pytest -q -s -m long -k again tests/cluster/test_simulation.py
+
+# SEED=7 SECONDS=60 plays the faults of a seed against a cluster of real processes
+campaign: $(STAMP)
+	CAMPAIGN=$(or $(SEED),0) SECONDS=$(SECONDS) $(BIN)/pytest -q -m long -k again tests/cluster/test_campaign.py
 
 docs: $(STAMP)
 	$(BIN)/python docs/build.py

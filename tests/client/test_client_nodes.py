@@ -1,0 +1,36 @@
+"""Which connections a reader keeps."""
+
+from __future__ import annotations
+
+import random
+
+from tailrace.client.cluster_map import ClusterMap
+from tailrace.client.nodes import Nodes
+from tailrace.connstr import Address, ConnectionString
+from tailrace.protocol.chunk import Stream
+from tailrace.protocol.dcp_consumer import ConsumerSettings
+
+OLD, NEW = Address("127.0.0.1", 1), Address("127.0.0.1", 2)
+
+
+def test_a_connection_with_a_stream_on_it_is_kept_until_the_stream_ends() -> None:
+    """The map may be ahead: the end of the stream, or the answer to its request, is still on its way."""
+    nodes = Nodes(
+        ConnectionString((OLD,)),
+        ConsumerSettings("test"),
+        agent="test",
+        allow_plain=False,
+        retry_for_s=60.0,
+        rng=random.Random(1),
+    )
+    assert nodes.to_connect(0.0) == [OLD]
+    link = nodes.connected(OLD, 0.0)
+    nodes.map = ClusterMap(1, 1, (OLD, NEW), (0,))
+    nodes.need([0])
+    link.open_stream(Stream(0))
+    assert nodes.to_disconnect() == []
+    nodes.map = ClusterMap(1, 2, (OLD, NEW), (1,))
+    nodes.need([0])
+    assert nodes.to_disconnect() == []
+    link.close_stream(0)
+    assert nodes.to_disconnect() == [OLD]

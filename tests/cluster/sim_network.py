@@ -1,0 +1,177 @@
+"""The simulated network: connections as two queues of bytes, delivered in pieces of any size.
+
+Bytes of one connection stay in order, connections get ahead of each other, anything between two places can be
+held up (a partition) or cut. Whoever dials is an `End`; on the other side is a session of a node.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from tailrace.server.call import Pending
+from tailrace.server.session import Session
+from tailrace.server.upstream import Upstream
+from tailrace.wire.header import frame_size
+
+
+class End(Protocol):
+    """The side of a connection that dialled."""
+
+    @property
+    def wants_data(self) -> bool: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def take(self) -> bytes:
+        """What it has to send."""
+        ...
+
+    def give(self, data: bytes, now: float) -> None: ...
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        ...
+
+    def lost(self) -> None: ...
+
+
+class UpstreamEnd:
+    """A node that receives from another one."""
+
+    def __init__(self, link: Upstream) -> None:
+        self.link = link
+
+    @property
+    def wants_data(self) -> bool:
+        return self.link.wants_data
+
+    @property
+    def closed(self) -> bool:
+        return self.link.closed
+
+    def take(self) -> bytes:
+        return b"".join(self.link.data_to_send())
+
+    def give(self, data: bytes, now: float) -> None:
+        self.link.exchange(data, now)
+
+    def tick(self, now: float) -> None:
+        timer = self.link.next_timer()
+        if timer is not None and timer <= now:
+            self.link.handle_timer(now)
+
+    def lost(self) -> None:
+        self.link.connection_lost()
+
+
+class Wire:
+    """A connection from one place to another."""
+
+    def __init__(self, end: End, session: Session, places: tuple[str, str]) -> None:
+        self.end, self.session, self.places = end, session, places
+        self.there = bytearray()
+        self.back = bytearray()
+        self.is_open = True
+
+    def _collect(self) -> None:
+        self.there += self.end.take()
+        while parts := self.session.data_to_send(1 << 16):
+            for part in parts:
+                self.back += part
+
+    def deliver(self, rng: random.Random | None, now: float) -> bool:
+        """Some bytes arrive on one side or both, or (without ``rng``) all; whether there were any."""
+        if rng is None:
+            return self._deliver(_all, now)
+        side = rng.random()
+        return self._deliver(lambda queue: _some(queue, rng), now, there=side < 0.6, back=side > 0.4)
+
+    def deliver_frames(self, now: float) -> bool:
+        """One frame arrives on each side; whether there was any."""
+        return self._deliver(_first, now)
+
+    def _deliver(
+        self, take: Callable[[bytearray], bytes], now: float, *, there: bool = True, back: bool = True
+    ) -> bool:
+        if not self.is_open:
+            return False
+        self._collect()
+        moved = False
+        if there and self.there and self.session.wants_data:
+            self.session.receive_data(take(self.there), now)
+            moved = True
+        if back and self.back and self.end.wants_data:
+            self.end.give(take(self.back), now)
+            moved = True
+        if self.end.closed or (self.session.closed and not self.back):
+            self.cut()
+        return moved
+
+    def on_its_way(self) -> bytes:
+        """What the session has said and its peer has not got yet; also what is decided, and keeps its place
+        behind an answer that is not.
+        """
+        self._collect()
+        waiting = (one.answer if isinstance(one, Pending) else one for one in self.session._waiting)
+        return b"".join((bytes(self.back), *(one for one in waiting if one)))
+
+    def tick(self, now: float) -> None:
+        if self.is_open and not self.end.closed:
+            self.end.tick(now)
+        if self.is_open and not self.session.closed:
+            timer = self.session.next_timer()
+            if timer is not None and timer <= now:
+                self.session.handle_timer(now)
+
+    def cut(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self.end.lost()
+            self.session.connection_lost()
+
+
+def _all(queue: bytearray) -> bytes:
+    data = bytes(queue)
+    queue.clear()
+    return data
+
+
+def _some(queue: bytearray, rng: random.Random) -> bytes:
+    count = len(queue) if rng.random() < 0.4 else rng.randint(1, len(queue))
+    data = bytes(queue[:count])
+    del queue[:count]
+    return data
+
+
+def _first(queue: bytearray) -> bytes:
+    size = frame_size(queue)
+    data = bytes(queue[:size])
+    del queue[:size]
+    return data
+
+
+class Network:
+    """All connections, and who can't reach whom."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.wires: list[Wire] = []
+        self.partitions: set[frozenset[str]] = set()
+
+    def reaches(self, one: str, other: str) -> bool:
+        return frozenset((one, other)) not in self.partitions
+
+    def connect(self, wire: Wire) -> None:
+        self.wires.append(wire)
+
+    def of(self, place: str) -> list[Wire]:
+        return [wire for wire in self.wires if place in wire.places]
+
+    def candidates(self, stopped: Iterable[str]) -> list[Wire]:
+        """Connections on which bytes can arrive now."""
+        self.wires = [wire for wire in self.wires if wire.is_open]
+        stuck = set(stopped)
+        return [wire for wire in self.wires if self.reaches(*wire.places) and not stuck & set(wire.places)]

@@ -1,0 +1,105 @@
+"""A planned move, interrupted at every step by the end of either side: resumed or undone, and nothing lost.
+
+The whole cluster is simulated (see `simulation`), with the product's own coordinator and nodes. Between two
+steps one frame arrives on each connection, so that a kill falls between any two messages of a takeover. The
+world checks as it goes: one active, no change of two names, no state that never was, and no reader that rolls
+back unless an active was killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.simulation import World
+from tailrace.errors import TailraceError
+from tailrace.wire.codes import VBucketState
+
+MOST_STEPS = 400
+STRIDE = 2
+"""Each test takes every so manieth step; together they take all."""
+
+
+class Move:
+    """A node leaves while a client writes."""
+
+    def __init__(self) -> None:
+        self.world = World(3, replicas=1)
+        self.is_over = False
+        self._count = 0
+        self._takes_over = False
+        for _ in range(12):
+            self.world.write()
+            self.world.trickle(slowly=False)
+        self._steps: Iterator[str] = self.world.coordinator.rebalance(leaving="n1")
+
+    def step(self) -> None:
+        """One frame everywhere (before the takeovers, all of them), now and then a write, one look of the
+        coordinator.
+        """
+        world = self.world
+        self._count += 1
+        if self._count % 5 == 0:
+            world.write()
+        world.trickle(slowly=self._takes_over)
+        try:
+            said = next(self._steps)
+            self._takes_over |= "taken over" in said
+            world.note(said)
+        except StopIteration:
+            self.is_over = True
+        except TailraceError as error:
+            world.note(f"ends: {error}")
+            self.is_over = True
+
+    def finish(self) -> None:
+        for _ in range(MOST_STEPS):
+            if self.is_over:
+                return
+            self.step()
+        raise AssertionError("the move does not end")
+
+
+def steps_of_a_move() -> int:
+    move = Move()
+    count = 0
+    while not move.is_over:
+        move.step()
+        count += 1
+        assert count < MOST_STEPS
+    move.world.settle()
+    move.world.close()
+    return count
+
+
+def test_an_undisturbed_move_ends() -> None:
+    assert steps_of_a_move() > 2 * STRIDE
+
+
+@pytest.mark.parametrize("first", range(STRIDE))
+@pytest.mark.parametrize("victim", ["source", "target"])
+@pytest.mark.parametrize("fails_over", [True, False], ids=["failed over", "comes back"])
+def test_a_move_is_interrupted_at_every_step(victim: str, fails_over: bool, first: int) -> None:
+    for at in range(first, steps_of_a_move(), STRIDE):
+        move = Move()
+        world = move.world
+        for _ in range(at):
+            move.step()
+        name = "n1" if victim == "source" else "n2"
+        world.note(f"step {at}: {name} is killed")
+        try:
+            world.lose(name, power=at % 3 == 0)
+            if fails_over and name not in world.coordinator.out:
+                world.fail_over(name)
+            move.finish()
+            named = {one for chain in world.coordinator.chains for one in chain}
+            assert not named & world.coordinator.out, "a chain names a node that was failed over"
+            world.settle()
+        except BaseException as error:
+            error.add_note("\n".join(world.trace))
+            raise
+        for number in range(len(world.coordinator.chains)):
+            states = [one.vbucket(number) for one in world.machines.values()]
+            assert [one.state for one in states if one is not None].count(VBucketState.ACTIVE) == 1
+        world.close()
