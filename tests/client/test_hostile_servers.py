@@ -293,6 +293,32 @@ def test_an_answer_that_the_application_has_not_taken_is_an_answer(connect, monk
         assert next(one for one in changes if isinstance(one, Mutation)).vbucket == 1
 
 
+def test_what_comes_while_the_application_is_busy_is_one_piece(connect, monkeypatch):
+    """However many packets it takes, and without waiting any longer when the application asks."""
+    monkeypatch.setattr("tailrace.client.connection._GATHER_S", 3600)
+    sends = []
+
+    def stream(connection, request):
+        connection.send(accepted(request), marker(request, 1, 21), mutation(request, 1))
+        sends.extend((connection.send, mutation(request, seqno)) for seqno in range(2, 22))
+
+    with FakeServer(stream) as server:
+        source = connect(server.url)
+        pieces = source.pieces()
+        while not (first := next(pieces)).row_count:
+            pass
+        assert first.row_count == 1
+        deadline = time.monotonic() + 60
+        for send, packet in sends:
+            before = source.stats()["received_bytes"]
+            send(packet)
+            while source.stats()["received_bytes"] < before + len(packet):
+                source.idle(0.001)
+                assert time.monotonic() < deadline
+        assert source.stats()["queued_bytes"] == 0
+        assert next(pieces).row_count == 20
+
+
 def two_snapshots_and_a_half(connection, request):
     """Of two vbuckets, interleaved, in one go."""
     connection.server.asked = [*getattr(connection.server, "asked", []), request]

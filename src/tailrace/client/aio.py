@@ -249,6 +249,8 @@ class Source:
                     self._turn_soon()
                 self._piece = piece_or_none
                 return piece_or_none
+            if self._look():
+                continue
             self._decide()
             await self._autosave(reading)
             if reading.finished:
@@ -259,7 +261,8 @@ class Source:
     @property
     def is_idle(self) -> bool:
         """Nothing more is here: the next change is still on its way, or not made yet."""
-        return all(connection.link.next_chunk() is None for connection in self._connections.values())
+        self._look()
+        return all(one.link.next_chunk() is None for one in self._connections.values())
 
     async def pause(self, vbuckets: Iterable[int]) -> None:
         """Stop receiving some vbuckets; `resume` goes on exactly there. Only DCP can do that."""
@@ -372,7 +375,7 @@ class Source:
         }
 
     def _waits_for(self, now: float) -> str:
-        if self._piece is not None or not self.is_idle:
+        if self._is_busy():
             return "the application"
         if self._reading is None:
             return "a reading to begin" if self._nodes.map is not None else "the cluster map"
@@ -444,7 +447,11 @@ class Source:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 await self._loop.create_connection(
                     lambda: Connection(
-                        address, made=self._connected, received=self._received, lost=self._disconnected
+                        address,
+                        made=self._connected,
+                        received=self._received,
+                        lost=self._disconnected,
+                        is_busy=self._is_busy,
                     ),
                     address.host,
                     address.port,
@@ -490,6 +497,16 @@ class Source:
                 self._fail(error)
         connection.flush()
         self._something.set()
+
+    def _look(self) -> bool:
+        """Look at what waits for more to come; whether there was any."""
+        return any(connection.look() for connection in list(self._connections.values()))
+
+    def _is_busy(self) -> bool:
+        """Whether the application has something to do."""
+        return self._piece is not None or any(
+            connection.link.next_chunk() is not None for connection in self._connections.values()
+        )
 
     def _disconnected(self, connection: Connection, error: Exception) -> None:
         """A connection is gone. What it brought is delivered before anybody is told."""

@@ -14,12 +14,17 @@ from ..protocol.dcp_consumer import DcpConsumer
 
 __all__ = ["Connection"]
 
+# While the application has something to do, so long is gathered before it is looked at: a few large pieces
+# take it far less time than many small ones.
+_GATHER_S = 0.02
+
 
 class Connection(asyncio.BufferedProtocol):
     """One socket and the consumer on it.
 
     ``made`` gives the consumer when the socket is connected, ``received`` is told when it has looked at what
-    came, and ``lost``, once and with the reason, when the connection is gone or was given up.
+    came, and ``lost``, once and with the reason, when the connection is gone or was given up. As long as
+    ``is_busy`` says that the application has something to do, what comes may wait for more.
     """
 
     def __init__(
@@ -29,6 +34,7 @@ class Connection(asyncio.BufferedProtocol):
         made: Callable[[Connection], DcpConsumer],
         received: Callable[[Connection], None],
         lost: Callable[[Connection, Exception], None],
+        is_busy: Callable[[], bool],
     ) -> None:
         self.address = address
         self.opened = False
@@ -37,6 +43,8 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._on_made, self._on_received, self._on_lost = made, received, lost
+        self._is_busy = is_busy
+        self._gathering: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._watching = self._grew = self._paused = False
 
@@ -65,9 +73,23 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._watch)
             return
         self._watching = False
+        if self._is_busy():
+            if self._gathering is None:
+                self._gathering = self._loop.call_later(_GATHER_S, self._process)
+        else:
+            self._process()
+
+    def look(self) -> bool:
+        """Look at what has come and waits for more; whether there was any."""
+        if self._gathering is None:
+            return False
         self._process()
+        return True
 
     def _process(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         if self.lost is not None:
             return
         try:
