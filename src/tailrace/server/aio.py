@@ -374,7 +374,7 @@ class Connection(asyncio.Protocol):
             self._server.count_unprocessed(self, self._unprocessed)
         if session.closed:
             if not self._full and not self._pump_due:  # all that it had is sent
-                transport.close()
+                _close(transport)
             self._linger(transport)
             return
         # who does not take answers is not asked for more requests; a stream's acks are always wanted
@@ -448,9 +448,15 @@ class Connection(asyncio.Protocol):
             self._session.close(reason)
             self._pump()
         if self._transport is not None:
-            self._transport.close()
+            _close(self._transport)
 
     def abort(self) -> None:
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _close(transport: asyncio.Transport) -> None:
+    """Close it once: asyncio's TLS transport forgets what it has to send when it is closed again."""
+    if not transport.is_closing():
+        transport.close()
