@@ -79,6 +79,16 @@ def test_pipelined_over_tls(node, certificate):
         assert [secure.frame().opaque for _ in range(2000)] == list(range(2000))
 
 
+def test_the_node_stops_while_a_tls_connection_is_being_closed(node, certificate):
+    """It is closed because of what came, and once more because the node ends."""
+    with Wire(node.tls_port, wrap=trusting(certificate)) as rude:
+        rude.send(b"\0" * 24)
+        rude.is_closed()
+        node.restart()
+    with Wire(node.port) as plain:
+        plain.ok(admin.Noop())
+
+
 def test_plain_bytes_on_the_tls_port(node):
     with Wire(node.tls_port) as wrong:
         wrong.send(admin.Noop())
