@@ -22,7 +22,7 @@ from tailrace.errors import (
 )
 from tailrace.wire.admin import ClustermapChangeNotification, SaslResponse
 from tailrace.wire.codes import DcpOpcode, Magic, Op, Status
-from tailrace.wire.dcp import DcpSeqnoAdvanced, DcpStreamEnd, DcpStreamRequestResponse
+from tailrace.wire.dcp import DcpNoop, DcpSeqnoAdvanced, DcpStreamEnd, DcpStreamRequestResponse
 from tailrace.wire.header import Frame
 from tailrace.wire.message import Response
 
@@ -317,6 +317,30 @@ def test_what_comes_while_the_application_is_busy_is_one_piece(connect, monkeypa
                 assert time.monotonic() < deadline
         assert source.stats()["queued_bytes"] == 0
         assert next(pieces).row_count == 20
+
+
+def test_nothing_is_overlooked_on_any_connection(connect, monkeypatch):
+    """What waits for more on the first one is only a sign of life; a change waits on the second."""
+    monkeypatch.setattr("tailrace.client.connection._GATHER_S", 3600)
+    streams = {}
+
+    def stream(connection, request):
+        streams[request.vbucket] = connection, request
+        connection.send(accepted(request), marker(request, 1, 2), mutation(request, 1))
+
+    with FakeServer(stream, vbuckets=2) as first, FakeServer(stream, vbuckets=2) as second:
+        for server in (first, second):
+            server.nodes, server.owners = [first, second], [[0], [1]]
+        source = connect(first.url)
+        changes = source.changes()
+        assert {next(one for one in changes if isinstance(one, Mutation)).vbucket for _ in range(2)} == {0, 1}
+        for vbucket, packet in ((0, DcpNoop(opaque=7).encode()), (1, mutation(streams[1][1], 2))):
+            before, deadline = source.stats()["received_bytes"], time.monotonic() + 60
+            streams[vbucket][0].send(packet)
+            while source.stats()["received_bytes"] < before + len(packet):
+                source.idle(0.001)
+                assert time.monotonic() < deadline
+        assert not source.is_idle
 
 
 def two_snapshots_and_a_half(connection, request):

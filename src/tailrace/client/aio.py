@@ -262,7 +262,7 @@ class Source:
     def is_idle(self) -> bool:
         """Nothing more is here: the next change is still on its way, or not made yet."""
         self._look()
-        return all(one.link.next_chunk() is None for one in self._connections.values())
+        return not self._has_more()
 
     async def pause(self, vbuckets: Iterable[int]) -> None:
         """Stop receiving some vbuckets; `resume` goes on exactly there. Only DCP can do that."""
@@ -499,14 +499,19 @@ class Source:
         self._something.set()
 
     def _look(self) -> bool:
-        """Look at what waits for more to come; whether there was any."""
-        return any(connection.look() for connection in list(self._connections.values()))
+        """Look at what waits for more to come, on all connections; whether there was any."""
+        found = False
+        for connection in list(self._connections.values()):
+            found |= connection.look()
+        return found
+
+    def _has_more(self) -> bool:
+        """Whether something waits for the application."""
+        return any(connection.link.next_chunk() is not None for connection in self._connections.values())
 
     def _is_busy(self) -> bool:
         """Whether the application has something to do."""
-        return self._piece is not None or any(
-            connection.link.next_chunk() is not None for connection in self._connections.values()
-        )
+        return self._piece is not None or self._has_more()
 
     def _disconnected(self, connection: Connection, error: Exception) -> None:
         """A connection is gone. What it brought is delivered before anybody is told."""
