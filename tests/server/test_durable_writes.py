@@ -37,7 +37,7 @@ def set_map(nodes: Sequence[RunningNode], chain: list[int]) -> None:
     rev = next(_revs)
     addresses = [NodeAddress(port=one.port, host="127.0.0.1") for one in nodes]
     for at, one in enumerate(nodes):
-        made = bucket_map("default", "0" * 32, addresses, [chain], epoch=2, rev=rev, this_node=at)
+        made = bucket_map("default", addresses, [chain], epoch=2, rev=rev, this_node=at)
         with Wire(one.port) as wire:
             wire.ok(
                 admin.SetClusterConfig(key=b"default", value=made.text, epoch=2, revision=rev, datatype=1)

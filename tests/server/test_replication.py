@@ -551,7 +551,7 @@ def test_a_fenced_node_serves_nothing_before_it_has_a_map() -> None:
         DcpOpen(key=b"reader", flags=1),
     ]
     assert [status(one) for one in requests] == [Status.ETMPFAIL] * 3
-    made = bucket_map("default", "0" * 32, [NodeAddress(port=1)], [[0]], epoch=2, rev=1, this_node=0)
+    made = bucket_map("default", [NodeAddress(port=1)], [[0]], epoch=2, rev=1, this_node=0)
     config = admin.SetClusterConfig(key=b"default", value=made.text, epoch=2, revision=1)
     assert status(config) == Status.SUCCESS
     assert [status(one) for one in requests] == [Status.SUCCESS] * 3

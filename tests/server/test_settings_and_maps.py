@@ -72,7 +72,7 @@ def test_every_limit_is_kept_by_somebody():
 
 def test_a_map_of_several_nodes():
     nodes = [NodeAddress(port=1, tls_port=2, host="10.0.0.1"), NodeAddress(port=3, host="::1", mgmt_port=9)]
-    made = bucket_map("b", "u", nodes, [[0, 1], [1, 0], [1, -1]], epoch=4, rev=5, this_node=1)
+    made = bucket_map("b", nodes, [[0, 1], [1, 0], [1, -1]], epoch=4, rev=5, this_node=1)
     content = json.loads(made.text)
     assert made.version == (4, 5)
     assert content["vBucketServerMap"]["serverList"] == ["10.0.0.1:1", "[::1]:3"]

@@ -15,15 +15,15 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from uuid import NAMESPACE_URL, uuid5
 
 from ..clock import SYSTEM, Clock
 from ..errors import TailraceError, UsageError
 from ..server.topology import NodeAddress, bucket_map
 from ..store.files import DiskFiles, Files
 from ..wire.codes import VBucketState
-from .layout import Chain, balanced, without
+from .layout import Chain, balanced, best_copy, without
 from .member import Member
+from .steering import Report, Row
 
 __all__ = ["Coordinator"]
 
@@ -34,9 +34,6 @@ _EPOCH = 2  # nodes make maps of epoch 1 by themselves
 _BATCH = 64
 _MAX_ATTEMPTS = 5
 _TAKEOVER_S = 120.0
-
-Row = dict[str, Any]
-Report = dict[int, Row]
 
 
 class Coordinator:
@@ -284,10 +281,7 @@ class Coordinator:
         for chain in self.chains:
             row = [place.get(one, -1) for one in chain]
             owners.append((row + [-1] * (self.replicas + 1))[: self.replicas + 1])
-        uuid = uuid5(NAMESPACE_URL, f"tailrace:{self.bucket}").hex
-        found = bucket_map(
-            self.bucket, uuid, nodes, owners, epoch=_EPOCH, rev=self.rev, this_node=place[name]
-        )
+        found = bucket_map(self.bucket, nodes, owners, epoch=_EPOCH, rev=self.rev, this_node=place[name])
         self.members[name].set_map(found.text, _EPOCH, self.rev)
 
     def _share_manifest(self, reports: Mapping[str, Report]) -> None:
@@ -322,9 +316,8 @@ class Coordinator:
         reports = {one: self.members[one].report() for one in others}
 
         def best(number: int, left: Chain) -> str | None:
-            """The copy with the most that is complete, of those that followed the active farthest: another
-            may have more, of a history that was given up. One that a takeover has made active is the active.
-            One that has nothing complete yet, of an active that had something, is none.
+            """One that a takeover has made active is the active. One that has nothing complete yet, of an
+            active that had something, is no copy.
             """
             moved = self._moving.get(number)
             if moved is not None and reports.get(moved[1], {}).get(number, {}).get("state") == "active":
@@ -333,17 +326,7 @@ class Coordinator:
             active = self._actives.get(number, {})
             if active.get("high_seqno") and not force:
                 rows = {one: row for one, row in rows.items() if row["complete_seqno"]}
-            branch = active.get("vb_uuid")
-
-            def merit(one: str) -> tuple[bool, int, int]:
-                known = rows[one]["branches"]
-                return (
-                    branch in known,
-                    sum(row["vb_uuid"] in known for row in rows.values()),
-                    rows[one]["complete_seqno"],
-                )
-
-            return max(rows, key=merit, default=None)
+            return best_copy(rows, active.get("vb_uuid"))
 
         chains = without(self.chains, name, best)
         lost = [number for number, chain in enumerate(chains) if not chain and self.chains[number]]

@@ -7,10 +7,10 @@ nobody has.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-__all__ = ["Chain", "balanced", "without"]
+__all__ = ["Chain", "balanced", "best_copy", "without"]
 
 Chain: TypeAlias = tuple[str, ...]
 
@@ -89,3 +89,17 @@ def without(chains: Iterable[Chain], dead: str, best: Callable[[int, Chain], str
             left = () if chosen is None else (chosen, *(node for node in left if node != chosen))
         found.append(left)
     return found
+
+
+def best_copy(rows: Mapping[str, Mapping[str, Any]], branch: str | None) -> str | None:
+    """The node whose copy of a vbucket goes on without the active, which was on this branch when it was last
+    asked: the one with the most that is complete, of those that followed the active farthest. Another may
+    have more, of a history that was given up.
+    """
+
+    def merit(one: str) -> tuple[bool, int, int]:
+        known = rows[one]["branches"]
+        followed = sum(row["vb_uuid"] in known for row in rows.values())
+        return branch in known, followed, rows[one]["complete_seqno"]
+
+    return max(rows, key=merit, default=None)

@@ -19,12 +19,15 @@ from ..wire.admin import (
 from ..wire.codes import Datatype, VBucketState
 from ..wire.message import Message
 
-__all__ = ["Report", "Steering"]
+__all__ = ["Report", "Row", "Steering"]
 
 T = TypeVar("T")
 
-Report = dict[int, dict[str, Any]]
-"""How vbuckets stand: state, seqnos, where they come from."""
+Row = dict[str, Any]
+"""How a vbucket stands: state, seqnos, where it comes from."""
+
+Report = dict[int, Row]
+"""How vbuckets stand."""
 
 
 class Steering(ABC):

@@ -23,7 +23,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
-from uuid import NAMESPACE_URL, uuid5
 
 from ..client.cluster_map import ClusterMap
 from ..client.kv import stats
@@ -289,9 +288,8 @@ class _Takeover:
             owners.append([-1 if owner is None else place[owner]])
         rev = 1 + max(one.map().revision for one in (self._old, self._new))
         nodes = [NodeAddress(port=address.port, host=address.host) for address in addresses]
-        uuid = uuid5(NAMESPACE_URL, f"tailrace:{self._old.bucket}").hex
         for at, address in enumerate(addresses):
-            found = bucket_map(self._old.bucket, uuid, nodes, owners, rev=rev, this_node=at)
+            found = bucket_map(self._old.bucket, nodes, owners, rev=rev, this_node=at)
             if address in (self._old.address, self._new.address):
                 (self._old if address == self._old.address else self._new).set_map(found.text, OWN_EPOCH, rev)
                 continue

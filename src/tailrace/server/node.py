@@ -13,7 +13,6 @@ import logging
 import os
 import random
 from collections.abc import Callable, Iterable
-from uuid import NAMESPACE_URL, uuid5
 
 from .. import rng as rng_
 from ..clock import SYSTEM, Clock
@@ -122,8 +121,7 @@ class Node:
                 [0 if one is not None and one.state == VBucketState.ACTIVE else -1]
                 for one in bucket.store.vbuckets
             ]
-            uuid = uuid5(NAMESPACE_URL, f"tailrace:{bucket.name}").hex
-            found = bucket_map(bucket.name, uuid, [self.address], owners, rev=self._rev, this_node=0)
+            found = bucket_map(bucket.name, [self.address], owners, rev=self._rev, this_node=0)
             self._own_maps[bucket.name] = found
         return found
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import NAMESPACE_URL, uuid5
 
 __all__ = ["OWN_EPOCH", "ClusterMap", "NodeAddress", "bucket_map", "global_map"]
 
@@ -67,7 +68,6 @@ class ClusterMap:
 
 def bucket_map(
     name: str,
-    uuid: str,
     nodes: Sequence[NodeAddress],
     owners: Sequence[Sequence[int]],
     *,
@@ -83,7 +83,7 @@ def bucket_map(
         "rev": rev,
         "revEpoch": epoch,
         "name": name,
-        "uuid": uuid,
+        "uuid": uuid5(NAMESPACE_URL, f"tailrace:{name}").hex,  # the same on every node
         "nodeLocator": "vbucket",
         "bucketCapabilities": list(_CAPABILITIES),
         "nodes": [
