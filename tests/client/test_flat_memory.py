@@ -1,9 +1,9 @@
 """What a client holds does not depend on how much it has read.
 
-What it holds at a moment is up to chance: how much of the window came while it was busy, and which of the pieces
-that it freed the allocators keep. What it lost for good it would hold in addition. The short run finds out
-if received bytes are kept, the long one a leak of ten bytes a change. The reader is a process of its own; the
-server is here, made of arrays, so that most of the time is the client's.
+What it holds at a moment is up to chance: how much of the window came while it was busy, and which of the
+pieces that it freed the allocators keep. What it lost for good it would hold in addition. The short run finds
+out if received bytes are kept, the long one a leak of ten bytes a change. The reader is a process of its own;
+the server is here, made of arrays, so that most of the time is the client's.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ VBUCKETS = 64
 SNAPSHOT = 1000
 WINDOW_BYTES = 4 << 20
 SLACK_BYTES = 24 << 20
-"""How much more may be held in the second half of the way than in the first: the window as received, as gathered
-and as columns, each twice. In the short run twice as many bytes are received in the second half."""
+"""How much more may be held in the second half of the way than in the first: the window as received, as
+gathered and as columns, each twice. In the short run twice as many bytes are received in the second half."""
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="a process does not say what it holds"

@@ -21,9 +21,9 @@ from tailrace.wire.dcp import (
     DcpBufferAck,
     DcpGetFailoverLog,
     DcpOpen,
-    DcpSeqnoAcknowledged,
     DcpStreamRequest,
 )
+from tailrace.wire.dcp_copies import DcpSeqnoAcknowledged
 from tailrace.wire.fields import decode_failover_log
 from tailrace.wire.header import MAX_NAME_BYTES, Frame
 

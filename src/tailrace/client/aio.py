@@ -30,8 +30,7 @@ from ..history import FailoverLog
 from ..model import Position
 from ..protocol.dcp_consumer import DcpConsumer
 from ..protocol.script import Script, ask
-from ..wire.admin import DeregisterTapClient, GetAllVbSeqnos, GetFailoverLog
-from ..wire.codes import Status, VBucketState
+from ..wire.admin import DeregisterTapClient
 from .catalog import Catalog
 from .connection import Connection
 from .events import Event
@@ -39,6 +38,7 @@ from .nodes import Nodes
 from .options import SourceOptions, read_options, resolve
 from .piece import Piece
 from .progress import SavedPosition, State
+from .questions import failover_logs, high_seqnos
 from .resume import End, Reading, Start
 from .tls import TlsOptions
 
@@ -317,7 +317,7 @@ class Source:
     async def high_seqnos(self) -> dict[int, int]:
         """The newest seqno of every vbucket."""
         found: dict[int, int] = {}
-        for answer in await self._ask_everybody(_high_seqnos):
+        for answer in await self._ask_everybody(lambda _: high_seqnos()):
             found |= answer
         return dict(sorted(found.items()))
 
@@ -327,7 +327,7 @@ class Source:
         chosen = range(self._nodes.map.vbucket_count) if vbuckets is None else sorted(set(vbuckets))
         found: dict[int, FailoverLog] = {}
         for answer in await self._ask_everybody(
-            lambda address: _failover_logs([one for one in chosen if self._home(one) == address])
+            lambda address: failover_logs([one for one in chosen if self._home(one) == address])
         ):
             found |= answer
         return dict(sorted(found.items()))
@@ -582,17 +582,3 @@ class Source:
         if self._reading is None:
             return range(self._nodes.map.vbucket_count) if self._nodes.map is not None else ()
         return [vb for vb, one in self._reading.progress.items() if one.state is not State.DONE]
-
-
-def _high_seqnos(_: Address) -> Script[dict[int, int]]:
-    (answer,) = yield [GetAllVbSeqnos(state=VBucketState.ACTIVE)]
-    return answer.seqnos if answer.status == Status.SUCCESS else {}
-
-
-def _failover_logs(vbuckets: list[int]) -> Script[dict[int, FailoverLog]]:
-    answers = yield [GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets]
-    return {
-        vbucket: FailoverLog.from_bytes(answer.value)
-        for vbucket, answer in zip(vbuckets, answers, strict=True)
-        if answer.status == Status.SUCCESS
-    }

@@ -20,15 +20,14 @@ from ..history import FailoverLog, retreat
 from ..model import MAX_U64, Position
 from ..protocol.chunk import Delivery, Ended, MarkerReceived, Opened, Refused, Stream
 from ..protocol.dcp_consumer import DcpConsumer
-from ..protocol.script import Script
-from ..wire.admin import GetAllVbSeqnos, GetFailoverLog, ObserveSeqno
-from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, VBucketState, status_name
+from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
 from .backoff import Backoff
 from .catalog import Catalog
 from .nodes import Node, Nodes, is_passing
 from .piece import Piece, end_reason
 from .progress import Progress, SavedPosition, State
+from .questions import persisted_seqno, seqnos_and_logs
 
 __all__ = ["End", "ReadOptions", "Reading", "SeenEnd", "Start"]
 
@@ -360,7 +359,7 @@ class Reading:
                     self._resolved(one, seqnos, logs)
             self._nodes.on_change()
 
-        node.link.ask(_seqnos_and_logs(wants_logs), answered)
+        node.link.ask(seqnos_and_logs(wants_logs), answered)
 
     def _resolved(self, one: Progress, seqnos: Mapping[int, int], logs: Mapping[int, FailoverLog]) -> None:
         vbucket = one.vbucket
@@ -490,7 +489,7 @@ class Reading:
             if one.observed_seqno < position.seqno and node is not None and node.is_ready and one.stream.log:
                 assert node.link is not None
                 vb_uuid = one.stream.log.newest.vb_uuid
-                node.link.ask(_observe(vbucket, vb_uuid), self._observer(one, vb_uuid))
+                node.link.ask(persisted_seqno(vbucket, vb_uuid), self._observer(one, vb_uuid))
 
     def _observer(self, one: Progress, vb_uuid: int) -> Callable[[int | None], None]:
         def observed(persisted: int | None) -> None:
@@ -528,26 +527,3 @@ class Reading:
             one.stream.undo_to = undo_to
         if one.state in (State.OPEN, State.REQUESTED, State.DONE):
             one.make_ready()
-
-
-def _seqnos_and_logs(vbuckets: list[int]) -> Script[tuple[dict[int, int], dict[int, FailoverLog]]]:
-    """High seqnos of all active vbuckets of a node, and the failover logs of some."""
-    answers = yield [
-        GetAllVbSeqnos(state=VBucketState.ACTIVE),
-        *(GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets),
-    ]
-    seqnos = answers[0].seqnos if answers[0].status == Status.SUCCESS else {}
-    logs = {
-        vbucket: FailoverLog.from_bytes(answer.value)
-        for vbucket, answer in zip(vbuckets, answers[1:], strict=True)
-        if answer.status == Status.SUCCESS
-    }
-    return seqnos, logs
-
-
-def _observe(vbucket: int, vb_uuid: int) -> Script[int | None]:
-    """The persisted seqno of a branch; None if the vbucket went on without it, 0 if nobody can tell now."""
-    (answer,) = yield [ObserveSeqno(vbucket=vbucket, value=vb_uuid.to_bytes(8, "big"))]
-    if answer.status == Status.SUCCESS:
-        return None if answer.old_branch is not None else answer.persisted_seqno
-    return None if answer.status == Status.KEY_ENOENT else 0

@@ -25,10 +25,10 @@ from ..wire.dcp import (
     DcpGetFailoverLog,
     DcpNoop,
     DcpOpen,
-    DcpSeqnoAcknowledged,
     DcpStreamRequest,
     DcpStreamRequestResponse,
 )
+from ..wire.dcp_copies import DcpSeqnoAcknowledged
 from ..wire.fields import decode_frame_infos
 from ..wire.header import MAX_NAME_BYTES, Frame
 from ..wire.message import Message

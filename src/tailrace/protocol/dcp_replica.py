@@ -47,7 +47,6 @@ from ..wire.dcp import (
     DcpExpiration,
     DcpMutation,
     DcpOpen,
-    DcpSeqnoAcknowledged,
     DcpSeqnoAdvanced,
     DcpSetVBucketState,
     DcpSnapshotMarker,
@@ -56,6 +55,7 @@ from ..wire.dcp import (
     DcpStreamRequestResponse,
     DcpSystemEvent,
 )
+from ..wire.dcp_copies import DcpSeqnoAcknowledged
 from ..wire.header import MAX_NAME_BYTES, Frame
 from ..wire.message import Message, Response
 from .dcp_producer import ON_DISK_OPAQUE

@@ -1,11 +1,12 @@
-"""The 24 messages of DCP, and their answers."""
+"""The messages of DCP between any producer and consumer, and their answers.
+
+Those that only the copies of a vbucket exchange are in `dcp_copies`.
+"""
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import MalformedMessage
@@ -13,7 +14,6 @@ from .codes import (
     AddStreamFlag,
     Datatype,
     DcpOpcode,
-    DurabilityLevel,
     OpenFlag,
     OsoFlag,
     Status,
@@ -29,15 +29,11 @@ __all__ = [
     "DELETION_V2",
     "EXPIRATION",
     "MUTATION",
-    "CacheTransferRecord",
-    "DcpAbort",
+    "ON_ERROR",
     "DcpAddStream",
     "DcpAddStreamResponse",
     "DcpBufferAck",
-    "DcpCacheTransfer",
-    "DcpCacheTransferEnd",
     "DcpCloseStream",
-    "DcpCommit",
     "DcpControl",
     "DcpDeletion",
     "DcpExpiration",
@@ -48,8 +44,6 @@ __all__ = [
     "DcpNoop",
     "DcpOpen",
     "DcpOsoSnapshot",
-    "DcpPrepare",
-    "DcpSeqnoAcknowledged",
     "DcpSeqnoAdvanced",
     "DcpSetVBucketState",
     "DcpSnapshotMarker",
@@ -57,6 +51,7 @@ __all__ = [
     "DcpStreamRequest",
     "DcpStreamRequestResponse",
     "DcpSystemEvent",
+    "check_seqno",
 ]
 
 ON_ERROR = "only on error"
@@ -387,7 +382,7 @@ class DcpMutation(Message):
         return self.value[: len(self.value) - self.nmeta] if self.nmeta else self.value
 
     def check_fields(self) -> None:
-        _check_seqno("dcp mutation", self.by_seqno)
+        check_seqno("dcp mutation", self.by_seqno)
         if self.nmeta > len(self.value):
             raise MalformedMessage("dcp mutation: extended metadata is longer than the value")
 
@@ -432,7 +427,7 @@ class DcpDeletion(Message):
             self.nmeta = 0
 
     def check_fields(self) -> None:
-        _check_seqno("dcp deletion", self.by_seqno)
+        check_seqno("dcp deletion", self.by_seqno)
         nmeta = self.nmeta or 0
         if nmeta > len(self.value):
             raise MalformedMessage("dcp deletion: extended metadata is longer than the value")
@@ -464,7 +459,7 @@ class DcpExpiration(Message):
     delete_time: int = 0
 
     def check_fields(self) -> None:
-        _check_seqno("dcp expiration", self.by_seqno)
+        check_seqno("dcp expiration", self.by_seqno)
         _check_deleted_value("dcp expiration", self.datatype, self.value)
 
 
@@ -570,7 +565,7 @@ class DcpSystemEvent(Message):
         return int.from_bytes(self.value[16:20], "big") if len(self.value) == 20 else None
 
     def check_fields(self) -> None:
-        _check_seqno("dcp system event", self.by_seqno)
+        check_seqno("dcp system event", self.by_seqno)
         sizes = _EVENT_SIZES.get(self.event)
         if sizes is None:
             return  # an event of a later server: kept as it came
@@ -581,101 +576,6 @@ class DcpSystemEvent(Message):
             )
         if self.version not in sizes and self.version != 2:
             raise MalformedMessage(f"dcp system event {self.event}: there is no version {self.version}")
-
-
-@message
-class DcpPrepare(Message):
-    """A durable write has begun; it is not visible before its commit."""
-
-    OPCODE = DcpOpcode.PREPARE
-    LAYOUTS = (
-        layout("""
-            Q by_seqno    position of this change in its vbucket, above 0
-            Q rev_seqno   how many times the document has changed
-            I flags       chosen by the writer, opaque to us
-            I expiry      unix seconds; 0 is never
-            I lock_time   0
-            B nru         cache hint
-            B deleted     1: the write is a deletion
-            B durability  1 majority, 2 majority and persist on active, 3 persist to majority
-        """),
-    )
-    KEY = Part.REQUIRED
-    VALUE = Part.OPTIONAL
-    CAS = Part.REQUIRED
-    DATATYPES = DOCUMENT
-    DIRECTION = Direction.TO_CONSUMER
-    RESPONSE = Response
-    REPLY = ON_ERROR
-
-    by_seqno: int
-    rev_seqno: int
-    flags: int = 0
-    expiry: int = 0
-    lock_time: int = 0
-    nru: int = 0
-    deleted: int = 0
-    durability: int = int(DurabilityLevel.MAJORITY)
-
-    def check_fields(self) -> None:
-        _check_seqno("dcp prepare", self.by_seqno)
-        if self.durability not in DurabilityLevel.__members__.values():
-            raise MalformedMessage(f"dcp prepare: there is no durability level {self.durability}")
-
-
-@message
-class DcpSeqnoAcknowledged(Message):
-    """A replica has prepared everything up to this seqno. Never answered on success."""
-
-    OPCODE = DcpOpcode.SEQNO_ACKNOWLEDGED
-    LAYOUTS = (layout("Q prepared_seqno  the highest seqno that is prepared"),)
-    CAS = Part.FORBIDDEN
-    RESPONSE = Response
-    REPLY = ON_ERROR
-
-    prepared_seqno: int
-
-
-@message
-class DcpCommit(Message):
-    """A prepared write becomes visible."""
-
-    OPCODE = DcpOpcode.COMMIT
-    LAYOUTS = (
-        layout("""
-            Q prepared_seqno  seqno of the prepare
-            Q commit_seqno    seqno of the commit
-        """),
-    )
-    KEY = Part.REQUIRED
-    CAS = Part.FORBIDDEN
-    DIRECTION = Direction.TO_CONSUMER
-    RESPONSE = Response
-    REPLY = ON_ERROR
-
-    prepared_seqno: int
-    commit_seqno: int
-
-
-@message
-class DcpAbort(Message):
-    """A prepared write is given up."""
-
-    OPCODE = DcpOpcode.ABORT
-    LAYOUTS = (
-        layout("""
-            Q prepared_seqno  seqno of the prepare
-            Q abort_seqno     seqno of the abort
-        """),
-    )
-    KEY = Part.REQUIRED
-    CAS = Part.FORBIDDEN
-    DIRECTION = Direction.TO_CONSUMER
-    RESPONSE = Response
-    REPLY = ON_ERROR
-
-    prepared_seqno: int
-    abort_seqno: int
 
 
 @message
@@ -708,89 +608,6 @@ class DcpOsoSnapshot(Message):
             raise MalformedMessage(f"dcp oso snapshot: flags are 1 or 2, not {self.flags}")
 
 
-_RECORD = struct.Struct(">QQQIIIHBB")
-
-
-@dataclass(frozen=True, slots=True)
-class CacheTransferRecord:
-    """One document of a cache transfer."""
-
-    cas: int
-    by_seqno: int
-    rev_seqno: int
-    flags: int
-    expiry: int
-    datatype: int
-    cache_hint: int
-    key: bytes
-    value: bytes
-
-    def encode(self) -> bytes:
-        """40 bytes, key, value."""
-        head = _RECORD.pack(
-            self.cas,
-            self.by_seqno,
-            self.rev_seqno,
-            len(self.value),
-            self.flags,
-            self.expiry,
-            len(self.key),
-            self.datatype,
-            self.cache_hint,
-        )
-        return head + self.key + self.value
-
-
-@message
-class DcpCacheTransfer(Message):
-    """Documents for a replica's cache, unordered; only with the stream flag 0x100."""
-
-    OPCODE = DcpOpcode.CACHE_TRANSFER
-    VALUE = Part.REQUIRED
-    CAS = Part.FORBIDDEN
-    DIRECTION = Direction.TO_CONSUMER
-    RESPONSE = Response
-    REPLY = ON_ERROR
-
-    def records(self) -> Iterator[CacheTransferRecord]:
-        """The documents."""
-        at, data = 0, self.value
-        while at < len(data):
-            if at + _RECORD.size > len(data):
-                raise MalformedMessage("dcp cache transfer: a record is cut off")
-            cas, seqno, rev, size, flags, expiry, key_size, datatype, hint = _RECORD.unpack_from(data, at)
-            key_at = at + _RECORD.size
-            value_at = key_at + key_size
-            at = value_at + size
-            if at > len(data) or not 2 <= key_size <= 251:
-                raise MalformedMessage("dcp cache transfer: a record does not fit")
-            yield CacheTransferRecord(
-                cas,
-                seqno,
-                rev,
-                flags,
-                expiry,
-                datatype,
-                hint,
-                data[key_at:value_at],
-                data[value_at:at],
-            )
-
-    def check_fields(self) -> None:
-        for _ in self.records():
-            pass
-
-
-@message
-class DcpCacheTransferEnd(Message):
-    """The cache transfer is over; ordinary streaming follows."""
-
-    OPCODE = DcpOpcode.CACHE_TRANSFER_END
-    DIRECTION = Direction.TO_CONSUMER
-    RESPONSE = Response
-    REPLY = ON_ERROR
-
-
 # plain numbers: the complement of an IntFlag leaves out the bits that have no name
 _STREAM_FLAGS = sum(AddStreamFlag) - int(AddStreamFlag.NO_VALUE)
 _CACHE_TRANSFER_MAY = int(
@@ -805,7 +622,8 @@ def _check_stream_flags(what: str, flags: int) -> None:
         raise MalformedMessage(f"{what}: a cache transfer goes only with takeover and active only")
 
 
-def _check_seqno(what: str, seqno: int) -> None:
+def check_seqno(what: str, seqno: int) -> None:
+    """`MalformedMessage` for the seqno that no change has."""
     if not seqno:
         raise MalformedMessage(f"{what}: seqno 0 names no change")
 

@@ -1,0 +1,53 @@
+"""What a reader asks a node beside its streams: how far vbuckets are, on which branches, what is on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..history import FailoverLog
+from ..protocol.script import Script
+from ..wire.admin import AllVbSeqnosResponse, GetAllVbSeqnos, GetFailoverLog, ObserveSeqno
+from ..wire.codes import Status, VBucketState
+from ..wire.message import Response
+
+__all__ = ["failover_logs", "high_seqnos", "persisted_seqno", "seqnos_and_logs"]
+
+_ACTIVE = GetAllVbSeqnos(state=VBucketState.ACTIVE)
+
+
+def high_seqnos() -> Script[dict[int, int]]:
+    """Of all active vbuckets of a node."""
+    (answer,) = yield [_ACTIVE]
+    return _seqnos(answer)
+
+
+def failover_logs(vbuckets: Sequence[int]) -> Script[dict[int, FailoverLog]]:
+    """Of those vbuckets that the node has."""
+    answers = yield [GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets]
+    return _logs(vbuckets, answers)
+
+
+def seqnos_and_logs(vbuckets: Sequence[int]) -> Script[tuple[dict[int, int], dict[int, FailoverLog]]]:
+    """High seqnos of all active vbuckets of a node, and the failover logs of some."""
+    seqnos, *logs = yield [_ACTIVE, *(GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets)]
+    return _seqnos(seqnos), _logs(vbuckets, logs)
+
+
+def persisted_seqno(vbucket: int, vb_uuid: int) -> Script[int | None]:
+    """How far a branch is on disk; None if the vbucket went on without it, 0 if nobody can tell now."""
+    (answer,) = yield [ObserveSeqno(vbucket=vbucket, value=vb_uuid.to_bytes(8, "big"))]
+    if answer.status == Status.SUCCESS:
+        return None if answer.old_branch is not None else answer.persisted_seqno
+    return None if answer.status == Status.KEY_ENOENT else 0
+
+
+def _seqnos(answer: AllVbSeqnosResponse) -> dict[int, int]:
+    return answer.seqnos if answer.status == Status.SUCCESS else {}
+
+
+def _logs(vbuckets: Sequence[int], answers: Sequence[Response]) -> dict[int, FailoverLog]:
+    return {
+        vbucket: FailoverLog.from_bytes(answer.value)
+        for vbucket, answer in zip(vbuckets, answers, strict=True)
+        if answer.status == Status.SUCCESS
+    }
