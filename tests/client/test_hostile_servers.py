@@ -240,7 +240,7 @@ def test_a_silent_server_is_given_up_after_two_intervals(connect):
         connection.server.answers = dict.fromkeys(range(256))  # not a word from now on, to nobody
 
     with FakeServer(stream) as server:
-        source = connect(server.url, noop_interval_s=0.1, retry_for_s=3)
+        source = connect(server.url, noop_interval_s=1, retry_for_s=3)
         with pytest.raises(ConnectError, match="silent"):
             next(source.changes())
         assert len(server.connections) >= 2

@@ -324,7 +324,7 @@ def test_silence_is_filled_with_noops():
 
 
 def test_a_reader_that_never_acknowledges_is_given_up():
-    settings = {"tap_ack_interval": 5, "tap_ack_window": 1, "tap_ack_grace": 0.2}
+    settings = {"tap_ack_interval": 5, "tap_ack_window": 1, "tap_ack_grace": 2}
     with tailrace.testing.node(vbuckets=2, settings=settings) as node, Peer(node) as peer:
         for number in range(20):
             node.set(f"k{number}", b"v", vbucket=0)
