@@ -90,7 +90,9 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
 @click.option("--tls-cert", type=click.Path(path_type=Path, dir_okay=False), help="Certificate chain, PEM.")
 @click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False), help="Its private key, PEM.")
 @click.option("--tls-port", type=Integer(0, 65535), help="Port for TLS.  [default: 11207 with --tls-cert]")
-@click.option("--web-port", type=Integer(0, 65535), help="Port of the dashboard and the JSON API; 0 takes a free one.")
+@click.option(
+    "--web-port", type=Integer(0, 65535), help="Port of the dashboard and the JSON API; 0 takes a free one."
+)
 @click.option("--memory-quota", type=SIZE, help="For checkpoints, buffers and caches.  [default: 256m]")
 @click.option(
     "--ready-file",
