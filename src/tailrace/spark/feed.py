@@ -274,11 +274,10 @@ class Feed:
                     vbucket = part["vbucket"][0].as_py()
                     positions = {vbucket: back[vbucket]} if vbucket in back else {}
                 rows += part.num_rows if changes else 0
-                rolled = {
-                    vbucket: back[vbucket]
-                    for vbucket in part["vbucket"].to_pylist()
-                    if not changes and part["op"][0].as_py() == "rollback" and vbucket in back
-                }
+                rolled: dict[int, Position] = {}
+                if not changes and part["op"][0].as_py() == "rollback":
+                    vbucket = part["vbucket"][0].as_py()
+                    rolled = {vbucket: back[vbucket]} if vbucket in back else {}
                 yield Delivery(part, positions, rolled)
         if not batches and (piece.ends or back):
             yield Delivery(_EMPTY, {**back, **piece.ends}, back)
