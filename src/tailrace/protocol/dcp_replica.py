@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from ..store.base import Bucket
     from .handler import Host
 
-__all__ = ["OPEN_FLAGS", "DcpReplica"]
+__all__ = ["OPEN_FLAGS", "DcpReplica", "roll_back"]
 
 OPEN_FLAGS = (
     OpenFlag.PRODUCER
@@ -372,7 +372,7 @@ class DcpReplica:
             vbucket.high_seqno,
             step.undo_to,
         )
-        self._rewrite(partial(_roll_back, vbucket.id, step.undo_to), partial(self._rolled_back, stream))
+        self._rewrite(partial(roll_back, vbucket.id, step.undo_to), partial(self._rolled_back, stream))
 
     def _rolled_back(self, stream: PassiveStream, failed: str | None) -> None:
         if self._streams.get(stream.vbucket.id) is not stream:
@@ -584,7 +584,8 @@ class DcpReplica:
             self.close_requested = reason
 
 
-def _roll_back(number: int, seqno: int, bucket: Bucket) -> list[int]:
+def roll_back(number: int, seqno: int, bucket: Bucket) -> list[int]:
+    """A replica follows its active back to a seqno."""
     bucket.rollback({number: seqno}, branch=False)
     return [number]
 

@@ -18,18 +18,11 @@ from typing import ClassVar
 
 from ..errors import ConnectError
 from ..wire.admin import Noop
-from ..wire.codes import DcpOpcode, Feature, Magic, MarkerFlag, Status
-from ..wire.dcp import (
-    DcpFlush,
-    DcpSnapshotMarker,
-    DcpStreamEnd,
-    DcpStreamRequestResponse,
-)
+from ..wire.codes import DcpOpcode, Feature, Magic
 from ..wire.framing import Framer
 from ..wire.header import MAX_FRAME, Frame
-from ..wire.message import Message
-from .chunk import Stream
 from .dcp_consumer import FIRST_STREAM_OPAQUE, MAX_FRAME_BEFORE_OPEN, ConsumerSettings, DcpConsumer, Granted
+from .dcp_words import DcpWords
 from .handshake import CONSUMER_FEATURES, Introduction, Session, handshake
 from .script import Script
 
@@ -46,7 +39,7 @@ def old_features(*, xattrs: bool) -> tuple[int, ...]:
     return tuple(one for one in CONSUMER_FEATURES if one not in left_out)
 
 
-class OldConsumer(DcpConsumer):
+class OldConsumer(DcpWords, DcpConsumer):
     """One connection to one node that speaks TAP or UPR."""
 
     ORDERED: ClassVar[frozenset[int]] = DcpConsumer.ORDERED | {DcpOpcode.FLUSH}
@@ -120,29 +113,7 @@ class OldConsumer(DcpConsumer):
 
     @abstractmethod
     def _translate(self, frame: Frame) -> None:
-        """Say a message of the dialect in DCP (`_say`, `_say_opened` and so on)."""
-
-    def _say(self, message: Message) -> None:
-        self._made += message.encode()
-
-    def _say_opened(self, opaque: int, log: bytes) -> None:
-        self._made += _answer(opaque, Status.SUCCESS, log)
-
-    def _say_refused(self, opaque: int, status: int, value: bytes = b"") -> None:
-        self._made += _answer(opaque, status, value)
-
-    def _say_rollback(self, opaque: int, seqno: int) -> None:
-        self._say_refused(opaque, Status.ROLLBACK, seqno.to_bytes(8, "big"))
-
-    def _say_marker(self, opaque: int, stream: Stream, start: int, end: int, *, is_disk: bool) -> None:
-        flags = int(MarkerFlag.DISK if is_disk else MarkerFlag.MEMORY)
-        self._say(DcpSnapshotMarker(start=start, end=end, flags=flags, opaque=opaque, vbucket=stream.vbucket))
-
-    def _say_end(self, opaque: int, stream: Stream, status: int) -> None:
-        self._say(DcpStreamEnd(status=status, opaque=opaque, vbucket=stream.vbucket))
-
-    def _say_flush(self, opaque: int, stream: Stream) -> None:
-        self._say(DcpFlush(opaque=opaque, vbucket=stream.vbucket))
+        """Say a message of the dialect in DCP, see `DcpWords`."""
 
     # what these dialects lack
 
@@ -170,9 +141,3 @@ class OldConsumer(DcpConsumer):
 
 def _sign_of_life() -> Script[None]:
     yield [Noop()]
-
-
-def _answer(opaque: int, status: int, value: bytes) -> bytes:
-    return DcpStreamRequestResponse(
-        opcode=DcpOpcode.STREAM_REQUEST, opaque=opaque, status=status, value=value
-    ).encode()

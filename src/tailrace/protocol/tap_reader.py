@@ -269,7 +269,7 @@ class TapReader(OldConsumer):
         run, self._run = self._run, _Run()
         if run.of is not None:
             self._say_marker(
-                run.of.opaque, run.of.stream, run.first, run.of.seqno, is_disk=run.of.in_backfill
+                run.of.opaque, run.of.stream.vbucket, run.first, run.of.seqno, is_disk=run.of.in_backfill
             )
             self._made += b"".join(run.made)
 
@@ -278,13 +278,13 @@ class TapReader(OldConsumer):
         self._end_run()
         if one.seqno and one.stream.vbucket in self._opaque_of:
             one.seqno = 0
-            self._say_flush(one.opaque, one.stream)
+            self._say_flush(one.opaque, one.stream.vbucket)
             self._say_opened(one.opaque, _LOG)
 
     def _end(self, one: _Tap) -> None:
         self._end_run()
         del self._vbuckets[one.stream.vbucket]
-        self._say_end(one.opaque, one.stream, StreamEndStatus.OK)
+        self._say_end(one.opaque, one.stream.vbucket, StreamEndStatus.OK)
 
     def close_received(self) -> None:
         """A dump that is over: of a vbucket without documents some servers say nothing."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MalformedMessage
 from ..protocol.handshake import Credentials
 from ..wire.codes import AddStreamFlag, Status, VBucketState, status_name
-from .upstream import Source, Upstream
+from ..wire.dialect import DCP, UPR_A
+from .upstream import DIALECTS, Source, Upstream
 
 if TYPE_CHECKING:
     from .bucket import ServedBucket
@@ -187,6 +188,7 @@ class Replication:
             order = self._orders.get(one.id)
             if order is not None:
                 row["source"] = str(order.source)
+                row["dialect"] = order.source.dialect
                 row["takeover"] = bool(order.flags & _TAKE_OVER)
                 row["stream"] = self._stream_state(one.id, order)
                 if order.error:
@@ -231,12 +233,17 @@ def _source(one: object) -> Source:
         raise MalformedMessage("replicate: a source has no host")
     if type(port) is not int or not 1 <= port <= 0xFFFF:
         raise MalformedMessage("replicate: a source has no port")
+    dialect = one.get("dialect", DCP.name)
+    if not isinstance(dialect, str) or dialect not in DIALECTS:
+        raise MalformedMessage(f"replicate: a source speaks one of {', '.join(DIALECTS)}")
+    if dialect == UPR_A.name and one.get("takeover"):
+        raise MalformedMessage(f"replicate: {dialect} has no word for a takeover")
     name, password = one.get("username"), one.get("password")
     if name is None and password is None:
-        return Source(host, port)
+        return Source(host, port, dialect=dialect)
     if not isinstance(name, str) or not isinstance(password, str):
         raise MalformedMessage("replicate: username and password are texts, and go together")
-    return Source(host, port, Credentials(name, password))
+    return Source(host, port, Credentials(name, password), dialect)
 
 
 Dial = Callable[[Upstream], None]

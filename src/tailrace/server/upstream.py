@@ -1,22 +1,26 @@
 """A connection that the node makes itself, to another node whose changes it replicates; no sockets.
 
 To the pump it looks like a `Session`: bytes in, bytes out, timers. It introduces itself, logs in, opens the
-other node as producer, and from then on a `DcpReplica` has the word.
+other node as producer, and from then on a `DcpReplica` has the word, or its like of the dialect that the
+source speaks.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import StatusError, TailraceError
 from ..protocol.dcp_replica import OPEN_FLAGS, DcpReplica
 from ..protocol.handshake import REPLICA_FEATURES, Credentials, Introduction, handshake
 from ..protocol.script import Script, ScriptRunner, ask
-from ..wire.codes import Datatype, Magic
+from ..protocol.upr_replica import UprAReplica, UprBReplica
+from ..wire.codes import Datatype, Feature, Magic
 from ..wire.dcp import DcpOpen
+from ..wire.dialect import DCP, UPR_A, UPR_B
 from ..wire.framing import Framer
 from ..wire.header import Frame
 from .negotiate import datatypes
@@ -26,9 +30,20 @@ if TYPE_CHECKING:
     from .bucket import ServedBucket
     from .node import Node
 
-__all__ = ["Source", "Upstream"]
+__all__ = ["DIALECTS", "Source", "Upstream"]
 
 log = logging.getLogger("tailrace.server")
+
+Replica: TypeAlias = Callable[[StreamHost, Callable[[], None], float], DcpReplica]
+
+DIALECTS: Mapping[str, Replica] = {
+    DCP.name: partial(DcpReplica, dialled=True),
+    UPR_A.name: UprAReplica,
+    UPR_B.name: UprBReplica,
+}
+"""What a node can ask another one for changes in; in TAP the other one pushes."""
+
+_OLD_FEATURES = tuple(one for one in REPLICA_FEATURES if one != Feature.COLLECTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +53,8 @@ class Source:
     host: str
     port: int
     credentials: Credentials | None = field(default=None, repr=False)
+    dialect: str = DCP.name
+    """One of `DIALECTS`."""
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -68,14 +85,16 @@ class Upstream:
 
     def _introduce(self) -> Script[frozenset[int]]:
         name = f"tailrace-replication:{self.node.address.port}->{self.source.port}:{self._bucket.name}"
+        is_dcp = self.source.dialect == DCP.name
         introduction = Introduction(
             agent="tailrace replication",
             bucket=self._bucket.name,
             credentials=self.source.credentials,
-            features=REPLICA_FEATURES,
+            features=REPLICA_FEATURES if is_dcp else _OLD_FEATURES,
         )
         session = yield from handshake(introduction, self.node.rng)
-        yield from ask(DcpOpen(key=name.encode(), flags=int(OPEN_FLAGS)), "dcp open")
+        if is_dcp:
+            yield from ask(DcpOpen(key=name.encode(), flags=int(OPEN_FLAGS)), "dcp open")
         return session.features
 
     # what the handler's host asks
@@ -109,8 +128,7 @@ class Upstream:
     def _receive_frame(self, frame: Frame, now: float) -> None:
         if self.handler is not None:
             self.handler.receive_frame(frame, now)
-            if self.handler.close_requested is not None:
-                self.close(self.handler.close_requested)
+            self._after_handler()
             return
         runner = self._runner
         if runner is None or frame.magic == Magic.SERVER_REQUEST:
@@ -122,8 +140,12 @@ class Upstream:
             self._runner = None
             self.features = runner.result or frozenset()
             host = StreamHost(self, self._bucket)
-            self.handler = DcpReplica(host, self._woken, now, dialled=True)
+            self.handler = DIALECTS[self.source.dialect](host, self._woken, now)
             self.on_open()
+
+    def _after_handler(self) -> None:
+        if self.handler is not None and self.handler.close_requested is not None:
+            self.close(self.handler.close_requested)
 
     def _woken(self) -> None:
         """The handler has something to send, or takes frames again."""
@@ -141,6 +163,7 @@ class Upstream:
         out, self._out = self._out, []
         if self.handler is not None:
             out += self.handler.data_to_send(max_bytes)
+            self._after_handler()
         return out
 
     @property
@@ -160,8 +183,7 @@ class Upstream:
                 self.close("no answer in time")
             return
         self.handler.handle_timer(now)
-        if self.handler.close_requested is not None:
-            self.close(self.handler.close_requested)
+        self._after_handler()
 
     # the end
 

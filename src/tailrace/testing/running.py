@@ -250,10 +250,17 @@ class RunningNode:
         self._exclusively(act)
 
     def replicate(
-        self, vbuckets: Iterable[int], source: RunningNode | None, *, takeover: bool = False
+        self,
+        vbuckets: Iterable[int],
+        source: RunningNode | None,
+        *,
+        takeover: bool = False,
+        dialect: str = "dcp",
     ) -> None:
         """Receive these vbuckets from another node from now on, or (None) from nobody any more; a vbucket
         that is not here, or is active, becomes a replica. Other vbuckets are received as before.
+
+        The node asks for them in a dialect that has requests: ``dcp``, ``upr-a`` or ``upr-b``.
         """
         flags = int(AddStreamFlag.TAKE_OVER) if takeover else 0
         numbers = set(vbuckets)
@@ -267,7 +274,7 @@ class RunningNode:
             replication = node.replication[self.bucket]
             orders = {number: one for number, one in replication.ordered().items() if number not in numbers}
             if source is not None:
-                at = Source(source.host, source.port)
+                at = Source(source.host, source.port, dialect=dialect)
                 orders.update(dict.fromkeys(numbers, (at, flags)))
             replication.order(orders, node.clock.monotonic())
 
