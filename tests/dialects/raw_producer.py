@@ -1,4 +1,4 @@
-"""A producer of both UPR drafts that a node dials, built with `struct` only: it says what a test has it say."""
+"""A producer of both UPR drafts that a node dials, built with `struct` only: it says what a test wants said."""
 
 from __future__ import annotations
 

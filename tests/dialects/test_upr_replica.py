@@ -56,11 +56,10 @@ def figures(node):
 @pytest.fixture
 def nodes():
     """An active and a node whose vbuckets are dead."""
-    with tailrace.testing.node(4) as active:
-        with tailrace.testing.node(4) as replica:
-            for vbucket in range(4):
-                replica.set_vbucket_state(vbucket, VBucketState.DEAD)
-            yield active, replica
+    with tailrace.testing.node(4) as active, tailrace.testing.node(4) as replica:
+        for vbucket in range(4):
+            replica.set_vbucket_state(vbucket, VBucketState.DEAD)
+        yield active, replica
 
 
 def write(node, count, *, first=0, vbucket=0):
@@ -584,7 +583,9 @@ HOSTILE = {
         lambda one: packet(0x80, 0x57, bytes(31), b"key", b"v", opaque=one.opaque)
     ),
     "bytes": lambda one: one.send(b"\xff" * 4096),
-    "a frame that never ends": lambda one: one.send(struct.pack(">BBHBBHIIQ", 0x81, 2, 0, 0, 0, 0, 2**31, 0, 0)),
+    "a frame that never ends": lambda one: one.send(
+        struct.pack(">BBHBBHIIQ", 0x81, 2, 0, 0, 0, 0, 2**31, 0, 0)
+    ),
 }
 
 
