@@ -1,4 +1,4 @@
-"""A producer of both UPR drafts that a node dials, built with `struct` only: it says what a test wants said."""
+"""A producer of both UPR drafts that a node dials, built with `struct` only; a test says what it says."""
 
 from __future__ import annotations
 
