@@ -599,7 +599,7 @@ class TestCache:
         """The owner holds on to the dictionary itself, so it must stay the same one."""
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
-        cache = vb.cache
+        cache = bucket.cache
         for change in (
             lambda: vb.set(b"\0a", b"2"),
             lambda: vb.delete(b"\0a"),
@@ -613,7 +613,7 @@ class TestCache:
                 vb.set(b"\0a", b"1")
             cache[b"\0a"] = b"ready-made"
             change()
-            assert vb.cache is cache
+            assert bucket.cache is cache
             assert b"\0a" not in cache
 
 

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..clock import Clock
 from ..errors import StoreError
@@ -37,8 +37,8 @@ Done: TypeAlias = Callable[[StoreError | None], None]
 _RETRY_S = 1.0
 """Between two tries while the disk refuses; the queue grows meanwhile, up to the quota."""
 
-_CACHE_ENTRY_BYTES = 400
-"""About what a cached answer takes beside its value: key, two heads, their places in tuple and dict."""
+_CACHE_ENTRY_BYTES = 500
+"""About what a cached answer takes beside its value: key, four heads, their places in tuple and dict."""
 
 _MIN_MAINTENANCE_S = 1.0
 """Between two looks for maintenance that no job has led to."""
@@ -74,8 +74,8 @@ class ServedBucket:
         self.flush_times = Histogram()
         self.flush_failures = 0
         self.max_json_check = settings.max_json_check
-        self.caches: list[dict[bytes, Any]] = []
-        """`VBucket.cache` by id; where it is not that of the vbucket any more it is empty."""
+        self.largest_answer = 1
+        """What the largest of the ready-made answers in the store's cache may have, in bytes."""
         self._cached_bytes = 0
         self._settings = settings
         self._clock = clock
@@ -98,7 +98,6 @@ class ServedBucket:
         self._pager: Iterator[None] | None = None
 
         self.manifest_changed()
-        self._find_caches()
 
     # collections
 
@@ -120,15 +119,14 @@ class ServedBucket:
 
     def may_cache(self, size: int) -> bool:
         """Whether an answer of this size may be kept; when there are too many all are forgotten."""
-        size += _CACHE_ENTRY_BYTES
-        limit = self._settings.answer_cache
-        if size * 16 > limit:
+        held, limit = size + _CACHE_ENTRY_BYTES, self._settings.answer_cache
+        if held * 16 > limit:
             return False
-        self._cached_bytes += size
+        self._cached_bytes += held
         if self._cached_bytes > limit:
-            for one in self.store:
-                one.cache.clear()
-            self._cached_bytes = size
+            self.store.cache.clear()
+            self._cached_bytes, self.largest_answer = held, 1
+        self.largest_answer = max(self.largest_answer, size)
         return True
 
     def memory_is_short(self) -> bool:
@@ -171,13 +169,9 @@ class ServedBucket:
 
     def vbucket_changed(self, vbucket: int) -> None:
         """A vbucket was created, deleted or changed its state: its readers look again."""
-        self._find_caches()
         self.durability.vbucket_changed(vbucket)
         self._attach(vbucket)
         self._changed(vbucket)
-
-    def _find_caches(self) -> None:
-        self.caches = [{} if one is None else one.cache for one in self.store.vbuckets]
 
     # work in the background
 

@@ -4,8 +4,10 @@
 stops at the first that is not: that one goes the long way through the table of commands, which knows
 everything, this included. So nothing here has to be complete; it only has to be right where it answers.
 
-Answers to gets are kept ready made in `VBucket.cache`, in two parts with the request's opaque between them.
-The store takes an answer out when its document changes.
+Answers to gets are kept ready made in the store's `Bucket.cache`, by key. The store takes an answer out when
+its document changes. An answer knows the request that it is for, from the first byte to the opaque: where
+these twelve bytes and the key are the same and there is no CAS, nothing of the request has to be understood.
+Gets whose keys have the same length stand one behind the other like the rows of a table, and are read as one.
 """
 
 from __future__ import annotations
@@ -24,18 +26,19 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-# the header with what always goes together in one number: magic, opcode and key length; extras length and
-# datatype; vbucket; total body length; the opaque is copied, not read; CAS
-_REQUEST = struct.Struct(">IHHI4xQ")
+# magic and opcode; key length; extras length and datatype; vbucket; total body length; opaque; CAS
+_REQUEST = struct.Struct(">HHHHI4sQ")
 assert _REQUEST.size == HEADER_SIZE
-_KEY_LENGTH, _START = 0x0000_FFFF, 0xFFFF_0000
-_GET, _GETQ, _SET, _SETQ = (0x80 << 24 | op << 16 for op in (Op.GET, Op.GETQ, Op.SET, Op.SETQ))
+_GET, _GETQ, _SET, _SETQ = (0x80 << 8 | op for op in (Op.GET, Op.GETQ, Op.SET, Op.SETQ))
+_GETS, _SETS = (_GET, _GETQ), (_SET, _SETQ)
+_OPCODE_AT = 1
+_BODY_LENGTH_AT = 11  # its last byte, which is all of it in a get
 _SET_EXTRAS = (8 << 8,), (8 << 8, 8 << 8 | int(Datatype.JSON))  # without and with the JSON feature
 
-_ANSWER_HEAD = struct.Struct(">BBHBBHI")  # up to the opaque
-_MISS_HEAD = _ANSWER_HEAD.pack(0x81, Op.GET, 0, 0, 0, Status.KEY_ENOENT, 0)
-_STORED_HEAD = _ANSWER_HEAD.pack(0x81, Op.SET, 0, 0, 0, Status.SUCCESS, 0)
-_STORED_AT_HEAD = _ANSWER_HEAD.pack(0x81, Op.SET, 0, 16, 0, Status.SUCCESS, 16)
+_HEAD = struct.Struct(">BBHBBHI")  # of requests and of answers, up to the opaque
+_MISS_HEAD = _HEAD.pack(0x81, Op.GET, 0, 0, 0, Status.KEY_ENOENT, 0)
+_STORED_HEAD = _HEAD.pack(0x81, Op.SET, 0, 0, 0, Status.SUCCESS, 0)
+_STORED_AT_HEAD = _HEAD.pack(0x81, Op.SET, 0, 16, 0, Status.SUCCESS, 16)
 _GETQ_START = bytes([0x81, Op.GETQ])
 _NO_CAS = bytes(8)
 _POSITION = struct.Struct(">QQ")  # the mutation extras
@@ -49,102 +52,123 @@ _JSON, _XATTR = int(Datatype.JSON), int(Datatype.XATTR)
 _NOT_PLAIN = int(Datatype.SNAPPY | Datatype.XATTR)
 assert _JSON == 1  # it chooses the form of an answer
 
-Answer: TypeAlias = tuple[bytes, bytes, bytes]
-"""Head for a peer without JSON, head for one with it, and what comes behind the opaque."""
+_ROWS = [
+    [struct.Struct(f">12s4s{cas}s{8 - cas + size}s").iter_unpack for size in range(256)] for cas in (7, 8)
+]
+"""By body length, what reads gets that stand one behind the other: head, opaque, CAS, key. Of a peer without
+and with collections; the key as the store has it begins with a 0, and without collections that is the last
+byte of the CAS.
+"""
+
+
+Answer: TypeAlias = tuple[bytes, ...]
+"""To a get of one document: the head of the request by a peer without collections, and by one with them; the
+head of the answer for a peer without the JSON datatype, and for one with it; what comes behind the opaque
+(CAS, flags, value); the vbucket.
+"""
 
 
 def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[int, bytes]:
     """Answer requests from ``at`` on; where the first begins that was not answered, and the answers."""
     if not bucket.plain:
         return at, b""
-    unpack, get, set_, start_bits = _REQUEST.unpack_from, _GET, _SET, _START
-    vbuckets, caches = bucket.store.vbuckets, bucket.caches
-    count = len(vbuckets)
+    vbuckets, answers = bucket.store.vbuckets, bucket.store.cache
     prefixed, form = session.prefixed_keys, session.datatypes & _JSON
+    head_at, answer_at = int(prefixed), 2 + form
+    rows, no_cas = _ROWS[prefixed], _NO_CAS[not prefixed :]
+    key_at, set_extras, held = 7 + prefixed, _SET_EXTRAS[form], bucket.held_vbuckets
+    find = answers.get
     room = session.room
     out: list[bytes] = []
     gets = misses = sets = 0
     end = len(data)
-    last = end - HEADER_SIZE
-    while at <= last and room > 0:
-        start, extras, vbucket_id, total, cas = unpack(data, at)
-        body_at = at + 24
+    view = memoryview(data)
+    while end - at >= HEADER_SIZE:
+        if room <= 0:  # taken for what it can be at most
+            room = session.room - sum(map(len, out))
+            if room <= 0:
+                break
+        if not data[at + _OPCODE_AT]:
+            size = HEADER_SIZE + data[at + _BODY_LENGTH_AT]
+            many = min((end - at) // size, room // bucket.largest_answer + 1)
+            hits = -len(out)
+            for head, opaque, cas, key in rows[size - HEADER_SIZE](view[at : at + many * size]):
+                answer = find(key)
+                if answer is None or answer[head_at] != head or cas != no_cas:
+                    break
+                out += (answer[answer_at], opaque, answer[4])
+            hits = (hits + len(out)) // 3
+            if hits:
+                gets += hits
+                room -= hits * bucket.largest_answer
+                at += hits * size
+                continue
+        start, key_length, extras, vbucket_id, total, opaque, cas = _REQUEST.unpack_from(data, at)
+        body_at = at + HEADER_SIZE
         next_at = body_at + total
-        if next_at > end or vbucket_id >= count:
+        if next_at > end or vbucket_id >= len(vbuckets):
             break
-        # What is left of a get when its key is its whole body. Other requests that come out the same have a
-        # body of at least 64 KiB, and no such key is ever found.
-        opcode = start - total
-        if opcode == get or opcode == _GETQ:  # noqa: PLR1714, SIM109 - it would make a tuple each time
-            if extras or cas:
+        vbucket = vbuckets[vbucket_id]
+        if vbucket is None or vbucket.state != _ACTIVE:
+            break
+        if start in _SETS:
+            value_at = body_at + 8 + key_length
+            if extras not in set_extras or value_at > next_at:
                 break
-            key = data[body_at:next_at] if prefixed else b"\0" + data[body_at:next_at]
-            answer = caches[vbucket_id].get(key)
-            if answer is None:
-                vbucket = vbuckets[vbucket_id]
-                if vbucket is None or vbucket.state != _ACTIVE:
-                    break
-                if not 1 < len(key) <= _MAX_KEY + 1 or key[0] or vbucket.is_locked(key):
-                    break
-                frame = vbucket.get(key)
-                if frame is None:
-                    misses += 1
-                    if opcode == get:
-                        out += (_MISS_HEAD, data[at + 12 : at + 16], _NO_CAS)
-                        room -= 24
-                    at = next_at
-                    continue
-                if frame[5] & _NOT_PLAIN:
-                    break
-                answer = _prepare(bucket, vbucket.cache, key, frame)
-            tail = answer[2]
-            if opcode == get:
-                out += (answer[form], data[at + 12 : at + 16], tail)
-            else:
-                out += (_GETQ_START, answer[form][2:], data[at + 12 : at + 16], tail)
-            room -= len(tail) + 16
-            gets += 1
-        else:
-            opcode = start & start_bits
-            vbucket = vbuckets[vbucket_id]
-            value_at = body_at + 8 + (start & _KEY_LENGTH)
-            if opcode not in (set_, _SETQ) or extras not in _SET_EXTRAS[form] or value_at > next_at:
-                break
-            key = data[body_at + 8 : value_at] if prefixed else b"\0" + data[body_at + 8 : value_at]
-            value = data[value_at:next_at]
             flags, expiry = _FLAGS_AND_EXPIRY.unpack_from(data, body_at)
+            key = data[body_at + key_at : value_at]  # without collections from the last byte of no expiry on
+            value = data[value_at:next_at]
             if (
-                vbucket is None
-                or expiry
-                or vbucket.state != _ACTIVE
+                expiry
                 or not 1 < len(key) <= _MAX_KEY + 1
                 or key[0]
                 or len(value) > bucket.max_json_check
-                or vbucket_id in bucket.held_vbuckets
+                or (held and vbucket_id in held)
                 or (bucket.xattrs_seen and (old := vbucket.get(key)) is not None and old[5] & _XATTR)
             ):
                 break
             datatype = _JSON if is_json(value) else 0
-            cache = vbucket.cache
-            answer = cache.get(key)
+            answer = find(key)
             try:
                 new_cas, seqno = vbucket.set(key, value, flags, 0, datatype, cas)
             except DocumentRefused:
                 break  # the long way is refused too, and says why
             cas_bytes = new_cas.to_bytes(8, "big")
             if answer is not None:  # somebody reads this document: keep the new answer in place of the old
-                tail = cas_bytes + data[body_at : body_at + 4] + value
-                if len(tail) == len(answer[2]) and answer[1][5] == datatype:
-                    cache[key] = answer[0], answer[1], tail
+                plain, with_prefix, raw, json, tail, owner = answer
+                if len(tail) == 12 + len(value) and json[5] == datatype and owner == data[at + 6 : at + 8]:
+                    tail = cas_bytes + data[body_at : body_at + 4] + value
+                    answers[key] = plain, with_prefix, raw, json, tail, owner
             sets += 1
-            if opcode == set_:
+            if start == _SET:
                 if session.mutation_seqno:
-                    position = _POSITION.pack(vbucket.uuid, seqno)
-                    out += (_STORED_AT_HEAD, data[at + 12 : at + 16], cas_bytes, position)
+                    out += (_STORED_AT_HEAD, opaque, cas_bytes, _POSITION.pack(vbucket.uuid, seqno))
                     room -= 40
                 else:
-                    out += (_STORED_HEAD, data[at + 12 : at + 16], cas_bytes)
+                    out += (_STORED_HEAD, opaque, cas_bytes)
                     room -= 24
+        elif start in _GETS:
+            if extras or cas or key_length != total:
+                break
+            key = data[body_at:next_at] if prefixed else b"\0" + data[body_at:next_at]
+            if not 1 < len(key) <= _MAX_KEY + 1 or key[0] or vbucket.is_locked(key):
+                break
+            frame = vbucket.get(key)
+            if frame is None:
+                misses += 1
+                if start == _GET:
+                    out += (_MISS_HEAD, opaque, _NO_CAS)
+                    room -= 24
+            elif frame[5] & _NOT_PLAIN:
+                break
+            else:
+                answer = _prepare(bucket, key, frame)
+                head, tail = answer[answer_at], answer[4]
+                out += (head if start == _GET else _GETQ_START + head[2:], opaque, tail)
+                room -= len(tail) + 16
+                gets += 1
+        else:
+            break
         at = next_at
     counters = session.node.counters
     if gets or misses:
@@ -152,17 +176,22 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
         counters.get_hits += gets
     if sets:
         counters.cmd_set += sets
+        bucket.settle()
     return at, b"".join(out)
 
 
-def _prepare(bucket: ServedBucket, cache: dict[bytes, Answer], key: bytes, frame: bytes) -> Answer:
-    """The answer to a get, for a peer without and with the JSON datatype; kept if the document stays."""
+def _prepare(bucket: ServedBucket, key: bytes, frame: bytes) -> Answer:
+    """The answer to a get, kept if the document stays."""
     tail = frame[16:24] + frame[40:44] + frame[_VALUE_AT + len(key) :]  # CAS, flags, value
-    size = len(tail) - 8
-    raw, json = (
-        _ANSWER_HEAD.pack(0x81, Op.GET, 0, 4, datatype, 0, size) for datatype in (0, frame[5] & _JSON)
+    vbucket, size = int.from_bytes(frame[6:8], "big"), len(key)
+    answer = (
+        _HEAD.pack(0x80, Op.GET, size - 1, 0, 0, vbucket, size - 1),
+        _HEAD.pack(0x80, Op.GET, size, 0, 0, vbucket, size),
+        _HEAD.pack(0x81, Op.GET, 0, 4, 0, 0, len(tail) - 8),
+        _HEAD.pack(0x81, Op.GET, 0, 4, frame[5] & _JSON, 0, len(tail) - 8),
+        tail,
+        frame[6:8],
     )
-    answer = raw, json, tail
-    if frame[44:48] == _NO_EXPIRY and bucket.may_cache(len(tail)):
-        cache[key] = answer
+    if frame[44:48] == _NO_EXPIRY and bucket.may_cache(len(tail) + 16):
+        bucket.store.cache[key] = answer
     return answer

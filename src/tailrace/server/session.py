@@ -115,7 +115,6 @@ class Session:
                 counters = self.node.counters
                 counters.bytes_read += at
                 counters.bytes_written += len(answers)
-                bucket.settle()
                 return answers
             if at:
                 self.node.counters.bytes_read += at

@@ -182,12 +182,6 @@ class VBucket(Protocol):
         """Bytes of its frames in sealed segments."""
         ...
 
-    cache: dict[bytes, Any]
-    """By key, what the owner made of live documents, for its own use. The store takes out what is no longer
-    true, and everything when the state changes. The owner must not put in what expires, and sees to it that
-    it stays small.
-    """
-
     # Documents. A refusal raises DocumentRefused with the status to answer. `expiry` is absolute (unix
     # seconds).
 
@@ -372,6 +366,14 @@ class Bucket(Protocol):
     def vbuckets(self) -> Sequence[VBucket | None]:
         """By id; None where this node has none."""
         ...
+
+    cache: dict[bytes, Any]
+    """By key, what the owner made of live documents, for its own use: one for all vbuckets, because a lookup
+    in one large dictionary meets fewer places that are not in the processor's cache. Of a key that is in
+    several vbuckets the owner has to know which it is about. The store takes out what is no longer true, and
+    everything when the history or the state of a vbucket changes. The owner must not put in what expires, and
+    sees to it that it stays small.
+    """
 
     # VBuckets
 

@@ -55,6 +55,7 @@ class Bucket(SealedStore):
         self.flushes = 0
         self.commits = 0
         self.collections = Manifest()
+        self.cache: dict[bytes, Any] = {}
         self._manifest_json: dict[str, Any] | None = None
         self._meta_queue: list[History] = []
         self._meta: dict[str, Any] = {}  # of the bucket, for the next batch
@@ -183,7 +184,7 @@ class Bucket(SealedStore):
         elif state == VBucketState.ACTIVE != found.state and not takeover:
             self._promote(found)
         found.state = int(state)
-        found.cache.clear()
+        self.cache.clear()
         if extra is not None:
             found.extra = dict(extra)
         if state == VBucketState.ACTIVE:

@@ -59,7 +59,6 @@ class History:
         self.rev_floor = 0
         self.events: list[tuple[int, int, int, int]] = []  # seqno, event, collection or scope id, scope id
         self._bucket = bucket
-        self.cache: dict[bytes, Any] = {}
         self._index: dict[bytes, int] | None = None
         self._items: int | None = 0
         self._tail = Tail(1)
@@ -160,8 +159,9 @@ class History:
             note = (old & SEQNO) << NOTE_SHIFT | traits
         if self._index is not None:
             self._index[key] = entry
-        if self.cache:
-            self.cache.pop(key, None)
+        bucket = self._bucket
+        if bucket.cache:
+            bucket.cache.pop(key, None)
         tail = self._tail
         items = tail.items
         items.append(frame)
@@ -169,7 +169,6 @@ class History:
         if tail.seqnos is not None:
             tail.seqnos.append(seqno)
         self.high_seqno = seqno
-        bucket = self._bucket
         bucket.pending.append(frame)
         bucket.notes.append(note)
         bucket.memory_bytes += len(frame)
@@ -194,7 +193,7 @@ class History:
             if event in (SystemEventId.COLLECTION_BEGIN, SystemEventId.COLLECTION_END):
                 value = HEADER_SIZE + 13 + int.from_bytes(frame[2:4], "big")
                 scope = int.from_bytes(frame[value + 8 : value + 12], "big")
-            self.cache.clear()
+            self._bucket.cache.clear()
             self.events = [*self.events, (seqno, event, subject, scope)]
             if (seqno, subject) in self.drops:
                 self._items = None
@@ -433,7 +432,7 @@ class History:
         if seqno == 0:
             self.purge_seqno = self.rollback_floor = self.rev_floor = 0
         self._index = None
-        self.cache.clear()
+        self._bucket.cache.clear()
         self._items = None if seqno else 0
         self._collection_highs = None
         self._next_expiry = 0

@@ -167,7 +167,7 @@ def get_locked(call: Call[kv.GetLocked]) -> Reply:
     if not 0 < lock_s <= MAX_LOCK_S:
         lock_s = DEFAULT_LOCK_S
     frame, cas = vbucket.get_locked(key, lock_s)
-    vbucket.cache.pop(key, None)  # as long as it is locked readers see another CAS
+    call.bucket.store.cache.pop(key, None)  # as long as it is locked readers see another CAS
     return document_answer(call, Document.of(frame), cas)
 
 
