@@ -13,6 +13,7 @@ Gets whose keys have the same length stand one behind the other like the rows of
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import DocumentRefused
@@ -118,17 +119,19 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
             flags, expiry = _FLAGS_AND_EXPIRY.unpack_from(data, body_at)
             key = data[body_at + key_at : value_at]  # without collections from the last byte of no expiry on
             value = data[value_at:next_at]
+            answer = find(key)
+            if answer is not None and answer[5] != data[at + 6 : at + 8]:
+                answer = None  # that of another vbucket
             if (
                 expiry
                 or not 1 < len(key) <= _MAX_KEY + 1
                 or key[0]
                 or len(value) > bucket.max_json_check
                 or (held and vbucket_id in held)
-                or (bucket.xattrs_seen and (old := vbucket.get(key)) is not None and old[5] & _XATTR)
+                or (bucket.xattrs_seen and answer is None and _has_xattrs(vbucket.get(key)))
             ):
                 break
             datatype = _JSON if is_json(value) else 0
-            answer = find(key)
             try:
                 new_cas, seqno = vbucket.set(key, value, flags, 0, datatype, cas)
             except DocumentRefused:
@@ -136,7 +139,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
             cas_bytes = new_cas.to_bytes(8, "big")
             if answer is not None:  # somebody reads this document: keep the new answer in place of the old
                 plain, with_prefix, raw, json, tail, owner = answer
-                if len(tail) == 12 + len(value) and json[5] == datatype and owner == data[at + 6 : at + 8]:
+                if len(tail) == 12 + len(value) and json[5] == datatype:
                     tail = cas_bytes + data[body_at : body_at + 4] + value
                     answers[key] = plain, with_prefix, raw, json, tail, owner
             sets += 1
@@ -151,22 +154,25 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
             if extras or cas or key_length != total:
                 break
             key = data[body_at:next_at] if prefixed else b"\0" + data[body_at:next_at]
-            if not 1 < len(key) <= _MAX_KEY + 1 or key[0] or vbucket.is_locked(key):
-                break
-            frame = vbucket.get(key)
-            if frame is None:
-                misses += 1
-                if start == _GET:
-                    out += (_MISS_HEAD, opaque, _NO_CAS)
-                    room -= 24
-            elif frame[5] & _NOT_PLAIN:
-                break
-            else:
+            answer = find(key)
+            if answer is None or answer[5] != data[at + 6 : at + 8]:
+                if not 1 < len(key) <= _MAX_KEY + 1 or key[0] or vbucket.is_locked(key):
+                    break
+                frame = vbucket.get(key)
+                if frame is None:
+                    misses += 1
+                    if start == _GET:
+                        out += (_MISS_HEAD, opaque, _NO_CAS)
+                        room -= 24
+                    at = next_at
+                    continue
+                if frame[5] & _NOT_PLAIN:
+                    break
                 answer = _prepare(bucket, key, frame)
-                head, tail = answer[answer_at], answer[4]
-                out += (head if start == _GET else _GETQ_START + head[2:], opaque, tail)
-                room -= len(tail) + 16
-                gets += 1
+            head, tail = answer[answer_at], answer[4]
+            out += (head if start == _GET else _GETQ_START + head[2:], opaque, tail)
+            room -= len(tail) + 16
+            gets += 1
         else:
             break
         at = next_at
@@ -180,6 +186,16 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
     return at, b"".join(out)
 
 
+def _has_xattrs(frame: bytes | None) -> bool:
+    return frame is not None and bool(frame[5] & _XATTR)
+
+
+@lru_cache(1024)
+def _answer_head(datatype: int, size: int) -> bytes:
+    """Many documents have the same; one object for all of them stays in the processor's cache."""
+    return _HEAD.pack(0x81, Op.GET, 0, 4, datatype, 0, size)
+
+
 def _prepare(bucket: ServedBucket, key: bytes, frame: bytes) -> Answer:
     """The answer to a get, kept if the document stays."""
     tail = frame[16:24] + frame[40:44] + frame[_VALUE_AT + len(key) :]  # CAS, flags, value
@@ -187,8 +203,8 @@ def _prepare(bucket: ServedBucket, key: bytes, frame: bytes) -> Answer:
     answer = (
         _HEAD.pack(0x80, Op.GET, size - 1, 0, 0, vbucket, size - 1),
         _HEAD.pack(0x80, Op.GET, size, 0, 0, vbucket, size),
-        _HEAD.pack(0x81, Op.GET, 0, 4, 0, 0, len(tail) - 8),
-        _HEAD.pack(0x81, Op.GET, 0, 4, frame[5] & _JSON, 0, len(tail) - 8),
+        _answer_head(0, len(tail) - 8),
+        _answer_head(frame[5] & _JSON, len(tail) - 8),
         tail,
         frame[6:8],
     )
