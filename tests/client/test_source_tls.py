@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import shutil
 import ssl
-import subprocess
 
 import pytest
 
 import tailrace.testing
+from certificates import make_certificate
 from tailrace import Mutation, TlsOptions
 from tailrace.client.kv import KvClient
 from tailrace.errors import ConnectError, UsageError
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
-
-
-def make_certificate(directory, name, *, issuer=None):
-    """A certificate and its key; its own authority unless there is an issuer."""
-    cert, key, request = (directory / f"{name}.{kind}" for kind in ("crt", "key", "csr"))
-    extensions = directory / f"{name}.ext"
-    extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    run = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    run += ["-subj", f"/CN={name}", "-keyout", str(key)]
-    if issuer is None:
-        run += ["-x509", "-days", "2", "-addext", extensions.read_text().strip(), "-out", str(cert)]
-        subprocess.run(run, check=True, capture_output=True)
-        return cert, key
-    subprocess.run([*run, "-out", str(request)], check=True, capture_output=True)
-    sign = ["openssl", "x509", "-req", "-in", str(request), "-days", "2", "-CAcreateserial"]
-    sign += ["-CA", str(issuer[0]), "-CAkey", str(issuer[1]), "-extfile", str(extensions), "-out", str(cert)]
-    subprocess.run(sign, check=True, capture_output=True)
-    return cert, key
 
 
 @pytest.fixture(scope="module")

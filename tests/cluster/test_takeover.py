@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import select
+import shutil
 import socket
+import ssl
 import threading
 import time
 from types import SimpleNamespace
@@ -14,14 +16,22 @@ import pytest
 
 import tailrace
 import tailrace.testing
+from certificates import make_certificate
 from tailrace.cli.main import main
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.cluster import takeover
 from tailrace.cluster.takeover import take_over
 from tailrace.connstr import parse
-from tailrace.errors import ConnectError, TailraceError, UsageError
-from tailrace.wire.codes import VBucketState
+from tailrace.errors import ConnectError, StatusError, TailraceError, UsageError
+from tailrace.protocol.dcp_replica import DcpReplica
+from tailrace.protocol.tap_consumer import TapConsumer
+from tailrace.server.settings import Settings
+from tailrace.wire.codes import AddStreamFlag, DcpOpcode, VBucketState
+from tailrace.wire.dcp import DcpSetVBucketState, DcpStreamRequestResponse
+from tailrace.wire.fields import encode_failover_log
+from tailrace.wire.framing import Framer
+from tailrace.wire.tap import TapVBucketSet
 
 VBUCKETS = 8
 MOVING = [1, 4, 6]
@@ -49,9 +59,9 @@ def states(node):
 class Writer(threading.Thread):
     """Writes through the cluster map, and remembers what was acknowledged."""
 
-    def __init__(self, url):
+    def __init__(self, url, **options):
         super().__init__(daemon=True)
-        self.client = KvClient(url, timeout_s=60)
+        self.client = KvClient(url, timeout_s=60, **options)
         self.acknowledged = {}
         self.stops = threading.Event()
         self.error = None
@@ -302,8 +312,6 @@ def test_what_can_not_be_moved(nodes):
         move(source, source, [3])
     with pytest.raises(UsageError, match="one of dcp, tap"):
         move(source, target, [3], dialect="upr-b")
-    with pytest.raises(UsageError, match="without TLS"):
-        take_over(parse(source.url.replace("couchbase:", "couchbases:")), parse(target.url), [3])
     with tailrace.testing.node(vbuckets=4) as other, pytest.raises(UsageError, match="8 vbuckets"):
         move(source, other, [3])
     source.set_vbucket_state(2, VBucketState.REPLICA)
@@ -321,6 +329,36 @@ def test_what_can_not_be_moved(nodes):
     with socket.socket() as nobody, pytest.raises(ConnectError):
         nobody.bind(("127.0.0.1", 0))
         take_over(parse(source.url), parse(f"couchbase://127.0.0.1:{nobody.getsockname()[1]}"), [3])
+
+
+def test_a_third_node_that_has_what_another_one_has(nodes):
+    first, second = nodes
+    for key in KEYS:
+        first.set(key, 1)
+    move(first, second, [0, 1, 2])
+    with tailrace.testing.node(vbuckets=VBUCKETS) as third:  # a fresh one: all are active, and empty
+        third.set("mine", 1, vbucket=5)
+        with pytest.raises(UsageError, match=f"127.0.0.1:{first.port} has vbucket 5 active, too"):
+            move(second, third, [2])
+        assert (states(second)[2], states(third)) == ("active", ["active"] * VBUCKETS)
+        third.flush()
+        with pytest.raises(UsageError, match="vbucket 5 is active at neither"):
+            move(second, third, [5])
+        move(second, third, [2])
+        move(third, second, [])
+        assert [states(one) for one in (first, second, third)] == [
+            ["dead"] * 3 + ["active"] * 5,
+            ["active", "active"] + ["dead"] * 6,
+            ["dead", "dead", "active"] + ["dead"] * 5,
+        ]
+        for one in (first, second, third):
+            with KvClient(one.url) as client:
+                assert all(client.get(key) is not None for key in KEYS)
+    with tailrace.testing.node(vbuckets=VBUCKETS) as fourth:
+        first.stop()
+        with pytest.raises(UsageError, match="may have some of the vbuckets active"):
+            move(second, fourth, [0])
+        first.start()
 
 
 def test_collections_go_along_by_dcp(nodes):
@@ -353,3 +391,172 @@ def test_the_command_with_users(dialect, capfd):
         assert capfd.readouterr().out.startswith(f"1 vbucket moved to 127.0.0.1:{target.port}, map ")
         assert states(target)[:5] == ["active"] * 5
         assert main(["takeover", *urls, "--vbucket", "9"]) == 2
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificates")
+    directory = tmp_path_factory.mktemp("pki")
+    authority = make_certificate(directory, "authority")
+    return authority[0], make_certificate(directory, "server", issuer=authority)
+
+
+@pytest.fixture
+def tls_nodes(pki):
+    """Three nodes that have a port for TLS, and want a login."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*pki[1])
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(tailrace.testing.node(vbuckets=VBUCKETS, tls=context, users={"me": "secret"}))
+            for _ in range(3)
+        ]
+
+
+def tls_url(node):
+    return f"couchbases://me:secret@127.0.0.1:{node.tls_port}"
+
+
+def refuse_plain(node):
+    """From now on the node closes what comes without TLS."""
+
+    def act(inner):
+        accept = inner.accept
+        inner.accept = lambda peer, now, *, tls=False: accept(peer, now, tls=tls) if tls else None
+
+    node.call(act)
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "tap"])
+def test_they_move_by_tls(tls_nodes, pki, dialect, capfd):
+    source, target, third = tls_nodes
+    for one in tls_nodes:
+        refuse_plain(one)
+    for number in range(300):
+        source.set(f"k{number}", "v" * 1_000)
+    urls = [tls_url(one) for one in tls_nodes]
+    options = ["--dialect", dialect, "--tls-ca", str(pki[0])]
+    assert main(["takeover", *urls[:2], "--vbucket", "0-3", *options]) == 0
+    assert main(["takeover", *urls[1:], "--vbucket", "2-3", *options]) == 0
+    assert states(target)[:4] == ["active", "active", "dead", "dead"]
+    assert states(third)[2:4] == ["active", "active"]
+    # all of them were told, and say where the others can be reached: with TLS and without
+    tls = tailrace.TlsOptions(ca_file=pki[0])
+    for url in urls:
+        with KvClient(url, tls=tls) as client:
+            assert all(client.get(f"k{number}") is not None for number in range(300))
+    from_map = source.call(lambda one: json.loads(one.map_of(one.buckets["default"]).text))
+    services = [one["services"] for one in from_map["nodesExt"]]
+    assert {(one["kv"], one["kvSSL"]) for one in services} == {(one.port, one.tls_port) for one in tls_nodes}
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "tap"])
+def test_under_a_writer_by_tls(tls_nodes, pki, dialect):
+    source, target, _ = tls_nodes
+    tls = tailrace.TlsOptions(ca_file=pki[0])
+    urls = [parse(tls_url(one)) for one in (source, target)]
+    take_over(*urls, [], tls=tls)
+    writer = Writer(tls_url(source), tls=tls)
+    writer.start()
+    wait_until(lambda: writer.writes > 100, writer)
+    moved = take_over(*urls, MOVING, dialect=dialect, tls=tls)
+    assert moved.vbuckets == MOVING
+    before = writer.writes
+    wait_until(lambda: writer.writes > before + 200, writer)
+    writer.stops.set()
+    writer.join()
+    assert writer.error is None
+    with KvClient(tls_url(target), tls=tls) as client:
+        assert {key: json.loads(client.get(key).value) for key in KEYS} == writer.acknowledged
+
+
+def test_whom_a_target_believes(tls_nodes, pki):
+    source, target, _ = tls_nodes
+    source.set("k", 1, vbucket=0)
+    urls = [tls_url(one) for one in tls_nodes]
+    assert main(["takeover", *urls[:2], "--vbucket", "0"]) != 0  # an authority that nobody knows
+    assert main(["takeover", *urls[:2], "--vbucket", "0", "--tls-no-verify"]) == 0
+    assert states(target)[0] == "active"
+    # the same node by both of its ports is one node
+    plain = f"couchbase://me:secret@127.0.0.1:{source.port}"
+    assert main(["takeover", urls[0], plain, "--vbucket", "0", "--tls-ca", str(pki[0])]) == 2
+
+
+@pytest.mark.parametrize(
+    "tls", [7, [], {"ca": 1}, {"verify": "no"}, {"ca": "no certificate"}, {"ca": "\u00e4"}]
+)
+def test_orders_by_tls_that_make_no_sense(nodes, tls):
+    source, target = nodes
+    order = {"host": "127.0.0.1", "port": source.port, "vbuckets": [0], "tls": tls}
+    with pytest.raises(StatusError), takeover._Node(parse(target.url), tailrace.TlsOptions()) as node:
+        node.report([order])
+    assert states(target)[0] == "active"
+
+
+# what waits and comes too late
+
+
+class Waiting:
+    """A host whose vbuckets can't be rewritten at once."""
+
+    peer = "test"
+    features = frozenset()
+
+    def __init__(self):
+        vbucket = SimpleNamespace(
+            id=0,
+            state=VBucketState.PENDING,
+            high_seqno=0,
+            complete_seqno=0,
+            set_failover_log=lambda log: None,
+        )
+        self.bucket = SimpleNamespace(vbuckets=[vbucket], set_state=self.set_state)
+        self.settings = Settings()
+        self.own_name = "test"
+        self.waiting = []
+        self.states = []
+
+    def set_state(self, vbucket, state, **_):
+        self.states.append(state)
+
+    def rewrite(self, act, done):
+        self.waiting.append((act, done))
+
+    def claim_vbucket(self, *_):
+        return True
+
+    def release_vbucket(self, *_):
+        pass
+
+
+def frame_of(data):
+    framer = Framer()
+    framer.feed(data)
+    return framer.maybe_frame()
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_a_state_that_waits_is_not_set_when_the_connection_is_gone(goes):
+    """Who gave the takeover up may have made the vbucket active elsewhere."""
+    by_tap, by_dcp = Waiting(), Waiting()
+    tap = TapConsumer(by_tap, lambda: None, 0.0)
+    tap.receive_frame(frame_of(TapVBucketSet(state=1, vbucket=0).encode()), 0.0)
+    dcp = DcpReplica(by_dcp, lambda: None, 0.0, dialled=True)
+    dcp._controls.clear()
+    dcp.add_stream(0, int(AddStreamFlag.TAKE_OVER), lambda *_: None)
+    log = DcpStreamRequestResponse(
+        opcode=DcpOpcode.STREAM_REQUEST, opaque=1, value=encode_failover_log([(7, 0)])
+    )
+    dcp.receive_frame(frame_of(log.encode()), 0.0)
+    dcp.receive_frame(frame_of(DcpSetVBucketState(state=1, opaque=1, vbucket=0).encode()), 0.0)
+    for handler, host in ((tap, by_tap), (dcp, by_dcp)):
+        if goes:
+            handler.close("gone")
+        ((act, done),) = host.waiting
+        act(host.bucket)
+        done(None)
+        assert host.states == ([] if goes else [VBucketState.ACTIVE])

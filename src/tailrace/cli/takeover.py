@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ..connstr import ConnectionString
 from ..units import parse_vbuckets
+from .client import tls_from, tls_options
 from .common import URL, JsonLines, json_option
 from .common import command as make_command
 
@@ -27,9 +30,10 @@ tailrace takeover couchbase://127.0.0.1 couchbase://127.0.0.1:11310 --vbucket 7 
     show_default=True,
     help="Protocol to take over with.",
 )
+@tls_options
 @json_option("Write what was moved as JSON.")
 def command(
-    source: ConnectionString, target: ConnectionString, vbuckets: str, dialect: str, as_json: bool
+    source: ConnectionString, target: ConnectionString, vbuckets: str, dialect: str, as_json: bool, **tls: Any
 ) -> None:
     """Move vbuckets from one node to another, under writers and readers.
 
@@ -37,10 +41,11 @@ def command(
     answered is lost, and at no time do both have a vbucket active; clients of either node are told where it
     is. If it breaks, the same command goes on. By dcp readers go on where they are. By tap, which has no
     seqnos and no collections, the vbucket begins a new history, and readers roll back to its beginning.
+    With couchbases:// the source is reached by TLS, by the target too, which is told whom to believe.
     """
     from ..cluster.takeover import take_over
 
-    moved = take_over(source, target, parse_vbuckets(vbuckets) or [], dialect=dialect)
+    moved = take_over(source, target, parse_vbuckets(vbuckets) or [], dialect=dialect, tls=tls_from(tls))
     if as_json:
         JsonLines().write({"vbuckets": moved.vbuckets, "map": moved.rev})
     else:

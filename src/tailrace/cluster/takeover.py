@@ -4,7 +4,8 @@ For nodes without a coordinator; in a cluster a rebalance does it. The nodes the
 target asks the source for the vbuckets, by TAP somebody has to carry the source's stream to the target, and
 that is done here. Around it there are steps:
 
-1. What both have active dies at the target, where it must be empty: two nodes become one bucket.
+1. What both have active dies at the target, where it must be empty: two nodes become one bucket. So does what
+   one of them has active and a third node, which their maps name, too.
 2. The takeover. The source gives a vbucket up, durably, before the target hears that it is active.
 3. All nodes get the map that says who has what, and tell their clients.
 
@@ -17,16 +18,19 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from ..client.cluster_map import ClusterMap
 from ..client.kv import stats
 from ..client.kv_connection import KvConnection
+from ..client.tls import TlsOptions
 from ..clock import SYSTEM, Clock
 from ..connstr import Address, ConnectionString
 from ..errors import ConnectError, RemoteProtocolError, TailraceError, UsageError
@@ -64,13 +68,23 @@ class Moved:
     """Of the map that the nodes have."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Map:
+    """Who has what, and where they are."""
+
+    found: ClusterMap
+    nodes: list[NodeAddress]
+    """As ``found`` has them, with both of their ports."""
+
+
 class _Node(Steering):
     """One of the two nodes, over a connection of its own."""
 
-    def __init__(self, where: ConnectionString) -> None:
+    def __init__(self, where: ConnectionString, tls: TlsOptions) -> None:
         super().__init__(where.bucket)
         self.where = where
         self.address = where.addresses[0]
+        self._tls = tls.context() if where.tls else None
         self.credentials = None
         if where.username is not None:
             self.credentials = Credentials(where.username, where.password or "")
@@ -78,8 +92,10 @@ class _Node(Steering):
 
     def connect(self, features: tuple[int, ...]) -> KvConnection:
         """A connection past its handshake."""
-        introduction = Introduction("tailrace takeover", self.bucket, self.credentials, features)
-        return KvConnection(self.address, introduction, tls=None, timeout_s=_TIMEOUT_S)
+        introduction = Introduction(
+            "tailrace takeover", self.bucket, self.credentials, features, allow_plain=self.where.tls
+        )
+        return KvConnection(self.address, introduction, tls=self._tls, timeout_s=_TIMEOUT_S)
 
     def _run(self, script: Script[T]) -> T:
         return self._connection.run(script)
@@ -92,13 +108,39 @@ class _Node(Steering):
     ) -> None:
         self._connection.close()
 
-    def map(self) -> ClusterMap:
+    def map(self) -> _Map:
         """The map that it gives to its clients."""
         text = self._run(ask(GetClusterConfig(), "get cluster config")).value
-        found = ClusterMap.parse(text, self.address, tls=False)
-        if found is None:
+        plain, tls = (ClusterMap.parse(text, self.address, tls=one) for one in (False, True))
+        if plain is None or tls is None:
             raise RemoteProtocolError(f"{self.address} has no map of its vbuckets")
-        return found
+        pairs = zip(plain.nodes, tls.nodes, strict=True)
+        return _Map(plain, [_place(plain_at, tls_at) for plain_at, tls_at in pairs])
+
+    def place(self, found: _Map) -> NodeAddress:
+        """What its own map says of where it is."""
+        for one in found.nodes:
+            port = one.tls_port if self.where.tls else one.port
+            if (one.host, port) == (self.address.host, self.address.port):
+                return one
+        raise UsageError(f"{self.address} does not stand in its own map; is it another port of that node?")
+
+    def order(self, vbuckets: list[int], tls: TlsOptions) -> dict[str, Any]:
+        """What another node is told to take these vbuckets over from this one."""
+        made: dict[str, Any] = {
+            "host": self.address.host,
+            "port": self.address.port,
+            "takeover": vbuckets,
+        }
+        if self.credentials is not None:
+            made["username"] = self.credentials.username
+            made["password"] = self.credentials.password
+        if self.where.tls:
+            made["tls"] = {"verify": tls.verify}
+            if tls.ca_file is not None:
+                # around the certificates there may be anything
+                made["tls"]["ca"] = Path(tls.ca_file).read_bytes().decode("ascii", "ignore")
+        return made
 
     def takes_tap(self) -> bool:
         """Whether somebody pushes changes to it."""
@@ -112,33 +154,37 @@ def take_over(
     vbuckets: Iterable[int],
     *,
     dialect: str = "dcp",
+    tls: TlsOptions | None = None,
     clock: Clock = SYSTEM,
 ) -> Moved:
     """Move vbuckets from the node ``source`` to the node ``target``, each the first of its connection string.
 
-    Those that are at the target already stay there. `TailraceError` if some could not be moved.
+    Those that are at the target already stay there. `TailraceError` if some could not be moved. If the source
+    is to be reached by TLS, so does the target, and it believes whom ``tls`` says, or its system's
+    authorities.
     """
     if dialect not in DIALECTS:
         raise UsageError(f"{dialect!r} can't take over, write one of {', '.join(DIALECTS)}")
-    if source.tls or target.tls:
-        raise UsageError("nodes take over without TLS: write couchbase://")
     if source.bucket != target.bucket:
         raise UsageError(f"a vbucket of {source.bucket!r} can't be one of {target.bucket!r}")
-    with _Node(source) as old, _Node(target) as new:
-        return _Takeover(old, new, dialect, clock).run(sorted(set(vbuckets)))
+    tls = tls or TlsOptions()
+    with _Node(source, tls) as old, _Node(target, tls) as new:
+        return _Takeover(old, new, dialect, tls, clock).run(sorted(set(vbuckets)))
 
 
 class _Takeover:
-    def __init__(self, old: _Node, new: _Node, dialect: str, clock: Clock) -> None:
+    def __init__(self, old: _Node, new: _Node, dialect: str, tls: TlsOptions, clock: Clock) -> None:
         self._old, self._new = old, new
         self._dialect = dialect
+        self._tls = tls
         self._clock = clock
         self._maps = old.map(), new.map()
-        if old.address == new.address:
+        self._pair = [one.place(found) for one, found in zip((old, new), self._maps, strict=True)]
+        if _at(self._pair[0]) == _at(self._pair[1]):
             raise UsageError("source and target are the same node")
-        if any(one.epoch > OWN_EPOCH for one in self._maps):
+        if any(one.found.epoch > OWN_EPOCH for one in self._maps):
             raise UsageError("a node of a cluster gets its vbuckets by 'tailrace cluster rebalance'")
-        counts = [one.vbucket_count for one in self._maps]
+        counts = [one.found.vbucket_count for one in self._maps]
         if counts[0] != counts[1]:
             raise UsageError(f"the source has {counts[0]} vbuckets and the target {counts[1]}")
         self._count = counts[0]
@@ -177,6 +223,7 @@ class _Takeover:
             if any(self._is_foreign(row) for row in report.values()):
                 raise UsageError(f"the {name} receives vbuckets from other nodes, and is steered by somebody")
         there = self._new.report([])  # what is left of a takeover whose command was killed
+        spare = [(node, self._spare(report)) for node, report in ((self._old, here), (self._new, there))]
         twice = [number for number in here if _state(here, number) == _state(there, number) == "active"]
         for number in twice:
             if there[number]["high_seqno"]:
@@ -190,15 +237,38 @@ class _Takeover:
                 if _state(here, number) != "dead" or not here[number]["high_seqno"]:
                     raise UsageError(f"vbucket {number} is active at neither of the two")
                 broken.append(number)
-        self._new.set_states(dict.fromkeys(twice, VBucketState.DEAD))
+        for node, numbers in (*spare, (self._new, twice)):
+            node.set_states(dict.fromkeys(numbers, VBucketState.DEAD))
         if broken:
             self._await_end_of_streams()
             self._give_back(broken)
         return sorted([*moving, *broken])
 
+    def _spare(self, report: Report) -> list[int]:
+        """What one of the two has active and a third node really has, as a map says; empty here, it is as
+        good as dead, and is so in the report from now on.
+        """
+        owners = {number: next(iter(self._elsewhere(number)), None) for number in report}
+        doubtful = {number: at for number, at in owners.items() if at and _state(report, number) == "active"}
+        found = []
+        for at in dict.fromkeys(doubtful.values()):
+            try:
+                with _Node(self._way_to(self._nodes()[at]), self._tls) as other:
+                    theirs = other.report()
+            except ConnectError as error:
+                raise UsageError(f"{at} may have some of the vbuckets active, too: {error}") from None
+            found += [one for one in doubtful if doubtful[one] == at and _state(theirs, one) == "active"]
+        for number in found:
+            if report[number]["high_seqno"]:
+                raise UsageError(
+                    f"{doubtful[number]} has vbucket {number} active, too, and both have changes"
+                )
+            report[number]["state"] = "dead"
+        return found
+
     def _is_foreign(self, row: dict[str, Any]) -> bool:
         """Whether a vbucket is received, and not for a takeover between the two."""
-        ours = (str(self._old.address), str(self._new.address))
+        ours = {str(one) for one in (self._old.address, self._new.address, *map(_at, self._pair))}
         return "source" in row and not (row["takeover"] and row["source"] in ours)
 
     def _await_end_of_streams(self) -> None:
@@ -233,16 +303,8 @@ class _Takeover:
         there = self._new.report()
         others = [number for number in moving if _state(there, number) != "replica"]
         self._new.set_states(dict.fromkeys(others, VBucketState.REPLICA))
-        order: dict[str, Any] = {
-            "host": self._old.address.host,
-            "port": self._old.address.port,
-            "takeover": moving,
-        }
-        if self._old.credentials is not None:
-            order["username"] = self._old.credentials.username
-            order["password"] = self._old.credentials.password
         try:
-            rows = self._new.report([order])
+            rows = self._new.report([self._old.order(moving, self._tls)])
             deadline, before = self._clock.monotonic() + PATIENCE_S, rows
             while any(rows[number].get("stream") != "over" for number in moving):
                 if self._clock.monotonic() > deadline:
@@ -276,40 +338,62 @@ class _Takeover:
     def _tell_map(self) -> int:
         """Who has what, told to all nodes of both maps; the map's rev."""
         here, there = self._old.report(), self._new.report()
-        addresses = list(dict.fromkeys([self._old.address, self._new.address, *self._others()]))
-        place = {address: at for at, address in enumerate(addresses)}
+        nodes = self._nodes()
+        place = {at: index for index, at in enumerate(nodes)}
+        old, new = map(_at, self._pair)
         owners = []
         for number in range(self._count):
             owner = next((one for one in self._elsewhere(number)), None)
             if _state(here, number) == "active":
-                owner = self._old.address
+                owner = old
             if _state(there, number) == "active":
-                owner = self._new.address
+                owner = new
             owners.append([-1 if owner is None else place[owner]])
-        rev = 1 + max(one.map().revision for one in (self._old, self._new))
-        nodes = [NodeAddress(port=address.port, host=address.host) for address in addresses]
-        for at, address in enumerate(addresses):
-            found = bucket_map(self._old.bucket, nodes, owners, rev=rev, this_node=at)
-            if address in (self._old.address, self._new.address):
-                (self._old if address == self._old.address else self._new).set_map(found.text, OWN_EPOCH, rev)
+        rev = 1 + max(one.map().found.revision for one in (self._old, self._new))
+        for index, (at, node) in enumerate(nodes.items()):
+            found = bucket_map(self._old.bucket, list(nodes.values()), owners, rev=rev, this_node=index)
+            if at in (old, new):
+                (self._old if at == old else self._new).set_map(found.text, OWN_EPOCH, rev)
                 continue
-            with suppress(ConnectError), _Node(replace(self._old.where, addresses=(address,))) as other:
+            with suppress(ConnectError), _Node(self._way_to(node), self._tls) as other:
                 other.set_map(found.text, OWN_EPOCH, rev)
         return rev
 
-    def _others(self) -> list[Address]:
-        """Nodes of the maps that are neither of the two."""
-        return [one for found in self._maps for one in found.nodes if not self._is_one_of_us(one)]
+    def _nodes(self) -> dict[Address, NodeAddress]:
+        """The two, and then all others that their maps name."""
+        nodes = {_at(one): one for one in self._pair}
+        for one in (*self._maps[0].nodes, *self._maps[1].nodes):
+            known = nodes.setdefault(_at(one), one)
+            if known.tls_port is None:
+                nodes[_at(one)] = one
+        return nodes
+
+    def _way_to(self, node: NodeAddress) -> ConnectionString:
+        """Another node is reached as the source is; without TLS there nobody is told a password."""
+        where = self._old.where
+        if where.tls and node.tls_port is None:
+            raise ConnectError(f"{_at(node)} has no port for TLS")
+        port = node.tls_port if where.tls and node.tls_port is not None else node.port
+        return replace(where, addresses=(Address(_at(node).host, port),))
 
     def _elsewhere(self, number: int) -> Iterable[Address]:
         """The other nodes that have a vbucket, as the maps say."""
-        for found in self._maps:
-            at = found.active[number]
-            if at >= 0 and not self._is_one_of_us(found.nodes[at]):
-                yield found.nodes[at]
+        ours = [_at(one) for one in self._pair]
+        for one in self._maps:
+            owner = one.found.node_of(number)
+            if owner is not None and owner not in ours:
+                yield owner
 
-    def _is_one_of_us(self, address: Address) -> bool:
-        return address in (self._old.address, self._new.address)
+
+def _place(plain: Address, tls: Address) -> NodeAddress:
+    """A node as a map has it, without TLS and with it."""
+    return NodeAddress(plain.port, None if tls.port == plain.port else tls.port, plain.host)
+
+
+def _at(node: NodeAddress) -> Address:
+    """What a node goes by: where it is without TLS."""
+    assert node.host is not None
+    return Address(node.host, node.port)
 
 
 def _state(report: Report, number: int) -> str | None:
@@ -325,6 +409,8 @@ def _carry(source: socket.socket, target: socket.socket) -> None:
             raise TimeoutError
         for one in ready:
             data = one.recv(_CARRY_BYTES)
+            while isinstance(one, ssl.SSLSocket) and one.pending():  # which no select sees
+                data += one.recv(_CARRY_BYTES)
             if not data:
                 return
             to[one].sendall(data)

@@ -527,8 +527,13 @@ class DcpReplica:
             self._forget(frame.vbucket, why)
 
     def _rewrite(self, act: Callable[[Bucket], list[int]], done: Callable[[str | None], None]) -> None:
-        """Change vbuckets; nothing else is taken until that is on disk."""
+        """Change vbuckets; nothing else is taken until that is on disk. What has to wait does not happen any
+        more when the connection is gone: somebody else may have decided by then.
+        """
         self.is_busy = True
+
+        def unless_closed(bucket: Bucket) -> list[int]:
+            return [] if self._is_closed else act(bucket)
 
         def rewritten(failed: str | None) -> None:
             self.is_busy = False
@@ -536,7 +541,7 @@ class DcpReplica:
                 done(failed)
                 self._wake()
 
-        self._host.rewrite(act, rewritten)
+        self._host.rewrite(unless_closed, rewritten)
 
     # Answers that come.
 

@@ -70,6 +70,7 @@ class TapConsumer:
         self._wake = wake
         self._answers: deque[bytes] = deque()
         self._backfilling: set[int] = set()
+        self._is_closed = False
         self._figures = dict.fromkeys((*_FIGURES.values(), "num_outdated", "num_errors"), 0)
 
     # The handler's interface.
@@ -105,6 +106,7 @@ class TapConsumer:
         return {"type": "consumer", **self._figures, "backfilling_vbuckets": len(self._backfilling)}
 
     def close(self, reason: str) -> None:
+        self._is_closed = True
         self._answers.clear()
 
     # Messages.
@@ -219,8 +221,13 @@ class TapConsumer:
     # What takes time.
 
     def _rewrite(self, frame: Frame, act: Callable[[Bucket], list[int]]) -> None:
-        """Change vbuckets; nothing else is taken until that is on disk, and then it is answered."""
+        """Change vbuckets; nothing else is taken until that is on disk, and then it is answered. What has to
+        wait does not happen any more when the connection is gone: somebody else may have decided by then.
+        """
         self.is_busy = True
+
+        def unless_closed(bucket: Bucket) -> list[int]:
+            return [] if self._is_closed else act(bucket)
 
         def done(failed: str | None) -> None:
             self.is_busy = False
@@ -230,7 +237,7 @@ class TapConsumer:
                 self._failed(frame, DocumentRefused(Status.ETMPFAIL, failed))
             self._wake()
 
-        self._host.rewrite(act, done)
+        self._host.rewrite(unless_closed, done)
 
     def _flush(self, ttl: int, bucket: Bucket) -> list[int]:
         bucket.flush_all(everything=True)

@@ -96,7 +96,10 @@ class Server:
         try:
             async with asyncio.timeout(self.node.settings.auth_timeout):
                 await self._loop.create_connection(
-                    lambda: self.connection(tls=False, link=link), source.host, source.port
+                    lambda: self.connection(tls=source.tls is not None, link=link),
+                    source.host,
+                    source.port,
+                    ssl=None if source.tls is None else source.tls.context(),
                 )
         except (OSError, TimeoutError) as error:
             link.close(str(error) or "no answer in time")

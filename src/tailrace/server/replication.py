@@ -8,6 +8,7 @@ Everything here runs on the owner's thread and takes ``now``; `dial` is the pump
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from ..errors import MalformedMessage
 from ..protocol.handshake import Credentials
 from ..wire.codes import AddStreamFlag, Status, VBucketState, status_name
 from ..wire.dialect import DCP, UPR_A
-from .upstream import DIALECTS, Source, Upstream
+from .upstream import DIALECTS, Source, SourceTls, Upstream
 
 if TYPE_CHECKING:
     from .bucket import ServedBucket
@@ -240,10 +241,25 @@ def _source(one: object) -> Source:
         raise MalformedMessage(f"replicate: {dialect} has no word for a takeover")
     name, password = one.get("username"), one.get("password")
     if name is None and password is None:
-        return Source(host, port, dialect=dialect)
+        return Source(host, port, dialect=dialect, tls=_tls(one))
     if not isinstance(name, str) or not isinstance(password, str):
         raise MalformedMessage("replicate: username and password are texts, and go together")
-    return Source(host, port, Credentials(name, password), dialect)
+    return Source(host, port, Credentials(name, password), dialect, _tls(one))
+
+
+def _tls(one: dict[str, Any]) -> SourceTls | None:
+    given = one.get("tls")
+    if given is None:
+        return None
+    ca, verify = (given.get("ca"), given.get("verify", True)) if isinstance(given, dict) else (None, None)
+    if not isinstance(ca, str | None) or type(verify) is not bool:
+        raise MalformedMessage("replicate: tls is an object with a text ca and a boolean verify")
+    found = SourceTls(ca, verify)
+    try:
+        found.context()
+    except (ssl.SSLError, ValueError):
+        raise MalformedMessage("replicate: ca has no certificates in PEM form") from None
+    return found
 
 
 Dial = Callable[[Upstream], None]

@@ -8,6 +8,7 @@ source speaks.
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from .bucket import ServedBucket
     from .node import Node
 
-__all__ = ["DIALECTS", "Source", "Upstream"]
+__all__ = ["DIALECTS", "Source", "SourceTls", "Upstream"]
 
 log = logging.getLogger("tailrace.server")
 
@@ -47,6 +48,23 @@ _OLD_FEATURES = tuple(one for one in REPLICA_FEATURES if one != Feature.COLLECTI
 
 
 @dataclass(frozen=True, slots=True)
+class SourceTls:
+    """Whom a node believes that dials another one by TLS."""
+
+    ca: str | None = field(default=None, repr=False)
+    """Certificates in PEM form; None: the system's authorities."""
+    verify: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        """The settings as Python's ssl module wants them; `ssl.SSLError` if there is no certificate."""
+        context = ssl.create_default_context(cadata=self.ca)
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """Where a bucket's changes come from."""
 
@@ -55,6 +73,7 @@ class Source:
     credentials: Credentials | None = field(default=None, repr=False)
     dialect: str = DCP.name
     """One of `DIALECTS`."""
+    tls: SourceTls | None = None
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -91,6 +110,7 @@ class Upstream:
             bucket=self._bucket.name,
             credentials=self.source.credentials,
             features=REPLICA_FEATURES if is_dcp else _OLD_FEATURES,
+            allow_plain=self.source.tls is not None,
         )
         session = yield from handshake(introduction, self.node.rng)
         if is_dcp:

@@ -702,11 +702,13 @@ class Rewind(Message):
 class Replicate(Message):
     """Tells a node which vbuckets it shall receive, and from where. Tailrace's own command.
 
-    The value is a JSON object: ``{"sources": [{"host": "127.0.0.1", "port": 11210, "vbuckets": [0, 1],
+     The value is a JSON object: ``{"sources": [{"host": "127.0.0.1", "port": 11210, "vbuckets": [0, 1],
     "takeover": [2], "dialect": "dcp", "username": …, "password": …}, …]}``. It is the whole truth: what is
-    not named is not received any more. Without a value nothing changes. The node dials the source and asks
+     not named is not received any more. Without a value nothing changes. The node dials the source and asks
     for the vbuckets in the dialect: ``dcp``, which is meant if there is none, ``upr-a`` (without takeover) or
-    ``upr-b``. The answer is a JSON object that says of each vbucket of the node how it stands.
+    ``upr-b``. With ``"tls": {"ca": "PEM …", "verify": true}`` it dials by TLS and believes those
+    certificates, or without ``ca`` those of its system. The answer is a JSON object that says of each vbucket
+    of the node how it stands.
     """
 
     OPCODE = Op.REPLICATE
