@@ -103,6 +103,35 @@ def test_frames_of_nothing_between_large_ones() -> None:
     assert walk.frame_starts(data).tolist() == by_hand(bytes(data))
 
 
+@pytest.mark.parametrize(
+    "others", [[], [3999], [2000], [100, 101], [32], [33], [34], [0], list(range(0, 4000, 97))]
+)
+def test_frames_of_one_size(others: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are found without a guess; the first one of another size ends that, and nothing is missed."""
+    rng = random.Random(4)
+    frames = [plain.mutation(1, b"key", rng.randbytes(100)) for _ in range(4000)]
+    for one in others:
+        frames[one] = plain.mutation(1, b"other", rng.randbytes(rng.choice((0, 99, 140, 9999))))
+    data = b"".join(frames) + frames[1][:30]
+    guesses = []
+    guess = walk._guess_starts
+    monkeypatch.setattr(walk, "_guess_starts", lambda *args: guesses.append(args) or guess(*args))
+    assert walk.frame_starts(octets(data)).tolist() == by_hand(data)
+    assert others or not guesses
+
+
+@pytest.mark.parametrize("off", [0, 1, 17])
+@pytest.mark.parametrize("before", [33, 40, 1999])
+def test_equal_frames_forged_in_a_value(before: int, off: int) -> None:
+    """A value goes on as the frames around it do, in their very rhythm or a little off."""
+    frame = plain.mutation(1, b"key", bytes(76))
+    overhead = len(plain.mutation(1, b"key"))
+    value = (frame * 700)[overhead + off :]
+    data = frame * before + plain.mutation(1, b"key", value) + frame * 1500
+    assert by_hand(data) != list(range(0, len(data), len(frame)))
+    assert walk.frame_starts(octets(data)).tolist() == by_hand(data)
+
+
 @given(
     lengths=st.lists(st.sampled_from([0, 0, 1, 5, 24, 31, 60, 500, 0xFFFF_FFFF]), min_size=3, max_size=60),
     lane=st.integers(1, 4),

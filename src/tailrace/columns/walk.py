@@ -5,6 +5,8 @@ by header; in Python that costs more per frame than all else that is done to it.
 walks many stretches of a large buffer in lockstep: it guesses a start in each stretch, lets one numpy
 operation move all walks on by one frame, and then checks that each walk ended exactly where the next began.
 
+Frames that are all of one size need no guesses: where the next ones start is known, and only to be looked at.
+
 A guess is only that. Values are written by strangers and may hold anything, forged frames included, so a walk
 counts only once the walk from offset 0 has arrived at one of its positions: from there on both are the same.
 Where they don't meet, the plain walk goes on alone. The result is always that of the plain walk.
@@ -51,7 +53,33 @@ def frame_starts(data: Bytes) -> Offsets:
     sample_bytes = int(sample[-1])
     if len(data) * _SAMPLE_FRAMES < sample_bytes * _LOCKSTEP_FRAMES:
         return np.concatenate((sample[:-1], plain_walk(data, sample_bytes)))
-    return lockstep_walk(data, sample)
+    known = _equal_frames(data, sample)
+    if frame_end(data, int(known[-1])) > len(data) - HEADER_SIZE:
+        return known
+    sample = known[-len(sample) :]
+    return np.concatenate((known[: -len(sample)], lockstep_walk(data, sample)))
+
+
+def _equal_frames(data: Bytes, sample: Offsets) -> Offsets:
+    """The sample, and the frames behind it up to the first one that has another size than those before it."""
+    first, size = int(sample[-1]), int(sample[-1] - sample[-2])
+    body = size - HEADER_SIZE
+    if (sample[1:] - sample[:-1] != size).any():
+        return sample
+    total_body = _total_bodies(data)
+    starts = np.arange(first, len(total_body), size)
+    # A few of them say whether it is worth looking at all.
+    if (total_body[starts[:: len(starts) // _SAMPLE_FRAMES + 1]] != body).any():
+        return sample
+    is_other = total_body[starts] != body
+    at = int(is_other.argmax())
+    return np.concatenate((sample[:-1], starts[: at + 1] if is_other[at] else starts))
+
+
+def _total_bodies(data: Bytes) -> Offsets:
+    """The body length of a header at every offset, without a copy: fancy indexing reads what is asked for."""
+    count = len(data) - HEADER_SIZE + 1
+    return np.ndarray((count,), dtype=">u4", buffer=data, offset=_TOTAL_BODY_AT, strides=(1,))
 
 
 def frame_end(data: Bytes, start: int) -> int:
@@ -124,8 +152,7 @@ def _walk_lanes(data: Bytes, lanes: Offsets) -> tuple[Offsets, Offsets, Offsets]
     last = len(data) - HEADER_SIZE
     limits = np.empty_like(lanes)
     limits[:-1], limits[-1] = lanes[1:], last + 1
-    # The body length of a header at every offset, without a copy: fancy indexing reads what is asked for.
-    total_body = np.ndarray((last + 1,), dtype=">u4", buffer=data, offset=_TOTAL_BODY_AT, strides=(1,))
+    total_body = _total_bodies(data)
     table = np.empty((_MAX_STEPS + 1, len(lanes)), dtype=np.int64)
     table[0] = at = lanes
     is_inside = True
