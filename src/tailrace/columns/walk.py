@@ -53,27 +53,30 @@ def frame_starts(data: Bytes) -> Offsets:
     sample_bytes = int(sample[-1])
     if len(data) * _SAMPLE_FRAMES < sample_bytes * _LOCKSTEP_FRAMES:
         return np.concatenate((sample[:-1], plain_walk(data, sample_bytes)))
-    known = _equal_frames(data, sample)
+    size = int(sample[1])
+    if sample_bytes != size * _SAMPLE_FRAMES:
+        return lockstep_walk(data, sample)
+    known = _equal_frames(data, size)
+    if len(known) <= _SAMPLE_FRAMES:
+        return lockstep_walk(data, sample)
     if frame_end(data, int(known[-1])) > len(data) - HEADER_SIZE:
         return known
-    sample = known[-len(sample) :]
-    return np.concatenate((known[: -len(sample)], lockstep_walk(data, sample)))
+    return np.concatenate((known[:-2], lockstep_walk(data, known[-2:])))
 
 
-def _equal_frames(data: Bytes, sample: Offsets) -> Offsets:
-    """The sample, and the frames behind it up to the first one that has another size than those before it."""
-    first, size = int(sample[-1]), int(sample[-1] - sample[-2])
-    body = size - HEADER_SIZE
-    if (sample[1:] - sample[:-1] != size).any():
-        return sample
+def _equal_frames(data: Bytes, size: int) -> Offsets:
+    """The frames from offset 0 to the first one that is not of this size, as the others before it are.
+
+    Nothing at all is found where a few of the places say that there is no use in looking at every one.
+    """
     total_body = _total_bodies(data)
-    starts = np.arange(first, len(total_body), size)
-    # A few of them say whether it is worth looking at all.
-    if (total_body[starts[:: len(starts) // _SAMPLE_FRAMES + 1]] != body).any():
-        return sample
-    is_other = total_body[starts] != body
+    starts = np.arange(0, len(total_body), size)
+    is_other = total_body[starts[:: len(starts) // _SAMPLE_FRAMES]] != size - HEADER_SIZE
+    if is_other.any():
+        return starts[:0]
+    is_other = total_body[starts] != size - HEADER_SIZE
     at = int(is_other.argmax())
-    return np.concatenate((sample[:-1], starts[: at + 1] if is_other[at] else starts))
+    return starts[: at + 1] if is_other[at] else starts
 
 
 def _total_bodies(data: Bytes) -> Offsets:
