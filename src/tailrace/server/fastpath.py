@@ -13,8 +13,9 @@ Gets whose keys have the same length stand one behind the other like the rows of
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ..errors import DocumentRefused
 from ..wire.codes import Datatype, Op, Status, VBucketState
@@ -34,7 +35,6 @@ _GET, _GETQ, _SET, _SETQ = (0x80 << 8 | op for op in (Op.GET, Op.GETQ, Op.SET, O
 _GETS, _SETS = (_GET, _GETQ), (_SET, _SETQ)
 _OPCODE_AT = 1
 _BODY_LENGTH_AT = 11  # its last byte, which is all of it in a get
-_SET_EXTRAS = (8 << 8,), (8 << 8, 8 << 8 | int(Datatype.JSON))  # without and with the JSON feature
 
 _HEAD = struct.Struct(">BBHBBHI")  # of requests and of answers, up to the opaque
 _MISS_HEAD = _HEAD.pack(0x81, Op.GET, 0, 0, 0, Status.KEY_ENOENT, 0)
@@ -53,14 +53,6 @@ _JSON, _XATTR = int(Datatype.JSON), int(Datatype.XATTR)
 _NOT_PLAIN = int(Datatype.SNAPPY | Datatype.XATTR)
 assert _JSON == 1  # it chooses the form of an answer
 
-_ROWS = [
-    [struct.Struct(f">12s4s{cas}s{8 - cas + size}s").iter_unpack for size in range(256)] for cas in (7, 8)
-]
-"""By body length, what reads gets that stand one behind the other: head, opaque, CAS, key. Of a peer without
-and with collections; the key as the store has it begins with a 0, and without collections that is the last
-byte of the CAS.
-"""
-
 
 Answer: TypeAlias = tuple[bytes, ...]
 """To a get of one document: the head of the request by a peer without collections, and by one with them; the
@@ -69,21 +61,52 @@ head of the answer for a peer without the JSON datatype, and for one with it; wh
 """
 
 
+class _Mode(NamedTuple):
+    """What depends on the features of a peer."""
+
+    rows: list[Callable[[bytes | memoryview], Iterator[tuple[bytes, bytes, bytes, bytes]]]]
+    """By body length, what reads gets that stand one behind the other: head, opaque, CAS, key."""
+    no_cas: bytes
+    """What there must be for the CAS."""
+    request_at: int
+    """Where the head of the request stands in an answer."""
+    answer_at: int
+    """Where its own head stands in it."""
+    key_at: int
+    """Where the key of a set begins in its body."""
+    set_extras: tuple[int, ...]
+    """Extras length and datatype that a set may have."""
+
+
+def _mode(*, prefixed: bool, json: bool) -> _Mode:
+    # The key as the store has it begins with a 0. A peer without collections does not send that, but there is
+    # one in front of its keys: the last byte of no CAS in a get, and of no expiry in a set.
+    cas = 7 + prefixed
+    return _Mode(
+        rows=[struct.Struct(f">12s4s{cas}s{8 - cas + size}s").iter_unpack for size in range(256)],
+        no_cas=bytes(cas),
+        request_at=int(prefixed),
+        answer_at=2 + json,
+        key_at=7 + prefixed,
+        set_extras=(8 << 8, 8 << 8 | _JSON) if json else (8 << 8,),
+    )
+
+
+_MODES = [[_mode(prefixed=prefixed, json=json) for json in (False, True)] for prefixed in (False, True)]
+
+
 def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[int, bytes]:
     """Answer requests from ``at`` on; where the first begins that was not answered, and the answers."""
     if not bucket.plain:
         return at, b""
+    prefixed = session.prefixed_keys
+    rows, no_cas, request_at, answer_at, key_at, set_extras = _MODES[prefixed][session.datatypes & _JSON]
     vbuckets, answers = bucket.store.vbuckets, bucket.store.cache
-    prefixed, form = session.prefixed_keys, session.datatypes & _JSON
-    head_at, answer_at = int(prefixed), 2 + form
-    rows, no_cas = _ROWS[prefixed], _NO_CAS[not prefixed :]
-    key_at, set_extras, held = 7 + prefixed, _SET_EXTRAS[form], bucket.held_vbuckets
     find = answers.get
     room = session.room
     out: list[bytes] = []
     gets = misses = sets = 0
     end = len(data)
-    view = memoryview(data)
     while end - at >= HEADER_SIZE:
         if room <= 0:  # taken for what it can be at most
             room = session.room - sum(map(len, out))
@@ -92,13 +115,14 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
         if not data[at + _OPCODE_AT]:
             size = HEADER_SIZE + data[at + _BODY_LENGTH_AT]
             many = min((end - at) // size, room // bucket.largest_answer + 1)
-            hits = -len(out)
-            for head, opaque, cas, key in rows[size - HEADER_SIZE](view[at : at + many * size]):
+            same = data if many * size == end else memoryview(data)[at : at + many * size]
+            before = len(out)
+            for head, opaque, no, key in rows[size - HEADER_SIZE](same):
                 answer = find(key)
-                if answer is None or answer[head_at] != head or cas != no_cas:
+                if answer is None or answer[request_at] != head or no != no_cas:
                     break
                 out += (answer[answer_at], opaque, answer[4])
-            hits = (hits + len(out)) // 3
+            hits = (len(out) - before) // 3
             if hits:
                 gets += hits
                 room -= hits * bucket.largest_answer
@@ -127,7 +151,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 or not 1 < len(key) <= _MAX_KEY + 1
                 or key[0]
                 or len(value) > bucket.max_json_check
-                or (held and vbucket_id in held)
+                or vbucket_id in bucket.held_vbuckets
                 or (bucket.xattrs_seen and answer is None and _has_xattrs(vbucket.get(key)))
             ):
                 break

@@ -287,7 +287,7 @@ class Session:
                         frame, Refused(Status.NOT_SUPPORTED, "DCP and unordered execution don't go together")
                     )
                     return
-                self.datatypes |= Datatype.JSON
+                self.datatypes |= int(Datatype.JSON)
             handler = open_handler(StreamHost(self, self.bucket), dialect, role, self._wake_handler, now)
             if handler is None:
                 self._refuse(
@@ -424,9 +424,9 @@ class Session:
     def set_features(self, granted: list[int]) -> None:
         """From now on these and no others."""
         self.features = frozenset(granted)
-        self.datatypes = negotiate.datatypes(self.features)
+        self.datatypes = int(negotiate.datatypes(self.features))  # plain, the hot path asks for it
         if self.dialect is DCP:
-            self.datatypes |= Datatype.JSON
+            self.datatypes |= int(Datatype.JSON)
         self.prefixed_keys = Feature.COLLECTIONS in self.features
         self.mutation_seqno = Feature.MUTATION_SEQNO in self.features
 

@@ -318,6 +318,7 @@ NO_EXPIRY = 0xFFFFFFFF
 SECTOR = 512
 _WORDS = SECTOR // 8
 _WEIGHTS = np.arange(1, 2048, dtype=np.uint64)  # of the sectors of a block
+_STARTS = np.arange(0, 2047 * _WORDS, _WORDS)  # ... and where they begin
 _U64_MASK = (1 << 64) - 1
 
 
@@ -335,11 +336,14 @@ def checksum(data: Bytes) -> tuple[int, int]:
     """
     if len(data) <= 64 << 10:
         return zlib.crc32(data.data), 0
-    whole = len(data) // SECTOR
-    sums = np.add.reduce(data[: whole * SECTOR].view(np.uint64).reshape(whole, _WORDS), axis=1)
-    last = np.frombuffer(data[whole * SECTOR :].tobytes().ljust(SECTOR, b"\0"), np.uint64)
-    rest = int(np.add.reduce(last))
-    weights = _WEIGHTS[:whole] if whole <= len(_WEIGHTS) else np.arange(1, whole + 1, dtype=np.uint64)
+    words, whole = len(data) // 8, len(data) // SECTOR
+    count = -(-words // _WORDS)
+    known = count <= len(_STARTS)
+    starts = _STARTS[:count] if known else np.arange(0, words, _WORDS)
+    weights = _WEIGHTS[:count] if known else np.arange(1, count + 1, dtype=np.uint64)
+    # In half the time of a sum over an axis, which begins anew for each row.
+    sums = np.add.reduceat(data[: words * 8].view(np.uint64), starts)
+    rest = int.from_bytes(data[words * 8 :].tobytes(), "little")  # less than a word, in the last sector
     return (int(np.add.reduce(sums)) + rest) & _U64_MASK, (
         int(np.dot(sums, weights)) + (whole + 1) * rest
     ) & _U64_MASK

@@ -398,7 +398,7 @@ class Piece:
         if self._columns is None:
             parts = []
             places = []
-            for offset, head, columns in self._heads():
+            for offset, head, columns in self._columns_of_blocks():
                 block = columns_of(columns, 0, head.frames)
                 lengths = block.lengths.astype(np.uint64)
                 start = offset + BLOCK.size + padded(len(block.seqnos) * COLUMN_BYTES)
@@ -436,18 +436,29 @@ class Piece:
         if after >= self.last:
             return
         offset, length = int(self._entry["offset"]), int(self._entry["bytes"])
-        if length > READ_BYTES:
-            for place, head, _ in self._heads(columns=False, after=after):
-                yield self._block(place, head, after)
+        if length <= READ_BYTES:
+            found = self._read_at_once(offset, length, after)
+            while found:
+                yield found.pop()
             return
-        found = self._read_at_once(offset, length, after)
-        while found:
-            yield found.pop()
-
-    def _block(self, offset: int, head: BlockHead, after: int) -> Frames:
-        buffer = np.empty(block_bytes(head), np.uint8)
-        self.segment.file.read_into(buffer.data, offset)
-        return self._frames(buffer, offset, head, after)
+        file, end = self.segment.file, offset + length
+        raw = file.read(BLOCK.size, offset)
+        while offset < end:
+            head = self._head(raw, offset, end)
+            if self.clip is not None and head.first > self.clip:
+                return
+            size = block_bytes(head)
+            ahead = min(BLOCK.size, end - offset - size)  # the header of the next block comes with this one
+            if head.last > after:
+                buffer = np.empty(size + ahead, np.uint8)
+                file.read_into(buffer.data, offset)
+                raw = buffer[size:].tobytes()
+                found = [self._frames(buffer, offset, head, after)]
+                del buffer
+                yield found.pop()
+            else:
+                raw = file.read(ahead, offset + size)
+            offset += size
 
     def _read_at_once(self, offset: int, length: int, after: int) -> list[Frames]:
         """All blocks of a small piece, the last one first: mostly there is just one."""
@@ -495,8 +506,8 @@ class Piece:
             news, olds = news[:stop], olds[:stop]
         return news, olds
 
-    def _heads(self, *, columns: bool = True, after: int = 0) -> Iterator[tuple[int, BlockHead, Bytes]]:
-        """The same without the frames: the offset, the header, and the columns if they are wanted."""
+    def _columns_of_blocks(self) -> Iterator[tuple[int, BlockHead, Bytes]]:
+        """The blocks without their frames: the offset, the header, and the columns."""
         file = self.segment.file
         offset = int(self._entry["offset"])
         end = offset + int(self._entry["bytes"])
@@ -505,13 +516,10 @@ class Piece:
             head = self._head(raw, offset, end)
             if self.clip is not None and head.first > self.clip:
                 return
-            if head.last > after:
-                table = b""
-                if columns:
-                    table = file.read(padded(head.frames * COLUMN_BYTES), offset + BLOCK.size)
-                    if zlib.crc32(table) != head.columns_crc:
-                        raise self.segment.corrupt(f"a block of vbucket {self.vbucket} at {offset}")
-                yield offset, head, np.frombuffer(table, np.uint8)
+            table = file.read(padded(head.frames * COLUMN_BYTES), offset + BLOCK.size)
+            if zlib.crc32(table) != head.columns_crc:
+                raise self.segment.corrupt(f"a block of vbucket {self.vbucket} at {offset}")
+            yield offset, head, np.frombuffer(table, np.uint8)
             offset += block_bytes(head)
 
     def _head(self, raw: Buffer, offset: int, end: int) -> BlockHead:
