@@ -286,7 +286,8 @@ def draft_b(stream):
 
 
 def start_of(frame, *, draft):
-    """The start seqno of a stream request."""
+    """The start seqno of a stream request; it has a group id."""
+    assert frame.key.startswith(b"tailrace:")
     return int.from_bytes(frame.extras[:8] if draft == "a" else frame.extras[8:16], "big")
 
 
@@ -358,6 +359,7 @@ def test_draft_a_with_everything_that_it_knows(connect):
 @pytest.mark.covers("upr-b.stream-request-response.ok", "upr-b.stream-request-response.rollback")
 @pytest.mark.covers("upr-b.stream-start", "upr-b.snapshot-start", "upr-b.snapshot-end", "upr-b.mutation")
 @pytest.mark.covers("upr-b.deletion", "upr-b.expiration", "upr-b.flush", "upr-b.set-vbucket-state")
+@pytest.mark.covers("upr-b.stream-request-response.unknown-uuid")
 @pytest.mark.covers("upr-b.stream-end.ok", "upr-b.stream-end.state-changed", "upr-b.not-my-vbucket")
 @pytest.mark.parametrize("rollback", ["value", "extras", "unknown uuid"])
 def test_draft_b_with_everything_that_it_knows(connect, rollback):

@@ -53,6 +53,7 @@ _UPR_B = {
 _UPR_B_ANSWERS = {
     "stream-request-response.ok": "UprBStreamRequestResponse",
     "stream-request-response.rollback": "UprBStreamRequestResponse",
+    "stream-request-response.unknown-uuid": "UprBStreamRequestResponse",
     "not-my-vbucket": "UprBStreamRequestResponse",
     "failover-log-response": "DcpFailoverLogResponse",
     "stream-end.state-changed": "UprBStreamEndMessage",

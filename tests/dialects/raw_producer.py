@@ -69,6 +69,7 @@ class Connection(Peer):
         """The three requests of a stream: for the log, for the stream, for the log again."""
         before, stream, after = self.request(), self.request(), self.request()
         assert [_kind(one) for one in (before, stream, after)] == ["log", "stream", "log"]
+        assert stream.key.startswith(b"tailrace-replication:127.0.0.1:")  # the group id
         self.opaque, self.vbucket = stream.opaque, stream.half
         return before, stream, after
 

@@ -278,7 +278,7 @@ def test_the_window(strict):
 
 
 @pytest.mark.covers("tap.ack.backoff")
-@pytest.mark.parametrize("status", [0x82, 0x86])
+@pytest.mark.parametrize("status", [0x85, 0x86])
 def test_a_reader_asks_for_time(strict, status):
     for number in range(25):
         strict.set(f"k{number}", b"v", vbucket=1)

@@ -88,6 +88,9 @@ def test_a_replica_is_equal_to_its_active(nodes, draft):
     assert (row["state"], row["stream"], row["dialect"]) == ("replica", "open", draft.name)
     (found,) = figures(replica)
     assert (found["num_streams"], found["rollbacks"]) == (4, 0)
+    with Peer(active) as peer:
+        groups = [value for name, value in peer.stats("dcp").items() if name.endswith("group_id")]
+    assert groups == [f"tailrace-replication:127.0.0.1:{replica.port}"] * 4
 
 
 @both
@@ -352,6 +355,21 @@ def test_a_promotion_in_the_middle_of_a_snapshot_keeps_the_last_whole_one(
     assert replica.get("late", vbucket=0) is None
 
 
+@both
+def test_who_promotes_a_replica_does_not_know_which_deletions_it_never_got(replica, producer, draft):
+    """A producer may have purged them before: what it sent from the beginning is good as a whole only."""
+    connection = begin(replica, producer)
+    connection.say("start")
+    connection.send(connection.mutation(b"a", 2) + connection.mutation(b"b", 7))
+    connection.say("end")
+    connection.send(connection.snapshot(8, 9))
+    stands_at(replica, 9)
+    replica.set_vbucket_state(0, VBucketState.ACTIVE)
+    for start, word in ((2, "rollback"), (6, "rollback"), (7, "ok"), (8, "ok")):
+        with Peer(replica) as peer:
+            assert draft.word(peer.ask(draft.request(0, start=start, uuid=UUID))) == word
+
+
 @pytest.mark.covers("upr-a.response.rollback", "upr-b.stream-request-response.rollback")
 @both
 def test_rolled_back_exactly_and_asked_again(replica, producer, draft):
@@ -392,6 +410,7 @@ def test_a_rollback_into_a_snapshot_that_was_folded_goes_to_its_beginning(replic
     assert replica.high_seqno(0) == 10
 
 
+@pytest.mark.covers("upr-b.stream-request-response.unknown-uuid")
 @pytest.mark.parametrize("draft", [B], ids=["b"])
 def test_draft_b_does_not_know_the_branch(replica, producer, draft):
     first = begin(replica, producer)

@@ -289,7 +289,7 @@ STEPS = st.lists(
         st.tuples(st.just("delete"), st.integers(0, 2), st.integers(0, 29)),
         st.tuples(st.just("pull"), st.integers(1, 400), st.just(0)),
         st.tuples(st.just("ack"), st.integers(0, 9), st.just(0)),
-        st.tuples(st.just("nack"), st.integers(0, 9), st.sampled_from([0x82, 0x86])),
+        st.tuples(st.just("nack"), st.integers(0, 9), st.sampled_from([0x85, 0x86])),
         st.tuples(st.just("reconnect"), st.just(0), st.just(0)),
         st.tuples(st.just("rewind"), st.integers(0, 2), st.integers(0, 5)),
         st.tuples(st.just("flush"), st.just(0), st.just(0)),

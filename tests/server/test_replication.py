@@ -357,6 +357,17 @@ def advanced(opaque: int, seqno: int) -> DcpSeqnoAdvanced:
     return DcpSeqnoAdvanced(by_seqno=seqno, vbucket=0, opaque=opaque)
 
 
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_without_a_purge_seqno_a_backfill_may_lack_deletions(replica: RunningNode, on_disk: bool) -> None:
+    flags = MarkerFlag.DISK if on_disk else MarkerFlag.MEMORY
+    with Controller(replica.port) as peer:
+        opaque = peer.begin()
+        peer.send(marker(opaque, 0, 7, int(flags)), mutation(opaque, 2), mutation(opaque, 7, b"l"))
+        peer.send(marker(opaque, 8, 9, int(MarkerFlag.DISK)), mutation(opaque, 8), mutation(opaque, 9, b"l"))
+        until(lambda: replica.high_seqno(0) == 9, "the snapshots did not come")
+    assert replica.call(lambda node: node.buckets["default"].store.vbuckets[0].purge_seqno) == 7 * on_disk
+
+
 def test_a_snapshot_ends_with_a_change_that_is_not_for_the_replica(replica: RunningNode) -> None:
     with Controller(replica.port) as peer:
         opaque = peer.begin()

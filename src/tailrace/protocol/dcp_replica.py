@@ -439,7 +439,13 @@ class DcpReplica:
             return
         if message.flags & MarkerFlag.CHECKPOINT:
             stream.vbucket.close_checkpoint()
-        stream.vbucket.begin_snapshot(message.start, message.end, message.purge_seqno or 0)
+        purge_seqno = message.purge_seqno
+        if purge_seqno is None:
+            # A backfill from the beginning lacks the deletions that the producer has purged, and it does not
+            # say up to where that was.
+            is_first = message.flags & MarkerFlag.DISK and not stream.vbucket.complete_seqno
+            purge_seqno = message.end if is_first else 0
+        stream.vbucket.begin_snapshot(message.start, message.end, purge_seqno)
         stream.marker_end = message.end
         stream.ack_at = message.end if message.flags & MarkerFlag.ACK else 0
 

@@ -33,7 +33,7 @@ __all__ = ["TapProducer"]
 SAVE_INTERVAL_S = 10.0
 """Between two notes of where a registered reader is; after a crash it gets again what came since."""
 
-_BACK_OFF = (Status.ENOMEM, Status.ETMPFAIL)
+_BACK_OFF = (Status.EBUSY, Status.ETMPFAIL)
 _EMPTY_IT = ("opaque", int(TapOpaque.INITIAL_VBUCKET_STREAM))
 
 _log = logging.getLogger(__name__)

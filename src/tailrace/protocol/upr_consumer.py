@@ -25,7 +25,7 @@ class UprConsumer(OldConsumer):
         self, introduction: Introduction, settings: ConsumerSettings, *, rng: random.Random, now: float
     ) -> None:
         super().__init__(introduction, settings, rng=rng, now=now)
-        self._upr = self.TRANSLATION(self._made, self._send, self._new_opaque)
+        self._upr = self.TRANSLATION(self._made, self._send, self._new_opaque, group=settings.name)
 
     def open_stream(
         self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""

@@ -46,7 +46,10 @@ class UprReplica(DcpReplica):
         self._made = bytearray()
         self._framer = Framer(MAX_FRAME + _GROWTH)
         self._is_asking = self._is_held_up = self._is_rewriting = False
-        self._upr = self.TRANSLATION(self._made, self._append, self._new_opaque, for_replica=True)
+        group = f"tailrace-replication:{host.own_name}"
+        self._upr = self.TRANSLATION(
+            self._made, self._append, self._new_opaque, group=group, for_replica=True
+        )
         super().__init__(host, wake, now, dialled=True)
 
     def _append(self, data: bytes) -> None:

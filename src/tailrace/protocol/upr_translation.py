@@ -108,12 +108,16 @@ class UprTranslation(DcpWords, ABC):
         send: Callable[[bytes], None],
         new_opaque: Callable[[], int],
         *,
+        group: str,
         for_replica: bool = False,
     ) -> None:
-        """What is said in DCP goes to the end of ``made``, what is to be sent in the draft to ``send``."""
+        """What is said in DCP goes to the end of ``made``, what is to be sent in the draft to ``send``; by
+        ``group`` the producer's operators recognise the streams.
+        """
         self._made = made
         self._send = send
         self._new_opaque = new_opaque
+        self._group = group.encode()
         self._for_replica = for_replica
         self._open: dict[int, _Upr] = {}
         self._log_of: dict[int, _Upr] = {}
@@ -311,8 +315,11 @@ class UprTranslation(DcpWords, ABC):
         one.exact = one.seqno
 
     def _pass_on(self, one: _Upr, end: int) -> None:
-        """Say what is held, as part of a snapshot that goes up to ``end``."""
-        self._say_marker(one.opaque, one.vbucket, one.exact + 1, end, is_disk=False)
+        """Say what is held, as part of a snapshot that goes up to ``end``. The drafts don't tell where it
+        comes from; a replica has to know what may be a backfill, which lacks purged deletions.
+        """
+        is_disk = self._for_replica and not one.exact
+        self._say_marker(one.opaque, one.vbucket, one.exact + 1, end, is_disk=is_disk)
         self._made += b"".join(one.held)
         self._drop_held(one)
 
@@ -355,7 +362,7 @@ class UprATranslation(UprTranslation):
     DIALECT = UPR_A
 
     def _request(self, one: _Upr, **extras: Any) -> Message:
-        return UprAStreamRequest(opaque=one.opaque, vbucket=one.vbucket, **extras)
+        return UprAStreamRequest(opaque=one.opaque, vbucket=one.vbucket, key=self._group, **extras)
 
     def _log_request(self, vbucket: int, opaque: int) -> Message:
         return UprAFailoverLogRequest(vbucket=vbucket, opaque=opaque)
@@ -404,7 +411,7 @@ class UprBTranslation(UprTranslation):
     DIALECT = UPR_B
 
     def _request(self, one: _Upr, **extras: Any) -> Message:
-        return UprBStreamRequest(opaque=one.opaque, vbucket=one.vbucket, **extras)
+        return UprBStreamRequest(opaque=one.opaque, vbucket=one.vbucket, key=self._group, **extras)
 
     def _log_request(self, vbucket: int, opaque: int) -> Message:
         return UprBFailoverLogRequest(vbucket=vbucket, opaque=opaque)
