@@ -25,6 +25,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ..model import Position
 from ..store.files import write_scratch
@@ -80,6 +81,7 @@ class Spool:
         self._segment_bytes = limit_bytes if segment_bytes is None else segment_bytes
         self._segments: deque[Segment] = deque()
         self._gathered: list[Delivery] = []
+        self._gathered_rows = self._gathered_bytes = 0
         self._next = 0
         self._size = 0
         self._changed = threading.Condition()
@@ -121,18 +123,22 @@ class Spool:
 
     def append(self, delivery: Delivery) -> None:
         """Keep a delivery; waits while the spool is full."""
+        size = delivery.rows.nbytes
         with self._changed:
             self._changed.wait_for(lambda: self._is_over() or self._size < self._limit_bytes)
             if self._is_over():
                 return
-            rows = sum(one.rows.num_rows for one in self._gathered) + delivery.rows.num_rows
-            size = sum(one.rows.nbytes for one in self._gathered) + delivery.rows.nbytes
-            fits = rows <= self._segment_rows and size <= self._segment_bytes
+            fits = (
+                self._gathered_rows + delivery.rows.num_rows <= self._segment_rows
+                and self._gathered_bytes + size <= self._segment_bytes
+            )
         if delivery.rollbacks or not fits:  # what went back begins a new segment
             self.flush()
         with self._changed:
             self._gathered.append(delivery)
-            self._size += delivery.rows.nbytes
+            self._gathered_rows += delivery.rows.num_rows
+            self._gathered_bytes += size
+            self._size += size
             is_awaited = self._awaited
         if is_awaited:
             self.flush()
@@ -141,22 +147,23 @@ class Spool:
         """Write what was gathered."""
         with self._writing:
             with self._changed:
-                gathered, self._gathered = self._gathered, []
+                gathered, rows, size = self._gathered, self._gathered_rows, self._gathered_bytes
+                self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
             if not gathered or self._closed or self._lost:
                 return
             try:
-                self._write(gathered)
+                self._write(gathered, rows, size)
             except BaseException as error:
                 self._lost = True
                 self._fail(error)
                 raise
 
-    def _write(self, gathered: Sequence[Delivery]) -> None:
-        """Deliveries become a segment."""
+    def _write(self, gathered: Sequence[Delivery], rows: int, held_bytes: int) -> None:
+        """Deliveries, which hold so much memory, become a segment."""
         parts: dict[int, list[pa.RecordBatch]] = {}
         for one in gathered:
-            for partition, rows in self._cut(one.rows):
-                parts.setdefault(partition, []).append(rows)
+            for partition, part in self._cut(one.rows):
+                parts.setdefault(partition, []).append(part)
         files: dict[int, str] = {}
         size = 0
         for partition, batches in parts.items():
@@ -168,23 +175,23 @@ class Spool:
         for one in gathered:
             positions.update(one.positions)
             rollbacks.update(one.rollbacks)
-        count = sum(one.rows.num_rows for one in gathered)
         with self._changed:
-            segment = Segment(self._next, count, size, positions, rollbacks, files)
+            segment = Segment(self._next, rows, size, positions, rollbacks, files)
             self._segments.append(segment)
             self._next += 1
-            self._size += size - sum(one.rows.nbytes for one in gathered)
+            self._size += size - held_bytes
             self._changed.notify_all()
 
     def _cut(self, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Rows by partition, in order. What comes from a disk comes in long runs of a vbucket, and those are
         handed on without a copy.
         """
-        partitions = self._partition_of[rows["vbucket"].to_numpy()]
+        # `to_numpy`, as `pa.array` below, would import pandas first: half a second before the first batch
+        partitions = self._partition_of[np.from_dlpack(rows["vbucket"])]
         borders = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
         if len(borders) > 2 and len(borders) * _RUN_ROWS > len(partitions):
             for partition in np.unique(partitions).tolist():
-                yield partition, rows.filter(pa.array(partitions == partition))
+                yield partition, rows.filter(_mask(partitions == partition))
         elif len(partitions):
             for first, last in pairwise(borders):
                 yield int(partitions[first]), rows.slice(first, last - first)
@@ -290,6 +297,12 @@ class Spool:
             self._changed.notify_all()
         for segment in left:
             _unlink(segment)
+
+
+def _mask(chosen: NDArray[np.bool_]) -> pa.Array:
+    return pa.Array.from_buffers(
+        pa.bool_(), len(chosen), [None, pa.py_buffer(np.packbits(chosen, bitorder="little"))]
+    )
 
 
 def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
