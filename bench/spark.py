@@ -1,13 +1,15 @@
 """The Spark source and the mirror, side by side with what Spark and delta-rs do themselves.
 
     python bench/spark.py [--parts batch,stream,mirror,latency,repair,memory] [--docs N] [--size BYTES]
-                          [--vbuckets N] [--rounds N] [--changes N] [--memory-changes N]
+                          [--vbuckets N] [--rounds N] [--triggers N] [--changes N] [--memory-changes N]
 
 A `tailrace serve` process holds the documents; Spark runs on this machine. Each part can be asked for alone.
 
 - batch: a `read` of the bucket beside a scan of Parquet files with the same rows and columns, every column of
   every row, into Spark's noop sink. Target: at least 0.5 of the scan's rows a second, in the same round.
 - stream: the same with `readStream` until everything has come, beside Spark's stream of the Parquet files.
+  Both get the same limit for the rows of a micro-batch, a quarter of all (`--triggers`), because a batch
+  costs Spark about the same whatever is in it; ours makes at least as many of them.
   Rows a second while batches run, waits for the node and decoding included. Target: at least 0.5. A second
   line has the whole query, with the processes that it starts: that part does not grow with the rows.
 - mirror: a table of all documents, and batches of changes to it (a tenth of them deletions, a tenth
@@ -18,7 +20,8 @@ A `tailrace serve` process holds the documents; Spark runs on this machine. Each
   commit after which every vbucket is where the bucket is.
 - memory: a running mirror and many changes; what the driver, its Java and the source's process hold.
 
-A figure is the median over the rounds; the two sides of a round follow each other at once.
+A figure is the median over the rounds; the two sides of a round follow each other at once. Two rounds before
+the first are not counted: Java compiles what it runs often, on both sides.
 """
 
 from __future__ import annotations
@@ -55,6 +58,8 @@ PARTS = ("batch", "stream", "mirror", "latency", "repair", "memory")
 SHARE_TARGET = 0.5
 MIRROR_TARGET = 1.3
 PATIENCE_S = 600.0
+WARM_UP_ROUNDS = 2
+FILES_A_TRIGGER = os.cpu_count() or 2
 
 
 class Bench:
@@ -76,10 +81,11 @@ class Bench:
         return reader.format("tailrace").options(connectionString=self.url, **more).load()
 
     def parquet(self) -> str:
-        """The rows of the bucket as Parquet files, written by Spark; made once."""
+        """The rows of the bucket as Parquet files of one size, written by Spark; made once."""
         path = self.directory / "parquet"
         if not path.exists():
-            self.changes(self.spark.read).write.parquet(str(path))
+            rows = self.changes(self.spark.read)
+            rows.repartition(FILES_A_TRIGGER * self.options.triggers).write.parquet(str(path))
         return str(path)
 
     def positions(self) -> dict[int, Position]:
@@ -192,16 +198,16 @@ def verdict(name: str, figure: float, target: float) -> str:
 def side_by_side(
     bench: Bench, what: str, ours: Callable[[], float | None], rival: str, theirs: Callable[[], float | None]
 ) -> None:
-    """Both in turn, a round to warm up. Each gives the seconds that count, the clock has all of them."""
+    """Both in turn. Each gives the seconds that count, the clock has all of them."""
     counted: list[tuple[float, float]] = []
     whole: list[tuple[float, float]] = []
-    for _ in range(bench.options.rounds + 1):
+    for _ in range(WARM_UP_ROUNDS + bench.options.rounds):
         both = [timed(ours), timed(theirs)]
         counted.append((both[0][0], both[1][0]))
         whole.append((both[0][1], both[1][1]))
-    report(bench, what, rival, counted[1:])
+    report(bench, what, rival, counted[WARM_UP_ROUNDS:])
     if whole != counted:
-        report(bench, f"{what}+", rival, whole[1:])
+        report(bench, f"{what}+", rival, whole[WARM_UP_ROUNDS:])
 
 
 def report(bench: Bench, what: str, rival: str, times: list[tuple[float, float]]) -> None:
@@ -235,6 +241,7 @@ def stream(bench: Bench) -> None:
     """`readStream` beside a stream of Parquet files."""
     path = bench.parquet()
     schema = bench.spark.read.parquet(path).schema
+    most_rows = -(-bench.options.docs // bench.options.triggers)
     runs = iter(range(1_000_000))
 
     def noop(frame: Any) -> float:
@@ -250,9 +257,15 @@ def stream(bench: Bench) -> None:
     side_by_side(
         bench,
         "stream",
-        lambda: noop(bench.changes(bench.spark.readStream, startingOffsets="earliest")),
+        lambda: noop(
+            bench.changes(
+                bench.spark.readStream, startingOffsets="earliest", maxOffsetsPerTrigger=str(most_rows)
+            )
+        ),
         "Parquet stream",
-        lambda: noop(bench.spark.readStream.schema(schema).parquet(path)),
+        lambda: noop(
+            bench.spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES_A_TRIGGER).parquet(path)
+        ),
     )
 
 
@@ -430,6 +443,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--vbuckets", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--triggers", type=int, default=4, help="of the stream, into which the rows are cut")
     parser.add_argument("--changes", type=int, default=100_000, help="of a batch for the mirror")
     parser.add_argument("--writes", type=int, default=200, help="for latency")
     parser.add_argument("--write-rate", type=float, default=20.0, help="for latency, a second")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 import tempfile
+import textwrap
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -143,3 +146,28 @@ def test_what_came_before_an_error_is_taken_first(tmp_path: Path) -> None:
     assert seqnos(spool.take(0, **NOTHING_SAID)) == [1, 2, 3]
     with pytest.raises(RuntimeError, match="the source is gone"):
         spool.take(1, **NOTHING_SAID)
+
+
+def test_changes_reach_the_spool_without_pandas(tmp_path: Path) -> None:
+    """Arrow imports it at its first `pa.array` or `to_numpy`: half a second, in every process that reads."""
+    code = """
+        import sys
+        from pathlib import Path
+        from tailrace.columns.batch import decode
+        from tailrace.spark.stream import Spool
+        from tailrace.spark.spool import Delivery
+        from tailrace.wire.dcp import DcpDeletion, DcpMutation
+        changes = [
+            DcpMutation(vbucket=0, by_seqno=1, rev_seqno=1, key=b"a", value=b"1", datatype=1),
+            DcpDeletion(vbucket=1, by_seqno=1, rev_seqno=2, key=b"b"),
+            DcpMutation(vbucket=0, by_seqno=2, rev_seqno=1, key=b"c", value=b"raw"),
+        ]
+        batch = decode(b"".join(one.encode() for one in changes)).batch
+        spool = Spool(Path(sys.argv[1]), [0, 1], 1 << 20)
+        spool.append(Delivery(batch, {}))
+        files = spool.take(0, max_rows=None, max_bytes=None, wait_s=0.0)[0].files
+        sys.exit("pandas" if "pandas" in sys.modules else 0 if len(files) == 2 else "not cut")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr

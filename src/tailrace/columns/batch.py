@@ -250,7 +250,13 @@ def _repeated(type_: pa.DataType, content: str | int | None, count: int) -> pa.A
 
 def _words(words: Sequence[str], index: NDArray[Any]) -> pa.Array:
     """A column of a few words."""
-    return pa.array(words, pa.string()).take(pa.array(index))
+    # as above without `pa.array` and `to_numpy`: the first of them in a process would import pandas
+    encoded = [word.encode() for word in words]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(words), buffers).take(
+        _array(pa.int32(), index.astype(np.int32))
+    )
 
 
 def _common(column: NDArray[Any]) -> int | None:
@@ -263,9 +269,9 @@ def _collection_names(names: Names, ids: NDArray[np.uint32]) -> tuple[pa.Array |
     common = _common(ids)
     if common is not None:
         return _names_of(names, common)
-    encoded = pa.array(ids).dictionary_encode()
+    encoded = _array(pa.uint32(), ids).dictionary_encode()
     found = [_names_of(names, number) for number in encoded.dictionary.to_pylist()]
-    index = encoded.indices.to_numpy()
+    index = np.from_dlpack(encoded.indices)
     return _words([scope for scope, _ in found], index), _words([name for _, name in found], index)
 
 
@@ -356,5 +362,5 @@ def _split_xattrs(value: bytes) -> tuple[str, bytes]:
 
 def _null_where_removed(is_mutation: Mask, values: pa.Array) -> pa.Array:
     """Deletions and expirations have no value, unless a producer sent one after all."""
-    known = is_mutation | (pc.binary_length(values).to_numpy() != 0)
+    known = is_mutation | (np.from_dlpack(pc.binary_length(values)) != 0)
     return pa.Array.from_buffers(values.type, len(values), [_bitmap(known), *values.buffers()[1:]])
