@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import random
+
+import pytest
 
 from tailrace.client.cluster_map import ClusterMap
 from tailrace.client.nodes import Nodes
 from tailrace.connstr import Address, ConnectionString
+from tailrace.errors import ConnectError
 from tailrace.protocol.chunk import Stream
 from tailrace.protocol.dcp_consumer import ConsumerSettings
 
 OLD, NEW = Address("127.0.0.1", 1), Address("127.0.0.1", 2)
 
 
-def test_a_connection_with_a_stream_on_it_is_kept_until_the_stream_ends() -> None:
-    """The map may be ahead: the end of the stream, or the answer to its request, is still on its way."""
-    nodes = Nodes(
+@pytest.fixture
+def nodes() -> Nodes:
+    return Nodes(
         ConnectionString((OLD,)),
         ConsumerSettings("test"),
         agent="test",
@@ -23,6 +27,10 @@ def test_a_connection_with_a_stream_on_it_is_kept_until_the_stream_ends() -> Non
         retry_for_s=60.0,
         rng=random.Random(1),
     )
+
+
+def test_a_connection_with_a_stream_on_it_is_kept_until_the_stream_ends(nodes: Nodes) -> None:
+    """The map may be ahead: the end of the stream, or the answer to its request, is still on its way."""
     assert nodes.to_connect(0.0) == [OLD]
     link = nodes.connected(OLD, 0.0)
     nodes.map = ClusterMap(1, 1, (OLD, NEW), (0,))
@@ -34,3 +42,16 @@ def test_a_connection_with_a_stream_on_it_is_kept_until_the_stream_ends() -> Non
     assert nodes.to_disconnect() == []
     link.close_stream(0)
     assert nodes.to_disconnect() == [OLD]
+
+
+def test_nodes_that_have_left_are_forgotten(nodes: Nodes) -> None:
+    """A cluster can move for as long as it likes."""
+    for revision in range(1, 200):
+        servers = [f"10.0.0.{revision}:1", "10.1.0.0:1"]
+        config = {"rev": revision, "vBucketServerMap": {"serverList": servers, "vBucketMap": [[0], [1]]}}
+        assert nodes.apply(json.dumps(config).encode(), OLD)
+        nodes.need([0, 1])
+        assert len(nodes.to_connect(0.0)) == (2 if revision == 1 else 1)
+        nodes.lost(Address(f"10.0.0.{revision}", 1), ConnectError("gone"), 0.0)
+    assert len(nodes.all()) == 2
+    assert len(nodes._nodes) <= 3

@@ -404,7 +404,7 @@ class Source:
                 self._reading.turn(now)
                 self._reading.check(now)
             self._nodes.check(now)
-        except TailraceError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the application hears of it
             self._fail(error)
             return
         for address in self._nodes.to_connect(now):
@@ -563,20 +563,35 @@ class Source:
         if self._reading is None:
             self._nodes.need(range(self._nodes.map.vbucket_count))
         self._turn()
-        await self._until(
-            lambda: (
-                {self._home(one) for one in self._needed_vbuckets()} - {None}
-                <= {node.address for node in self._nodes.ready()}
-            )
-        )
-        answers: list[T] = []
-        nodes = self._nodes.ready()
-        for node in nodes:
-            assert node.link is not None
-            node.link.ask(script_for(node.address), answers.append)
-        self._flush()
-        await self._until(lambda: len(answers) >= len(nodes))
-        return answers
+        await self._until(lambda: self._homes() <= {node.address for node in self._nodes.ready()})
+        asked: dict[Address, DcpConsumer] = {}
+        answers: dict[Address, T] = {}
+        lost_at: float | None = None
+
+        def is_answered() -> bool:
+            """Ask who was not asked yet, or lost its connection over it; whether all have answered."""
+            nonlocal lost_at
+            now = self._loop.time()
+            for node in self._nodes.ready():
+                address, link = node.address, node.link
+                if address in answers or link is None or asked.get(address) is link:
+                    continue
+                if address in asked:
+                    lost_at = now if lost_at is None else lost_at
+                    if now - lost_at >= self.options.retry_for_s:
+                        raise ConnectError(f"{address} loses the connection over a question time and again")
+                asked[address] = link
+                link.ask(script_for(address), functools.partial(answers.__setitem__, address), now)
+            self._flush()
+            left = {address for address, link in self._nodes.links() if asked.get(address) is link}
+            return left | self._homes() <= answers.keys()
+
+        await self._until(is_answered)
+        return list(answers.values())
+
+    def _homes(self) -> set[Address | None]:
+        """The nodes that have something for us."""
+        return {self._home(one) for one in self._needed_vbuckets()} - {None}
 
     def _needed_vbuckets(self) -> Iterable[int]:
         if self._reading is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ..columns.batch import Names
 from ..errors import RemoteProtocolError, UsageError
@@ -14,6 +14,11 @@ from ..wire.codes import Status
 from .nodes import Node
 
 __all__ = ["Catalog"]
+
+T = TypeVar("T")
+
+_MOST_NAMES = 100_000
+"""Collections come and go in a bucket's life; servers have ten thousand at a time at most."""
 
 
 class Catalog:
@@ -32,7 +37,7 @@ class Catalog:
         self._scopes: dict[int, str] = {0: "_default"}
         self._asked: object = None
 
-    def turn(self, ready: Sequence[Node]) -> None:
+    def turn(self, ready: Sequence[Node], now: float) -> None:
         """Ask a node for the manifest, once."""
         if self.is_ready or not ready:
             return
@@ -45,7 +50,7 @@ class Catalog:
         elif self._asked is not link:
             self._asked = link
             self.trouble = "waits for the collections manifest"
-            link.ask(_manifest(), self._answered)
+            link.ask(_manifest(), self._answered, now)
 
     def _answered(self, text: bytes | None) -> None:
         if text is not None:
@@ -58,9 +63,10 @@ class Catalog:
     def _read(self, text: bytes) -> None:
         try:
             for scope in json.loads(text)["scopes"]:
-                self._scopes[int(scope["uid"], 16)] = scope["name"]
+                scope_name = _name(scope)
+                self.add_scope(int(scope["uid"], 16), scope_name)
                 for collection in scope["collections"]:
-                    self.add(int(collection["uid"], 16), scope["name"], collection["name"])
+                    self.add(int(collection["uid"], 16), scope_name, _name(collection))
         except (ValueError, KeyError, TypeError, RecursionError):
             raise RemoteProtocolError("the collections manifest is not what it should be") from None
 
@@ -79,11 +85,11 @@ class Catalog:
     def add(self, collection_id: int, scope: str, name: str) -> None:
         """A collection that the manifest or the stream named."""
         assert isinstance(self.names.collections, dict)
-        self.names.collections[collection_id] = (scope, name)
+        _remember(self.names.collections, collection_id, (scope, name))
 
     def add_scope(self, scope_id: int, name: str) -> None:
-        """A scope that the stream named."""
-        self._scopes[scope_id] = name
+        """A scope that the manifest or the stream named."""
+        _remember(self._scopes, scope_id, name)
 
     def scope_name(self, scope_id: int) -> str:
         """The name of a scope, as far as it is known."""
@@ -94,6 +100,22 @@ class Catalog:
         for number in collection_ids:
             if number not in self.names.collections:
                 self.add(number, "?", f"0x{number:x}")
+
+
+def _name(member: dict[str, Any]) -> str:
+    """What a scope or a collection of the manifest is called."""
+    name = member["name"]
+    if not isinstance(name, str):
+        raise TypeError
+    name.encode()  # or ValueError: half of a surrogate pair
+    return name
+
+
+def _remember(names: dict[int, T], number: int, name: T) -> None:
+    """Keep a name, and not more of them than a server can have in good faith; the default one stays."""
+    names[number] = name
+    if len(names) > _MOST_NAMES:
+        del names[next(one for one in names if one)]
 
 
 def _full(path: str) -> str:

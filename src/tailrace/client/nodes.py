@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..connstr import Address, ConnectionString
-from ..errors import ConnectError, LoginError, StatusError
+from ..errors import ConnectError, LoginError, RemoteProtocolError, StatusError
 from ..protocol.dcp_consumer import ConsumerSettings, DcpConsumer
 from ..protocol.handshake import Credentials, Introduction
 from ..protocol.script import Script
@@ -139,7 +139,7 @@ class Nodes:
         node = self._node(address)
         node.connecting = False
         node.link = link = self._speech.connect(self._introduction, self._settings, rng=self._rng, now=now)
-        link.on_config = lambda text: self._pushed(address, text)
+        link.on_config = lambda text, now: self._pushed(address, text, now)
         return link
 
     def opened(self, address: Address, now: float) -> None:
@@ -154,7 +154,7 @@ class Nodes:
             self.apply(config, address)
         elif self.map is None:
             # an old server without maps: it is alone, and says itself how many vbuckets it has
-            node.link.ask(_vbucket_count(), lambda count: self._take_single(address, count))
+            node.link.ask(_vbucket_count(), lambda count: self._take_single(address, count), now)
         self.on_change()
 
     def lost(self, address: Address, error: Exception, now: float) -> None:
@@ -232,7 +232,21 @@ class Nodes:
         found = ClusterMap.parse(text, asked, tls=self.where.tls)
         if found is None or not found.is_newer_than(self.map):
             return False
+        if self.map is not None and found.vbucket_count != self.map.vbucket_count:
+            raise RemoteProtocolError(
+                f"the bucket has {found.vbucket_count} vbuckets and had {self.map.vbucket_count} before: "
+                "it was made anew, and positions in the old one mean nothing in it; connect again"
+            )
         self.map = found
+        # those that are in no map any more would pile up
+        self._nodes = {
+            address: node
+            for address, node in self._nodes.items()
+            if node.link is not None
+            or node.connecting
+            or address in found.nodes
+            or address in self.where.addresses
+        }
         self.on_change()
         return True
 
@@ -251,20 +265,20 @@ class Nodes:
                 self.apply(text, node.address)
             self.on_change()
 
-        node.link.ask(_config(), answered)
+        node.link.ask(_config(), answered, now)
 
     def _ask_others(self, now: float) -> None:
         """A node is gone: the others may know where its vbuckets went."""
         if now - self._asked_at >= _POLL_S:
             self.ask_for_map(now)
 
-    def _pushed(self, address: Address, text: bytes) -> None:
+    def _pushed(self, address: Address, text: bytes, now: float) -> None:
         if text:
             self.apply(text, address)
             return
         node = self._node(address)
         if node.link is not None:
-            node.link.ask(_config(), lambda found: self._pushed(address, found) if found else None)
+            node.link.ask(_config(), lambda found: self._pushed(address, found, now) if found else None, now)
 
     def _take_single(self, address: Address, count: int) -> None:
         if count and self.map is None:

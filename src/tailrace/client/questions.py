@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..errors import MalformedMessage, UsageError
 from ..history import FailoverLog
 from ..protocol.script import Script
 from ..wire.admin import AllVbSeqnosResponse, GetAllVbSeqnos, GetFailoverLog, ObserveSeqno
@@ -12,12 +13,10 @@ from ..wire.message import Response
 
 __all__ = ["failover_logs", "high_seqnos", "persisted_seqno", "seqnos_and_logs"]
 
-_ACTIVE = GetAllVbSeqnos(state=VBucketState.ACTIVE)
-
 
 def high_seqnos() -> Script[dict[int, int]]:
     """Of all active vbuckets of a node."""
-    (answer,) = yield [_ACTIVE]
+    (answer,) = yield [_active_seqnos()]
     return _seqnos(answer)
 
 
@@ -29,7 +28,7 @@ def failover_logs(vbuckets: Sequence[int]) -> Script[dict[int, FailoverLog]]:
 
 def seqnos_and_logs(vbuckets: Sequence[int]) -> Script[tuple[dict[int, int], dict[int, FailoverLog]]]:
     """High seqnos of all active vbuckets of a node, and the failover logs of some."""
-    seqnos, *logs = yield [_ACTIVE, *(GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets)]
+    seqnos, *logs = yield [_active_seqnos(), *(GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets)]
     return _seqnos(seqnos), _logs(vbuckets, logs)
 
 
@@ -41,13 +40,20 @@ def persisted_seqno(vbucket: int, vb_uuid: int) -> Script[int | None]:
     return None if answer.status == Status.KEY_ENOENT else 0
 
 
+def _active_seqnos() -> GetAllVbSeqnos:
+    return GetAllVbSeqnos(state=VBucketState.ACTIVE)
+
+
 def _seqnos(answer: AllVbSeqnosResponse) -> dict[int, int]:
     return answer.seqnos if answer.status == Status.SUCCESS else {}
 
 
 def _logs(vbuckets: Sequence[int], answers: Sequence[Response]) -> dict[int, FailoverLog]:
-    return {
-        vbucket: FailoverLog.from_bytes(answer.value)
-        for vbucket, answer in zip(vbuckets, answers, strict=True)
-        if answer.status == Status.SUCCESS
-    }
+    try:
+        return {
+            vbucket: FailoverLog.from_bytes(answer.value)
+            for vbucket, answer in zip(vbuckets, answers, strict=True)
+            if answer.status == Status.SUCCESS
+        }
+    except UsageError as error:
+        raise MalformedMessage(str(error)) from None

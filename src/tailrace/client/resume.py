@@ -19,7 +19,7 @@ from ..errors import ConnectError, LoginError, StatusError, UsageError
 from ..history import FailoverLog, retreat
 from ..model import MAX_U64, Position
 from ..protocol.chunk import Delivery, Ended, MarkerReceived, Opened, Refused, Stream
-from ..protocol.dcp_consumer import DcpConsumer
+from ..protocol.dcp_consumer import ANSWER_S, DcpConsumer
 from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
 from .backoff import Backoff
@@ -42,8 +42,8 @@ class SeenEnd(dict[int, int]):
 
 
 _OBSERVE_S = 0.2
-_ANSWER_S = 30.0
-"""How long a server that is alive may take to answer a stream request, at least."""
+_ANSWER_S = ANSWER_S
+"""Stream requests are given the time of other questions at least."""
 _OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
 
 
@@ -145,7 +145,7 @@ class Reading:
         self._nodes.need(
             vb for vb, one in self.progress.items() if one.state not in (State.DONE, State.PAUSED)
         )
-        self._catalog.turn(self._nodes.ready())
+        self._catalog.turn(self._nodes.ready(), now)
         if not self._catalog.is_ready:
             return
         unresolved: dict[Address, list[Progress]] = {}
@@ -302,14 +302,24 @@ class Reading:
 
     def _lose(self, address: Address, link: DcpConsumer, error: Exception) -> None:
         """A connection is gone and empty: its streams need another one."""
+        # what waited for an answer is in trouble now: a handshake that succeeds time and again is not enough
+        asked = [
+            one
+            for one in self.progress.values()
+            if one.state in (State.UNRESOLVED, State.READY)
+            and (node := self._nodes.node_of(one.vbucket)) is not None
+            and node.link is link
+        ]
         for stream in link.streams.values():
             one = self.progress[stream.vbucket]
             stream.is_open = False
-            if one.state is State.REQUESTED and one.troubled_since is None:
-                # a handshake that succeeds time and again is not enough
-                one.troubled_since, one.trouble = self._now, str(error) or type(error).__name__
+            if one.state is State.REQUESTED:
+                asked.append(one)
             if one.state in (State.OPEN, State.REQUESTED):
                 one.make_ready()
+        for one in asked:
+            if one.troubled_since is None:
+                one.troubled_since, one.trouble = self._now, str(error) or type(error).__name__
         self._resolving.discard(address)
         self._nodes.lost(address, error, self._now)
 
@@ -359,7 +369,7 @@ class Reading:
                     self._resolved(one, seqnos, logs)
             self._nodes.on_change()
 
-        node.link.ask(seqnos_and_logs(wants_logs), answered)
+        node.link.ask(seqnos_and_logs(wants_logs), answered, self._now)
 
     def _resolved(self, one: Progress, seqnos: Mapping[int, int], logs: Mapping[int, FailoverLog]) -> None:
         vbucket = one.vbucket
@@ -489,7 +499,7 @@ class Reading:
             if one.observed_seqno < position.seqno and node is not None and node.is_ready and one.stream.log:
                 assert node.link is not None
                 vb_uuid = one.stream.log.newest.vb_uuid
-                node.link.ask(persisted_seqno(vbucket, vb_uuid), self._observer(one, vb_uuid))
+                node.link.ask(persisted_seqno(vbucket, vb_uuid), self._observer(one, vb_uuid), self._now)
 
     def _observer(self, one: Progress, vb_uuid: int) -> Callable[[int | None], None]:
         def observed(persisted: int | None) -> None:

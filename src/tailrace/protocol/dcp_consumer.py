@@ -18,7 +18,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -35,7 +35,14 @@ from .handshake import Introduction, Session, handshake
 from .receive_buffer import BLOCK_BYTES, ReceiveBuffer
 from .script import Script, ScriptRunner
 
-__all__ = ["FIRST_STREAM_OPAQUE", "MAX_FRAME_BEFORE_OPEN", "ConsumerSettings", "DcpConsumer", "Granted"]
+__all__ = [
+    "ANSWER_S",
+    "FIRST_STREAM_OPAQUE",
+    "MAX_FRAME_BEFORE_OPEN",
+    "ConsumerSettings",
+    "DcpConsumer",
+    "Granted",
+]
 
 T = TypeVar("T")
 
@@ -43,6 +50,8 @@ ACK_SHARE = 0.2
 ACK_BYTES = 50 * 1024
 """Bytes are acknowledged when they reach the smaller of a share of the window and this."""
 ACK_INTERVAL_S = 5.0
+ANSWER_S = 30.0
+"""How long a server that is alive may take to answer a question."""
 SLACK_BYTES = 32 << 20
 """What may lie here beyond the window, which a server may overshoot by one frame."""
 
@@ -119,6 +128,14 @@ class Granted:
     refused: list[str] = field(default_factory=list)
 
 
+class _Question(NamedTuple):
+    """A script whose answers are still coming."""
+
+    runner: ScriptRunner[Any]
+    then: Callable[[Any], None]
+    asked_at: float
+
+
 def _open(introduction: Introduction, settings: ConsumerSettings, rng: random.Random) -> Script[Granted]:
     """From the first byte to a connection that takes stream requests."""
     session = yield from handshake(introduction, rng)
@@ -158,8 +175,8 @@ class DcpConsumer:
         self.settings = settings
         self.granted: Granted | None = None
         """None until the connection takes stream requests."""
-        self.on_config: Callable[[bytes], None] = lambda _: None
-        """Called with each cluster map that is pushed; with nothing if it only changed."""
+        self.on_config: Callable[[bytes, float], None] = lambda _, __: None
+        """Called with each cluster map that is pushed, with nothing if it only changed; and with the time."""
         self.on_wire: Callable[[bool, bytes | memoryview], None] | None = None
         """Called with the bytes of the streams, both ways: whether we sent them, whole frames."""
         self.received_bytes = self.acked_bytes = 0
@@ -170,12 +187,12 @@ class DcpConsumer:
         self._opaque_of: dict[int, int] = {}
         self._retired: set[int] = set()
         self._next_opaque = FIRST_STREAM_OPAQUE
-        self._scripts: dict[int, tuple[ScriptRunner[Any], Callable[[Any], None]]] = {}
+        self._scripts: dict[int, _Question] = {}
         self._next_script = 0
         self._last_heard = self._last_ack = now
         self._grew = False
         self._unacked = 0
-        self.ask(self._opening(introduction, rng), self._opened)
+        self.ask(self._opening(introduction, rng), self._opened, now)
 
     def _opening(self, introduction: Introduction, rng: random.Random) -> Script[Granted]:
         return _open(introduction, self.settings, rng)
@@ -288,12 +305,15 @@ class DcpConsumer:
 
     def _pushed(self, frame: Frame) -> None:
         if frame.opcode == ClustermapChangeNotification.OPCODE:
-            self.on_config(ClustermapChangeNotification.decode(frame).value)
+            self.on_config(ClustermapChangeNotification.decode(frame).value, self._last_heard)
 
     # questions beside the streams
 
-    def ask(self, script: Script[T], then: Callable[[T], None]) -> None:
-        """Run a script over this connection; ``then`` gets its result."""
+    def ask(self, script: Script[T], then: Callable[[T], None], now: float) -> None:
+        """Run a script over this connection; ``then`` gets its result.
+
+        If that does not come, the connection does not last: whoever waits hears of that.
+        """
         if len(self._scripts) >= _MAX_SCRIPTS:
             raise RemoteProtocolError(f"{len(self._scripts)} questions are not answered")
         number = self._next_script
@@ -301,23 +321,23 @@ class DcpConsumer:
             number = (number + 1) % _MAX_SCRIPTS
         self._next_script = (number + 1) % _MAX_SCRIPTS
         runner = ScriptRunner(script, number * _SCRIPT_OPAQUES)
-        self._scripts[number] = runner, then
+        self._scripts[number] = _Question(runner, then, now)
         self._send(runner.start())
         self._finish(number)
 
     def _answered(self, frame: Frame) -> None:
         number = frame.opaque // _SCRIPT_OPAQUES
-        runner = self._scripts[number][0] if number in self._scripts else None
-        if runner is None or not runner.expects(frame):
+        question = self._scripts.get(number)
+        if question is None or not question.runner.expects(frame):
             raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which nobody waits for")
-        self._send(runner.receive(frame))
+        self._send(question.runner.receive(frame))
         self._finish(number)
 
     def _finish(self, number: int) -> None:
-        runner, then = self._scripts[number]
-        if runner.done:
+        question = self._scripts[number]
+        if question.runner.done:
             del self._scripts[number]
-            then(runner.result)
+            question.then(question.runner.result)
 
     def _opened(self, granted: Granted) -> None:
         self.granted = granted
@@ -441,7 +461,7 @@ class DcpConsumer:
 
     def next_timer(self) -> float | None:
         """When `handle_timer` has something to do."""
-        times = []
+        times = self._answers_due()
         if self._silence_s is not None:
             times.append(self._last_heard + self._silence_s)
         if self._unacked:
@@ -449,14 +469,27 @@ class DcpConsumer:
         return min(times, default=None)
 
     def handle_timer(self, now: float) -> None:
-        """Time has passed: small amounts are acknowledged after all; a dead server is a `ConnectError`."""
+        """Time has passed: small amounts are acknowledged after all.
+
+        A server that is dead, or owes an answer for too long, is a `ConnectError`.
+        """
+        self._check_answers(now)
         if self._silence_s is not None and now - self._last_heard >= self._silence_s:
             raise ConnectError(f"the server has been silent for {now - self._last_heard:.0f} s")
         if now - self._last_ack >= ACK_INTERVAL_S:
             self._last_ack = now
             self._acknowledge()
 
+    def _answers_due(self) -> list[float]:
+        """When we lose patience with each question."""
+        return [one.asked_at + ANSWER_S for one in self._scripts.values()]
+
+    def _check_answers(self, now: float) -> None:
+        for one in self._scripts.values():
+            if now - one.asked_at >= ANSWER_S:
+                raise ConnectError(f"{one.runner.waits_for} is not answered for {now - one.asked_at:.0f} s")
+
     @property
     def waits_for(self) -> str:
         """What the connection itself is waiting for, for people; empty if nothing but data."""
-        return ", ".join(runner.waits_for for runner, _ in self._scripts.values())
+        return ", ".join(one.runner.waits_for for one in self._scripts.values())

@@ -12,6 +12,7 @@ with its connection, which `is_spent` from then on.
 
 from __future__ import annotations
 
+import math
 import random
 from abc import abstractmethod
 from typing import ClassVar
@@ -125,15 +126,18 @@ class OldConsumer(DcpWords, DcpConsumer):
         self.acked_bytes += count
 
     def next_timer(self) -> float | None:
-        return self._last_heard + self.settings.noop_interval_s * (2 if self._is_asking else 1)
+        silent = self._last_heard + self.settings.noop_interval_s * (2 if self._is_asking else 1)
+        return min([silent, *self._answers_due()])
 
     def handle_timer(self, now: float) -> None:
+        self._check_answers(now)
         silent_s = now - self._last_heard
         if silent_s >= 2 * self.settings.noop_interval_s:
             raise ConnectError(f"the server has been silent for {silent_s:.0f} s")
         if silent_s >= self.settings.noop_interval_s and not self._is_asking and self.granted is not None:
             self._is_asking = True
-            self.ask(_sign_of_life(), self._heard)
+            # whatever comes is a sign of life, so this answer itself is never overdue
+            self.ask(_sign_of_life(), self._heard, math.inf)
 
     def _heard(self, _: None) -> None:
         self._is_asking = False

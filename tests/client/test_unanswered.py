@@ -1,0 +1,127 @@
+"""Questions that a server never answers, or that it closes the connection over: an error, nothing hung."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+from fake_server import FakeServer, accepted, marker, mutation, noop
+
+from tailrace import Mutation
+from tailrace.client.catalog import Catalog
+from tailrace.errors import ConnectError, RemoteProtocolError
+from tailrace.wire.admin import ClustermapChangeNotification, ValueResponse
+from tailrace.wire.codes import Op
+
+
+@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("push", [True, False])
+def test_the_bucket_has_another_number_of_vbuckets(connect, count, push):
+    """It was made anew: what would be read on is another bucket, and not all of it."""
+
+    def stream(connection, request):
+        connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))
+
+    with FakeServer(stream, vbuckets=4) as server:
+        source = connect(server.url, retry_for_s=5)
+        changes = source.changes()
+        seen = 0
+        while seen < 4:
+            seen += isinstance(next(changes), Mutation)
+        server.revision, server.owners = 2, [[0]] * count
+        if push:
+            fields = {"epoch": 1, "revision": 2, "key": b"default", "value": server.config()}
+            server.connections[0].send(ClustermapChangeNotification(**fields).encode())
+        else:
+            server.connections[0].close()
+        with pytest.raises(RemoteProtocolError, match=f"{count} vbuckets"):
+            next(changes)
+
+
+@pytest.mark.parametrize("opcode", [Op.GET_ALL_VB_SEQNOS, Op.GET_FAILOVER_LOG])
+def test_a_connection_that_is_closed_over_a_question(connect, opcode):
+    def close(server, frame):
+        server.connections[-1].close()
+
+    with FakeServer(lambda *_: None) as server:
+        question = "high_seqnos" if opcode == Op.GET_ALL_VB_SEQNOS else "failover_logs"
+        server.answers[opcode] = close
+        with pytest.raises(ConnectError):
+            getattr(connect(server.url, retry_for_s=1), question)()
+        assert len(server.connections) >= 2
+        # one connection is lost, and the next one brings the answer
+        server.answers[opcode] = lambda server, frame: (server.answers.clear(), close(server, frame))[1]
+        assert list(getattr(connect(server.url), question)()) == [0]
+
+
+@pytest.mark.parametrize(
+    "opcode", [Op.HELLO, Op.SELECT_BUCKET, Op.GET_ALL_VB_SEQNOS, Op.GET_COLLECTIONS_MANIFEST]
+)
+def test_a_server_that_is_alive_but_never_answers_a_question(connect, opcode, monkeypatch):
+    monkeypatch.setattr("tailrace.protocol.dcp_consumer.ANSWER_S", 0.3)
+    with FakeServer(lambda *_: None) as server:
+        server.answers[opcode] = None
+        over = threading.Event()
+
+        def live():
+            while not over.wait(0.05):
+                for one in server.connections:
+                    with contextlib.suppress(OSError):
+                        one.send(noop(7))
+
+        thread = threading.Thread(target=live)
+        thread.start()
+        try:
+            with pytest.raises(ConnectError, match="not answered"):
+                next(connect(server.url, retry_for_s=1).changes(end="now"))
+        finally:
+            over.set()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"[]",
+        b'{"scopes":[{"uid":"0","name":5,"collections":[]}]}',
+        b'{"scopes":[{"uid":"0","name":"_default","collections":[{"uid":"8","name":null}]}]}',
+        b'{"scopes":[{"uid":"0","name":"\\ud800","collections":[]}]}',
+        b'{"scopes":[{"uid":"x","name":"_default","collections":[]}]}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_manifest_that_is_none(connect, manifest):
+    with FakeServer(lambda *_: None) as server:
+        server.answers[Op.GET_COLLECTIONS_MANIFEST] = lambda _, frame: ValueResponse(
+            opcode=frame.opcode, value=manifest, opaque=frame.opaque
+        ).encode()
+        with pytest.raises(RemoteProtocolError, match="manifest"):
+            next(connect(server.url, retry_for_s=5).changes())
+
+
+@pytest.mark.parametrize("log", [b"", bytes(15), bytes(16) * 2000])
+def test_a_failover_log_that_is_none(connect, log):
+    with FakeServer(lambda *_: None) as server:
+        server.answers[Op.GET_FAILOVER_LOG] = lambda _, frame: ValueResponse(
+            opcode=frame.opcode, value=log, opaque=frame.opaque
+        ).encode()
+        with pytest.raises(RemoteProtocolError):
+            connect(server.url, retry_for_s=5).failover_logs()
+        with pytest.raises(RemoteProtocolError):
+            next(connect(server.url, retry_for_s=5).changes(start="now"))
+
+
+def test_names_do_not_pile_up(monkeypatch):
+    """A stream can name as many collections as it likes, one after the other."""
+    monkeypatch.setattr("tailrace.client.catalog._MOST_NAMES", 10)
+    catalog = Catalog("default")
+    for number in range(1, 100):
+        catalog.add_scope(number, f"scope {number}")
+        catalog.add(number, "scope", f"collection {number}")
+        catalog.cover([1000 + number])
+    assert len(catalog.names.collections) == 10
+    assert catalog.names.collections[0] == ("_default", "_default")
+    assert catalog.names.collections[99] == ("scope", "collection 99")
+    assert catalog.scope_name(99) == "scope 99"
+    assert catalog.scope_name(1) == "0x1"
