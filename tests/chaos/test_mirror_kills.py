@@ -30,6 +30,8 @@ from tailrace.crashpoints import CRASH_POINTS
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(0)]
 
 ANY_MOMENT = "any moment"
+PLACES = tuple(place for place in CRASH_POINTS if place != "mirror.after-changes")
+"""The change log has a place of its own, to which a mirror without one never comes."""
 REPEATED = ("mirror.before-commit", "mirror.after-commit", "mirror.after-batch")
 """A driver lives as long as its query; the others may never come to a place for a second time."""
 _PATIENCE_S = 900.0
@@ -157,8 +159,7 @@ def play(seed: int, places: list[str], directory: Path, max_rows: tuple[int, ...
 
 def places_of(seed: int, count: int) -> list[str]:
     """Where the processes of a script are killed."""
-    places = [ANY_MOMENT, *CRASH_POINTS]
-    return random.Random(f"places {seed}").choices(places, k=count)
+    return random.Random(f"places {seed}").choices([ANY_MOMENT, *PLACES], k=count)
 
 
 @campaign
@@ -170,9 +171,7 @@ def test_a_driver_and_a_worker_are_killed(tmp_path: Path) -> None:
 @campaign
 @pytest.mark.long
 def test_a_kill_at_every_place(tmp_path: Path) -> None:
-    # the change log has a place of its own, which a mirror without one never comes to
-    places = [place for place in CRASH_POINTS if place != "mirror.after-changes"]
-    assert play(0, [*places, ANY_MOMENT], tmp_path) >= len(places)
+    assert play(0, [*PLACES, ANY_MOMENT], tmp_path) >= len(PLACES)
 
 
 @campaign
