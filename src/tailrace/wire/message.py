@@ -129,8 +129,12 @@ T = TypeVar("T", bound="Message")
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 def message(cls: type[T]) -> type[T]:
-    """Make a message class of a declaration."""
-    made = dataclass(slots=True, kw_only=True)(cls)
+    """Make a message class of a declaration.
+
+    What dataclasses would generate for every one of two hundred classes is in their base where it can be: the
+    code is compiled whenever a process starts.
+    """
+    made = dataclass(slots=True, kw_only=True, eq=False, repr=False)(cls)
     names = {one.name for one in fields(made)}
     for one in made.LAYOUTS:
         unknown = set(one.names) - names
@@ -138,7 +142,7 @@ def message(cls: type[T]) -> type[T]:
     return made
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Message:
     """The base of all messages: the header's fields, key and value.
 
@@ -166,6 +170,17 @@ class Message:
     flexible: bool = False
     key: bytes = b""
     value: bytes = b""
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, one.name) == getattr(other, one.name) for one in fields(self))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        said = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self))
+        return f"{type(self).__name__}({', '.join(said)})"
 
     @classmethod
     def name(cls) -> str:
