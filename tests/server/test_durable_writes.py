@@ -9,6 +9,7 @@ import pytest
 from serverkit import Wire
 
 import tailrace.testing
+from tailrace.server import durability as server_durability
 from tailrace.server.topology import NodeAddress, bucket_map
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin
@@ -130,3 +131,18 @@ def test_a_move_of_the_vbucket_ends_the_waiting(nodes: list[RunningNode]) -> Non
             pass
         active.set_vbucket_state(0, VBucketState.DEAD)
         assert wire.frame().status == Status.SYNC_WRITE_AMBIGUOUS
+
+
+def test_it_is_answered_when_all_is_true_at_once() -> None:
+    """A replica that had it, and was gone before the active's own disk had it, counts no more."""
+    copies = server_durability.Durability()
+    addresses = [NodeAddress(port=port, host="127.0.0.1") for port in (1, 2, 3)]
+    copies.set_map(bucket_map("default", addresses, [[0, 1, 2]], epoch=2, rev=1, this_node=0))
+    answers: list[bool] = []
+    copies.wait(0, 5, DurabilityLevel.MAJORITY, answers.append, lambda: False)
+    copies.reached(0, "127.0.0.1:2", 5, on_disk=False)
+    copies.gone("127.0.0.1:2")
+    copies.persisted(0, 5)
+    assert answers == []
+    copies.reached(0, "127.0.0.1:3", 5, on_disk=False)
+    assert answers == [True]

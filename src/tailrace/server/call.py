@@ -272,19 +272,22 @@ class Call(Generic[M_co]):
         timeout_ms = self.durability.timeout_ms
         timeout_s = self.node.settings.persist_timeout if timeout_ms is None else timeout_ms / 1000
         pending = self.defer(timeout_s, Status.SYNC_WRITE_AMBIGUOUS)
-        missing = 2  # our own disk, and the other copies
+        copies, seqno = self.bucket.durability, written.seqno
 
-        def reached(ok: bool) -> None:
-            nonlocal missing
-            missing -= 1
-            if not ok:
-                pending.fail(Status.SYNC_WRITE_AMBIGUOUS, "the write was rolled back, or the vbucket moved")
-            elif not missing:
+        def decided(ok: bool) -> None:
+            if ok:
                 pending.succeed(answer)
+            else:
+                pending.fail(Status.SYNC_WRITE_AMBIGUOUS, "the write was rolled back, or the vbucket moved")
 
-        self.wait_for_disk(vbucket, written.seqno, reached)
-        level = self.durability.level
-        self.bucket.durability.wait(vbucket.id, written.seqno, level, reached, lambda: pending.is_over)
+        def persisted(ok: bool) -> None:
+            if ok:
+                copies.persisted(vbucket.id, seqno)
+            else:
+                decided(False)
+
+        copies.wait(vbucket.id, seqno, self.durability.level, decided, lambda: pending.is_over)
+        self.wait_for_disk(vbucket, seqno, persisted)
         return pending
 
     def wait_for_disk(self, vbucket: VBucket, seqno: int, persisted: Callable[[bool], None]) -> None:

@@ -1,8 +1,9 @@
 """When a durable write is true: how far the copies of each vbucket are.
 
-A write with a durability is answered when it is on the active's own disk, and when a majority of the copies
-that the cluster map names, the active among them, have it too: in memory, or (persist to majority) on disk.
-Replicas say how far they are; what they say is forgotten when their connection ends or the vbucket changes.
+A write with a durability is answered at a moment when it is on the active's own disk and a majority of the
+copies that the cluster map names, the active among them, have it too: in memory, or (persist to majority) on
+disk. Replicas say how far they are; what they say is forgotten when their connection ends or the vbucket
+changes.
 
 Without a map the node is alone, and its own disk is the majority.
 """
@@ -44,6 +45,8 @@ class Durability:
         self.own_name = ""
         """What the map calls this node."""
         self._chains: list[list[str | None]] = []
+        self._persisted: dict[int, int] = {}
+        """How far a durable write is known to be on our own disk, by vbucket."""
         self._reached: dict[int, dict[str, _Reached]] = {}
         self._waiters: dict[int, list[_Waiter]] = {}
 
@@ -61,7 +64,13 @@ class Durability:
         chain = self._chain(vbucket)
         return sum(name is not None for name in chain) >= _majority(chain)
 
-    # what replicas say
+    # what the copies say
+
+    def persisted(self, vbucket: int, seqno: int) -> None:
+        """Our own disk has everything up to a seqno."""
+        self._persisted[vbucket] = max(self._persisted.get(vbucket, 0), seqno)
+        if vbucket in self._waiters:
+            self._look(vbucket)
 
     def reached(self, vbucket: int, name: str, seqno: int, *, on_disk: bool) -> None:
         """A copy has everything up to a seqno."""
@@ -79,6 +88,7 @@ class Durability:
 
     def vbucket_changed(self, vbucket: int) -> None:
         """Its state or history is another one: nothing that was said before counts."""
+        self._persisted.pop(vbucket, None)
         self._reached.pop(vbucket, None)
         for waiter in self._waiters.pop(vbucket, []):
             waiter.done(False)
@@ -88,8 +98,8 @@ class Durability:
     def wait(
         self, vbucket: int, seqno: int, level: DurabilityLevel, done: Done, is_over: Callable[[], bool]
     ) -> None:
-        """Call back when enough copies beside the active have a seqno; with False if that can't be any
-        more. ``is_over`` says that nobody waits any longer.
+        """Call back when enough copies, the active among them, have a seqno; with False if that can't be
+        any more. ``is_over`` says that nobody waits any longer.
         """
         waiter = _Waiter(seqno, level == DurabilityLevel.PERSIST_TO_MAJORITY, done, is_over)
         if self._is_true(vbucket, waiter):
@@ -107,6 +117,8 @@ class Durability:
             one.done(True)
 
     def _is_true(self, vbucket: int, waiter: _Waiter) -> bool:
+        if self._persisted.get(vbucket, 0) < waiter.seqno:
+            return False
         chain = self._chain(vbucket)
         copies = self._reached.get(vbucket, {})
         count = 1  # our own
