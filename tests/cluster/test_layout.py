@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.cluster.layout import Chain, balanced, without
+from tailrace.cluster.layout import Chain, balanced, is_enough, without
 
 NODES = ["n1", "n2", "n3", "n4", "n5"]
 
@@ -60,3 +60,15 @@ def test_the_best_copy_goes_on_when_a_node_is_gone() -> None:
 
     assert without(current, "a", best) == [("c", "b"), ("b",), (), ()]
     assert asked == [(0, ("b", "c"))]
+
+
+@given(st.integers(0, 4), st.integers(1, 5), st.data())
+def test_enough_copies_have_what_a_majority_had(replicas: int, length: int, data: st.DataObject) -> None:
+    chain = tuple(NODES[: min(length, replicas + 1)])
+    heard = data.draw(st.sets(st.sampled_from(NODES)))
+    others = data.draw(st.permutations(chain[1:]))
+    majority = (replicas + 1) // 2 + 1
+    had = others[: majority - 1]  # and the active
+    if is_enough(heard, chain, replicas) and len(had) == majority - 1 > 0:
+        assert set(had) & heard
+    assert is_enough(chain, chain, replicas)

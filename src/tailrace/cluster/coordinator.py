@@ -10,7 +10,6 @@ it in another state, or its process is gone. The coordinator started the process
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,24 +18,24 @@ from typing import Any
 from ..clock import SYSTEM, Clock
 from ..errors import TailraceError, UsageError
 from ..server.topology import NodeAddress, bucket_map
-from ..store.files import DiskFiles, Files
+from ..store.files import Files
 from ..wire.codes import VBucketState
-from .layout import Chain, balanced, best_copy, without
+from .layout import Chain, balanced, best_copy, is_enough, without
 from .member import Member
+from .state import ClusterState
 from .steering import Report, Row
 
 __all__ = ["Coordinator"]
 
 log = logging.getLogger("tailrace.cluster")
 
-STATE_FILE = "cluster.json"
 _EPOCH = 2  # nodes make maps of epoch 1 by themselves
 _BATCH = 64
 _MAX_ATTEMPTS = 5
 _TAKEOVER_S = 120.0
 
 
-class Coordinator:
+class Coordinator(ClusterState):
     """A cluster in a directory; everything happens in the caller's thread."""
 
     def __init__(
@@ -50,86 +49,23 @@ class Coordinator:
         """``files`` is where the state is kept, ``member`` makes a node of a name; by default both are in
         the directory.
         """
-        self.directory = directory
+        super().__init__(directory, files)
         self.members: dict[str, Member] = {}
-        self.bucket = "default"
-        self.vbuckets = 0
-        self.replicas = 0
-        self.rev = 0
         self.auto_failover_s = 0.0
-        self.settings: list[str] = []
-        self.chains: list[Chain] = []
-        self.out: set[str] = set()
-        """Nodes that have no part in the cluster: failed over, or not yet in a rebalance."""
-        self._ports: dict[str, int] = {}
         self._moving: dict[int, tuple[str, str]] = {}
         self._seen: dict[str, float] = {}
         self._actives: dict[int, Row] = {}
         """How each active was when it was last asked."""
         self._failovers = self._failovers_before = 0
         """Altogether, and when the rebalance began that is under way."""
-        self._files = DiskFiles(directory) if files is None else files
         self._member = member or (lambda name: Member(name, directory / name, self.bucket))
         self._clock = clock
-
-    # the state on disk
-
-    @property
-    def _has_state(self) -> bool:
-        return STATE_FILE in self._files.names("")
-
-    def create(
-        self, *, nodes: int, bucket: str, vbuckets: int, replicas: int, ports: list[int], settings: list[str]
-    ) -> None:
-        """A new cluster: nothing runs yet."""
-        if self._has_state:
-            raise UsageError(f"{str(self.directory)!r} has a cluster already")
-        self._files.make_directory("")
-        self.bucket, self.vbuckets, self.replicas, self.settings = bucket, vbuckets, replicas, settings
-        names = [f"n{number}" for number in range(1, nodes + 1)]
-        self._ports = dict(zip(names, ports, strict=True))
-        self.chains = balanced([()] * vbuckets, names, replicas)
-        self._save()
-
-    def load(self) -> bool:
-        """Take up a cluster that was stopped; False if there is none."""
-        if not self._has_state:
-            return False
-        file = self._files.open(STATE_FILE)
-        try:
-            content = json.loads(file.read(file.size, 0))
-            self.bucket, self.vbuckets = content["bucket"], content["vbuckets"]
-            self.replicas, self.rev = content["replicas"], content["rev"]
-            self._ports = {one["name"]: one["port"] for one in content["nodes"]}
-            self.out = {one["name"] for one in content["nodes"] if one["out"]}
-            self.chains = [tuple(one) for one in content["chains"]]
-            self.settings = content["settings"]
-            # A takeover that was under way is undone by `settle`: the chains still name the old node.
-        except (ValueError, KeyError, TypeError) as error:
-            raise TailraceError(f"{str(self.directory / STATE_FILE)!r} is damaged: {error}") from None
-        finally:
-            file.close()
-        return True
-
-    def _save(self) -> None:
-        content = {
-            "bucket": self.bucket,
-            "vbuckets": self.vbuckets,
-            "replicas": self.replicas,
-            "rev": self.rev,
-            "settings": self.settings,
-            "nodes": [
-                {"name": name, "port": port, "out": name in self.out} for name, port in self._ports.items()
-            ],
-            "chains": [list(one) for one in self.chains],
-        }
-        self._files.replace(STATE_FILE, json.dumps(content).encode() + b"\n")
 
     # nodes
 
     @property
     def _in(self) -> list[str]:
-        return [name for name in self._ports if name not in self.out]
+        return [name for name in self.ports if name not in self.out]
 
     def start(self) -> None:
         """Run every node that has a part, and give each its part."""
@@ -141,9 +77,9 @@ class Coordinator:
         member = self.members.get(name) or self._member(name)
         self.members[name] = member
         if not member.is_running:
-            member.start(self.vbuckets, self._ports[name], self.settings)
-            self._ports[name] = member.port
-            self._commit(self.chains)
+            member.start(self.vbuckets, self.ports[name], self.settings)
+            self.ports[name] = member.port
+            self.commit(self.chains)
         self._seen[name] = self._clock.monotonic()
 
     def stop(self) -> None:
@@ -154,12 +90,12 @@ class Coordinator:
     def add(self, name: str | None = None) -> str:
         """A new node, or one that is down or was failed over, back again. It gets vbuckets by a rebalance."""
         if name is None:
-            used = {int(one[1:]) for one in self._ports}
+            used = {int(one[1:]) for one in self.ports}
             name = f"n{max(used, default=0) + 1}"
-            self._ports[name] = 0
+            self.ports[name] = 0
             self.out.add(name)
-        elif name not in self._ports:
-            raise UsageError(f"there is no node {name!r}, there are {', '.join(self._ports)}")
+        elif name not in self.ports:
+            raise UsageError(f"there is no node {name!r}, there are {', '.join(self.ports)}")
         elif name in self.members and self.members[name].is_running:
             raise UsageError(f"node {name} runs")
         self._start(name)
@@ -267,15 +203,15 @@ class Coordinator:
                 continue
             row = found.setdefault(
                 source,
-                {"host": "127.0.0.1", "port": self._ports[source], "vbuckets": [], "takeover": []},
+                {"host": "127.0.0.1", "port": self.ports[source], "vbuckets": [], "takeover": []},
             )
             row["takeover" if takeover else "vbuckets"].append(number)
         return list(found.values())
 
     def _push_map(self, name: str) -> None:
         used = {one for chain in self.chains for one in chain} | set(self._running())
-        names = [one for one in self._ports if one in used]
-        nodes = [NodeAddress(port=self._ports[one], host="127.0.0.1") for one in names]
+        names = [one for one in self.ports if one in used]
+        nodes = [NodeAddress(port=self.ports[one], host="127.0.0.1") for one in names]
         place = {one: at for at, one in enumerate(names)}
         owners = []
         for chain in self.chains:
@@ -299,12 +235,6 @@ class Coordinator:
         for name, manifest in manifests.items():
             if int(manifest["uid"], 16) < int(newest["uid"], 16):
                 self._try(name, self.members[name].set_manifest, newest)
-
-    def _commit(self, chains: list[Chain]) -> None:
-        """New chains count from now on."""
-        self.chains = chains
-        self.rev += 1
-        self._save()
 
     # failover
 
@@ -335,6 +265,19 @@ class Coordinator:
                 f"{len(lost)} vbuckets have no other copy and would be lost with {name}; "
                 "bring it back with 'tailrace cluster add', or use --force"
             )
+        unsure = sum(
+            chain[:1] == (name,)
+            and bool(new)
+            and reports.get(new[0], {}).get(number, {}).get("state") != "active"
+            and not is_enough([one for one in reports if number in reports[one]], chain, self.replicas)
+            for number, (chain, new) in enumerate(zip(self.chains, chains, strict=True))
+        )
+        if unsure and not force:
+            raise TailraceError(
+                f"{unsure} vbuckets of {name} have copies on other nodes that are down, which alone may have "
+                "writes that were answered as durable; bring them back with 'tailrace cluster add', or use "
+                "--force"
+            )
         promoted = sum(
             1 for old, new in zip(self.chains, chains, strict=True) if old and new and old[0] != new[0]
         )
@@ -342,7 +285,7 @@ class Coordinator:
         self.members[name].kill()
         self.out.add(name)
         self._moving = {number: pair for number, pair in self._moving.items() if name not in pair}
-        self._commit(chains)
+        self.commit(chains)
         self.settle()
         return {"node": name, "promoted": promoted, "lost": lost}
 
@@ -391,7 +334,7 @@ class Coordinator:
             yield from self._move({number: targets[number] for number in changed[at : at + _BATCH]})
         if leaving is not None:
             self.out.add(leaving)
-            self._save()
+            self.save()
             self.members[leaving].stop()
             self.settle()
         yield "done"
@@ -408,7 +351,7 @@ class Coordinator:
         for number, target in targets.items():
             current = chains[number]
             chains[number] = (*current, *(one for one in target if one not in current)) if current else target
-        self._commit(chains)
+        self.commit(chains)
         yield from self._until_copied(targets)
         takeovers = {
             number: (self.chains[number][0], target[0])
@@ -421,12 +364,12 @@ class Coordinator:
         chains = list(self.chains)
         for number, target in targets.items():
             chains[number] = (*target, *(one for one in chains[number] if one not in target))
-        self._commit(chains)
+        self.commit(chains)
         yield from self._until_copied(targets)
         chains = list(self.chains)
         for number, target in targets.items():
             chains[number] = target
-        self._commit(chains)
+        self.commit(chains)
         self.settle()
         yield f"moved {len(targets)} vbuckets"
 
@@ -507,7 +450,7 @@ class Coordinator:
                 chains[number] = (new, *rest)
         self._moving = {}
         if chains != self.chains:
-            self._commit(chains)
+            self.commit(chains)
         self.settle()
 
     def _check_alive(self, chains: Iterable[Chain]) -> None:
@@ -523,7 +466,7 @@ class Coordinator:
     def status(self) -> dict[str, Any]:
         """Everything, for people and scripts."""
         nodes = []
-        for name, port in self._ports.items():
+        for name, port in self.ports.items():
             member = self.members.get(name)
             report: Report = {}
             state = "out" if name in self.out else "down"

@@ -103,3 +103,14 @@ def best_copy(rows: Mapping[str, Mapping[str, Any]], branch: str | None) -> str 
         return branch in known, followed, rows[one]["complete_seqno"]
 
     return max(rows, key=merit, default=None)
+
+
+def is_enough(heard: Iterable[str], chain: Chain, replicas: int) -> bool:
+    """Whether these copies are enough to go on without the active: one of them has every write that was
+    answered as durable. A majority of all copies had it, so whoever is missing now must be fewer than those
+    of a majority that are not the active.
+    """
+    copies = chain[1 : replicas + 1]
+    missing = len(set(copies) - set(heard))
+    majority = (replicas + 1) // 2 + 1
+    return not missing or missing < majority - 1

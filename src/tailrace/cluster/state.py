@@ -1,0 +1,94 @@
+"""What a cluster knows of itself, in a file: its nodes, and which of them has which vbucket.
+
+It is on disk before anything follows from it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ..errors import TailraceError, UsageError
+from ..store.files import DiskFiles, Files
+from .layout import Chain, balanced
+
+__all__ = ["ClusterState"]
+
+STATE_FILE = "cluster.json"
+
+
+class ClusterState:
+    """The nodes and the chains of a cluster in a directory."""
+
+    def __init__(self, directory: Path, files: Files | None = None) -> None:
+        """``files`` is where the state is kept; by default in the directory."""
+        self.directory = directory
+        self.bucket = "default"
+        self.vbuckets = 0
+        self.replicas = 0
+        self.rev = 0
+        self.settings: list[str] = []
+        self.ports: dict[str, int] = {}
+        self.chains: list[Chain] = []
+        self.out: set[str] = set()
+        """Nodes that have no part in the cluster: failed over, or not yet in a rebalance."""
+        self._files = DiskFiles(directory) if files is None else files
+
+    @property
+    def _exists(self) -> bool:
+        return STATE_FILE in self._files.names("")
+
+    def create(
+        self, *, nodes: int, bucket: str, vbuckets: int, replicas: int, ports: list[int], settings: list[str]
+    ) -> None:
+        """A new cluster: nothing runs yet."""
+        if self._exists:
+            raise UsageError(f"{str(self.directory)!r} has a cluster already")
+        self._files.make_directory("")
+        self.bucket, self.vbuckets, self.replicas, self.settings = bucket, vbuckets, replicas, settings
+        names = [f"n{number}" for number in range(1, nodes + 1)]
+        self.ports = dict(zip(names, ports, strict=True))
+        self.chains = balanced([()] * vbuckets, names, replicas)
+        self.save()
+
+    def load(self) -> bool:
+        """Take up a cluster that was stopped; False if there is none."""
+        if not self._exists:
+            return False
+        file = self._files.open(STATE_FILE)
+        try:
+            content = json.loads(file.read(file.size, 0))
+            self.bucket, self.vbuckets = content["bucket"], content["vbuckets"]
+            self.replicas, self.rev = content["replicas"], content["rev"]
+            self.ports = {one["name"]: one["port"] for one in content["nodes"]}
+            self.out = {one["name"] for one in content["nodes"] if one["out"]}
+            self.chains = [tuple(one) for one in content["chains"]]
+            self.settings = content["settings"]
+            # A takeover that was under way is undone when the chains are made true: they still name the old
+            # node.
+        except (ValueError, KeyError, TypeError) as error:
+            raise TailraceError(f"{str(self.directory / STATE_FILE)!r} is damaged: {error}") from None
+        finally:
+            file.close()
+        return True
+
+    def save(self) -> None:
+        """Keep it all."""
+        content = {
+            "bucket": self.bucket,
+            "vbuckets": self.vbuckets,
+            "replicas": self.replicas,
+            "rev": self.rev,
+            "settings": self.settings,
+            "nodes": [
+                {"name": name, "port": port, "out": name in self.out} for name, port in self.ports.items()
+            ],
+            "chains": [list(one) for one in self.chains],
+        }
+        self._files.replace(STATE_FILE, json.dumps(content).encode() + b"\n")
+
+    def commit(self, chains: list[Chain]) -> None:
+        """New chains count from now on."""
+        self.chains = chains
+        self.rev += 1
+        self.save()
