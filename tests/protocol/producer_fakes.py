@@ -145,7 +145,7 @@ class FakeVBucket:
     @property
     def complete_seqno(self) -> int:
         received = self.received
-        return self.high_seqno if self.high_seqno >= received.end else received.start - 1
+        return self.high_seqno if self.high_seqno >= received.end else received.start
 
     def notify(self) -> None:
         for watcher in list(self.watchers):

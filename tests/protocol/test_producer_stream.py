@@ -546,7 +546,7 @@ def test_replica_in_the_middle_of_a_snapshot(bucket: FakeBucket) -> None:
     filled(bucket, 3)
     vbucket.close_checkpoint()
     vbucket.state = VBucketState.REPLICA
-    vbucket.received = SnapshotRange(4, 8)
+    vbucket.received = SnapshotRange(3, 8)
     vbucket.set(b"a")
     vbucket.set(b"b")
     consumer = opened(bucket)
@@ -563,11 +563,37 @@ def test_replica_in_the_middle_of_a_snapshot(bucket: FakeBucket) -> None:
     assert stream.ended == StreamEndStatus.OK, "the end was raised to that of the snapshot"
 
 
+def test_replica_that_has_nothing_of_its_next_snapshot_yet(bucket: FakeBucket) -> None:
+    vbucket = bucket.vbuckets[0]
+    filled(bucket, 3)
+    vbucket.state = VBucketState.REPLICA
+    vbucket.received = SnapshotRange(3, 8)
+    consumer = opened(bucket)
+    stream = consumer.stream()
+    assert [(marker.start, marker.end) for marker in stream.markers] == [(0, 3)]
+    assert stream.is_complete, "the rest may never come"
+    vbucket.set(b"a")
+    consumer.pull_all()
+    assert [(marker.start, marker.end) for marker in stream.markers][1:] == [(4, 8)]
+
+
+def test_replica_whose_open_snapshot_may_repeat_its_last_key(bucket: FakeBucket) -> None:
+    vbucket = bucket.vbuckets[0]
+    filled(bucket, 3)
+    consumer = opened(bucket)
+    vbucket.state = VBucketState.REPLICA
+    vbucket.received = SnapshotRange(3, 6)
+    vbucket.set(b"a")
+    vbucket.to_disk()
+    stream = consumer.stream(start_seqno=2, snapshot_start=2, snapshot_end=2, vb_uuid=vbucket.uuid)
+    assert stream.markers[0].flags & MarkerFlag.MAY_CONTAIN_DUPLICATES, "key2 may come again up to 6"
+
+
 def test_replica_with_disk_across_its_open_snapshot(bucket: FakeBucket) -> None:
     vbucket = bucket.vbuckets[0]
     filled(bucket, 3)
     vbucket.state = VBucketState.REPLICA
-    vbucket.received = SnapshotRange(4, 6)
+    vbucket.received = SnapshotRange(3, 6)
     vbucket.set(b"a")
     vbucket.to_disk()
     consumer = opened(bucket)
@@ -575,7 +601,7 @@ def test_replica_with_disk_across_its_open_snapshot(bucket: FakeBucket) -> None:
     assert ranges(stream.markers) == [(0, 6, DISK | MarkerFlag.MAY_CONTAIN_DUPLICATES)]
     vbucket.set(b"key0")
     vbucket.set(b"b")
-    vbucket.received = SnapshotRange(7, 9)
+    vbucket.received = SnapshotRange(6, 9)
     vbucket.set(b"c")
     consumer.pull_all()
     assert [(marker.start, marker.end) for marker in stream.markers][1:] == [(5, 9)]

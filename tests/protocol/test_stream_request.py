@@ -364,7 +364,7 @@ def test_replica_in_its_first_snapshot(bucket: FakeBucket, consumer: Consumer) -
     replica.state = VBucketState.REPLICA
     assert consumer.request(1).status == Status.SUCCESS, "an empty one has nothing to wait for"
     consumer.close_stream(1)
-    replica.received = SnapshotRange(1, 100)
+    replica.received = SnapshotRange(0, 100)
     replica.set(b"half")
     assert consumer.request(1).status == Status.ETMPFAIL
 

@@ -392,12 +392,12 @@ class ProducerStream:
 
         A replica may be in the middle of receiving a snapshot. What is here of it is announced with the end
         of the whole, and the rest follows later without a marker: nobody may take a part for a state that
-        the vbucket had.
+        the vbucket had. If nothing of it is here yet, it may never come: what is here is whole.
         """
         end = snapshot.end
         vbucket = self._accepted.vbucket
         received = vbucket.received
-        if vbucket.state == VBucketState.REPLICA and received.start <= end < received.end:
+        if vbucket.state == VBucketState.REPLICA and received.start < end < received.end:
             if self._looks_ahead:
                 return False
             end = received.end
@@ -501,7 +501,7 @@ class ProducerStream:
             start = min(start, self._accepted.snapshot_start)
             self._is_first_marker = False
         received = self._accepted.vbucket.received
-        if snapshot.end < self._marker_end and snapshot.start < received.start:
+        if snapshot.end < self._marker_end and snapshot.start <= received.start:
             # Keys that came before the replica's open snapshot may come again in its rest.
             flags |= MarkerFlag.MAY_CONTAIN_DUPLICATES
         purge_seqno = self._accepted.vbucket.purge_seqno
