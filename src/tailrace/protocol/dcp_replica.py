@@ -27,7 +27,6 @@ from ..history import FailoverLog, retreat
 from ..model import MAX_U64, Position
 from ..wire.codes import (
     AddStreamFlag,
-    ControlKey,
     DcpOpcode,
     Feature,
     MarkerFlag,
@@ -42,7 +41,6 @@ from ..wire.dcp import (
     DcpAddStreamResponse,
     DcpBufferAck,
     DcpCloseStream,
-    DcpControl,
     DcpDeletion,
     DcpExpiration,
     DcpMutation,
@@ -60,6 +58,7 @@ from ..wire.header import MAX_NAME_BYTES, Frame
 from ..wire.message import Message, Response
 from .dcp_producer import ON_DISK_OPAQUE
 from .passive_stream import PassiveStream, StreamPhase
+from .replica_controls import ReplicaControls
 
 if TYPE_CHECKING:
     from ..store.base import Bucket
@@ -78,7 +77,6 @@ OPEN_FLAGS = (
 ACK_SHARE = 0.2
 ACK_INTERVAL_S = 5.0
 _FIRST_OPAQUE = 1
-_CONTROL_OPAQUE = 0
 _MAX_CLOSED = 4096
 _BEFORE_V7: Mapping[int, int] = {
     Status.DCP_STREAM_NOT_FOUND: Status.KEY_ENOENT,
@@ -104,10 +102,8 @@ class DcpReplica:
         self._features = host.features
         self._name = ""
         self._is_open = False
-        self._v7_status_codes = False
-        self._tells_seqnos = False
         self._out: deque[bytes] = deque()
-        self._controls: deque[tuple[bytes, bytes]] = deque()
+        self._controls = ReplicaControls()
         self._streams: dict[int, PassiveStream] = {}  # by vbucket
         self._by_opaque: dict[int, PassiveStream] = {}
         self._closed_opaques: dict[int, int] = {}  # closed here; what still comes is swallowed
@@ -203,48 +199,23 @@ class DcpReplica:
     def _begin(self) -> None:
         """Open: agree with the producer on what the streams are like, one thing at a time."""
         self._is_open = True
-        settings = self._host.settings
-        self._controls.extend(
-            [
-                (ControlKey.ENABLE_NOOP, b"true"),
-                (ControlKey.SET_NOOP_INTERVAL, f"{settings.replication_noop_interval:g}".encode()),
-                (ControlKey.SET_PRIORITY, b"high"),
-                (ControlKey.SUPPORTS_CURSOR_DROPPING_VULCAN, b"true"),
-                (ControlKey.SEND_STREAM_END_ON_CLOSE, b"true"),
-                (ControlKey.ENABLE_EXPIRY_OPCODE, b"true"),
-                (ControlKey.ENABLE_SYNC_WRITES, b"true"),
-                (ControlKey.CONSUMER_NAME, self._host.own_name.encode()),
-                (ControlKey.INCLUDE_DELETED_USER_XATTRS, b"true"),
-                (ControlKey.V7_STATUS_CODES, b"true"),
-                (ControlKey.MAX_MARKER_VERSION, b"2.2"),
-                (ControlKey.CONNECTION_BUFFER_SIZE, str(settings.replication_buffer).encode()),
-            ]
-        )
-        self._send_control()
+        self._controls.begin(self._host)
+        self._negotiate()
 
-    def _send_control(self) -> None:
-        if self._controls:
-            key, value = self._controls[0]
-            self._send(DcpControl(key=key, value=value, opaque=_CONTROL_OPAQUE))
+    def _negotiate(self) -> None:
+        if not self._controls.is_done:
+            self._send(self._controls.request())
             return
         for stream in self._streams.values():
             if stream.phase is StreamPhase.WAITING:
                 self._request(stream)
 
     def _control_answered(self, frame: Frame) -> None:
-        if not self._controls:
-            self._disconnect("a control was answered that was not sent")
-            return
-        key, _ = self._controls.popleft()
-        if frame.status == Status.SUCCESS:
-            self._v7_status_codes |= key == ControlKey.V7_STATUS_CODES
-            self._tells_seqnos |= key == ControlKey.ENABLE_SYNC_WRITES
+        why = self._controls.answered(frame.status, self._host.peer)
+        if why is not None:
+            self._disconnect(why)
         else:
-            if key == ControlKey.CONNECTION_BUFFER_SIZE:
-                self._disconnect("the producer knows no flow control")
-                return
-            _log.debug("%s: %s is refused: %s", self._host.peer, key.decode(), status_name(frame.status))
-        self._send_control()
+            self._negotiate()
 
     # Streams begin and end.
 
@@ -263,7 +234,7 @@ class DcpReplica:
         stream = PassiveStream(found, self._next_opaque, flags, done)
         self._next_opaque += 1
         self._streams[vbucket] = self._by_opaque[stream.opaque] = stream
-        if not self._controls:
+        if self._controls.is_done:
             self._request(stream)
 
     def close_stream(self, vbucket: int) -> bool:
@@ -485,7 +456,7 @@ class DcpReplica:
         """Tell the active how far we are: at once what is in memory, when it is on disk that too."""
         vbucket = stream.vbucket
         complete = vbucket.complete_seqno
-        if not complete or not self._tells_seqnos:
+        if not complete or not self._controls.tells_seqnos:
             return
         self._send(DcpSeqnoAcknowledged(prepared_seqno=complete, vbucket=vbucket.id))
         if stream.waits_for_disk:
@@ -585,7 +556,7 @@ class DcpReplica:
         self._out.append(message.encode())
 
     def _answer(self, frame: Frame, status: int = Status.SUCCESS) -> None:
-        if not self._v7_status_codes:
+        if not self._controls.v7_status_codes:
             status = _BEFORE_V7.get(status, status)
         self._send(Response(opcode=frame.opcode, opaque=frame.opaque, status=status))
 
