@@ -10,8 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -25,29 +24,45 @@ SEED = os.environ.get("CAMPAIGN")
 SECONDS = float(os.environ.get("SECONDS") or 300.0)
 
 
-@contextmanager
-def spark_mirror(where: str, table: Path) -> Iterator[None]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "tailrace", "mirror", where, str(table), "--retry-for", "10m"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
+class SparkMirror:
+    """`tailrace mirror` in a process of its own, and its table."""
+
+    def __init__(self, where: str, directory: Path) -> None:
+        self._where = where
+        self._table = directory / "table"
+        self._said = directory / "mirror"
+        self._found = ""
+        with self._said.open("wb") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tailrace", "mirror", where, str(self._table), "--retry-for", "10m"],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    def is_equal(self) -> bool:
+        """By `tailrace verify`."""
+        assert self._process.poll() is None, "the mirror has ended"
+        done = subprocess.run(
+            [sys.executable, "-m", "tailrace", "verify", self._where, str(self._table)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        self._found = done.stdout
+        return done.returncode == 0
+
+    def story(self) -> str:
+        """What it said, and what `verify` said last."""
+        return f"the mirror:\n{self._said.read_text()[-4000:]}\nverify:\n{self._found[-2000:]}"
+
+    def finish(self) -> None:
+        self._process.send_signal(signal.SIGINT)
         try:
-            yield
-            assert process.poll() is None, "the mirror has ended"
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def verifies(where: str, table: Path) -> bool:
-    done = subprocess.run(
-        [sys.executable, "-m", "tailrace", "verify", where, str(table)], capture_output=True, check=False
-    )
-    return done.returncode == 0
+            self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> None:
@@ -58,8 +73,9 @@ def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> None:
         tail = Tail(where, directory / "tail")
         stack.callback(tail.finish)
         stack.callback(reader.finish)
-        if spark:
-            stack.enter_context(spark_mirror(where, directory / "table"))
+        mirror = SparkMirror(where, directory) if spark else None
+        if mirror is not None:
+            stack.callback(mirror.finish)
         try:
             for one in (*writers, reader):
                 one.start()
@@ -72,11 +88,13 @@ def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> None:
             until(lambda: reader.errors or model(reader) == expected, "the reader is not equal")
             assert not reader.errors, reader.errors
             until(lambda: tail.state() == expected, "tail is not equal")
-            if spark:
-                until(lambda: verifies(where, directory / "table"), "the table is not equal")
+            if mirror is not None:
+                until(mirror.is_equal, "the table is not equal")
         except BaseException as error:
             story = "\n  ".join(campaign.trace)
             error.add_note(f"what happened:\n  {story}")
+            if mirror is not None:
+                error.add_note(mirror.story())
             error.add_note(f"play it again: make campaign SEED={seed} SECONDS={seconds:g}")
             raise
         finally:

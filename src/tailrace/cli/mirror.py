@@ -13,7 +13,7 @@ import click
 from ..clock import SYSTEM
 from ..connstr import ConnectionString
 from ..store.files import atomic_write
-from .client import tls_options
+from .client import retry_option, tls_options
 from .common import DURATION, INTEGER, counted, json_option, note, progress, url_argument
 from .common import command as make_command
 from .spark_options import (
@@ -54,6 +54,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @click.option(
     "--work-dir", type=click.Path(file_okay=False), help="For this run's checkpoint, staged rows and spool."
 )
+@retry_option
 @spark_options
 @json_option("Write one JSON object per commit.")
 @tls_options
@@ -68,6 +69,7 @@ def command(
     max_rows: int | None,
     metrics_file: str | None,
     work_dir: str | None,
+    retry_for: float,
     master: str | None,
     conf: tuple[str, ...],
     as_json: bool,
@@ -79,7 +81,9 @@ def command(
     committed together with the rows, so it can be killed and started again at any moment. When the bucket
     takes changes back (a failover that lost data), the table takes them back too.
     """
-    more = {"maxOffsetsPerTrigger": str(max_rows)} if max_rows else {}
+    more = {"retryFor": f"{retry_for:g}"}
+    if max_rows:
+        more["maxOffsetsPerTrigger"] = str(max_rows)
     with open_spark(master, conf, name="tailrace mirror") as spark, progress("mirroring", None) as bar:
         from ..spark.api import prepare_mirror
         from ..spark.lag import Lag, LagListener, prometheus_text
