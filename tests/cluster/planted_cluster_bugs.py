@@ -7,16 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 from cluster.sim_nodes import SimulatedMember
+from tailrace.client.progress import Progress
 from tailrace.cluster import coordinator
 from tailrace.cluster.coordinator import Coordinator
+from tailrace.model import Position, SnapshotRange
+from tailrace.protocol.passive_stream import PassiveStream
+from tailrace.protocol.stream import ProducerStream
 from tailrace.server.durability import Durability
+from tailrace.store.base import SnapshotRange as StoreRange
 from tailrace.store.bucket import Bucket as StoreBucket
 from tailrace.store.documents import VBucket
+from tailrace.store.received import ReceivedHistory
+from tailrace.store.vbucket import History
 from tailrace.wire.codes import VBucketState
 
 
@@ -35,6 +42,75 @@ def _branches_at_the_last_seqno() -> AbstractContextManager[Any]:
         vbucket.failover_log = self.branched(log, vbucket.high_seqno, self.new_uuid(log))
 
     return mock.patch.object(StoreBucket, "_promote", promote)
+
+
+def _takes_a_part_for_the_whole() -> AbstractContextManager[Any]:
+    return mock.patch.object(History, "complete_seqno", property(lambda self: self.high_seqno))
+
+
+def _streams_a_part() -> AbstractContextManager[Any]:
+    original = ProducerStream._begin
+
+    def begin(self: ProducerStream, snapshot: Any) -> bool:
+        vbucket = self._accepted.vbucket
+        state, vbucket.state = vbucket.state, VBucketState.ACTIVE
+        try:
+            return original(self, snapshot)
+        finally:
+            vbucket.state = state
+
+    return mock.patch.object(ProducerStream, "_begin", begin)
+
+
+def _a_copy_forgets_its_snapshot() -> AbstractContextManager[Any]:
+    def standing(self: PassiveStream) -> Position:
+        high = self.vbucket.high_seqno
+        return Position.at(self.vbucket.uuid, high) if high else Position.BEGINNING
+
+    return mock.patch.object(PassiveStream, "standing", standing)
+
+
+def _a_reader_forgets_its_snapshot() -> AbstractContextManager[Any]:
+    def request_range(self: Position, marker: Any = None) -> SnapshotRange:
+        return SnapshotRange(self.seqno, self.seqno)
+
+    return mock.patch.object(Position, "request_range", request_range)
+
+
+def _a_copy_believes_the_second_marker() -> AbstractContextManager[Any]:
+    original = ReceivedHistory.begin_snapshot
+
+    def begin_snapshot(self: ReceivedHistory, start: int, end: int, purge_seqno: int = 0) -> None:
+        original(self, start, end, purge_seqno)
+        self._received = StoreRange(self._received.start, end)
+
+    return mock.patch.object(ReceivedHistory, "begin_snapshot", begin_snapshot)
+
+
+def _a_reader_believes_the_second_marker() -> AbstractContextManager[Any]:
+    original = Position.received
+
+    def received(self: Position, marker: SnapshotRange, seqno: int) -> Position:
+        found = original(self, marker, seqno)
+        return replace(found, snapshot_end=marker.end)
+
+    return mock.patch.object(Position, "received", received)
+
+
+def _saves_inside_a_snapshot() -> AbstractContextManager[Any]:
+    original = Progress.delivered_up_to
+
+    def delivered_up_to(self: Progress, position: Position) -> None:
+        original(self, position if not position.seqno else Position.at(position.vb_uuid, position.seqno))
+
+    return mock.patch.object(Progress, "delivered_up_to", delivered_up_to)
+
+
+def _forgets_what_was_folded() -> AbstractContextManager[Any]:
+    def folded_around(self: History, seqno: int) -> StoreRange:
+        return StoreRange(seqno, seqno)
+
+    return mock.patch.object(History, "_folded_around", folded_around)
 
 
 def _keeps_its_own_log() -> AbstractContextManager[Any]:
@@ -92,6 +168,21 @@ BUGS = (
         "branch at the last seqno",
         "A promotion begins its branch at the last change instead of the last complete snapshot.",
         _branches_at_the_last_seqno,
+    ),
+    Bug(
+        "a part taken for the whole",
+        "A replica believes that what it has of a snapshot is all of it.",
+        _takes_a_part_for_the_whole,
+    ),
+    Bug(
+        "a part streamed as the whole",
+        "A replica streams what it has of a snapshot as a snapshot by itself.",
+        _streams_a_part,
+    ),
+    Bug(
+        "folded changes forgotten",
+        "A copy that received a snapshot with gaps ends its own snapshots inside of it.",
+        _forgets_what_was_folded,
     ),
     Bug(
         "failover log not replaced",

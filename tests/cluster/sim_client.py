@@ -1,29 +1,18 @@
-"""Who uses the simulated cluster: a client that writes, and a model of a mirror that reads.
+"""Who writes to the simulated cluster, and what it was promised.
 
-Both run the product's own code over simulated connections: the handshake and the cluster map, and for the
-mirror the whole resume policy (`client.resume`). The mirror is a model in what it does with the changes: it
-keeps them in a list per vbucket, publishes a state only where a snapshot ends, and goes back where it is told
-to.
+The client runs the product's own handshake and cluster map over simulated connections.
 """
 
 from __future__ import annotations
 
-import contextlib
 import random
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cluster.sim_network import Wire
-from tailrace.client.catalog import Catalog
+from cluster.sim_network import HOST, Dial, Wire
 from tailrace.client.cluster_map import ClusterMap, vbucket_of
-from tailrace.client.events import Deletion, Expiration, Mutation, Rollback, SeqnoAdvanced
-from tailrace.client.nodes import Nodes
-from tailrace.client.progress import SavedPosition
-from tailrace.client.resume import Reading, ReadOptions
-from tailrace.connstr import Address, ConnectionString
-from tailrace.errors import ConnectError, TailraceError
-from tailrace.protocol.dcp_consumer import ConsumerSettings, DcpConsumer
+from tailrace.connstr import Address
 from tailrace.protocol.handshake import KV_FEATURES, Introduction, handshake
 from tailrace.protocol.script import ScriptRunner
 from tailrace.wire.admin import GetClusterConfig
@@ -32,10 +21,6 @@ from tailrace.wire.fields import Durability, encode_frame_infos
 from tailrace.wire.framing import Framer
 from tailrace.wire.header import Frame
 from tailrace.wire.kv import Delete, Set
-
-HOST = "127.0.0.1"
-Dial = Callable[[str, int, object], bool]
-"""From a place to the node at a port; whether somebody answers."""
 
 _FIRST_OPAQUE = 1 << 20
 
@@ -210,149 +195,3 @@ class Client:
             self.rng.choice(ready).out += GetClusterConfig(opaque=1).encode()
         else:
             self._map = None
-
-
-class _Link:
-    """The mirror's connection to a node."""
-
-    def __init__(self, mirror: Mirror, address: Address) -> None:
-        self.closed = False
-        self.opened = False
-        self.error: Exception = ConnectError("the connection was cut")
-        self.address = address
-        self.mirror = mirror
-        self.consumer: DcpConsumer | None = None
-
-    @property
-    def wants_data(self) -> bool:
-        return not self.closed and self.consumer is not None and not self.consumer.is_swamped
-
-    def take(self) -> bytes:
-        return b"" if self.consumer is None else self.consumer.data_to_send()
-
-    def give(self, data: bytes, now: float) -> None:
-        assert self.consumer is not None
-        try:
-            self.consumer.receive_data(data)
-            self.consumer.process(now)
-            if not self.opened and self.consumer.granted is not None:
-                self.opened = True
-                self.mirror.nodes.opened(self.address, now)
-        except TailraceError as error:
-            self.error = error
-            self.closed = True
-
-    def tick(self, now: float) -> None:
-        assert self.consumer is not None
-        timer = self.consumer.next_timer()
-        if timer is not None and timer <= now:
-            try:
-                self.consumer.handle_timer(now)
-            except ConnectError as error:
-                self.error = error
-                self.closed = True
-
-    def lost(self) -> None:
-        self.closed = True
-        self.mirror.lose(self)
-
-
-class Mirror:
-    """A model of a mirror: what it holds and what it has published of each vbucket."""
-
-    PLACE = "mirror"
-
-    def __init__(
-        self, rng: random.Random, ports: dict[str, int], dial: Dial, now: Callable[[], float]
-    ) -> None:
-        self._rng = rng
-        self._dial = dial
-        self._now = now
-        self._where = ConnectionString(tuple(Address(HOST, port) for port in ports.values()))
-        self.on_publish: Callable[[int, int, int, dict[bytes, bytes]], None] = lambda *_: None
-        self.on_rollback: Callable[[int, int], None] = lambda vbucket, seqno: None
-        self.held: dict[int, list[tuple[int, bytes, bytes | None]]] = {}
-        self.published: dict[int, tuple[int, dict[bytes, bytes]]] = {}
-        self._saved: dict[int, SavedPosition] = {}
-        self._links: list[_Link] = []
-        self._begin()
-
-    def _begin(self) -> None:
-        settings = ConsumerSettings("mirror", buffer_bytes=64 << 10, noop_interval_s=20.0)
-        self.nodes = Nodes(
-            self._where, settings, agent="sim", allow_plain=False, retry_for_s=1e9, rng=self._rng
-        )
-        self.reading = Reading(
-            self.nodes, Catalog("default"), ReadOptions(retry_for_s=1e9), self._saved, rng=self._rng
-        )
-
-    def restart(self) -> None:
-        """A kill: what was published stays, with the positions that were saved with it."""
-        for link in self._links:
-            link.closed = True
-        self._links = []
-        for vbucket, held in self.held.items():
-            kept = self._saved[vbucket].position.seqno if vbucket in self._saved else 0
-            held[:] = [one for one in held if one[0] <= kept]
-        self._begin()
-
-    def lose(self, link: _Link) -> None:
-        if link in self._links:
-            self._links.remove(link)
-            self.reading.link_closed(link.address, link.error)
-
-    def turn(self) -> None:
-        """Do what is due: connect, ask, take what came."""
-        now = self._now()
-        self.reading.turn(now)
-        for address in sorted(self.nodes.to_connect(now), key=lambda one: one.port):
-            link = _Link(self, address)
-            if not self._dial(self.PLACE, address.port, link):
-                self._unreachable(address, now)
-                continue
-            link.consumer = self.nodes.connected(address, now)
-            self._links.append(link)
-        for address in self.nodes.to_disconnect():
-            for link in self._links:
-                assert link.consumer is not None
-                if link.address == address and link.consumer.next_chunk() is None:
-                    link.closed = True
-                    self._links.remove(link)
-                    self.nodes.dropped(address)
-                    break
-        try:
-            while (piece := self.reading.take(now)) is not None:
-                for event in piece.events():
-                    self._apply(event)
-                self.reading.finish(piece)
-                self._saved = self.reading.to_save()
-        except ConnectError:
-            self.restart()  # nobody could be reached: a real one ends, and is started again
-
-    def _unreachable(self, address: Address, now: float) -> None:
-        with contextlib.suppress(ConnectError):
-            self.nodes.lost(address, ConnectError("refused"), now)
-
-    def _apply(self, event: object) -> None:
-        if isinstance(event, Rollback):
-            self.on_rollback(event.vbucket, event.seqno)
-            held = self.held.setdefault(event.vbucket, [])
-            held[:] = [one for one in held if one[0] <= event.seqno]
-            self._publish(event.vbucket, event.vb_uuid, event.seqno)
-        elif isinstance(event, Mutation | Deletion | Expiration):
-            value = event.value if isinstance(event, Mutation) else None
-            self.held.setdefault(event.vbucket, []).append((event.seqno, event.key, value))
-            if event.seqno == event.snapshot[1]:
-                self._publish(event.vbucket, event.vb_uuid, event.seqno)
-        elif isinstance(event, SeqnoAdvanced) and event.seqno == event.snapshot[1]:
-            self._publish(event.vbucket, event.vb_uuid, event.seqno)
-
-    def _publish(self, vbucket: int, vb_uuid: int, seqno: int) -> None:
-        state: dict[bytes, bytes] = {}
-        for _, key, value in self.held.get(vbucket, []):
-            if value is None:
-                state.pop(key, None)
-            else:
-                state[key] = value
-        self.published[vbucket] = seqno, state
-        self.on_publish(vbucket, vb_uuid, seqno, state)

@@ -38,6 +38,11 @@ class End(Protocol):
     def lost(self) -> None: ...
 
 
+HOST = "127.0.0.1"
+Dial = Callable[[str, int, End], bool]
+"""From a place to the node at a port; whether somebody answers."""
+
+
 class UpstreamEnd:
     """A node that receives from another one."""
 
@@ -89,6 +94,12 @@ class Wire:
         side = rng.random()
         return self._deliver(lambda queue: _some(queue, rng), now, there=side < 0.6, back=side > 0.4)
 
+    def deliver_part(self, rng: random.Random, now: float) -> bool:
+        """A good part of what was sent back arrives, and not all: it tears apart what belongs together."""
+        return self._deliver(
+            lambda queue: _piece(queue, rng.randint(len(queue) // 4, len(queue) - 1)), now, there=False
+        )
+
     def deliver_frames(self, now: float) -> bool:
         """One frame arrives on each side; whether there was any."""
         return self._deliver(_first, now)
@@ -134,23 +145,21 @@ class Wire:
 
 
 def _all(queue: bytearray) -> bytes:
-    data = bytes(queue)
-    queue.clear()
-    return data
+    return _piece(queue, len(queue))
 
 
 def _some(queue: bytearray, rng: random.Random) -> bytes:
-    count = len(queue) if rng.random() < 0.4 else rng.randint(1, len(queue))
+    return _piece(queue, len(queue) if rng.random() < 0.4 else rng.randint(1, len(queue)))
+
+
+def _piece(queue: bytearray, count: int) -> bytes:
     data = bytes(queue[:count])
     del queue[:count]
     return data
 
 
 def _first(queue: bytearray) -> bytes:
-    size = frame_size(queue)
-    data = bytes(queue[:size])
-    del queue[:size]
-    return data
+    return _piece(queue, frame_size(queue))
 
 
 class Network:

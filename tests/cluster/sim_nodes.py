@@ -25,9 +25,9 @@ from tailrace.testing.faulty_files import SimulatedDisk
 from tailrace.wire.framing import Framer
 
 if TYPE_CHECKING:
-    from cluster.simulation import World
+    from cluster.sim_world import World
 
-SETTINGS = ["checkpoint_items=12", "history_changes=30", "replication_buffer=64k", "expiry_pager_interval=3"]
+SETTINGS = ["history_changes=30", "replication_buffer=64k", "expiry_pager_interval=3"]
 
 
 class NodeClock:
@@ -58,10 +58,11 @@ class Machine:
         self.lives = 0
         self._world = world
         self._rng = rng
+        self._checkpoint_items = rng.choice([4, 12, 12])  # not all have the same snapshots
         self._engine: Engine | None = None
 
     def start(self, vbuckets: int) -> None:
-        settings = Settings.parse(SETTINGS)
+        settings = Settings.parse([*SETTINGS, f"checkpoint_items={self._checkpoint_items}"])
         self._engine = Engine(
             files=self.disk,
             settings=settings.for_store(),

@@ -7,10 +7,11 @@ from unittest import mock
 import pytest
 
 from cluster.sim_nodes import SimulatedMember
-from cluster.simulation import KEYS, VBUCKETS, World
+from cluster.sim_truth import KEYS, VBUCKETS
+from cluster.sim_world import World
 from tailrace.client.cluster_map import vbucket_of
 from tailrace.errors import ConnectError, TailraceError
-from tailrace.wire.codes import VBucketState
+from tailrace.wire.codes import DurabilityLevel, VBucketState
 
 
 def test_a_node_that_still_has_what_is_not_its_own_stays_fenced() -> None:
@@ -97,7 +98,7 @@ def test_of_two_branches_the_newer_goes_on() -> None:
     machine.bucket.store.rollback({0: high - 2}, branch=True)
     machine.bucket.vbucket_changed(0)
     world.may_roll_back[0] = True
-    world.acks = [ack for ack in world.acks if ack.vbucket != 0]
+    world.promises.rewound(0, high - 2, [])
     uuid = machine.vbucket(0).uuid
     for _ in range(60):
         world.trickle(slowly=False)
@@ -140,5 +141,27 @@ def test_copies_go_when_the_new_ones_have_all_that_was_answered() -> None:
     assert coordinator.chains[0][0] == old
     assert world.machines[old].vbucket(0).high_seqno == high
     steps.close()
+    world.settle()
+    world.close()
+
+
+def test_a_copy_that_is_down_may_be_the_one_with_the_durable_write() -> None:
+    world = World(3, replicas=2)
+    coordinator = world.coordinator
+    active, holder, other = coordinator.chains[0]
+    world.network.partitions.add(frozenset((active, other)))
+    keys = [key for key in KEYS if vbucket_of(key, VBUCKETS) == 0]
+    for _ in range(3):  # a deletion may find nothing
+        world.client.write(keys, DurabilityLevel.PERSIST_TO_MAJORITY)
+    for _ in range(20):
+        world.trickle(slowly=False)
+    assert world.promises.take_fresh() is not None
+    world.lose(holder, power=False)
+    world.lose(active, power=False)
+    with pytest.raises(TailraceError, match="alone may have writes that were answered as durable"):
+        coordinator.failover(active)
+    coordinator.add(holder)
+    coordinator.failover(active)
+    assert coordinator.chains[0][0] == holder
     world.settle()
     world.close()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.simulation import World
+from cluster.sim_world import World
 from tailrace.errors import TailraceError
 from tailrace.wire.codes import VBucketState
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from cluster.planted_cluster_bugs import BUGS, Bug
-from cluster.simulation import STEPS, Wrong, run
+from cluster.sim_truth import Wrong
+from cluster.simulation import STEPS, run
 from tailrace.errors import TailraceError
 
 SEED = os.environ.get("SIMULATE")

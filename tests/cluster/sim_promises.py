@@ -1,0 +1,80 @@
+"""What the simulated cluster has promised to its client: every write that was answered as done is there, as
+long as nothing happened that may take it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cluster.sim_client import Ack, Client
+from cluster.sim_network import Network
+from cluster.sim_truth import Wrong
+from tailrace.store.vbucket import History
+from tailrace.wire.codes import DurabilityLevel
+
+
+class Promises:
+    """Answered writes that must not be lost."""
+
+    def __init__(self, client: Client, network: Network, note: Callable[[str], None]) -> None:
+        self._client = client
+        self._network = network
+        self._note = note
+        self._acks: list[Ack] = []
+        self._fresh: Ack | None = None
+        client.on_ack = self._acknowledged
+
+    def _acknowledged(self, ack: Ack) -> None:
+        self._note(f"{ack.by} answers {ack.key!r} at {ack.seqno} of {ack.vb_uuid:#x}")
+        self._acks.append(ack)
+        if ack.level is not None:
+            self._fresh = ack
+
+    def take_fresh(self) -> Ack | None:
+        """A durable write that was answered since the last time."""
+        ack, self._fresh = self._fresh, None
+        return ack
+
+    def node_lost(self, name: str, *, only_memory: bool, vbuckets: set[int] | None = None) -> None:
+        """What may be gone with a node: what it alone answered for, and what two lost nodes did.
+
+        ``vbuckets``: those that others go on with.
+        """
+        for ack in self._all():
+            if ack.level is None:
+                ack.is_void |= ack.by == name if vbuckets is None else ack.vbucket in vbuckets
+            else:
+                if not only_memory or ack.level != DurabilityLevel.PERSIST_TO_MAJORITY:
+                    ack.failures.add(name)
+                ack.is_void |= len(ack.failures) > 1
+        self._acks = [ack for ack in self._acks if not ack.is_void]
+
+    def rewound(self, vbucket: int, seqno: int, answered: list[Ack]) -> None:
+        """An operator has taken back what came after a seqno; also what had been ``answered`` by then, and
+        whose answers come late.
+        """
+        for ack in answered:
+            ack.is_void |= ack.vbucket == vbucket
+        self._acks = [ack for ack in self._acks if ack.vbucket != vbucket or ack.seqno <= seqno]
+
+    def all_are_back(self) -> None:
+        """Every copy is equal again: from now on one node may be lost."""
+        for ack in self._all():
+            ack.failures.clear()
+
+    def _all(self) -> list[Ack]:
+        return [*self._acks, *self._client.answered(self._network.wires)]
+
+    def check(self, active: History) -> None:
+        """The active has everything that was promised of its vbucket."""
+        for ack in self._acks:
+            if ack.vbucket != active.id:
+                continue
+            branch = active.failover_log.branch_of(ack.seqno)
+            if ack.seqno > active.high_seqno or branch not in (ack.vb_uuid, 0):
+                level = "answered" if ack.level is None else f"answered as {ack.level.name}"
+                raise Wrong(
+                    f"{ack.key!r} at {ack.seqno} of {ack.vb_uuid:#x} in vbucket {ack.vbucket} was {level} by "
+                    f"{ack.by} and is lost; the active has {active.high_seqno} of "
+                    f"{active.failover_log.to_json()}"
+                )

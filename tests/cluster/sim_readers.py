@@ -1,0 +1,220 @@
+"""Who reads the simulated cluster: a model of a mirror, and somebody who reads any copy.
+
+Both run the product's own consumer and its whole resume policy (`client.resume`) over simulated connections.
+They are models in what they do with the changes: they keep them in a list per vbucket, publish a state only
+where a snapshot ends, and go back where they are told to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+
+from cluster.sim_network import HOST, Dial
+from tailrace.client.catalog import Catalog
+from tailrace.client.events import Deletion, Expiration, Mutation, Rollback, SeqnoAdvanced
+from tailrace.client.nodes import Node, Nodes
+from tailrace.client.progress import Progress, SavedPosition, State
+from tailrace.client.resume import Reading, ReadOptions
+from tailrace.connstr import Address, ConnectionString
+from tailrace.errors import ConnectError, TailraceError
+from tailrace.protocol.dcp_consumer import ConsumerSettings, DcpConsumer
+
+
+class _Link:
+    """A reader's connection to a node."""
+
+    def __init__(self, reader: Mirror, address: Address) -> None:
+        self.closed = False
+        self.opened = False
+        self.error: Exception = ConnectError("the connection was cut")
+        self.address = address
+        self.reader = reader
+        self.consumer: DcpConsumer | None = None
+
+    @property
+    def wants_data(self) -> bool:
+        return not self.closed and self.consumer is not None and not self.consumer.is_swamped
+
+    def take(self) -> bytes:
+        return b"" if self.consumer is None else self.consumer.data_to_send()
+
+    def give(self, data: bytes, now: float) -> None:
+        assert self.consumer is not None
+        try:
+            self.consumer.receive_data(data)
+            self.consumer.process(now)
+            if not self.opened and self.consumer.granted is not None:
+                self.opened = True
+                self.reader.nodes.opened(self.address, now)
+        except TailraceError as error:
+            self.error = error
+            self.closed = True
+
+    def tick(self, now: float) -> None:
+        assert self.consumer is not None
+        timer = self.consumer.next_timer()
+        if timer is not None and timer <= now:
+            try:
+                self.consumer.handle_timer(now)
+            except ConnectError as error:
+                self.error = error
+                self.closed = True
+
+    def lost(self) -> None:
+        self.closed = True
+        self.reader.lose(self)
+
+
+class Mirror:
+    """A model of a mirror: what it holds and what it has published of each vbucket."""
+
+    PLACE = "mirror"
+    NODES: type[Nodes] = Nodes
+    READING: type[Reading] = Reading
+
+    def __init__(
+        self, rng: random.Random, ports: dict[str, int], dial: Dial, now: Callable[[], float]
+    ) -> None:
+        self._rng = rng
+        self._dial = dial
+        self._now = now
+        self._where = ConnectionString(tuple(Address(HOST, port) for port in ports.values()))
+        self.on_publish: Callable[[int, int, int, dict[bytes, bytes]], None] = lambda *_: None
+        self.on_rollback: Callable[[int, int], None] = lambda vbucket, seqno: None
+        self.held: dict[int, list[tuple[int, bytes, bytes | None]]] = {}
+        self.published: dict[int, tuple[int, dict[bytes, bytes]]] = {}
+        self._saved: dict[int, SavedPosition] = {}
+        self._links: list[_Link] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        settings = ConsumerSettings(self.PLACE, buffer_bytes=64 << 10, noop_interval_s=20.0)
+        self.nodes = self.NODES(
+            self._where, settings, agent="sim", allow_plain=False, retry_for_s=1e9, rng=self._rng
+        )
+        self.reading = self.READING(
+            self.nodes, Catalog("default"), ReadOptions(retry_for_s=1e9), self._saved, rng=self._rng
+        )
+
+    def restart(self) -> None:
+        """A kill: what was published stays, with the positions that were saved with it."""
+        for link in self._links:
+            link.closed = True
+        self._links = []
+        for vbucket, held in self.held.items():
+            kept = self._saved[vbucket].position.seqno if vbucket in self._saved else 0
+            held[:] = [one for one in held if one[0] <= kept]
+        self._begin()
+
+    def can_read(self, ports: list[int]) -> bool:
+        """A vbucket whose copies are at these ports."""
+        return True
+
+    def lose(self, link: _Link) -> None:
+        if link in self._links:
+            self._links.remove(link)
+            self.reading.link_closed(link.address, link.error)
+
+    def turn(self) -> None:
+        """Do what is due: connect, ask, take what came."""
+        now = self._now()
+        self.reading.turn(now)
+        for address in sorted(self.nodes.to_connect(now), key=lambda one: one.port):
+            link = _Link(self, address)
+            if not self._dial(self.PLACE, address.port, link):
+                self._unreachable(address, now)
+                continue
+            link.consumer = self.nodes.connected(address, now)
+            self._links.append(link)
+        for address in self.nodes.to_disconnect():
+            for link in self._links:
+                assert link.consumer is not None
+                if link.address == address and link.consumer.next_chunk() is None:
+                    link.closed = True
+                    self._links.remove(link)
+                    self.nodes.dropped(address)
+                    break
+        try:
+            while (piece := self.reading.take(now)) is not None:
+                for event in piece.events():
+                    self._apply(event)
+                self.reading.finish(piece)
+                self._saved = self.reading.to_save()
+        except ConnectError:
+            self.restart()  # nobody could be reached: a real one ends, and is started again
+
+    def _unreachable(self, address: Address, now: float) -> None:
+        with contextlib.suppress(ConnectError):
+            self.nodes.lost(address, ConnectError("refused"), now)
+
+    def _apply(self, event: object) -> None:
+        if isinstance(event, Rollback):
+            self.on_rollback(event.vbucket, event.seqno)
+            held = self.held.setdefault(event.vbucket, [])
+            held[:] = [one for one in held if one[0] <= event.seqno]
+            self._publish(event.vbucket, event.vb_uuid, event.seqno)
+        elif isinstance(event, Mutation | Deletion | Expiration):
+            value = event.value if isinstance(event, Mutation) else None
+            self.held.setdefault(event.vbucket, []).append((event.seqno, event.key, value))
+            if event.seqno == event.snapshot[1]:
+                self._publish(event.vbucket, event.vb_uuid, event.seqno)
+        elif isinstance(event, SeqnoAdvanced) and event.seqno == event.snapshot[1]:
+            self._publish(event.vbucket, event.vb_uuid, event.seqno)
+
+    def _publish(self, vbucket: int, vb_uuid: int, seqno: int) -> None:
+        state: dict[bytes, bytes] = {}
+        for _, key, value in self.held.get(vbucket, []):
+            if value is None:
+                state.pop(key, None)
+            else:
+                state[key] = value
+        self.published[vbucket] = seqno, state
+        self.on_publish(vbucket, vb_uuid, seqno, state)
+
+
+class _OneNode(Nodes):
+    """Whatever the map says, one node is asked for everything."""
+
+    home: Address
+
+    def need(self, vbuckets: object) -> None:
+        self._needed = (self.home,)
+
+    def node_of(self, vbucket: int) -> Node | None:
+        return self._node(self.home)
+
+
+class _AnyCopy(Reading):
+    """Vbuckets that are not active are good, too."""
+
+    def _request(self, one: Progress, node: Node) -> None:
+        assert node.link is not None and node.link.granted is not None
+        one.state, one.requested_at = State.REQUESTED, self._now
+        node.link.open_stream(one.stream, value=self._filter(one, node.link))
+
+
+class CopyReader(Mirror):
+    """Reads all that one node has, active or not, and goes on at the next one with what it holds."""
+
+    PLACE = "copy reader"
+    NODES = _OneNode
+    READING = _AnyCopy
+
+    def _begin(self) -> None:
+        super()._begin()
+        assert isinstance(self.nodes, _OneNode)
+        self.nodes.home = self._rng.choice(self._where.addresses)
+
+    def move(self) -> None:
+        """To some node; what it has of an unfinished snapshot, it keeps."""
+        for link in list(self._links):
+            link.closed = True
+            self.lose(link)
+        assert isinstance(self.nodes, _OneNode)
+        self.nodes.home = self._rng.choice(self._where.addresses)
+
+    def can_read(self, ports: list[int]) -> bool:
+        assert isinstance(self.nodes, _OneNode)
+        return self.nodes.home.port in ports
