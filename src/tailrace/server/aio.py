@@ -17,6 +17,7 @@ from .burden import Burden
 from .node import Node
 from .session import Session
 from .topology import NodeAddress
+from .transport import accept_plain
 from .upstream import Upstream
 from .web import serve_http
 
@@ -42,7 +43,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     """Listening sockets for an address, several where a name has several; port 0 takes a free one.
 
     Made with IPPROTO_TCP: asyncio sets TCP_NODELAY only on sockets that say so, and without it answers wait
-    for the peer's delayed acks.
+    for the peer's delayed acks; its transports are those of TLS and of the web.
     """
     made: list[socket.socket] = []
     try:
@@ -72,6 +73,7 @@ class Server:
         """``node_of`` makes the node, given what runs its jobs."""
         self._threads = ThreadPoolExecutor(_JOB_THREADS, "tailrace-job")
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._listeners: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
@@ -169,7 +171,8 @@ class Server:
         tls_port = tls_sockets[0].getsockname()[1] if tls_sockets else None
         self.node.address = NodeAddress(port=port, tls_port=tls_port)
         for one in sockets:
-            self._servers.append(await loop.create_server(lambda: self.connection(tls=False), sock=one))
+            accept_plain(loop, one, lambda: self.connection(tls=False))
+        self._listeners += sockets
         for one in tls_sockets or ():
             self._servers.append(
                 await loop.create_server(
@@ -209,7 +212,7 @@ class Server:
             self._timer.cancel()
             self._timer = None
         when = self.node.next_timer()
-        if when is not None and self._loop is not None and self._servers:
+        if when is not None and self._loop is not None and self._listeners:
             delay = max(0.0, when - self.node.clock.monotonic())
             self._timer = self._loop.call_later(delay, self._tick)
 
@@ -237,6 +240,10 @@ class Server:
         for task in self._dialling:
             task.cancel()
         loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            loop.remove_reader(listener)
+            listener.close()
+        self._listeners.clear()
         for server in self._servers:
             for one in server.sockets:
                 loop.remove_reader(one.fileno())

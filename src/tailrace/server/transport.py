@@ -1,0 +1,217 @@
+"""TCP connections with less between the socket and its protocol than asyncio puts there.
+
+asyncio's own transports serve every kind of socket and of loop. Where a read brings one request they took a
+sixth of the whole time, and of what a peer does not take at once they make a copy. These do what a node
+needs and keep asyncio's contract, so that a protocol can't tell; TLS stays with asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+
+__all__ = ["PlainTransport", "accept_plain"]
+
+log = logging.getLogger("tailrace.server")
+
+_READ_BYTES = 256 << 10
+_PIECES = 64
+"""As many go to one system call."""
+_AT_ONCE = 64
+"""Connections that are accepted before others have their turn."""
+_OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_RETRY_S = 1.0
+
+
+class PlainTransport(asyncio.Transport):
+    """A connected, non-blocking socket and its protocol; see asyncio's documentation for what each method
+    promises.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, connection: socket.socket, protocol: asyncio.Protocol
+    ) -> None:
+        super().__init__({"peername": connection.getpeername(), "socket": connection})
+        self._loop = loop
+        self._socket = connection
+        self._fd = connection.fileno()
+        self._protocol = protocol
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        self._high, self._low = 64 << 10, 16 << 10
+        self._is_full = False
+        self._is_reading = True
+        self._is_closing = False
+        self._is_lost = False
+        protocol.connection_made(self)
+        if self._is_reading and not self._is_closing:
+            loop.add_reader(self._fd, self._read)
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    # Reading.
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._fail(error)
+            return
+        try:
+            if data:
+                self._protocol.data_received(data)
+            elif self._protocol.eof_received():
+                self._loop.remove_reader(self._fd)
+            else:
+                self.close()
+        except Exception as error:
+            log.exception("a bug in what handles a connection, which is closed")
+            self._fail(error)
+
+    def is_reading(self) -> bool:
+        return self._is_reading and not self._is_closing
+
+    def pause_reading(self) -> None:
+        if self.is_reading():
+            self._is_reading = False
+            self._loop.remove_reader(self._fd)
+
+    def resume_reading(self) -> None:
+        if not self._is_reading and not self._is_closing:
+            self._is_reading = True
+            self._loop.add_reader(self._fd, self._read)
+
+    # Writing.
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = (64 << 10 if low is None else 4 * low) if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low, self._high
+
+    def get_write_buffer_size(self) -> int:
+        return self._unsent_bytes
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send; what does not go at once is kept as it is, so the caller must not change it any more."""
+        if self._is_lost:
+            return
+        if not self._unsent:
+            try:
+                sent = self._socket.send(data)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError as error:
+                self._fail(error)
+                return
+            if sent == len(data):
+                return
+            rest = memoryview(data)[sent:]
+            self._loop.add_writer(self._fd, self._write)
+        elif data:
+            rest = memoryview(data)
+        else:
+            return
+        self._unsent.append(rest)
+        self._unsent_bytes += len(rest)
+        if self._unsent_bytes > self._high and not self._is_full:
+            self._is_full = True
+            self._protocol.pause_writing()
+
+    def _write(self) -> None:
+        unsent = self._unsent
+        try:
+            sent = self._socket.sendmsg(islice(unsent, _PIECES))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._fail(error)
+            return
+        self._unsent_bytes -= sent
+        while sent and sent >= len(unsent[0]):
+            sent -= len(unsent.popleft())
+        if sent:
+            unsent[0] = unsent[0][sent:]
+        if self._is_full and self._unsent_bytes <= self._low:
+            self._is_full = False
+            self._protocol.resume_writing()  # and may write more
+        if not unsent:
+            self._loop.remove_writer(self._fd)
+            if self._is_closing and not self._is_lost:
+                self._lose(None)
+
+    # The end.
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            self._loop.remove_reader(self._fd)
+            if not self._unsent:
+                self._lose(None)
+
+    def abort(self) -> None:
+        self._fail(None)
+
+    def _fail(self, error: Exception | None) -> None:
+        """Close at once; what was not sent is lost."""
+        if not self._is_lost:
+            self._is_closing = True
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
+            self._unsent.clear()
+            self._unsent_bytes = 0
+            self._lose(error)
+
+    def _lose(self, error: Exception | None) -> None:
+        self._is_lost = True
+        self._loop.call_soon(self._end, error)
+
+    def _end(self, error: Exception | None) -> None:
+        try:
+            self._protocol.connection_lost(error)
+        finally:
+            self._socket.close()
+
+
+def accept_plain(
+    loop: asyncio.AbstractEventLoop, listener: socket.socket, protocol_of: Callable[[], asyncio.Protocol]
+) -> None:
+    """Accept connections from now on, until the listener is closed or taken from the loop."""
+
+    def accept() -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                connection, _address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _OUT_OF:
+                    raise
+                log.error("no connection can be accepted for now: %s", error)
+                loop.remove_reader(listener)
+                loop.call_later(_RETRY_S, again)
+                return
+            try:
+                connection.setblocking(False)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                PlainTransport(loop, connection, protocol_of())
+            except OSError:  # it is gone already
+                connection.close()
+            except BaseException:
+                connection.close()
+                raise
+
+    def again() -> None:
+        if listener.fileno() >= 0:
+            loop.add_reader(listener, accept)
+
+    loop.add_reader(listener, accept)

@@ -1,0 +1,267 @@
+"""Our transport and asyncio's keep the same contract: every test runs on both."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tailrace.server import transport as transport_module
+from tailrace.server.transport import PlainTransport, accept_plain
+
+END_S = 60.0
+MUCH = bytes(range(256)) * (16 << 10)  # 4 MiB: more than the sockets here take at once
+
+
+class Recorder(asyncio.Protocol):
+    """Notes what happens to it."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+        self.received = b""
+        self.lost = asyncio.Event()
+        self.paused = asyncio.Event()
+        self.resumed = asyncio.Event()
+        self.got = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.events.append("made")
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        self.got.set()
+        if data == b"bug":
+            raise ZeroDivisionError
+
+    def eof_received(self) -> bool:
+        self.events.append("eof")
+        return False
+
+    def pause_writing(self) -> None:
+        self.events.append("full")
+        self.paused.set()
+
+    def resume_writing(self) -> None:
+        self.events.append("room")
+        self.resumed.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.events.append("lost" if exc is None else type(exc).__name__)
+        self.lost.set()
+
+
+async def ours(connection: socket.socket, protocol: asyncio.Protocol) -> None:
+    PlainTransport(asyncio.get_running_loop(), connection, protocol)
+
+
+async def asyncios(connection: socket.socket, protocol: asyncio.Protocol) -> None:
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
+
+
+@pytest.fixture(params=[ours, asyncios])
+def connected(request):
+    """A recorder on one end of a connection, and the other end."""
+
+    @asynccontextmanager
+    async def make():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            peer = socket.create_connection(listener.getsockname())
+            connection, _ = listener.accept()
+        for one in (peer, connection):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+        peer.setblocking(False)
+        connection.setblocking(False)
+        recorder = Recorder()
+        await request.param(connection, recorder)
+        with peer:
+            yield recorder, peer
+        if not recorder.lost.is_set():
+            recorder.transport.abort()
+        await in_time(recorder.lost.wait())
+        await asyncio.sleep(0)
+        assert connection.fileno() == -1
+
+    return make
+
+
+async def in_time(what):
+    return await asyncio.wait_for(what, END_S)
+
+
+async def receive(peer: socket.socket, size: int) -> bytes:
+    loop, data = asyncio.get_running_loop(), bytearray()
+    while len(data) < size and (some := await in_time(loop.sock_recv(peer, 1 << 20))):
+        data += some
+    return bytes(data)
+
+
+def test_what_is_written_comes_in_order_however_much_it_is(connected):
+    async def run():
+        async with connected() as (recorder, peer):
+            transport = recorder.transport
+            transport.set_write_buffer_limits(high=100_000)
+            assert transport.get_write_buffer_size() == 0
+            parts = [b"first", MUCH, b"", b"between", memoryview(MUCH)[5:], bytearray(b"last")]
+            for part in parts:
+                transport.write(part)
+            assert transport.get_write_buffer_size() > 100_000
+            assert recorder.events == ["made", "full"]
+            whole = b"".join(parts)
+            assert await receive(peer, len(whole)) == whole
+            await in_time(recorder.resumed.wait())
+            assert transport.get_write_buffer_size() == 0
+            assert recorder.events == ["made", "full", "room"]
+
+    asyncio.run(run())
+
+
+def test_a_writer_that_waits_for_room_is_asked_again(connected):
+    async def run():
+        async with connected() as (recorder, peer):
+            for _ in range(3):
+                recorder.paused.clear()
+                recorder.resumed.clear()
+                recorder.transport.write(MUCH)
+                await in_time(recorder.paused.wait())
+                assert await receive(peer, len(MUCH)) == MUCH
+                await in_time(recorder.resumed.wait())
+            assert recorder.events == ["made", *["full", "room"] * 3]
+
+    asyncio.run(run())
+
+
+def test_what_resume_writing_writes_is_sent_too(connected):
+    async def run():
+        async with connected() as (recorder, peer):
+            recorder.resume_writing = lambda: recorder.transport.write(b"the rest")
+            recorder.transport.write(MUCH)
+            assert await receive(peer, len(MUCH) + 8) == MUCH + b"the rest"
+
+    asyncio.run(run())
+
+
+def test_close_sends_what_is_left(connected):
+    async def run():
+        async with connected() as (recorder, peer):
+            recorder.transport.write(MUCH)
+            recorder.transport.close()
+            recorder.transport.close()
+            assert recorder.transport.is_closing()
+            assert (await receive(peer, 2 * len(MUCH))) == MUCH
+            await in_time(recorder.lost.wait())
+            assert [one for one in recorder.events if one != "room"] == ["made", "full", "lost"]
+
+    asyncio.run(run())
+
+
+def test_abort_forgets_what_is_left(connected):
+    async def run():
+        async with connected() as (recorder, peer):
+            recorder.transport.write(MUCH)
+            recorder.transport.abort()
+            recorder.transport.abort()
+            assert recorder.transport.get_write_buffer_size() == 0
+            await in_time(recorder.lost.wait())
+            assert len(await receive(peer, len(MUCH))) < len(MUCH)
+            assert recorder.events == ["made", "full", "lost"]
+
+    asyncio.run(run())
+
+
+def test_the_peer_closes(connected):
+    async def run():
+        async with connected() as (recorder, peer):
+            peer.send(b"good bye")
+            peer.close()
+            await in_time(recorder.lost.wait())
+            assert recorder.received == b"good bye"
+            assert recorder.events == ["made", "eof", "lost"]
+
+    asyncio.run(run())
+
+
+def test_the_peer_breaks_off_while_it_is_written_to(connected):
+    async def run():
+        async with connected() as (recorder, peer):
+            recorder.transport.write(MUCH)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            peer.close()
+            await in_time(recorder.lost.wait())
+            assert recorder.events in (
+                ["made", "full", one] for one in ("ConnectionResetError", "BrokenPipeError")
+            )
+
+    asyncio.run(run())
+
+
+def test_who_is_not_read_is_read_later(connected):
+    async def run():
+        async with connected() as (recorder, peer):
+            transport = recorder.transport
+            await asyncio.sleep(0)
+            transport.pause_reading()
+            transport.pause_reading()
+            assert not transport.is_reading()
+            peer.send(b"wait")
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert recorder.received == b""
+            transport.resume_reading()
+            transport.resume_reading()
+            assert transport.is_reading()
+            await in_time(recorder.got.wait())
+            assert recorder.received == b"wait"
+
+    asyncio.run(run())
+
+
+def test_a_bug_closes_the_connection_and_is_logged(connected, caplog):
+    async def run():
+        async with connected() as (recorder, peer):
+            peer.send(b"bug")
+            await in_time(recorder.lost.wait())
+            assert recorder.events == ["made", "ZeroDivisionError"]
+            assert await receive(peer, 1) == b""
+
+    asyncio.run(run())
+    assert "ZeroDivisionError" in caplog.text
+
+
+class TestAccepting:
+    def test_it_goes_on_when_there_are_descriptors_again(self, monkeypatch, caplog):
+        monkeypatch.setattr(transport_module, "_RETRY_S", 0.0)
+
+        class Listener(socket.socket):
+            refusals = 2
+
+            def accept(self):
+                if self.refusals:
+                    self.refusals -= 1
+                    raise OSError(errno.EMFILE, "too many open files")
+                return super().accept()
+
+        async def run():
+            with Listener(socket.AF_INET, socket.SOCK_STREAM) as listener:
+                listener.bind(("127.0.0.1", 0))
+                listener.listen()
+                listener.setblocking(False)
+                loop, recorder = asyncio.get_running_loop(), Recorder()
+                accept_plain(loop, listener, lambda: recorder)
+                with socket.create_connection(listener.getsockname()) as peer:
+                    peer.send(b"here")
+                    await in_time(recorder.got.wait())
+                    extra = recorder.transport.get_extra_info
+                    assert extra("peername") == peer.getsockname()
+                    assert extra("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                await in_time(recorder.lost.wait())
+                loop.remove_reader(listener)
+                await asyncio.sleep(0)
+
+        asyncio.run(run())
+        assert "too many open files" in caplog.text
