@@ -474,6 +474,36 @@ def test_under_a_writer_by_tls(tls_nodes, pki, dialect):
         assert {key: json.loads(client.get(key).value) for key in KEYS} == writer.acknowledged
 
 
+@pytest.mark.parametrize("when", ["pending", "active"])
+def test_a_takeover_by_tap_and_tls_that_breaks_is_undone(tls_nodes, pki, monkeypatch, when):
+    source, target, _ = tls_nodes
+    tls = tailrace.TlsOptions(ca_file=pki[0])
+    urls = [parse(tls_url(one)) for one in (source, target)]
+    for number in range(20):
+        source.set(f"k{number}", number, vbucket=1)
+    break_off(monkeypatch, when=when)
+    with pytest.raises(TailraceError, match="1 of 1 vbuckets could not be moved"):
+        take_over(*urls, [1], dialect="tap", tls=tls)
+    assert states(source) == ["active"] * VBUCKETS and states(target) == ["dead"] * VBUCKETS
+    assert take_over(*urls, [1], dialect="tap", tls=tls).vbuckets == [1]
+    assert all(target.get(f"k{number}", vbucket=1) == number for number in range(20))
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "upr-a", "upr-b"])
+def test_a_replica_by_tls(tls_nodes, pki, dialect):
+    source, target, _ = tls_nodes
+    refuse_plain(source)
+    source.set("k", 1, vbucket=0)
+    target.set_vbucket_state(0, VBucketState.REPLICA)
+    order = {"host": "127.0.0.1", "port": source.tls_port, "vbuckets": [0], "dialect": dialect}
+    order |= {"username": "me", "password": "secret", "tls": {"ca": pki[0].read_text()}}
+    plain = f"couchbase://me:secret@127.0.0.1:{target.port}"
+    with takeover._Node(parse(plain), tailrace.TlsOptions()) as node:
+        node.report([order])
+    wait_until(lambda: target.get("k", vbucket=0) == 1)
+    assert target.failover_log(0) == source.failover_log(0)
+
+
 def test_whom_a_target_believes(tls_nodes, pki):
     source, target, _ = tls_nodes
     source.set("k", 1, vbucket=0)

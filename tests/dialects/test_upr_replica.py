@@ -313,8 +313,9 @@ def test_a_snapshot_is_there_when_its_end_is(replica, producer, draft, features)
 
 
 @both
-def test_of_a_snapshot_that_breaks_off_nothing_is_kept(replica, producer, draft, monkeypatch):
-    monkeypatch.setattr("tailrace.protocol.upr_translation.HELD_BYTES", 100)
+@pytest.mark.parametrize("limit", ["HELD_BYTES", "ALL_HELD_BYTES"])
+def test_of_a_snapshot_that_breaks_off_nothing_is_kept(replica, producer, draft, limit, monkeypatch):
+    monkeypatch.setattr(f"tailrace.protocol.upr_translation.{limit}", 100)
     first = begin(replica, producer)
     first.send(first.snapshot(1, 5))
     stands_at(replica, 5)
@@ -335,6 +336,26 @@ def test_of_a_snapshot_that_breaks_off_nothing_is_kept(replica, producer, draft,
     assert documents_of(replica, 0)[b"k1"][0] == b"v"
     second.send(second.snapshot(6, 8))
     stands_at(replica, 8)
+
+
+@both
+def test_a_node_that_is_killed_in_the_middle_of_a_snapshot(replica, producer, draft, monkeypatch):
+    monkeypatch.setattr("tailrace.protocol.upr_translation.HELD_BYTES", 100)
+    first = begin(replica, producer)
+    first.send(first.snapshot(1, 5))
+    first.say("start")
+    first.send(b"".join(first.mutation(b"k1", number, b"newer") for number in range(6, 40)))
+    until(lambda: replica.high_seqno(0) > 20, "the beginning of a large snapshot is stored")
+    replica.persist()
+    replica.kill()
+    replica.start()
+    assert (replica.high_seqno(0) > 20, complete(replica)) == (True, 5)
+    replica.replicate([0], producer, dialect=draft.name)
+    second = producer.accept()
+    assert second.open() == (5, NEVER, UUID, 0)
+    second.send(second.snapshot(6, 7))
+    stands_at(replica, 7)
+    assert documents_of(replica, 0)[b"k1"][0] == b"v"
 
 
 @both
