@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import time
 
@@ -523,6 +524,52 @@ def test_a_registered_reader_goes_on_even_after_a_restart(node):
         again.read_until(lambda: again.words().count("mutation") == 2)
         assert {one.tap_key for one in again.log if one.opcode == 0x41} == {b"away", b"back"}
         assert "opaque 1" not in again.words()
+
+
+def test_a_registered_reader_is_told_to_empty_a_vbucket_also_after_a_restart(node):
+    fill(node, 30)
+    with Peer(node) as peer:
+        reader = TapReader(peer).connect(b"reg", ACK | REGISTERED)
+        reader.read_until(lambda: reader.words().count("opaque 8") == 16)
+    until(lambda: not is_connected(node, "reg"))
+    node.rewind(3, 0)
+    with Peer(node) as peer:
+        again = TapReader(peer)
+        again.acks = False
+        again.connect(b"reg", ACK | REGISTERED)
+        assert again.read("opaque 1").half == 3
+    until(lambda: not is_connected(node, "reg"))
+    node.restart()
+    with Peer(node) as peer:
+        last = TapReader(peer).connect(b"reg", ACK | REGISTERED)
+        last.documents = {number: dict(held) for number, held in reader.documents.items()}
+        assert last.read("opaque 1").half == 3  # the first one may never have arrived
+        last.read("opaque 8")
+        assert without_empty(last.documents) == all_documents(node)
+
+
+def test_readers_that_are_away_are_small():
+    """A thousand of them, each with a place in all of 1,024 vbuckets, fit into a few tens of megabytes."""
+    with tailrace.testing.node(vbuckets=1024) as node:
+        for number in range(0, 1024, 3):
+            node.set("k", b"v" * number, vbucket=number)
+        for number in range(3):
+            with Peer(node) as peer:
+                reader = TapReader(peer).connect(b"r%d" % number, ACK | REGISTERED)
+                for _ in range(400 * number + 1):
+                    reader.next()
+        until(lambda: not any(is_connected(node, f"r{number}") for number in range(3)))
+
+        def sizes(one):
+            bucket = one.buckets["default"]
+            assert all(not client.cursors and client.kept is None for client in bucket.tap)
+            return [len(json.dumps(stored)) for stored in bucket.store.cursors.values()]
+
+        assert all(0 < size < 50_000 for size in node.call(sizes))
+        assert one_stats(node)["eq_tapq:r0:vb_filters"] == "1024"
+        with Peer(node) as peer:
+            reader = TapReader(peer).connect(b"r2", ACK | REGISTERED)
+            reader.read_until(lambda: reader.words().count("opaque 8") > 1000)
 
 
 @pytest.mark.covers("tap.deregister")

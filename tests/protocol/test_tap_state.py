@@ -165,7 +165,7 @@ def test_states_are_kept_as_long_as_they_should(bucket):
     registered.cursors[2] = TapCursor(2, 77, 5, 5)
     clients.disconnected(registered, 10.0, 0.0)
     assert clients.find_or_make("registered", 1e9) is registered
-    again = TapClients(bucket, 3).get("registered")  # as after a restart
+    again = TapClients(bucket, 3).find_or_make("registered", 0.0)  # as after a restart
     assert again is not None and again.is_registered
     assert (again.cursors[2].vb_uuid, again.cursors[2].resume_at) == (77, 5)
     clients.find_or_make("third", 0.0)

@@ -156,9 +156,12 @@ def test_a_failed_sync_is_never_counted() -> None:
     vb.set(b"\0k1", b"1")
     vb.when_persisted(1, answers.append)
     files.plan = lambda _call, name, _path, _size: Fault(io_error()) if name == "sync" else None
-    for _ in range(3):
+    bucket.set_cursor("first", {"0": 1})
+    bucket.set_cursor("second", {"0": 1})
+    for number in range(3):
         with pytest.raises(StoreError):
             bucket.flush()
+        bucket.set_cursor("second", {"0": number})
     assert (answers, vb.persisted_seqno, bucket.flush_failures) == ([], 0, 3)
     log = bucket.journal.number
     files.plan = None
@@ -166,8 +169,9 @@ def test_a_failed_sync_is_never_counted() -> None:
     assert (answers, vb.persisted_seqno) == ([True], 1)
     assert bucket.journal.number > log  # the file whose sync failed is not trusted again
     for seed in range(20):
-        again = open_store(disk.power_cut(random.Random(seed)), 2).buckets["default"].vbuckets[0]
-        assert Document.of(again.get(b"\0k1")).value == b"1"
+        found = open_store(disk.power_cut(random.Random(seed)), 2).buckets["default"]
+        assert Document.of(found.vbuckets[0].get(b"\0k1")).value == b"1"
+        assert found.cursors == {"first": {"0": 1}, "second": {"0": 2}}
 
 
 def test_a_full_disk_keeps_serving_reads() -> None:

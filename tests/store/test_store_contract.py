@@ -923,7 +923,16 @@ class TestBuckets:
         bucket.set_cursor("tap", {"0": 5})
         bucket.set_cursor("gone", {"0": 5})
         bucket.set_cursor("gone", None)
-        assert home.restart().cursors == {"tap": {"0": 5}}
+        bucket = home.restart()
+        assert bucket.cursors == {"tap": {"0": 5}}
+        bucket.set_cursor("second", {"0": 1})
+        bucket.flush()
+        bucket.set_cursor("third", {"0": 2})
+        bucket.set_cursor("tap", None)
+        bucket.flush()
+        bucket.set_cursor("second", {"0": 3})
+        assert home.restart().cursors == {"second": {"0": 3}, "third": {"0": 2}}
+        assert home.crash().cursors == {"second": {"0": 3}, "third": {"0": 2}}
 
 
 def mutation(seqno: int, key: bytes = b"k", value: bytes = b"v") -> bytes:

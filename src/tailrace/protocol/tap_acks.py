@@ -115,7 +115,7 @@ class AckLog:
             if one.cursor is None:
                 unclaimed.insert(0, one.control)
             elif one.cursor.epoch == one.epoch:
-                one.cursor.controls.appendleft(one.control)
+                one.cursor.controls.insert(0, one.control)
         for cursor in self._cursors():
             cursor.go_back()
         self._sent.clear()

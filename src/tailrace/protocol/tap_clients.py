@@ -1,9 +1,10 @@
 """What a bucket remembers of its TAP readers, and of what came to it by TAP.
 
 A reader that goes away may come back under its name and go on where it was: for a while (``tap_keepalive``),
-or for as long as it is registered. All that is kept is a position a vbucket. The changes themselves are read
-from the store again, so a reader that never comes back costs no memory; if meanwhile the store forgets a
-deletion that the reader has not seen, that vbucket is sent to it from the beginning, and counted.
+or for as long as it is registered. All that is kept is a position a vbucket, packed to some 25 bytes. The
+changes themselves are read from the store again, so a reader that never comes back costs no more memory than
+that; if meanwhile the store forgets a deletion that the reader has not seen, that vbucket is sent to it from
+the beginning, and counted.
 
 Changes that came by TAP are sent on with a lower TTL. How low is remembered for runs of seqnos, in memory and
 up to a limit: what is forgotten goes out like a change made here, and is then stopped by the next node that
@@ -12,8 +13,10 @@ has the very same version. So a ring falls silent in any case; the TTL also stop
 
 from __future__ import annotations
 
+import json
+import zlib
+from base64 import b64decode, b64encode
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -60,8 +63,8 @@ class TapCursor:
     """The checkpoint that the reader was told to open; 0: none."""
     flushes: int = 0
     """How often the bucket had been flushed when this position was taken up."""
-    controls: deque[Control] = field(default_factory=deque)
-    """What is to be said before the next item."""
+    controls: list[Control] = field(default_factory=list)
+    """What is to be said before the next item; few."""
     outstanding: int = 0
     """Messages that were sent and not acknowledged."""
     gate: int = 0
@@ -109,6 +112,10 @@ class TapClient:
     """When it is forgotten; None while it is connected or registered."""
     owes_flush: bool = False
     """A flush was not told before the connection was gone."""
+    kept: bytes | None = None
+    """The cursors of one that is not connected, packed; of one that is registered the store has them."""
+    kept_count: int = 0
+    is_of_earlier_run: bool = False
     reconnects: int = 0
     dropped_cursors: int = 0
     """Vbuckets that had to be sent from the beginning again."""
@@ -117,23 +124,36 @@ class TapClient:
     def is_registered(self) -> bool:
         return bool(self.flags & TapConnectFlag.REGISTERED_CLIENT)
 
+    def pack(self) -> bytes:
+        """The cursors, as far as the next connection needs them."""
+        rows = [
+            [one.vbucket, one.vb_uuid, one.resume_at, one.backfill_end, one.checkpoint_id, one.flushes]
+            + [[control.kind, control.number] for control in one.controls]
+            for one in self.cursors.values()
+        ]
+        return zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
+
+    def unpack(self, packed: bytes) -> None:
+        """The reverse of `pack`."""
+        for number, vb_uuid, seqno, backfill_end, checkpoint_id, flushes, *controls in json.loads(
+            zlib.decompress(packed)
+        ):
+            cursor = TapCursor(number, vb_uuid, seqno, seqno, backfill_end, checkpoint_id, flushes)
+            cursor.controls = [Control(kind, what, number) for kind, what in controls]
+            if self.is_of_earlier_run:
+                cursor.flushes = 0  # they are counted from each start
+            self.cursors[number] = cursor
+
     def positions(self) -> dict[str, Any]:
-        """What is stored of a registered reader: a position a vbucket, and whether its backfill is over."""
-        return {
-            "date": self.date,
-            "vbuckets": {
-                str(one.vbucket): [one.vb_uuid, one.resume_at, one.backfill_end]
-                for one in self.cursors.values()
-            },
-        }
+        """What is stored of a registered reader."""
+        packed = b64encode(self.pack()).decode()
+        return {"date": self.date, "count": len(self.cursors), "packed": packed}
 
     @classmethod
     def restored(cls, name: str, stored: Mapping[str, Any]) -> TapClient:
-        """The reverse of `positions`."""
-        client = cls(name, TapConnectFlag.REGISTERED_CLIENT, stored["date"])
-        for number, (vb_uuid, seqno, backfill_end) in stored["vbuckets"].items():
-            cursor = TapCursor(int(number), vb_uuid, seqno, seqno, backfill_end)
-            client.cursors[int(number)] = cursor
+        """A registered reader of an earlier run; its cursors stay where they are stored."""
+        client = cls(name, TapConnectFlag.REGISTERED_CLIENT, stored["date"], is_of_earlier_run=True)
+        client.kept_count = stored["count"]
         return client
 
     def stats(self) -> dict[str, int | str]:
@@ -143,7 +163,7 @@ class TapClient:
             "connected": str(self.producer is not None).lower(),
             "registered": str(self.is_registered).lower(),
             "flags": self.flags,
-            "vb_filters": len(self.cursors),
+            "vb_filters": len(self.cursors) or self.kept_count,
             "reconnects": self.reconnects,
             "dropped_cursors": self.dropped_cursors,
             "sent_seqno": self.sent,
@@ -213,7 +233,8 @@ class TapClients:
         self._clients: dict[str, TapClient] = {}
         self._anonymous = 0
         for name, stored in bucket.cursors.items():
-            self._clients[name] = TapClient.restored(name, stored)
+            if "packed" in stored:  # else another version wrote it, and the reader begins again
+                self._clients[name] = TapClient.restored(name, stored)
 
     def __iter__(self) -> Iterator[TapClient]:
         return iter(self._clients.values())
@@ -239,7 +260,16 @@ class TapClients:
                 return None
             client = self._clients[name] = TapClient(name)
         client.expires_at = None
+        self._take_up(client)
         return client
+
+    def _take_up(self, client: TapClient) -> None:
+        """Have the cursors of a reader that was away."""
+        if client.kept is not None:
+            client.unpack(client.kept)
+        elif client.kept_count and not client.cursors:
+            client.unpack(b64decode(self._bucket.cursors[client.name]["packed"]))
+        client.kept, client.is_of_earlier_run = None, False
 
     def save(self, client: TapClient) -> None:
         """Put a registered reader's positions on disk with the next flush."""
@@ -255,8 +285,11 @@ class TapClients:
             self.save(client)
         elif keepalive_s > 0 and not client.is_complete:
             client.expires_at = now + min(keepalive_s, MAX_KEEPALIVE_S)
+            client.kept = client.pack()
         else:
             self._forget(client)
+        client.kept_count = len(client.cursors)
+        client.cursors = {}
 
     def deregister(self, name: str) -> None:
         """Forget a reader as soon as it is not connected; an unknown one is forgotten already."""

@@ -164,7 +164,7 @@ class TapProducer(TapSender):
             if control.kind == "flush":
                 self._client.owes_flush = True
             elif control == (*_EMPTY_IT, control.vbucket) and cursor is not None:
-                cursor.controls.appendleft(control)
+                cursor.controls.insert(0, control)
 
     # Connecting.
 
@@ -286,7 +286,7 @@ class TapProducer(TapSender):
             if cursor_or_none is not None:
                 if is_new and self._takeover is not None:
                     state = Control("state", VBucketState.PENDING, number)
-                    cursor_or_none.controls.appendleft(state)
+                    cursor_or_none.controls.insert(0, state)
                 self._set_ready(cursor_or_none)
         self._unwatch = [self._host.watch(at, partial(self._changed, at)) for at in sorted(listed)]
         self._controls.append(Control("opaque", TapOpaque.START_ONLINEUPDATE))  # 4: the change is complete

@@ -124,7 +124,7 @@ class TapSender:
     def _serve_cursor(self, cursor: TapCursor, out: list[bytes | memoryview]) -> None:
         """One step of a vbucket: a control, a wait, the end of its backfill, or its next snapshot."""
         if cursor.controls:
-            cursor.gate = self._say(cursor.controls.popleft(), cursor, out)
+            cursor.gate = self._say(cursor.controls.pop(0), cursor, out)
             self._set_ready(cursor)
             return
         if self._acks.enabled and self._acks.acked < cursor.gate:

@@ -379,8 +379,11 @@ class Bucket(SealedStore):
         self.notes = job.batch.notes + self.notes
         for vbucket in job.meta_of:
             self.queue_meta(vbucket)
-        lost = {name: value for name, value in job.batch.meta.items() if name in ("manifest", "cursors")}
-        self._meta = {**lost, **self._meta}
+        lost = job.batch.meta
+        if "manifest" in lost:
+            self._meta.setdefault("manifest", lost["manifest"])
+        if "cursor_changes" in lost:
+            self._meta["cursor_changes"] = lost["cursor_changes"] | self._meta.get("cursor_changes", {})
 
     def full(self) -> DocumentRefused:
         return DocumentRefused(Status.ETMPFAIL, "the disk is behind: memory_quota is used up")
@@ -407,7 +410,7 @@ class Bucket(SealedStore):
             self._cursors.pop(name, None)
         else:
             self._cursors[name] = positions
-        self._meta["cursors"] = dict(self._cursors)
+        self._meta.setdefault("cursor_changes", {})[name] = positions
 
     def take_bucket_json(self, meta: Mapping[str, Any]) -> None:
         """What a manifest file or a batch says of the bucket as a whole."""
@@ -416,6 +419,11 @@ class Bucket(SealedStore):
             self._manifest_json = None
         if "cursors" in meta:
             self._cursors = dict(meta["cursors"])
+        for name, positions in meta.get("cursor_changes", {}).items():
+            if positions is None:
+                self._cursors.pop(name, None)
+            else:
+                self._cursors[name] = positions
 
     @property
     def cursors(self) -> Mapping[str, Mapping[str, Any]]:
