@@ -13,30 +13,26 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import StoreError
 from .base import Compaction
 from .checkpoint import Tail
-from .format import NOTE_SHIFT, NOTE_TRAITS, TOMBSTONE, delete_times_at, index_key, revs_at
+from .format import NOTE_SHIFT, NOTE_TRAITS
 from .journal import BaseJob
 from .manifest_file import Base, Clips, Table, clips_of, spliced, with_clips
-from .segment import Frames, Piece, Segment, SegmentWriter, concatenate, segment_name
-from .snapshot import Drops, in_sorted
+from .merging import GROUP_BYTES, Losses, PiecePlan, merge
+from .segment import Frames, Segment, segment_name
+from .segment_writer import Pieces, SegmentWriter
 
 if TYPE_CHECKING:
     from .sealing import SealedStore
 
-__all__ = ["Generation", "MergeJob", "SealJob", "choose_merge", "plan_compaction"]
-
-GROUP_BYTES = 1 << 20
-_NO_SEQNOS = np.empty(0, np.uint64)
+__all__ = ["Generation", "MergeJob", "SealJob", "choose_merge", "count_droppable", "plan_compaction"]
 
 
 @dataclass(slots=True, eq=False)
@@ -100,16 +96,19 @@ class SealJob(BaseJob):
     def _write(self, writer: SegmentWriter) -> None:
         """Some vbuckets at a time: more would hold up the other threads, fewer would cost more steps."""
         group: list[tuple[int, Tail]] = []
+        lengths: list[int] = []
         size = 0
         for vbucket, tail in self._tails:
-            if len(tail):
+            own = list(map(len, tail.frames()))
+            if own:
                 group.append((vbucket, tail))
-                size += sum(map(len, tail.frames()))
+                lengths += own
+                size += sum(own)
                 if size >= GROUP_BYTES:
-                    _write_tails(writer, group)
-                    group, size = [], 0
+                    writer.add(_sealed(group, lengths))
+                    group, lengths, size = [], [], 0
         if group:
-            _write_tails(writer, group)
+            writer.add(_sealed(group, lengths))
 
     def _take_over(self) -> None:
         bucket = self._bucket
@@ -123,51 +122,30 @@ class SealJob(BaseJob):
         self._bucket.maintained(self)
 
 
-def _write_tails(writer: SegmentWriter, tails: list[tuple[int, Tail]]) -> None:
-    """All frames as one array, then the part of each vbucket."""
+def _sealed(tails: list[tuple[int, Tail]], lengths: list[int]) -> Pieces:
+    """Changes in memory as a segment has them."""
+    count = len(lengths)
     frames = list(chain.from_iterable(tail.frames() for _, tail in tails))
-    count = len(frames)
+    seqnos = np.fromiter(chain.from_iterable(tail.numbers() for _, tail in tails), np.uint64, count)
     notes = np.fromiter(chain.from_iterable(tail.notes() for _, tail in tails), np.uint64, count)
     whole = Frames(
         np.frombuffer(b"".join(frames), np.uint8),
-        np.fromiter(chain.from_iterable(tail.numbers() for _, tail in tails), np.uint64, count),
-        np.fromiter(map(len, frames), np.uint32, count),
+        seqnos,
+        np.array(lengths, np.uint32),
         np.fromiter(map(zlib.crc32, frames), np.uint32, count),
         (notes & np.uint64(NOTE_TRAITS)).astype(np.uint8),
     )
     replaced = notes >> np.uint64(NOTE_SHIFT)
-    ends = np.concatenate(([0], np.cumsum(whole.lengths, dtype=np.int64)))
-    at = 0
-    for vbucket, tail in tails:
-        part = slice(at, at + len(tail))
-        at += len(tail)
-        writer.begin(vbucket)
-        writer.add(
-            Frames(
-                whole.data[ends[part.start] : ends[part.stop]],
-                whole.seqnos[part],
-                whole.lengths[part],
-                whole.crcs[part],
-                whole.traits[part],
-            )
-        )
-        olds = replaced[part]
-        has_old = olds != 0
-        writer.end(vbucket, whole.seqnos[part][has_old], olds[has_old])
-
-
-@dataclass(slots=True)
-class PiecePlan:
-    """What a merge does with one vbucket."""
-
-    vbucket: int
-    pieces: tuple[Piece, ...]  # of the segments that are merged
-    others: tuple[Piece, ...]  # of the segments that are not
-    floor: int  # versions superseded up to here may go
-    sealed_seqno: int  # the newest change in any segment stays: a snapshot from disk ends with it
-    drops: list[tuple[int, int]]
-    purge: Compaction | None  # what was asked for
-    purge_time_s: int  # tombstones older than this go, up to `floor`
+    has_old = replaced != 0
+    stops = np.cumsum([len(tail) for _, tail in tails])
+    return Pieces(
+        [vbucket for vbucket, _ in tails],
+        whole,
+        stops.tolist(),
+        seqnos[has_old],
+        replaced[has_old],
+        np.cumsum(has_old)[stops - 1].tolist(),
+    )
 
 
 @dataclass(slots=True)
@@ -189,7 +167,7 @@ def choose_merge(bucket: SealedStore) -> MergePlan | None:
     if not segments:
         return None
     frames = sum(segment.frames for segment in segments)
-    if _droppable(bucket) > bucket.settings.garbage_share * frames:
+    if bucket.droppable > bucket.settings.garbage_share * frames:
         return _plan(bucket, segments)
     if bucket.clock.monotonic() - bucket.last_change >= bucket.settings.quiet_time:
         # Nobody writes: bring neighbours together as long as the older one is not far larger.
@@ -219,7 +197,7 @@ def _tier(size: int, unit: int, fanout: int) -> int:
     return tier
 
 
-def _droppable(bucket: SealedStore) -> int:
+def count_droppable(bucket: SealedStore) -> int:
     """About how many frames a merge of everything would drop: superseded ones beyond the history, and
     clipped ones.
     """
@@ -257,16 +235,6 @@ def _plan(bucket: SealedStore, segments: list[Segment], asked: Compaction | None
                 )
             )
     return MergePlan(list(segments), plans, whole=only is None)
-
-
-@dataclass(slots=True)
-class Losses:
-    """What a merge took from a vbucket for good."""
-
-    floor: int = 0
-    purge_seqno: int = 0
-    rev: int = 0
-    purged: list[tuple[bytes, int]] = field(default_factory=list)
 
 
 class Cancelled(StoreError):
@@ -307,8 +275,7 @@ class MergeJob(BaseJob):
         self._bucket.untaken_losses = self._losses
 
     def _edit(self, base: Base, table: Table) -> tuple[Base, Table]:
-        if self._cancelled:
-            raise Cancelled("broken off")
+        self._go_on()
         states = dict(base["vbuckets"])
         for number, losses in self._losses.items():
             stored = states[number]
@@ -328,12 +295,11 @@ class MergeJob(BaseJob):
         return {**base, "vbuckets": states}, spliced(table, known, new, drop=self._plan.whole)
 
     def _write(self, writer: SegmentWriter) -> None:
-        for plan in self._plan.vbuckets:
-            if self._cancelled:
-                raise Cancelled("broken off")
-            losses = _merge_vbucket(plan, writer)
-            if losses is not None:
-                self._losses[plan.vbucket] = losses
+        self._losses = merge(self._plan.vbuckets, writer, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._cancelled:
+            raise Cancelled("broken off")
 
     def _take_over(self) -> None:
         bucket, plan = self._bucket, self._plan
@@ -363,108 +329,6 @@ class MergeJob(BaseJob):
         if isinstance(self._error, Cancelled):
             self._error = None
         self._bucket.maintained(self)
-
-
-def _merge_vbucket(plan: PiecePlan, writer: SegmentWriter) -> Losses | None:
-    """Write what is left of a vbucket's pieces; what is lost, if anything."""
-    losses = Losses()
-    covers_oldest = not any(other.first < plan.pieces[0].first for other in plan.others)
-    purged = _tombstones_to_purge(plan, losses) if covers_oldest else _NO_SEQNOS
-    floor = max(plan.floor, losses.purge_seqno)
-
-    pairs = [piece.pairs() for piece in (*plan.pieces, *plan.others)]
-    news = np.concatenate([new for new, _ in pairs])
-    olds = np.concatenate([old for _, old in pairs])
-    droppable = news <= floor
-    by_old = np.argsort(olds[droppable])
-    dead, killers = olds[droppable][by_old], news[droppable][by_old]
-    drops = Drops(plan.drops, floor)
-
-    writer.begin(plan.vbucket)
-    for frames in _groups(plan.pieces):
-        keep = np.ones(len(frames.seqnos), np.bool_)
-        if len(dead):
-            keep &= ~in_sorted(frames.seqnos, dead)
-            gone = frames.seqnos[~keep]
-            if len(gone):
-                losses.floor = max(losses.floor, int(killers[np.searchsorted(dead, gone)].max()))
-        if len(purged):
-            keep &= ~in_sorted(frames.seqnos, purged)
-        left = drops.keep_mask(frames)
-        if left is not None:
-            keep &= left
-            losses.floor = max(losses.floor, drops.latest)
-        keep |= frames.seqnos == plan.sealed_seqno
-        writer.add(frames.keep(keep))
-
-    own_news = np.concatenate([new for new, _ in pairs[: len(plan.pieces)]])
-    own_olds = np.concatenate([old for _, old in pairs[: len(plan.pieces)]])
-    needed = own_news > floor
-    if not covers_oldest:
-        needed |= own_olds < plan.pieces[0].first
-    writer.end(plan.vbucket, own_news[needed], own_olds[needed])
-    if losses.purge_seqno:
-        # One above, so that the change with which a rolled back vbucket ends is there.
-        losses.floor = max(losses.floor, losses.purge_seqno + 1)
-    return losses if losses.floor or losses.purge_seqno else None
-
-
-def _groups(pieces: tuple[Piece, ...]) -> Iterator[Frames]:
-    """The frames of several pieces, some megabytes at a time, so that small blocks don't cost a step each."""
-    group: list[Frames] = []
-    size = 0
-    for piece in pieces:
-        for frames in piece.blocks():
-            group.append(frames)
-            size += len(frames.data)
-            if size >= GROUP_BYTES:
-                yield concatenate(group)
-                group, size = [], 0
-    if group:
-        yield concatenate(group)
-
-
-def _tombstones_to_purge(plan: PiecePlan, losses: Losses) -> npt.NDArray[np.uint64]:
-    """The tombstones that go, rising. Also notes their keys, so that the index can forget them."""
-    asked = plan.purge
-    found = []
-    for piece in plan.pieces:
-        if not piece.traits & TOMBSTONE:
-            continue
-        for frames in piece.blocks():
-            places = np.flatnonzero(frames.traits & TOMBSTONE)
-            if not len(places):
-                continue
-            offsets = frames.offsets[places]
-            seqnos = frames.seqnos[places]
-            times = delete_times_at(frames.data, offsets)
-            goes = (times < plan.purge_time_s) & (seqnos <= plan.floor)
-            if asked is not None:
-                goes |= _asked_for(asked, times, seqnos)
-            goes &= seqnos < plan.sealed_seqno
-            for place, offset in zip(places[goes].tolist(), offsets[goes].tolist(), strict=True):
-                frame = frames.data[offset : offset + int(frames.lengths[place])].tobytes()
-                losses.purged.append((index_key(frame), int(frames.seqnos[place])))
-            if goes.any():
-                found.append(seqnos[goes])
-                losses.purge_seqno = max(losses.purge_seqno, int(seqnos[goes].max()))
-                losses.rev = max(losses.rev, int(revs_at(frames.data, offsets[goes]).max()))
-    return np.concatenate(found) if found else _NO_SEQNOS
-
-
-def _asked_for(
-    asked: Compaction, times: npt.NDArray[np.uint32], seqnos: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.bool_]:
-    if asked.drop_tombstones:
-        return np.ones(len(times), np.bool_)
-    if not asked.purge_before_time_s and not asked.purge_before_seqno:
-        return np.zeros(len(times), np.bool_)
-    goes = np.ones(len(times), np.bool_)
-    if asked.purge_before_time_s:
-        goes &= times < asked.purge_before_time_s
-    if asked.purge_before_seqno:
-        goes &= seqnos < asked.purge_before_seqno
-    return goes
 
 
 def _write_segment(bucket: SealedStore, number: int, write: Any) -> Segment:

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .base import Compaction, Job, StoreSettings
-from .compaction import Generation, Losses, MergeJob, SealJob, choose_merge, plan_compaction
+from .compaction import Generation, MergeJob, SealJob, choose_merge, count_droppable, plan_compaction
 from .files import Files
 from .journal import BaseJob, CommitJob, HybridClock, Journal
 from .log import log_number
 from .manifest_file import ManifestFile, spliced
+from .merging import Losses
 from .segment import Segment
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class SealedStore:
         self._sealing: SealJob | None = None
         self._merging: MergeJob | None = None
         self._closed = False
+        self._droppable = (-1, 0)  # since which epoch, and how many
 
     def flush(self) -> None:
         """Commit everything that is queued; a bucket knows how."""
@@ -138,6 +140,13 @@ class SealedStore:
             self.memory_bytes -= generation.bytes
 
     # Maintenance.
+
+    @property
+    def droppable(self) -> int:
+        """About how many frames a merge of everything would drop; asked for after each commit."""
+        if self._droppable[0] != self.epoch:
+            self._droppable = self.epoch, count_droppable(self)
+        return self._droppable[1]
 
     def begin_maintenance(self) -> Job | None:
         if self._closed:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,18 +27,15 @@ from .format import (
     BLOCK_MAGIC,
     COLUMN_BYTES,
     DIRECTORY,
-    EXPIRES,
     FOOTER,
     FORMAT_VERSION,
-    NO_EXPIRY,
     SEGMENT,
     SEGMENT_MAGIC,
     checksum,
-    expiries_at,
     padded,
 )
 
-__all__ = ["Block", "Frames", "Piece", "Segment", "SegmentWriter", "segment_name", "segment_number"]
+__all__ = ["Block", "Frames", "Piece", "Segment", "segment_name", "segment_number"]
 
 PREFIX = "segment-"
 BLOCK_BYTES = 512 << 10
@@ -46,12 +43,11 @@ READ_BYTES = BLOCK_BYTES + (64 << 10)
 """Pieces up to this, which is a block with its columns, are read at once. All of it stays in memory while
 a part of it is to be sent, so a reader that stalls must not have more than that.
 """
-WRITE_BYTES = 1 << 20
-SYNC_BYTES = 8 << 20
 
 Seqnos = npt.NDArray[np.uint64]
 _NONE: Seqnos = np.empty(0, np.uint64)
 _NO_BYTES: Bytes = np.empty(0, np.uint8)
+_NO_U32: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
 
 
 def segment_name(number: int) -> str:
@@ -88,6 +84,17 @@ class Frames(NamedTuple):
             self.data[first:last], self.seqnos[part], self.lengths[part], self.crcs[part], self.traits[part]
         )
 
+    def split(self, stops: Offsets) -> list[Frames]:
+        """The frames up to each of these (rising) places, without copying them."""
+        ends = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(self.lengths, out=ends[1:])
+        edges, places = [0, *ends[stops].tolist()], [0, *stops.tolist()]
+        data, seqnos, lengths, crcs, traits = self
+        return [
+            Frames(data[first:last], seqnos[a:b], lengths[a:b], crcs[a:b], traits[a:b])
+            for first, last, a, b in zip(edges, edges[1:], places, places[1:], strict=False)
+        ]
+
     def keep(self, mask: npt.NDArray[np.bool_]) -> Frames:
         """Only the frames where the mask is true: copied run by run, which costs less than frame by frame."""
         if mask.all():
@@ -111,173 +118,20 @@ class Frames(NamedTuple):
         )
 
 
+_NO_FRAMES = Frames(_NO_BYTES, _NONE, _NO_U32, _NO_U32, _NO_BYTES)
+
+
 def concatenate(parts: Sequence[Frames]) -> Frames:
     """Several runs of frames as one."""
     if len(parts) == 1:
         return parts[0]
+    if not parts:
+        return _NO_FRAMES
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return Frames(*columns)
 
 
 Block = Frames
-
-
-class SegmentWriter:
-    """Writes a segment from its first vbucket to its last; it is whole and synced after `finish`."""
-
-    def __init__(self, files: Files, directory: str, number: int) -> None:
-        self.path = f"{directory}/{segment_name(number)}"
-        self._file = files.create(self.path)
-        self._parts: list[Buffer] = []
-        self._pending = 0
-        self._unsynced = 0
-        self._offset = 0
-        self._directory: list[tuple[int, ...]] = []
-        self._pairs: list[bytes] = []
-        self._pairs_bytes = 0
-        self._put(SEGMENT.pack(SEGMENT_MAGIC, FORMAT_VERSION, number, 0))
-        self._begin(0)
-
-    def _begin(self, vbucket: int) -> None:
-        self._vbucket = vbucket
-        self._start = self._offset
-        self._count = self._frame_bytes = self._traits = self._first = self._last = 0
-        self._min_expiry = NO_EXPIRY
-
-    def add(self, frames: Frames) -> None:
-        """Append frames to the current piece; in order, over all calls."""
-        if len(frames.data) <= BLOCK_BYTES:
-            if len(frames.data):
-                self._add_block(frames)
-            return
-        ends = np.cumsum(frames.lengths, dtype=np.int64)
-        start = 0
-        while start < len(ends):
-            base = int(ends[start - 1]) if start else 0
-            stop = max(int(np.searchsorted(ends, base + BLOCK_BYTES, "right")), start + 1)
-            part = slice(start, stop)
-            data = frames.data[base : int(ends[stop - 1])]
-            self._add_block(
-                Frames(
-                    data, frames.seqnos[part], frames.lengths[part], frames.crcs[part], frames.traits[part]
-                )
-            )
-            start = stop
-
-    def _add_block(self, block: Frames) -> None:
-        traits = int(np.bitwise_or.reduce(block.traits))
-        min_expiry = NO_EXPIRY
-        if traits & EXPIRES:
-            places = block.offsets[(block.traits & EXPIRES) != 0]
-            min_expiry = int(expiries_at(block.data, places).min())
-        first, last = int(block.seqnos[0]), int(block.seqnos[-1])
-        count = len(block.seqnos)
-        columns = b"".join(
-            (
-                block.seqnos.astype("<u8", copy=False).tobytes(),
-                block.lengths.astype("<u4", copy=False).tobytes(),
-                block.crcs.astype("<u4", copy=False).tobytes(),
-                block.traits.tobytes(),
-                bytes(padded(count * COLUMN_BYTES) - count * COLUMN_BYTES),
-            )
-        )
-        size = len(block.data)
-        head = BLOCK.pack(
-            BLOCK_MAGIC,
-            0,
-            zlib.crc32(columns),
-            self._vbucket,
-            traits,
-            count,
-            size,
-            min_expiry,
-            first,
-            last,
-            *checksum(block.data),
-        )
-        self._put(head[:4], zlib.crc32(head[8:]).to_bytes(4, "little"), head[8:], columns, block.data.data)
-        self._put(bytes(padded(size) - size))
-        if not self._count:
-            self._first = first
-        self._last = last
-        self._count += count
-        self._frame_bytes += size
-        self._traits |= traits
-        self._min_expiry = min(self._min_expiry, min_expiry)
-
-    def end(self, vbucket: int, news: Seqnos, olds: Seqnos) -> None:
-        """The current piece is complete."""
-        if self._count or len(news):
-            pairs = news.astype("<u8", copy=False).tobytes() + olds.astype("<u8", copy=False).tobytes()
-            self._directory.append(
-                (
-                    vbucket,
-                    self._traits,
-                    self._min_expiry,
-                    self._count,
-                    len(news),
-                    zlib.crc32(pairs),
-                    0,
-                    self._start,
-                    self._offset - self._start,
-                    self._frame_bytes,
-                    self._pairs_bytes,
-                    self._first,
-                    self._last,
-                )
-            )
-            self._pairs.append(pairs)
-            self._pairs_bytes += len(pairs)
-        self._begin(vbucket + 1)
-
-    def begin(self, vbucket: int) -> None:
-        """The next frames are this vbucket's."""
-        self._begin(vbucket)
-
-    def finish(self) -> None:
-        """Write pairs, directory and footer, and sync."""
-        directory = np.array(self._directory, DIRECTORY)
-        directory["pairs_offset"] += np.uint64(self._offset)
-        self._put(*self._pairs)
-        offset, table = self._offset, directory.tobytes()
-        self._put(table)
-        foot = FOOTER.pack(
-            offset,
-            len(directory),
-            int(directory["count"].sum()),
-            int(directory["pairs"].sum()),
-            zlib.crc32(table),
-            SEGMENT_MAGIC,
-            FORMAT_VERSION,
-            0,
-        )[:-4]
-        self._put(foot, zlib.crc32(foot).to_bytes(4, "little"))
-        self._write()
-        self._file.sync()
-        self._file.close()
-
-    def abandon(self) -> None:
-        """Something went wrong: let go of the file."""
-        self._file.close()
-
-    def _put(self, *parts: Buffer) -> None:
-        for part in parts:
-            if len(part):
-                self._parts.append(part)
-                self._offset += len(part)
-                self._pending += len(part)
-        if self._pending >= WRITE_BYTES:
-            self._write()
-
-    def _write(self) -> None:
-        self._file.append([b"".join(self._parts)])
-        self._parts = []
-        self._unsynced += self._pending
-        self._pending = 0
-        if self._unsynced >= SYNC_BYTES:
-            # Bit by bit, so that the log's next sync doesn't have to wait for all of this.
-            self._file.sync()
-            self._unsynced = 0
 
 
 class Segment:
@@ -435,7 +289,7 @@ class Piece:
         """
         if after >= self.last:
             return
-        offset, length = int(self._entry["offset"]), int(self._entry["bytes"])
+        offset, length = self.place
         if length <= READ_BYTES:
             found = self._read_at_once(offset, length, after)
             while found:
@@ -463,8 +317,14 @@ class Piece:
     def _read_at_once(self, offset: int, length: int, after: int) -> list[Frames]:
         """All blocks of a small piece, the last one first: mostly there is just one."""
         buffer = np.empty(length, np.uint8)
-        view = buffer.data
-        self.segment.file.read_into(view, offset)
+        self.segment.file.read_into(buffer.data, offset)
+        found = self.blocks_in(buffer, offset, after)
+        found.reverse()
+        return found
+
+    def blocks_in(self, buffer: Bytes, offset: int, after: int = 0) -> list[Frames]:
+        """The frames after a seqno, block by block, where the whole piece was read."""
+        view, length = buffer.data, len(buffer)
         found = []
         at = 0
         while at < length:
@@ -474,7 +334,6 @@ class Piece:
             if head.last > after:
                 found.append(self._frames(buffer[at:] if at else buffer, offset + at, head, after))
             at += block_bytes(head)
-        found.reverse()
         return found
 
     def _frames(self, buffer: Bytes, offset: int, head: BlockHead, after: int) -> Frames:
@@ -493,10 +352,12 @@ class Piece:
 
     def pairs(self) -> tuple[Seqnos, Seqnos]:
         """(new, old) for every change here that superseded another one."""
-        count = int(self._entry["pairs"])
-        if not count:
-            return _NONE, _NONE
-        data = self.segment.file.read(16 * count, int(self._entry["pairs_offset"]))
+        offset, size = self.pairs_place
+        return self.pairs_in(self.segment.file.read(size, offset)) if size else (_NONE, _NONE)
+
+    def pairs_in(self, data: Buffer) -> tuple[Seqnos, Seqnos]:
+        """The pairs, where they were read."""
+        count = len(data) // 16
         if zlib.crc32(data) != int(self._entry["pairs_crc"]):
             raise self.segment.corrupt(f"the pairs of vbucket {self.vbucket}")
         news = np.frombuffer(data, "<u8", count).astype(np.uint64, copy=False)
@@ -506,11 +367,21 @@ class Piece:
             news, olds = news[:stop], olds[:stop]
         return news, olds
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Offset and size of its blocks in the file."""
+        return int(self._entry["offset"]), int(self._entry["bytes"])
+
+    @property
+    def pairs_place(self) -> tuple[int, int]:
+        """Offset and size of its pairs in the file."""
+        return int(self._entry["pairs_offset"]), 16 * int(self._entry["pairs"])
+
     def _columns_of_blocks(self) -> Iterator[tuple[int, BlockHead, Bytes]]:
         """The blocks without their frames: the offset, the header, and the columns."""
         file = self.segment.file
-        offset = int(self._entry["offset"])
-        end = offset + int(self._entry["bytes"])
+        offset, length = self.place
+        end = offset + length
         while offset < end:
             raw = file.read(BLOCK.size, offset)
             head = self._head(raw, offset, end)
@@ -527,6 +398,37 @@ class Piece:
         if head.magic != BLOCK_MAGIC or head.crc != zlib.crc32(raw[8:]) or offset + block_bytes(head) > end:
             raise self.segment.corrupt(f"no block of vbucket {self.vbucket} at {offset}")
         return head
+
+
+def read_together(pieces: Iterable[Piece]) -> dict[Piece, tuple[list[Frames], tuple[Seqnos, Seqnos]]]:
+    """Blocks and pairs of many small pieces. Those that lie behind each other in a file are read at once."""
+    found: dict[Piece, tuple[list[Frames], tuple[Seqnos, Seqnos]]] = {}
+    by_segment: dict[Segment, list[Piece]] = {}
+    for piece in pieces:
+        by_segment.setdefault(piece.segment, []).append(piece)
+    for segment, own in by_segment.items():
+        places = [piece.place for piece in own]
+        pairs_places = [piece.pairs_place for piece in own]
+        for piece, (offset, _), data, pairs in zip(
+            own, places, _read_runs(segment, places), _read_runs(segment, pairs_places), strict=True
+        ):
+            blocks = piece.blocks_in(data, offset) if piece.count else []
+            found[piece] = blocks, piece.pairs_in(pairs.data) if len(pairs) else (_NONE, _NONE)
+    return found
+
+
+def _read_runs(segment: Segment, places: list[tuple[int, int]]) -> list[Bytes]:
+    """What is at each place, given as offset and size; one read for neighbours."""
+    found: list[Bytes] = []
+    first = 0
+    for last, (offset, size) in enumerate(places):
+        if last + 1 == len(places) or places[last + 1][0] != offset + size:
+            start = places[first][0]
+            buffer = np.empty(offset + size - start, np.uint8)
+            segment.file.read_into(buffer.data, start)
+            found += [buffer[at - start : at - start + length] for at, length in places[first : last + 1]]
+            first = last + 1
+    return found
 
 
 def block_bytes(head: BlockHead) -> int:

@@ -1,0 +1,230 @@
+"""What a merge does with the frames of segments: which stay, which are forgotten, and what is lost with them.
+
+The pieces of a vbucket are small while the bucket is young: a thousand vbuckets share each generation. So
+many vbuckets are read, sifted and written together; one that is large by itself goes through in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..frames import Mask
+from .base import Compaction
+from .format import TOMBSTONE, delete_times_at, index_key, revs_at
+from .segment import Frames, Piece, Seqnos, concatenate, read_together
+from .segment_writer import Pieces, SegmentWriter
+from .snapshot import Drops, in_sorted
+
+__all__ = ["GROUP_BYTES", "Losses", "PiecePlan", "merge"]
+
+GROUP_BYTES = 1 << 20
+"""What is worked on at once: more would hold up other threads, less would cost more steps."""
+
+_NO_SEQNOS: Seqnos = np.empty(0, np.uint64)
+_Pairs = tuple[Seqnos, Seqnos]
+
+
+@dataclass(slots=True)
+class PiecePlan:
+    """What a merge does with one vbucket."""
+
+    vbucket: int
+    pieces: tuple[Piece, ...]  # of the segments that are merged
+    others: tuple[Piece, ...]  # of the segments that are not
+    floor: int  # versions superseded up to here may go
+    sealed_seqno: int  # the newest change in any segment stays: a snapshot from disk ends with it
+    drops: list[tuple[int, int]]
+    purge: Compaction | None  # what was asked for
+    purge_time_s: int  # tombstones older than this go, up to `floor`
+
+    @property
+    def covers_oldest(self) -> bool:
+        """Whether there is nothing older than what is merged."""
+        return not any(other.first < self.pieces[0].first for other in self.others)
+
+
+@dataclass(slots=True)
+class Losses:
+    """What a merge took from a vbucket for good."""
+
+    floor: int = 0
+    purge_seqno: int = 0
+    rev: int = 0
+    purged: list[tuple[bytes, int]] = field(default_factory=list)
+
+
+def merge(plans: Iterable[PiecePlan], writer: SegmentWriter, go_on: Callable[[], None]) -> dict[int, Losses]:
+    """Write what is left of these vbuckets' pieces; what is lost, if anything. `go_on` may break it off."""
+    found: dict[int, Losses] = {}
+    for group in _groups(plans):
+        go_on()
+        for sieve in _merge_alone(group[0], writer) if len(group) == 1 else _merge_together(group, writer):
+            losses = sieve.losses
+            if losses.purge_seqno:
+                # One above, so that the change with which a rolled back vbucket ends is there.
+                losses.floor = max(losses.floor, losses.purge_seqno + 1)
+            if losses.floor:
+                found[sieve.plan.vbucket] = losses
+    return found
+
+
+def _groups(plans: Iterable[PiecePlan]) -> Iterator[list[PiecePlan]]:
+    """Vbuckets that are small together; a large one is alone."""
+    group: list[PiecePlan] = []
+    size = 0
+    for plan in plans:
+        own = sum(piece.frame_bytes for piece in plan.pieces)
+        if group and size + own > GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(plan)
+        size += own
+    if group:
+        yield group
+
+
+def _merge_together(plans: list[PiecePlan], writer: SegmentWriter) -> list[_Sieve]:
+    read = read_together(piece for plan in plans for piece in plan.pieces)
+    whole = concatenate([run for plan in plans for piece in plan.pieces for run in read[piece][0]])
+    stops = np.cumsum([sum(piece.count for piece in plan.pieces) for plan in plans])
+    sieves, masks, pairs = [], [], []
+    for plan, frames in zip(plans, whole.split(stops), strict=True):
+        sieve = _Sieve(plan, [frames], [read[piece][1] for piece in plan.pieces])
+        sieves.append(sieve)
+        masks.append(sieve.keep(frames))
+        pairs.append(sieve.pairs_left())
+    keep = np.concatenate(masks)
+    kept = np.zeros(len(keep) + 1, np.int64)
+    np.cumsum(keep, out=kept[1:])
+    writer.add(
+        Pieces(
+            [plan.vbucket for plan in plans],
+            whole.keep(keep),
+            kept[stops].tolist(),
+            *_joined(pairs),
+            np.cumsum([len(news) for news, _ in pairs]).tolist(),
+        )
+    )
+    return sieves
+
+
+def _merge_alone(plan: PiecePlan, writer: SegmentWriter) -> list[_Sieve]:
+    with_tombstones = (piece for piece in plan.pieces if piece.traits & TOMBSTONE)
+    sieve = _Sieve(
+        plan,
+        (frames for piece in with_tombstones for frames in piece.blocks()),
+        [piece.pairs() for piece in plan.pieces],
+    )
+    for frames in _parts(plan.pieces):
+        kept = frames.keep(sieve.keep(frames))
+        writer.add(Pieces([plan.vbucket], kept, [len(kept.seqnos)], _NO_SEQNOS, _NO_SEQNOS, [0]))
+    news, olds = sieve.pairs_left()
+    writer.add(Pieces([plan.vbucket], concatenate([]), [0], news, olds, [len(news)]))
+    return [sieve]
+
+
+def _parts(pieces: tuple[Piece, ...]) -> Iterator[Frames]:
+    """The frames of several pieces, about `GROUP_BYTES` at a time, so that small blocks don't cost a step
+    each.
+    """
+    part: list[Frames] = []
+    size = 0
+    for piece in pieces:
+        for frames in piece.blocks():
+            part.append(frames)
+            size += len(frames.data)
+            if size >= GROUP_BYTES:
+                yield concatenate(part)
+                part, size = [], 0
+    if part:
+        yield concatenate(part)
+
+
+class _Sieve:
+    """Which frames and pairs of a vbucket stay, and what is lost with the others."""
+
+    def __init__(self, plan: PiecePlan, blocks: Iterable[Frames], pairs: list[_Pairs]) -> None:
+        self.plan = plan
+        self.losses = Losses()
+        self._purged = _tombstones_to_purge(plan, blocks, self.losses) if plan.covers_oldest else _NO_SEQNOS
+        self._floor = floor = max(plan.floor, self.losses.purge_seqno)
+        self._own = _joined(pairs)
+        others = [piece.pairs() for piece in plan.others if piece.pair_count]
+        news, olds = _joined([self._own, *others]) if others else self._own
+        droppable = news <= floor
+        olds = olds[droppable]
+        by_old = np.argsort(olds)
+        self._dead, self._killers = olds[by_old], news[droppable][by_old]
+        self._drops = Drops(plan.drops, floor)
+
+    def keep(self, frames: Frames) -> Mask:
+        """Which of some frames stay."""
+        losses, seqnos = self.losses, frames.seqnos
+        keep = np.ones(len(seqnos), np.bool_)
+        if len(self._dead) and len(seqnos):
+            keep &= ~in_sorted(seqnos, self._dead)
+            gone = seqnos[~keep]
+            if len(gone):
+                losses.floor = max(losses.floor, int(self._killers[np.searchsorted(self._dead, gone)].max()))
+        if len(self._purged) and len(seqnos):
+            keep &= ~in_sorted(seqnos, self._purged)
+        left = self._drops.keep_mask(frames)
+        if left is not None:
+            keep &= left
+            losses.floor = max(losses.floor, self._drops.latest)
+        keep |= seqnos == self.plan.sealed_seqno
+        return keep
+
+    def pairs_left(self) -> _Pairs:
+        """The pairs that somebody may still ask for."""
+        news, olds = self._own
+        needed = news > self._floor
+        if not self.plan.covers_oldest:
+            needed |= olds < self.plan.pieces[0].first
+        return news[needed], olds[needed]
+
+
+def _joined(pairs: list[_Pairs]) -> _Pairs:
+    return np.concatenate([new for new, _ in pairs]), np.concatenate([old for _, old in pairs])
+
+
+def _tombstones_to_purge(plan: PiecePlan, blocks: Iterable[Frames], losses: Losses) -> Seqnos:
+    """The tombstones that go, rising. Also notes their keys, so that the index can forget them."""
+    asked = plan.purge
+    found = []
+    for frames in blocks:
+        places = np.flatnonzero(frames.traits & TOMBSTONE)
+        if not len(places):
+            continue
+        offsets = frames.offsets[places]
+        seqnos = frames.seqnos[places]
+        times = delete_times_at(frames.data, offsets)
+        goes = (times < plan.purge_time_s) & (seqnos <= plan.floor)
+        if asked is not None:
+            goes |= _asked_for(asked, times, seqnos)
+        goes &= seqnos < plan.sealed_seqno
+        for place, offset in zip(places[goes].tolist(), offsets[goes].tolist(), strict=True):
+            frame = frames.data[offset : offset + int(frames.lengths[place])].tobytes()
+            losses.purged.append((index_key(frame), int(frames.seqnos[place])))
+        if goes.any():
+            found.append(seqnos[goes])
+            losses.purge_seqno = max(losses.purge_seqno, int(seqnos[goes].max()))
+            losses.rev = max(losses.rev, int(revs_at(frames.data, offsets[goes]).max()))
+    return np.concatenate(found) if found else _NO_SEQNOS
+
+
+def _asked_for(asked: Compaction, times: npt.NDArray[np.uint32], seqnos: Seqnos) -> Mask:
+    if asked.drop_tombstones:
+        return np.ones(len(times), np.bool_)
+    if not asked.purge_before_time_s and not asked.purge_before_seqno:
+        return np.zeros(len(times), np.bool_)
+    goes = np.ones(len(times), np.bool_)
+    if asked.purge_before_time_s:
+        goes &= times < asked.purge_before_time_s
+    if asked.purge_before_seqno:
+        goes &= seqnos < asked.purge_before_seqno
+    return goes

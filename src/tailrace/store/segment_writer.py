@@ -1,0 +1,257 @@
+"""Writing a sealed segment: many vbuckets at a time, a few steps for each of them and none for each frame.
+
+A generation has some dozens of changes of each of a thousand vbuckets. What is written of them is worked out
+for many vbuckets at once, as columns; only the headers of blocks are made one by one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..frames import Offsets
+from .files import Buffer, Files
+from .format import (
+    BLOCK,
+    BLOCK_MAGIC,
+    COLUMN_BYTES,
+    DIRECTORY,
+    EXPIRES,
+    FOOTER,
+    FORMAT_VERSION,
+    NO_EXPIRY,
+    SEGMENT,
+    SEGMENT_MAGIC,
+    checksum,
+    expiries_at,
+)
+from .segment import BLOCK_BYTES, Frames, Seqnos, segment_name
+
+__all__ = ["Pieces", "SegmentWriter"]
+
+WRITE_BYTES = 1 << 20
+SYNC_BYTES = 8 << 20
+_PADDING = [bytes(-size % 8) for size in range(8)]
+
+
+class Pieces(NamedTuple):
+    """Frames and pairs of several vbuckets, one vbucket behind the other."""
+
+    vbuckets: list[int]  # rising
+    frames: Frames
+    stops: list[int]  # where the frames of each vbucket end
+    news: Seqnos
+    olds: Seqnos
+    pair_stops: list[int]  # where its pairs end
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What the directory says of a vbucket, in its order."""
+
+    vbucket: int
+    traits: int = 0
+    min_expiry: int = NO_EXPIRY
+    count: int = 0
+    pairs: int = 0
+    pairs_crc: int = 0
+    spare: int = 0
+    offset: int = 0
+    bytes: int = 0
+    frame_bytes: int = 0
+    pairs_offset: int = 0
+    first: int = 0
+    last: int = 0
+
+
+class SegmentWriter:
+    """Writes a segment from its first vbucket to its last; it is whole and synced after `finish`."""
+
+    def __init__(self, files: Files, directory: str, number: int) -> None:
+        self.path = f"{directory}/{segment_name(number)}"
+        self._file = files.create(self.path)
+        self._parts: list[Buffer] = []
+        self._pending = 0
+        self._unsynced = 0
+        self._offset = 0
+        self._directory: list[_Entry] = []
+        self._pairs: list[Buffer] = []
+        self._pairs_bytes = 0
+        self._put(SEGMENT.pack(SEGMENT_MAGIC, FORMAT_VERSION, number, 0))
+
+    def add(self, pieces: Pieces) -> None:
+        """Append frames and pairs. The first vbucket may be the last one of the call before: then its piece
+        goes on, and its pairs come with the last call.
+        """
+        frames = pieces.frames
+        ends = np.zeros(len(frames.lengths) + 1, np.int64)
+        np.cumsum(frames.lengths, out=ends[1:])
+        starts, stops = [0, *pieces.stops], pieces.stops
+        sizes = np.diff(ends[starts]).tolist()
+        blocks = [
+            (vbucket, *block)
+            for vbucket, start, stop, size in zip(pieces.vbuckets, starts, stops, sizes, strict=False)
+            for block in _blocks(ends, start, stop, size)
+        ]
+        headers = self._headers(frames, ends, blocks)
+        pair_starts = [0, *pieces.pair_stops]
+        at = 0
+        for vbucket, start, stop in zip(pieces.vbuckets, pair_starts, pieces.pair_stops, strict=False):
+            entry = self._entry(vbucket)
+            while at < len(blocks) and blocks[at][0] == vbucket:
+                self._add_block(entry, *next(headers))
+                at += 1
+            if start < stop:
+                self._add_pairs(entry, pieces.news[start:stop], pieces.olds[start:stop])
+
+    def _headers(
+        self, frames: Frames, ends: Offsets, blocks: list[tuple[int, int, int]]
+    ) -> Iterator[tuple[int, int, int, int, int, Buffer, Buffer]]:
+        """Traits, earliest expiry, frames, first and last seqno of each block; its header with the columns,
+        and its frames.
+        """
+        if not blocks:
+            return
+        places = np.array([start for _, start, _ in blocks])
+        lasts = np.array([stop for _, _, stop in blocks]) - 1
+        described = zip(
+            blocks,
+            frames.seqnos[places].tolist(),
+            frames.seqnos[lasts].tolist(),
+            np.bitwise_or.reduceat(frames.traits, places).tolist(),
+            ends[places].tolist(),
+            ends[lasts + 1].tolist(),
+            strict=True,
+        )
+        seqnos = frames.seqnos.astype("<u8", copy=False).view(np.uint8).data
+        lengths = frames.lengths.astype("<u4", copy=False).view(np.uint8).data
+        crcs = frames.crcs.astype("<u4", copy=False).view(np.uint8).data
+        every_trait = frames.traits.data
+        for (vbucket, start, stop), first, last, traits, at, end in described:
+            count, size = stop - start, end - at
+            columns = b"".join(
+                (
+                    seqnos[8 * start : 8 * stop],
+                    lengths[4 * start : 4 * stop],
+                    crcs[4 * start : 4 * stop],
+                    every_trait[start:stop],
+                    _PADDING[count * COLUMN_BYTES % 8],
+                )
+            )
+            min_expiry = NO_EXPIRY
+            if traits & EXPIRES:
+                offsets = ends[start:stop][(frames.traits[start:stop] & EXPIRES) != 0]
+                min_expiry = int(expiries_at(frames.data, offsets).min())
+            data = frames.data[at:end]
+            head = BLOCK.pack(
+                BLOCK_MAGIC,
+                0,
+                zlib.crc32(columns),
+                vbucket,
+                traits,
+                count,
+                size,
+                min_expiry,
+                first,
+                last,
+                *checksum(data),
+            )
+            crc = zlib.crc32(head[8:]).to_bytes(4, "little")
+            yield traits, min_expiry, count, first, last, head[:4] + crc + head[8:] + columns, data.data
+
+    def _entry(self, vbucket: int) -> _Entry:
+        if not self._directory or self._directory[-1].vbucket != vbucket:
+            self._directory.append(_Entry(vbucket, offset=self._offset, pairs_offset=self._pairs_bytes))
+        return self._directory[-1]
+
+    def _add_block(  # noqa: PLR0917
+        self,
+        entry: _Entry,
+        traits: int,
+        min_expiry: int,
+        count: int,
+        first: int,
+        last: int,
+        head: Buffer,
+        data: Buffer,
+    ) -> None:
+        if not entry.count:
+            entry.first = first
+        entry.last = last
+        entry.count += count
+        entry.traits |= traits
+        entry.min_expiry = min(entry.min_expiry, min_expiry)
+        entry.frame_bytes += len(data)
+        self._put(head, data, _PADDING[len(data) % 8])
+        entry.bytes = self._offset - entry.offset
+
+    def _add_pairs(self, entry: _Entry, news: Seqnos, olds: Seqnos) -> None:
+        pairs = news.astype("<u8", copy=False).tobytes() + olds.astype("<u8", copy=False).tobytes()
+        entry.pairs = len(news)
+        entry.pairs_crc = zlib.crc32(pairs)
+        self._pairs.append(pairs)
+        self._pairs_bytes += len(pairs)
+
+    def finish(self) -> None:
+        """Write pairs, directory and footer, and sync."""
+        rows = [astuple(entry) for entry in self._directory if entry.count or entry.pairs]
+        directory = np.array(rows, DIRECTORY)
+        directory["pairs_offset"] += np.uint64(self._offset)
+        self._put(*self._pairs)
+        offset, table = self._offset, directory.tobytes()
+        self._put(table)
+        foot = FOOTER.pack(
+            offset,
+            len(directory),
+            int(directory["count"].sum()),
+            int(directory["pairs"].sum()),
+            zlib.crc32(table),
+            SEGMENT_MAGIC,
+            FORMAT_VERSION,
+            0,
+        )[:-4]
+        self._put(foot, zlib.crc32(foot).to_bytes(4, "little"))
+        self._write()
+        self._file.sync()
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Something went wrong: let go of the file."""
+        self._file.close()
+
+    def _put(self, *parts: Buffer) -> None:
+        for part in parts:
+            size = len(part)
+            if size:
+                self._parts.append(part)
+                self._offset += size
+                self._pending += size
+        if self._pending >= WRITE_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        self._file.append(self._parts)
+        self._parts = []
+        self._unsynced += self._pending
+        self._pending = 0
+        if self._unsynced >= SYNC_BYTES:
+            # Bit by bit, so that the log's next sync doesn't have to wait for all of this.
+            self._file.sync()
+            self._unsynced = 0
+
+
+def _blocks(ends: Offsets, start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """Frames cut into blocks of about `BLOCK_BYTES`, or one larger frame."""
+    if size <= BLOCK_BYTES:
+        if start < stop:
+            yield start, stop
+        return
+    while start < stop:
+        fitting = int(np.searchsorted(ends[: stop + 1], ends[start] + BLOCK_BYTES, "right")) - 1
+        end = max(fitting, start + 1)
+        yield start, end
+        start = end
