@@ -94,7 +94,12 @@ class Script:
         choice = rng.randrange(100)
         if choice < 72 and vb.state != VBucketState.ACTIVE:
             return False
-        if choice < 60:
+        if choice < 10:
+            active = [one.id for one in bucket if one.state == VBucketState.ACTIVE]
+            numbers = rng.choices(active, k=rng.randrange(8))
+            values = [rng.randbytes(rng.choice((1, 300))) for _ in numbers]
+            bucket.set_many(numbers, rng.choices(KEYS[:12], k=len(numbers)), values)
+        elif choice < 60:
             size = rng.choice((1, 30, 300, 3_000))
             vb.set(rng.choice(KEYS if bucket.collections.collection(8) else KEYS[:12]), rng.randbytes(size))
         elif choice < 72:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..rng import vb_uuid
 from ..wire.codes import Status, VBucketState
 from .base import Job, StoreSettings
 from .collections import Manifest
-from .documents import VBucket
+from .documents import VBucket, set_many
 from .files import Files
 from .journal import CommitJob, HybridClock
 from .log import Batch
@@ -142,6 +142,11 @@ class Bucket(SealedStore):
     def next_cas(self) -> int:
         return self.clock.next()
 
+    def set_many(
+        self, vbuckets: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes], datatype: int = 0
+    ) -> None:
+        set_many(self, vbuckets, keys, values, datatype)
+
     # VBuckets.
 
     def make_room(self, vbucket_count: int) -> None:
@@ -253,7 +258,7 @@ class Bucket(SealedStore):
         if self.persistence:
             self.flush()
         vbuckets = [self._find(number) for number in targets]
-        before = [dict(vbucket.__dict__) for vbucket in vbuckets]
+        before = [vbucket.kept() for vbucket in vbuckets]
         clips = [dict(segment.clips) for segment in self.segments]
         persisted, pending = self.persisted.copy(), (self.pending, self.notes)
         for vbucket in vbuckets:
@@ -274,7 +279,7 @@ class Bucket(SealedStore):
             )
         except StoreError:
             for vbucket, fields in zip(vbuckets, before, strict=True):
-                vbucket.__dict__.update(fields)
+                vbucket.restore(fields)
             for segment, old_clips in zip(self.segments, clips, strict=True):
                 segment.set_clips(old_clips)
             self.persisted, (self.pending, self.notes) = persisted, pending

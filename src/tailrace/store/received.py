@@ -26,6 +26,8 @@ _MAX_FOLDED = 16
 class ReceivedHistory(History):
     """A vbucket's history, as far as others decide what is in it."""
 
+    __slots__ = ()
+
     # Collections.
 
     def apply_manifest(self, manifest: Manifest, previous_uid: int) -> None:

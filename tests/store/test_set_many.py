@@ -1,0 +1,131 @@
+"""Many documents at once are stored as they are one by one."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from tailrace.clock import ManualClock
+from tailrace.errors import DocumentRefused
+from tailrace.rng import source
+from tailrace.store.base import StoreSettings
+from tailrace.store.bucket import Bucket
+from tailrace.store.engine import Engine
+from tailrace.store.files import MemoryFiles
+from tailrace.wire.codes import Status
+
+VBUCKETS = 4
+MANIFEST = {
+    "uid": "1",
+    "scopes": [{"name": "_default", "uid": "0", "collections": [{"name": "c", "uid": "8"}]}],
+}
+
+
+def a_bucket() -> tuple[Engine, Bucket, ManualClock]:
+    clock = ManualClock()
+    settings = StoreSettings(checkpoint_items=7, max_value=500)
+    engine = Engine(files=MemoryFiles(), settings=settings, clock=clock, rng=source(1))
+    return engine, engine.create_bucket("default", VBUCKETS), clock
+
+
+def state(bucket: Bucket) -> dict[str, object]:
+    return {
+        "pending": list(zip(bucket.pending, bucket.notes, strict=True)),
+        "memory": bucket.memory_bytes,
+        "cas": bucket.clock.last,
+        "vbuckets": [
+            (vb.high_seqno, vb.item_count, vb.checkpoint_id, vb.collection_high_seqno([0, 8]), vb._index)
+            for vb in bucket
+        ],
+        "tails": [(vb._tail.frames(), vb._tail.notes()) for vb in bucket],
+    }
+
+
+def prepare(bucket: Bucket, rng: random.Random) -> None:
+    """What makes a vbucket unusual: locks, answers that are kept, collections, deletions, no index."""
+    if rng.random() < 0.3:
+        bucket.set_manifest(json.dumps(MANIFEST).encode())
+    for vb in bucket:
+        for _ in range(rng.randrange(12)):
+            vb.set(b"\0k%d" % rng.randrange(9), b"before")
+        key = b"\0k%d" % rng.randrange(9)
+        if vb.get(key) is not None:
+            unusual = rng.randrange(4)
+            if unusual == 0:
+                vb.delete(key)
+            elif unusual == 1:
+                _, cas = vb.get_locked(key, 10)
+                vb.unlock(key, cas)
+            elif unusual == 2:
+                bucket.cache[key] = "the answer to a get"
+        if rng.random() < 0.3:
+            vb.collection_high_seqno([0, 8])
+        if rng.random() < 0.2:
+            bucket.rollback({vb.id: vb.high_seqno // 2}, branch=True)  # its index is gone
+
+
+@pytest.mark.parametrize("datatype", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(20))
+def test_as_one_by_one(seed: int, datatype: int) -> None:
+    found = []
+    for many in (False, True):
+        rng = random.Random(seed)
+        engine, bucket, clock = a_bucket()
+        prepare(bucket, rng)
+        told: list[int] = []
+        for vb in bucket:
+            vb.on_change(lambda number=vb.id, told=told: told.append(number))
+        for _ in range(3):
+            clock.advance(rng.random())
+            count = rng.randrange(40)
+            numbers = rng.choices(range(VBUCKETS), k=count)
+            prefixes = (b"\0k%d", b"\x08k%d") if bucket.collections.collection(8) else (b"\0k%d",)
+            keys = [rng.choice(prefixes) % rng.randrange(12) for _ in range(count)]
+            values = [rng.randbytes(rng.randrange(400)) for _ in range(count)]
+            if many:
+                bucket.set_many(numbers, keys, values, datatype)
+            else:
+                for number, key, value in zip(numbers, keys, values, strict=True):
+                    bucket.vbuckets[number].set(key, value, datatype=datatype)
+        found.append((state(bucket), told, dict(bucket.cache)))
+        engine.close()
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("vbucket", "key", "size", "status"),
+    [
+        (VBUCKETS, b"\0k", 1, Status.NOT_MY_VBUCKET),
+        (2, b"\0k", 1, Status.NOT_MY_VBUCKET),
+        (0, b"\0k", 501, Status.E2BIG),
+        (0, b"\0locked", 1, Status.LOCKED),
+    ],
+)
+def test_one_that_is_refused(vbucket: int, key: bytes, size: int, status: Status) -> None:
+    engine, bucket, _ = a_bucket()
+    bucket.delete_vbucket(2)
+    vb = bucket.vbuckets[0]
+    vb.set(b"\0locked", b"")
+    vb.get_locked(b"\0locked", 10)
+    with pytest.raises(DocumentRefused) as refused:
+        bucket.set_many([0, vbucket, 1], [b"\0first", key, b"\0last"], [b"1", bytes(size), b"3"])
+    assert refused.value.status == status
+    assert vb.get(b"\0first") is not None
+    assert bucket.vbuckets[1].get(b"\0last") is None
+    assert bucket.memory_bytes == sum(map(len, bucket.pending))
+    before = bucket.clock.last
+    assert vb.set(b"\0next", b"").cas > before
+    engine.close()
+
+
+def test_beyond_the_quota() -> None:
+    engine, bucket, _ = a_bucket()
+    bucket.memory_limit = 5_000
+    with pytest.raises(DocumentRefused) as refused:
+        bucket.set_many([1] * 100, [b"\0%d" % i for i in range(100)], [bytes(400)] * 100)
+    assert refused.value.status == Status.ETMPFAIL
+    assert 5_000 < bucket.memory_bytes < 6_000
+    assert bucket.vbuckets[1].item_count == len(bucket.pending)
+    engine.close()
