@@ -26,6 +26,7 @@ from tailrace.connstr import parse
 from tailrace.errors import ConnectError, StatusError, TailraceError, UsageError
 from tailrace.protocol.dcp_replica import DcpReplica
 from tailrace.protocol.tap_consumer import TapConsumer
+from tailrace.protocol.tap_takeover import Takeover
 from tailrace.server.settings import Settings
 from tailrace.wire.codes import AddStreamFlag, DcpOpcode, VBucketState
 from tailrace.wire.dcp import DcpSetVBucketState, DcpStreamRequestResponse
@@ -590,3 +591,16 @@ def test_a_state_that_waits_is_not_set_when_the_connection_is_gone(goes):
         act(host.bucket)
         done(None)
         assert host.states == ([] if goes else [VBucketState.ACTIVE])
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_a_vbucket_is_not_given_up_when_nobody_takes_it_any_more(goes):
+    """Who gave the takeover up may have seen that it is still active, and left it at that."""
+    host = Waiting()
+    giving = Takeover(host, 0.0, lambda failed: None)
+    assert giving.advance([0], 0) == []
+    if goes:
+        giving.close()
+    ((act, _),) = host.waiting
+    act(host.bucket)
+    assert host.states == ([] if goes else [VBucketState.DEAD])

@@ -67,7 +67,7 @@ class Takeover:
         if self.phase is TakeoverPhase.SENDING and unacked < UNACKED_BEFORE_GIVING_UP:
             self.phase = TakeoverPhase.GIVING_UP
             self.given_up = frozenset(vbuckets)
-            self._host.rewrite(partial(_give_up, vbuckets), self._are_dead)
+            self._host.rewrite(partial(self._give_up, vbuckets), self._are_dead)
         elif self.phase is TakeoverPhase.FINISHING and not unacked:
             if not self._are_all_dead():
                 self._moved("the takeover was called off: a vbucket is not dead any more")
@@ -75,6 +75,13 @@ class Takeover:
             self.phase = TakeoverPhase.ACTIVATING
             return sorted(self.given_up)
         return []
+
+    def _give_up(self, vbuckets: list[int], bucket: Bucket) -> list[int]:
+        if self._is_closed:  # while this had to wait: whoever controls the takeover has gone on
+            return []
+        for number in vbuckets:
+            bucket.set_state(number, VBucketState.DEAD)
+        return vbuckets
 
     def _are_all_dead(self) -> bool:
         found = [self._host.bucket.vbuckets[number] for number in self.given_up]
@@ -107,9 +114,3 @@ class Takeover:
         for number in self._held:
             self._host.hold_writes(number, hold=False)
         self._held = set()
-
-
-def _give_up(vbuckets: list[int], bucket: Bucket) -> list[int]:
-    for number in vbuckets:
-        bucket.set_state(number, VBucketState.DEAD)
-    return vbuckets
