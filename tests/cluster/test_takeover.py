@@ -32,6 +32,7 @@ from tailrace.wire.codes import AddStreamFlag, DcpOpcode, VBucketState
 from tailrace.wire.dcp import DcpSetVBucketState, DcpStreamRequestResponse
 from tailrace.wire.fields import encode_failover_log
 from tailrace.wire.framing import Framer
+from tailrace.wire.message import Response
 from tailrace.wire.tap import TapVBucketSet
 
 VBUCKETS = 8
@@ -577,7 +578,8 @@ def test_a_state_that_waits_is_not_set_when_the_connection_is_gone(goes):
     tap = TapConsumer(by_tap, lambda: None, 0.0)
     tap.receive_frame(frame_of(TapVBucketSet(state=1, vbucket=0).encode()), 0.0)
     dcp = DcpReplica(by_dcp, lambda: None, 0.0, dialled=True)
-    dcp._controls.clear()
+    while (sent := b"".join(dcp.data_to_send(1 << 16))) and sent[1] == DcpOpcode.CONTROL:
+        dcp.receive_frame(frame_of(Response(opcode=DcpOpcode.CONTROL).encode()), 0.0)
     dcp.add_stream(0, int(AddStreamFlag.TAKE_OVER), lambda *_: None)
     log = DcpStreamRequestResponse(
         opcode=DcpOpcode.STREAM_REQUEST, opaque=1, value=encode_failover_log([(7, 0)])
