@@ -37,8 +37,8 @@ Done: TypeAlias = Callable[[StoreError | None], None]
 _RETRY_S = 1.0
 """Between two tries while the disk refuses; the queue grows meanwhile, up to the quota."""
 
-_CACHE_ENTRY_BYTES = 500
-"""About what a cached answer takes beside its value: key, four heads, their places in tuple and dict."""
+_CACHE_ENTRY_BYTES = 400
+"""About what a cached answer takes beside its value: key, heads, their places in tuple and dict."""
 
 _MIN_MAINTENANCE_S = 1.0
 """Between two looks for maintenance that no job has led to."""

@@ -214,10 +214,10 @@ def _has_xattrs(frame: bytes | None) -> bool:
     return frame is not None and bool(frame[5] & _XATTR)
 
 
-@lru_cache(1024)
-def _answer_head(datatype: int, size: int) -> bytes:
+@lru_cache(16 << 10)
+def _head(*fields: int) -> bytes:
     """Many documents have the same; one object for all of them stays in the processor's cache."""
-    return _HEAD.pack(0x81, Op.GET, 0, 4, datatype, 0, size)
+    return _HEAD.pack(*fields)
 
 
 def _prepare(bucket: ServedBucket, key: bytes, frame: bytes) -> Answer:
@@ -225,10 +225,10 @@ def _prepare(bucket: ServedBucket, key: bytes, frame: bytes) -> Answer:
     tail = frame[16:24] + frame[40:44] + frame[_VALUE_AT + len(key) :]  # CAS, flags, value
     vbucket, size = int.from_bytes(frame[6:8], "big"), len(key)
     answer = (
-        _HEAD.pack(0x80, Op.GET, size - 1, 0, 0, vbucket, size - 1),
-        _HEAD.pack(0x80, Op.GET, size, 0, 0, vbucket, size),
-        _answer_head(0, len(tail) - 8),
-        _answer_head(frame[5] & _JSON, len(tail) - 8),
+        _head(0x80, Op.GET, size - 1, 0, 0, vbucket, size - 1),
+        _head(0x80, Op.GET, size, 0, 0, vbucket, size),
+        _head(0x81, Op.GET, 0, 4, 0, 0, len(tail) - 8),
+        _head(0x81, Op.GET, 0, 4, frame[5] & _JSON, 0, len(tail) - 8),
         tail,
         frame[6:8],
     )
