@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import pyarrow as pa
+
 from tailrace import Deletion, Expiration, Flush, Mutation, Rollback, SeqnoAdvanced, Snapshot, StreamEnd
 from tailrace.store.format import Document
 
@@ -65,6 +67,28 @@ class Application:
     def state(self) -> dict[int, dict[bytes, tuple[int, bytes]]]:
         """What it holds now."""
         return {vbucket: held for vbucket, held in self.documents.items() if held}
+
+
+def events_of(batch: pa.RecordBatch) -> Iterator[Any]:
+    """What the rows of a batch tell, as the events that `changes` would give."""
+    for row in batch.to_pylist():
+        numbers = ("vb_uuid", "seqno", "rev", "cas", "snapshot_start", "snapshot_end")
+        vb_uuid, seqno, rev, cas, *snapshot = (
+            None if row[one] is None else row[one] % 2**64 for one in numbers
+        )
+        if row["op"] == "rollback":
+            yield Rollback(row["vbucket"], vb_uuid, seqno)
+            continue
+        if row["op"] == "flush":
+            yield Flush(row["vbucket"])
+            continue
+        place = row["vbucket"], vb_uuid, seqno, rev, cas, row["key"]
+        yield Snapshot(row["vbucket"], vb_uuid, *snapshot, "memory")
+        if row["op"] == "mutation":
+            is_json = row["datatype"] == "json"
+            yield Mutation(*place, row["value"], row["flags"], row["expiry"], is_json, tuple(snapshot))
+        else:
+            yield Deletion(*place, 0, tuple(snapshot))
 
 
 def server_state(node: Any, keys: Iterable[bytes]) -> dict[int, dict[bytes, tuple[int, bytes]]]:

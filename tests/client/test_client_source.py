@@ -405,6 +405,21 @@ def test_rollback_mitigation_holds_back_what_can_be_lost(node, connect):
     assert application.rollbacks == []
 
 
+@pytest.mark.parametrize("columnar", [False, True])
+def test_rollback_mitigation_and_an_end(node, connect, columnar):
+    """All streams are at their ends, and the last piece still waits for the disk: that is no end yet."""
+    node.stop_persistence()
+    write(node)
+    source = connect(node.url, rollback_mitigation=True)
+    reading = (source.batches if columnar else source.changes)(end="now")
+    timer = threading.Timer(1, node.start_persistence)
+    timer.start()
+    found = [one for batch in reading for one in batch.to_pylist()] if columnar else list(reading)
+    timer.join()
+    keys = {one["key"] if columnar else one.key for one in found if columnar or isinstance(one, Mutation)}
+    assert keys == set(KEYS)
+
+
 def test_collections(node, connect):
     with KvClient(node.url) as client:
         client.set_manifest(with_changes(client.manifest(), ["shop.orders", "shop.customers"], []))

@@ -1,8 +1,9 @@
 """The whole promise, at random: whatever happens to a node, who follows the events has what the node has.
 
-Writes, deletions, rewinds, kills that lose what was not on disk, restarts, purges, flushes and broken
-connections, in any order; the reader stops in the middle of things, forgets and resumes. A seed replays a
-failure.
+Writes, deletions, rewinds one after the other, kills that lose what was not on disk, restarts, purges,
+flushes, a bucket that is made anew and broken connections, in any order. The reader takes events or
+batches, at once or only what is on disk, pauses vbuckets, stops in the middle of things, forgets and resumes.
+A seed replays a failure.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from application import Application, server_state
+from application import Application, events_of, server_state
 
 import tailrace.testing
 from tailrace.client.checkpoints import MemoryState
@@ -25,6 +26,11 @@ class World:
     def __init__(self, node, connect, seed, dialect):
         self.random = random.Random(seed)
         self.dialect = dialect
+        self.is_columnar = self.random.random() < 0.4
+        self.options = (
+            {"rollback_mitigation": True} if dialect == "dcp" and self.random.random() < 0.3 else {}
+        )
+        self.paused = set()
         self.node = node
         self.connect = connect
         self.application = Application()
@@ -34,7 +40,7 @@ class World:
 
     def run(self, steps):
         for _ in range(steps):
-            weights = [12, 4, 3, 1, 1, 1, 1, 1, 1, 6, 2]
+            weights = [12, 4, 3, 1, 1, 1, 1, 1, 1, 8, 2, 1, 0.5, 3, 2]
             (act,) = self.random.choices(
                 [
                     self.write,
@@ -48,6 +54,10 @@ class World:
                     self.break_connections,
                     self.read_some,
                     self.forget,
+                    self.rewind_again_and_again,
+                    self.make_anew,
+                    self.pause,
+                    self.resume,
                 ],
                 weights,
             )
@@ -71,6 +81,22 @@ class World:
         if target >= floor or target == 0:
             self.node.rewind(vbucket, target)
 
+    def rewind_again_and_again(self):
+        for _ in range(self.random.randrange(2, 4)):
+            self.write()
+            self.rewind()
+            if self.random.random() < 0.3:
+                self.break_connections()
+        self.write()
+
+    def make_anew(self):
+        port = self.node.port
+        self.node.stop()
+        self.node = new_node()
+        self.node.port = port
+        self.node.start()
+        self.write()
+
     def kill(self):
         self.node.kill()
         self.node.start()
@@ -92,22 +118,49 @@ class World:
         self.node.drop_connections()
 
     def open(self):
-        return self.connect(self.node.url, state=self.state, retry_for_s=15, dialect=self.dialect)
+        return self.connect(
+            self.node.url, state=self.state, retry_for_s=60, dialect=self.dialect, **self.options
+        )
+
+    def read(self, **options):
+        """Events, as many at a time as the application gets at once."""
+        if self.is_columnar:
+            for batch in self.source.batches(**options):
+                yield list(events_of(batch))
+        else:
+            for event in self.source.changes(**options):
+                yield [event]
+
+    def is_behind(self):
+        """Whether something will come of vbuckets that are not paused."""
+        return any(
+            self.application.last.get(vb, 0) < self.node.high_seqno(vb)
+            for vb in range(VBUCKETS)
+            if vb not in self.paused
+        )
+
+    def pause(self):
+        if self.changes is not None and self.dialect == "dcp" and self.source.stats()["vbuckets"]:
+            vbucket = self.random.randrange(VBUCKETS)
+            self.source.pause([vbucket])
+            self.paused.add(vbucket)
+
+    def resume(self):
+        if self.paused:
+            vbucket = self.random.choice(sorted(self.paused))
+            self.source.resume([vbucket])
+            self.paused.remove(vbucket)
 
     def read_some(self):
         """Take some events of an endless reading; only so many that there is no need to wait."""
         if self.changes is None:
             self.source = self.open()
-            self.changes = self.source.changes()
-        behind = any(self.application.last.get(vb, 0) < self.node.high_seqno(vb) for vb in range(VBUCKETS))
-        if behind:
-            for _ in range(self.random.randrange(1, 20)):
-                self.application.handle(next(self.changes))
-                if all(
-                    self.application.last.get(vb, 0) >= self.node.high_seqno(vb) for vb in range(VBUCKETS)
-                ):
-                    break
-            self.source.save()
+            self.changes = self.read()
+        for _ in range(self.random.randrange(1, 20)):
+            if not self.is_behind():
+                break
+            self.application.take(next(self.changes))
+        self.source.save()
 
     def forget(self):
         """The process ends: what is left is what was saved, and a state of the application to match."""
@@ -117,6 +170,7 @@ class World:
         self.source.save()
         self.source.close()
         self.changes = self.source = None
+        self.paused.clear()
         # an application that keeps its own state with the positions goes back to the last whole one
         for vbucket, one in self.state.load().items():
             seqno = one.position.seqno
@@ -127,14 +181,24 @@ class World:
             self.application.last[vbucket] = 0
 
     def catch_up(self):
-        source = self.open()
-        self.application.take(source.changes(end="now"))
+        self.source = self.open()
+        for events in self.read(end="now"):
+            self.application.take(events)
         assert self.application.state() == server_state(self.node, KEYS)
 
 
+def new_node():
+    return tailrace.testing.node(vbuckets=VBUCKETS, settings={"history_changes": 50})
+
+
 def campaign(connect, seed, steps, dialect):
-    with tailrace.testing.node(vbuckets=VBUCKETS, settings={"history_changes": 50}) as node:
-        World(node, connect, seed, dialect).run(steps)
+    node = new_node()
+    node.start()
+    world = World(node, connect, seed, dialect)
+    try:
+        world.run(steps)
+    finally:
+        world.node.stop()
 
 
 @pytest.mark.parametrize("seed", range(6))

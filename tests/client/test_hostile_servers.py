@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+import threading
 import time
 
 import pytest
@@ -436,6 +437,56 @@ def test_acks_follow_the_application(connect):
             source.idle(0.01)
             assert time.monotonic() < deadline
         assert acked(server) <= counted
+
+
+@pytest.mark.parametrize("how", ["pause", "end of the reading"])
+@pytest.mark.parametrize("answer_first", [True, False])
+def test_a_stream_is_closed_while_its_end_is_on_its_way(connect, how, answer_first):
+    """The server answers that there is no such stream, before or after all else that belongs to it."""
+    requests = {}
+    closing = threading.Event()
+
+    def stream(connection, request):
+        requests[request.vbucket] = connection, request
+        connection.send(accepted(request), marker(request, 1, 9), mutation(request, 1), mutation(request, 2))
+
+    def close(server, frame):
+        closing.set()
+        refusal = Response(opcode=frame.opcode, status=Status.KEY_ENOENT, opaque=frame.opaque).encode()
+        end = DcpStreamEnd(opaque=frame.opaque, vbucket=frame.vbucket, status=2).encode()
+        return refusal + end if answer_first else refusal
+
+    with FakeServer(stream, vbuckets=2) as server:
+        server.answers[DcpOpcode.CLOSE_STREAM] = close
+        source = connect(server.url)
+        changes = source.changes()
+        take(changes, 1)
+        deadline = time.monotonic() + 60
+        while len(requests) < 2:
+            source.idle(0.01)
+            assert time.monotonic() < deadline
+        connection, request = requests[0]
+        if not answer_first:
+            source.idle(0.1)  # it is gathered what has come
+            before = source.stats()["queued_bytes"]
+            connection.send(DcpStreamEnd(opaque=request.opaque, vbucket=0, status=2).encode())
+            while source.stats()["queued_bytes"] == before:
+                source.idle(0.01)
+                assert time.monotonic() < deadline
+        if how == "pause":
+            source.pause([0])
+        else:
+            changes.close()
+            changes = source.changes()
+        while not closing.is_set():
+            source.idle(0.01)
+            assert time.monotonic() < deadline
+        connection, request = requests[1]
+        if how == "pause":
+            connection.send(mutation(request, 3))
+        wanted = (1, 3) if how == "pause" else (1, 2)
+        assert any(take(changes, 1) == [wanted] for _ in range(10))
+        assert source.stats()["lost_connections"] == 0
 
 
 def test_unknown_requests_are_refused_and_forgotten(connect):

@@ -98,8 +98,12 @@ class Reading:
 
     @property
     def finished(self) -> bool:
-        """Every vbucket has reached its end."""
-        return bool(self.progress) and all(one.state is State.DONE for one in self.progress.values())
+        """Every vbucket has reached its end, and the application can have all of it."""
+        return (
+            bool(self.progress)
+            and self.held is None
+            and all(one.state is State.DONE for one in self.progress.values())
+        )
 
     def positions(self) -> dict[int, Position]:
         """What the application has, by vbucket."""

@@ -377,6 +377,8 @@ class _Segments:
         self, ordered: NDArray[np.intp], opaque: int, control: int, items: int, first: int, last: int, at: int
     ) -> int:
         """One segment; its number, or -1 if its changes are to be passed over."""
+        if control >= 0 and not items and self._answers_closing(int(ordered[control])):
+            return -1  # it may come after the end of the stream, when nobody knows the opaque any more
         work = self._work[opaque] if opaque in self._work else self._find(opaque)
         if control >= 0:
             self._control(int(ordered[control]), opaque, work, at)
@@ -436,16 +438,25 @@ class _Segments:
         self._work[opaque] = found
         return found
 
+    def _is_answer(self, control: int) -> bool:
+        return self._magics[control] in (Magic.RESPONSE, Magic.FLEX_RESPONSE)
+
+    def _answers_closing(self, control: int) -> bool:
+        """Whether it is the answer to the closing of a stream, which tells nothing."""
+        return self._is_answer(control) and self._opcodes[control] == DcpOpcode.CLOSE_STREAM
+
     def _frame(self, control: int) -> Frame:
         return Frame.parse(self._data, int(self._chunk.frames.control_start[control]))
 
     def _control(self, control: int, opaque: int, work: _Work | None, at: int) -> None:
         """A control frame of a stream; ``work`` is None if we closed the stream and don't care any more."""
         opcode = self._opcodes[control]
-        if self._magics[control] in (Magic.RESPONSE, Magic.FLEX_RESPONSE):
-            # an answer to the closing of a stream tells nothing
-            if opcode == DcpOpcode.STREAM_REQUEST and work is not None:
-                self._answered(self._frame(control), opaque, work, at)
+        if self._is_answer(control):
+            if opcode == DcpOpcode.STREAM_REQUEST:
+                if work is not None:
+                    self._answered(self._frame(control), opaque, work, at)
+                elif self._vbuckets[control] != Status.SUCCESS:  # in an answer the status stands there
+                    self.finished.append(opaque)
             return
         if work is not None and not work.is_open:
             raise RemoteProtocolError(
