@@ -18,6 +18,12 @@ A, B = Upr("upr-a"), Upr("upr-b")
 both = pytest.mark.parametrize("draft", [A, B], ids=["a", "b"])
 
 
+@pytest.fixture(autouse=True)
+def _soon_again(monkeypatch):
+    """What broke off is tried again without much of a pause."""
+    monkeypatch.setattr("tailrace.server.replication._RETRY_S", 0.02)
+
+
 def store_of(node, number):
     return node.call(lambda one: one.buckets["default"].store.vbuckets[number])
 
