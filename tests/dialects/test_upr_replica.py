@@ -651,6 +651,23 @@ def test_a_producer_that_can_not_be_followed_is_left(replica, producer, draft, w
 
 
 @pytest.mark.parametrize("draft", [B], ids=["b"])
+@pytest.mark.parametrize(
+    ("datatype", "value"),
+    [(4, b"\xff\xff\xff\xffno xattrs"), (2, b"\xff\xff\xff\xff\xffnot compressed"), (6, b"zz"), (8, b"?")],
+)
+def test_a_value_that_is_not_what_its_datatype_says(replica, producer, draft, datatype, value):
+    """It would end the stream of every reader who wants it in another form."""
+    first = begin(replica, producer)
+    first.send(first.snapshot(1, 3) + first.word("start"))
+    first.send(first.mutation(b"bad", 4, value, byte_5=datatype) + first.word("end"))
+    while first.receive() is not None:
+        pass
+    second = producer.accept()
+    assert second.open() == (3, NEVER, UUID, 0)
+    assert b"bad" not in documents_of(replica, 0)
+
+
+@pytest.mark.parametrize("draft", [B], ids=["b"])
 @pytest.mark.parametrize("states", [b"\x05", b"\x00"])
 def test_a_state_that_does_not_exist(replica, producer, draft, states):
     connection = begin(replica, producer, takeover=True)

@@ -16,11 +16,11 @@ from ..protocol.tap_consumer import TapConsumer
 from ..protocol.tap_producer import TapProducer
 from ..protocol.upr_producer import UprAProducer, UprBProducer
 from ..store.base import Bucket
-from ..store.format import canonical
+from ..store.format import Document, canonical
 from ..wire.codes import Datatype, Status
 from ..wire.dialect import DCP, TAP, UPR_A, UPR_B, Dialect, Role
 from .settings import Settings
-from .values import checked_value
+from .values import checked_value, split_document
 
 if TYPE_CHECKING:
     from ..store.base import VBucket
@@ -159,8 +159,13 @@ class StreamHost:
             raise MalformedMessage(f"datatype 0x{frame.datatype:02x} was not negotiated")
         if frame.datatype & Datatype.XATTR:
             self._bucket.xattrs_seen = True
-        now_s = self._session.node.clock.time_ns() // 1_000_000_000
-        vbucket.receive(canonical(frame.encode(), collections=collections, delete_time=now_s))
+        node = self._session.node
+        now_s = node.clock.time_ns() // 1_000_000_000
+        change = canonical(frame.encode(), collections=collections, delete_time=now_s)
+        if frame.datatype & ~Datatype.JSON:
+            # One value that is not what it says would end the streams of all who want it in another form.
+            split_document(Document.of(change).value, frame.datatype, node.settings.max_inflated)
+        vbucket.receive(change)
 
     def memory_is_short(self) -> bool:
         return self._bucket.memory_is_short()
