@@ -146,6 +146,16 @@ class Position:
             )
         return SnapshotRange(start, end)
 
+    def snapshot_of(self, marker: SnapshotRange) -> SnapshotRange:
+        """What the items of a marker belong to, for a reader that stands here.
+
+        An interrupted snapshot that is taken up again may be cut shorter than it was announced at first. What
+        is here of it was folded up to the first end: the reader is exact only when it has passed *both*.
+        """
+        if self.is_partial and marker.end < self.snapshot_end:
+            return SnapshotRange(marker.start, self.snapshot_end)
+        return marker
+
     def received(self, marker: SnapshotRange, seqno: int) -> Position:
         """The position after the item (or Seqno Advanced) ``seqno`` of ``marker``; of a batch, the last one.
 
@@ -154,8 +164,7 @@ class Position:
         * A marker may start at its first item, above what was folded away before that item. A producer reads
           ``seqno == snapshot_start`` as "nothing received" and would not ask for a rollback. So the start
           that is kept is where the reader was exact.
-        * An interrupted snapshot that is taken up again may be cut shorter than it was announced at first.
-          The reader is exact only when it has passed the end of *both*.
+        * The marker of a snapshot that is taken up again may end too early (`snapshot_of`).
         """
         if seqno == 0:
             raise MalformedMessage("an item has seqno 0", Status.EINVAL)
@@ -165,8 +174,7 @@ class Position:
             raise MalformedMessage(
                 f"item {seqno} is outside its snapshot [{marker.start}, {marker.end}]", Status.ERANGE
             )
-        end = max(marker.end, self.snapshot_end) if self.is_partial else marker.end
-        return Position(self.vb_uuid, seqno, self.exact_at, end)
+        return Position(self.vb_uuid, seqno, self.exact_at, self.snapshot_of(marker).end)
 
     def request_range(self, marker: SnapshotRange | None = None) -> SnapshotRange:
         """The snapshot range of the request that resumes here; ``marker`` is the last one, if still known.

@@ -396,6 +396,38 @@ def test_a_snapshot_that_is_whole_is_saved_although_the_next_one_has_begun(conne
         assert saved == dict.fromkeys((0, 1), 3)
 
 
+@pytest.mark.parametrize("columnar", [False, True])
+def test_a_snapshot_that_is_cut_shorter_when_it_is_taken_up_again_is_whole_at_its_first_end(
+    connect, columnar
+):
+    """What is here of it was folded up to the end that was announced first."""
+
+    def stream(connection, request):
+        connection.send(accepted(request))
+        if request.start_seqno == 0:
+            connection.send(marker(request, 1, 6), mutation(request, 1), mutation(request, 3))
+            connection.close()
+        else:
+            connection.send(marker(request, 4, 4), mutation(request, 4))
+            connection.send(marker(request, 5, 7), mutation(request, 6), mutation(request, 7))
+
+    with FakeServer(stream) as server:
+        source = connect(server.url)
+        found = {}
+        if columnar:
+            for batch in source.batches():
+                found |= dict(zip(batch["seqno"].to_pylist(), batch["snapshot_end"].to_pylist(), strict=True))
+                if 7 in found:
+                    break
+        else:
+            for one in source.changes():
+                if isinstance(one, Mutation):
+                    found[one.seqno] = one.snapshot[1]
+                if 7 in found:
+                    break
+        assert found == {1: 6, 3: 6, 4: 6, 6: 7, 7: 7}
+
+
 def test_a_noop_is_answered_with_its_opaque(connect):
     def stream(connection, request):
         connection.send(accepted(request), marker(request, 1, 2), mutation(request, 1), noop(10_000_001))

@@ -120,7 +120,7 @@ class Piece:
 
     def _carried(self, carried: Carried) -> Event:
         segment, message = carried.segment, carried.message
-        snapshot = (segment.marker.start, segment.marker.end)
+        snapshot = (segment.snapshot.start, segment.snapshot.end)
         vbucket, vb_uuid = carried.stream.vbucket, segment.log.branch_of(message.by_seqno)
         if isinstance(message, DcpSeqnoAdvanced):
             return SeqnoAdvanced(vbucket, vb_uuid, message.by_seqno, snapshot)

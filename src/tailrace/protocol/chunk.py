@@ -150,12 +150,13 @@ class Segment(NamedTuple):
     stream: Stream
     base: Position
     """Where the consumer stood before the first of them."""
-    marker: SnapshotRange
+    snapshot: SnapshotRange
+    """Whole where it ends, which may be later than its marker says (`Position.snapshot_of`)."""
     log: FailoverLog
 
     def position_at(self, seqno: int) -> Position:
         """Where it stands after one of them."""
-        return self.base.received(self.marker, seqno)
+        return self.base.received(self.snapshot, seqno)
 
 
 @dataclass(slots=True, eq=False)
@@ -200,12 +201,12 @@ class Delivery:
         branch = segment.log.newest
         if int(self.chunk.frames.seqno[self.rows][0]) <= branch.seqno:
             return None
-        return branch.vb_uuid, segment.marker.start, segment.marker.end
+        return branch.vb_uuid, segment.snapshot.start, segment.snapshot.end
 
     def histories(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
         """For each row the vb_uuid that it was made on, and start and end of its snapshot."""
-        starts = np.array([one.marker.start for one in self.segments], dtype=np.uint64)
-        ends = np.array([one.marker.end for one in self.segments], dtype=np.uint64)
+        starts = np.array([one.snapshot.start for one in self.segments], dtype=np.uint64)
+        ends = np.array([one.snapshot.end for one in self.segments], dtype=np.uint64)
         newest = np.array([one.log.newest.vb_uuid for one in self.segments], dtype=np.uint64)
         newest_from = np.array([one.log.newest.seqno for one in self.segments], dtype=np.uint64)
         of = self.segment_of
@@ -390,7 +391,8 @@ class _Segments:
             )
         if first <= work.position.seqno or first < work.marker.start:
             work.position.received(work.marker, first)  # says what is wrong
-        self.segments.append(Segment(work.stream, work.position, work.marker, work.log))
+        snapshot = work.position.snapshot_of(work.marker)
+        self.segments.append(Segment(work.stream, work.position, snapshot, work.log))
         work.position = work.position.received(work.marker, last)
         if work.answer_at is not None and last >= work.answer_at:
             self.acknowledged.append(opaque)
