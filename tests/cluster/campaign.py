@@ -164,8 +164,8 @@ class Campaign:
 
     # faults
 
-    def run(self, seconds: float) -> None:
-        """Faults, one after the other, for so long."""
+    def run(self, seconds: float, look_after: Callable[[], None]) -> None:
+        """Faults, one after the other, for so long; ``look_after`` is called between them."""
         faults: list[Callable[[], None]] = [
             self._kill,
             self._stop,
@@ -183,6 +183,7 @@ class Campaign:
             except TailraceError as error:
                 self._note(f"  refused: {error}")
             self._look_after(self._rng.uniform(*_PAUSE_S))
+            look_after()
 
     def _look_after(self, seconds: float) -> None:
         """The coordinator's loop, as in `cluster.service`."""

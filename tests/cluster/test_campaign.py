@@ -24,6 +24,10 @@ SEED = os.environ.get("CAMPAIGN")
 SECONDS = float(os.environ.get("SECONDS") or 300.0)
 
 
+_NO_WORKER = "Python worker failed to connect back"
+"""Spark gives a process of its own ten seconds to begin, which a busy machine may not have."""
+
+
 class SparkMirror:
     """`tailrace mirror` in a process of its own, and its table."""
 
@@ -32,16 +36,28 @@ class SparkMirror:
         self._table = directory / "table"
         self._said = directory / "mirror"
         self._found = ""
-        with self._said.open("wb") as out:
+        self._start()
+
+    def _start(self) -> None:
+        with self._said.open("ab") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tailrace", "mirror", where, str(self._table), "--retry-for", "10m"],
+                [
+                    *(sys.executable, "-m", "tailrace", "mirror", self._where, str(self._table)),
+                    *("--retry-for", "10m", "--json"),
+                ],
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
 
+    def look_after(self) -> None:
+        """A mirror that has ended is started again, as by whoever runs one; but not whatever it ended for."""
+        if self._process.poll() is not None:
+            assert _NO_WORKER in self._said.read_text().splitlines()[-1], "the mirror has ended"
+            self._start()
+
     def is_equal(self) -> bool:
         """By `tailrace verify`."""
-        assert self._process.poll() is None, "the mirror has ended"
+        self.look_after()
         done = subprocess.run(
             [sys.executable, "-m", "tailrace", "verify", self._where, str(self._table)],
             stdout=subprocess.PIPE,
@@ -79,7 +95,7 @@ def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> None:
         try:
             for one in (*writers, reader):
                 one.start()
-            campaign.run(seconds)
+            campaign.run(seconds, mirror.look_after if mirror is not None else lambda: None)
             for one in writers:
                 one.finish()
             campaign.recover()
