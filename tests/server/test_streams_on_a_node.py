@@ -236,8 +236,7 @@ def test_buffer_acks_are_never_answered(node):
 
 
 def test_a_large_backfill_and_a_slow_reader(node):
-    for at in range(3_000):
-        node.set(f"k{at}", "x" * 1000, vbucket=0)
+    node.set_many({f"k{at}": "x" * 1000 for at in range(3_000)}, vbucket=0)
     with opened(node) as wire, Wire(node.port) as other:
         wire.send(stream_request(end=3_000))
         for _ in range(200):  # the stream fills the sockets and waits; others don't

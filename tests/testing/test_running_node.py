@@ -54,6 +54,16 @@ def test_documents():
         assert answer.value == b"\xff\x00"
 
 
+def test_many_documents():
+    with tailrace.testing.node(vbuckets=16) as node:
+        documents = {f"k{at}": at if at % 3 else b"\xff%d" % at for at in range(100)}
+        node.set_many(documents)
+        assert {key: node.get(key) for key in documents} == documents
+        node.set_many({"first": 1, b"second": 2}, vbucket=3)
+        assert node.get("second", vbucket=3) == 2
+        node.set_many({})
+
+
 def test_a_scripted_failover_with_equal_seqnos():
     """The time machine: two branches with the same seqnos and other changes."""
     with tailrace.testing.node(vbuckets=4) as node:

@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -191,9 +192,33 @@ class RunningNode:
 
     def set(self, key: str | bytes, value: Any, *, expiry: int = 0, vbucket: int | None = None) -> Written:
         """Write a document: bytes as they are, everything else as JSON. ``expiry`` is in unix seconds."""
-        raw = bytes(value) if isinstance(value, bytes | bytearray) else json.dumps(value).encode()
-        raw, datatype = checked_value(raw, 0, self.settings)
+        raw, datatype = self._stored(value)
         return self._on(key, vbucket, lambda one, full: one.set(full, raw, 0, expiry, datatype))
+
+    def set_many(self, documents: Mapping[str | bytes, Any], *, vbucket: int | None = None) -> None:
+        """Write many documents, in order: much faster than one by one."""
+        keys = [key.encode() if isinstance(key, str) else key for key in documents]
+        places = [self.vbucket_of(key) if vbucket is None else vbucket for key in keys]
+        stored = [self._stored(value) for value in documents.values()]
+
+        def act(node: Node) -> None:
+            store = node.buckets[self.bucket].store
+            rows = zip(places, keys, stored, strict=True)
+            for datatype, run in groupby(rows, lambda row: row[2][1]):
+                some = list(run)
+                store.set_many(
+                    [place for place, _, _ in some],
+                    [b"\0" + key for _, key, _ in some],
+                    [raw for _, _, (raw, _) in some],
+                    datatype,
+                )
+
+        self.call(act)
+
+    def _stored(self, value: Any) -> tuple[bytes, int]:
+        """A value as the store has it, and its datatype."""
+        raw = bytes(value) if isinstance(value, bytes | bytearray) else json.dumps(value).encode()
+        return checked_value(raw, 0, self.settings)
 
     def get(self, key: str | bytes, *, vbucket: int | None = None) -> Any:
         """A document: JSON as what it means, everything else as bytes; None if there is none."""
