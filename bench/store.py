@@ -8,7 +8,7 @@ rounds, in which each contender has its turn; a turn ends when no sealing, flush
 the end each is compacted wholly, so that nothing is left of what was superseded, and that time counts too:
 all begin with the same state, and all end with the same. `bench/README.md` says what each contender does:
 
-- *tailrace*, as it is.
+- *tailrace*, as it is, but for the history that a node keeps to undo changes (`--history 200` is a node's).
 - *rocksdb, same job*: documents by key, with rev and CAS, and everything of a vbucket after a seqno, each
   document once. The target is for this one: at least 2.5 times its updates.
 - *rocksdb, same job, index in memory*: the same, but nothing is read: what is newest is also in a dict.
@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from tailrace.store.base import StoreSettings
 from tailrace.store.bucket import Bucket
 from tailrace.store.engine import Engine
 
@@ -99,7 +100,8 @@ class Contender(Protocol):
 class Ours:
     def __init__(self, directory: str, args: argparse.Namespace) -> None:
         self._directory = directory
-        self._engine = Engine(directory)
+        self._settings = StoreSettings(history_changes=args.history)
+        self._engine = Engine(directory, settings=self._settings)
         self._bucket: Bucket = self._engine.create_bucket("default", args.vbuckets)
         self._jobs: dict[Any, threading.Thread] = {}
 
@@ -146,7 +148,7 @@ class Ours:
             vbuckets[number].get(key)
 
     def reopen(self) -> None:
-        self._engine = Engine(self._directory)
+        self._engine = Engine(self._directory, settings=self._settings)
         self._bucket = self._engine.buckets["default"]
 
     def close(self) -> None:
@@ -267,6 +269,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--vbuckets", type=int, default=1024)
+    parser.add_argument("--history", type=int, default=0, help="changes of a vbucket that stay undoable")
     parser.add_argument("--directory", help="where to put the stores; a temporary directory by default")
     parser.add_argument("--without-rocksdb", action="store_true")
     args = parser.parse_args()
