@@ -12,7 +12,8 @@ from tailrace import Mutation
 from tailrace.client.catalog import Catalog
 from tailrace.errors import ConnectError, RemoteProtocolError
 from tailrace.wire.admin import ClustermapChangeNotification, ValueResponse
-from tailrace.wire.codes import Op
+from tailrace.wire.codes import DcpOpcode, Magic, Op
+from tailrace.wire.header import Frame
 
 
 @pytest.mark.parametrize("count", [2, 8])
@@ -125,3 +126,21 @@ def test_names_do_not_pile_up(monkeypatch):
     assert catalog.names.collections[99] == ("scope", "collection 99")
     assert catalog.scope_name(99) == "scope 99"
     assert catalog.scope_name(1) == "0x1"
+
+
+@pytest.mark.parametrize("opcode", [DcpOpcode.NOOP, 0x33])
+def test_a_server_that_asks_and_never_reads_the_answers(connect, opcode):
+    """What it does not read lies with us, so there must be an end to it."""
+    sent = 0
+
+    def stream(connection, request):
+        nonlocal sent
+        connection.send(accepted(request))
+        flood = Frame(Magic.REQUEST, opcode, opaque=7).encode() * 40_000
+        while sent < 100 << 20:
+            connection.send(flood)
+            sent += len(flood)
+
+    with FakeServer(stream) as server, pytest.raises(RemoteProtocolError, match="does not read"):
+        next(connect(server.url, retry_for_s=5).changes())
+    assert sent < 100 << 20

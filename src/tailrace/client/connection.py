@@ -106,6 +106,8 @@ class Connection(asyncio.BufferedProtocol):
         """Send what the consumer has to send; read on if it was held up."""
         if self.lost is not None or self._transport is None:
             return
+        if not self._transport.get_write_buffer_size():
+            self.link.all_sent()
         data = self.link.data_to_send()
         if data:
             self._transport.write(data)

@@ -29,7 +29,6 @@ from ..wire.admin import ClustermapChangeNotification
 from ..wire.codes import ControlKey, DcpOpcode, Feature, Magic, OpenFlag, Status, status_name
 from ..wire.dcp import DcpBufferAck, DcpCloseStream, DcpControl, DcpOpen, DcpStreamRequest
 from ..wire.header import HEADER, MAX_FRAME, Frame
-from ..wire.message import Response
 from .chunk import Chunk, Delivery, Stream, control_headers, deliver
 from .handshake import Introduction, Session, handshake
 from .receive_buffer import BLOCK_BYTES, ReceiveBuffer
@@ -54,6 +53,9 @@ ANSWER_S = 30.0
 """How long a server that is alive may take to answer a question."""
 SLACK_BYTES = 32 << 20
 """What may lie here beyond the window, which a server may overshoot by one frame."""
+
+MAX_UNREAD_BYTES = 1 << 20
+"""Answers to the server's own requests that it does not take; it has no use for more than a few at a time."""
 
 MAX_FRAME_BEFORE_OPEN = 4 << 20
 """The largest answer of a handshake is a cluster map."""
@@ -192,6 +194,7 @@ class DcpConsumer:
         self._last_heard = self._last_ack = now
         self._grew = False
         self._unacked = 0
+        self._unread = 0
         self.ask(self._opening(introduction, rng), self._opened, now)
 
     def _opening(self, introduction: Introduction, rng: random.Random) -> Script[Granted]:
@@ -275,7 +278,7 @@ class DcpConsumer:
         for index, (magic, opcode, opaque) in enumerate(fields):
             if magic in _REQUEST_MAGICS:
                 if opcode == DcpOpcode.NOOP:
-                    self._out += HEADER.pack(Magic.RESPONSE, opcode, 0, 0, 0, 0, 0, opaque, 0)
+                    self._reply(opcode, opaque)
                     continue
                 counted += sizes[index]
                 if opcode in self.ORDERED:
@@ -301,7 +304,7 @@ class DcpConsumer:
         if opcode in known and opcode != DcpOpcode.FLUSH:
             raise RemoteProtocolError(f"the server sends {DcpOpcode(opcode).name}, which was not asked for")
         status = Status.NOT_SUPPORTED if opcode == DcpOpcode.FLUSH else Status.UNKNOWN_COMMAND
-        self._out += HEADER.pack(Magic.RESPONSE, opcode, 0, 0, 0, status, 0, opaque, 0)
+        self._reply(opcode, opaque, status)
 
     def _pushed(self, frame: Frame) -> None:
         if frame.opcode == ClustermapChangeNotification.OPCODE:
@@ -414,7 +417,7 @@ class DcpConsumer:
             if stream is not None:
                 del self._opaque_of[stream.vbucket]
         for opaque in delivery.acknowledged:
-            self._send(Response(opcode=DcpOpcode.SNAPSHOT_MARKER, opaque=opaque).encode())
+            self._reply(DcpOpcode.SNAPSHOT_MARKER, opaque)
         return delivery
 
     def discard(self) -> None:
@@ -445,6 +448,17 @@ class DcpConsumer:
 
     def _send(self, data: bytes) -> None:
         self._out += data
+
+    def _reply(self, opcode: int, opaque: int, status: int = Status.SUCCESS) -> None:
+        """Answer a request of the server."""
+        self._out += HEADER.pack(Magic.RESPONSE, opcode, 0, 0, 0, status, 0, opaque, 0)
+        self._unread += HEADER.size
+        if self._unread > MAX_UNREAD_BYTES:
+            raise RemoteProtocolError("the server asks and asks, and does not read the answers")
+
+    def all_sent(self) -> None:
+        """Everything that `data_to_send` gave has gone out."""
+        self._unread = 0
 
     def data_to_send(self) -> bytes:
         """What is to be sent now."""
