@@ -134,6 +134,7 @@ class Bench:
             on_applied=watch.applied,
             work_dir=self.directory / "work",
         )
+        watch.query = query
         try:
             watch.wait_caught_up(MirrorTable.open(self.mirror_table).current.positions)
             yield watch
@@ -150,6 +151,7 @@ class Watch:
         self._positions: dict[int, Position] = {}
         self.commits: list[tuple[float, dict[int, Position]]] = []
         self.changes = 0
+        self.query: Any = None
 
     def applied(self, what: Applied) -> None:
         """The mirror made a commit."""
@@ -177,8 +179,11 @@ class Watch:
                 for vbucket, seqno in high.items()
             )
 
+        ends_at = time.monotonic() + PATIENCE_S
         with self._changed:
-            assert self._changed.wait_for(there, PATIENCE_S), "the mirror did not catch up"
+            while not self._changed.wait_for(there, 1.0):
+                assert self.query.isActive, f"the mirror failed: {self.query.exception()}"
+                assert time.monotonic() < ends_at, "the mirror did not catch up"
             return self.commits[-1][0] if self.commits else time.perf_counter()
 
 
