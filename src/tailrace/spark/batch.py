@@ -12,6 +12,7 @@ from ..model import Position
 from .direct import DirectPartition, read_direct
 from .feed import Feed
 from .options import parse_options, partition_map
+from .zipped import forget_packages_in_archives
 
 __all__ = ["BatchReader"]
 
@@ -57,4 +58,5 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition, on an executor."""
         assert isinstance(partition, DirectPartition)
+        forget_packages_in_archives()
         yield from read_direct(partition)

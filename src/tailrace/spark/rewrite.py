@@ -26,6 +26,7 @@ from ..model import Position
 from .changelog import ChangeLog, Logger
 from .fold import DOCUMENT_OPS, fold, table_schema
 from .table import DataFile, MirrorTable, file_system, read_rows, write_file
+from .zipped import forget_packages_in_archives
 
 __all__ = ["CHANGES", "RESULT_DDL", "GroupResult", "Reset", "Rewrite", "Target"]
 
@@ -120,6 +121,7 @@ class Rewrite:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rewrite the groups of one partition."""
+        forget_packages_in_archives()
         received = list(batches)
         if not received:
             return

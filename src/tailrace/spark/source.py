@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
+from .zipped import forget_packages_in_archives
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
@@ -31,6 +33,7 @@ class TailraceDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
+        forget_packages_in_archives()  # the processes that plan are kept for the next query
         # Spark hands over a mapping that forgets the case of names
         self._given = dict(options)
 
@@ -45,12 +48,14 @@ class TailraceDataSource(DataSource):
         """A batch read."""
         from .batch import BatchReader
 
+        forget_packages_in_archives()
         return BatchReader(self._given)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A streaming read."""
         from .stream import StreamReader
 
+        forget_packages_in_archives()
         return StreamReader(self._given)
 
 

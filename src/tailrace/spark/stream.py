@@ -34,6 +34,7 @@ from .offsets import from_offset, rollbacks_of, to_offset
 from .options import Options, parse_options, partition_map
 from .scratch import Scratch
 from .spool import SEGMENT_ROWS, Segment, Spool
+from .zipped import forget_packages_in_archives
 
 __all__ = ["SpooledPartition", "StreamReader"]
 
@@ -230,6 +231,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition, as they were received."""
         crash_point("source.in-read")
+        forget_packages_in_archives()
         if isinstance(partition, DirectPartition):
             yield from read_direct(partition)
             return
