@@ -391,11 +391,16 @@ def memory(bench: Bench) -> None:
                 samples.append((written, holdings(bench)))
         watch.wait_caught_up()
         samples.append((written, holdings(bench)))
+    third = len(samples) // 3  # the first of the three is for warming up
     for name in samples[0][1]:
-        first, last = samples[len(samples) // 3][1][name], samples[-1][1][name]
+        first, last = (
+            statistics.median(held[name] for _, held in part)
+            for part in (samples[third : 2 * third], samples[2 * third :])
+        )
         print(
-            f"memory   {name:<22} {first:>6,.0f} MB after {samples[len(samples) // 3][0]:,} changes, "
-            f"{last:>6,.0f} MB after {written:,}: {'flat' if last <= first * 1.1 + 10 else 'GROWS'}",
+            f"memory   {name:<22} {first:>6,.0f} MB from {samples[third][0]:,} changes on, "
+            f"{last:>6,.0f} MB from {samples[2 * third][0]:,} to {written:,}: "
+            f"{'flat' if last <= first * 1.1 + 10 else 'GROWS'}",
             flush=True,
         )
 
