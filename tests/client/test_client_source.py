@@ -405,6 +405,46 @@ def test_rollback_mitigation_holds_back_what_can_be_lost(node, connect):
     assert application.rollbacks == []
 
 
+def test_a_question_when_the_connection_is_lost(node, connect):
+    """In the middle of what it brought it can't be answered, which is said; afterwards it can."""
+    write(node)
+    source = connect(node.url)
+    changes = source.changes()
+    next(changes)
+    assert sum(source.high_seqnos().values()) == len(KEYS)
+    node.drop_connections()
+    until(lambda: source.stats()["lost_connections"] == 1, source)
+    with pytest.raises(ConnectError, match="take the changes"):
+        source.high_seqnos()
+    changes.close()
+    assert sum(source.high_seqnos().values()) == len(KEYS)
+
+
+def test_a_reading_that_is_over_asks_for_nothing(node, connect):
+    """Not for vbuckets that waited for another attempt, nor when somebody resumes them."""
+    write(node)
+    source = connect(node.url)
+    changes = source.changes()
+    next(changes)
+    source.pause([0])
+    changes.close()
+    for act in (source.pause, source.resume):
+        with pytest.raises(UsageError, match="nothing is being read"):
+            act([0])
+    assert source.stats()["waits_for"] == "a reading to begin"
+    node.drop_connections()
+    until(lambda: source.stats()["lost_connections"] == 1, source)
+    assert len(source.high_seqnos()) == VBUCKETS
+    assert all(one["streams"] == 0 for one in source.stats()["nodes"].values())
+
+
+def until(condition, source):
+    deadline = time.monotonic() + 60
+    while not condition():
+        source.idle(0.01)
+        assert time.monotonic() < deadline
+
+
 @pytest.mark.parametrize("columnar", [False, True])
 def test_rollback_mitigation_and_an_end(node, connect, columnar):
     """All streams are at their ends, and the last piece still waits for the disk: that is no end yet."""

@@ -193,11 +193,6 @@ class Source:
         saved = {} if self._store is None else await self._loop.run_in_executor(None, self._store.load)
         wanted = read_options(self.options, start, end, vbuckets)
         reading = self._reading = Reading(self._nodes, self._catalog, wanted, saved, rng=self._rng)
-        links = dict(self._nodes.links())
-        for address, connection in self._connections.items():
-            # one that is lost and known to be: its successor is on its way
-            if connection.lost is not None and links.get(address) is connection.link:
-                reading.link_closed(address, connection.lost)
         self._turn()
         return reading
 
@@ -206,8 +201,11 @@ class Source:
         if self._piece is not None:
             self._piece.settle()
             self._piece = None
-        if self._reading is reading:
+        if self._reading is reading and not reading.is_over:
             reading.close()
+            for connection in self._unheeded():
+                # what it brought is of no interest any more, so its successor can come
+                self._lost(connection.address, connection.lost)
             self._drop_spent()
             self._flush()
 
@@ -375,10 +373,10 @@ class Source:
         }
 
     def _waits_for(self, now: float) -> str:
+        if self._reading is None or self._reading.is_over:
+            return "a reading to begin" if self._nodes.map is not None else "the cluster map"
         if self._is_busy():
             return "the application"
-        if self._reading is None:
-            return "a reading to begin" if self._nodes.map is not None else "the cluster map"
         return self._reading.waits_for(now)
 
     # the pump
@@ -459,19 +457,11 @@ class Source:
                     server_hostname=address.host if self._tls is not None else None,
                 )
         except TimeoutError:
-            self._not_connected(address, f"{address} does not answer")
+            self._lost(address, ConnectError(f"{address} does not answer"))
         except (OSError, ssl.SSLError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            self._not_connected(
-                address, f"can't connect to {address}: {reason}; is the node running and the port right?"
-            )
-
-    def _not_connected(self, address: Address, reason: str) -> None:
-        try:
-            self._nodes.lost(address, ConnectError(reason), self._loop.time())
-        except TailraceError as error:
-            self._fail(error)
-        self._turn_soon()
+            what = f"can't connect to {address}: {reason}; is the node running and the port right?"
+            self._lost(address, ConnectError(what))
 
     def _connected(self, connection: Connection) -> DcpConsumer:
         """A connection is made; the consumer that belongs on it."""
@@ -518,13 +508,29 @@ class Source:
         if self._connections.get(connection.address) is not connection or self._closed:
             return
         self._lost_connections += 1
-        if self._reading is not None and not self._reading.finished:
-            self._reading.link_closed(connection.address, error)
+        reading = self._reading
+        if reading is not None and not reading.is_over and not reading.finished:
+            reading.link_closed(connection.address, error)
+            self._turn_soon()
         else:
-            try:
-                self._nodes.lost(connection.address, error, self._loop.time())
-            except TailraceError as fatal:
-                self._fail(fatal)
+            self._lost(connection.address, error)
+
+    def _unheeded(self) -> list[Connection]:
+        """Connections that are gone, of which the reading still has to take what they brought."""
+        links = dict(self._nodes.links())
+        return [
+            one
+            for one in self._connections.values()
+            if one.lost is not None and links.get(one.address) is one.link
+        ]
+
+    def _lost(self, address: Address, error: Exception | None) -> None:
+        """A connection is gone, or could not be made."""
+        assert error is not None
+        try:
+            self._nodes.lost(address, error, self._loop.time())
+        except TailraceError as fatal:
+            self._fail(fatal)
         self._turn_soon()
 
     def _fail(self, error: Exception) -> None:
@@ -542,7 +548,7 @@ class Source:
             raise UsageError("the source is closed")
 
     def _active(self) -> Reading:
-        if self._reading is None:
+        if self._reading is None or self._reading.is_over:
             raise UsageError("nothing is being read")
         return self._reading
 
@@ -560,7 +566,7 @@ class Source:
     async def _ask_everybody(self, script_for: Callable[[Address], Script[T]]) -> list[T]:
         """Have a conversation with every node of the bucket."""
         assert self._nodes.map is not None
-        if self._reading is None:
+        if self._reading is None or self._reading.is_over:
             self._nodes.need(range(self._nodes.map.vbucket_count))
         self._turn()
         await self._until(lambda: self._homes() <= {node.address for node in self._nodes.ready()})
@@ -572,6 +578,9 @@ class Source:
             """Ask who was not asked yet, or lost its connection over it; whether all have answered."""
             nonlocal lost_at
             now = self._loop.time()
+            if self._piece is not None and (unheeded := self._unheeded()):
+                # its successor comes when the application has taken what it brought, and not before
+                raise ConnectError(f"{unheeded[0].lost}; take the changes that it brought, then ask again")
             for node in self._nodes.ready():
                 address, link = node.address, node.link
                 if address in answers or link is None or asked.get(address) is link:
@@ -594,6 +603,6 @@ class Source:
         return {self._home(one) for one in self._needed_vbuckets()} - {None}
 
     def _needed_vbuckets(self) -> Iterable[int]:
-        if self._reading is None:
+        if self._reading is None or self._reading.is_over:
             return range(self._nodes.map.vbucket_count) if self._nodes.map is not None else ()
         return [vb for vb, one in self._reading.progress.items() if one.state is not State.DONE]

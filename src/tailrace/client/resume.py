@@ -93,6 +93,8 @@ class Reading:
         self._observe_at: float | None = None
         self._now = 0.0
         self.rollbacks = 0
+        self.is_over = False
+        """Nobody reads any more, whether or not it came to its end."""
 
     # the state of things
 
@@ -142,7 +144,7 @@ class Reading:
     def turn(self, now: float) -> None:
         """Do what is due; called whenever something happened, and when `next_timer` says so."""
         self._now = now
-        if self._nodes.map is None:
+        if self._nodes.map is None or self.is_over:
             return
         if not self.progress:
             self._begin()
@@ -173,6 +175,8 @@ class Reading:
 
     def next_timer(self) -> float | None:
         """When the next `turn` is due although nothing happened."""
+        if self.is_over:
+            return None
         times = [one.retry_at for one in self.progress.values() if one.state is State.WAITING]
         # what is overdue already waits for something else that will have it looked at
         times += [
@@ -184,6 +188,8 @@ class Reading:
 
     def check(self, now: float) -> None:
         """Raise `ConnectError` if a vbucket could not be read for too long."""
+        if self.is_over:
+            return
         for one in self.progress.values():
             if now < self._error_due(one) or self._may_be_answered(one):
                 continue
@@ -216,6 +222,7 @@ class Reading:
 
     def close(self) -> None:
         """Stop reading: the streams end, the connections stay."""
+        self.is_over = True
         for _, link in self._nodes.links():
             for stream in list(link.streams.values()):
                 link.close_stream(stream.vbucket)
