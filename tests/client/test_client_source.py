@@ -406,9 +406,9 @@ def test_rollback_mitigation_holds_back_what_can_be_lost(node, connect):
 
 
 def test_a_question_when_the_connection_is_lost(node, connect):
-    """In the middle of what it brought it can't be answered, which is said; afterwards it can."""
+    """In the middle of what it brought it can't be answered, which is said in time; afterwards it can."""
     write(node)
-    source = connect(node.url)
+    source = connect(node.url, retry_for_s=3)
     changes = source.changes()
     next(changes)
     assert sum(source.high_seqnos().values()) == len(KEYS)

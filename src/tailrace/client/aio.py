@@ -574,21 +574,26 @@ class Source:
         answers: dict[Address, T] = {}
         lost_at: float | None = None
 
+        def lose_patience(now: float, reason: str) -> None:
+            nonlocal lost_at
+            if lost_at is None:
+                lost_at = now
+                self._loop.call_later(self.options.retry_for_s + 0.1, self._something.set)
+            elif now - lost_at >= self.options.retry_for_s:
+                raise ConnectError(reason)
+
         def is_answered() -> bool:
             """Ask who was not asked yet, or lost its connection over it; whether all have answered."""
-            nonlocal lost_at
             now = self._loop.time()
-            if self._piece is not None and (unheeded := self._unheeded()):
+            if unheeded := self._unheeded():
                 # its successor comes when the application has taken what it brought, and not before
-                raise ConnectError(f"{unheeded[0].lost}; take the changes that it brought, then ask again")
+                lose_patience(now, f"{unheeded[0].lost}; take the changes that it brought, then ask again")
             for node in self._nodes.ready():
                 address, link = node.address, node.link
                 if address in answers or link is None or asked.get(address) is link:
                     continue
                 if address in asked:
-                    lost_at = now if lost_at is None else lost_at
-                    if now - lost_at >= self.options.retry_for_s:
-                        raise ConnectError(f"{address} loses the connection over a question time and again")
+                    lose_patience(now, f"{address} loses the connection over a question time and again")
                 asked[address] = link
                 link.ask(script_for(address), functools.partial(answers.__setitem__, address), now)
             self._flush()
