@@ -43,8 +43,8 @@ def url(made: Coordinator) -> str:
     return found
 
 
-def until(check: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
+def until(check: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    deadline = time.monotonic() + patience_s
     while not (found := check()):
         assert time.monotonic() < deadline, what
         time.sleep(0.05)

@@ -21,6 +21,7 @@ from cluster.processes import PATIENCE_S, Reader, until
 pytestmark = pytest.mark.xdist_group("cluster")
 
 SEED = os.environ.get("CAMPAIGN")
+SPARK_PATIENCE_S = 600.0
 SECONDS = float(os.environ.get("SECONDS") or 300.0)
 
 
@@ -105,7 +106,7 @@ def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> None:
             assert not reader.errors, reader.errors
             until(lambda: tail.state() == expected, "tail is not equal")
             if mirror is not None:
-                until(mirror.is_equal, "the table is not equal")
+                until(mirror.is_equal, "the table is not equal", SPARK_PATIENCE_S)
         except BaseException as error:
             story = "\n  ".join(campaign.trace)
             error.add_note(f"what happened:\n  {story}")
