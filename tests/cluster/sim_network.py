@@ -96,13 +96,17 @@ class Wire:
 
     def deliver_part(self, rng: random.Random, now: float) -> bool:
         """A good part of what was sent back arrives, and not all: it tears apart what belongs together."""
-        return self._deliver(
-            lambda queue: _piece(queue, rng.randint(len(queue) // 4, len(queue) - 1)), now, there=False
-        )
 
-    def deliver_frames(self, now: float) -> bool:
-        """One frame arrives on each side; whether there was any."""
-        return self._deliver(_first, now)
+        def take(queue: bytearray) -> bytes:
+            return _piece(queue, rng.randint(len(queue) // 4, 3 * len(queue) // 4))
+
+        return self._deliver(take, now, there=False)
+
+    def deliver_frames(self, now: float, *, unless_short: int = 0) -> bool:
+        """One frame arrives on each side (or all, if that is no more than so many bytes); whether there was
+        any. All that came before must have been whole frames.
+        """
+        return self._deliver(lambda queue: (_all if len(queue) <= unless_short else _first)(queue), now)
 
     def _deliver(
         self, take: Callable[[bytearray], bytes], now: float, *, there: bool = True, back: bool = True

@@ -58,7 +58,7 @@ class Machine:
         self.lives = 0
         self._world = world
         self._rng = rng
-        self._checkpoint_items = rng.choice([4, 12, 12])  # not all have the same snapshots
+        self._checkpoint_items = rng.choice([6, 12, 40])  # not all have the same snapshots
         self._engine: Engine | None = None
 
     def start(self, vbuckets: int) -> None:

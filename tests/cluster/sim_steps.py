@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from cluster.sim_client import Ack, Client
-from cluster.sim_network import Wire
+from cluster.sim_network import UpstreamEnd, Wire
 from cluster.sim_nodes import Machine
 from cluster.sim_readers import CopyReader, Mirror
 from cluster.sim_truth import KEYS, VBUCKETS
@@ -22,7 +22,8 @@ from tailrace.store.vbucket import History
 from tailrace.wire.codes import DurabilityLevel, VBucketState
 
 _CATCH_UP_TURNS = 20
-_TEAR_WITHIN = 12
+_CREEP_TURNS = 30
+_SHORT_BYTES = 150
 
 
 class Steps:
@@ -31,14 +32,14 @@ class Steps:
     def __init__(self, world: World) -> None:
         self.world = world
         self.rng = world.rng
-        self._tear_in = 0
+        self._soon: list[Callable[[], None]] = []
         self._places = [*world.machines, Client.PLACE, Mirror.PLACE, CopyReader.PLACE]
         self._weights: dict[Callable[[], None], float] = {
             self._write: 20.0,
             self._deliver: 32.0,
             world.pass_time: 12.0,
             world.work: 10.0,
-            self._tear: 1.0,
+            self._tear_gently: 1.0,
             self._close_checkpoint: 2.0,
             self._compact: 1.0,
             self._cut: 2.0,
@@ -59,13 +60,12 @@ class Steps:
 
     def begin(self) -> None:
         """The cluster is whole. It won't be for long, and torn snapshots hurt it most before."""
-        self._tear_in = self.rng.randint(0, _TEAR_WITHIN)
+        self._soon = [self._tear_gently, self._tear_gently, lambda: self._tear(lossy=True)]
 
     def step(self) -> None:
         """One thing happens."""
-        self._tear_in -= 1
-        if self._tear_in == -1:
-            self._tear()
+        if self._soon and self.rng.random() < 0.3:
+            self._soon.pop(0)()
         else:
             self.rng.choices(list(self._weights), list(self._weights.values()))[0]()
         self.world.turn_readers()
@@ -97,25 +97,28 @@ class Steps:
 
     # snapshots that are torn apart
 
-    def _tear(self) -> None:
+    def _tear(self, *, lossy: bool) -> None:
         """All keys of a vbucket are written, then some of them once more, and each reader gets another part
         of that: some have the first writes whole, others get both folded into one snapshot, and not all of
-        it. Then comes a fault.
+        it. Then something is taken away from them: their active, or (not ``lossy``) less than that.
         """
         found = self._active()
         if found is None:
             return
-        number, machine, vbucket = found
+        number, machine, _ = found
         world, keys = self.world, _keys_of(number)
         world.note(f"vbucket {number} of {machine.name} is torn:")
         self._catch_up(machine)
         wires = self._wires(machine, *world.machines, Mirror.PLACE, CopyReader.PLACE)
-        ahead = [wire for wire in wires if self.rng.random() < 0.5]
+        copies = [wire for wire in wires if isinstance(wire.end, UpstreamEnd)]
+        ahead = copies[: self.rng.choice([0, 0, 1, 1, 1])]
         self._write_each(machine, keys)
         for wire in ahead:
             self._deliver_on(wire, whole=True)
-        if self.rng.random() < 0.3:
-            vbucket.close_checkpoint()
+        is_sealed = not lossy and self.rng.random() < 0.5
+        if is_sealed:
+            machine.bucket.compact(Compaction(), lambda error: None)
+            machine.work()
         self._write_each(machine, self.rng.sample(keys, self.rng.randint(1, len(keys) - 1)))
         for wire in wires:
             if self.rng.random() < (0.3 if wire in ahead else 0.9):
@@ -125,7 +128,37 @@ class Steps:
                 for wire in self._wires(other, CopyReader.PLACE):
                     self._deliver_on(wire, whole=True)
         world.turn_readers()
-        self._tear_apart(machine, wires)
+        if lossy:
+            self._lose(machine.name)
+            world.fail_over(machine.name)
+        elif is_sealed:
+            machine.bucket.store.forget_memory()  # a snapshot that was one is two now
+            for wire in wires:
+                wire.cut()
+            if machine.name in self._torn() and self.rng.random() < 0.5:
+                self._creep(machine)
+        else:
+            self._move_reader()
+
+    def _creep(self, machine: Machine) -> None:
+        """Whoever was cut off from a node calls again. Its copies hear one message at a time, and who reads
+        them sees every state in between.
+        """
+        world = self.world
+        world.clock.advance(1.0)
+        for _ in range(_CREEP_TURNS):
+            for name, other in world.machines.items():
+                other.handle_timer()
+                world.observe(name)
+                for wire in self._wires(other, CopyReader.PLACE) if name != machine.name else ():
+                    self._deliver_on(wire, whole=True)
+            for wire in self._wires(machine, *world.machines):
+                if wire.deliver_frames(world.now, unless_short=_SHORT_BYTES):
+                    world.observe_both(wire)
+            world.copy_reader.turn()
+
+    def _tear_gently(self) -> None:
+        self._tear(lossy=False)
 
     def _catch_up(self, machine: Machine) -> None:
         """Whoever talks to a node has said and heard everything."""
@@ -142,25 +175,6 @@ class Steps:
             self.world.note(self.world.client.write([key]))
         for wire in self._wires(machine, Client.PLACE):
             self._deliver_on(wire, whole=True)
-
-    def _tear_apart(self, machine: Machine, wires: list[Wire]) -> None:
-        """Something is taken away from those who read from a node."""
-        world = self.world
-        fault = self.rng.choice(["lose", "lose", "lose", "compact", "compact", "cut", "move", "nothing"])
-        world.note(f"  {fault}")
-        if fault == "lose" and machine.name not in world.coordinator.out:
-            self._lose(machine.name)
-            world.fail_over(machine.name)
-        elif fault == "move":
-            world.copy_reader.move()
-        elif fault in ("cut", "compact"):
-            if fault == "compact":
-                machine.bucket.compact(Compaction(), lambda error: None)
-                machine.work()
-                machine.bucket.store.forget_memory()
-                world.observe(machine.name)
-            for wire in wires:
-                wire.cut()
 
     def _wires(self, machine: Machine, *places: str) -> list[Wire]:
         """Connections of these places to a node on which bytes can arrive, in some order."""
