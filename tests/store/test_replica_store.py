@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace import rng
 from tailrace.clock import ManualClock
-from tailrace.store.base import StoreSettings
+from tailrace.store.base import Compaction, StoreSettings
 from tailrace.store.bucket import Bucket
 from tailrace.store.engine import Engine
 from tailrace.store.files import MemoryFiles
@@ -172,3 +172,23 @@ def test_a_seqno_inside_a_folded_snapshot_is_no_place_to_go_back_to() -> None:
     assert [replica.exact_seqno(at) for at in range(8)] == [0, 1, 2, 2, 2, 2, 6, 6]
     pair.run("restart", 0)
     assert [pair.replica.exact_seqno(at) for at in range(8)] == [0, 1, 2, 2, 2, 2, 6, 6]
+
+
+def test_a_purge_leaves_the_way_back_to_the_last_complete_snapshot() -> None:
+    pair = Pair()
+    for number in range(3):
+        pair.run("write", number)
+    pair.run("replicate", 0)
+    pair.run("checkpoint", 0)
+    pair.run("delete", 0)
+    pair.run("write", 3)
+    pair.run("write", 4)
+    pair.run("replicate", 1)
+    replica = pair.replica
+    assert (replica.complete_seqno, replica.high_seqno) == (3, 5)
+    pair.run("seal", 0)
+    pair.bucket.compact(Compaction(drop_tombstones=True))
+    assert replica.rollback_floor <= 3, "a promotion could not go back"
+    pair.bucket.set_state(0, VBucketState.ACTIVE)
+    assert replica.high_seqno == 3
+    assert replica.get(b"\x000") is not None

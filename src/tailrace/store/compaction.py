@@ -228,11 +228,11 @@ def _plan(bucket: SealedStore, segments: list[Segment], asked: Compaction | None
         if pieces:
             others = tuple(piece for piece in vbucket.pieces if piece.segment not in segments)
             # A replica must be able to go back to the end of its last complete snapshot.
-            floor = max(min(vbucket.high_seqno - bucket.settings.history_changes, vbucket.complete_seqno), 0)
+            complete = vbucket.complete_seqno
+            floor = max(min(vbucket.high_seqno - bucket.settings.history_changes, complete), 0)
+            sealed, drops = vbucket.sealed_seqno, vbucket.drops
             plans.append(
-                PiecePlan(
-                    vbucket.id, pieces, others, floor, vbucket.sealed_seqno, vbucket.drops, asked, purge_time
-                )
+                PiecePlan(vbucket.id, pieces, others, floor, sealed, complete, drops, asked, purge_time)
             )
     return MergePlan(list(segments), plans, whole=only is None)
 

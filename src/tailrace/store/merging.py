@@ -37,6 +37,7 @@ class PiecePlan:
     others: tuple[Piece, ...]  # of the segments that are not
     floor: int  # versions superseded up to here may go
     sealed_seqno: int  # the newest change in any segment stays: a snapshot from disk ends with it
+    complete_seqno: int  # tombstones from here on stay: a promotion goes back to this
     drops: list[tuple[int, int]]
     purge: Compaction | None  # what was asked for
     purge_time_s: int  # tombstones older than this go, up to `floor`
@@ -206,7 +207,7 @@ def _tombstones_to_purge(plan: PiecePlan, blocks: Iterable[Frames], losses: Loss
         goes = (times < plan.purge_time_s) & (seqnos <= plan.floor)
         if asked is not None:
             goes |= _asked_for(asked, times, seqnos)
-        goes &= seqnos < plan.sealed_seqno
+        goes &= seqnos < min(plan.sealed_seqno, plan.complete_seqno)
         for place, offset in zip(places[goes].tolist(), offsets[goes].tolist(), strict=True):
             frame = frames.data[offset : offset + int(frames.lengths[place])].tobytes()
             losses.purged.append((index_key(frame), int(frames.seqnos[place])))
