@@ -141,6 +141,23 @@ def test_marker_v2_2_for_disk_only(bucket: FakeBucket) -> None:
     assert memory.version is None
 
 
+@pytest.mark.parametrize("start", [0, 2])
+def test_where_purged_deletions_are_missing_memory_is_told_as_disk(bucket: FakeBucket, start: int) -> None:
+    """What a replica received from a disk may all be in its memory, and it is promoted."""
+    filled(bucket, 3)
+    bucket.vbuckets[0].purge_seqno = 2
+    log = bucket.vbuckets[0].failover_log
+    consumer = opened(bucket, max_marker_version="2.2")
+    stream = consumer.stream(
+        start_seqno=start, vb_uuid=log.newest.vb_uuid, snapshot_start=start, snapshot_end=start
+    )
+    (marker,) = stream.markers
+    assert marker.end == 3
+    assert (bool(marker.flags & MarkerFlag.DISK), marker.purge_seqno) == (
+        (False, None) if start else (True, 2)
+    )
+
+
 def test_marker_v2_0_for_sync_replication(bucket: FakeBucket) -> None:
     filled(bucket, 3)
     stream = opened(bucket, enable_sync_writes="true", consumer_name="replica").stream()

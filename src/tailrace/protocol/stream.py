@@ -485,9 +485,12 @@ class ProducerStream:
             self._oso_begun = True
             self._messages.append(self._says.oso(OsoFlag.START))
             return
-        flags = _MEMORY if snapshot.in_memory else _DISK
+        purge_seqno = self._accepted.vbucket.purge_seqno
+        # What a replica has received from a disk may all be in its memory, and lacks purged deletions, too.
+        as_memory = snapshot.in_memory and self.position >= purge_seqno
+        flags = _MEMORY if as_memory else _DISK
         start = snapshot.start
-        if snapshot.checkpoint or not snapshot.in_memory:
+        if snapshot.checkpoint or not as_memory:
             flags |= _CHECKPOINT
         else:
             start = first_seqno
@@ -504,7 +507,6 @@ class ProducerStream:
         if snapshot.end < self._marker_end and snapshot.start <= received.start:
             # Keys that came before the replica's open snapshot may come again in its rest.
             flags |= MarkerFlag.MAY_CONTAIN_DUPLICATES
-        purge_seqno = self._accepted.vbucket.purge_seqno
         self._messages.append(self._says.marker(start, self._marker_end, flags, purge_seqno))
 
     def _close_snapshots(self) -> None:
