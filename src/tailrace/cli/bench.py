@@ -15,6 +15,7 @@ from .common import note
 BENCHES = {
     "decode": ("changes into Arrow columns, beside memcpy and a loop over messages", ["--rounds", "3"]),
     "client": ("a stream into Arrow, beside raw loopback", ["--mib", "64", "--rounds", "3"]),
+    "dump": ("a bucket into a Parquet file, beside its halves", ["--docs", "100000", "--rounds", "2"]),
     "stream": ("a node's stream from disk, beside raw loopback", ["--docs", "100000", "--rounds", "3"]),
     "frontend": ("key-value requests, beside memcached", ["--rounds", "3"]),
     "store": ("updates with fsync, beside RocksDB", ["--docs", "50000", "--updates", "100000"]),
