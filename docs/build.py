@@ -303,7 +303,7 @@ def _command(path: str, command: click.Command) -> list[str]:
 
 def _argument(param: click.Argument) -> str:
     name = param.metavar or _type(param) or (param.name or "").upper()
-    name = name.strip("[]")
+    name = name.strip("[].")
     return (name if param.required else f"[{name}]") + ("..." if param.nargs == -1 else "")
 
 
