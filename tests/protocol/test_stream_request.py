@@ -339,6 +339,16 @@ def test_disk_only_beyond_the_disk(bucket: FakeBucket, consumer: Consumer) -> No
     assert stream.ended == StreamEndStatus.OK
 
 
+@pytest.mark.parametrize("state", [VBucketState.ACTIVE, VBucketState.REPLICA])
+def test_a_log_that_is_ahead_of_the_data(bucket: FakeBucket, consumer: Consumer, state: VBucketState) -> None:
+    """A replica has its active's log at once and the changes later; its reader had more of them elsewhere."""
+    bucket.vbuckets[0].state = state
+    bucket.vbuckets[0].failover_log = FailoverLog((FailoverEntry(0x2222, 12), FailoverEntry(UUID, 0)))
+    expected = Status.ETMPFAIL if state is VBucketState.REPLICA else Status.ERANGE
+    assert consumer.request(**at(12)).status == expected
+    assert consumer.request(**at(10)).status == Status.SUCCESS
+
+
 def test_to_latest_of_a_filter_that_lies_behind(consumer: Consumer) -> None:
     answer = consumer.request(**at(4), value={"collections": ["8"]}, flags=AddStreamFlag.TO_LATEST)
     assert answer.status == Status.ERANGE

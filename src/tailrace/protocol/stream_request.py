@@ -125,12 +125,16 @@ def decide(
         end = vbucket.persisted_seqno
     elif flags & _TO_LATEST:
         end = vbucket.high_seqno if filtered_high is None else filtered_high
+    is_replica = vbucket.state == VBucketState.REPLICA
+    if is_replica and start > vbucket.high_seqno:
+        # It has heard of the active's branches, and not got yet what the reader has of the older ones.
+        raise StreamRefused(Status.ETMPFAIL)
     if start > end or start > vbucket.high_seqno:  # 14
         raise StreamRefused(Status.ERANGE)
     # 15 only concerns the snapshot's end, which nothing after this depends on
     if host.memory_is_short():  # 16
         raise StreamRefused(Status.ENOMEM)
-    if vbucket.state == VBucketState.REPLICA and not vbucket.complete_seqno and vbucket.received.end:  # 17
+    if is_replica and not vbucket.complete_seqno and vbucket.received.end:  # 17
         raise StreamRefused(Status.ETMPFAIL)
     return Accepted(
         vbucket, request.opaque, stream_id, flags, start, end, range_start, value.purge_seqno, filter_
