@@ -587,10 +587,9 @@ def test_flush_reaches_a_stream_that_waits_for_its_turn_to_be_read(draft):
         )
         with Peer(node, receive_buffer=4096) as peer:
             readers = {number: UprReader(draft, number) for number in range(4)}
-            for number in reversed(
-                readers
-            ):  # so that those that wait are flushed before the one that is read
-                peer.send(draft.request(number, opaque=number))
+            # In this order, so that those that wait are flushed before the one that is read.
+            # In one piece, so that none is asked for after the flush.
+            peer.send(b"".join(draft.request(number, opaque=number) for number in reversed(readers)))
             found = peer.next()
             while readers[found.opaque].take(found) != "mutation":
                 found = peer.next()
