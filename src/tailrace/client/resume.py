@@ -42,8 +42,6 @@ class SeenEnd(dict[int, int]):
 
 
 _OBSERVE_S = 0.2
-_ANSWER_S = ANSWER_S
-"""Stream requests are given the time of other questions at least."""
 _OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
 
 
@@ -217,7 +215,7 @@ class Reading:
         if one.troubled_since is not None:
             return one.troubled_since + self.options.retry_for_s
         if one.state is State.REQUESTED:
-            return one.requested_at + max(self.options.retry_for_s, _ANSWER_S)
+            return one.requested_at + max(self.options.retry_for_s, ANSWER_S)  # as any question has
         return math.inf
 
     def close(self) -> None:

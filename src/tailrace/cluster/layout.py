@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-__all__ = ["Chain", "balanced", "best_copy", "without"]
+__all__ = ["Chain", "balanced", "best_copy", "is_enough", "without"]
 
 Chain: TypeAlias = tuple[str, ...]
 
