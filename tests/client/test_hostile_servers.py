@@ -13,6 +13,7 @@ from fake_server import UUID, FakeServer, accepted, marker, mutation, noop
 import tailrace
 from tailrace import Mutation, Snapshot, StreamEnd
 from tailrace.client.checkpoints import MemoryState
+from tailrace.client.connection import Connection
 from tailrace.errors import (
     ConnectError,
     FramingError,
@@ -320,7 +321,8 @@ def test_what_comes_while_the_application_is_busy_is_one_piece(connect, monkeypa
         assert next(pieces).row_count == 20
 
 
-def test_nothing_is_overlooked_on_any_connection(connect, monkeypatch):
+@pytest.mark.parametrize("what", ["gathering", "still coming"])
+def test_nothing_is_overlooked_on_any_connection(connect, monkeypatch, what):
     """What waits for more on the first one is only a sign of life; a change waits on the second."""
     monkeypatch.setattr("tailrace.client.connection._GATHER_S", 3600)
     streams = {}
@@ -335,6 +337,8 @@ def test_nothing_is_overlooked_on_any_connection(connect, monkeypatch):
         source = connect(first.url)
         changes = source.changes()
         assert {next(one for one in changes if isinstance(one, Mutation)).vbucket for _ in range(2)} == {0, 1}
+        if what == "still coming":
+            monkeypatch.setattr(Connection, "_watch", lambda _: None)
         for vbucket, packet in ((0, DcpNoop(opaque=7).encode()), (1, mutation(streams[1][1], 2))):
             before, deadline = source.stats()["received_bytes"], time.monotonic() + 60
             streams[vbucket][0].send(packet)

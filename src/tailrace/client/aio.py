@@ -259,7 +259,7 @@ class Source:
     @property
     def is_idle(self) -> bool:
         """Nothing more is here: the next change is still on its way, or not made yet."""
-        self._look()
+        self._look(at_all=True)
         return not self._has_more()
 
     async def pause(self, vbuckets: Iterable[int]) -> None:
@@ -488,11 +488,11 @@ class Source:
         connection.flush()
         self._something.set()
 
-    def _look(self) -> bool:
-        """Look at what waits for more to come, on all connections; whether there was any."""
+    def _look(self, *, at_all: bool = False) -> bool:
+        """`Connection.look` on all connections; whether there was any."""
         found = False
         for connection in list(self._connections.values()):
-            found |= connection.look()
+            found |= connection.look(at_all=at_all)
         return found
 
     def _has_more(self) -> bool:

@@ -79,9 +79,9 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._process()
 
-    def look(self) -> bool:
-        """Look at what has come and waits for more; whether there was any."""
-        if self._gathering is None:
+    def look(self, *, at_all: bool = False) -> bool:
+        """Look at what has come and waits for more, or ``at_all`` that came; whether there was any."""
+        if self._gathering is None and not (at_all and self._watching):
             return False
         self._process()
         return True
