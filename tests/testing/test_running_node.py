@@ -114,6 +114,31 @@ def test_a_restart_loses_nothing(tmp_path):
         assert node.get("a") == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="how sockets share a port is the system's own")
+def test_a_node_that_does_not_run_keeps_its_port():
+    with tailrace.testing.node() as node, socket.socket() as other:
+        port = node.port
+        node.stop()
+        with pytest.raises(OSError, match="in use"):
+            other.bind((node.host, port))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((node.host, port))
+        node.start()
+        node.kill()
+        node.start()
+        assert node.port == port
+        assert len(ask(node, admin.Noop())) == 1
+    with socket.create_server((node.host, port)):
+        pass
+    node.start()  # outside of its block too, if nobody else is there
+    assert node.port == port
+    node.stop()
+    del node
+    gc.collect()
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
 def test_persistence_and_purge():
     with tailrace.testing.node(vbuckets=1, settings={"flush_interval": "1h"}) as node:
         node.stop_persistence()

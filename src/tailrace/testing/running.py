@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import socket
 import ssl
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -69,6 +72,8 @@ class RunningNode:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: _Server | None = None
+        self._kept: dict[int, socket.socket] = {}
+        weakref.finalize(self, _let_go, self._kept)
 
     @property
     def url(self) -> str:
@@ -85,6 +90,7 @@ class RunningNode:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        _let_go(self._kept)
 
     def start(self) -> None:
         """Open the store and serve it, on the port that it had before if it had one."""
@@ -141,8 +147,8 @@ class RunningNode:
                     engine, users=self._users, settings=self.settings, clock=self._clock, run_job=run_job
                 )
             )
-            sockets = listen(self.host, self.port)
-            tls_sockets = listen(self.host, self.tls_port or 0) if self._tls is not None else None
+            sockets = self._listen(self.port)
+            tls_sockets = self._listen(self.tls_port or 0) if self._tls is not None else None
         except BaseException:
             engine.crash()
             raise
@@ -150,6 +156,24 @@ class RunningNode:
         self._loop, self._server = loop, server
         self.port = server.node.address.port
         self.tls_port = server.node.address.tls_port
+
+    def _listen(self, port: int) -> list[socket.socket]:
+        """On a port that is ours from now on, also while we don't run.
+
+        A socket keeps it that is bound and does not listen: Linux gives such a port to nobody who wants any
+        free one, and lets in who asks for it by its number.
+        """
+        if sys.platform == "linux" and port not in self._kept:
+            keeper = socket.socket()
+            try:
+                keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                keeper.bind((self.host, port))
+            except OSError:
+                keeper.close()
+                raise
+            port = keeper.getsockname()[1]
+            self._kept[port] = keeper
+        return listen(self.host, port)
 
     def _end(self, how: Callable[[_Server], Any]) -> None:
         if self._thread is None or self._loop is None or self._server is None:
@@ -409,6 +433,11 @@ class RunningNode:
             node.users = Users({} if refuse else self._users or dict([_default_user()]), node.rng)
 
         self.call(act)
+
+
+def _let_go(kept: dict[int, socket.socket]) -> None:
+    while kept:
+        kept.popitem()[1].close()
 
 
 def _default_user() -> tuple[str, str]:
