@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.processes import PATIENCE_S, VBUCKETS, Reader, replicated, until, url
+from cluster.processes import PATIENCE_S, VBUCKETS, Reader, kept_ports, replicated, until, url
 from cluster.proxy import Proxies
 from tailrace.client.kv import KvClient
 from tailrace.cluster.coordinator import Coordinator
@@ -36,14 +36,14 @@ _LOOK_S = 0.5
 class ProxiedMember(Member):
     """A node that everybody but its coordinator reaches through a proxy."""
 
-    def __init__(self, name: str, directory: Path, proxies: Proxies) -> None:
+    def __init__(self, name: str, directory: Path, proxies: Proxies, own_port: int) -> None:
         super().__init__(name, directory, "default")
         self.proxy = proxies.proxy()
-        self._own_port = 0
+        self._own_port = own_port
 
     def start(self, vbuckets: int, port: int, settings: Sequence[str]) -> None:
         super().start(vbuckets, self._own_port, settings)
-        self._own_port = self.proxy.target = self.port
+        self.proxy.target = self._own_port
         self.port = self.proxy.port
 
     def _address(self) -> Address:
@@ -126,6 +126,8 @@ class Campaign:
         self.trace: list[str] = []
         self._rng = random.Random(seed)
         self._directory = directory
+        self._stack = contextlib.ExitStack()
+        self._own_ports = iter(self._stack.enter_context(kept_ports(3)))
         self._proxies = Proxies()
         self._members: dict[str, ProxiedMember] = {}
         self.coordinator = Coordinator(directory / "cluster", member=self._make_member)
@@ -140,7 +142,7 @@ class Campaign:
         self.coordinator.auto_failover_s = 10.0
 
     def _make_member(self, name: str) -> Member:
-        made = ProxiedMember(name, self._directory / "cluster" / name, self._proxies)
+        made = ProxiedMember(name, self._directory / "cluster" / name, self._proxies, next(self._own_ports))
         self._members[name] = made
         return made
 
@@ -153,6 +155,7 @@ class Campaign:
             member.proxy.hold(hold=False)
         self.coordinator.stop()
         self._proxies.close()
+        self._stack.close()
 
     @property
     def url(self) -> str:

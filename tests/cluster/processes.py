@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,50 @@ KEYS = [f"key-{number}" for number in range(40)]
 
 
 @contextmanager
+def kept_ports(count: int) -> Iterator[list[int]]:
+    """Ports in a row, which nobody else gets while a node is down that has to come back there.
+
+    They are bound, and nobody listens: Linux lets in who asks for one by its number, and gives it to nobody
+    who wants any free one.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        with ExitStack() as stack:
+            ports = [_keep(stack, 0)]
+            try:
+                ports += [_keep(stack, ports[0] + number) for number in range(1, count)]
+            except (OSError, OverflowError):  # somebody has one of them
+                assert time.monotonic() < deadline, "there are no ports"
+                continue
+            yield ports
+            return
+
+
+def _keep(stack: ExitStack, port: int) -> int:
+    keeper = stack.enter_context(socket.socket())
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.bind(("127.0.0.1", port))
+    found: int = keeper.getsockname()[1]
+    return found
+
+
+@contextmanager
 def cluster(directory: Path, nodes: int, *, replicas: int = 1) -> Iterator[Coordinator]:
-    made = Coordinator(directory)
-    made.create(
-        nodes=nodes,
-        bucket="default",
-        vbuckets=VBUCKETS,
-        replicas=replicas,
-        ports=[0] * nodes,
-        settings=["replication_noop_interval=1"],
-    )
-    try:
-        made.start()
-        yield made
-    finally:
-        made.stop()
+    with kept_ports(nodes) as ports:
+        made = Coordinator(directory)
+        made.create(
+            nodes=nodes,
+            bucket="default",
+            vbuckets=VBUCKETS,
+            replicas=replicas,
+            ports=ports,
+            settings=["replication_noop_interval=1"],
+        )
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
 
 
 def url(made: Coordinator) -> str:
@@ -52,8 +82,11 @@ def until(check: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -
 
 
 def replicated(made: Coordinator) -> bool:
-    """Every copy has what its active has."""
-    reports = {name: member.report() for name, member in made.members.items() if member.is_running}
+    """Every copy has what its active has; who does not answer in time is asked again."""
+    try:
+        reports = {name: member.report() for name, member in made.members.items() if member.is_running}
+    except TailraceError:
+        return False
     return all(
         reports[name].get(number, {}).get("complete_seqno") == reports[chain[0]][number]["high_seqno"]
         for number, chain in enumerate(made.chains)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from cluster.processes import (
     actives,
     cluster,
     documents,
+    kept_ports,
     replicated,
     until,
     url,
@@ -156,7 +158,13 @@ def test_a_takeover_that_is_interrupted_is_undone(tmp_path: Path, victim: str) -
         assert sorted({chain[0] for chain in made.chains}) == ["n1", "n2"]
 
 
-def test_the_command_line(tmp_path: Path) -> None:
+@pytest.fixture
+def two_ports() -> Iterator[int]:
+    with kept_ports(2) as ports:
+        yield ports[0]
+
+
+def test_the_command_line(tmp_path: Path, two_ports: int) -> None:
     directory = tmp_path / "cli"
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -170,7 +178,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
     assert run("status").returncode == 3
     try:
-        started = run("start", "--nodes", "2", "--vbuckets", "4", "--json")
+        started = run("start", "--nodes", "2", "--vbuckets", "4", "--port", str(two_ports), "--json")
         assert started.returncode == 0, started.stderr
         found = json.loads(started.stdout)
         assert [one["state"] for one in found["nodes"]] == ["up", "up"]
