@@ -26,7 +26,7 @@ from tailrace.connstr import parse
 from tailrace.errors import ConnectError, StatusError, TailraceError, UsageError
 from tailrace.protocol.dcp_replica import DcpReplica
 from tailrace.protocol.tap_consumer import TapConsumer
-from tailrace.protocol.tap_takeover import Takeover
+from tailrace.protocol.tap_takeover import Takeover, TakeoverPhase
 from tailrace.server.settings import Settings
 from tailrace.wire.codes import AddStreamFlag, DcpOpcode, VBucketState
 from tailrace.wire.dcp import DcpSetVBucketState, DcpStreamRequestResponse
@@ -237,6 +237,51 @@ def test_a_takeover_by_tap_that_breaks_is_undone(nodes, monkeypatch, when):
     assert all(target.get(f"k{number}", vbucket=1) == number for number in range(20))
 
 
+def test_a_source_that_sees_late_that_a_takeover_by_tap_broke(nodes, monkeypatch):
+    """It waits for its disk to give the vbucket up, and does so when the target has long let go."""
+    source, target = nodes
+    move(source, target, [])
+    server, disk = source._server, threading.Event()
+    monkeypatch.setattr(server, "run", lambda job: (disk.wait(60), job.run()))
+    for number in range(5):
+        source.set(f"k{number}", number, vbucket=1)
+    source.call(lambda one: one.buckets["default"].after_flush(lambda error: None))
+    sockets, transports = [], []
+
+    def phases(_):
+        handlers = {one: getattr(one._session, "handler", None) for one in server.connections}
+        found = {one: handler._takeover for one, handler in handlers.items() if handler is not None}
+        transports[:] = [one._transport for one in found]
+        return [one.phase for one in found.values()]
+
+    def carry(old, new):
+        sockets.append(old)
+        while source.call(phases) != [TakeoverPhase.GIVING_UP]:
+            for one in select.select([old, new], [], [], 0.05)[0]:
+                (new if one is old else old).sendall(one.recv(1 << 16))
+        source.call(lambda _: transports[0].pause_reading())
+        raise ConnectionResetError
+
+    def see_the_end():
+        disk.set()
+        source.persist()
+        if transports:
+            source.call(lambda _: transports.pop().resume_reading())
+
+    def drain(one, *rest):
+        if one in sockets:
+            see_the_end()
+        real_drain(one, *rest)
+
+    real_drain = takeover._drain
+    monkeypatch.setattr(takeover, "_carry", carry)
+    monkeypatch.setattr(takeover, "_drain", drain)
+    with pytest.raises(TailraceError, match="1 of 1 vbuckets could not be moved"):
+        move(source, target, [1], dialect="tap")
+    see_the_end()
+    assert (states(source)[1], states(target)[1]) == ("active", "dead")
+
+
 @pytest.mark.parametrize("victim", ["source", "target"])
 @pytest.mark.parametrize("dialect", ["dcp", "tap"])
 @pytest.mark.parametrize("turns", [0, 1, 3])
@@ -265,8 +310,9 @@ def test_a_node_that_dies_in_the_middle(nodes, monkeypatch, dialect, victim, tur
         move(source, target, MOVING, dialect=dialect)
     monkeypatch.undo()
     dying.start()
-    for number in MOVING:
-        assert (states(source)[number], states(target)[number]) != ("active", "active")
+    # the target first, as above
+    for number, pair in enumerate(zip(states(target), states(source), strict=True)):
+        assert number not in MOVING or pair != ("active", "active")
     move(source, target, MOVING, dialect=dialect)
     assert [states(target)[number] for number in MOVING] == ["active"] * 3
     assert [states(source)[number] for number in MOVING] == ["dead"] * 3

@@ -331,7 +331,9 @@ class _Takeover:
                 _carry(*sockets)
             except OSError:
                 pass  # whether it was in time is seen by the states
-            _drain(sockets[1])
+            # Neither goes on with what it has begun: the target takes no more, the source gives up no more.
+            _drain(sockets[1], "the target does not say whether it has taken over")
+            _drain(sockets[0], "the source does not say whether it has given up")
 
     # after
 
@@ -416,13 +418,13 @@ def _carry(source: socket.socket, target: socket.socket) -> None:
             to[one].sendall(data)
 
 
-def _drain(target: socket.socket) -> None:
-    """Until the target has taken all that was sent to it, and closes."""
+def _drain(one: socket.socket, otherwise: str) -> None:
+    """Until a node has taken all that was sent to it, and closes."""
     try:
-        target.shutdown(socket.SHUT_WR)
-        while target.recv(_CARRY_BYTES):
+        one.shutdown(socket.SHUT_WR)
+        while one.recv(_CARRY_BYTES):
             pass
     except TimeoutError:
-        raise ConnectError("the target does not say whether it has taken over; run the same again") from None
+        raise ConnectError(f"{otherwise}; run the same again") from None
     except OSError:
         pass  # it is closed already
