@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.processes import PATIENCE_S, VBUCKETS, Reader, kept_ports, replicated, until, url
+from cluster.processes import PATIENCE_S, RETRY_FOR_S, VBUCKETS, Reader, kept_ports, replicated, until, url
 from cluster.proxy import Proxies
 from tailrace.client.kv import KvClient
 from tailrace.cluster.coordinator import Coordinator
@@ -85,7 +85,10 @@ class Tail:
         self._path = path
         with path.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tailrace", "tail", where, "--from", "beginning", "--json"],
+                [
+                    *(sys.executable, "-m", "tailrace", "tail", where, "--from", "beginning", "--json"),
+                    *("--retry-for", f"{RETRY_FOR_S:g}s"),
+                ],
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )

@@ -62,7 +62,7 @@ def test_a_planned_move_loses_nothing_and_rolls_nobody_back(tmp_path: Path) -> N
 def test_failover_promotes_replicas_and_readers_roll_back_what_was_lost(tmp_path: Path) -> None:
     with cluster(tmp_path / "c", 3) as made:
         where = url(made)
-        with KvClient(where) as client:
+        with KvClient(where, timeout_s=PATIENCE_S) as client:
             for number in range(200):
                 client.set(f"key-{number % 40}", b"kept-%d" % number)
         until(lambda: replicated(made), "the copies are not complete")
@@ -73,7 +73,7 @@ def test_failover_promotes_replicas_and_readers_roll_back_what_was_lost(tmp_path
             until(lambda: reader.state() == kept, "the reader has not caught up")
             for name in ("n1", "n2", "n3"):
                 made.members[name].report([])  # from now on nobody receives anything
-            with KvClient(where) as client:
+            with KvClient(where, timeout_s=PATIENCE_S) as client:
                 for key in KEYS:
                     client.set(key, b"lost?")
             until(lambda: set(reader.state().values()) == {b"lost?"}, "the reader has not caught up")
@@ -107,7 +107,7 @@ def test_failover_promotes_replicas_and_readers_roll_back_what_was_lost(tmp_path
 def test_a_silent_node_is_failed_over_if_most_answer(tmp_path: Path) -> None:
     with cluster(tmp_path / "c", 3) as made:
         made.auto_failover_s = 3
-        with KvClient(url(made)) as client:
+        with KvClient(url(made), timeout_s=PATIENCE_S) as client:
             for key in KEYS:
                 client.set(key, b"1")
         until(lambda: replicated(made), "the copies are not complete")
@@ -134,7 +134,7 @@ def test_a_silent_node_is_failed_over_if_most_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", ["source", "target"])
 def test_a_takeover_that_is_interrupted_is_undone(tmp_path: Path, victim: str) -> None:
     with cluster(tmp_path / "c", 2) as made:
-        with KvClient(url(made)) as client:
+        with KvClient(url(made), timeout_s=PATIENCE_S) as client:
             for number in range(2000):
                 client.set(f"key-{number % 40}", b"v%d" % number)
         until(lambda: replicated(made), "the copies are not complete")
@@ -185,7 +185,7 @@ def test_the_command_line(tmp_path: Path, two_ports: int) -> None:
         again = run("start")
         assert (again.returncode, again.stderr.count("\n")) == (1, 1), again.stderr
         assert "runs already" in again.stderr
-        with KvClient(found["url"]) as client:
+        with KvClient(found["url"], timeout_s=PATIENCE_S) as client:
             client.set("a", b"1")
         table = run("status")
         assert "n2" in table.stdout
