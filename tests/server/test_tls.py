@@ -8,7 +8,7 @@ import socket
 import ssl
 
 import pytest
-from serverkit import Wire
+from serverkit import TIMEOUT_S, Wire
 
 import tailrace.testing
 from tailrace.wire import admin, kv
@@ -51,11 +51,15 @@ def certificate(tmp_path_factory):
     return cert_file, key_file
 
 
-@pytest.fixture
-def node(certificate):
+def a_node(certificate, **settings):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
-    with tailrace.testing.node(vbuckets=4, tls=context, settings={"auth_timeout": 2}) as running:
+    return tailrace.testing.node(vbuckets=4, tls=context, settings=settings)
+
+
+@pytest.fixture
+def node(certificate):
+    with a_node(certificate) as running:
         yield running
 
 
@@ -92,7 +96,6 @@ def test_the_node_stops_while_a_tls_connection_is_being_closed(node, certificate
 def test_plain_bytes_on_the_tls_port(node):
     with Wire(node.tls_port) as wrong:
         wrong.send(admin.Noop())
-        wrong.socket.settimeout(20)
         with pytest.raises((EOFError, ConnectionError)):
             while True:
                 wrong.frame()
@@ -100,8 +103,11 @@ def test_plain_bytes_on_the_tls_port(node):
         plain.ok(admin.Noop())
 
 
-def test_a_handshake_that_does_not_come_is_given_up(node):
-    with socket.create_connection(("127.0.0.1", node.tls_port), timeout=20) as silent:
+def test_a_handshake_that_does_not_come_is_given_up(certificate):
+    with (
+        a_node(certificate, auth_timeout=2) as node,
+        socket.create_connection(("127.0.0.1", node.tls_port), timeout=TIMEOUT_S) as silent,
+    ):
         assert silent.recv(1) == b""
 
 
