@@ -21,7 +21,7 @@ from tailrace.wire.framing import Framer
 from tailrace.wire.header import Frame
 from tailrace.wire.message import Direction, Message, Response
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 M = TypeVar("M", bound=Message)
 
 
