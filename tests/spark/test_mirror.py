@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import tailrace.spark as ts
 import tailrace.testing
 from spark.core_scenario import assert_equal
 from spark.core_scenario import run as run_core_scenario
-from spark.naive import table_state
+from spark.naive import bucket_state, table_state
 from tailrace.spark.api import repair
 from tailrace.spark.table import MirrorTable
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+_PATIENCE_S = 120.0
 
 
 @pytest.fixture
@@ -36,6 +39,17 @@ def once(spark: Any, node: Any, table: str, **more: Any) -> None:
 def fill(node: Any, count: int, step: int = 1, what: str = "v") -> None:
     for number in range(0, count, step):
         node.set(f"k{number}", {what: number})
+
+
+def wait_until_equal(query: Any, node: Any, table: str) -> None:
+    """Where a query that runs on comes to. Spark's own `processAllAvailable` is done as soon as there is
+    nothing to do, which is also so before anything has been received.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while table_state(table) != bucket_state("127.0.0.1", node.port):
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline, f"the mirror does not come to its end: {query.lastProgress}"
+        time.sleep(0.1)
 
 
 def test_documents_overwrites_and_deletes_arrive(spark: Any, node: Any, table: str) -> None:
@@ -117,13 +131,13 @@ def test_verify_names_what_differs_and_repairs_it(spark: Any, node: Any, table: 
 def test_two_mirrors_on_one_table_and_one_is_fenced(spark: Any, node: Any, table: str) -> None:
     fill(node, 20)
     first = ts.mirror(spark, node.url, table)
-    first.processAllAvailable()
+    wait_until_equal(first, node, table)
     second = ts.mirror(spark, node.url, table)
     fill(node, 20, 1, "w")
-    second.processAllAvailable()
+    wait_until_equal(second, node, table)
     with pytest.raises(Exception, match="taken over by another mirror"):
-        first.processAllAvailable()
-        first.awaitTermination(30)
+        first.awaitTermination(_PATIENCE_S)
+    assert second.isActive
     second.stop()
     assert_equal(spark, node, table)
 
