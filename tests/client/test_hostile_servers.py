@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 import threading
@@ -346,6 +347,37 @@ def test_nothing_is_overlooked_on_any_connection(connect, monkeypatch, what):
                 source.idle(0.001)
                 assert time.monotonic() < deadline
         assert not source.is_idle
+
+
+def test_what_has_come_counts_before_it_was_looked_at(monkeypatch):
+    """A loop that was held up reads, and rings, in one round: nobody was silent, we were deaf."""
+    asked = []
+
+    async def until(condition):
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110 - the server is another thread
+                await asyncio.sleep(0.01)
+
+    async def read(server):
+        async with tailrace.connect(server.url, retry_for_s=0) as source:
+            reading = await source.begin()
+            await until(lambda: asked)
+            connection, request = asked[0]
+            (link,) = (one.link for one in source._connections.values())
+            # it is read and not looked at, when the time for both a sign of life and the answer is over
+            monkeypatch.setattr(Connection, "_watch", lambda _: None)
+            packet = accepted(request) + marker(request, 1, 1) + mutation(request, 1)
+            before = link.received_bytes
+            connection.send(packet)
+            await until(lambda: link.received_bytes == before + len(packet))
+            link._last_heard -= 3600
+            reading.progress[0].requested_at -= 3600
+            source._ring()
+            assert (await source.next_piece(reading)).row_count == 1
+            assert source.stats()["lost_connections"] == 0
+
+    with FakeServer(lambda connection, request: asked.append((connection, request))) as server:
+        asyncio.run(read(server))
 
 
 def two_snapshots_and_a_half(connection, request):

@@ -432,6 +432,7 @@ class Source:
             self._timer = self._loop.call_at(due, self._ring)
 
     def _ring(self) -> None:
+        self._look(at_all=True)  # what has come counts, also if the loop was held up and is late with both
         now = self._loop.time()
         for connection in list(self._connections.values()):
             try:
