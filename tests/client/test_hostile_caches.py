@@ -12,15 +12,36 @@ from hypothesis import strategies as st
 
 from tailrace.client.invalidate import cache_at
 from tailrace.errors import ConnectError, LoginError, RemoteProtocolError, TailraceError, UsageError
+from tailrace.wire.codes import Op
 from tailrace.wire.header import HEADER
 
 OPAQUE = slice(12, 16)
 
 
+async def redis_request(reader):
+    """The next command, as it came."""
+    taken = await reader.readuntil(b"\r\n")
+    for _ in range(int(taken[1:])):
+        size = await reader.readuntil(b"\r\n")
+        taken += size + await reader.readexactly(int(size[1:]) + 2)
+    return taken
+
+
+async def memcached_request(reader):
+    """The next frames, up to a fence."""
+    taken = b""
+    while True:
+        header = await reader.readexactly(HEADER.size)
+        taken += header + await reader.readexactly(int.from_bytes(header[8:12], "big"))
+        if header[1] == Op.NOOP:
+            return taken
+
+
 class FakeCache:
     """Takes whatever comes and says what it was told to say, an answer a request; then it closes."""
 
-    def __init__(self, *answers):
+    def __init__(self, kind, *answers):
+        self.next_request = {"redis": redis_request, "memcached": memcached_request}[kind]
         self.answers = list(answers)
         self.requests = []
         self.writers = []
@@ -43,8 +64,9 @@ class FakeCache:
 
     async def talk(self, reader, writer):
         self.writers.append(writer)
-        with contextlib.suppress(OSError):
-            while self.answers and (request := await reader.read(1 << 16)):
+        with contextlib.suppress(OSError, EOFError):
+            while self.answers:
+                request = await self.next_request(reader)
                 self.requests.append(request)
                 answer = self.answers.pop(0)
                 writer.write(answer(request) if callable(answer) else answer)
@@ -55,7 +77,7 @@ def meet(kind, *answers, prefix="", path="", clear=False, retry_for_s=0.0, login
     """Remove a key at (or clear) a cache with these answers."""
 
     async def talk():
-        async with FakeCache(*answers) as fake:
+        async with FakeCache(kind, *answers) as fake:
             url = f"{kind}://{login}127.0.0.1:{fake.port}{path}"
             cache = cache_at(url, prefix=prefix, retry_for_s=retry_for_s)
             try:
