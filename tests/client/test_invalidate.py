@@ -16,6 +16,7 @@ import time
 import pytest
 
 import tailrace.testing
+from ports import ReservedPort
 from tailrace.cli.main import main
 from tailrace.client.invalidate import cache_at, follow
 from tailrace.client.kv import KvClient
@@ -26,17 +27,11 @@ VBUCKETS = 4
 KEYS = [b"key-%d" % number for number in range(200)]
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 class Peer:
     """A cache of its own, and the plainest client for it."""
 
-    def __init__(self, kind, directory):
-        self.kind, self.directory, self.port = kind, directory, free_port()
+    def __init__(self, kind, directory, port):
+        self.kind, self.directory, self.port = kind, directory, port
         self.url = f"{kind}://127.0.0.1:{self.port}"
         self.lock = threading.Lock()
         self.start()
@@ -52,7 +47,8 @@ class Peer:
         if self.kind == "memcached":
             command = [program, "-U", "0", "-l", "127.0.0.1", "-p", port, "-u", "nobody"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(500):
+        for _ in range(3_000):
+            assert self.process.poll() is None, f"{program} did not start"
             with contextlib.suppress(OSError):
                 self.socket = socket.create_connection(("127.0.0.1", self.port), timeout=20)
                 self.file = self.socket.makefile("rb")
@@ -100,9 +96,10 @@ class Peer:
 
 @pytest.fixture(params=["redis", "memcached"])
 def cache(request, tmp_path):
-    peer = Peer(request.param, tmp_path)
-    yield peer
-    peer.stop()
+    with ReservedPort() as port:
+        peer = Peer(request.param, tmp_path, port)
+        yield peer
+        peer.stop()
 
 
 @pytest.fixture
@@ -253,8 +250,8 @@ def test_a_cache_that_comes_back_and_one_that_does_not(node, cache, tmp_path, ca
     timer.start()
     assert drain(node, cache, tmp_path) == 1
     timer.join()
-    nobody = cache_at(f"redis://127.0.0.1:{free_port()}", retry_for_s=0.2)
-    with pytest.raises(ConnectError, match="can't be reached"):
+    with ReservedPort() as port, pytest.raises(ConnectError, match="can't be reached"):
+        nobody = cache_at(f"redis://127.0.0.1:{port}", retry_for_s=0.2)
         asyncio.run(follow(node.url, nobody, end="now"))
     for where in ("redis:6379", "http://x", "redis://x:port"):
         with pytest.raises(UsageError):

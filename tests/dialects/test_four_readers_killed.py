@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import time
 import pytest
 
 import tailrace
+from ports import ReservedPort
 from tailrace.client.kv import KvClient
 from tailrace.connstr import parse
 from tailrace.errors import TailraceError
@@ -28,11 +28,9 @@ KEYS = 2_000
 class Process:
     """`tailrace serve` on one port and directory, as often as it is started."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, port):
         self.directory = directory
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = port
         self.url = f"couchbase://127.0.0.1:{self.port}"
         self.process = None
 
@@ -127,8 +125,11 @@ def held_by(kv):
 
 
 def campaign(directory, seed, operations, kills):
-    rng = random.Random(seed)
-    node = Process(directory)
+    with ReservedPort() as port:
+        run(Process(directory, port), random.Random(seed), operations, kills)
+
+
+def run(node, rng, operations, kills):
     node.start()
     followers = [Follower(node.url, dialect) for dialect in DIALECTS]
     try:
