@@ -15,6 +15,7 @@ from application import Application, server_state, writing
 import tailrace.testing
 from tailrace import Deletion, Expiration, Flush, Mutation, Position, Rollback, Snapshot, TapSettings
 from tailrace.cli.main import main
+from tailrace.client.kv import KvClient
 from tailrace.errors import UsageError
 
 VBUCKETS = 4
@@ -153,7 +154,7 @@ def test_a_snapshot_that_breaks_off_is_taken_back(node, connect, dialect, monkey
 @pytest.mark.parametrize("dialect", OLD)
 def test_now_and_lost_connections(node, connect, dialect):
     write(node, 20)
-    source = connect(node.url, dialect=dialect, retry_for_s=15)
+    source = connect(node.url, dialect=dialect)
     changes = source.changes(start="now")
     with writing(node, b"again"):
         events = list(until(changes, is_mutation_of(b"again")))
@@ -229,7 +230,12 @@ def test_tap_goes_on_where_the_application_was(node, connect):
     assert next(one for one in changes if isinstance(one, Mutation)).key == b"one more"
     node.set(b"seen", 1)
     next(one for one in changes if isinstance(one, Mutation))
-    changes.close()  # everything but the last is done with
+    with KvClient(node.url) as client:  # everything but the last is done with, and the node knows
+        deadline = time.monotonic() + 60
+        while client.stats("tap")["eq_tapq:reader:unacked"] != "1":
+            assert time.monotonic() < deadline
+            source.idle(0.01)
+    changes.close()
     source.close()
     node.restart()
     for key in KEYS[30:]:
@@ -247,7 +253,7 @@ def test_tap_goes_on_where_the_application_was(node, connect):
 
 def test_tap_begins_again_where_the_node_has_forgotten(node, connect):
     write(node, 30)
-    source = connect(node.url, dialect="tap", retry_for_s=15)
+    source = connect(node.url, dialect="tap")
     changes = source.changes()
     events = list(itertools.islice((one for one in changes if isinstance(one, Mutation)), 30))
     node.delete(KEYS[3])
@@ -265,7 +271,7 @@ def test_tap_begins_again_where_the_node_has_forgotten(node, connect):
 def test_a_tap_dump_that_breaks_off_is_made_again(connect):
     with tailrace.testing.node(vbuckets=VBUCKETS) as node:
         write(node)
-        source = connect(node.url, dialect="tap", retry_for_s=15)
+        source = connect(node.url, dialect="tap")
         changes = source.changes(end="now")
         events = list(itertools.islice(changes, 5))
         node.drop_connections()
