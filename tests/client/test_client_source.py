@@ -128,7 +128,7 @@ def test_position_inside_a_snapshot(node, connect):
 def test_connections_that_break_anywhere(node, connect, method):
     """Every change comes exactly once, whichever byte the connection breaks at."""
     write(node)
-    source = connect(node.url, retry_for_s=10)
+    source = connect(node.url)
     handshake_bytes = source.stats()["received_bytes"]
     expected = [(e.vbucket, e.seqno) for e in source.changes(end="now") if isinstance(e, Mutation)]
     # each connection gets through with at least one change, and breaks at another place
@@ -250,6 +250,8 @@ def test_the_end_is_taken_back_before_it_is_read(node, connect, end):
     start = {1: Position.at(node.failover_log(1)[0][0], 20)}
     changes = source.changes(start=start, end=wanted, vbuckets=[0, 1])
     application = Application().take([next(changes)])  # the window is full of vbucket 0
+    with KvClient(node.url) as client:  # the other one is asked for, too
+        until(lambda: any(":stream_1_" in name for name in client.stats("dcp")), source)
     node.rewind(1, 30)
     application.take(changes)
     assert sorted(application.state()[1]) == sorted(b"key-%d" % number for number in range(20, 30))
@@ -319,7 +321,7 @@ def test_kill_and_restart(node, connect):
     write(node)
     node.persist()
     application = Application()
-    source = connect(node.url, retry_for_s=15)
+    source = connect(node.url)
     changes = source.changes()
     highs = {vb: node.high_seqno(vb) for vb in range(VBUCKETS)}
     while application.last != highs:
@@ -388,7 +390,7 @@ def test_noops_are_answered_while_the_application_is_busy(node, connect):
 def test_rollback_mitigation_holds_back_what_can_be_lost(node, connect):
     write(node)
     node.persist()
-    source = connect(node.url, rollback_mitigation=True, retry_for_s=15)
+    source = connect(node.url, rollback_mitigation=True)
     application = Application()
     changes = source.changes()
     highs = {vb: node.high_seqno(vb) for vb in range(VBUCKETS)}
