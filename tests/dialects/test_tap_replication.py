@@ -130,8 +130,14 @@ def test_a_ring_of_three_ends_equal_and_silent():
         def seqnos():
             return [node.high_seqno(number) for node in ring for number in range(8)]
 
+        def is_still():
+            for node in ring:  # it has sent what it had when it was asked
+                with Peer(node) as peer:
+                    assert peer.is_silent()
+            return not any(unacked(node) for node in ring)
+
         # silent: whatever was on its way has arrived, and nobody has anything to add
-        until(lambda: not any(unacked(node) for node in ring))
+        until(is_still)
         before, moved = seqnos(), [relay.moved for relay in relays]
         for node in ring:
             with Peer(node) as peer:

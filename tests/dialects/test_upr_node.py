@@ -588,11 +588,15 @@ def test_flush_reaches_a_stream_that_waits_for_its_turn_to_be_read(draft):
         with Peer(node, receive_buffer=4096) as peer:
             readers = {number: UprReader(draft, number) for number in range(4)}
             # In this order, so that those that wait are flushed before the one that is read.
-            # In one piece, so that none is asked for after the flush.
             peer.send(b"".join(draft.request(number, opaque=number) for number in reversed(readers)))
-            found = peer.next()
-            while readers[found.opaque].take(found) != "mutation":
+
+            def are_under_way():  # all of them: who asks after the flush does not hear of it
+                words = [reader.words for reader in readers.values()]
+                return any("mutation" in one for one in words) and all("begin" in one for one in words)
+
+            while not are_under_way():
                 found = peer.next()
+                readers[found.opaque].take(found)
             node.flush()
             for number in readers:
                 node.set("new", b"v", vbucket=number)
