@@ -170,7 +170,7 @@ def running_node(folder: Path, environment: dict[str, str]) -> Iterator[str]:
             yield f"couchbase://127.0.0.1:{json.loads(ready.read_text())['port']}"
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            process.wait(timeout=60)
 
 
 def _expected(output: str) -> re.Pattern[str]:
@@ -186,7 +186,7 @@ def run_block(block: Block, folder: Path, environment: dict[str, str]) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=100,
+            timeout=250,
             check=False,
         )
 
