@@ -177,7 +177,7 @@ def test_abort_forgets_what_is_left(connected):
 def test_the_peer_closes(connected):
     async def run():
         async with connected() as (recorder, peer):
-            peer.send(b"good bye")
+            peer.sendall(b"good bye")
             peer.close()
             await in_time(recorder.lost.wait())
             assert recorder.received == b"good bye"
@@ -208,7 +208,7 @@ def test_who_is_not_read_is_read_later(connected):
             transport.pause_reading()
             transport.pause_reading()
             assert not transport.is_reading()
-            peer.send(b"wait")
+            peer.sendall(b"wait")
             for _ in range(10):
                 await asyncio.sleep(0)
             assert recorder.received == b""
@@ -225,7 +225,7 @@ def test_who_is_not_read_is_read_later(connected):
 def test_a_bug_closes_the_connection_and_is_logged(connected, caplog):
     async def run():
         async with connected() as (recorder, peer):
-            peer.send(b"bug")
+            peer.sendall(b"bug")
             await in_time(recorder.lost.wait())
             assert recorder.events == ["made", "ZeroDivisionError"]
             assert await receive(peer, 1) == b""
@@ -255,7 +255,7 @@ class TestAccepting:
                 loop, recorder = asyncio.get_running_loop(), Recorder()
                 accept_plain(loop, listener, lambda: recorder)
                 with socket.create_connection(listener.getsockname()) as peer:
-                    peer.send(b"here")
+                    peer.sendall(b"here")
                     await in_time(recorder.got.wait())
                     extra = recorder.transport.get_extra_info
                     assert extra("peername") == peer.getsockname()
