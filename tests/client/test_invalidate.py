@@ -129,7 +129,7 @@ def stale(node, cache, prefix=b""):
 
 
 def drain(node, cache, tmp_path, **options):
-    made = cache_at(cache.url, prefix=options.pop("prefix", ""), retry_for_s=20)
+    made = cache_at(cache.url, prefix=options.pop("prefix", ""), retry_for_s=60)
     return asyncio.run(follow(node.url, made, end="now", state=tmp_path / "state.json", **options))
 
 
@@ -137,7 +137,7 @@ def test_nothing_old_is_left_after_load(node, cache, tmp_path):
     rng = random.Random(5)
     for key in KEYS:
         node.set(key, 0)
-    made = cache_at(cache.url, retry_for_s=20)
+    made = cache_at(cache.url, retry_for_s=60)
     loop = asyncio.new_event_loop()
     work = loop.create_task(follow(node.url, made, state=tmp_path / "state.json"))
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([work])))
@@ -220,7 +220,7 @@ async def gone(cache, key):
 
 def test_a_rollback_of_what_is_remembered_removes_just_that(node, cache):
     async def live():
-        made = cache_at(cache.url, retry_for_s=20)
+        made = cache_at(cache.url, retry_for_s=60)
         task = asyncio.create_task(follow(node.url, made))
         try:
             cache.set(KEYS[0], b"x")
