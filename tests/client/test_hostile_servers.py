@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
+import socket
 import struct
 import threading
 import time
@@ -358,14 +359,15 @@ def test_nothing_is_overlooked_on_any_connection(connect, monkeypatch, what):
         assert not source.is_idle
 
 
+async def until(condition):
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - the server is another thread
+            await asyncio.sleep(0.01)
+
+
 def test_what_has_come_counts_before_it_was_looked_at(monkeypatch):
     """A loop that was held up reads, and rings, in one round: nobody was silent, we were deaf."""
     asked = []
-
-    async def until(condition):
-        async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 - the server is another thread
-                await asyncio.sleep(0.01)
 
     async def read(server):
         async with tailrace.connect(server.url, retry_for_s=0) as source:
@@ -386,6 +388,41 @@ def test_what_has_come_counts_before_it_was_looked_at(monkeypatch):
             assert source.stats()["lost_connections"] == 0
 
     with FakeServer(lambda connection, request: asked.append((connection, request))) as server:
+        asyncio.run(read(server))
+
+
+class Full:
+    """A socket that takes nothing now."""
+
+    def __init__(self, real):
+        self._real = real
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+    def send(self, *_):
+        raise BlockingIOError
+
+    sendmsg = send
+
+
+def test_a_source_ends_after_a_server_that_left_before_it_had_heard_all():
+    """asyncio's transport can't be closed again when it was closed with something to send, and sent it."""
+
+    async def read(server):
+        async with tailrace.connect(server.url) as source:
+            await source.begin()
+            (connection,) = source._connections.values()
+            transport = connection._transport
+            real, transport._sock = transport._sock, Full(transport._sock)
+            transport.write(noop(7))
+            server.connections[0]._client.shutdown(socket.SHUT_WR)
+            await until(transport.is_closing)
+            assert transport.get_write_buffer_size() == 24 and not connection.closed.done()
+            transport._sock = real
+            await until(connection.closed.done)
+
+    with FakeServer(lambda connection, request: None) as server:
         asyncio.run(read(server))
 
 

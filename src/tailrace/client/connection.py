@@ -131,6 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None  # one that was closed with something to send breaks if it is closed again
         if not self.closed.done():
             self.closed.set_result(None)
         if self.lost is not None:
