@@ -396,6 +396,30 @@ def test_a_snapshot_ends_with_a_change_that_is_not_for_the_replica(replica: Runn
     assert [int.from_bytes(one[24:32], "big") for one in frames] == [2, 7, 13]
 
 
+@pytest.mark.parametrize("has_part", [False, True])
+def test_a_snapshot_of_which_nothing_came_is_not_waited_for(replica: RunningNode, has_part: bool) -> None:
+    """The active that announced it is lost, and the next one may never have had it."""
+
+    def ask() -> int:
+        with Wire(replica.port) as wire:
+            wire.ok(DcpOpen(key=b"reader", flags=1))
+            return wire.call(DcpStreamRequest(vbucket=0, end_seqno=100)).status
+
+    with Controller(replica.port) as peer:
+        opaque = peer.begin()
+        assert peer.status_of(marker(opaque, 0, 5)) == 0
+        if has_part:
+            assert peer.status_of(mutation(opaque, 2)) == 0
+        assert ask() == Status.ETMPFAIL
+        peer.send(DcpCloseStream(vbucket=0, opaque=98))
+        assert {peer.next().opcode for _ in range(2)} == {DcpOpcode.CLOSE_STREAM}
+        opaque = peer.begin(log=[(0xBBBB, 0), (0xAAAA, 0)])
+        assert ask() == (Status.ETMPFAIL if has_part else Status.SUCCESS)
+        peer.send(marker(opaque, 0, 7))
+        assert peer.status_of(mutation(opaque, 7)) == 0
+        assert ask() == Status.SUCCESS
+
+
 @pytest.mark.parametrize("v7", [True, False])
 def test_what_does_not_fit_is_refused_and_nothing_of_it_is_stored(replica: RunningNode, v7: bool) -> None:
     refuse = Status.SUCCESS if v7 else Status.EINVAL

@@ -312,6 +312,11 @@ class DcpReplica:
             self._disconnect(f"a stream request was answered with nonsense: {error}")
             return
         if answer.status == Status.SUCCESS:
+            vbucket = stream.vbucket
+            if vbucket.complete_seqno == vbucket.high_seqno < vbucket.received.end:
+                # A snapshot that was announced on another connection, and nothing of it came: this active may
+                # not have it, and whoever reads us must not wait for it.
+                vbucket.end_snapshot()
             stream.phase = StreamPhase.OPEN
             self._tell_seqno(stream)
             stream.done(Status.SUCCESS, stream.opaque)
