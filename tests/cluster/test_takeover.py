@@ -24,6 +24,7 @@ from tailrace.cluster import takeover
 from tailrace.cluster.takeover import take_over
 from tailrace.connstr import parse
 from tailrace.errors import ConnectError, StatusError, TailraceError, UsageError
+from tailrace.model import SnapshotRange
 from tailrace.protocol.dcp_replica import DcpReplica
 from tailrace.protocol.tap_consumer import TapConsumer
 from tailrace.protocol.tap_takeover import Takeover, TakeoverPhase
@@ -590,6 +591,7 @@ class Waiting:
             state=VBucketState.PENDING,
             high_seqno=0,
             complete_seqno=0,
+            received=SnapshotRange(0, 0),
             set_failover_log=lambda log: None,
         )
         self.bucket = SimpleNamespace(vbuckets=[vbucket], set_state=self.set_state)
