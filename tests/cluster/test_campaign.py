@@ -17,16 +17,13 @@ import pytest
 
 from cluster.campaign import Campaign, Tail, Writer, model
 from cluster.processes import PATIENCE_S, Reader, until
+from spark.too_slow import PYTHON_WAS_TOO_SLOW
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
 SEED = os.environ.get("CAMPAIGN")
 SPARK_PATIENCE_S = 600.0
 SECONDS = float(os.environ.get("SECONDS") or 300.0)
-
-
-_NO_WORKER = "Python worker failed to connect back"
-"""Spark gives a process of its own ten seconds to begin, which a busy machine may not have."""
 
 
 class SparkMirror:
@@ -53,7 +50,7 @@ class SparkMirror:
     def look_after(self) -> None:
         """A mirror that has ended is started again, as by whoever runs one; but not whatever it ended for."""
         if self._process.poll() is not None:
-            assert _NO_WORKER in self._said.read_text().splitlines()[-1], "the mirror has ended"
+            assert PYTHON_WAS_TOO_SLOW in self._said.read_text().splitlines()[-1], "the mirror has ended"
             self._start()
 
     def is_equal(self) -> bool:

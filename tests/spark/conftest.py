@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_timeout
 from _pytest.runner import runtestprotocol
 
+from spark.too_slow import PATIENT, PYTHON_WAS_TOO_SLOW, STARTS
 from tailrace.spark.session import session
+
+_STARTED_AGAIN = "started again"
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +28,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.sql.warehouse.dir": str(warehouse),
             "spark.sql.streaming.noDataProgressEventInterval": "1s",
             "spark.driver.memory": "2g",
+            **PATIENT,
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Duser.timezone=UTC",
             "spark.sql.session.timeZone": "UTC",
         },
@@ -42,28 +47,39 @@ def no_leaked_queries(request: pytest.FixtureRequest) -> Iterator[None]:
             query.stop()
 
 
-_TOO_SLOW = ("failed to connect back", "CANNOT_OPEN_SOCKET")
-_STARTS = 3
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a test once more, with new fixtures, if Spark gave up on a Python process that was slow to start.
-
-    Spark waits ten seconds for one, and nothing can be set about it. A machine that is busy with other things
-    may need longer; that says nothing about what the test is about.
+    """Run a test once more, with new fixtures and all of its time, if Spark gave up on a Python process that
+    was slow to start. The summary says of which tests that is true.
     """
     if item.get_closest_marker("spark") is None:
         return None
-    for start in range(_STARTS):
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        if start:
-            item._initrequest()  # type: ignore[attr-defined]  # as pytest-rerunfailures does it
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for start in range(1, STARTS + 1):
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
         failures = [str(report.longrepr) for report in reports if report.failed]
-        if not any(word in text for word in _TOO_SLOW for text in failures):
+        if start == STARTS or not any(PYTHON_WAS_TOO_SLOW in text for text in failures):
             break
+        _give_all_its_time(item)
     for report in reports:
+        if report.when == "call" and start > 1:
+            report.user_properties.append((_STARTED_AGAIN, start))
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def _give_all_its_time(item: pytest.Item) -> None:
+    """A failure ends what pytest-timeout does for a test."""
+    settings = pytest_timeout._get_item_settings(item)
+    if settings.timeout and not settings.func_only:
+        item.config.hook.pytest_timeout_set_timer(item=item, settings=settings)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in (one for found in terminalreporter.stats.values() for one in found):
+        for name, starts in getattr(report, "user_properties", ()):
+            if name == _STARTED_AGAIN:
+                terminalreporter.write_line(
+                    f"{report.nodeid}: start {starts}, Spark did not wait for a Python process before"
+                )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from spark.too_slow import PATIENT
 from tailrace.spark.session import prepare_environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
@@ -70,6 +71,7 @@ SETTINGS = [
     "--conf=spark.executor.memory=512m",
     f"--conf=spark.driver.extraJavaOptions={' '.join(QUICK)}",
     f"--conf=spark.executor.extraJavaOptions={' '.join(QUICK)}",
+    *(f"--conf={name}={value}" for name, value in PATIENT.items()),
 ]
 OPENED = [
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
@@ -101,7 +103,7 @@ def submit(master: str, job: str, directory: Path) -> str:
     program = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     command = [str(program), "--master", master, *SETTINGS, str(Path(__file__).parent / job), str(directory)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.split()[-1]
 
 

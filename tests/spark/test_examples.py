@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import tailrace.testing
+from spark.too_slow import PATIENT
 from tailrace.spark.session import prepare_environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -38,12 +39,13 @@ def test_the_job_by_spark_submit(tmp_path: Path) -> None:
     prepare_environment()
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "SPARK_LOCAL_IP": "127.0.0.1"}
-    settings = ["--conf", "spark.ui.enabled=false", "--driver-java-options", "-XX:TieredStopAtLevel=1"]
+    settings = ["--conf=spark.ui.enabled=false", "--driver-java-options", "-XX:TieredStopAtLevel=1"]
+    settings += [f"--conf={name}={value}" for name, value in PATIENT.items()]
     with tailrace.testing.node(vbuckets=4) as node:
         for number in range(20):
             node.set(f"k{number}", {"n": number})
         job = [str(EXAMPLES / "job.py"), node.url, str(tmp_path / "table")]
         command = [str(submit), "--master", "local[2]", *settings, *job]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr
     assert "20 documents, 20 rows, 0 differences" in done.stdout
