@@ -70,7 +70,7 @@ class Chaos:
         self._life = life
         spark = Spark()
         work_dir = self.directory / f"work-{self.restarts}"
-        options = {"spoolDir": str(self.directory), "retryFor": "20", **life.options}
+        options = {"spoolDir": str(self.directory), "retryFor": "120", **life.options}
         try:
             query = ts.mirror(
                 spark, self.world.node.url, self.table, once=life.once, work_dir=work_dir, options=options
