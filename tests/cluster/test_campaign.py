@@ -66,6 +66,10 @@ class SparkMirror:
         self._found = done.stdout
         return done.returncode == 0
 
+    def batches(self) -> int:
+        """How many it has applied, in all of its lives."""
+        return self._said.read_text().count('{"batch"')
+
     def story(self) -> str:
         """What it said, and what `verify` said last."""
         return f"the mirror:\n{self._said.read_text()[-4000:]}\nverify:\n{self._found[-2000:]}"
@@ -104,6 +108,9 @@ def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> None:
             until(lambda: tail.state() == expected, "tail is not equal")
             if mirror is not None:
                 until(mirror.is_equal, "the table is not equal", SPARK_PATIENCE_S)
+            writes = sum(one.acknowledged for one in writers)
+            print(f"{len(campaign.trace)} things happened, {writes} writes, {len(expected)} documents")
+            print(f"{mirror.batches() if mirror is not None else 0} batches on Spark")
         except BaseException as error:
             story = "\n  ".join(campaign.trace)
             error.add_note(f"what happened:\n  {story}")
