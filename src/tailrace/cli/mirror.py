@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -140,19 +141,39 @@ def command(
         for path in mirror.missing:
             note(f"the bucket has no collection {path!r} any more: its table is emptied")
         started = time.monotonic()
-        query = mirror.start(once=once, trigger_s=trigger)
-        stopped = threading.Event()
-        before = signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
-        try:
-            while not stopped.is_set() and not query.awaitTermination(1):
-                pass
-        except Exception as error:
-            raise explained_query_error(error) from error
-        finally:
-            signal.signal(signal.SIGTERM, before)
-            query.stop()
-            mirror.tidy_up()
+        with _signals() as received:
+            query = mirror.start(once=once, trigger_s=trigger)
+            try:
+                while not received and not query.awaitTermination(1):
+                    pass
+            except Exception as error:
+                raise explained_query_error(error) from error
+            finally:
+                query.stop()
+                mirror.tidy_up()
+        if signal.SIGINT in received:
+            raise KeyboardInterrupt
         versions = ", ".join(str(one.version) for one in mirror.tables)
         tables = "the table is" if len(mirror.tables) == 1 else "the tables are"
         seconds = time.monotonic() - started
         note(f"{counted(total, 'change')} in {seconds:.1f} s; {tables} at version {versions}")
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """The signals to stop that have come; a second Ctrl-C is an error wherever it falls. Spark's own handler
+    would speak to Java in the middle of another call, and much would be said about it.
+    """
+    received: list[int] = []
+
+    def note_it(number: int, _frame: object) -> None:
+        if number == signal.SIGINT and number in received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    before = {number: signal.signal(number, note_it) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
