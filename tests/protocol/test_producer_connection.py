@@ -222,6 +222,7 @@ def test_seqno_acknowledged(bucket: FakeBucket) -> None:
     assert consumer.status_of_last() == Status.EINVAL
     consumer.control("enable_sync_writes", "true")
     consumer.control("consumer_name", "r")
+    consumer.stream()
     before = len(consumer.answers)
     consumer.send(ack)
     consumer.pull()
@@ -235,6 +236,21 @@ def test_seqno_acknowledged(bucket: FakeBucket) -> None:
     assert consumer.status_of_last() == Status.NOT_MY_VBUCKET
     consumer.producer.close("gone")
     assert consumer.host.replicas_gone == ["r"]
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_seqno_that_was_acknowledged_before_a_rewind(bucket: FakeBucket, on_disk: bool) -> None:
+    """What a replica said of the other branch comes late: of the new branch it has nothing."""
+    vbucket = bucket.vbuckets[0]
+    for number in range(5):
+        vbucket.set(b"k%d" % number, b"v")
+    consumer = Consumer(bucket)
+    consumer.open(enable_sync_writes="true", consumer_name="r")
+    consumer.stream()
+    vbucket.rollback(3, 0x77)
+    vbucket.set(b"new", b"v")
+    consumer.send(DcpSeqnoAcknowledged(prepared_seqno=5, opaque=ON_DISK_OPAQUE if on_disk else 0))
+    assert consumer.host.reached == []
 
 
 def test_close_stream_that_is_not_there(bucket: FakeBucket) -> None:

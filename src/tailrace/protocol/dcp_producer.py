@@ -245,6 +245,9 @@ class DcpProducer(StreamProducer):
     def _receive_seqno_acknowledged(self, frame: Frame, message: Message) -> None:
         """How far a replica is: durable writes wait for that. There are no prepares: a durable write is
         visible at once, and answered when enough replicas have it.
+
+        It counts for the stream that brought it there. Of one that has ended it may come late: the vbucket
+        was rewound, say, and the replica speaks of the other branch.
         """
         assert isinstance(message, DcpSeqnoAcknowledged)
         if not self._options.sync_replication:
@@ -253,6 +256,8 @@ class DcpProducer(StreamProducer):
         vbucket = vbuckets[message.vbucket] if message.vbucket < len(vbuckets) else None
         if vbucket is None:
             self._not_my_vbucket(frame)
+            return
+        if not self._has_live_stream(vbucket.id, 0):
             return
         seqno = min(message.prepared_seqno, vbucket.high_seqno)
         on_disk = frame.opaque == ON_DISK_OPAQUE
