@@ -4,9 +4,10 @@
     python bench/decode.py --json          the same figures for scripts
 
 All three run over the same received buffers, one after the other in every round, so that whatever else the
-machine does hits them alike. A figure is the median over the rounds; *at best* is what it takes when nobody
-disturbs: the best round of memcpy, and the best of all rounds for each buffer. See bench/README.md for how to
-read it.
+machine does hits them alike; each goes over them once before it is timed, because the one before it has left
+the processor's caches full of other things. A figure is the median over the rounds; *at best* is what it
+takes when nobody disturbs: the best round of memcpy, and the best of all rounds for each buffer. See
+bench/README.md for how to read it.
 """
 
 from __future__ import annotations
@@ -144,11 +145,16 @@ def measure(options: argparse.Namespace, value_size: int) -> dict[str, float]:
             seconds.append(clock() - began)
         return seconds
 
-    rounds: dict[str, list[list[float]]] = {"memcpy": [], "columnar": [], "per_message": []}
+    contenders = {
+        "memcpy": memcpy,
+        "columnar": lambda: decoding(columnar),
+        "per_message": lambda: decoding(per_message),
+    }
+    rounds: dict[str, list[list[float]]] = {name: [] for name in contenders}
     for _ in range(options.rounds):
-        rounds["memcpy"].append(memcpy())
-        rounds["columnar"].append(decoding(columnar))
-        rounds["per_message"].append(decoding(per_message))
+        for name, contender in contenders.items():
+            contender()
+            rounds[name].append(contender())
     median = {name: statistics.median(map(sum, found)) for name, found in rounds.items()}
     best = {name: sum(map(min, zip(*found, strict=True))) for name, found in rounds.items()}
     return {
