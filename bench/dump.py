@@ -3,7 +3,7 @@
     python bench/dump.py [--docs N] [--size BYTES] [--vbuckets N] [--rounds N] [--json]
 
 A `tailrace serve` process is loaded with distinct documents. In every round four contenders take all of them,
-one after the other, each a process of its own whose start counts:
+one after the other, each a process of its own. The start counts for all but the last:
 
 - parquet: ``tailrace dump URL --out FILE.parquet``, 18 columns, zstd;
 - jsonl: ``tailrace dump URL --out FILE.jsonl``;
@@ -43,7 +43,7 @@ WRITE = """
 import sys, time
 import pyarrow.parquet as pq
 
-tables = [batch for batch in pq.ParquetFile(sys.argv[1]).iter_batches(65_536)]
+tables = list(pq.ParquetFile(sys.argv[1]).iter_batches(65_536))
 began = time.perf_counter()
 with pq.ParquetWriter(sys.argv[2], tables[0].schema, compression="zstd") as writer:
     for one in tables:
@@ -66,16 +66,8 @@ def rounds(url: str, directory: Path, docs: int, count: int) -> list[dict[str, f
     for _ in range(count):
         one: dict[str, float] = {}
         for kind in ("parquet", "jsonl"):
-            command = [
-                sys.executable,
-                "-m",
-                "tailrace",
-                "dump",
-                url,
-                "--out",
-                str(directory / f"documents.{kind}"),
-            ]
-            one[kind], _text = timed(command)
+            out = str(directory / f"documents.{kind}")
+            one[kind], _text = timed([sys.executable, "-m", "tailrace", "dump", url, "--out", out])
         one["read"], rows = timed([sys.executable, "-c", READ, url])
         assert int(rows) == docs, f"{rows} of {docs} documents came"
         _seconds, text = timed([sys.executable, "-c", WRITE, str(parquet), str(again)])
