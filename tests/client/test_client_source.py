@@ -14,9 +14,10 @@ from application import Application, server_state, writing
 import tailrace
 import tailrace.testing
 from tailrace import Deletion, Mutation, Position, Rollback, Snapshot, StreamEnd
+from tailrace.client.bounds import SeenEnd
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
-from tailrace.client.resume import SeenEnd
+from tailrace.client.resume import Reading
 from tailrace.errors import ConnectError, LoginError, UsageError
 
 VBUCKETS = 4
@@ -256,6 +257,31 @@ def test_the_end_is_taken_back_before_it_is_read(node, connect, end):
     application.take(changes)
     assert sorted(application.state()[1]) == sorted(b"key-%d" % number for number in range(20, 30))
     assert not application.rollbacks and source.positions()[1].seqno == 30
+
+
+@pytest.mark.parametrize(
+    ("dialect", "end"), [("dcp", "now"), ("dcp", "seen"), ("upr-a", "now"), ("upr-b", "now"), ("tap", "now")]
+)
+def test_the_end_is_taken_back_before_the_stream_is_asked_for(node, connect, monkeypatch, dialect, end):
+    """The server accepts a stream up to a seqno that it had when it was asked, and no longer has."""
+    for number in range(40):
+        node.set(b"key-%d" % number, number, vbucket=1)
+        node.set(b"key-%d" % number, number, vbucket=2)
+    request, ends = Reading._request, []
+
+    def late(self, one, at):
+        if one.vbucket == 1 and not ends:
+            node.rewind(1, 30)
+        ends.append((one.vbucket, one.end_seqno))
+        request(self, one, at)
+
+    monkeypatch.setattr(Reading, "_request", late)
+    source = connect(node.url, dialect=dialect)
+    application = Application()
+    application.take(source.changes(end=SeenEnd({1: 40, 2: 40}) if end == "seen" else end, vbuckets=[1, 2]))
+    assert (1, 40) in ends
+    assert {vbucket: len(held) for vbucket, held in application.state().items()} == {1: 30, 2: 40}
+    assert not application.rollbacks and application.ended == {1: "ok", 2: "ok"}
 
 
 def test_close_while_another_thread_waits(node):

@@ -12,11 +12,12 @@ import random
 from collections.abc import Callable
 
 from cluster.sim_network import HOST, Dial
+from tailrace.client.bounds import ReadOptions
 from tailrace.client.catalog import Catalog
 from tailrace.client.events import Deletion, Expiration, Mutation, Rollback, SeqnoAdvanced
 from tailrace.client.nodes import Node, Nodes
 from tailrace.client.progress import Progress, SavedPosition, State
-from tailrace.client.resume import Reading, ReadOptions
+from tailrace.client.resume import Reading
 from tailrace.connstr import Address, ConnectionString
 from tailrace.errors import ConnectError, TailraceError
 from tailrace.protocol.dcp_consumer import ConsumerSettings, DcpConsumer

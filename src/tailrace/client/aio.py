@@ -31,6 +31,7 @@ from ..model import Position
 from ..protocol.dcp_consumer import DcpConsumer
 from ..protocol.script import Script, ask
 from ..wire.admin import DeregisterTapClient
+from .bounds import End, Start
 from .catalog import Catalog
 from .connection import Connection
 from .events import Event
@@ -39,7 +40,7 @@ from .options import SourceOptions, read_options, resolve
 from .piece import Piece
 from .progress import SavedPosition, State
 from .questions import failover_logs, high_seqnos
-from .resume import End, Reading, Start
+from .resume import Reading
 from .tls import TlsOptions
 
 __all__ = ["Source", "connect"]

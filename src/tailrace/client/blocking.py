@@ -25,10 +25,10 @@ from ..errors import UsageError
 from ..history import FailoverLog
 from ..model import Position
 from . import aio
+from .bounds import End, Start
 from .events import Event
 from .options import SourceOptions
 from .piece import Piece
-from .resume import End, Start
 
 __all__ = ["BlockingSource", "connect_sync"]
 

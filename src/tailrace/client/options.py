@@ -17,9 +17,9 @@ from ..model import Position, parse_positions
 from ..protocol.dcp_consumer import ConsumerSettings
 from ..protocol.tap_reader import TapSettings
 from ..wire.header import MAX_NAME_BYTES
+from .bounds import End, ReadOptions, Start
 from .checkpoints import FileState, StateStore
 from .dialects import CANNOT, DIALECTS, Speech, speech_of
-from .resume import End, ReadOptions, Start
 from .tls import TlsOptions
 
 __all__ = ["SourceOptions", "read_options", "resolve"]

@@ -30,13 +30,13 @@ from ..wire.codes import Datatype, WithMetaOption
 from ..wire.fields import encode_leb128, join_xattrs
 from ..wire.kv import DelWithMetaQ, SetWithMeta, SetWithMetaQ
 from .blocking import connect_sync
+from .bounds import End, Start
 from .cluster_map import vbucket_of
 from .dialects import CANNOT
 from .events import Change, Deletion, Expiration, Flush, Mutation, Rollback, SystemEvent
 from .kv import KvClient
 from .load import batched
 from .manifest import with_changes
-from .resume import End, Start
 
 __all__ = ["Replicated", "Replicator"]
 

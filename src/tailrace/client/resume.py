@@ -12,7 +12,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from ..connstr import Address
 from ..errors import ConnectError, LoginError, StatusError, UsageError
@@ -23,46 +22,17 @@ from ..protocol.dcp_consumer import ANSWER_S, DcpConsumer
 from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
 from .backoff import Backoff
+from .bounds import ReadOptions, SeenEnd
 from .catalog import Catalog
 from .nodes import Node, Nodes, is_passing
 from .piece import Piece, end_reason
 from .progress import Progress, SavedPosition, State
-from .questions import persisted_seqno, seqnos_and_logs
+from .questions import high_seqnos, persisted_seqno, seqnos_and_logs
 
-__all__ = ["End", "ReadOptions", "Reading", "SeenEnd", "Start"]
-
-Start = str | Mapping[int, Position]
-"""``beginning``, ``now``, or where to start in each vbucket (those left out start at the beginning)."""
-End = str | Mapping[int, int]
-"""``forever``, ``now``, or the seqno at which each vbucket ends (those left out are not read)."""
-
-
-class SeenEnd(dict[int, int]):
-    """Seqnos that the bucket had; where changes were taken back since, it ends at what is left."""
-
+__all__ = ["Reading"]
 
 _OBSERVE_S = 0.2
 _OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """One run."""
-
-    start: Start = "beginning"
-    end: End = "forever"
-    vbuckets: tuple[int, ...] | None = None
-    retry_for_s: float = 60.0
-    rollback_mitigation: bool = False
-    """Hold changes back until the server has them on disk, so that a failover can't take them back."""
-    rollback_points: Callable[[int], Iterable[int]] | None = None
-    """The only seqnos of a vbucket that the application can go back to."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.start, str) and self.start not in ("beginning", "now"):
-            raise UsageError(f"a reading starts at the beginning, now or at positions, not at {self.start!r}")
-        if isinstance(self.end, str) and self.end not in ("forever", "now"):
-            raise UsageError(f"a reading ends now, at seqnos or never (forever), not at {self.end!r}")
 
 
 class Reading:
@@ -153,6 +123,7 @@ class Reading:
         if not self._catalog.is_ready:
             return
         unresolved: dict[Address, list[Progress]] = {}
+        requested: dict[DcpConsumer, list[Progress]] = {}
         for one in self.progress.values():
             if one.state is State.WAITING and one.retry_at <= now:
                 one.make_ready()
@@ -163,12 +134,16 @@ class Reading:
                 self._nodes.ask_for_map(now)
                 self._wait(one, f"no node has vbucket {one.vbucket}")
             elif node.is_ready and node.address not in self._closed:
+                assert node.link is not None
                 if one.state is State.READY:
                     self._request(one, node)
+                    requested.setdefault(node.link, []).append(one)
                 else:
                     unresolved.setdefault(node.address, []).append(one)
         for address, some in unresolved.items():
             self._resolve(address, some)
+        for link, some in requested.items():
+            self._confirm_ends(link, some)
         self._observe_held()
 
     def next_timer(self) -> float | None:
@@ -399,16 +374,45 @@ class Reading:
         one.state = State.READY
 
     def _request(self, one: Progress, node: Node) -> None:
-        assert node.link is not None and node.link.granted is not None
+        link = node.link
+        assert link is not None
         one.state, one.requested_at = State.REQUESTED, self._now
-        node.link.open_stream(
+        link.open_stream(
             one.stream,
             end_seqno=one.end_seqno,
             flags=int(AddStreamFlag.ACTIVE_VB_ONLY),
-            value=self._filter(one, node.link),
+            value=self._filter(one, link),
         )
-        if node.link.next_chunk() is not None:
+        if link.next_chunk() is not None:
             self._nodes.on_change()  # in the older dialects some answers are known at once
+
+    def _confirm_ends(self, link: DcpConsumer, some: list[Progress]) -> None:
+        """Ask for high seqnos behind the stream requests, too.
+
+        A server that took changes back after its first answer has accepted an end to which it may never come.
+        What it takes back after the second one ends the stream.
+        """
+        ends = {one: one.end_seqno for one in some if one.ends_at_most is not None}
+        if not ends or not link.HAS_SEQNOS:
+            return
+
+        def answered(seqnos: dict[int, int]) -> None:
+            streams = set(map(id, link.streams.values()))
+            gone = [
+                one
+                for one, end in ends.items()
+                if seqnos.get(one.vbucket, end) < end == one.end_seqno and id(one.stream) in streams
+            ]
+            if self.is_over or not gone:
+                return
+            for one in gone:
+                self._abandon(one)
+                self._wait(one, f"the end of vbucket {one.vbucket} was taken back")
+            if link.is_spent:
+                raise ConnectError(f"{gone[0].trouble}: connecting again")
+            self._nodes.on_change()
+
+        link.ask(high_seqnos(), answered, self._now)
 
     def _filter(self, one: Progress, link: DcpConsumer) -> bytes:
         """The JSON of a stream request: what to leave out, and what we know of purges."""

@@ -168,6 +168,8 @@ class DcpConsumer:
 
     ORDERED: ClassVar[frozenset[int]] = _STREAM_REQUESTS
     """What the server sends for streams besides changes; it keeps its place between them."""
+    HAS_SEQNOS: ClassVar[bool] = True
+    """Changes have the numbers that the server says it has; streams end at one."""
     is_spent = False
     """It can't be used for another reading: close it when this one is over."""
 

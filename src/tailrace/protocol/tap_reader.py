@@ -102,6 +102,8 @@ class _Run:
 class TapReader(OldConsumer):
     """One connection to one node."""
 
+    HAS_SEQNOS = False
+
     def __init__(
         self,
         introduction: Introduction,

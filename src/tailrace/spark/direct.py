@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from ..client.resume import SeenEnd
+from ..client.bounds import SeenEnd
 from ..columns import SCHEMA
 from ..model import Position
 from .feed import open_source, refuse_loss, signed

@@ -1,0 +1,40 @@
+"""What one run of `changes()` or `batches()` reads: from where, up to where, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from ..model import Position
+
+__all__ = ["End", "ReadOptions", "SeenEnd", "Start"]
+
+Start = str | Mapping[int, Position]
+"""``beginning``, ``now``, or where to start in each vbucket (those left out start at the beginning)."""
+End = str | Mapping[int, int]
+"""``forever``, ``now``, or the seqno at which each vbucket ends (those left out are not read)."""
+
+
+class SeenEnd(dict[int, int]):
+    """Seqnos that the bucket had; where changes were taken back since, it ends at what is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """One run."""
+
+    start: Start = "beginning"
+    end: End = "forever"
+    vbuckets: tuple[int, ...] | None = None
+    retry_for_s: float = 60.0
+    rollback_mitigation: bool = False
+    """Hold changes back until the server has them on disk, so that a failover can't take them back."""
+    rollback_points: Callable[[int], Iterable[int]] | None = None
+    """The only seqnos of a vbucket that the application can go back to."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.start, str) and self.start not in ("beginning", "now"):
+            raise UsageError(f"a reading starts at the beginning, now or at positions, not at {self.start!r}")
+        if isinstance(self.end, str) and self.end not in ("forever", "now"):
+            raise UsageError(f"a reading ends now, at seqnos or never (forever), not at {self.end!r}")
