@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tailrace.spark.session import java_home
+from tailrace.spark.starting import java_home
 from tailrace.store.files import DiskFiles
 
 

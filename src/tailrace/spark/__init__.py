@@ -16,15 +16,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# at once: loaded later, the module would take the place of the function that has its name
-from .session import prepare_environment, session
-
 if TYPE_CHECKING:
     from .api import mirror, verify
     from .changelog import live_changes
     from .documents import infer_schema, rescued_count, typed
     from .lag import Lag, LagListener
     from .source import register
+    from .starting import prepare_environment, session
 
 __all__ = [
     "Lag",
@@ -50,6 +48,8 @@ _HOMES = {
     "rescued_count": "documents",
     "typed": "documents",
     "register": "source",
+    "prepare_environment": "starting",
+    "session": "starting",
 }
 
 

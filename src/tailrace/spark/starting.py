@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..store.files import DiskFiles
+from .python import COMMAND
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["java_home", "prepare_environment", "session"]
+__all__ = ["java_home", "prepare_environment", "python_of_workers", "session"]
 
 MIN_JAVA = 17
 
@@ -57,10 +58,16 @@ def session(app_name: str = "tailrace", *, master: str | None = None, **config: 
 
 def prepare_environment() -> None:
     """Set ``PYSPARK_PYTHON`` and, where no Java is found, ``JAVA_HOME``; what is set already stays."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", python_of_workers())
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if _java_version(_java_of_environment()) < MIN_JAVA:
         os.environ["JAVA_HOME"] = str(java_home())
+
+
+def python_of_workers() -> str:
+    """This Python, behind the command that has it start quickly; or this Python, if that is not installed."""
+    quick = Path(sys.executable).with_name(COMMAND)
+    return str(quick) if os.access(quick, os.X_OK) else sys.executable
 
 
 def java_home() -> Path:
