@@ -1,4 +1,5 @@
-"""A planned move, interrupted at every step by the end of either side: resumed or undone, and nothing lost.
+"""A planned move, interrupted at every step by the end of either side or of their connection: resumed or
+undone, and nothing lost.
 
 The whole cluster is simulated (see `simulation`), with the product's own coordinator and nodes. Between two
 steps one frame arrives on each connection, so that a kill falls between any two messages of a takeover. The
@@ -99,7 +100,44 @@ def test_a_move_is_interrupted_at_every_step(victim: str, fails_over: bool, firs
         except BaseException as error:
             error.add_note("\n".join(world.trace))
             raise
-        for number in range(len(world.coordinator.chains)):
-            states = [one.vbucket(number) for one in world.machines.values()]
-            assert [one.state for one in states if one is not None].count(VBucketState.ACTIVE) == 1
+        check_actives(world)
         world.close()
+
+
+@pytest.mark.parametrize("first", range(STRIDE))
+@pytest.mark.parametrize("later", [0, 1, 4], ids=["both see it", "the source sees it later", "much later"])
+def test_the_connection_breaks_at_every_step(later: int, first: int) -> None:
+    """The source gets what the others had sent before it hears that they are gone, so many steps later."""
+    for at in range(first, steps_of_a_move(), STRIDE):
+        move = Move()
+        world = move.world
+        for _ in range(at):
+            move.step()
+        wires = [one for one in world.network.of("n1") if one.places[0] in world.machines]
+        world.note(f"step {at}: {len(wires)} connections to n1 are lost")
+        for wire in wires:
+            wire._collect()
+            wire.is_open = False
+            wire.end.lost()
+        try:
+            for _ in range(later):
+                if not move.is_over:
+                    move.step()
+            for wire in wires:
+                wire.session.receive_data(bytes(wire.there), world.now)
+                wire.session.connection_lost()
+            move.finish()
+            assert not any("n1" in chain for chain in world.coordinator.chains), "the move is not resumed"
+            world.settle()
+        except BaseException as error:
+            error.add_note("\n".join(world.trace))
+            raise
+        check_actives(world)
+        world.close()
+
+
+def check_actives(world: World) -> None:
+    """Each vbucket has one."""
+    for number in range(len(world.coordinator.chains)):
+        states = [one.vbucket(number) for one in world.machines.values()]
+        assert [one.state for one in states if one is not None].count(VBucketState.ACTIVE) == 1

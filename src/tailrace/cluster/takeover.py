@@ -10,8 +10,9 @@ that is done here. Around it there are steps:
 3. All nodes get the map that says who has what, and tell their clients.
 
 If the takeover breaks, what has not become active at the target is active at the source again. Before that
-the target has let go: it takes nothing more of the stream, and has the vbucket as dead. If it can't be asked,
-nobody is made active; the same command goes on from there when the target is back.
+the target has let go: it takes nothing more of the stream, and has the vbucket as dead. Then the source has
+seen the end of the stream: it gives nothing up any more. If either can't be asked, nobody is made active; the
+same command goes on from there when the node is back.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +39,7 @@ from ..protocol.handshake import KV_FEATURES, REPLICA_FEATURES, Credentials, Int
 from ..protocol.script import Script, ask
 from ..server.topology import OWN_EPOCH, NodeAddress, bucket_map
 from ..wire.admin import GetClusterConfig
-from ..wire.codes import Feature, TapConnectFlag, VBucketState
+from ..wire.codes import AddStreamFlag, Feature, TapConnectFlag, VBucketState
 from ..wire.tap import TapConnect, TapConnectOptions
 from .steering import Report, Steering
 
@@ -147,6 +148,12 @@ class _Node(Steering):
         found = self._run(stats("tap")).items()
         return any(name.endswith(":type") and value == "consumer" for name, value in found)
 
+    def gives(self, vbuckets: Iterable[int]) -> bool:
+        """Whether it may still give some of these up, to who takes them over by DCP."""
+        found = self._run(stats("dcp"))
+        ends = tuple(f":stream_{number}_flags" for number in vbuckets)
+        return any(int(found[name]) & AddStreamFlag.TAKE_OVER for name in found if name.endswith(ends))
+
 
 def take_over(
     source: ConnectionString,
@@ -240,7 +247,8 @@ class _Takeover:
         for node, numbers in (*spare, (self._new, twice)):
             node.set_states(dict.fromkeys(numbers, VBucketState.DEAD))
         if broken:
-            self._await_end_of_streams()
+            # of a takeover that was not ours
+            self._await_end(self._new.takes_tap, "somebody pushes changes to the target by tap")
             self._give_back(broken)
         return sorted([*moving, *broken])
 
@@ -271,12 +279,12 @@ class _Takeover:
         ours = {str(one) for one in (self._old.address, self._new.address, *map(_at, self._pair))}
         return "source" in row and not (row["takeover"] and row["source"] in ours)
 
-    def _await_end_of_streams(self) -> None:
-        """A takeover broke that was not ours: what it had on its way must not arrive any more."""
+    def _await_end(self, goes_on: Callable[[], bool], what: str) -> None:
+        """Of something that broke: what it had on its way must not arrive any more."""
         deadline = self._clock.monotonic() + PATIENCE_S
-        while self._new.takes_tap():
+        while goes_on():
             if self._clock.monotonic() > deadline:
-                raise TailraceError("somebody pushes changes to the target by tap, which has to end first")
+                raise TailraceError(f"{what}, which has to end first; then run the same again")
             time.sleep(_LOOK_S)
 
     # the takeover
@@ -293,8 +301,12 @@ class _Takeover:
         return left
 
     def _give_back(self, vbuckets: Sequence[int]) -> None:
-        """First the target lets go, then they are active at the source again."""
+        """First the target lets go, then the source has seen it, then they are active there again."""
         self._new.set_states(dict.fromkeys(vbuckets, VBucketState.DEAD))
+        if vbuckets:
+            self._await_end(
+                lambda: self._old.gives(vbuckets), "the source does not see that the target is gone"
+            )
         here = self._old.report()
         dead = [number for number in vbuckets if _state(here, number) == "dead"]
         self._old.set_states(dict.fromkeys(dead, VBucketState.ACTIVE))

@@ -1,0 +1,182 @@
+"""A takeover by DCP whose connection breaks at any message, while both nodes live: one of them is active."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import tailrace.testing
+from tailrace.client.kv import KvClient
+from tailrace.cluster import takeover
+from tailrace.cluster.takeover import take_over
+from tailrace.connstr import parse
+from tailrace.errors import TailraceError
+from tailrace.wire.codes import VBucketState
+
+VBUCKETS = 64
+KEYS = [f"k{number}" for number in range(3)]
+
+
+class Line:
+    """Between the two nodes: breaks instead of passing on a message, the ``at``-th one ``to`` one of them.
+
+    If it is ``late``, the source gets that message and sees the end when it is told to, the target at once.
+    """
+
+    def __init__(self, port, *, to, at, late):
+        self._port, self._to, self._at, self._late = port, to, at, late
+        self.is_cut = False
+        self._release = threading.Event()
+        self._lock = threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._ends = []
+        self._threads = []
+        self._start(self._accept)
+
+    def _start(self, work, *arguments):
+        self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                target = self._listener.accept()[0]
+                source = socket.create_connection(("127.0.0.1", self._port))
+                self._ends += [source, target]
+                self._start(self._pass_on, target, source, "source")
+                self._start(self._pass_on, source, target, "target")
+
+    def _pass_on(self, one, other, to):
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                message = receive(one)
+                with self._lock:
+                    if self.is_cut:
+                        return
+                    if not message:
+                        break
+                    if (to, number) == (self._to, self._at):
+                        self.is_cut = True
+                    else:
+                        other.sendall(message)
+                if self.is_cut:
+                    self._cut(one, other, message)
+                    return
+        with self._lock:
+            if not self.is_cut:
+                hang_up(one)
+                hang_up(other)
+
+    def _cut(self, one, other, message):
+        hang_up(one)
+        if self._late:
+            self._release.wait(60)
+            with contextlib.suppress(OSError):
+                other.sendall(message)
+        hang_up(other)
+
+    def release(self):
+        self._release.set()
+
+    def close(self):
+        self.release()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for one in self._ends:
+            hang_up(one)
+        for one in self._threads:
+            one.join()
+        for one in self._ends:
+            one.close()
+
+
+def receive(one):
+    """A whole message; nothing when there are no more."""
+    found = b""
+    while len(found) < 24 or len(found) < 24 + int.from_bytes(found[8:12], "big"):
+        wanted = 24 - len(found) if len(found) < 24 else 24 + int.from_bytes(found[8:12], "big") - len(found)
+        data = one.recv(wanted)
+        if not data:
+            return b""
+        found += data
+    return found
+
+
+def hang_up(one):
+    with contextlib.suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+
+
+def wait_until(done):
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def sees_streams(source):
+    with KvClient(source.url) as client:
+        return any(":stream_" in name for name in client.stats("dcp"))
+
+
+def state(node, number):
+    return VBucketState(node.call(lambda one: one.buckets["default"].store.vbuckets[number].state)).name
+
+
+@pytest.mark.parametrize(
+    ("to", "late"), [("source", False), ("target", False), ("source", True)], ids=["source", "target", "late"]
+)
+def test_a_takeover_that_breaks_at_any_message(monkeypatch, to, late):
+    real_order, real_give_back = takeover._Node.order, takeover._Takeover._give_back
+    line = None
+
+    def order(self, *arguments):
+        return real_order(self, *arguments) | ({"port": line.port} if line is not None else {})
+
+    def give_back(self, vbuckets):
+        """The source sees the end when it is waited for, or when all is done."""
+        sleeps = SimpleNamespace(sleep=lambda seconds: (line and line.release(), time.sleep(seconds)))
+        with monkeypatch.context() as patch:
+            patch.setattr(takeover, "time", sleeps)
+            real_give_back(self, vbuckets)
+
+    monkeypatch.setattr(takeover._Node, "order", order)
+    monkeypatch.setattr(takeover._Takeover, "_give_back", give_back)
+    with (
+        tailrace.testing.node(vbuckets=VBUCKETS) as source,
+        tailrace.testing.node(vbuckets=VBUCKETS) as target,
+    ):
+        urls = parse(source.url), parse(target.url)
+        take_over(*urls, [])
+        given_up = broken = 0
+        for number in range(VBUCKETS):
+            for key in KEYS:
+                source.set(key, number, vbucket=number)
+            line = Line(source.port, to=to, at=number, late=late)
+            try:
+                with contextlib.suppress(TailraceError):
+                    take_over(*urls, [number])
+                line.release()
+                wait_until(lambda: not sees_streams(source))
+                was_cut = line.is_cut
+            finally:
+                line.close()
+                line = None
+            broken += was_cut
+            given_up += was_cut and state(target, number) == "ACTIVE"
+            assert {state(one, number) for one in (source, target)} == {"ACTIVE", "DEAD"}, (to, number)
+            take_over(*urls, [number])
+            assert (state(source, number), state(target, number)) == ("DEAD", "ACTIVE")
+            assert [target.get(key, vbucket=number) for key in KEYS] == [number] * len(KEYS)
+            if not was_cut:
+                break
+        else:
+            raise AssertionError("there are more messages than vbuckets")
+        assert broken > 15 and given_up <= broken
