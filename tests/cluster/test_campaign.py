@@ -24,6 +24,8 @@ pytestmark = pytest.mark.xdist_group("cluster")
 SEED = os.environ.get("CAMPAIGN")
 SPARK_PATIENCE_S = 600.0
 SECONDS = float(os.environ.get("SECONDS") or 300.0)
+PROGRESS_S = 60.0
+"""In so long a campaign the mirror has to do something before the last fault, and not only afterwards."""
 
 
 class SparkMirror:
@@ -83,6 +85,26 @@ class SparkMirror:
             self._process.wait()
 
 
+class Watch:
+    """Looks after a mirror between two faults, and counts what it does meanwhile."""
+
+    def __init__(self, mirror: SparkMirror) -> None:
+        self._mirror = mirror
+        self._first: int | None = None
+        self._last = 0
+
+    def look(self) -> None:
+        self._mirror.look_after()
+        self._last = self._mirror.batches()
+        if self._first is None:
+            self._first = self._last
+
+    def check(self, seconds: float) -> None:
+        done = self._last - (self._first or 0)
+        print(f"{done} batches on Spark between the first fault and the last")
+        assert done or seconds < PROGRESS_S, f"the mirror did nothing in {seconds:g} s of faults"
+
+
 def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> None:
     with Campaign(seed, directory) as campaign, ExitStack() as stack:
         where = campaign.url
@@ -97,7 +119,10 @@ def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> None:
         try:
             for one in (*writers, reader):
                 one.start()
-            campaign.run(seconds, mirror.look_after if mirror is not None else lambda: None)
+            watch = None if mirror is None else Watch(mirror)
+            campaign.run(seconds, watch.look if watch is not None else lambda: None)
+            if watch is not None:
+                watch.check(seconds)
             for one in writers:
                 one.finish()
             campaign.recover()
@@ -121,6 +146,34 @@ def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> None:
         finally:
             for one in writers:
                 one.finish()
+
+
+@pytest.mark.parametrize(("counts", "seconds"), [([5, 5, 6], 60), ([0, 0, 0], 59), ([0], 59), ([], 59)])
+def test_a_mirror_that_goes_on(counts: list[int], seconds: float) -> None:
+    watched(counts).check(seconds)
+
+
+@pytest.mark.parametrize("counts", [[5, 5, 5], [0, 0], [1], []])
+def test_a_mirror_that_does_nothing_is_noticed(counts: list[int]) -> None:
+    with pytest.raises(AssertionError, match="did nothing in 60 s"):
+        watched(counts).check(60)
+
+
+def watched(counts: list[int]) -> Watch:
+    class Mirror(SparkMirror):
+        def __init__(self) -> None:
+            self._counts = iter(counts)
+
+        def look_after(self) -> None:
+            pass
+
+        def batches(self) -> int:
+            return next(self._counts)
+
+    watch = Watch(Mirror())
+    for _ in counts:
+        watch.look()
+    return watch
 
 
 def test_a_short_campaign(tmp_path: Path) -> None:
