@@ -240,6 +240,34 @@ def test_flush_is_a_rollback_to_the_beginning(node, connect):
     assert {one.seqno for one in application.rollbacks} == {0}
 
 
+def test_an_application_that_is_behind_two_rollbacks(node, connect):
+    """What it has of a branch that it will hear to be gone is no place to return to, if its seqno fits."""
+    for number in range(30):
+        node.set(b"key-%d" % number, 0, vbucket=1)
+    branch = node.failover_log(1)[0][0]
+    held = [Position.at(branch, seqno) for seqno in (30, 10)]
+    source = connect(node.url, rollback_points=lambda vbucket: held)
+    changes = source.changes(vbuckets=[1])
+    rollbacks = []
+
+    def read_up_to(seqno):
+        for event in changes:
+            if isinstance(event, Rollback):
+                rollbacks.append(event.seqno)
+            elif isinstance(event, Mutation) and event.seqno == seqno:
+                return
+
+    read_up_to(30)
+    node.rewind(1, 20)
+    for number in range(30):
+        node.set(b"other-%d" % number, 1, vbucket=1)
+    read_up_to(50)
+    node.rewind(1, 40)
+    node.set(b"last", 2, vbucket=1)
+    read_up_to(41)
+    assert rollbacks == [10, 10]
+
+
 @pytest.mark.parametrize("end", ["now", "seen"])
 def test_the_end_is_taken_back_before_it_is_read(node, connect, end):
     """The bucket never comes to the seqno that it had at the start; the reader is below the branch point."""
