@@ -35,6 +35,7 @@ from .bounds import End, Start
 from .catalog import Catalog
 from .connection import Connection
 from .events import Event
+from .everybody import Everybody
 from .nodes import Nodes
 from .options import SourceOptions, read_options, resolve
 from .piece import Piece
@@ -572,38 +573,21 @@ class Source:
             self._nodes.need(range(self._nodes.map.vbucket_count))
         self._turn()
         await self._until(lambda: self._homes() <= {node.address for node in self._nodes.ready()})
-        asked: dict[Address, DcpConsumer] = {}
-        answers: dict[Address, T] = {}
-        lost_at: float | None = None
-
-        def lose_patience(now: float, reason: str) -> None:
-            nonlocal lost_at
-            if lost_at is None:
-                lost_at = now
-                self._loop.call_later(self.options.retry_for_s + 0.1, self._something.set)
-            elif now - lost_at >= self.options.retry_for_s:
-                raise ConnectError(reason)
+        everybody = Everybody(
+            self._nodes,
+            script_for,
+            retry_for_s=self.options.retry_for_s,
+            wake_in=lambda seconds: self._loop.call_later(seconds, self._something.set),
+        )
 
         def is_answered() -> bool:
-            """Ask who was not asked yet, or lost its connection over it; whether all have answered."""
-            now = self._loop.time()
-            if unheeded := self._unheeded():
-                # its successor comes when the application has taken what it brought, and not before
-                lose_patience(now, f"{unheeded[0].lost}; take the changes that it brought, then ask again")
-            for node in self._nodes.ready():
-                address, link = node.address, node.link
-                if address in answers or link is None or asked.get(address) is link:
-                    continue
-                if address in asked:
-                    lose_patience(now, f"{address} loses the connection over a question time and again")
-                asked[address] = link
-                link.ask(script_for(address), functools.partial(answers.__setitem__, address), now)
+            unheeded = [one.lost for one in self._unheeded()]
+            done = everybody.is_answered(self._homes(), unheeded, self._loop.time())
             self._flush()
-            left = {address for address, link in self._nodes.links() if asked.get(address) is link}
-            return left | self._homes() <= answers.keys()
+            return done
 
         await self._until(is_answered)
-        return list(answers.values())
+        return list(everybody.answers.values())
 
     def _homes(self) -> set[Address | None]:
         """The nodes that have something for us."""

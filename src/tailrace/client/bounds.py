@@ -30,7 +30,7 @@ class ReadOptions:
     retry_for_s: float = 60.0
     rollback_mitigation: bool = False
     """Hold changes back until the server has them on disk, so that a failover can't take them back."""
-    rollback_points: Callable[[int], Iterable[int]] | None = None
+    rollback_points: Callable[[int], Iterable[int | Position]] | None = None
     """The only seqnos of a vbucket that the application can go back to."""
 
     def __post_init__(self) -> None:

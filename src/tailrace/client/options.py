@@ -56,9 +56,10 @@ class SourceOptions:
     """How long a lost connection is taken up again before it is an error."""
     rollback_mitigation: bool = False
     """Hold changes back until the server has them on disk."""
-    rollback_points: Callable[[int], Iterable[int]] | None = None
+    rollback_points: Callable[[int], Iterable[int | Position]] | None = None
     """The only seqnos of a vbucket to which the application can go back, where those are not the ends of the
-    snapshots that it was given: a table knows its own versions."""
+    snapshots that it was given: a table knows its own versions. An application that is behind what it was
+    given says positions instead: those on a branch that was taken back meanwhile don't count."""
     state: StateStore | str | Path | None = None
     """Where positions are saved after each whole snapshot, and resumed from."""
     autosave: bool = True

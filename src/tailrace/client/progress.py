@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from ..errors import UsageError
-from ..history import FailoverLog
+from ..history import FailoverLog, rollback_seqno
 from ..model import MAX_U64, Position, check_u64
 from ..protocol.chunk import Stream
 from .backoff import Backoff
@@ -124,6 +125,8 @@ class Progress:
     end_seqno: int = MAX_U64
     points: Points = field(default_factory=Points)
     origin: int = 0
+    history: FailoverLog | None = None
+    """The branches that the stream came by; None before the first one."""
     delivered: Position = Position.BEGINNING
     """What the application has; the stream itself may be ahead of it."""
     saved: SavedPosition | None = None
@@ -154,6 +157,18 @@ class Progress:
             self.points.add(saved.position.seqno)
         self.saved = saved
 
+    def on_history(self, points: Iterable[int | Position]) -> Iterator[int]:
+        """The seqnos of those points of an application to which it can return.
+
+        One that runs behind the stream may still stand on a branch that was taken back since. It says on
+        which branch a point is, and what it has there is no part of what it will have.
+        """
+        for point in points:
+            if isinstance(point, int):
+                yield point
+            elif self.history is None or _is_on(self.history, point):
+                yield point.seqno
+
     def delivered_up_to(self, position: Position) -> None:
         """The application has everything up to here."""
         self.delivered = position
@@ -170,3 +185,7 @@ class Progress:
         self.origin = min(self.origin, seqno)
         self.delivered = position
         self.saved = SavedPosition(position, self.stream.log, tuple(self.points), 0, self.origin)
+
+
+def _is_on(log: FailoverLog, position: Position) -> bool:
+    return rollback_seqno(Position.at(position.vb_uuid, position.seqno), log, high_seqno=MAX_U64) is None

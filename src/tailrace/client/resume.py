@@ -273,6 +273,7 @@ class Reading:
             match what:
                 case Opened():
                     one.state, one.troubled_since, one.trouble = State.OPEN, None, ""
+                    one.history = what.stream.log
                     if what.rolled_back_to is not None:
                         self.rollbacks += 1
                 case MarkerReceived():
@@ -445,7 +446,8 @@ class Reading:
         answer = DcpStreamRequestResponse(opcode=0x53, status=Status.ROLLBACK, value=refused.value)
         seqno = answer.rollback_seqno
         given = self.options.rollback_points
-        points = [*(one.points if given is None else given(one.vbucket)), min(seqno, one.origin)]
+        points = [*(one.points if given is None else one.on_history(given(one.vbucket)))]
+        points.append(min(seqno, one.origin))
         back = retreat(
             stream.position, seqno, log=stream.log, exact_points=points, only_points=given is not None
         )

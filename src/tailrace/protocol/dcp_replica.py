@@ -23,8 +23,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import DocumentRefused, MalformedMessage, TailraceError
-from ..history import FailoverLog, retreat
-from ..model import MAX_U64, Position
+from ..history import FailoverLog
+from ..model import Position
 from ..wire.codes import (
     AddStreamFlag,
     DcpOpcode,
@@ -49,7 +49,6 @@ from ..wire.dcp import (
     DcpSetVBucketState,
     DcpSnapshotMarker,
     DcpStreamEnd,
-    DcpStreamRequest,
     DcpStreamRequestResponse,
     DcpSystemEvent,
 )
@@ -277,20 +276,8 @@ class DcpReplica:
 
     def _request(self, stream: PassiveStream, position: Position | None = None) -> None:
         """Ask for a vbucket's changes from where it stands, or under an older name of the same place."""
-        stream.phase = StreamPhase.REQUESTED
-        stream.sent = position = stream.standing() if position is None else position
-        self._send(
-            DcpStreamRequest(
-                opaque=stream.opaque,
-                vbucket=stream.vbucket.id,
-                flags=stream.flags,
-                start_seqno=position.seqno,
-                end_seqno=MAX_U64,
-                vb_uuid=position.vb_uuid,
-                snapshot_start=position.snapshot_start,
-                snapshot_end=position.snapshot_end,
-            )
-        )
+        stream.ask_from(position)
+        self._send(stream.request())
         self._wake()
 
     def _request_answered(self, frame: Frame) -> None:
@@ -304,7 +291,7 @@ class DcpReplica:
         try:
             answer = DcpStreamRequestResponse.decode(frame)
             if answer.status == Status.SUCCESS:
-                stream.vbucket.set_failover_log(FailoverLog.from_bytes(answer.value))
+                stream.accepted(FailoverLog.from_bytes(answer.value))
             elif answer.status == Status.ROLLBACK:
                 self._roll_back(stream, answer.rollback_seqno)
                 return
@@ -312,12 +299,6 @@ class DcpReplica:
             self._disconnect(f"a stream request was answered with nonsense: {error}")
             return
         if answer.status == Status.SUCCESS:
-            vbucket = stream.vbucket
-            if vbucket.complete_seqno == vbucket.high_seqno < vbucket.received.end:
-                # A snapshot that was announced on another connection, and nothing of it came: this active may
-                # not have it, and whoever reads us must not wait for it.
-                vbucket.end_snapshot()
-            stream.phase = StreamPhase.OPEN
             self._tell_seqno(stream)
             stream.done(Status.SUCCESS, stream.opaque)
         else:
@@ -328,14 +309,7 @@ class DcpReplica:
         """The active has another history above a seqno: go back to a state that the vbucket really had, at
         or below it, and ask again from there.
         """
-        vbucket = stream.vbucket
-        step = retreat(
-            stream.sent,
-            seqno,
-            log=vbucket.failover_log,
-            exact_points=[vbucket.exact_seqno(min(seqno, stream.sent.seqno - 1))],
-            only_points=True,
-        )
+        vbucket, step = stream.vbucket, stream.way_back(seqno)
         if step.undo_to is None:
             self._request(stream, step.position)
             return

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ..model import Position
+from ..history import FailoverLog, Retreat, retreat
+from ..model import MAX_U64, Position
+from ..wire.dcp import DcpStreamRequest
 
 if TYPE_CHECKING:
     from ..store.base import VBucket
@@ -50,3 +52,43 @@ class PassiveStream:
         if vbucket.complete_seqno == high:
             return Position.at(vbucket.uuid, high)
         return Position(vbucket.uuid, high, vbucket.received.start, vbucket.received.end)
+
+    # asking for it
+
+    def ask_from(self, position: Position | None) -> None:
+        """It is asked for from where the vbucket stands, or under an older name of the same place."""
+        self.phase = StreamPhase.REQUESTED
+        self.sent = self.standing() if position is None else position
+
+    def request(self) -> DcpStreamRequest:
+        """What says so."""
+        return DcpStreamRequest(
+            opaque=self.opaque,
+            vbucket=self.vbucket.id,
+            flags=self.flags,
+            start_seqno=self.sent.seqno,
+            end_seqno=MAX_U64,
+            vb_uuid=self.sent.vb_uuid,
+            snapshot_start=self.sent.snapshot_start,
+            snapshot_end=self.sent.snapshot_end,
+        )
+
+    def accepted(self, log: FailoverLog) -> None:
+        """It was asked for, and comes; the active's branches are ours."""
+        vbucket = self.vbucket
+        vbucket.set_failover_log(log)
+        if vbucket.complete_seqno == vbucket.high_seqno < vbucket.received.end:
+            # A snapshot that was announced on another connection, and nothing of it came: this active may not
+            # have it, and whoever reads us must not wait for it.
+            vbucket.end_snapshot()
+        self.phase = StreamPhase.OPEN
+
+    def way_back(self, seqno: int) -> Retreat:
+        """The active has another history above a seqno: to where, of what the vbucket really had."""
+        return retreat(
+            self.sent,
+            seqno,
+            log=self.vbucket.failover_log,
+            exact_points=[self.vbucket.exact_seqno(min(seqno, self.sent.seqno - 1))],
+            only_points=True,
+        )

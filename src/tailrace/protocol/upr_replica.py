@@ -121,9 +121,8 @@ class UprReplica(DcpReplica):
     # what is asked for
 
     def _request(self, stream: PassiveStream, position: Position | None = None) -> None:
-        stream.phase = StreamPhase.REQUESTED
-        stream.sent = position = stream.standing() if position is None else position
-        self._upr.request(stream.opaque, stream.vbucket.id, position, stream.vbucket.failover_log)
+        stream.ask_from(position)
+        self._upr.request(stream.opaque, stream.vbucket.id, stream.sent, stream.vbucket.failover_log)
         self._wake()
 
     def close_stream(self, vbucket: int) -> bool:

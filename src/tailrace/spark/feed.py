@@ -79,9 +79,11 @@ def collection_paths(options: Options) -> set[str]:
     }
 
 
-def open_source(options: Options, purpose: str) -> BlockingSource:
+def open_source(options: Options, purpose: str, ways_back: _WaysBack | None = None) -> BlockingSource:
     """A consumer as the options of a Spark read describe it."""
     where, tls = _where(options)
+    if ways_back is None and options.mirror is not None:
+        ways_back = _WaysBack(options)
     return connect_sync(
         where,
         purpose=purpose,
@@ -92,7 +94,7 @@ def open_source(options: Options, purpose: str) -> BlockingSource:
         compression=options.compression == "snappy",
         flow_control_buffer=options.flow_control_buffer,
         retry_for_s=options.retry_for_s,
-        rollback_points=_WaysBack(options).points if options.mirror is not None else None,
+        rollback_points=ways_back and ways_back.points,
         backfill_order="sequential" if options.mirror is not None else "",
         tls=tls,
     )
@@ -133,26 +135,31 @@ class _WaysBack:
         self._uris = options.mirror.tables
         self._storage_options = options.mirror.storage_options
         self._tables: list[MirrorTable] = []
+        self._offered: dict[int, dict[int, list[int]]] = {}
         self._opened_at = -inf
         self._using = threading.Lock()
 
-    def points(self, vbucket: int) -> list[int]:
-        """Seqnos to which all tables can return."""
-        return list(self.versions(vbucket))
-
-    def versions(self, vbucket: int) -> dict[int, list[int]]:
-        """By such a seqno, the version of each table that stands there."""
-        found: dict[int, list[int]] | None = None
+    def points(self, vbucket: int) -> list[Position]:
+        """Where all tables stood, newest first. They are behind the stream: of what was taken back meanwhile
+        they don't know yet.
+        """
+        found: dict[Position, list[int]] | None = None
         with self._using:
             for table in self._fresh_tables():
-                own: dict[int, int] = {}
+                own: dict[Position, int] = {}
                 for version, position in table.lineage(vbucket):
-                    own.setdefault(position.seqno, version)
+                    own.setdefault(Position.at(position.vb_uuid, position.seqno), version)
                 if found is None:
-                    found = {seqno: [version] for seqno, version in own.items()}
+                    found = {at: [version] for at, version in own.items()}
                 else:
-                    found = {seqno: [*before, own[seqno]] for seqno, before in found.items() if seqno in own}
-        return found or {}
+                    found = {at: [*before, own[at]] for at, before in found.items() if at in own}
+            found = found or {}
+            self._offered[vbucket] = {at.seqno: found[at] for at in reversed(found)}
+        return list(found)
+
+    def versions(self, vbucket: int, seqno: int) -> list[int] | None:
+        """The version of each table that stands there, as it was when the vbucket was told to go back."""
+        return self._offered.get(vbucket, {}).get(seqno)
 
     def _fresh_tables(self) -> list[MirrorTable]:
         from .table import MirrorTable  # a source without a mirror starts faster without Delta
@@ -174,10 +181,11 @@ class Feed:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._source = open_source(options, "spark-mirror" if options.mirror is not None else "spark-stream")
+        self._ways_back = _WaysBack(options) if options.mirror is not None else None
+        purpose = "spark-stream" if self._ways_back is None else "spark-mirror"
+        self._source = open_source(options, purpose, self._ways_back)
         self._source.__enter__()
         self._max_rows = min(options.max_rows or SEGMENT_ROWS, SEGMENT_ROWS)
-        self._ways_back = _WaysBack(options) if options.mirror is not None else None
         self._latest: dict[int, Position] = {}
 
     @property
@@ -287,7 +295,7 @@ class Feed:
         if self._ways_back is None or batch.num_rows != 1 or batch["op"][0].as_py() != "rollback":
             return batch
         vbucket, seqno = batch["vbucket"][0].as_py(), batch["seqno"][0].as_py()
-        versions = self._ways_back.versions(vbucket).get(seqno) if seqno else None
+        versions = self._ways_back.versions(vbucket, seqno) if seqno else None
         if seqno and versions is None:
             raise TailraceError(f"no table version of vbucket {vbucket} stands at seqno {seqno} any more")
         value = json.dumps({"versions": versions}).encode()
