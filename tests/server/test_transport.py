@@ -121,6 +121,29 @@ def test_what_is_written_comes_in_order_however_much_it_is(connected):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_many_are_written_in_order_however_much_it_is(connected, waits):
+    async def run():
+        async with connected() as (recorder, peer):
+            transport = recorder.transport
+            before = [MUCH, b"before"] if waits else []
+            few = [b"first", bytearray(b""), memoryview(b"second")]
+            many = [b"third", MUCH, b"", b"between", memoryview(MUCH)[5:], *(b"%d" % at for at in range(2000))]
+            for part in before:
+                transport.write(part)
+            transport.writelines(few)
+            assert bool(transport.get_write_buffer_size()) == waits
+            transport.writelines(iter(many))
+            transport.write(b"last")
+            assert recorder.events == ["made", "full"]
+            whole = b"".join([*before, *few, *many, b"last"])
+            assert await receive(peer, len(whole)) == whole
+            await in_time(recorder.resumed.wait())
+            assert transport.get_write_buffer_size() == 0
+
+    asyncio.run(run())
+
+
 def test_a_writer_that_waits_for_room_is_asked_again(connected):
     async def run():
         async with connected() as (recorder, peer):

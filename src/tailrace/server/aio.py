@@ -17,7 +17,7 @@ from .burden import Burden
 from .node import Node
 from .session import Session
 from .topology import NodeAddress
-from .transport import accept_plain
+from .transport import PlainTransport, accept_plain
 from .upstream import Upstream
 from .web import serve_http
 
@@ -401,17 +401,23 @@ class Connection(asyncio.Protocol):
         if len(parts) == 1:
             transport.write(parts[0])
             return
+        pieces: list[bytes | memoryview] = []
         small: list[bytes | memoryview] = []
         for part in parts:
             if len(part) < _SMALL:
                 small.append(part)
                 continue
             if small:
-                transport.write(b"".join(small))
+                pieces.append(b"".join(small))
                 small = []
-            transport.write(part)
+            pieces.append(part)
         if small:
-            transport.write(b"".join(small))
+            pieces.append(b"".join(small))
+        if isinstance(transport, PlainTransport):
+            transport.writelines(pieces)
+        else:  # asyncio's would join them
+            for piece in pieces:
+                transport.write(piece)
 
     def _arm(self) -> None:
         """See to it that the session's timer is kept."""

@@ -12,7 +12,7 @@ import errno
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 __all__ = ["PlainTransport", "accept_plain"]
@@ -126,6 +126,27 @@ class PlainTransport(asyncio.Transport):
         if self._unsent_bytes > self._high and not self._is_full:
             self._is_full = True
             self._protocol.pause_writing()
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """As `write`, for several: in one system call, and none of them is copied."""
+        pieces = list(list_of_data)
+        if not self._unsent and not self._is_lost:
+            try:
+                sent = self._socket.sendmsg(pieces[:_PIECES])
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError as error:
+                self._fail(error)
+                return
+            done = 0
+            while done < len(pieces) and sent >= len(pieces[done]):
+                sent -= len(pieces[done])
+                done += 1
+            del pieces[:done]
+            if sent:
+                pieces[0] = memoryview(pieces[0])[sent:]
+        for piece in pieces:
+            self.write(piece)
 
     def _write(self) -> None:
         unsent = self._unsent
