@@ -27,12 +27,13 @@ class Backfiller(Protocol):
 class BackfillSlots:
     """The backfills of one connection."""
 
-    __slots__ = ("_held", "_waiting", "limit")
+    __slots__ = ("_held", "_looked_at", "_waiting", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._held: dict[Backfiller, tuple[int, float] | None] = {}  # bytes sent at a time, once looked at
         self._waiting: deque[Backfiller] = deque()
+        self._looked_at: float | None = None  # no held one's figure is older; None: one was never looked at
 
     def __len__(self) -> int:
         return len(self._held)
@@ -42,7 +43,7 @@ class BackfillSlots:
         if stream in self._held:
             return True
         if len(self._held) < self.limit:
-            self._held[stream] = None
+            self._held[stream] = self._looked_at = None
             return True
         if stream not in self._waiting:
             self._waiting.append(stream)
@@ -68,10 +69,11 @@ class BackfillSlots:
             elif now >= seen[1] + timeout_s:
                 self._held[stream] = stream.sent_bytes, now
                 found.append(stream)
+        self._looked_at = min((seen[1] for seen in self._held.values() if seen), default=now)
         return found
 
     def next_timer(self, now: float, timeout_s: float) -> float | None:
         """When to look for stalled ones again."""
         if not self._held:
             return None
-        return min(now if seen is None else seen[1] + timeout_s for seen in self._held.values())
+        return now if self._looked_at is None else self._looked_at + timeout_s
