@@ -65,8 +65,8 @@ class Chunk(NamedTuple):
 def set_opaques(data: Bytes, offsets: Offsets, opaque: int) -> None:
     """Give every frame this opaque, in one assignment."""
     # A view of every four bytes that follow each other, aligned or not: one element a frame, and not four.
-    words = np.ndarray((len(data) - 3,), ">u4", data, strides=(1,))
-    words[offsets + _OPAQUE_AT] = opaque
+    words = np.ndarray((len(data) - _OPAQUE_AT - 3,), ">u4", data, _OPAQUE_AT, (1,))
+    words[offsets] = opaque
 
 
 def seqnos_at(data: Bytes, offsets: Offsets) -> npt.NDArray[np.uint64]:

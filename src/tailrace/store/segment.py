@@ -72,7 +72,8 @@ class Frames(NamedTuple):
     @property
     def offsets(self) -> Offsets:
         """Where each frame starts."""
-        return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+        lengths = self.lengths.astype(np.int64)  # once: two types in one step take half as long again
+        return np.add.accumulate(lengths) - lengths
 
     def cut(self, start: int, stop: int) -> Frames:
         """The frames between two places, without copying them."""
