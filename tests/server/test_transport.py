@@ -6,11 +6,12 @@ import asyncio
 import errno
 import socket
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
 from tailrace.server import transport as transport_module
-from tailrace.server.transport import PlainTransport, accept_plain
+from tailrace.server.transport import PlainTransport, Poller, accept_plain
 
 END_S = 60.0
 MUCH = bytes(range(256)) * (16 << 10)  # 4 MiB: more than the sockets here take at once
@@ -56,7 +57,8 @@ class Recorder(asyncio.Protocol):
 
 
 async def ours(connection: socket.socket, protocol: asyncio.Protocol) -> None:
-    PlainTransport(asyncio.get_running_loop(), connection, protocol)
+    loop = asyncio.get_running_loop()
+    PlainTransport(loop, Poller(loop), connection, protocol)
 
 
 async def asyncios(connection: socket.socket, protocol: asyncio.Protocol) -> None:
@@ -128,7 +130,14 @@ def test_many_are_written_in_order_however_much_it_is(connected, waits):
             transport = recorder.transport
             before = [MUCH, b"before"] if waits else []
             few = [b"first", bytearray(b""), memoryview(b"second")]
-            many = [b"third", MUCH, b"", b"between", memoryview(MUCH)[5:], *(b"%d" % at for at in range(2000))]
+            many = [
+                b"third",
+                MUCH,
+                b"",
+                b"between",
+                memoryview(MUCH)[5:],
+                *(b"%d" % at for at in range(2000)),
+            ]
             for part in before:
                 transport.write(part)
             transport.writelines(few)
@@ -289,3 +298,65 @@ class TestAccepting:
 
         asyncio.run(run())
         assert "too many open files" in caplog.text
+
+
+class TestPoller:
+    """Sockets that the loop does not know one by one."""
+
+    def test_who_was_taken_out_in_the_same_turn_is_not_called(self):
+        async def run():
+            poller, called = Poller(asyncio.get_running_loop()), []
+            pairs = [socket.socketpair() for _ in range(3)]
+            left = {here.fileno() for here, _ in pairs}
+            done = asyncio.Event()
+
+            def read(own: int) -> None:
+                called.append(own)
+                for fd in left:
+                    poller.remove_reader(fd)
+                done.set()
+
+            for here, there in pairs:
+                there.send(b"x")
+                poller.add_reader(here.fileno(), partial(read, here.fileno()))
+            await in_time(done.wait())
+            await asyncio.sleep(0)
+            assert len(called) == 1
+            assert called[0] in left
+            for pair in pairs:
+                for one in pair:
+                    one.close()
+
+        asyncio.run(run())
+
+    def test_reading_and_writing_come_and_go_one_by_one(self):
+        async def run():
+            poller, called = Poller(asyncio.get_running_loop()), []
+            here, there = socket.socketpair()
+            fd, done = here.fileno(), asyncio.Event()
+
+            def note(what: str, end: bool) -> None:
+                called.append(what)
+                if end:
+                    done.set()
+
+            there.send(b"x")
+            poller.remove_writer(fd)  # it was never there
+            poller.add_reader(fd, lambda: (here.recv(1), note("read", end=False)))
+            poller.add_writer(fd, lambda: (poller.remove_writer(fd), note("written", end=True)))
+            await in_time(done.wait())
+            assert sorted(called) == ["read", "written"]
+            poller.remove_reader(fd)
+            done.clear()
+            called.clear()
+            there.send(b"x")  # nobody asks
+            poller.add_writer(fd, lambda: (poller.remove_writer(fd), note("written again", end=True)))
+            await in_time(done.wait())
+            poller.add_reader(fd, lambda: (poller.remove_reader(fd), note("read again", end=True)))
+            done.clear()
+            await in_time(done.wait())
+            assert called == ["written again", "read again"]
+            here.close()
+            there.close()
+
+        asyncio.run(run())

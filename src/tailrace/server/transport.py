@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import select
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -26,6 +27,66 @@ _AT_ONCE = 64
 """Connections that are accepted before others have their turn."""
 _OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_S = 1.0
+_IN_A_ROW = 16
+"""As many sockets are served before the loop's other work has its turn; all that are ready at once."""
+_READABLE, _WRITABLE = 1, 4  # EPOLLIN and EPOLLOUT
+
+
+class Poller:
+    """Waits for many sockets as the loop does for one. The loop sees a single descriptor; what is ready
+    behind it is called from here, and looked for again: a turn of the loop costs more than a get.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._epoll = select.epoll()
+        self._readers: dict[int, Callable[[], None]] = {}
+        self._writers: dict[int, Callable[[], None]] = {}
+
+    def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
+        self._change(fd, self._readers, callback)
+
+    def remove_reader(self, fd: int) -> None:
+        self._change(fd, self._readers, None)
+
+    def add_writer(self, fd: int, callback: Callable[[], None]) -> None:
+        self._change(fd, self._writers, callback)
+
+    def remove_writer(self, fd: int) -> None:
+        self._change(fd, self._writers, None)
+
+    def _change(
+        self, fd: int, callbacks: dict[int, Callable[[], None]], callback: Callable[[], None] | None
+    ) -> None:
+        readers, writers = self._readers, self._writers
+        was_idle, was_known = not (readers or writers), fd in readers or fd in writers
+        if callback is not None:
+            callbacks[fd] = callback
+        elif callbacks.pop(fd, None) is None:
+            return
+        events = (_READABLE if fd in readers else 0) | (_WRITABLE if fd in writers else 0)
+        if not events:
+            self._epoll.unregister(fd)
+            if not (readers or writers):
+                self._loop.remove_reader(self._epoll.fileno())
+        elif was_known:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+            if was_idle:
+                self._loop.add_reader(self._epoll.fileno(), self._poll)
+
+    def _poll(self) -> None:
+        readers, writers, poll = self._readers, self._writers, self._epoll.poll
+        left = _IN_A_ROW
+        while left > 0 and (ready := poll(0)):
+            left -= len(ready)
+            for fd, events in ready:
+                # A callback may have ended what another one was to be called for.
+                if events & ~_WRITABLE and (read := readers.get(fd)) is not None:
+                    read()
+                if events & ~_READABLE and (write := writers.get(fd)) is not None:
+                    write()
 
 
 class PlainTransport(asyncio.Transport):
@@ -34,10 +95,15 @@ class PlainTransport(asyncio.Transport):
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, connection: socket.socket, protocol: asyncio.Protocol
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller | asyncio.AbstractEventLoop,
+        connection: socket.socket,
+        protocol: asyncio.Protocol,
     ) -> None:
         super().__init__({"peername": connection.getpeername(), "socket": connection})
         self._loop = loop
+        self._poller = poller
         self._socket = connection
         self._fd = connection.fileno()
         self._protocol = protocol
@@ -50,7 +116,7 @@ class PlainTransport(asyncio.Transport):
         self._is_lost = False
         protocol.connection_made(self)
         if self._is_reading and not self._is_closing:
-            loop.add_reader(self._fd, self._read)
+            poller.add_reader(self._fd, self._read)
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -69,7 +135,7 @@ class PlainTransport(asyncio.Transport):
             if data:
                 self._protocol.data_received(data)
             elif self._protocol.eof_received():
-                self._loop.remove_reader(self._fd)
+                self._poller.remove_reader(self._fd)
             else:
                 self.close()
         except Exception as error:
@@ -82,12 +148,12 @@ class PlainTransport(asyncio.Transport):
     def pause_reading(self) -> None:
         if self.is_reading():
             self._is_reading = False
-            self._loop.remove_reader(self._fd)
+            self._poller.remove_reader(self._fd)
 
     def resume_reading(self) -> None:
         if not self._is_reading and not self._is_closing:
             self._is_reading = True
-            self._loop.add_reader(self._fd, self._read)
+            self._poller.add_reader(self._fd, self._read)
 
     # Writing.
 
@@ -116,7 +182,7 @@ class PlainTransport(asyncio.Transport):
             if sent == len(data):
                 return
             rest = memoryview(data)[sent:]
-            self._loop.add_writer(self._fd, self._write)
+            self._poller.add_writer(self._fd, self._write)
         elif data:
             rest = memoryview(data)
         else:
@@ -166,7 +232,7 @@ class PlainTransport(asyncio.Transport):
             self._is_full = False
             self._protocol.resume_writing()  # and may write more
         if not unsent:
-            self._loop.remove_writer(self._fd)
+            self._poller.remove_writer(self._fd)
             if self._is_closing and not self._is_lost:
                 self._lose(None)
 
@@ -175,7 +241,7 @@ class PlainTransport(asyncio.Transport):
     def close(self) -> None:
         if not self._is_closing:
             self._is_closing = True
-            self._loop.remove_reader(self._fd)
+            self._poller.remove_reader(self._fd)
             if not self._unsent:
                 self._lose(None)
 
@@ -186,8 +252,8 @@ class PlainTransport(asyncio.Transport):
         """Close at once; what was not sent is lost."""
         if not self._is_lost:
             self._is_closing = True
-            self._loop.remove_reader(self._fd)
-            self._loop.remove_writer(self._fd)
+            self._poller.remove_reader(self._fd)
+            self._poller.remove_writer(self._fd)
             self._unsent.clear()
             self._unsent_bytes = 0
             self._lose(error)
@@ -207,6 +273,7 @@ def accept_plain(
     loop: asyncio.AbstractEventLoop, listener: socket.socket, protocol_of: Callable[[], asyncio.Protocol]
 ) -> None:
     """Accept connections from now on, until the listener is closed or taken from the loop."""
+    poller = Poller(loop) if hasattr(select, "epoll") else loop
 
     def accept() -> None:
         for _ in range(_AT_ONCE):
@@ -224,7 +291,7 @@ def accept_plain(
             try:
                 connection.setblocking(False)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                PlainTransport(loop, connection, protocol_of())
+                PlainTransport(loop, poller, connection, protocol_of())
             except OSError:  # it is gone already
                 connection.close()
             except BaseException:
