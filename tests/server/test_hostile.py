@@ -124,6 +124,16 @@ def set_timeouts(node, inner, **seconds: float) -> None:
         one._arm()
 
 
+def test_who_is_idle_after_the_login_is_closed_before_the_time_for_the_login_is_over():
+    settings = {"idle_timeout": "0.2", "auth_timeout": "1h"}
+    with (
+        tailrace.testing.node(vbuckets=1, users={"a": "b"}, settings=settings) as node,
+        Wire(node.port) as inside,
+    ):
+        inside.ok(admin.SaslAuth(key=b"PLAIN", value=b"\0a\0b"))
+        assert inside.is_closed()
+
+
 def test_slow_loris_before_and_after_the_login():
     with (
         tailrace.testing.node(vbuckets=1, users={"a": "b"}, settings={"idle_timeout": "4"}) as node,

@@ -280,6 +280,7 @@ class Connection(asyncio.Protocol):
         self._pumping = False
         self._pump_due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._may_log_in = True
 
     # asyncio's side
 
@@ -392,8 +393,9 @@ class Connection(asyncio.Protocol):
         if wanted != self._reading:
             self._reading = wanted
             (transport.resume_reading if self._reading else transport.pause_reading)()
-        # the idle timer only moves away, so it is looked at when it was due
-        if self._timer is None or session.unfinished or session.handler is not None:
+        # the idle timer only moves away, so it is looked at when it was due; the one before may be far away
+        if self._timer is None or session.unfinished or session.handler is not None or self._may_log_in:
+            self._may_log_in = not getattr(session, "authenticated", True)
             self._arm()
 
     def send(self, transport: asyncio.Transport, parts: list[bytes | memoryview]) -> None:
