@@ -108,6 +108,11 @@ def test_equal_on_ten_thousand_random_buffers(request: pytest.FixtureRequest, lo
         plain.mutation(9, b"\x00odd", b"x" * 3000, datatype=7, vbucket=1023, opaque=0xFFFF_FFFF, cas=0),
         plain.mutation(9, b"\x00odd", b"value", datatype=8),
         plain.mutation((1 << 64) - 1, b"\x00odd", b"value", cas=(1 << 64) - 1),
+        # fewer bits than the others have, or more of them
+        plain.frame(0x56, extras=bytes(7) + b"\x09" + bytes(23), key=b"\x00odd", value=b"value"),
+        plain.frame(0x5F, extras=bytes(7) + b"\x09" + bytes(23), key=b"\x00odd", value=b"value"),
+        plain.frame(0x57, extras=bytes(7) + b"\x09" + bytes(22), key=b"\x00odd", value=b"value"),
+        plain.frame(0x57, magic=0x81, extras=bytes(31), key=b"\x00odd", value=b"value"),
     ],
 )
 @pytest.mark.parametrize("at", [0, 1, 2])

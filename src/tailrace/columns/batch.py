@@ -92,6 +92,10 @@ _NS_PER_US = np.uint64(1000)
 _MOST_REPEATED = 1 << 17
 """Of a column that says the same in every row, so much is kept for the next batch, and no more."""
 
+# Arrow's own functions: the ones for everybody look them and their options up in every call.
+_TAKE, _UNCHECKED = pc.get_function("array_take"), pc.TakeOptions(boundscheck=False)
+_CAST, _TO_BINARY = pc.get_function("cast"), pc.CastOptions.safe(pa.binary())
+
 _INLINE = np.dtype([("words", np.int32, 3)])
 
 Integers = int | NDArray[np.uint64] | NDArray[np.int64] | None
@@ -292,7 +296,7 @@ def _copy_keys(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
     offsets[1::2] = end
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     stretches = pa.Array.from_buffers(pa.binary(), max(len(offsets) - 1, 0), buffers)
-    return pc.take(stretches, _every_other(len(start)), boundscheck=False)
+    return _TAKE.call([stretches, _every_other(len(start))], _UNCHECKED)
 
 
 def _every_other(count: int) -> pa.Array:
@@ -319,7 +323,7 @@ def _copy_values(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
         short = np.flatnonzero(length <= _INLINE.itemsize)
         views[short, 1:] = gather(data, start[short], _INLINE)["words"]
     buffers = [None, pa.py_buffer(views), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.binary_view(), len(start), buffers).cast(pa.binary())
+    return _CAST.call([pa.Array.from_buffers(pa.binary_view(), len(start), buffers)], _TO_BINARY)
 
 
 def _unpack(frames: Frames, rows: slice | NDArray[Any], values: pa.Array) -> tuple[pa.Array, pa.Array]:

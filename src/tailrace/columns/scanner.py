@@ -63,6 +63,11 @@ class _Field(NamedTuple):
     bits: int
     """Which bits of that word it is."""
 
+    @property
+    def lowest(self) -> int:
+        """The lowest of them: what a number is multiplied with to stand there."""
+        return self.bits & -self.bits
+
     def of(self, words: Words) -> NDArray[Any]:
         """The numbers of all frames, where they are: in the words."""
         return words[self.word].view(self.dtype)[self.place :: _WORD_BYTES // self.dtype.itemsize]
@@ -273,33 +278,39 @@ _ROW_FIELDS = ("opcode", "datatype", "vbucket", "opaque", "cas", "seqno", "rev",
 """The columns of `Frames` that are gathered as they are."""
 
 _PLAIN = {"magic": _REQUEST, "opcode": MUTATION, "extras_length": dcp.MUTATION.size}
-assert {_FIELDS[name].word for name in _PLAIN} == {0}
-_PLAIN_MASK = np.uint64(sum(_FIELDS[name].bits for name in _PLAIN))
-_PLAIN_BITS = np.uint64(sum((_FIELDS[name].bits & -_FIELDS[name].bits) * _PLAIN[name] for name in _PLAIN))
+_KEY_LENGTH, _DATATYPE = _FIELDS["key_length"], _FIELDS["datatype"]
+assert {_FIELDS[name].word for name in (*_PLAIN, "datatype", "key_length")} == {0}
+_PLAIN_BITS = sum(_FIELDS[name].lowest * _PLAIN[name] for name in _PLAIN)
+# and no bit of the datatype above those of a document
+assert (DOCUMENT + 1).bit_count() == 1
+_PLAIN_MASK = sum(_FIELDS[name].bits for name in _PLAIN) + _DATATYPE.bits - _DATATYPE.lowest * DOCUMENT
 
 
 def _plain_rows(words: Words, start: Offsets, end: Offsets, limit: int) -> Columns | None:
     """The rows of frames that are all mutations in the usual form and without a fault; else None.
 
-    What a backfill is made of, in a few passes; anything else goes the long way, which gives the same rows
-    for these.
+    What a backfill is made of, in a few passes over whole words; anything else goes the long way, which gives
+    the same rows for these.
     """
-    if not len(start) or not all_true((words[0] & _PLAIN_MASK) == _PLAIN_BITS):
+    first, nmeta = words[0], _FIELDS["nmeta"]
+    if (
+        not len(start)
+        or int(in_all(first)) & _PLAIN_MASK != _PLAIN_BITS
+        or int(in_any(first)) & _PLAIN_MASK != _PLAIN_BITS
+        or int(in_any(words[nmeta.word])) & nmeta.bits
+    ):
         return None
     rows = {name: _FIELDS[name].of(words) for name in _ROW_FIELDS}
-    key_length = _FIELDS["key_length"].of(words)
+    key_bits = first & np.uint64(_KEY_LENGTH.bits)
     key_start = start + (HEADER_SIZE + dcp.MUTATION.size)
-    value_start = key_start + key_length
+    value_start = key_start + _KEY_LENGTH.of(words)
     size = end - start
-    nmeta = _FIELDS["nmeta"]
     if (
-        least(key_length) == 0
-        or most(key_length) > MAX_KEY
+        least(key_bits) == 0
+        or most(key_bits) > _KEY_LENGTH.lowest * MAX_KEY
         or most(size) > limit
-        or not all_true(value_start <= end)
-        or most(rows["datatype"]) > DOCUMENT
+        or least(end - value_start) < 0
         or least(rows["seqno"]) == 0
-        or int(np.bitwise_or.reduce(words[nmeta.word])) & nmeta.bits
     ):
         return None
     return {
@@ -444,6 +455,7 @@ def _take_collection_ids(data: Bytes, rows: Columns, byte: NDArray[np.uint8]) ->
 # What a whole array says. The methods of arrays say the same and take three times as long to be called, which
 # counts where a buffer holds a few thousand large frames.
 least, most = np.minimum.reduce, np.maximum.reduce
+in_all, in_any = np.bitwise_and.reduce, np.bitwise_or.reduce
 
 
 def all_true(mask: Mask) -> bool:
