@@ -97,12 +97,12 @@ def plain_walk(data: Bytes, at: int = 0, count: int = sys.maxsize) -> Offsets:
     found: list[int] = []
     append, unpack_from = found.append, _TOTAL_BODY.unpack_from
     last = len(view) - HEADER_SIZE
-    while at <= last and count:
+    for _ in range(count):
+        if at > last:
+            break
         append(at)
-        (total_body,) = unpack_from(view, at)
-        at += HEADER_SIZE + total_body
-        count -= 1
-    return np.fromiter(found, dtype=np.int64, count=len(found))
+        at += HEADER_SIZE + unpack_from(view, at)[0]
+    return np.array(found, dtype=np.int64)
 
 
 def lockstep_walk(data: Bytes, sample: Offsets) -> Offsets:
@@ -168,7 +168,7 @@ def _walk_lanes(data: Bytes, lanes: Offsets) -> tuple[Offsets, Offsets, Offsets]
         except IndexError:  # a guess was wrong, or frames are smaller than they were
             is_inside = False
             body = total_body[passed:][np.minimum(at, last - passed)]
-        at = np.add(at, body, out=table[step + 1])
+        at = np.add(at, body, table[step + 1])
         if step >= _FRAMES_PER_LANE - 1:
             unfinished = np.count_nonzero(at < limits - (passed + HEADER_SIZE))
             if unfinished <= len(lanes) // _LEFT_OVER:
