@@ -123,6 +123,7 @@ class FakeVBucket:
         self._received: SnapshotRange | None = None
         self.snapshots: list[FakeSnapshot] = []
         self.watchers: list[Callable[[], None]] = []
+        self.waiting: dict[Callable[[], None], None] = {}
         self.fails_with: Exception | None = None
         self.high_seqno = 0
 
@@ -159,7 +160,9 @@ class FakeVBucket:
         if key[0] and not traits & Trait.SYSTEM_EVENT:
             traits |= Trait.COLLECTION
         self.changes.append(Change(self.high_seqno, key, message.encode(), traits))
-        self.notify()
+        waiting, self.waiting = self.waiting, {}
+        for callback in waiting:
+            callback()
         return self.high_seqno
 
     def set(
@@ -368,7 +371,17 @@ class FakeHost:
         found = self.bucket.vbuckets[vbucket]
         assert found is not None
         found.watchers.append(callback)
-        return lambda: found.watchers.remove(callback)
+
+        def unwatch() -> None:
+            found.watchers.remove(callback)
+            found.waiting.pop(callback, None)
+
+        return unwatch
+
+    def await_append(self, vbucket: int, callback: Callable[[], None]) -> None:
+        found = self.bucket.vbuckets[vbucket]
+        assert found is not None
+        found.waiting[callback] = None
 
     def claim_name(self, name: bytes) -> None:
         self.names.append(name)

@@ -44,6 +44,9 @@ class RealHost(FakeHost):
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
         return self.served.watch(vbucket, callback)
 
+    def await_append(self, vbucket: int, callback: Callable[[], None]) -> None:
+        self.served.await_append(vbucket, callback)
+
 
 class Storing:
     """One node's store and one connection to it."""

@@ -263,6 +263,7 @@ def test_close_stream(bucket: FakeBucket, told: bool) -> None:
     consumer.pull_all()
     assert stream.last_seqno == 5
     assert bucket.vbuckets[0].watchers == []
+    assert not bucket.vbuckets[0].waiting
 
 
 def test_lost_connection_says_nothing(bucket: FakeBucket) -> None:
@@ -273,7 +274,22 @@ def test_lost_connection_says_nothing(bucket: FakeBucket) -> None:
     consumer.pull_all()
     assert stream.ended is None
     assert bucket.vbuckets[0].watchers == []
+    assert not bucket.vbuckets[0].waiting
     assert all(snapshot.is_closed for snapshot in bucket.vbuckets[0].snapshots)
+
+
+def test_only_who_has_everything_is_called_by_a_write(bucket: FakeBucket) -> None:
+    """However many readers are behind, and however far: a write costs the same."""
+    filled(bucket)
+    vbucket = bucket.vbuckets[0]
+    consumer = opened(bucket)
+    stream = consumer.stream()
+    assert (stream.last_seqno, len(vbucket.waiting)) == (5, 1)
+    vbucket.set(b"next")
+    assert not vbucket.waiting
+    vbucket.set(b"last")
+    consumer.pull_all()
+    assert (stream.last_seqno, len(vbucket.waiting)) == (7, 1)
 
 
 def test_lost_privileges(bucket: FakeBucket) -> None:
@@ -490,10 +506,8 @@ def test_to_latest_of_a_filter(bucket: FakeBucket) -> None:
 def test_long_filtered_backfill_tells_how_far_it_is(bucket: FakeBucket) -> None:
     bucket.use_collections()
     vbucket = bucket.vbuckets[0]
-    watchers, vbucket.watchers = vbucket.watchers, []
     for number in range(2 * SKIPPED_BEFORE_ADVANCE + 5):
         vbucket.set(b"%d" % number, collection=9)
-    vbucket.watchers = watchers
     vbucket.set(b"mine", collection=8)
     vbucket.to_disk()
     consumer = opened(bucket)

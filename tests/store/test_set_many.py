@@ -76,7 +76,7 @@ def test_as_one_by_one(seed: int, datatype: int) -> None:
         prepare(bucket, rng)
         told: list[int] = []
         for vb in bucket:
-            vb.on_change(lambda number=vb.id, told=told: told.append(number))
+            vb.on_append(lambda number=vb.id, told=told: told.append(number))
         for _ in range(3):
             clock.advance(rng.random())
             count = rng.randrange(40)

@@ -351,13 +351,16 @@ class TestStreams:
     def test_readers_are_called(self, home):
         vb = home.bucket().vbuckets[0]
         calls = []
-        vb.on_change(lambda: calls.append(vb.high_seqno))
+        vb.on_append(lambda: calls.append(vb.high_seqno))
+        vb.on_change(lambda: calls.append("history"))
         vb.set(b"\0a", b"")
         vb.delete(b"\0a")
         assert calls == [1, 2]
-        vb.on_change(None)
+        vb.changed()
+        assert calls == [1, 2, "history"]
+        vb.on_append(None)
         vb.set(b"\0a", b"")
-        assert calls == [1, 2]
+        assert calls == [1, 2, "history"]
 
 
 class TestDurability:

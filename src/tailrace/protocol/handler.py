@@ -103,10 +103,16 @@ class Host(Protocol):
         ...
 
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back (cheap, no argument) whenever the vbucket has something newer or its history, state or
-        existence changed; any number of readers may watch one. Returns what ends it.
+        """Call back (cheap, no argument) whenever the history, state or existence of the vbucket changed; any
+        number of readers may watch one. Returns what ends it.
 
         `VBucket.on_change` has room for one callback, and that one is the node's.
+        """
+        ...
+
+    def await_append(self, vbucket: int, callback: Callable[[], None]) -> None:
+        """Call one that watches the vbucket once more, after its next change. Who still has something to do
+        does not ask: a write is to cost the same however many readers are behind.
         """
         ...
 

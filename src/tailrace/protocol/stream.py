@@ -172,9 +172,7 @@ class ProducerStream:
             self._on_ready(self)
 
     def changed(self) -> None:
-        """The vbucket has something newer, or is not what it was. Every write comes here for every reader:
-        one that has enough to do already must cost next to nothing.
-        """
+        """The vbucket has something newer, or is not what it was."""
         vbucket, state, log = self._known
         high_seqno = vbucket.high_seqno
         is_same = (
@@ -188,6 +186,13 @@ class ProducerStream:
             self.end(StreamEndStatus.STATE_CHANGED)
         elif not self.is_ready and not self._is_parked:
             self.set_ready()
+
+    def _await_append(self) -> None:
+        """There is nothing to do before the vbucket has something newer. Only then does a write call us: it
+        costs nothing for readers who are behind.
+        """
+        if self.is_live:
+            self._host.await_append(self.vbucket, self.changed)
 
     def marker_acknowledged(self) -> None:
         """The consumer has received a whole snapshot whose marker asked for an answer."""
@@ -273,6 +278,7 @@ class ProducerStream:
                 read = self._load()
                 if read is None:
                     self.is_ready = False
+                    self._await_append()
                     break
                 if self._batch is None:
                     work += read
@@ -322,6 +328,9 @@ class ProducerStream:
 
     def _next_snapshot(self) -> int | None:
         accepted, vbucket = self._accepted, self._accepted.vbucket
+        self.changed()  # what it may read from now on is what a later look is compared with
+        if not self.is_live:
+            return 0
         if self.position >= accepted.end_seqno and self.position >= self._announced_end:
             self.end(StreamEndStatus.OK)
             return 0

@@ -50,7 +50,8 @@ class TapProducer(TapSender):
         self._checkpoints: dict[int, int] = {}
         self._backfills = True
         self._answers: deque[bytes] = deque()
-        self._unwatch: list[Callable[[], None]] = []
+        self._watching: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
+        """By vbucket: what is called back, and what ends that."""
         self._sent_at = self._progress_at = self._saved_at = now
 
     # The handler's interface.
@@ -145,9 +146,7 @@ class TapProducer(TapSender):
         }
 
     def close(self, reason: str) -> None:
-        for unwatch in self._unwatch:
-            unwatch()
-        self._unwatch.clear()
+        self._unwatch()
         self._drop_work()
         if self._takeover is not None:
             self._takeover.close()
@@ -234,7 +233,7 @@ class TapProducer(TapSender):
             cursor.controls.clear()
             self._set_ready(cursor)
         for at in numbers:
-            self._unwatch.append(host.watch(at, partial(self._changed, at)))
+            self._watch(at)
         host.tap.save(client)
         self._wake()
 
@@ -268,8 +267,7 @@ class TapProducer(TapSender):
         client = self._client
         vbuckets = range(len(self._host.bucket.vbuckets))
         listed = frozenset(number for number, _ in wanted if number in vbuckets)
-        for unwatch in self._unwatch:
-            unwatch()
+        self._unwatch()
         for number in set(client.cursors) - listed:
             cursor = client.cursors.pop(number)
             self._drop_work(cursor)
@@ -288,16 +286,30 @@ class TapProducer(TapSender):
                     state = Control("state", VBucketState.PENDING, number)
                     cursor_or_none.controls.insert(0, state)
                 self._set_ready(cursor_or_none)
-        self._unwatch = [self._host.watch(at, partial(self._changed, at)) for at in sorted(listed)]
+        for number in sorted(listed):
+            self._watch(number)
         self._controls.append(Control("opaque", TapOpaque.START_ONLINEUPDATE))  # 4: the change is complete
         self._host.tap.save(client)
         self._wake()
 
     # What happens to vbuckets.
 
+    def _watch(self, number: int) -> None:
+        """Hear of everything that happens to a vbucket."""
+        callback = partial(self._changed, number)
+        self._watching[number] = callback, self._host.watch(number, callback)
+        self._host.await_append(number, callback)
+
+    def _unwatch(self) -> None:
+        for _, unwatch in self._watching.values():
+            unwatch()
+        self._watching.clear()
+
     def _changed(self, number: int) -> None:
         if self._flags & TapConnectFlag.DUMP:
             return  # what exists is what existed when it began
+        if number in self._watching:
+            self._host.await_append(number, self._watching[number][0])
         cursor = self._take_up(number)
         if cursor is not None:
             self._set_ready(cursor)

@@ -81,6 +81,7 @@ class ServedBucket:
         self._clock = clock
         self._run_job = run_job
         self._watchers: dict[int, list[Callable[[], None]]] = {}
+        self._waiting: dict[int, dict[Callable[[], None], None]] = {}
         self._flushing: Job | None = None
         self._disk_refuses = False
         self._maintaining: set[Job] = set()
@@ -142,7 +143,7 @@ class ServedBucket:
     # readers
 
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back whenever a vbucket has something newer or its history changed; returns what ends it."""
+        """Call back whenever the history, state or existence of a vbucket changed; returns what ends it."""
         watchers = self._watchers.setdefault(vbucket, [])
         watchers.append(callback)
         if len(watchers) == 1:
@@ -150,21 +151,40 @@ class ServedBucket:
         return partial(self._unwatch, vbucket, callback)
 
     def _unwatch(self, vbucket: int, callback: Callable[[], None]) -> None:
-        watchers = self._watchers.get(vbucket, [])
+        watchers, waiting = self._watchers.get(vbucket, []), self._waiting.get(vbucket, {})
         if callback in watchers:
             watchers.remove(callback)
+            waiting.pop(callback, None)
             if not watchers:
                 del self._watchers[vbucket]
-                self._attach(vbucket)
+            if not waiting:
+                self._waiting.pop(vbucket, None)
+            self._attach(vbucket)
+
+    def await_append(self, vbucket: int, callback: Callable[[], None]) -> None:
+        """Call one that watches a vbucket once more, after its next change. Whoever has enough to do does not
+        wait for that, and then writers pay nothing for him.
+        """
+        waiting = self._waiting.setdefault(vbucket, {})
+        waiting[callback] = None
+        if len(waiting) == 1:
+            self._attach(vbucket)
 
     def _attach(self, vbucket: int) -> None:
-        """Give the store's vbucket our callback, or take it away; it may be a new vbucket."""
+        """Give the store's vbucket our callbacks, or take them away; it may be a new vbucket."""
         found = self.store.vbuckets[vbucket] if vbucket < len(self.store.vbuckets) else None
         if found is not None:
             found.on_change(partial(self._changed, vbucket) if vbucket in self._watchers else None)
+            found.on_append(partial(self._appended, vbucket) if vbucket in self._waiting else None)
 
     def _changed(self, vbucket: int) -> None:
         for callback in tuple(self._watchers.get(vbucket, ())):
+            callback()
+
+    def _appended(self, vbucket: int) -> None:
+        waiting = self._waiting.pop(vbucket)
+        self._attach(vbucket)
+        for callback in waiting:
             callback()
 
     def vbucket_changed(self, vbucket: int) -> None:

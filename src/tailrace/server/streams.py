@@ -86,6 +86,9 @@ class StreamHost:
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
         return self._bucket.watch(vbucket, callback)
 
+    def await_append(self, vbucket: int, callback: Callable[[], None]) -> None:
+        self._bucket.await_append(vbucket, callback)
+
     def claim_name(self, name: bytes) -> None:
         self._session.claim_name(name)
 

@@ -292,10 +292,12 @@ class VBucket(Protocol):
         """Highest seqno of a change (system events too) in any of these collections."""
         ...
 
+    def on_append(self, callback: Callable[[], None] | None) -> None:
+        """Call this (cheap, no argument) after every change that there is to stream."""
+        ...
+
     def on_change(self, callback: Callable[[], None] | None) -> None:
-        """Call this (cheap, no argument) whenever there is something newer to stream, or the vbucket's
-        history changed.
-        """
+        """Call this (cheap, no argument) whenever the vbucket's history or state changed."""
         ...
 
     def when_persisted(self, seqno: int, callback: Callable[[bool], None]) -> None:

@@ -105,8 +105,8 @@ def set_many(
             vbucket.high_seqno = seqno
             if seqno >= vbucket._checkpoint_end:
                 vbucket.close_checkpoint()
-            if vbucket._on_change is not None:
-                vbucket._on_change()
+            if vbucket._on_append is not None:
+                vbucket._on_append()
     finally:
         clock.last, bucket.memory_bytes = cas, size
 

@@ -54,6 +54,7 @@ class History:
         "_items",
         "_collection_highs",
         "_checkpoint_end",
+        "_on_append",
         "_on_change",
         "rev_floor",
         "state",
@@ -101,6 +102,7 @@ class History:
         self._collection_highs: dict[int, int] | None = None
         self._checkpoints = Checkpoints(1, 0)
         self._checkpoint_end = bucket.settings.checkpoint_items
+        self._on_append: Callable[[], None] | None = None
         self._on_change: Callable[[], None] | None = None
         self._waiters: list[tuple[int, Callable[[bool], None]]] = []
 
@@ -211,8 +213,8 @@ class History:
             self._collection_highs[collection_of(key)] = seqno
         if seqno >= self._checkpoint_end:
             self.close_checkpoint()
-        if self._on_change is not None:
-            self._on_change()
+        if self._on_append is not None:
+            self._on_append()
 
     def _note(self, frame: bytes, seqno: int, traits: int) -> None:
         """What an unusual change means beyond its key."""
@@ -376,6 +378,9 @@ class History:
         if len(later):
             dead = np.union1d(dead, later)
         return DiskSnapshot(after, rest.end, self.pieces, dead, Drops(self.drops, rest.end), rest=rest)
+
+    def on_append(self, callback: Callable[[], None] | None) -> None:
+        self._on_append = callback
 
     def on_change(self, callback: Callable[[], None] | None) -> None:
         self._on_change = callback
