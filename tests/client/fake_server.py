@@ -128,6 +128,7 @@ class Connection:
     def __init__(self, server: FakeServer, client: socket.socket) -> None:
         self.server = server
         self._client = client
+        self._sending = threading.Lock()
 
     def run(self) -> None:
         framer = Framer()
@@ -160,7 +161,9 @@ class Connection:
             self.send(server.answer(frame))
 
     def send(self, *parts: bytes) -> None:
-        self._client.sendall(b"".join(parts))
+        """Whole: a test may send changes from a thread of its own while a question is answered in ours."""
+        with self._sending:
+            self._client.sendall(b"".join(parts))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
