@@ -10,6 +10,7 @@ back unless an active was killed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -89,19 +90,13 @@ def test_a_move_is_interrupted_at_every_step(victim: str, fails_over: bool, firs
             move.step()
         name = "n1" if victim == "source" else "n2"
         world.note(f"step {at}: {name} is killed")
-        try:
+        with ends_well(world):
             world.lose(name, power=at % 3 == 0)
             if fails_over and name not in world.coordinator.out:
                 world.fail_over(name)
             move.finish()
             named = {one for chain in world.coordinator.chains for one in chain}
             assert not named & world.coordinator.out, "a chain names a node that was failed over"
-            world.settle()
-        except BaseException as error:
-            error.add_note("\n".join(world.trace))
-            raise
-        check_actives(world)
-        world.close()
 
 
 @pytest.mark.parametrize("first", range(STRIDE))
@@ -119,7 +114,7 @@ def test_the_connection_breaks_at_every_step(later: int, first: int) -> None:
             wire._collect()
             wire.is_open = False
             wire.end.lost()
-        try:
+        with ends_well(world):
             for _ in range(later):
                 if not move.is_over:
                     move.step()
@@ -128,12 +123,19 @@ def test_the_connection_breaks_at_every_step(later: int, first: int) -> None:
                 wire.session.connection_lost()
             move.finish()
             assert not any("n1" in chain for chain in world.coordinator.chains), "the move is not resumed"
-            world.settle()
-        except BaseException as error:
-            error.add_note("\n".join(world.trace))
-            raise
-        check_actives(world)
-        world.close()
+
+
+@contextmanager
+def ends_well(world: World) -> Iterator[None]:
+    """In the end each vbucket has one active, and all that was written is there; or the failure tells why."""
+    try:
+        yield
+        world.settle()
+    except BaseException as error:
+        error.add_note("\n".join(world.trace))
+        raise
+    check_actives(world)
+    world.close()
 
 
 def check_actives(world: World) -> None:
