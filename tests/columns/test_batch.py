@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from datetime import UTC, datetime
+from typing import Any
 
 import message_by_message as plain
 import numpy as np
@@ -154,6 +155,20 @@ def test_collections_have_names() -> None:
             snapshot_end=9,
         )
     assert caught.value.status == Status.UNKNOWN_COLLECTION
+
+
+def test_one_collection_for_all_rows() -> None:
+    """It need not have a name while none of its rows is wanted: it may have been dropped since."""
+    data = b"".join(plain.mutation(n, b"\x08key") for n in range(1, 4))
+    frames = scan(data, collections=True)
+    context: dict[str, Any] = {"vb_uuid": 1, "snapshot_start": 1, "snapshot_end": 9}
+    batch = to_batch(frames, names=Names("travel", {8: ("inventory", "hotel")}), **context)
+    assert set(zip(*(batch[one].to_pylist() for one in ("scope", "collection", "key")), strict=True)) == {
+        ("inventory", "hotel", b"key")
+    }
+    with pytest.raises(MalformedMessage, match="0x8"):
+        to_batch(frames, names=Names("travel", {}), **context)
+    assert to_batch(frames, slice(0, 0), names=Names("travel", {}), **context).num_rows == 0
 
 
 def test_rows_can_be_chosen_and_have_their_own_numbers() -> None:

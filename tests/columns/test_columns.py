@@ -47,6 +47,8 @@ def check(data: bytes, *, collections: bool = False, contents: bool = True) -> F
     assert list(frames.controls) == expected.controls
     assert frames.size.tolist() == expected.sizes
     assert frames.opaque.tolist() == expected.opaques
+    for known, column in zip(frames.common, (frames.opcode, frames.datatype, frames.collection), strict=True):
+        assert known is None or set(column.tolist()) <= {known}
     for control in frames.controls:
         assert frames.frame(control).encode() == data[control.start : control.end]
     raw = [data[a:b] for a, b in zip(frames.value_start, frames.value_end, strict=True)]

@@ -164,26 +164,25 @@ def to_batch(
     empty value is a document with no bytes otherwise. A value that can't be inflated or split, and a
     collection without a name, is `MalformedMessage`.
     """
-    opcode, datatype, cas = frames.opcode[rows], frames.datatype[rows], frames.cas[rows]
-    count = len(opcode)
-    is_mutation = opcode == MUTATION
-    present = _bitmap(is_mutation)
-    key_start, value_start, value_end = (
-        column[rows] for column in (frames.key_start, frames.value_start, frames.value_end)
-    )
-    kind = _common(datatype)
-    values, xattrs = _copy_values(frames.data, value_start, value_end), None
-    if kind is None or kind & (SNAPPY | XATTR):
-        values, xattrs = _unpack(frames, rows, values)
-    if present is not None:
-        values = _null_where_removed(is_mutation, values)
-    scope, collection = _collection_names(names, frames.collection[rows])
+    cas = frames.cas[rows]
+    is_mutation, present = None, None
+    if frames.common.opcode != MUTATION:
+        is_mutation = frames.opcode[rows] == MUTATION
+        present = _bitmap(is_mutation)
+    kind = frames.common.datatype
+    if kind is None:
+        kind = _common(frames.datatype[rows])
+    if frames.common.collection is None or not len(cas):
+        scope, collection = _collection_names(names, frames.collection[rows])
+    else:
+        scope, collection = _names_of(names, frames.common.collection)
     clock_us = cas & _CAS_CLOCK
     clock_us //= _NS_PER_US
+    clocked = None if all_true(cas) else _bitmap(cas != 0)
+    value_start = frames.value_start[rows]
     columns = {
-        "op": OPS[0] if present is None else _words(OPS, opcode - MUTATION),
-        "key": _copy_keys(frames.data, key_start, value_start),
-        "value": None if no_value else values,
+        "op": OPS[0] if present is None else _words(OPS, frames.opcode[rows] - MUTATION),
+        "key": _copy_keys(frames.data, frames.key_start[rows], value_start),
         "bucket": names.bucket,
         "scope": scope,
         "collection": collection,
@@ -194,25 +193,34 @@ def to_batch(
         "cas": cas,
         "flags": _array(pa.int32(), frames.flags[rows], present),
         "expiry": _array(pa.int64(), frames.expiry[rows].astype(np.int64), present),
-        "datatype": _words(DATATYPES, datatype & JSON) if kind is None else DATATYPES[kind & JSON],
-        "xattrs": xattrs,
-        "event_time": _array(_TYPES["event_time"], clock_us, _bitmap(cas != 0)),
+        "datatype": _words(DATATYPES, frames.datatype[rows] & JSON)
+        if kind is None
+        else DATATYPES[kind & JSON],
+        "event_time": _array(_TYPES["event_time"], clock_us, clocked),
         "snapshot_start": snapshot_start,
         "snapshot_end": snapshot_end,
     }
-    arrays = [_column(type_, columns[name], count) for name, type_ in _TYPES.items()]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+    arrays = {name: _column(name, content, len(cas)) for name, content in columns.items()}
+    # At the end, because they drive out of the processor's caches whatever else is needed here.
+    values, xattrs = _copy_values(frames.data, value_start, frames.value_end[rows]), None
+    if kind is None or kind & (SNAPPY | XATTR):
+        values, xattrs = _unpack(frames, rows, values)
+    if is_mutation is not None and present is not None:
+        values = _null_where_removed(is_mutation, values)
+    arrays["value"] = _column("value", None if no_value else values, len(cas))
+    arrays["xattrs"] = _column("xattrs", xattrs, len(cas))
+    return pa.RecordBatch.from_arrays([arrays[name] for name in _TYPES], schema=SCHEMA)
 
 
-def _column(type_: pa.DataType, content: Any, count: int) -> pa.Array:
+def _column(name: str, content: Any, count: int) -> pa.Array:
     """A column from an Arrow array, a numpy array, or what stands in every row: a number, a word or None."""
     if isinstance(content, np.ndarray):
         if len(content) != count:
             raise ValueError(f"{len(content)} entries for {count} rows")
-        return _array(type_, content)
+        return _array(_TYPES[name], content)
     if isinstance(content, pa.Array):
         return content
-    return _repeat(type_, content, count)
+    return _repeat(name, content, count)
 
 
 def _array(type_: pa.DataType, numbers: NDArray[Any], present: pa.Buffer | None = None) -> pa.Array:
@@ -228,11 +236,11 @@ def _bitmap(mask: Mask) -> pa.Buffer | None:
     return None if all_true(mask) else pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 
-def _repeat(type_: pa.DataType, content: str | int | None, count: int) -> pa.Array:
+def _repeat(name: str, content: str | int | None, count: int) -> pa.Array:
     """A column that says the same in every row; most batches have several and share their memory."""
     if count > _MOST_REPEATED:
-        return _repeated.__wrapped__(type_, content, count)
-    return _repeated(type_, content, _capacity(count)).slice(0, count)
+        return _repeated.__wrapped__(name, content, count)
+    return _repeated(name, content, _capacity(count)).slice(0, count)
 
 
 def _capacity(count: int) -> int:
@@ -240,8 +248,9 @@ def _capacity(count: int) -> int:
     return 1 << (count - 1).bit_length() if count else 0
 
 
-@lru_cache(maxsize=32)
-def _repeated(type_: pa.DataType, content: str | int | None, count: int) -> pa.Array:
+@lru_cache(maxsize=64)
+def _repeated(name: str, content: str | int | None, count: int) -> pa.Array:
+    type_ = _TYPES[name]  # not asked for: Arrow needs longer to hash a type than to cut an array
     if content is None:
         return pa.nulls(count, type_)
     if isinstance(content, int):
@@ -329,7 +338,7 @@ def _copy_values(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
 def _unpack(frames: Frames, rows: slice | NDArray[Any], values: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Values as they were written, and the column of xattrs."""
     datatype = frames.datatype[rows]
-    xattrs = _repeat(pa.string(), None, len(datatype))
+    xattrs = _repeat("xattrs", None, len(datatype))
     packed = (datatype & (SNAPPY | XATTR)) != 0
     if not packed.any():
         return values, xattrs

@@ -134,6 +134,14 @@ class ControlFrame(NamedTuple):
     end: int
 
 
+class Common(NamedTuple):
+    """What the rows of a scan have in common; None where they differ, or where nobody had to look."""
+
+    opcode: int | None = None
+    datatype: int | None = None
+    collection: int | None = None
+
+
 @dataclass(slots=True)
 class Frames:
     """What `scan` found: arrays with one entry a row, and the control frames between them.
@@ -172,6 +180,8 @@ class Frames:
     control_row: Offsets
     control_start: Offsets
     control_end: Offsets
+
+    common: Common
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -212,8 +222,9 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
     words = _gather_words(data, start)
     framed = len(start)
     control = np.empty(0, dtype=np.int64)
-    rows = _plain_rows(words, start, end, limit)
-    is_plain = rows is not None
+    rows, common = _plain_rows(words, start, end, limit)
+    malformed: Mask | None = None
+    only_id: int | None = 0
     if rows is None:
         columns = {name: one.of(words) for name, one in _FIELDS.items()}
         lengths = _split_keys(data, start, end, columns)
@@ -227,13 +238,12 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
         lengths = _Lengths(lengths.framing[row], lengths.key[row])
         columns = {name: column[row] for name, column in columns.items()}
         rows, malformed = _rows(data, columns, start[row], end[row], lengths)
-    else:
-        malformed = np.zeros(framed, dtype=bool)
     if collections:
+        is_plain = malformed is None
         first_byte = _KEY_BYTE.of(words) if is_plain else data[np.minimum(rows["key_start"], len(data) - 1)]
-        malformed |= _take_collection_ids(data, rows, first_byte)
-    intact = _first(malformed)
-    if intact < len(malformed):
+        bad_id, only_id = _take_collection_ids(data, rows, first_byte)
+        malformed = bad_id if malformed is None else malformed | bad_id
+    if malformed is not None and (intact := _first(malformed)) < len(malformed):
         at = int(rows["start"][intact])
         error = _message_error(data, at, collections=collections)
         framed = int(np.searchsorted(start, at))
@@ -248,6 +258,7 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
         control_row=control - np.arange(len(control)),
         control_start=start[control],
         control_end=end[control],
+        common=common._replace(collection=only_id),
     )
 
 
@@ -286,33 +297,35 @@ assert (DOCUMENT + 1).bit_count() == 1
 _PLAIN_MASK = sum(_FIELDS[name].bits for name in _PLAIN) + _DATATYPE.bits - _DATATYPE.lowest * DOCUMENT
 
 
-def _plain_rows(words: Words, start: Offsets, end: Offsets, limit: int) -> Columns | None:
+def _plain_rows(words: Words, start: Offsets, end: Offsets, limit: int) -> tuple[Columns | None, Common]:
     """The rows of frames that are all mutations in the usual form and without a fault; else None.
 
     What a backfill is made of, in a few passes over whole words; anything else goes the long way, which gives
     the same rows for these.
     """
     first, nmeta = words[0], _FIELDS["nmeta"]
+    all_bits, any_bits = int(in_all(first)), int(in_any(first))
     if (
         not len(start)
-        or int(in_all(first)) & _PLAIN_MASK != _PLAIN_BITS
-        or int(in_any(first)) & _PLAIN_MASK != _PLAIN_BITS
+        or all_bits & _PLAIN_MASK != _PLAIN_BITS
+        or any_bits & _PLAIN_MASK != _PLAIN_BITS
         or int(in_any(words[nmeta.word])) & nmeta.bits
     ):
-        return None
+        return None, Common()
     rows = {name: _FIELDS[name].of(words) for name in _ROW_FIELDS}
-    key_bits = first & np.uint64(_KEY_LENGTH.bits)
+    key_length = _KEY_LENGTH.of(words).astype(np.int64)
     key_start = start + (HEADER_SIZE + dcp.MUTATION.size)
-    value_start = key_start + _KEY_LENGTH.of(words)
+    value_start = key_start + key_length
     size = end - start
     if (
-        least(key_bits) == 0
-        or most(key_bits) > _KEY_LENGTH.lowest * MAX_KEY
+        least(key_length) == 0
+        or most(key_length) > MAX_KEY
         or most(size) > limit
         or least(end - value_start) < 0
         or least(rows["seqno"]) == 0
     ):
-        return None
+        return None, Common()
+    datatype = None if (all_bits ^ any_bits) & _DATATYPE.bits else int(rows["datatype"][0])
     return {
         **rows,
         "collection": np.zeros(len(start), dtype=np.uint32),
@@ -321,7 +334,7 @@ def _plain_rows(words: Words, start: Offsets, end: Offsets, limit: int) -> Colum
         "key_start": key_start,
         "value_start": value_start,
         "value_end": end,
-    }
+    }, Common(MUTATION, datatype)
 
 
 class _Lengths(NamedTuple):
@@ -420,17 +433,19 @@ def _malformed(rows: Columns, extras_length: NDArray[np.uint8], key_length: Offs
     return np.asarray(bad, dtype=bool)
 
 
-def _take_collection_ids(data: Bytes, rows: Columns, byte: NDArray[np.uint8]) -> Mask:
-    """Move the collection id from the start of each key into its column; tells which keys have no proper one.
+def _take_collection_ids(data: Bytes, rows: Columns, byte: NDArray[np.uint8]) -> tuple[Mask, int | None]:
+    """Move the collection id from the start of each key into its column; tells which keys have no proper one,
+    and the id if it is short and the same in all of them.
 
     ``byte`` is the first one of each key. The rules are those of `wire.fields.decode_leb128`; besides,
     something must be left of the key.
     """
     key_start, key_end = rows["key_start"], rows["value_start"]
-    if len(byte) and most(byte) < 0x80:
+    if len(byte) and (largest := int(most(byte))) < 0x80:
         rows["collection"] = byte.astype(np.uint32)
         rows["key_start"] = key_start + 1
-        return np.asarray(rows["key_start"] >= key_end, dtype=bool)
+        only_id = largest if least(byte) == largest else None
+        return np.asarray(rows["key_start"] >= key_end, dtype=bool), only_id
     number = (byte & 0x7F).astype(np.uint64)
     size = np.ones(len(key_start), dtype=np.int64)
     bad = np.zeros(len(key_start), dtype=bool)
@@ -449,7 +464,7 @@ def _take_collection_ids(data: Bytes, rows: Columns, byte: NDArray[np.uint8]) ->
     bad |= (number > 0xFFFF_FFFF) | (key_start + size >= key_end)
     rows["collection"] = number.astype(np.uint32)
     rows["key_start"] = key_start + size
-    return bad
+    return bad, None
 
 
 # What a whole array says. The methods of arrays say the same and take three times as long to be called, which
@@ -458,7 +473,7 @@ least, most = np.minimum.reduce, np.maximum.reduce
 in_all, in_any = np.bitwise_and.reduce, np.bitwise_or.reduce
 
 
-def all_true(mask: Mask) -> bool:
+def all_true(mask: NDArray[Any]) -> bool:
     return int(np.count_nonzero(mask)) == len(mask)
 
 

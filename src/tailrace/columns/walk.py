@@ -124,7 +124,7 @@ def _guess_starts(data: Bytes, sample: Offsets) -> Offsets:
     known = sample.tolist()
     sizes = [end - start for start, end in pairwise(known)]
     lane_bytes = min(sum(sizes) * _FRAMES_PER_LANE // len(sizes), _MAX_LANE_BYTES)
-    window = min(max(sizes) * 5 // 4, lane_bytes)
+    window = min(max(sizes) * 17 // 16, lane_bytes)
     first, seen = known[-1] + lane_bytes, known[-2]
     # The last lanes stop short of the end of the buffer, so that a right guess never walks out of it.
     count = (len(data) - first - window) // lane_bytes - 1
