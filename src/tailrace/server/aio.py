@@ -359,27 +359,12 @@ class Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Move what the session has to the transport, as long as it takes it; a stream to a fast reader would
-        never end, so other connections get their turn in between.
-        """
+        """Send what the session has, then see to all that may have changed with what has happened."""
         self._pump_due = False
         session, transport = self._session, self._transport
         if session is None or transport is None or self._pumping:
             return
-        self._pumping = True
-        left = _TURN_BYTES
-        try:
-            while not self._full and (parts := session.data_to_send(_WRITE_BYTES)):
-                self.send(transport, parts)
-                left -= sum(map(len, parts))
-                parts.clear()  # what was sent is read over with what comes next, while it is in the cache
-                if not session.has_more:
-                    break
-                if left <= 0:
-                    self._wake()
-                    break
-        finally:
-            self._pumping = False
+        self._move(session, transport)
         if isinstance(session, Session) and session.unprocessed_bytes != self._unprocessed:
             self._unprocessed = session.unprocessed_bytes
             self._server.count_unprocessed(self, self._unprocessed)
@@ -397,6 +382,37 @@ class Connection(asyncio.Protocol):
         if self._timer is None or session.unfinished or session.handler is not None or self._may_log_in:
             self._may_log_in = not getattr(session, "authenticated", True)
             self._arm()
+
+    def _go_on(self) -> None:
+        """The next turn of what was too much for one: mostly nothing has happened but that it was sent."""
+        self._pump_due = False
+        session, transport = self._session, self._transport
+        if session is None or transport is None or self._pumping:
+            return
+        if self._unprocessed or not self._reading or not self._move(session, transport):
+            self._pump()
+
+    def _move(self, session: Session | Upstream, transport: asyncio.Transport) -> bool:
+        """Move what the session has to the transport, as long as it takes it; a stream to a fast reader would
+        never end, so other connections get their turn in between: then it is True.
+        """
+        self._pumping = True
+        left = _TURN_BYTES
+        try:
+            while not self._full and (parts := session.data_to_send(_WRITE_BYTES)):
+                self.send(transport, parts)
+                left -= sum(map(len, parts))
+                parts.clear()  # what was sent is read over with what comes next, while it is in the cache
+                if not session.has_more:
+                    break
+                if left <= 0:
+                    if not self._pump_due:
+                        self._pump_due = True
+                        asyncio.get_running_loop().call_soon(self._go_on)
+                    return True
+        finally:
+            self._pumping = False
+        return False
 
     def send(self, transport: asyncio.Transport, parts: list[bytes | memoryview]) -> None:
         """Hand bytes to the transport: small parts together, large ones as they are."""
