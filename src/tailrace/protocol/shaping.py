@@ -94,8 +94,8 @@ class Shaper:
         data, offsets = self.choose(chunk, skip_deletes=skip_deletes)
         if not len(offsets):
             return None
-        first_seqno = _seqno_of(data, int(offsets[0]))
-        last_seqno = _seqno_of(data, int(offsets[-1]))
+        first_seqno = _seqno_of(data, offsets.item(0))
+        last_seqno = chunk.last_seqno if data is chunk.data else _seqno_of(data, offsets.item(-1))
         set_opaques(data, offsets, self._opaque)
         if self._filter.is_legacy:
             data, offsets = _without_prefix(data, offsets)

@@ -46,6 +46,7 @@ SKIPPED_BEFORE_ADVANCE = 10_000
 
 _TAKE_OVER = int(AddStreamFlag.TAKE_OVER)  # plain, as in `controls`
 _DISK_ONLY = int(AddStreamFlag.DISK_ONLY)
+_DEAD = StreamState.DEAD
 _MEMORY, _DISK, _CHECKPOINT = int(MarkerFlag.MEMORY), int(MarkerFlag.DISK), int(MarkerFlag.CHECKPOINT)
 
 _log = logging.getLogger(__name__)
@@ -136,12 +137,12 @@ class ProducerStream:
 
     @property
     def is_live(self) -> bool:
-        return self.state is not StreamState.DEAD
+        return self._machine.state is not _DEAD
 
     @property
     def is_finished(self) -> bool:
         """Over, and everything said: the owner forgets it."""
-        return self.state is StreamState.DEAD and not self._messages
+        return self._machine.state is _DEAD and not self._messages
 
     @property
     def is_inside_memory(self) -> bool:
@@ -264,16 +265,17 @@ class ProducerStream:
         """
         window, messages = self._window, self._messages
         work = 0
-        while work < budget and window.room > 0:
+        while work < budget and (room := window.room) > 0:
             if messages:
                 message = messages.popleft()
+                size = len(message)
                 out.append(message)
-                window.sent(len(message))
+                window.sent(size)
                 self.sent_messages += 1
-                self.sent_bytes += len(message)
-                work += len(message)
+                self.sent_bytes += size
+                work += size
             elif self._batch is not None:
-                work += self._send_batch(self._batch, out, window.room)
+                work += self._send_batch(self._batch, out, room)
             else:
                 read = self._load()
                 if read is None:
@@ -289,21 +291,22 @@ class ProducerStream:
     def _send_batch(self, batch: Batch, out: list[bytes | memoryview], room: int) -> int:
         """Those frames of the batch go that begin within ``room`` bytes."""
         data, offsets, at = batch.data, batch.offsets, self._batch_at
-        start = int(offsets[at])
-        if len(data) - start <= room:
-            stop = len(offsets)
-        else:
+        start, end = offsets.item(at), len(data)
+        stop = count = len(offsets)
+        if end - start > room:
             stop = int(np.searchsorted(offsets, start + room))
-        end = int(offsets[stop]) if stop < len(offsets) else len(data)
-        out.append(data[start:end].data)
-        if stop == len(offsets):
+            if stop < count:
+                end = offsets.item(stop)
+        out.append(data.data[start:end])
+        if stop == count:
             self._batch = None
             self._last_sent_seqno = batch.last_seqno
         self._batch_at = stop
-        self._window.sent(end - start)
+        size = end - start
+        self._window.sent(size)
         self.sent_messages += stop - at
-        self.sent_bytes += end - start
-        return end - start
+        self.sent_bytes += size
+        return size
 
     def _load(self) -> int | None:
         """Find what to send next: how many bytes were read for it, or None if there is nothing for now."""

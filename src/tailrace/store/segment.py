@@ -48,6 +48,7 @@ Seqnos = npt.NDArray[np.uint64]
 _NONE: Seqnos = np.empty(0, np.uint64)
 _NO_BYTES: Bytes = np.empty(0, np.uint8)
 _NO_U32: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+_U8, _U32, _U64 = np.dtype(np.uint8), np.dtype("<u4"), np.dtype("<u8")
 
 
 def segment_name(number: int) -> str:
@@ -299,17 +300,17 @@ class Piece:
         file, end = self.segment.file, offset + length
         raw = file.read(BLOCK.size, offset)
         while offset < end:
-            head = self._head(raw, offset, end)
+            head, size = self._head(raw, offset, end)
             if self.clip is not None and head.first > self.clip:
                 return
-            size = block_bytes(head)
             ahead = min(BLOCK.size, end - offset - size)  # the header of the next block comes with this one
             if head.last > after:
                 buffer = np.empty(size + ahead, np.uint8)
-                file.read_into(buffer.data, offset)
-                raw = buffer[size:].tobytes()
+                view = buffer.data
+                file.read_into(view, offset)
+                raw = bytes(view[size:])
                 found = [self._frames(buffer, offset, head, after)]
-                del buffer
+                del buffer, view
                 yield found.pop()
             else:
                 raw = file.read(ahead, offset + size)
@@ -329,19 +330,19 @@ class Piece:
         found = []
         at = 0
         while at < length:
-            head = self._head(view[at : at + BLOCK.size], offset + at, offset + length)
+            head, size = self._head(view[at : at + BLOCK.size], offset + at, offset + length)
             if self.clip is not None and head.first > self.clip:
                 break
             if head.last > after:
                 found.append(self._frames(buffer[at:] if at else buffer, offset + at, head, after))
-            at += block_bytes(head)
+            at += size
         return found
 
     def _frames(self, buffer: Bytes, offset: int, head: BlockHead, after: int) -> Frames:
         """The frames of a block that were asked for, if the block is what was written."""
         count = head.frames
         start = BLOCK.size + padded(count * COLUMN_BYTES)
-        if zlib.crc32(buffer[BLOCK.size : start].data) != head.columns_crc:
+        if zlib.crc32(buffer.data[BLOCK.size : start]) != head.columns_crc:
             raise self.segment.corrupt(f"a block of vbucket {self.vbucket} at {offset}")
         data = buffer[start : start + head.frame_bytes]
         if checksum(data) != head[-2:]:
@@ -385,20 +386,22 @@ class Piece:
         end = offset + length
         while offset < end:
             raw = file.read(BLOCK.size, offset)
-            head = self._head(raw, offset, end)
+            head, size = self._head(raw, offset, end)
             if self.clip is not None and head.first > self.clip:
                 return
             table = file.read(padded(head.frames * COLUMN_BYTES), offset + BLOCK.size)
             if zlib.crc32(table) != head.columns_crc:
                 raise self.segment.corrupt(f"a block of vbucket {self.vbucket} at {offset}")
             yield offset, head, np.frombuffer(table, np.uint8)
-            offset += block_bytes(head)
+            offset += size
 
-    def _head(self, raw: Buffer, offset: int, end: int) -> BlockHead:
-        head = BlockHead(*BLOCK.unpack(raw))
-        if head.magic != BLOCK_MAGIC or head.crc != zlib.crc32(raw[8:]) or offset + block_bytes(head) > end:
+    def _head(self, raw: Buffer, offset: int, end: int) -> tuple[BlockHead, int]:
+        """A block's header, and the size of the whole."""
+        head = BlockHead._make(BLOCK.unpack(raw))
+        size = BLOCK.size + padded(head.frames * COLUMN_BYTES) + padded(head.frame_bytes)
+        if head.magic != BLOCK_MAGIC or head.crc != zlib.crc32(raw[8:]) or offset + size > end:
             raise self.segment.corrupt(f"no block of vbucket {self.vbucket} at {offset}")
-        return head
+        return head, size
 
 
 def read_together(pieces: Iterable[Piece]) -> dict[Piece, tuple[list[Frames], tuple[Seqnos, Seqnos]]]:
@@ -432,19 +435,14 @@ def _read_runs(segment: Segment, places: list[tuple[int, int]]) -> list[Bytes]:
     return found
 
 
-def block_bytes(head: BlockHead) -> int:
-    """The size of a block with this header."""
-    return int(BLOCK.size + padded(head.frames * COLUMN_BYTES) + padded(head.frame_bytes))
-
-
 def columns_of(buffer: Bytes, offset: int, count: int, data: Bytes = _NO_BYTES) -> Frames:
     """The columns of a block, with the frames that they are about where these are at hand."""
     return Frames(
         data,
-        np.frombuffer(buffer, "<u8", count, offset),
-        np.frombuffer(buffer, "<u4", count, offset + 8 * count),
-        np.frombuffer(buffer, "<u4", count, offset + 12 * count),
-        np.frombuffer(buffer, np.uint8, count, offset + 16 * count),
+        np.frombuffer(buffer, _U64, count, offset),
+        np.frombuffer(buffer, _U32, count, offset + 8 * count),
+        np.frombuffer(buffer, _U32, count, offset + 12 * count),
+        np.frombuffer(buffer, _U8, count, offset + 16 * count),
     )
 
 

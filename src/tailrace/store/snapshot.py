@@ -177,6 +177,7 @@ class DiskSnapshot:
         self._pieces = [piece for piece in pieces if piece.count and piece.last > after]
         self._dead = dead
         self._drops = drops
+        self._is_current = not len(dead) and not drops  # all that is read
         self._rest = rest
         self._blocks: Iterator[Frames] | None = None
 
@@ -194,11 +195,14 @@ class DiskSnapshot:
                 ends = np.cumsum(frames.lengths, dtype=np.int64)
                 frames = frames.cut(0, max(int(np.searchsorted(ends, max_bytes, "right")), 1))
                 self._blocks = None
-            self._seqno = int(frames.seqnos[-1])
-            frames = self._current(frames)
-            if len(frames.seqnos):
-                traits = int(np.bitwise_or.reduce(frames.traits)) & STREAM_TRAITS
-                return Chunk(frames.data, frames.offsets, int(frames.seqnos[-1]), traits)
+            last_seqno = self._seqno = frames.seqnos.item(-1)
+            if not self._is_current:
+                frames = self._current(frames)
+                if not len(frames.seqnos):
+                    continue
+                last_seqno = frames.seqnos.item(-1)
+            traits = int(np.bitwise_or.reduce(frames.traits)) & STREAM_TRAITS
+            return Chunk(frames.data, frames.offsets, last_seqno, traits)
         return self._rest.read(max_bytes) if self._rest else None
 
     def _current(self, frames: Frames) -> Frames:
