@@ -263,12 +263,10 @@ class Session:
 
     def _receive_stream_frame(self, frame: Frame, now: float) -> None:
         try:
-            found = bind(frame)
+            found = bind(frame, first=self.dialect is None)
         except MalformedMessage as error:
-            found = None
-            if self.dialect is None:
-                self._refuse(frame, Refused(error.status, str(error)))
-                return
+            self._refuse(frame, Refused(error.status, str(error)))
+            return
         if found is None and self.dialect is None:
             self._refuse(frame, Refused(Status.EINVAL, "this is neither a set nor the start of a stream"))
             return

@@ -326,20 +326,14 @@ class DcpSnapshotMarker(Message):
         return 1, b"\2" + _MARKER_V2_2.pack(*common, self.purge_seqno, self.high_prepared_seqno)
 
     def check_fields(self) -> None:
-        needed = {
-            None: (),
-            0: (self.max_visible_seqno, self.high_completed_seqno),
-            2: (
-                self.max_visible_seqno,
-                self.high_completed_seqno,
-                self.purge_seqno,
-                self.high_prepared_seqno,
-            ),
-        }
-        if self.version not in needed:
-            raise MalformedMessage(f"dcp snapshot marker: there is no version {self.version}")
-        if None in needed[self.version]:
-            raise MalformedMessage("dcp snapshot marker: a field of its version is missing")
+        if self.version is not None:
+            if self.version not in {0, 2}:
+                raise MalformedMessage(f"dcp snapshot marker: there is no version {self.version}")
+            needed = [self.max_visible_seqno, self.high_completed_seqno]
+            if self.version == 2:
+                needed += [self.purge_seqno, self.high_prepared_seqno]
+            if None in needed:
+                raise MalformedMessage("dcp snapshot marker: a field of its version is missing")
         if self.start > self.end:
             raise MalformedMessage(f"dcp snapshot marker: start {self.start} is above end {self.end}")
 
@@ -610,6 +604,7 @@ class DcpOsoSnapshot(Message):
 
 # plain numbers: the complement of an IntFlag leaves out the bits that have no name
 _STREAM_FLAGS = sum(AddStreamFlag) - int(AddStreamFlag.NO_VALUE)
+_CACHE_TRANSFER = int(AddStreamFlag.CACHE_TRANSFER)
 _CACHE_TRANSFER_MAY = int(
     AddStreamFlag.CACHE_TRANSFER | AddStreamFlag.TAKE_OVER | AddStreamFlag.ACTIVE_VB_ONLY
 )
@@ -618,7 +613,7 @@ _CACHE_TRANSFER_MAY = int(
 def _check_stream_flags(what: str, flags: int) -> None:
     if flags & ~_STREAM_FLAGS:
         raise MalformedMessage(f"{what}: flags 0x{flags & ~_STREAM_FLAGS:x} are not allowed")
-    if flags & AddStreamFlag.CACHE_TRANSFER and flags & ~_CACHE_TRANSFER_MAY:
+    if flags & _CACHE_TRANSFER and flags & ~_CACHE_TRANSFER_MAY:
         raise MalformedMessage(f"{what}: a cache transfer goes only with takeover and active only")
 
 

@@ -135,11 +135,12 @@ class Role(Enum):
     CONSUMER = "consumer"
 
 
-def bind(frame: Frame) -> tuple[Dialect, Role] | None:
+def bind(frame: Frame, *, first: bool = True) -> tuple[Dialect, Role] | None:
     """The dialect that a request binds its connection to, and the server's role in it.
 
     None for the ordinary commands, which bind nothing. A change-stream command that can't come first is
-    `MalformedMessage`: it is answered with 0x04 and the connection stays unbound. The tests never overlap.
+    `MalformedMessage`: it is answered with 0x04 and the connection stays unbound; if it is not the ``first``,
+    it is None. The tests never overlap.
     """
     if frame.magic not in (Magic.REQUEST, Magic.FLEX_REQUEST):
         return None
@@ -158,7 +159,7 @@ def bind(frame: Frame) -> tuple[Dialect, Role] | None:
     if opcode == DcpOpcode.OPEN and extras == 8 and frame.key_length:
         is_producer = bool(frame.extras[7] & 1)
         return DCP, Role.PRODUCER if is_producer else Role.CONSUMER
-    if opcode in CHANGE_STREAM_OPCODES or TapOpcode.CONNECT <= opcode <= TapOpcode.CHECKPOINT_END:
+    if first and (opcode in CHANGE_STREAM_OPCODES or TapOpcode.CONNECT <= opcode <= TapOpcode.CHECKPOINT_END):
         raise MalformedMessage(f"opcode 0x{opcode:02x} can't be the first of a change stream")
     return None
 

@@ -28,7 +28,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform
 
 from ..errors import LocalProtocolError, MalformedMessage
 from .codes import Datatype, Magic, Status
@@ -62,6 +62,9 @@ class Part(enum.Enum):
     FORBIDDEN = "must not"
     OPTIONAL = "may"
     REQUIRED = "must"
+
+
+_FORBIDDEN, _REQUIRED = Part.FORBIDDEN, Part.REQUIRED
 
 
 class Direction(enum.Enum):
@@ -210,9 +213,11 @@ class Message:
     @classmethod
     def _body_fields(cls, frame: Frame) -> dict[str, Any]:
         """Key, value and the fields of the extras, by name."""
-        found = cls._unpack_extras(frame.extras)
-        found["key"] = frame.key
-        found["value"] = frame.value
+        body, key_at = frame.body, frame.extras_length
+        value_at = key_at + frame.key_length
+        found = cls._unpack_extras(body[:key_at])
+        found["key"] = body[key_at:value_at]
+        found["value"] = body[value_at:]
         return found
 
     @classmethod
@@ -270,6 +275,11 @@ class Message:
     def _pack_extras(self) -> bytes:
         """The extras in the longest layout whose fields are all there."""
         best: Layout | None = None
+        if len(self.LAYOUTS) == 1:
+            (best,) = self.LAYOUTS
+            values = [getattr(self, name) for name in best.names]
+            if None not in values:
+                return best.struct.pack(*values)
         for one in self.LAYOUTS:
             present = all(getattr(self, name) is not None for name in one.names)
             if present and (best is None or one.size > best.size):
@@ -283,23 +293,25 @@ class Message:
 
     def check(self) -> None:
         """Raise `MalformedMessage` if a part is missing, is there but must not be, or makes no sense."""
-        self._check_part("key", self.KEY, self.key)
-        self._check_part("value", self.VALUE, self.value)
-        self._check_part("CAS", self.CAS, self.cas)
+        if self.KEY is (_FORBIDDEN if self.key else _REQUIRED):
+            self._refuse_part("key", self.key)
+        if self.VALUE is (_FORBIDDEN if self.value else _REQUIRED):
+            self._refuse_part("value", self.value)
+        if self.CAS is (_FORBIDDEN if self.cas else _REQUIRED):
+            self._refuse_part("CAS", self.cas)
         if len(self.key) > MAX_KEY:
             raise MalformedMessage(f"{self.name()}: a key has up to {MAX_KEY} bytes, not {len(self.key)}")
-        if self.datatype & ~self.DATATYPES:
+        if self.datatype and self.datatype & ~self.DATATYPES:
             raise MalformedMessage(f"{self.name()}: datatype 0x{self.datatype:02x} is not allowed here")
         self.check_fields()
 
     def check_fields(self) -> None:
         """The message's own rules, beyond the presence of its parts."""
 
-    def _check_part(self, what: str, rule: Part, found: bytes | int) -> None:
-        if rule is Part.REQUIRED and not found:
-            raise MalformedMessage(f"{self.name()}: the {what} is missing")
-        if rule is Part.FORBIDDEN and found:
+    def _refuse_part(self, what: str, found: bytes | int) -> NoReturn:
+        if found:
             raise MalformedMessage(f"{self.name()}: it must not have a {what}")
+        raise MalformedMessage(f"{self.name()}: the {what} is missing")
 
     # reading
 
