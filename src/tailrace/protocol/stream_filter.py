@@ -129,6 +129,8 @@ class StreamFilter:
     @classmethod
     def make(cls, value: StreamValue, manifest: Mapping[str, Any], *, collections: bool) -> StreamFilter:
         """The filter of a stream request; `MalformedMessage` if it asks for what the bucket does not have."""
+        if collections and value.scope is None and value.collections is None:
+            return cls()
         by_scope = _collections_by_scope(manifest)
         known = frozenset().union(*by_scope.values())
         if not collections:

@@ -7,8 +7,7 @@ which status. What is left is an `Accepted` request, from which the stream is ma
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import MalformedMessage, RemoteProtocolError
 from ..history import rollback_seqno
@@ -33,6 +32,7 @@ _TAKE_OVER = int(AddStreamFlag.TAKE_OVER)
 _DISK_ONLY = int(AddStreamFlag.DISK_ONLY)
 _TO_LATEST = int(AddStreamFlag.TO_LATEST)
 _ACTIVE_VB_ONLY = int(AddStreamFlag.ACTIVE_VB_ONLY)
+_NO_VALUE = StreamValue()
 
 
 class StreamRefused(RemoteProtocolError):
@@ -44,8 +44,7 @@ class StreamRefused(RemoteProtocolError):
         self.rollback_to = rollback_to
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(NamedTuple):
     """A stream that may start."""
 
     vbucket: VBucket
@@ -156,7 +155,7 @@ def _vbucket(bucket: Bucket, number: int, flags: int) -> VBucket:
 def _filter(
     request: DcpStreamRequest, options: ConnectionOptions, host: Host
 ) -> tuple[StreamValue, StreamFilter]:
-    value = StreamValue()
+    value = _NO_VALUE
     try:
         if request.value:
             if not options.collections:

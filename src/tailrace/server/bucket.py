@@ -132,8 +132,7 @@ class ServedBucket:
 
     def memory_is_short(self) -> bool:
         """Changes wait for the disk up to the quota: no time to begin something large."""
-        figures = self.store.stats()
-        return float(figures.get("memory_bytes", 0)) >= self._settings.memory_quota
+        return self.store.memory_bytes >= self._settings.memory_quota
 
     @property
     def busy(self) -> bool:

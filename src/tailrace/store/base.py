@@ -360,6 +360,7 @@ class Bucket(Protocol):
 
     name: str
     settings: StoreSettings
+    memory_bytes: int  # of changes in memory
 
     @property
     def vbucket_count(self) -> int: ...

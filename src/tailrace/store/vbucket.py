@@ -144,8 +144,10 @@ class History:
 
         In such a snapshot there is no state between its start and its end that the vbucket really had.
         """
-        inside = (one for one in self._folded if one.start < seqno < one.end)
-        return next(inside, SnapshotRange(seqno, seqno))
+        for one in self._folded:
+            if one.start < seqno < one.end:
+                return one
+        return SnapshotRange(seqno, seqno)
 
     @property
     def item_count(self) -> int:
@@ -313,8 +315,9 @@ class History:
             return self._persisted_snapshot(after_seqno)
         if after_seqno >= self.high_seqno:
             return None
-        tails = (*self._old, self._tail)
-        if after_seqno + 1 >= tails[0].first or after_seqno >= self.sealed_seqno:
+        first = self._old[0] if self._old else self._tail
+        sealed = self.sealed_seqno
+        if after_seqno + 1 >= first.first or after_seqno >= sealed:
             checkpoint_id, start, end = self._checkpoints.containing(after_seqno + 1)
             return self._memory_snapshot(
                 after_seqno,
@@ -322,7 +325,7 @@ class History:
                 checkpoint=start == after_seqno,
                 checkpoint_id=checkpoint_id,
             )
-        return self._disk_and_memory_snapshot(after_seqno, self._folded_around(self.sealed_seqno).end)
+        return self._disk_and_memory_snapshot(after_seqno, sealed, self._folded_around(sealed).end)
 
     def _memory_snapshot(
         self, after: int, end: int, *, checkpoint: bool = False, checkpoint_id: int = 0
@@ -354,19 +357,19 @@ class History:
         if after >= self.persisted_seqno:
             return None
         end = self._folded_around(self.persisted_seqno).end
-        if after >= self.sealed_seqno:
+        sealed = self.sealed_seqno
+        if after >= sealed:
             # Not None only if there is a change: a replica that was rolled back may end in a gap.
             snapshot = self._memory_snapshot(after, end)
             if snapshot is not None:
                 snapshot.in_memory = False
                 snapshot.checkpoint = True
             return snapshot
-        return self._disk_and_memory_snapshot(after, end)
+        return self._disk_and_memory_snapshot(after, sealed, end)
 
-    def _disk_and_memory_snapshot(self, after: int, end: int) -> Snapshot:
+    def _disk_and_memory_snapshot(self, after: int, sealed: int, end: int) -> Snapshot:
         """The segments, and then the changes in memory up to a seqno."""
-        sealed = self.sealed_seqno
-        rest = self._memory_snapshot(sealed, end)
+        rest = self._memory_snapshot(sealed, end) if end > sealed else None
         if rest is None:
             return self._disk_snapshot(after, sealed)
         dead = superseded(self.pieces, after)
