@@ -16,8 +16,9 @@ from ..history import FailoverLog
 from ..rng import vb_uuid
 from ..wire.codes import Status, VBucketState
 from .base import Job, StoreSettings
+from .bulk import set_many
 from .collections import Manifest
-from .documents import VBucket, set_many
+from .documents import VBucket
 from .files import Files
 from .journal import CommitJob, HybridClock
 from .log import Batch
@@ -164,7 +165,8 @@ class Bucket(SealedStore):
             pass
         return uuid
 
-    def _find(self, number: int) -> VBucket:
+    def find(self, number: int) -> VBucket:
+        """A vbucket that is here."""
         vbucket = self.vbuckets[number] if 0 <= number < len(self.vbuckets) else None
         if vbucket is None:
             raise DocumentRefused(Status.NOT_MY_VBUCKET, f"no vbucket {number}")
@@ -210,7 +212,7 @@ class Bucket(SealedStore):
         vbucket.failover_log = log
 
     def delete_vbucket(self, vbucket: int) -> None:
-        found = self._find(vbucket)
+        found = self.find(vbucket)
         self._settle()
         self._commit_now({"deleted": [vbucket]})
         self.remove_vbucket(found)
@@ -234,7 +236,7 @@ class Bucket(SealedStore):
     # Rollback.
 
     def rollback(self, targets: Mapping[int, int], *, branch: bool) -> None:
-        found = {number: self._find(number) for number in targets}
+        found = {number: self.find(number) for number in targets}
         self._settle()
         for number, seqno in targets.items():
             vbucket = found[number]
@@ -257,7 +259,7 @@ class Bucket(SealedStore):
         self._settle()
         if self.persistence:
             self.flush()
-        vbuckets = [self._find(number) for number in targets]
+        vbuckets = [self.find(number) for number in targets]
         before = [vbucket.kept() for vbucket in vbuckets]
         clips = [dict(segment.clips) for segment in self.segments]
         persisted, pending = self.persisted.copy(), (self.pending, self.notes)

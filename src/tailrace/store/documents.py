@@ -7,8 +7,6 @@ Every write ends in one frame, made by one pack and two joins, and one `_append`
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,8 +24,6 @@ from .format import (
     MUTATION,
     MUTATION_START,
     NO_EXPIRY,
-    NOTE_SHIFT,
-    REPLACES,
     Document,
     collection_of,
     expiries_at,
@@ -36,10 +32,7 @@ from .format import (
 from .index import EXISTS, REV_SHIFT, SEQNO
 from .received import ReceivedHistory
 
-if TYPE_CHECKING:
-    from .bucket import Bucket
-
-__all__ = ["VBucket", "set_many"]
+__all__ = ["VBucket"]
 
 _DELETION = int(DcpOpcode.DELETION)
 _EXPIRATION = int(DcpOpcode.EXPIRATION)
@@ -49,76 +42,10 @@ _MAX_LOCKS = 10_000
 _XATTR_ROOM = 1 << 20
 
 
-def set_many(
-    bucket: Bucket, vbuckets: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes], datatype: int
-) -> None:
-    """`VBucket.set` for many documents. What belongs to the bucket is looked up and written back once, and
-    its clock is asked once; a document that is not plain goes the long way.
-    """
-    pack, is_plain = MUTATION.pack, not DATATYPE_TRAITS[datatype]
-    found, clock, limit, largest = bucket.vbuckets, bucket.clock, bucket.memory_limit, bucket.max_value
-    add_frame, add_note, cache = bucket.pending.append, bucket.notes.append, bucket.cache
-    size, cas = bucket.memory_bytes, clock.next() - 1
-    try:
-        for number, key, value in zip(vbuckets, keys, values, strict=True):
-            vbucket = found[number] if number < len(found) else None
-            if vbucket is None:
-                raise DocumentRefused(Status.NOT_MY_VBUCKET, f"no vbucket {number}")
-            index, tail, items = vbucket._index, vbucket._tail, vbucket._items
-            if (
-                index is None
-                or items is None
-                or key[0]
-                or size > limit
-                or len(value) > largest
-                or vbucket._locks
-                or vbucket._collection_highs is not None
-                or tail.seqnos is not None
-                or not is_plain
-            ):
-                clock.last, bucket.memory_bytes = cas, size
-                try:
-                    vbucket.set(key, value, datatype=datatype)
-                finally:
-                    cas, size = clock.last, bucket.memory_bytes
-                continue
-            old = index.get(key, 0)
-            seqno = vbucket.high_seqno + 1
-            rev = ((old >> REV_SHIFT) if old else vbucket.rev_floor) + 1
-            cas += 1
-            length = len(key)
-            body = 31 + length + len(value)
-            head = pack(MUTATION_START, length, 31, datatype, number, body, cas, seqno, rev, 0, 0)
-            frame = head + key + value
-            note = (old & SEQNO) << NOTE_SHIFT
-            if old & EXISTS:
-                note |= REPLACES
-            else:
-                vbucket._items = items + 1
-            index[key] = rev << REV_SHIFT | EXISTS | seqno
-            if cache:
-                cache.pop(key, None)
-            tail.items += (frame, note)
-            add_frame(frame)
-            add_note(note)
-            size += len(frame)
-            vbucket.high_seqno = seqno
-            if seqno >= vbucket._checkpoint_end:
-                vbucket.close_checkpoint()
-            if vbucket._on_append is not None:
-                vbucket._on_append()
-    finally:
-        clock.last, bucket.memory_bytes = cas, size
-
-
 class VBucket(ReceivedHistory):
     """A vbucket with its documents."""
 
-    __slots__ = ("_locks",)
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._locks: dict[bytes, tuple[int, float]] = {}  # the CAS that unlocks, and until when (monotonic)
+    __slots__ = ()
 
     # Reading.
 

@@ -35,6 +35,8 @@ __all__ = [
     "FORMAT_VERSION",
     "LOG",
     "MUTATION",
+    "MUTATION_EXTRAS",
+    "MUTATION_HEADS",
     "REPLACES",
     "SYSTEM",
     "SYSTEM_EVENT",
@@ -64,6 +66,28 @@ assert (MUTATION.size, DELETION.size, EXPIRATION.size, SYSTEM_EVENT.size) == (
     24 + 21,
     24 + 20,
     24 + 13,
+)
+MUTATION_EXTRAS = MUTATION.size - HEADER_SIZE
+# `MUTATION` for many frames at once: a row has its bytes.
+MUTATION_HEADS = np.dtype(
+    {
+        "names": [
+            "start",
+            "key_length",
+            "extras_length",
+            "datatype",
+            "vbucket",
+            "body_length",
+            "cas",
+            "seqno",
+            "rev",
+            "flags",
+            "expiry",
+        ],
+        "formats": [">u2", ">u2", "u1", "u1", ">u2", ">u4", ">u8", ">u8", ">u8", ">u4", ">u4"],
+        "offsets": [0, 2, 4, 5, 6, 8, 16, 24, 32, 40, 44],
+        "itemsize": MUTATION.size,
+    }
 )
 
 _REV_AT = 32

@@ -16,6 +16,7 @@ from .segment import Frames
 
 __all__ = [
     "BEGINS",
+    "ENTRY_BYTES",
     "EXISTS",
     "REV_SHIFT",
     "SEQNO",
@@ -25,6 +26,7 @@ __all__ = [
     "index_frames",
 ]
 
+ENTRY_BYTES = 16
 EXISTS = 1 << 63
 SEQNO = EXISTS - 1
 REV_SHIFT = 64

@@ -51,6 +51,7 @@ class History:
         "high_seqno",
         "id",
         "_tail",
+        "_locks",
         "_items",
         "_collection_highs",
         "_checkpoint_end",
@@ -92,6 +93,7 @@ class History:
         self.events: list[tuple[int, int, int, int]] = []  # seqno, event, collection or scope id, scope id
         self._bucket = bucket
         self._index: dict[bytes, int] | None = None
+        self._locks: dict[bytes, tuple[int, float]] = {}  # the CAS that unlocks, and until when (monotonic)
         self._items: int | None = 0
         self._tail = Tail(1)
         self._old: list[Tail] = []
@@ -211,10 +213,15 @@ class History:
             self._items += 1 if entry & EXISTS else -1
         if traits:
             self._note(frame, seqno, traits)
+        if seqno >= self._checkpoint_end or self._on_append is not None or self._collection_highs is not None:
+            self._tell(key, seqno)
+
+    def _tell(self, key: bytes, seqno: int) -> None:
+        """A change is there of which somebody may have to know."""
         if self._collection_highs is not None:
             self._collection_highs[collection_of(key)] = seqno
         if seqno >= self._checkpoint_end:
-            self.close_checkpoint()
+            self._close_checkpoint(seqno)
         if self._on_append is not None:
             self._on_append()
 
@@ -394,8 +401,11 @@ class History:
             self._on_change()
 
     def close_checkpoint(self) -> int:
+        return self._close_checkpoint(self.high_seqno)
+
+    def _close_checkpoint(self, seqno: int) -> int:
         before = self._checkpoints.open_id
-        self._checkpoints.close(self.high_seqno)
+        self._checkpoints.close(seqno)
         self._checkpoint_end = self._checkpoints.open_start + self._bucket.settings.checkpoint_items
         if self._checkpoints.open_id != before:
             self._bucket.queue_meta(self)
