@@ -329,10 +329,6 @@ class Bucket(SealedStore):
         self._commit = self._new_commit({}, take_changes=True)
         return self._commit
 
-    @property
-    def flush_due(self) -> bool:
-        return self.growing_bytes() >= self.generation_bytes
-
     def flush(self) -> None:
         if self._commit is not None:
             raise StoreError("a flush is under way: finish it first")

@@ -50,6 +50,9 @@ class SealedStore:
         self.segments: list[Segment] = []  # oldest first
         self.epoch = 0  # rises whenever `segments` or a clip changes
         self.generations: list[Generation] = []  # complete ones whose changes are in memory, oldest first
+        # Half of the room for checkpoints: one generation grows, the one before serves slower streams.
+        self.generation_bytes = int(settings.memory_quota * settings.checkpoint_share) // 2
+        self._complete_bytes = 0  # of all `generations`
         self.journal = Journal(files, directory, rng)
         self.manifest_file = ManifestFile(files, directory)
         self.next_segment = 1
@@ -86,13 +89,12 @@ class SealedStore:
 
     # Generations: what is in memory until it is sealed.
 
-    @property
-    def generation_bytes(self) -> int:
-        """Half of the room for checkpoints: one grows, the one before serves slower streams."""
-        return int(self.settings.memory_quota * self.settings.checkpoint_share) // 2
-
     def growing_bytes(self) -> int:
-        return self.memory_bytes - sum(generation.bytes for generation in self.generations)
+        return self.memory_bytes - self._complete_bytes
+
+    @property
+    def flush_due(self) -> bool:
+        return self.memory_bytes - self._complete_bytes >= self.generation_bytes
 
     def _rotate(self, job: CommitJob) -> None:
         """Everything up to the batch that was just committed is a complete generation."""
@@ -105,6 +107,7 @@ class SealedStore:
             if tail is not None:
                 generation.tails.append((vbucket.id, tail))
         self.generations.append(generation)
+        self._complete_bytes += generation.bytes
         self.journal.rotate()
 
     def _recount(self) -> None:
@@ -121,6 +124,7 @@ class SealedStore:
                     tail.generation.bytes += size
                     tail.generation.tails.append((vbucket.id, tail))
             self.memory_bytes += sum(map(len, vbucket._tail.frames()))
+        self._complete_bytes = sum(generation.bytes for generation in self.generations)
 
     def _trim_memory(self) -> None:
         """Sealed generations leave memory, the oldest first, as far as the room for checkpoints asks for
@@ -138,6 +142,7 @@ class SealedStore:
             # which a node has it do next to never.
             generation.tails.clear()
             self.memory_bytes -= generation.bytes
+            self._complete_bytes -= generation.bytes
 
     # Maintenance.
 
