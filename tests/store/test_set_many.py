@@ -71,7 +71,7 @@ def prepare(bucket: Bucket, rng: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_as_one_by_one(seed: int, datatype: int) -> None:
     found = []
-    for many in (False, True):
+    for way in ("set", "put", "set_many"):
         rng = random.Random(seed)
         engine, bucket, clock = a_bucket()
         prepare(bucket, rng)
@@ -85,14 +85,19 @@ def test_as_one_by_one(seed: int, datatype: int) -> None:
             prefixes = (b"\0k%d", b"\x08k%d") if bucket.collections.collection(8) else (b"\0k%d",)
             keys = [rng.choice(prefixes) % rng.randrange(12) for _ in range(count)]
             values = [rng.randbytes(rng.randrange(400)) for _ in range(count)]
-            if many:
+            if way == "set_many":
                 bucket.set_many(numbers, keys, values, datatype)
-            else:
-                for number, key, value in zip(numbers, keys, values, strict=True):
-                    bucket.vbuckets[number].set(key, value, datatype=datatype)
+                continue
+            for number, key, value in zip(numbers, keys, values, strict=True):
+                vb = bucket.vbuckets[number]
+                if way == "set":
+                    vb.set(key, value, datatype=datatype)
+                else:
+                    assert vb.put(key, value, 0, datatype, 0) == (bucket.clock.last, vb.high_seqno)
+                    bucket.cache.pop(key, None)
         found.append((state(bucket), told, dict(bucket.cache)))
         engine.close()
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize(

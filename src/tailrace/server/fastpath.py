@@ -15,22 +15,24 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..errors import DocumentRefused
 from ..wire.codes import Datatype, Op, Status, VBucketState
-from ..wire.fields import is_json
+from ..wire.fields import JSON_STARTS, is_json
 from ..wire.header import HEADER_SIZE
 
 if TYPE_CHECKING:
+    from ..store.base import VBucket
     from .bucket import ServedBucket
     from .session import Session
 
 __all__ = ["run"]
 
 # magic and opcode; key length; extras length and datatype; vbucket; total body length; opaque; CAS
-_REQUEST = struct.Struct(">HHHHI4sQ")
-assert _REQUEST.size == HEADER_SIZE
+_HEADER = struct.Struct(">HHHHI4sQ")
+assert _HEADER.size == HEADER_SIZE
+_unpack_header = _HEADER.unpack_from
 _GET, _GETQ, _SET, _SETQ = (0x80 << 8 | op for op in (Op.GET, Op.GETQ, Op.SET, Op.SETQ))
 _GETS, _SETS = (_GET, _GETQ), (_SET, _SETQ)
 _OPCODE_AT = 1
@@ -44,17 +46,19 @@ _GETQ_START = bytes([0x81, Op.GETQ])
 _NO_CAS = bytes(8)
 _POSITION = struct.Struct(">QQ")  # the mutation extras
 
-_FLAGS_AND_EXPIRY = struct.Struct(">II")
+_unpack_extras = struct.Struct(">II").unpack_from  # flags and expiry
 _NO_EXPIRY = bytes(4)
 _VALUE_AT = HEADER_SIZE + 31  # behind header and extras of a stored mutation; the key comes before it
 _MAX_KEY = 250
+_ROWS = 64
+"""As many gets are read as one: they are copied for it, which is less than looking at them where they are."""
 _ACTIVE = int(VBucketState.ACTIVE)
 _JSON, _XATTR = int(Datatype.JSON), int(Datatype.XATTR)
 _NOT_PLAIN = int(Datatype.SNAPPY | Datatype.XATTR)
 assert _JSON == 1  # it chooses the form of an answer
 
 
-Answer: TypeAlias = tuple[bytes, ...]
+Answer: TypeAlias = tuple[Any, ...]
 """To a get of one document: the head of the request by a peer without collections, and by one with them; the
 head of the answer for a peer without the JSON datatype, and for one with it; what comes behind the opaque
 (CAS, flags, value); the vbucket.
@@ -101,7 +105,8 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
         return at, b""
     prefixed = session.prefixed_keys
     rows, no_cas, request_at, answer_at, key_at, set_extras = _MODES[prefixed][session.datatypes & _JSON]
-    vbuckets, answers = bucket.store.vbuckets, bucket.store.cache
+    store = bucket.store
+    vbuckets, answers = store.vbuckets, store.cache
     find = answers.get
     room = session.room
     out: list[bytes] = []
@@ -114,10 +119,14 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 break
         if not data[at + _OPCODE_AT]:
             size = HEADER_SIZE + data[at + _BODY_LENGTH_AT]
-            many = min((end - at) // size, room // bucket.largest_answer + 1)
-            same = data if many * size == end else memoryview(data)[at : at + many * size]
+            many = (end - at) // size
+            if many > _ROWS:  # noqa: PLR1730 (a call takes as long as a get)
+                many = _ROWS
+            largest = bucket.largest_answer
+            if many * largest > room:
+                many = room // largest + 1
             before = len(out)
-            for head, opaque, no, key in rows[size - HEADER_SIZE](same):
+            for head, opaque, no, key in rows[size - HEADER_SIZE](data[at : at + many * size]):
                 answer = find(key)
                 if answer is None or answer[request_at] != head or no != no_cas:
                     break
@@ -125,47 +134,50 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
             hits = (len(out) - before) // 3
             if hits:
                 gets += hits
-                room -= hits * bucket.largest_answer
+                room -= hits * largest
                 at += hits * size
                 continue
-        start, key_length, extras, vbucket_id, total, opaque, cas = _REQUEST.unpack_from(data, at)
+        start, key_length, extras, vbucket_id, total, opaque, cas = _unpack_header(data, at)
         body_at = at + HEADER_SIZE
         next_at = body_at + total
-        if next_at > end or vbucket_id >= len(vbuckets):
-            break
-        vbucket = vbuckets[vbucket_id]
-        if vbucket is None or vbucket.state != _ACTIVE:
+        if next_at > end:
             break
         if start in _SETS:
             value_at = body_at + 8 + key_length
             if extras not in set_extras or value_at > next_at:
                 break
-            flags, expiry = _FLAGS_AND_EXPIRY.unpack_from(data, body_at)
+            flags, expiry = _unpack_extras(data, body_at)
+            if expiry or vbucket_id in bucket.held_vbuckets:
+                break
             key = data[body_at + key_at : value_at]  # without collections from the last byte of no expiry on
             value = data[value_at:next_at]
-            answer = find(key)
-            if answer is not None and answer[5] != data[at + 6 : at + 8]:
-                answer = None  # that of another vbucket
-            if (
-                expiry
-                or not 1 < len(key) <= _MAX_KEY + 1
-                or key[0]
-                or len(value) > bucket.max_json_check
-                or vbucket_id in bucket.held_vbuckets
-                or (bucket.xattrs_seen and answer is None and _has_xattrs(vbucket.get(key)))
-            ):
+            if len(value) > bucket.max_json_check:
                 break
-            datatype = _JSON if is_json(value) else 0
+            answer = find(key)
+            if answer is None or (vbucket := answer[5]).id != vbucket_id:
+                answer = None
+                vbucket = vbuckets[vbucket_id] if vbucket_id < len(vbuckets) else None
+                if (
+                    vbucket is None
+                    or vbucket.state != _ACTIVE
+                    or not 1 < len(key) <= _MAX_KEY + 1
+                    or key[0]
+                    or (bucket.xattrs_seen and _has_xattrs(vbucket.get(key)))
+                ):
+                    break
+            datatype = int(value[:1] in JSON_STARTS and is_json(value))
             try:
-                new_cas, seqno = vbucket.set(key, value, flags, 0, datatype, cas)
+                new_cas, seqno = vbucket.put(key, value, flags, datatype, cas)
             except DocumentRefused:
                 break  # the long way is refused too, and says why
             cas_bytes = new_cas.to_bytes(8, "big")
             if answer is not None:  # somebody reads this document: keep the new answer in place of the old
-                plain, with_prefix, raw, json, tail, owner = answer
+                plain, with_prefix, raw, json, tail, _ = answer
                 if len(tail) == 12 + len(value) and json[5] == datatype:
                     tail = cas_bytes + data[body_at : body_at + 4] + value
-                    answers[key] = plain, with_prefix, raw, json, tail, owner
+                    answers[key] = plain, with_prefix, raw, json, tail, vbucket
+                else:
+                    answers.pop(key, None)
             sets += 1
             if start == _SET:
                 if session.mutation_seqno:
@@ -179,8 +191,15 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 break
             key = data[body_at:next_at] if prefixed else b"\0" + data[body_at:next_at]
             answer = find(key)
-            if answer is None or answer[5] != data[at + 6 : at + 8]:
-                if not 1 < len(key) <= _MAX_KEY + 1 or key[0] or vbucket.is_locked(key):
+            if answer is None or answer[5].id != vbucket_id:
+                vbucket = vbuckets[vbucket_id] if vbucket_id < len(vbuckets) else None
+                if (
+                    vbucket is None
+                    or vbucket.state != _ACTIVE
+                    or not 1 < len(key) <= _MAX_KEY + 1
+                    or key[0]
+                    or vbucket.is_locked(key)
+                ):
                     break
                 frame = vbucket.get(key)
                 if frame is None:
@@ -192,7 +211,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                     continue
                 if frame[5] & _NOT_PLAIN:
                     break
-                answer = _prepare(bucket, key, frame)
+                answer = _prepare(bucket, vbucket, key, frame)
             head, tail = answer[answer_at], answer[4]
             out += (head if start == _GET else _GETQ_START + head[2:], opaque, tail)
             room -= len(tail) + 16
@@ -220,17 +239,17 @@ def _head(*fields: int) -> bytes:
     return _HEAD.pack(*fields)
 
 
-def _prepare(bucket: ServedBucket, key: bytes, frame: bytes) -> Answer:
+def _prepare(bucket: ServedBucket, vbucket: VBucket, key: bytes, frame: bytes) -> Answer:
     """The answer to a get, kept if the document stays."""
     tail = frame[16:24] + frame[40:44] + frame[_VALUE_AT + len(key) :]  # CAS, flags, value
-    vbucket, size = int.from_bytes(frame[6:8], "big"), len(key)
+    size = len(key)
     answer = (
-        _head(0x80, Op.GET, size - 1, 0, 0, vbucket, size - 1),
-        _head(0x80, Op.GET, size, 0, 0, vbucket, size),
+        _head(0x80, Op.GET, size - 1, 0, 0, vbucket.id, size - 1),
+        _head(0x80, Op.GET, size, 0, 0, vbucket.id, size),
         _head(0x81, Op.GET, 0, 4, 0, 0, len(tail) - 8),
         _head(0x81, Op.GET, 0, 4, frame[5] & _JSON, 0, len(tail) - 8),
         tail,
-        frame[6:8],
+        vbucket,
     )
     if frame[44:48] == _NO_EXPIRY and bucket.may_cache(len(tail) + 16):
         bucket.store.cache[key] = answer

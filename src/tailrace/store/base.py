@@ -199,6 +199,12 @@ class VBucket(Protocol):
         self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
     ) -> Written: ...
 
+    def put(self, key: bytes, value: bytes, flags: int, datatype: int, cas: int) -> tuple[int, int]:
+        """`set` for the hot path: of a document that does not expire, and what the owner has made of the old
+        version (`Bucket.cache`) may still be there, for the owner to replace.
+        """
+        ...
+
     def add(
         self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0
     ) -> Written: ...

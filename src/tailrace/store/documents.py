@@ -24,6 +24,8 @@ from .format import (
     MUTATION,
     MUTATION_START,
     NO_EXPIRY,
+    NOTE_SHIFT,
+    REPLACES,
     Document,
     collection_of,
     expiries_at,
@@ -36,6 +38,7 @@ __all__ = ["VBucket"]
 
 _DELETION = int(DcpOpcode.DELETION)
 _EXPIRATION = int(DcpOpcode.EXPIRATION)
+_pack_mutation = MUTATION.pack
 _new_tuple = tuple.__new__  # half the time of Written(...)
 _MAX_U64 = (1 << 64) - 1
 _MAX_LOCKS = 10_000
@@ -90,12 +93,64 @@ class VBucket(ReceivedHistory):
     def set(  # noqa: PLR0917
         self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
     ) -> Written:
-        index = self._index if self._index is not None else self._load()
-        entry = index.get(key, 0)
         if cas or self._locks:
             self._check_cas(key, cas)
-            entry = index.get(key, 0)
-        return self._mutate(key, value, flags, expiry, datatype, entry)
+        return self._mutate(key, value, flags, expiry, datatype, self._entry(key))
+
+    def put(self, key: bytes, value: bytes, flags: int, datatype: int, cas: int) -> tuple[int, int]:
+        index, tail, items, bucket = self._index, self._tail, self._items, self._bucket
+        if (
+            cas
+            or index is None
+            or items is None
+            or key[0]
+            or self._locks
+            or tail.seqnos is not None
+            or self._collection_highs is not None
+            or DATATYPE_TRAITS[datatype]
+            or len(value) > bucket.max_value
+            or bucket.memory_bytes > bucket.memory_limit
+        ):
+            return self.set(key, value, flags, 0, datatype, cas)
+        # As `_mutate` and `_append`, with nothing between: their steps take longer to find than to do.
+        old = index.get(key, 0)
+        cas = bucket.clock.next()
+        seqno = self.high_seqno + 1
+        rev = ((old >> REV_SHIFT) if old else self.rev_floor) + 1
+        length = len(key)
+        frame = (
+            _pack_mutation(
+                MUTATION_START,
+                length,
+                31,
+                datatype,
+                self.id,
+                31 + length + len(value),
+                cas,
+                seqno,
+                rev,
+                flags,
+                0,
+            )
+            + key
+            + value
+        )
+        note = (old & SEQNO) << NOTE_SHIFT
+        if old & EXISTS:
+            note |= REPLACES
+        else:
+            self._items = items + 1
+        index[key] = rev << REV_SHIFT | EXISTS | seqno
+        tail.items += (frame, note)
+        bucket.pending.append(frame)
+        bucket.notes.append(note)
+        bucket.memory_bytes += len(frame)
+        self.high_seqno = seqno
+        if seqno >= self._checkpoint_end:
+            self.close_checkpoint()
+        if self._on_append is not None:
+            self._on_append()
+        return cas, seqno
 
     def add(self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Written:
         if self.get(key) is not None:
@@ -171,7 +226,7 @@ class VBucket(ReceivedHistory):
         rev = ((entry >> REV_SHIFT) if entry else self.rev_floor) + 1
         key_length = len(key)
         frame = (
-            MUTATION.pack(
+            _pack_mutation(
                 MUTATION_START,
                 key_length,
                 31,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["BaseJob", "CommitJob", "HybridClock", "Journal"]
 
 CAS_MARGIN_NS = 5_000_000_000
-_LOGICAL = 0xFFFF
+_TIME = ~0xFFFF
 _MAX_OBSERVED = 1 << 63
 
 
@@ -39,10 +39,12 @@ class HybridClock:
 
     def next(self) -> int:
         """A value above all that were given out or observed."""
-        now = self._time_ns() & ~_LOGICAL
-        last = self.last
-        self.last = now = now if now > last else last + 1
-        return now
+        time_ns, last = self._time_ns, self.last
+        cas = time_ns() & _TIME
+        if cas <= last:
+            cas = last + 1
+        self.last = cas
+        return cas
 
     def observe(self, cas: int) -> None:
         """Another node made this one. Values that no clock can have reached are not followed."""

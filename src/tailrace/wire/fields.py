@@ -154,7 +154,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 # Bytes that a JSON text can begin with: most values that are not JSON are known by their first.
-_JSON_STARTS = frozenset(bytes([byte]) for byte in b'{["-0123456789tfn \t\r\n')
+JSON_STARTS = frozenset(bytes([byte]) for byte in b'{["-0123456789tfn \t\r\n')
 
 JSON_SHAPE = json.JSONDecoder(parse_int=bool, parse_float=bool, parse_constant=_refuse)
 """Only the shape matters, so numbers are not made: cheaper, and there is no limit on their digits."""
@@ -162,7 +162,7 @@ JSON_SHAPE = json.JSONDecoder(parse_int=bool, parse_float=bool, parse_constant=_
 
 def is_json(text: bytes) -> bool:
     """Whether bytes are one JSON text in UTF-8 of bearable depth, without NaN or Infinity."""
-    if text[:1] not in _JSON_STARTS:
+    if text[:1] not in JSON_STARTS:
         return False
     try:
         JSON_SHAPE.decode(text.decode())
