@@ -19,6 +19,7 @@ view kinds), signed integers only, everything nullable, time in microseconds UTC
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -95,6 +96,9 @@ _MOST_REPEATED = 1 << 17
 # Arrow's own functions: the ones for everybody look them and their options up in every call.
 _TAKE, _UNCHECKED = pc.get_function("array_take"), pc.TakeOptions(boundscheck=False)
 _CAST, _TO_BINARY = pc.get_function("cast"), pc.CastOptions.safe(pa.binary())
+
+# Two numbers of 32 bits that stand behind each other are made as one of 64 bits: it takes half the time.
+_FIRST_HALF, _SECOND_HALF = (0, 32) if sys.byteorder == "little" else (32, 0)
 
 _INLINE = np.dtype([("words", np.int32, 3)])
 
@@ -300,11 +304,9 @@ def _copy_keys(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
     The buffer is described, without a copy, as one Arrow array of keys and what lies between them; Arrow
     copies every other entry out of it.
     """
-    offsets = np.empty(2 * len(start), dtype=np.int32)
-    offsets[0::2] = start
-    offsets[1::2] = end
+    offsets = (start << _FIRST_HALF) | (end << _SECOND_HALF)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    stretches = pa.Array.from_buffers(pa.binary(), max(len(offsets) - 1, 0), buffers)
+    stretches = pa.Array.from_buffers(pa.binary(), max(2 * len(start) - 1, 0), buffers)
     return _TAKE.call([stretches, _every_other(len(start))], _UNCHECKED)
 
 
@@ -324,13 +326,13 @@ def _copy_values(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
     As `_copy_keys`, but described as an array of views, which Arrow copies when it casts them to the kind
     that Spark takes. It knows how much that will be; taking would move everything whenever room runs out.
     """
+    views = np.empty((len(start), 2), dtype=np.int64)  # length and prefix, which buffer and offset
     length = end - start
-    views = np.zeros((len(start), 4), dtype=np.int32)  # length, prefix, which buffer, offset
-    views[:, 0] = length
-    views[:, 3] = start
+    np.left_shift(length, _FIRST_HALF, out=views[:, 0])
+    np.left_shift(start, _SECOND_HALF, out=views[:, 1])
     if len(length) and least(length) <= _INLINE.itemsize:  # short ones stand in the view itself
         short = np.flatnonzero(length <= _INLINE.itemsize)
-        views[short, 1:] = gather(data, start[short], _INLINE)["words"]
+        views.view(np.int32)[short, 1:] = gather(data, start[short], _INLINE)["words"]
     buffers = [None, pa.py_buffer(views), pa.py_buffer(data)]
     return _CAST.call([pa.Array.from_buffers(pa.binary_view(), len(start), buffers)], _TO_BINARY)
 
