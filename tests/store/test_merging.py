@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -109,3 +110,22 @@ def test_sealed_together_or_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compaction, "GROUP_BYTES", group_bytes)
         every.append({name: bytes(data) for name, data in a_store(1).files.items() if "/segment-" in name})
     assert every[0] == every[1] == every[2]
+
+
+def test_blocks_of_a_large_vbucket_are_full() -> None:
+    """A backfill costs by the block: what a part of a merge leaves over begins the next one's first block."""
+    rng = random.Random(1)
+    with open_store(MemoryFiles()) as engine:
+        bucket = engine.create_bucket("default", 1)
+        vb = bucket.vbuckets[0]
+        for generation in range(10):
+            for number in range(300):
+                vb.set(b"\0k%d.%d" % (generation, number), rng.randbytes(rng.randrange(2_000)))
+            bucket.seal()
+        bucket.compact()
+        (piece,) = vb.pieces
+        lengths = [block.lengths.tolist() for block in piece.blocks()]
+    assert sum(map(len, lengths)) == 3_000
+    assert sum(map(sum, lengths)) > 2 * merging.GROUP_BYTES
+    for block, next_block in pairwise(lengths):
+        assert sum(block) <= BLOCK_BYTES < sum(block) + next_block[0]

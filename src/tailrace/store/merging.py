@@ -16,7 +16,7 @@ from ..frames import Mask
 from .base import Compaction
 from .format import TOMBSTONE, delete_times_at, index_key, revs_at
 from .segment import Frames, Piece, Seqnos, concatenate, read_together
-from .segment_writer import Pieces, SegmentWriter
+from .segment_writer import Pieces, SegmentWriter, full_blocks
 from .snapshot import Drops, in_sorted
 
 __all__ = ["GROUP_BYTES", "Losses", "PiecePlan", "merge"]
@@ -120,16 +120,22 @@ def _merge_alone(plan: PiecePlan, writer: SegmentWriter) -> list[_Sieve]:
         (frames for piece in with_tombstones for frames in piece.blocks()),
         [piece.pairs() for piece in plan.pieces],
     )
-    for frames in _parts(plan.pieces):
-        kept = frames.keep(sieve.keep(frames))
-        writer.add(Pieces([plan.vbucket], kept, [len(kept.seqnos)], _NO_SEQNOS, _NO_SEQNOS, [0]))
+    rest = concatenate([])
+    for part in _parts(plan.pieces):
+        held = len(rest.lengths)
+        whole = concatenate([rest, *part] if held else part)
+        keep = np.ones(len(whole.lengths), np.bool_)
+        keep[held:] = sieve.keep(whole.cut(held, len(keep)))
+        kept = whole.keep(keep)
+        full, rest = kept.split(np.array([full_blocks(kept.lengths), len(kept.lengths)]))
+        writer.add(Pieces([plan.vbucket], full, [len(full.lengths)], _NO_SEQNOS, _NO_SEQNOS, [0]))
     news, olds = sieve.pairs_left()
-    writer.add(Pieces([plan.vbucket], concatenate([]), [0], news, olds, [len(news)]))
+    writer.add(Pieces([plan.vbucket], rest, [len(rest.lengths)], news, olds, [len(news)]))
     return [sieve]
 
 
-def _parts(pieces: tuple[Piece, ...]) -> Iterator[Frames]:
-    """The frames of several pieces, about `GROUP_BYTES` at a time, so that small blocks don't cost a step
+def _parts(pieces: tuple[Piece, ...]) -> Iterator[list[Frames]]:
+    """The blocks of several pieces, about `GROUP_BYTES` at a time, so that small blocks don't cost a step
     each.
     """
     part: list[Frames] = []
@@ -139,10 +145,10 @@ def _parts(pieces: tuple[Piece, ...]) -> Iterator[Frames]:
             part.append(frames)
             size += len(frames.data)
             if size >= GROUP_BYTES:
-                yield concatenate(part)
+                yield part
                 part, size = [], 0
     if part:
-        yield concatenate(part)
+        yield part
 
 
 class _Sieve:

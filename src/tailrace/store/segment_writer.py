@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..frames import Offsets
 from .files import Buffer, Files
@@ -32,7 +33,7 @@ from .format import (
 )
 from .segment import BLOCK_BYTES, Frames, Seqnos, segment_name
 
-__all__ = ["Pieces", "SegmentWriter"]
+__all__ = ["Pieces", "SegmentWriter", "full_blocks"]
 
 WRITE_BYTES = 1 << 20
 SYNC_BYTES = 8 << 20
@@ -246,6 +247,14 @@ class SegmentWriter:
             # Bit by bit, so that the log's next sync doesn't have to wait for all of this.
             self._file.sync()
             self._unsynced = 0
+
+
+def full_blocks(lengths: npt.NDArray[np.uint32]) -> int:
+    """How many of these frames stand in blocks that are full; the others may be joined by more."""
+    ends = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    starts = [start for start, _ in _blocks(ends, 0, len(lengths), int(ends[-1]))]
+    return starts[-1] if starts else 0
 
 
 def _blocks(ends: Offsets, start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
