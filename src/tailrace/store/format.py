@@ -341,8 +341,15 @@ COLUMN_BYTES = 8 + 4 + 4 + 1
 NO_EXPIRY = 0xFFFFFFFF
 SECTOR = 512
 _WORDS = SECTOR // 8
-_WEIGHTS = np.arange(1, 2048, dtype=np.uint64)  # of the sectors of a block
-_STARTS = np.arange(0, 2047 * _WORDS, _WORDS)  # ... and where they begin
+_STARTS = np.arange(0, 2047 * _WORDS, _WORDS)  # where the sectors of a block begin
+
+
+def _weights(count: int) -> npt.NDArray[np.uint64]:
+    """What each sector counts in both sums."""
+    return np.stack([np.ones(count, np.uint64), np.arange(1, count + 1, dtype=np.uint64)], axis=1)
+
+
+_WEIGHTS = _weights(len(_STARTS))
 _U64_MASK = (1 << 64) - 1
 
 
@@ -364,10 +371,9 @@ def checksum(data: Bytes) -> tuple[int, int]:
     count = -(-words // _WORDS)
     known = count <= len(_STARTS)
     starts = _STARTS[:count] if known else np.arange(0, words, _WORDS)
-    weights = _WEIGHTS[:count] if known else np.arange(1, count + 1, dtype=np.uint64)
     # In half the time of a sum over an axis, which begins anew for each row.
     sums = np.add.reduceat(data[: words * 8].view(np.uint64), starts)
-    rest = int.from_bytes(data[words * 8 :].tobytes(), "little")  # less than a word, in the last sector
-    return (int(np.add.reduce(sums)) + rest) & _U64_MASK, (
-        int(np.dot(sums, weights)) + (whole + 1) * rest
-    ) & _U64_MASK
+    # Both at once: a step of numpy's that is not in the processor's cache costs more than what it does.
+    plain, weighted = sums.dot(_WEIGHTS[:count] if known else _weights(count)).tolist()
+    rest = int.from_bytes(data.data[words * 8 :], "little")  # less than a word, in the last sector
+    return (plain + rest) & _U64_MASK, (weighted + (whole + 1) * rest) & _U64_MASK
