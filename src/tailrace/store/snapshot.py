@@ -12,7 +12,7 @@ from ..wire.header import HEADER_SIZE
 from .format import NOTE_SHIFT, NOTE_TRAITS, SYSTEM, collection_of, frame_key
 from .segment import Frames, Piece
 
-__all__ = ["DiskSnapshot", "Drops", "MemorySnapshot", "superseded"]
+__all__ = ["NO_DROPS", "DiskSnapshot", "Drops", "MemorySnapshot", "superseded"]
 
 STREAM_TRAITS = 0x7F
 """What a producer wants to know of a chunk: all but REPLACES."""
@@ -53,6 +53,9 @@ class Drops:
             hidden |= (ids == collection) & (frames.seqnos < seqno)
         hidden &= (frames.traits & SYSTEM) == 0
         return ~hidden if hidden.any() else None
+
+
+NO_DROPS = Drops((), 0)
 
 
 def superseded(pieces: Sequence[Piece], after: int = 0) -> npt.NDArray[np.uint64]:
@@ -201,7 +204,9 @@ class DiskSnapshot:
                 if not len(frames.seqnos):
                     continue
                 last_seqno = frames.seqnos.item(-1)
-            traits = int(np.bitwise_or.reduce(frames.traits)) & STREAM_TRAITS
+            traits = self._pieces[0].traits & STREAM_TRAITS
+            if traits:  # of some of the piece
+                traits &= int(np.bitwise_or.reduce(frames.traits))
             return Chunk(frames.data, frames.offsets, last_seqno, traits)
         return self._rest.read(max_bytes) if self._rest else None
 

@@ -31,7 +31,7 @@ from .format import (
 )
 from .index import EXISTS, SEQNO, count_documents, entry_of, forget_collection, index_frames
 from .segment import Piece
-from .snapshot import DiskSnapshot, Drops, MemorySnapshot, fold, superseded
+from .snapshot import NO_DROPS, DiskSnapshot, Drops, MemorySnapshot, fold, superseded
 
 if TYPE_CHECKING:
     from .bucket import Bucket
@@ -182,7 +182,7 @@ class History:
     @property
     def sealed_seqno(self) -> int:
         """The newest change that is in a segment."""
-        return max((piece.last for piece in self.pieces), default=0)
+        return max([piece.last for piece in self.pieces], default=0)
 
     # Changes.
 
@@ -258,6 +258,9 @@ class History:
             if event == SystemEventId.COLLECTION_BEGIN:
                 begun.add(subject)
         return found
+
+    def _drops_up_to(self, seqno: int) -> Drops:
+        return Drops(self.drops, seqno) if self.events else NO_DROPS
 
     def frame_at(self, seqno: int) -> bytes | None:
         """The frame with this seqno, from memory or disk."""
@@ -350,14 +353,14 @@ class History:
             return None
         # The last change up to `end`: a replica's checkpoint may end in a gap.
         last = seqnos[-1]
-        kept, traits = fold(frames, seqnos, notes, Drops(self.drops, last))
+        kept, traits = fold(frames, seqnos, notes, self._drops_up_to(last))
         return MemorySnapshot(
             after + 1, last, kept, traits, checkpoint=checkpoint, checkpoint_id=checkpoint_id
         )
 
     def _disk_snapshot(self, after: int, end: int) -> DiskSnapshot:
         pieces = self.pieces
-        return DiskSnapshot(after, end, pieces, superseded(pieces, after), Drops(self.drops, end))
+        return DiskSnapshot(after, end, pieces, superseded(pieces, after), self._drops_up_to(end))
 
     def _persisted_snapshot(self, after: int) -> Snapshot | None:
         """Everything on disk: the segments, and what the logs hold of the changes in memory."""
@@ -387,7 +390,8 @@ class History:
         later = olds[(olds > after) & (olds <= sealed)]
         if len(later):
             dead = np.union1d(dead, later)
-        return DiskSnapshot(after, rest.end, self.pieces, dead, Drops(self.drops, rest.end), rest=rest)
+        drops = self._drops_up_to(rest.end)
+        return DiskSnapshot(after, rest.end, self.pieces, dead, drops, rest=rest)
 
     def on_append(self, callback: Callable[[], None] | None) -> None:
         self._on_append = callback
