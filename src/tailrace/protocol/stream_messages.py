@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..wire.codes import MarkerFlag, OsoFlag, StreamEndStatus, VBucketState
+from ..wire.codes import Magic, MarkerFlag, OsoFlag, StreamEndStatus, VBucketState
 from ..wire.dcp import (
     DcpOsoSnapshot,
     DcpSeqnoAdvanced,
@@ -10,6 +10,7 @@ from ..wire.dcp import (
     DcpSnapshotMarker,
     DcpStreamEnd,
 )
+from ..wire.header import HEADER
 from .controls import ConnectionOptions
 from .shaping import stream_id_framing
 
@@ -18,6 +19,9 @@ __all__ = ["StreamMessages"]
 _DISK = int(MarkerFlag.DISK)
 _V2_0 = 0
 _V2_2 = 2
+_MARKER, _END = int(DcpSnapshotMarker.OPCODE), int(DcpStreamEnd.OPCODE)
+_MARKER_V1, _END_EXTRAS = DcpSnapshotMarker.LAYOUTS[0].struct, DcpStreamEnd.LAYOUTS[0].struct
+_REQUEST, _FLEX_REQUEST = int(Magic.REQUEST), int(Magic.FLEX_REQUEST)
 _NEEDS_COLLECTIONS = (StreamEndStatus.FILTER_EMPTY, StreamEndStatus.LOST_PRIVILEGES)
 
 
@@ -32,26 +36,41 @@ class StreamMessages:
         self._opaque = opaque
         self._framing = stream_id_framing(stream_id)
 
+    def _frame(self, opcode: int, extras: bytes) -> bytes:
+        """A message that has nothing but fixed extras, as most have: not worth a `Message`."""
+        framing = self._framing
+        magic = _FLEX_REQUEST if framing else _REQUEST
+        size = len(framing) + len(extras)
+        return (
+            HEADER.pack(
+                magic, opcode, len(framing) << 8, len(extras), 0, self._vbucket, size, self._opaque, 0
+            )
+            + framing
+            + extras
+        )
+
     def marker(self, start: int, end: int, flags: int, purge_seqno: int) -> bytes:
         """A snapshot begins. Which layout: dcp.md section 2.7.
 
         Without sync writes every change is visible, and none is or was prepared.
         """
+        has_v2_2 = self._options.marker_v2_2 and flags & _DISK
+        if not has_v2_2 and not self._options.sync_replication:
+            return self._frame(_MARKER, _MARKER_V1.pack(start, end, flags))
         marker = DcpSnapshotMarker(
+            version=_V2_0,
             start=start,
             end=end,
             flags=flags,
+            max_visible_seqno=end,
+            high_completed_seqno=0,
             vbucket=self._vbucket,
             opaque=self._opaque,
             framing=self._framing,
         )
-        if self._options.marker_v2_2 and flags & _DISK:
+        if has_v2_2:
             marker.version = _V2_2
             marker.purge_seqno, marker.high_prepared_seqno = purge_seqno, 0
-        elif self._options.sync_replication:
-            marker.version = _V2_0
-        if marker.version is not None:
-            marker.max_visible_seqno, marker.high_completed_seqno = end, 0
         return marker.encode()
 
     def end(self, status: StreamEndStatus) -> bytes:
@@ -60,9 +79,7 @@ class StreamMessages:
             status = StreamEndStatus.STATE_CHANGED
         if status in _NEEDS_COLLECTIONS and not self._options.collections:
             status = StreamEndStatus.OK
-        return DcpStreamEnd(
-            status=status, vbucket=self._vbucket, opaque=self._opaque, framing=self._framing
-        ).encode()
+        return self._frame(_END, _END_EXTRAS.pack(status))
 
     def seqno_advanced(self, seqno: int) -> bytes:
         """The stream has come this far, with nothing to show for it."""
