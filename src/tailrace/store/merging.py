@@ -15,7 +15,8 @@ import numpy.typing as npt
 from ..frames import Mask
 from .base import Compaction
 from .format import TOMBSTONE, delete_times_at, index_key, revs_at
-from .segment import Frames, Piece, Seqnos, concatenate, read_together
+from .gather import Scattered, gather
+from .segment import Frames, Piece, Seqnos, concatenate
 from .segment_writer import Pieces, SegmentWriter, full_blocks
 from .snapshot import Drops, in_sorted
 
@@ -24,8 +25,12 @@ __all__ = ["GROUP_BYTES", "Losses", "PiecePlan", "merge"]
 GROUP_BYTES = 1 << 20
 """What is worked on at once: more would hold up other threads, less would cost more steps."""
 
+_SMALL_GROUPS = 4
+"""How many times as much of small vbuckets is: there the steps are many for little, and each is short."""
+
 _NO_SEQNOS: Seqnos = np.empty(0, np.uint64)
 _Pairs = tuple[Seqnos, Seqnos]
+_Frames = Frames | Scattered
 
 
 @dataclass(slots=True)
@@ -79,7 +84,7 @@ def _groups(plans: Iterable[PiecePlan]) -> Iterator[list[PiecePlan]]:
     size = 0
     for plan in plans:
         own = sum(piece.frame_bytes for piece in plan.pieces)
-        if group and size + own > GROUP_BYTES:
+        if group and size + own > _SMALL_GROUPS * GROUP_BYTES:
             yield group
             group, size = [], 0
         group.append(plan)
@@ -89,12 +94,15 @@ def _groups(plans: Iterable[PiecePlan]) -> Iterator[list[PiecePlan]]:
 
 
 def _merge_together(plans: list[PiecePlan], writer: SegmentWriter) -> list[_Sieve]:
-    read = read_together(piece for plan in plans for piece in plan.pieces)
-    whole = concatenate([run for plan in plans for piece in plan.pieces for run in read[piece][0]])
-    stops = np.cumsum([sum(piece.count for piece in plan.pieces) for plan in plans])
+    whole, piece_stops, news, olds, piece_pair_stops = gather([one for plan in plans for one in plan.pieces])
+    last_pieces = np.cumsum([len(plan.pieces) for plan in plans]) - 1
+    stops, pair_stops = piece_stops[last_pieces], piece_pair_stops[last_pieces]
+    edges, pair_edges = [0, *stops.tolist()], [0, *pair_stops.tolist()]
     sieves, masks, pairs = [], [], []
-    for plan, frames in zip(plans, whole.split(stops), strict=True):
-        sieve = _Sieve(plan, [frames], [read[piece][1] for piece in plan.pieces])
+    for number, plan in enumerate(plans):
+        frames = whole.part(slice(edges[number], edges[number + 1]))
+        own = slice(pair_edges[number], pair_edges[number + 1])
+        sieve = _Sieve(plan, [frames], (news[own], olds[own]))
         sieves.append(sieve)
         masks.append(sieve.keep(frames))
         pairs.append(sieve.pairs_left())
@@ -118,7 +126,7 @@ def _merge_alone(plan: PiecePlan, writer: SegmentWriter) -> list[_Sieve]:
     sieve = _Sieve(
         plan,
         (frames for piece in with_tombstones for frames in piece.blocks()),
-        [piece.pairs() for piece in plan.pieces],
+        _joined([piece.pairs() for piece in plan.pieces]),
     )
     rest = concatenate([])
     for part in _parts(plan.pieces):
@@ -154,12 +162,12 @@ def _parts(pieces: tuple[Piece, ...]) -> Iterator[list[Frames]]:
 class _Sieve:
     """Which frames and pairs of a vbucket stay, and what is lost with the others."""
 
-    def __init__(self, plan: PiecePlan, blocks: Iterable[Frames], pairs: list[_Pairs]) -> None:
+    def __init__(self, plan: PiecePlan, blocks: Iterable[_Frames], pairs: _Pairs) -> None:
         self.plan = plan
         self.losses = Losses()
         self._purged = _tombstones_to_purge(plan, blocks, self.losses) if plan.covers_oldest else _NO_SEQNOS
         self._floor = floor = max(plan.floor, self.losses.purge_seqno)
-        self._own = _joined(pairs)
+        self._own = pairs
         others = [piece.pairs() for piece in plan.others if piece.pair_count]
         news, olds = _joined([self._own, *others]) if others else self._own
         droppable = news <= floor
@@ -168,7 +176,7 @@ class _Sieve:
         self._dead, self._killers = olds[by_old], news[droppable][by_old]
         self._drops = Drops(plan.drops, floor)
 
-    def keep(self, frames: Frames) -> Mask:
+    def keep(self, frames: _Frames) -> Mask:
         """Which of some frames stay."""
         losses, seqnos = self.losses, frames.seqnos
         keep = np.ones(len(seqnos), np.bool_)
@@ -199,7 +207,7 @@ def _joined(pairs: list[_Pairs]) -> _Pairs:
     return np.concatenate([new for new, _ in pairs]), np.concatenate([old for _, old in pairs])
 
 
-def _tombstones_to_purge(plan: PiecePlan, blocks: Iterable[Frames], losses: Losses) -> Seqnos:
+def _tombstones_to_purge(plan: PiecePlan, blocks: Iterable[_Frames], losses: Losses) -> Seqnos:
     """The tombstones that go, rising. Also notes their keys, so that the index can forget them."""
     asked = plan.purge
     found = []

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,7 +216,7 @@ class Piece:
 
     __slots__ = (
         "_columns",
-        "_entry",
+        "_pairs_crc",
         "clip",
         "count",
         "first",
@@ -224,6 +224,8 @@ class Piece:
         "last",
         "min_expiry",
         "pair_count",
+        "pairs_place",
+        "place",
         "segment",
         "traits",
         "vbucket",
@@ -231,16 +233,24 @@ class Piece:
 
     def __init__(self, segment: Segment, entry: Any, clip: int | None) -> None:
         self.segment = segment
-        self.vbucket = int(entry["vbucket"])
-        self.traits = int(entry["traits"])
-        self.min_expiry = int(entry["min_expiry"])
-        self.first = int(entry["first"])
-        self.last = int(entry["last"])
-        self.count = int(entry["count"])
-        self.pair_count = int(entry["pairs"])
-        self.frame_bytes = int(entry["frame_bytes"])
+        (
+            self.vbucket,
+            self.traits,
+            self.min_expiry,
+            self.count,
+            self.pair_count,
+            self._pairs_crc,
+            _,
+            offset,
+            size,
+            self.frame_bytes,
+            pairs_offset,
+            self.first,
+            self.last,
+        ) = entry.item()
+        self.place: tuple[int, int] = offset, size  # of its blocks in the file
+        self.pairs_place: tuple[int, int] = pairs_offset, 16 * self.pair_count
         self.clip: int | None = None
-        self._entry = entry
         self._columns: Columns | None = None
         if clip is not None and clip < self.last:
             self.clip = clip
@@ -342,43 +352,50 @@ class Piece:
     def _frames(self, buffer: Bytes, offset: int, head: BlockHead, after: int) -> Frames:
         """The frames of a block that were asked for, if the block is what was written."""
         count = head.frames
-        start = BLOCK.size + padded(count * COLUMN_BYTES)
+        frames = columns_of(buffer, BLOCK.size, count, self._data(buffer, offset, head))
+        low = int(np.searchsorted(frames.seqnos, after, "right")) if head.first <= after else 0
+        high = count if self.clip is None else int(np.searchsorted(frames.seqnos, self.clip, "right"))
+        return frames.cut(low, high) if low or high < count else frames
+
+    def _data(self, buffer: Bytes, offset: int, head: BlockHead) -> Bytes:
+        """The bytes of a block's frames, if all of the block is what was written."""
+        start = BLOCK.size + padded(head.frames * COLUMN_BYTES)
         if zlib.crc32(buffer.data[BLOCK.size : start]) != head.columns_crc:
             raise self.segment.corrupt(f"a block of vbucket {self.vbucket} at {offset}")
         data = buffer[start : start + head.frame_bytes]
         if checksum(data) != head[-2:]:
             raise self.segment.corrupt(f"frames of vbucket {self.vbucket} at {offset}")
-        frames = columns_of(buffer, BLOCK.size, count, data)
-        low = int(np.searchsorted(frames.seqnos, after, "right")) if head.first <= after else 0
-        high = count if self.clip is None else int(np.searchsorted(frames.seqnos, self.clip, "right"))
-        return frames.cut(low, high) if low or high < count else frames
+        return data
+
+    def heads_in(self, buffer: Bytes, offset: int) -> Iterator[tuple[int, BlockHead]]:
+        """Place and header of each block where the whole piece was read, if it is what was written."""
+        view, length = buffer.data, len(buffer)
+        at = 0
+        while at < length:
+            head, size = self._head(view[at : at + BLOCK.size], offset + at, offset + length)
+            self._data(buffer[at:] if at else buffer, offset + at, head)
+            yield at, head
+            at += size
 
     def pairs(self) -> tuple[Seqnos, Seqnos]:
         """(new, old) for every change here that superseded another one."""
         offset, size = self.pairs_place
-        return self.pairs_in(self.segment.file.read(size, offset)) if size else (_NONE, _NONE)
+        return self._pairs_in(self.segment.file.read(size, offset)) if size else (_NONE, _NONE)
 
-    def pairs_in(self, data: Buffer) -> tuple[Seqnos, Seqnos]:
-        """The pairs, where they were read."""
-        count = len(data) // 16
-        if zlib.crc32(data) != int(self._entry["pairs_crc"]):
+    def check_pairs(self, data: Buffer) -> None:
+        """Whether the pairs that were read are what was written."""
+        if len(data) and zlib.crc32(data) != self._pairs_crc:
             raise self.segment.corrupt(f"the pairs of vbucket {self.vbucket}")
+
+    def _pairs_in(self, data: Buffer) -> tuple[Seqnos, Seqnos]:
+        self.check_pairs(data)
+        count = len(data) // 16
         news = np.frombuffer(data, "<u8", count).astype(np.uint64, copy=False)
         olds = np.frombuffer(data, "<u8", count, 8 * count).astype(np.uint64, copy=False)
         if self.clip is not None:
             stop = int(np.searchsorted(news, self.clip, "right"))
             news, olds = news[:stop], olds[:stop]
         return news, olds
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Offset and size of its blocks in the file."""
-        return int(self._entry["offset"]), int(self._entry["bytes"])
-
-    @property
-    def pairs_place(self) -> tuple[int, int]:
-        """Offset and size of its pairs in the file."""
-        return int(self._entry["pairs_offset"]), 16 * int(self._entry["pairs"])
 
     def _columns_of_blocks(self) -> Iterator[tuple[int, BlockHead, Bytes]]:
         """The blocks without their frames: the offset, the header, and the columns."""
@@ -403,37 +420,6 @@ class Piece:
         if head.magic != BLOCK_MAGIC or head.crc != zlib.crc32(raw[8:]) or offset + size > end:
             raise self.segment.corrupt(f"no block of vbucket {self.vbucket} at {offset}")
         return head, size
-
-
-def read_together(pieces: Iterable[Piece]) -> dict[Piece, tuple[list[Frames], tuple[Seqnos, Seqnos]]]:
-    """Blocks and pairs of many small pieces. Those that lie behind each other in a file are read at once."""
-    found: dict[Piece, tuple[list[Frames], tuple[Seqnos, Seqnos]]] = {}
-    by_segment: dict[Segment, list[Piece]] = {}
-    for piece in pieces:
-        by_segment.setdefault(piece.segment, []).append(piece)
-    for segment, own in by_segment.items():
-        places = [piece.place for piece in own]
-        pairs_places = [piece.pairs_place for piece in own]
-        for piece, (offset, _), data, pairs in zip(
-            own, places, _read_runs(segment, places), _read_runs(segment, pairs_places), strict=True
-        ):
-            blocks = piece.blocks_in(data, offset) if piece.count else []
-            found[piece] = blocks, piece.pairs_in(pairs.data) if len(pairs) else (_NONE, _NONE)
-    return found
-
-
-def _read_runs(segment: Segment, places: list[tuple[int, int]]) -> list[Bytes]:
-    """What is at each place, given as offset and size; one read for neighbours."""
-    found: list[Bytes] = []
-    first = 0
-    for last, (offset, size) in enumerate(places):
-        if last + 1 == len(places) or places[last + 1][0] != offset + size:
-            start = places[first][0]
-            buffer = np.empty(offset + size - start, np.uint8)
-            segment.file.read_into(buffer.data, start)
-            found += [buffer[at - start : at - start + length] for at, length in places[first : last + 1]]
-            first = last + 1
-    return found
 
 
 def columns_of(buffer: Bytes, offset: int, count: int, data: Bytes = _NO_BYTES) -> Frames:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ..frames import Chunk, Offsets, collections_at, seqnos_at
 from ..wire.header import HEADER_SIZE
 from .format import NOTE_SHIFT, NOTE_TRAITS, SYSTEM, collection_of, frame_key
+from .gather import Scattered
 from .segment import Frames, Piece
 
 __all__ = ["NO_DROPS", "DiskSnapshot", "Drops", "MemorySnapshot", "superseded"]
@@ -43,7 +44,7 @@ class Drops:
         """Whether a document's change is gone with its collection."""
         return seqno < self._by_collection.get(collection_of(key), 0)
 
-    def keep_mask(self, frames: Frames) -> npt.NDArray[np.bool_] | None:
+    def keep_mask(self, frames: Frames | Scattered) -> npt.NDArray[np.bool_] | None:
         """Which frames are left; None for all of them."""
         if not self._by_collection:
             return None

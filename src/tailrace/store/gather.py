@@ -1,0 +1,160 @@
+"""Reading many small pieces of segments together, for a merge.
+
+While a bucket is young each generation has some dozens of frames of each of a thousand vbuckets. What lies
+side by side in a file is read at once, every block is checked, and after that nothing is done for each block
+or frame: the columns of all of them are worked out together. The frames stay where they were read until it is
+known which of them are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..frames import Bytes, Mask, Offsets
+from .files import File
+from .format import BLOCK, COLUMN_BYTES, padded
+from .segment import Frames, Piece, Segment, Seqnos
+
+__all__ = ["Gathered", "Scattered", "gather"]
+
+_EVERY_SEQNO = (1 << 64) - 1
+
+
+class Scattered(NamedTuple):
+    """Frames that lie anywhere in a buffer, with their columns."""
+
+    data: Bytes
+    offsets: Offsets
+    seqnos: Seqnos
+    lengths: npt.NDArray[np.uint32]
+    crcs: npt.NDArray[np.uint32]
+    traits: npt.NDArray[np.uint8]
+
+    def part(self, which: slice | Mask) -> Scattered:
+        """Some of the frames."""
+        data, offsets, seqnos, lengths, crcs, traits = self
+        return Scattered(data, offsets[which], seqnos[which], lengths[which], crcs[which], traits[which])
+
+    def keep(self, mask: Mask) -> Frames:
+        """The frames where the mask is true, back to back: copied run by run, which costs less than frame by
+        frame.
+        """
+        data, offsets, seqnos, lengths, crcs, traits = self.part(mask)
+        ends = offsets + lengths
+        first, last = np.ones(len(ends), np.bool_), np.ones(len(ends), np.bool_)  # frames of a run
+        first[1:] = last[:-1] = offsets[1:] != ends[:-1]
+        view = data.data
+        runs = [view[a:b] for a, b in zip(offsets[first].tolist(), ends[last].tolist(), strict=True)]
+        return Frames(np.frombuffer(bytearray().join(runs), np.uint8), seqnos, lengths, crcs, traits)
+
+
+class Gathered(NamedTuple):
+    """Frames and pairs of several pieces, one piece behind the other."""
+
+    frames: Scattered
+    stops: Offsets  # where the frames of each piece end
+    news: Seqnos
+    olds: Seqnos
+    pair_stops: Offsets  # where its pairs end
+
+
+class _Columns:
+    """Where the columns of some parts of the buffer are; each part has a number of elements."""
+
+    def __init__(self, starts: list[int], counts: list[int]) -> None:
+        self.starts, self.counts = np.array(starts, np.int64), np.array(counts, np.int64)
+        self.places = np.arange(self.counts.sum()) - self.spread(np.cumsum(self.counts) - self.counts)
+
+    def spread(self, values: Offsets) -> Offsets:
+        """What is the same for a whole part, for each of its elements."""
+        return np.repeat(values, self.counts)
+
+    def at(self, skipped: int, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A column before which each element of its part has this many bytes."""
+        starts = (self.starts + skipped * self.counts) // words.itemsize
+        column: npt.NDArray[Any] = words[self.spread(starts) + self.places]
+        return column
+
+
+def gather(pieces: Sequence[Piece]) -> Gathered:
+    """Everything of some pieces, if it is what was written."""
+    blocks = [piece.place if piece.count else (0, 0) for piece in pieces]
+    pairs = [piece.pairs_place for piece in pieces]
+    data, block_starts, pair_starts = _read(pieces, blocks, pairs)
+    starts: list[int] = []
+    counts: list[int] = []
+    frame_starts: list[int] = []
+    frame_bytes: list[int] = []
+    stops = []
+    for piece, (offset, size), at in zip(pieces, blocks, block_starts, strict=True):
+        for place, head in piece.heads_in(data[at : at + size], offset):
+            starts.append(at + place + BLOCK.size)
+            counts.append(head.frames)
+            frame_starts.append(starts[-1] + padded(head.frames * COLUMN_BYTES))
+            frame_bytes.append(head.frame_bytes)
+        stops.append(len(counts))
+    view = data.data
+    for piece, (_, size), at in zip(pieces, pairs, pair_starts, strict=True):
+        piece.check_pairs(view[at : at + size])
+    words, halves = data.view("<u8"), data.view("<u4")
+    table = _Columns(starts, counts)
+    lengths = table.at(8, halves)
+    before = np.cumsum(lengths, dtype=np.int64) - lengths  # if they lay back to back
+    offsets = before + table.spread(np.array(frame_starts, np.int64) - np.cumsum([0, *frame_bytes])[:-1])
+    frames = Scattered(data, offsets, table.at(0, words), lengths, table.at(12, halves), table.at(16, data))
+    frame_stops = np.append(0, np.cumsum(table.counts))[stops]
+    table = _Columns(pair_starts, [size // 16 for _, size in pairs])
+    return _clipped(
+        pieces, Gathered(frames, frame_stops, table.at(0, words), table.at(8, words), np.cumsum(table.counts))
+    )
+
+
+def _read(
+    pieces: Sequence[Piece], blocks: list[tuple[int, int]], pairs: list[tuple[int, int]]
+) -> tuple[Bytes, list[int], list[int]]:
+    """A buffer with the blocks and the pairs of some pieces, which are at these places (offset and size) of
+    their files; and where each of them is in it.
+    """
+    by_segment: dict[Segment, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        by_segment.setdefault(piece.segment, []).append(number)
+    block_starts, pair_starts = [0] * len(pieces), [0] * len(pieces)
+    runs: list[tuple[File, int, int]] = []  # of what lies side by side: the file, from where, to where
+    at = 0
+    for segment, own in by_segment.items():
+        for places, starts in ((blocks, block_starts), (pairs, pair_starts)):
+            stop = -1
+            for number in own:
+                offset, size = places[number]
+                starts[number] = at
+                if size:
+                    if offset != stop:
+                        runs.append((segment.file, offset, at))
+                    stop = offset + size
+                    at += size
+    data = np.empty(at, np.uint8)
+    view = data.data
+    for (file, offset, start), end in zip(runs, [*(run[2] for run in runs[1:]), at], strict=True):
+        file.read_into(view[start:end], offset)
+    return data, block_starts, pair_starts
+
+
+def _clipped(pieces: Sequence[Piece], found: Gathered) -> Gathered:
+    """Without what rollbacks have taken."""
+    if all(piece.clip is None for piece in pieces):
+        return found
+    clips = np.array([_EVERY_SEQNO if piece.clip is None else piece.clip for piece in pieces], np.uint64)
+    frames, stops, news, olds, pair_stops = found
+    mask = frames.seqnos <= np.repeat(clips, np.diff(stops, prepend=0))
+    pairs_mask = news <= np.repeat(clips, np.diff(pair_stops, prepend=0))
+    return Gathered(
+        frames.part(mask),
+        np.append(0, np.cumsum(mask))[stops],
+        news[pairs_mask],
+        olds[pairs_mask],
+        np.append(0, np.cumsum(pairs_mask))[pair_stops],
+    )
