@@ -13,28 +13,31 @@ Gets whose keys have the same length stand one behind the other like the rows of
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..errors import DocumentRefused
-from ..wire.codes import Datatype, Op, Status, VBucketState
+from ..wire.codes import Datatype, Magic, Op, Status, VBucketState
 from ..wire.fields import JSON_STARTS, is_json
 from ..wire.header import HEADER_SIZE
 
 if TYPE_CHECKING:
-    from ..store.base import VBucket
     from .bucket import ServedBucket
     from .session import Session
 
 __all__ = ["run"]
 
-# magic and opcode; key length; extras length and datatype; vbucket; total body length; opaque; CAS
-_HEADER = struct.Struct(">HHHHI4sQ")
+_REQUEST = int(Magic.REQUEST)
+_GET, _GETQ, _SET, _SETQ = map(int, (Op.GET, Op.GETQ, Op.SET, Op.SETQ))
+_GETS, _SETS = (_GET, _GETQ), (_SET, _SETQ)
+# magic; key length; extras length and datatype; vbucket; total body length; opaque; CAS
+_HEADER = struct.Struct(">BxHHHI4sQ")
 assert _HEADER.size == HEADER_SIZE
 _unpack_header = _HEADER.unpack_from
-_GET, _GETQ, _SET, _SETQ = (0x80 << 8 | op for op in (Op.GET, Op.GETQ, Op.SET, Op.SETQ))
-_GETS, _SETS = (_GET, _GETQ), (_SET, _SETQ)
+_unpack_set = struct.Struct(_HEADER.format + "II").unpack_from  # and flags, expiry
+_SET_SIZE = HEADER_SIZE + 8  # without key and value
+_FLAGS_END = HEADER_SIZE + 4
 _OPCODE_AT = 1
 _BODY_LENGTH_AT = 11  # its last byte, which is all of it in a get
 
@@ -46,7 +49,6 @@ _GETQ_START = bytes([0x81, Op.GETQ])
 _NO_CAS = bytes(8)
 _POSITION = struct.Struct(">QQ")  # the mutation extras
 
-_unpack_extras = struct.Struct(">II").unpack_from  # flags and expiry
 _NO_EXPIRY = bytes(4)
 _VALUE_AT = HEADER_SIZE + 31  # behind header and extras of a stored mutation; the key comes before it
 _MAX_KEY = 250
@@ -77,7 +79,7 @@ class _Mode(NamedTuple):
     answer_at: int
     """Where its own head stands in it."""
     key_at: int
-    """Where the key of a set begins in its body."""
+    """Where the key of a set begins."""
     set_extras: tuple[int, ...]
     """Extras length and datatype that a set may have."""
 
@@ -91,7 +93,7 @@ def _mode(*, prefixed: bool, json: bool) -> _Mode:
         no_cas=bytes(cas),
         request_at=int(prefixed),
         answer_at=2 + json,
-        key_at=7 + prefixed,
+        key_at=_SET_SIZE - 1 + prefixed,
         set_extras=(8 << 8, 8 << 8 | _JSON) if json else (8 << 8,),
     )
 
@@ -106,7 +108,8 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
     prefixed = session.prefixed_keys
     rows, no_cas, request_at, answer_at, key_at, set_extras = _MODES[prefixed][session.datatypes & _JSON]
     store = bucket.store
-    vbuckets, answers = store.vbuckets, store.cache
+    vbuckets: Sequence[Any] = store.vbuckets
+    answers = store.cache
     find = answers.get
     room = session.room
     out: list[bytes] = []
@@ -117,8 +120,10 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
             room = session.room - sum(map(len, out))
             if room <= 0:
                 break
-        if not data[at + _OPCODE_AT]:
-            size = HEADER_SIZE + data[at + _BODY_LENGTH_AT]
+        opcode = data[at + _OPCODE_AT]
+        if not opcode:
+            body = data[at + _BODY_LENGTH_AT]
+            size = HEADER_SIZE + body
             many = (end - at) // size
             if many > _ROWS:  # noqa: PLR1730 (a call takes as long as a get)
                 many = _ROWS
@@ -126,7 +131,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
             if many * largest > room:
                 many = room // largest + 1
             before = len(out)
-            for head, opaque, no, key in rows[size - HEADER_SIZE](data[at : at + many * size]):
+            for head, opaque, no, key in rows[body](data[at : at + many * size]):
                 answer = find(key)
                 if answer is None or answer[request_at] != head or no != no_cas:
                     break
@@ -137,24 +142,28 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 room -= hits * largest
                 at += hits * size
                 continue
-        start, key_length, extras, vbucket_id, total, opaque, cas = _unpack_header(data, at)
-        body_at = at + HEADER_SIZE
-        next_at = body_at + total
-        if next_at > end:
-            break
-        if start in _SETS:
-            value_at = body_at + 8 + key_length
-            if extras not in set_extras or value_at > next_at:
+        if opcode in _SETS:
+            if end - at < _SET_SIZE:
                 break
-            flags, expiry = _unpack_extras(data, body_at)
-            if expiry or vbucket_id in bucket.held_vbuckets:
+            magic, key_length, extras, vbucket_id, total, opaque, cas, flags, expiry = _unpack_set(data, at)
+            value_at = at + _SET_SIZE + key_length
+            next_at = at + HEADER_SIZE + total
+            if (
+                next_at > end
+                or value_at > next_at
+                or extras not in set_extras
+                or expiry
+                or magic != _REQUEST
+                or total > bucket.max_json_check
+                or vbucket_id in bucket.held_vbuckets
+            ):
                 break
-            key = data[body_at + key_at : value_at]  # without collections from the last byte of no expiry on
+            key = data[at + key_at : value_at]
             value = data[value_at:next_at]
-            if len(value) > bucket.max_json_check:
-                break
             answer = find(key)
-            if answer is None or (vbucket := answer[5]).id != vbucket_id:
+            if answer is not None and answer[5] == vbucket_id:
+                vbucket = vbuckets[vbucket_id]
+            else:
                 answer = None
                 vbucket = vbuckets[vbucket_id] if vbucket_id < len(vbuckets) else None
                 if (
@@ -165,33 +174,37 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                     or (bucket.xattrs_seen and _has_xattrs(vbucket.get(key)))
                 ):
                     break
-            datatype = int(value[:1] in JSON_STARTS and is_json(value))
+            datatype = _JSON if value[:1] in JSON_STARTS and is_json(value) else 0
             try:
                 new_cas, seqno = vbucket.put(key, value, flags, datatype, cas)
             except DocumentRefused:
                 break  # the long way is refused too, and says why
             cas_bytes = new_cas.to_bytes(8, "big")
             if answer is not None:  # somebody reads this document: keep the new answer in place of the old
-                plain, with_prefix, raw, json, tail, _ = answer
+                plain, with_prefix, raw, json, tail, owner = answer
                 if len(tail) == 12 + len(value) and json[5] == datatype:
-                    tail = cas_bytes + data[body_at : body_at + 4] + value
-                    answers[key] = plain, with_prefix, raw, json, tail, vbucket
+                    tail = cas_bytes + data[at + HEADER_SIZE : at + _FLAGS_END] + value
+                    answers[key] = plain, with_prefix, raw, json, tail, owner
                 else:
                     answers.pop(key, None)
             sets += 1
-            if start == _SET:
+            if opcode == _SET:
                 if session.mutation_seqno:
                     out += (_STORED_AT_HEAD, opaque, cas_bytes, _POSITION.pack(vbucket.uuid, seqno))
                     room -= 40
                 else:
                     out += (_STORED_HEAD, opaque, cas_bytes)
                     room -= 24
-        elif start in _GETS:
-            if extras or cas or key_length != total:
+        elif opcode in _GETS:
+            magic, key_length, extras, vbucket_id, total, opaque, cas = _unpack_header(data, at)
+            next_at = at + HEADER_SIZE + total
+            if next_at > end or magic != _REQUEST or extras or cas or key_length != total:
                 break
-            key = data[body_at:next_at] if prefixed else b"\0" + data[body_at:next_at]
+            key = data[at + HEADER_SIZE : next_at]
+            if not prefixed:
+                key = b"\0" + key
             answer = find(key)
-            if answer is None or answer[5].id != vbucket_id:
+            if answer is None or answer[5] != vbucket_id:
                 vbucket = vbuckets[vbucket_id] if vbucket_id < len(vbuckets) else None
                 if (
                     vbucket is None
@@ -204,16 +217,16 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 frame = vbucket.get(key)
                 if frame is None:
                     misses += 1
-                    if start == _GET:
+                    if opcode == _GET:
                         out += (_MISS_HEAD, opaque, _NO_CAS)
                         room -= 24
                     at = next_at
                     continue
                 if frame[5] & _NOT_PLAIN:
                     break
-                answer = _prepare(bucket, vbucket, key, frame)
+                answer = _prepare(bucket, vbucket_id, key, frame)
             head, tail = answer[answer_at], answer[4]
-            out += (head if start == _GET else _GETQ_START + head[2:], opaque, tail)
+            out += (head if opcode == _GET else _GETQ_START + head[2:], opaque, tail)
             room -= len(tail) + 16
             gets += 1
         else:
@@ -239,13 +252,13 @@ def _head(*fields: int) -> bytes:
     return _HEAD.pack(*fields)
 
 
-def _prepare(bucket: ServedBucket, vbucket: VBucket, key: bytes, frame: bytes) -> Answer:
+def _prepare(bucket: ServedBucket, vbucket: int, key: bytes, frame: bytes) -> Answer:
     """The answer to a get, kept if the document stays."""
     tail = frame[16:24] + frame[40:44] + frame[_VALUE_AT + len(key) :]  # CAS, flags, value
     size = len(key)
     answer = (
-        _head(0x80, Op.GET, size - 1, 0, 0, vbucket.id, size - 1),
-        _head(0x80, Op.GET, size, 0, 0, vbucket.id, size),
+        _head(0x80, Op.GET, size - 1, 0, 0, vbucket, size - 1),
+        _head(0x80, Op.GET, size, 0, 0, vbucket, size),
         _head(0x81, Op.GET, 0, 4, 0, 0, len(tail) - 8),
         _head(0x81, Op.GET, 0, 4, frame[5] & _JSON, 0, len(tail) - 8),
         tail,

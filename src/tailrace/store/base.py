@@ -200,8 +200,8 @@ class VBucket(Protocol):
     ) -> Written: ...
 
     def put(self, key: bytes, value: bytes, flags: int, datatype: int, cas: int) -> tuple[int, int]:
-        """`set` for the hot path: of a document that does not expire, and what the owner has made of the old
-        version (`Bucket.cache`) may still be there, for the owner to replace.
+        """`set` for the hot path: of a document of the default collection that does not expire, raw or JSON.
+        What the owner has made of the version before (`Bucket.cache`) may stay: the owner replaces it.
         """
         ...
 

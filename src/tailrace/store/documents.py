@@ -103,11 +103,9 @@ class VBucket(ReceivedHistory):
             cas
             or index is None
             or items is None
-            or key[0]
             or self._locks
             or tail.seqnos is not None
             or self._collection_highs is not None
-            or DATATYPE_TRAITS[datatype]
             or len(value) > bucket.max_value
             or bucket.memory_bytes > bucket.memory_limit
         ):
