@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import select
 import socket
 from contextlib import asynccontextmanager
 from functools import partial
@@ -264,6 +265,89 @@ def test_a_bug_closes_the_connection_and_is_logged(connected, caplog):
 
     asyncio.run(run())
     assert "ZeroDivisionError" in caplog.text
+
+
+class Answering(Recorder):
+    """Writes answers to what it receives, then looks at what those before it have not sent yet."""
+
+    def __init__(self, before: list[Recorder], answers: list[bytes], then: str | None) -> None:
+        super().__init__()
+        self._before, self._answers, self._then = before, answers, then
+        self.unsent: list[int] = []
+
+    def data_received(self, data: bytes) -> None:
+        for answer in self._answers:
+            self.transport.write(answer)
+        if self._then is not None:
+            getattr(self.transport, self._then)()
+        self.unsent = [one.transport.get_write_buffer_size() for one in self._before]
+        super().data_received(data)
+
+
+class TestSeveralAreReady:
+    """All are read before the first is answered."""
+
+    def exchange(self, *all_answers: list[bytes], then: str | None = None) -> tuple[list[bytes], list[int]]:
+        """What each peer gets, and how much was not sent when the last one had been read; the first does
+        something more after it has answered.
+        """
+        protocols: list[Answering] = []
+
+        async def run() -> list[bytes]:
+            loop = asyncio.get_running_loop()
+            poller, peers, connections = Poller(loop), [], []
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                for answers in all_answers:
+                    peers.append(socket.create_connection(listener.getsockname()))
+                    connections.append(listener.accept()[0])
+                    for one in (peers[-1], connections[-1]):
+                        one.setblocking(False)
+                    protocols.append(Answering(protocols[:], answers, None if protocols else then))
+                    PlainTransport(loop, poller, connections[-1], protocols[-1])
+            for peer, connection in zip(peers, connections, strict=True):  # the loop stands still meanwhile
+                peer.sendall(b"ask")
+                assert select.select([connection], [], [], END_S)[0]
+            for protocol in protocols:
+                await in_time(protocol.got.wait())
+                protocol.transport.close()
+            got = [await receive(peer, 1 << 30) for peer in peers]
+            for peer, protocol in zip(peers, protocols, strict=True):
+                await in_time(protocol.lost.wait())
+                peer.close()
+            return got
+
+        return asyncio.run(run()), protocols[-1].unsent
+
+    def test_small_answers_wait_for_each_other(self):
+        got, unsent = self.exchange([b"one"], [b"second"], [b"3"])
+        assert got == [b"one", b"second", b"3"]
+        assert unsent == [3, 6]
+
+    def test_one_alone_does_not_wait(self):
+        assert self.exchange([b"one", b"more"]) == ([b"onemore"], [])
+
+    def test_what_is_written_behind_it_stays_behind_it(self):
+        got, _ = self.exchange([b"first", b"next", b"", b"last"], [MUCH, b"end"], [b"3"])
+        assert got == [b"firstnextlast", MUCH + b"end", b"3"]
+
+    def test_large_ones_go_at_once_behind_those_before_them(self):
+        large = bytes(transport_module._HELD_BYTES + 1)
+        got, unsent = self.exchange([b"one"], [large], [b"3"])
+        assert got == [b"one", large, b"3"]
+        assert unsent[0] == 0
+
+    @pytest.mark.parametrize("name", ["_HELD", "_HELD_BYTES"])
+    def test_no_more_than_some_wait(self, monkeypatch, name):
+        monkeypatch.setattr(transport_module, name, 2)
+        got, unsent = self.exchange([b"1"], [b"2"], [b"3"], [b"4"], [b"5"])
+        assert got == [b"1", b"2", b"3", b"4", b"5"]
+        assert unsent == [0, 0, 0, 0]
+
+    def test_close_sends_it(self):
+        assert self.exchange([b"one"], [b"2"], then="close")[0] == [b"one", b"2"]
+
+    def test_abort_forgets_it(self):
+        assert self.exchange([b"one"], [b"2"], then="abort")[0] == [b"", b"2"]
 
 
 class TestAccepting:

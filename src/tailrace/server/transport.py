@@ -30,16 +30,26 @@ _RETRY_S = 1.0
 _IN_A_ROW = 16
 """As many sockets are served before the loop's other work has its turn; all that are ready at once."""
 _READABLE, _WRITABLE = 1, 4  # EPOLLIN and EPOLLOUT
+_HELD = 16
+_HELD_BYTES = 128 << 10
+"""As many answers, and as much, wait for each other while several sockets are read."""
 
 
 class Poller:
     """Waits for many sockets as the loop does for one. The loop sees a single descriptor; what is ready
     behind it is called from here, and looked for again: a turn of the loop costs more than a get.
+
+    Where several sockets are ready they are read first, and small answers are sent after that: between two
+    reads the system call would put the processor's mind on other things, and it wakes a peer who then waits
+    for the answers on its other connections.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._epoll = select.epoll()
+        self.holds = False  # what is written now is sent later
+        self._held: list[PlainTransport] = []
+        self._held_bytes = 0
         self._readers: dict[int, Callable[[], None]] = {}
         self._writers: dict[int, Callable[[], None]] = {}
 
@@ -81,12 +91,33 @@ class Poller:
         left = _IN_A_ROW
         while left > 0 and (ready := poll(0)):
             left -= len(ready)
-            for fd, events in ready:
-                # A callback may have ended what another one was to be called for.
-                if events & ~_WRITABLE and (read := readers.get(fd)) is not None:
-                    read()
-                if events & ~_READABLE and (write := writers.get(fd)) is not None:
-                    write()
+            self.holds = len(ready) > 1
+            try:
+                for fd, events in ready:
+                    # A callback may have ended what another one was to be called for.
+                    if events & ~_WRITABLE and (read := readers.get(fd)) is not None:
+                        read()
+                    if events & ~_READABLE and (write := writers.get(fd)) is not None:
+                        write()
+            finally:
+                self.holds = False
+                if self._held:
+                    self._release()
+
+    def hold(self, transport: PlainTransport, size: int) -> bool:
+        """Whether so many bytes are sent later: `send_held` will be called then."""
+        if len(self._held) >= _HELD or self._held_bytes + size > _HELD_BYTES:
+            self._release()
+        if size > _HELD_BYTES:
+            return False
+        self._held.append(transport)
+        self._held_bytes += size
+        return True
+
+    def _release(self) -> None:
+        held, self._held, self._held_bytes = self._held, [], 0
+        for transport in held:
+            transport.send_held()
 
 
 class PlainTransport(asyncio.Transport):
@@ -104,6 +135,8 @@ class PlainTransport(asyncio.Transport):
         super().__init__({"peername": connection.getpeername(), "socket": connection})
         self._loop = loop
         self._poller = poller
+        self._holder = poller if isinstance(poller, Poller) else None
+        self._held: bytes | bytearray | memoryview | None = None
         self._socket = connection
         self._fd = connection.fileno()
         self._protocol = protocol
@@ -165,10 +198,25 @@ class PlainTransport(asyncio.Transport):
         return self._low, self._high
 
     def get_write_buffer_size(self) -> int:
-        return self._unsent_bytes
+        return self._unsent_bytes if self._held is None else len(self._held)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send; what does not go at once is kept as it is, so the caller must not change it any more."""
+        if self._held is not None:
+            self.send_held()
+        holder = self._holder
+        if holder is not None and holder.holds and not self._unsent and holder.hold(self, len(data)):
+            self._held = data
+        else:
+            self._send(data)
+
+    def send_held(self) -> None:
+        """Send what was written while others were read."""
+        data, self._held = self._held, None
+        if data is not None:
+            self._send(data)
+
+    def _send(self, data: bytes | bytearray | memoryview) -> None:
         if self._is_lost:
             return
         if not self._unsent:
@@ -195,6 +243,7 @@ class PlainTransport(asyncio.Transport):
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         """As `write`, for several: in one system call, and none of them is copied."""
+        self.send_held()
         pieces = list(list_of_data)
         if not self._unsent and not self._is_lost:
             try:
@@ -242,7 +291,8 @@ class PlainTransport(asyncio.Transport):
         if not self._is_closing:
             self._is_closing = True
             self._poller.remove_reader(self._fd)
-            if not self._unsent:
+            self.send_held()
+            if not self._unsent and not self._is_lost:
                 self._lose(None)
 
     def abort(self) -> None:
@@ -254,6 +304,7 @@ class PlainTransport(asyncio.Transport):
             self._is_closing = True
             self._poller.remove_reader(self._fd)
             self._poller.remove_writer(self._fd)
+            self._held = None
             self._unsent.clear()
             self._unsent_bytes = 0
             self._lose(error)
