@@ -15,6 +15,7 @@ from tailrace.server import transport as transport_module
 from tailrace.server.transport import PlainTransport, Poller, accept_plain
 
 END_S = 60.0
+SOME = bytes(range(256)) * 8  # as the answer to a few requests
 MUCH = bytes(range(256)) * (16 << 10)  # 4 MiB: more than the sockets here take at once
 
 
@@ -318,36 +319,38 @@ class TestSeveralAreReady:
 
         return asyncio.run(run()), protocols[-1].unsent
 
-    def test_small_answers_wait_for_each_other(self):
-        got, unsent = self.exchange([b"one"], [b"second"], [b"3"])
-        assert got == [b"one", b"second", b"3"]
-        assert unsent == [3, 6]
+    def test_answers_wait_for_each_other(self):
+        assert self.exchange([SOME], [2 * SOME], [SOME]) == (
+            [SOME, 2 * SOME, SOME],
+            [len(SOME), 2 * len(SOME)],
+        )
 
     def test_one_alone_does_not_wait(self):
-        assert self.exchange([b"one", b"more"]) == ([b"onemore"], [])
+        assert self.exchange([SOME, SOME]) == ([SOME + SOME], [])
 
-    def test_what_is_written_behind_it_stays_behind_it(self):
-        got, _ = self.exchange([b"first", b"next", b"", b"last"], [MUCH, b"end"], [b"3"])
-        assert got == [b"firstnextlast", MUCH + b"end", b"3"]
+    def test_small_ones_go_at_once(self):
+        assert self.exchange([b"one"], [SOME], [b"3"]) == ([b"one", SOME, b"3"], [0, len(SOME)])
 
     def test_large_ones_go_at_once_behind_those_before_them(self):
         large = bytes(transport_module._HELD_BYTES + 1)
-        got, unsent = self.exchange([b"one"], [large], [b"3"])
-        assert got == [b"one", large, b"3"]
+        got, unsent = self.exchange([SOME], [large], [SOME])
+        assert got == [SOME, large, SOME]
         assert unsent[0] == 0
 
-    @pytest.mark.parametrize("name", ["_HELD", "_HELD_BYTES"])
-    def test_no_more_than_some_wait(self, monkeypatch, name):
-        monkeypatch.setattr(transport_module, name, 2)
-        got, unsent = self.exchange([b"1"], [b"2"], [b"3"], [b"4"], [b"5"])
-        assert got == [b"1", b"2", b"3", b"4", b"5"]
-        assert unsent == [0, 0, 0, 0]
+    def test_what_is_written_behind_it_stays_behind_it(self):
+        got, _ = self.exchange([SOME, b"next", b"", SOME, b"last"], [MUCH, SOME, b"end"], [b"3", SOME])
+        assert got == [SOME + b"next" + SOME + b"last", MUCH + SOME + b"end", b"3" + SOME]
+
+    @pytest.mark.parametrize(("name", "limit"), [("_HELD", 2), ("_HELD_BYTES", 2 * len(SOME))])
+    def test_no_more_than_some_wait(self, monkeypatch, name, limit):
+        monkeypatch.setattr(transport_module, name, limit)
+        assert self.exchange(*[[SOME]] * 5) == ([SOME] * 5, [0, 0, 0, 0])
 
     def test_close_sends_it(self):
-        assert self.exchange([b"one"], [b"2"], then="close")[0] == [b"one", b"2"]
+        assert self.exchange([SOME], [b"2"], then="close")[0] == [SOME, b"2"]
 
     def test_abort_forgets_it(self):
-        assert self.exchange([b"one"], [b"2"], then="abort")[0] == [b"", b"2"]
+        assert self.exchange([SOME], [b"2"], then="abort")[0] == [b"", b"2"]
 
 
 class TestAccepting:

@@ -323,7 +323,6 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._full = True
         self._count_unread()
-        self._pump()  # no more is read
 
     def resume_writing(self) -> None:
         self._full = False

@@ -33,15 +33,17 @@ _READABLE, _WRITABLE = 1, 4  # EPOLLIN and EPOLLOUT
 _HELD = 16
 _HELD_BYTES = 128 << 10
 """As many answers, and as much, wait for each other while several sockets are read."""
+_WORTH_HOLDING_BYTES = 1 << 10
+"""Less is the answer to somebody who asks for one thing at a time, and may go on while others are read."""
 
 
 class Poller:
     """Waits for many sockets as the loop does for one. The loop sees a single descriptor; what is ready
     behind it is called from here, and looked for again: a turn of the loop costs more than a get.
 
-    Where several sockets are ready they are read first, and small answers are sent after that: between two
-    reads the system call would put the processor's mind on other things, and it wakes a peer who then waits
-    for the answers on its other connections.
+    Where several sockets are ready they are read first, and answers to many requests at once are sent after
+    that: between two reads the system call would put the processor's mind on other things, and it wakes a
+    peer who then waits for the answers on its other connections.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -135,8 +137,6 @@ class PlainTransport(asyncio.Transport):
         super().__init__({"peername": connection.getpeername(), "socket": connection})
         self._loop = loop
         self._poller = poller
-        self._holder = poller if isinstance(poller, Poller) else None
-        self._held: bytes | bytearray | memoryview | None = None
         self._socket = connection
         self._fd = connection.fileno()
         self._protocol = protocol
@@ -198,28 +198,19 @@ class PlainTransport(asyncio.Transport):
         return self._low, self._high
 
     def get_write_buffer_size(self) -> int:
-        return self._unsent_bytes if self._held is None else len(self._held)
+        return self._unsent_bytes
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send; what does not go at once is kept as it is, so the caller must not change it any more."""
-        if self._held is not None:
-            self.send_held()
-        holder = self._holder
-        if holder is not None and holder.holds and not self._unsent and holder.hold(self, len(data)):
-            self._held = data
-        else:
-            self._send(data)
-
-    def send_held(self) -> None:
-        """Send what was written while others were read."""
-        data, self._held = self._held, None
-        if data is not None:
-            self._send(data)
-
-    def _send(self, data: bytes | bytearray | memoryview) -> None:
         if self._is_lost:
             return
-        if not self._unsent:
+        if self._unsent:
+            if not data:
+                return
+            rest = memoryview(data)
+        elif len(data) >= _WORTH_HOLDING_BYTES and self._is_held(len(data)):
+            rest = memoryview(data)
+        else:
             try:
                 sent = self._socket.send(data)
             except (BlockingIOError, InterruptedError):
@@ -231,19 +222,25 @@ class PlainTransport(asyncio.Transport):
                 return
             rest = memoryview(data)[sent:]
             self._poller.add_writer(self._fd, self._write)
-        elif data:
-            rest = memoryview(data)
-        else:
-            return
         self._unsent.append(rest)
         self._unsent_bytes += len(rest)
         if self._unsent_bytes > self._high and not self._is_full:
             self._is_full = True
             self._protocol.pause_writing()
 
+    def _is_held(self, size: int) -> bool:
+        poller = self._poller
+        return isinstance(poller, Poller) and poller.holds and poller.hold(self, size)
+
+    def send_held(self) -> None:
+        """Send what was written while others were read."""
+        if self._unsent:
+            self._write()
+            if self._unsent:
+                self._poller.add_writer(self._fd, self._write)
+
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         """As `write`, for several: in one system call, and none of them is copied."""
-        self.send_held()
         pieces = list(list_of_data)
         if not self._unsent and not self._is_lost:
             try:
@@ -291,8 +288,7 @@ class PlainTransport(asyncio.Transport):
         if not self._is_closing:
             self._is_closing = True
             self._poller.remove_reader(self._fd)
-            self.send_held()
-            if not self._unsent and not self._is_lost:
+            if not self._unsent:
                 self._lose(None)
 
     def abort(self) -> None:
@@ -304,7 +300,6 @@ class PlainTransport(asyncio.Transport):
             self._is_closing = True
             self._poller.remove_reader(self._fd)
             self._poller.remove_writer(self._fd)
-            self._held = None
             self._unsent.clear()
             self._unsent_bytes = 0
             self._lose(error)
