@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -129,3 +130,35 @@ def test_blocks_of_a_large_vbucket_are_full() -> None:
     assert sum(map(sum, lengths)) > 2 * merging.GROUP_BYTES
     for block, next_block in pairwise(lengths):
         assert sum(block) <= BLOCK_BYTES < sum(block) + next_block[0]
+
+
+def test_sealed_as_it_was_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a commit noted of its frames is what they say, also behind a rollback and a restart."""
+    known: list[bool] = []
+    ask = compaction._logged_columns
+
+    def asked(*args: Any) -> Any:
+        found = ask(*args)
+        known.append(found is not None)
+        return found
+
+    every = []
+    for answer in (asked, lambda *_args: None):
+        monkeypatch.setattr(compaction, "_logged_columns", answer)
+        files = a_store(1)
+        with open_store(files) as engine:
+            bucket = engine.buckets["default"]
+            fill(bucket, random.Random(2))
+            bucket.flush()
+            vb = bucket.vbuckets[3]
+            bucket.rollback({3: vb.high_seqno - 2}, branch=True)
+            fill(bucket, random.Random(3))
+            bucket.flush()
+            files = copy.deepcopy(files)
+            files.unlock()
+        with open_store(files) as engine:
+            fill(engine.buckets["default"], random.Random(4))
+            engine.buckets["default"].seal()
+        every.append({name: bytes(data) for name, data in files.files.items() if "/segment-" in name})
+    assert every[0] == every[1]
+    assert set(known) == {True, False}

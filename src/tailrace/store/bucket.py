@@ -364,9 +364,11 @@ class Bucket(SealedStore):
         """A commit is durable."""
         self._commit = None
         self.commits += 1
-        if job.batch.reached is not None:
-            vbuckets, seqnos = job.batch.reached
-            self.persisted[vbuckets] = seqnos  # of several for the same vbucket the last one stays
+        logged = job.batch.logged
+        if logged is not None:
+            # Of several for the same vbucket the last one stays.
+            self.persisted[logged.vbuckets] = logged.seqnos
+            self.logged.append(logged)
             self.last_change = self.clock.monotonic()
         if job.rotate is not None:
             self._rotate(job)

@@ -24,6 +24,7 @@ from .base import Compaction
 from .checkpoint import Tail
 from .format import NOTE_SHIFT, NOTE_TRAITS
 from .journal import BaseJob
+from .log import Logged
 from .manifest_file import Base, Clips, Table, clips_of, spliced, with_clips
 from .merging import GROUP_BYTES, Losses, PiecePlan, merge
 from .segment import Frames, Segment, segment_name
@@ -43,6 +44,7 @@ class Generation:
     last_log: int
     next_batch: int
     tails: list[tuple[int, Tail]] = field(default_factory=list)
+    logged: list[Logged] = field(default_factory=list)  # of its changes, if nothing was rolled back
     bytes: int = 0
     sealed: bool = False
 
@@ -95,24 +97,21 @@ class SealJob(BaseJob):
 
     def _write(self, writer: SegmentWriter) -> None:
         """Some vbuckets at a time: more would hold up the other threads, fewer would cost more steps."""
-        group: list[tuple[int, Tail]] = []
-        lengths: list[int] = []
-        size = 0
-        for vbucket, tail in self._tails:
-            own = list(map(len, tail.frames()))
-            if own:
-                group.append((vbucket, tail))
-                lengths += own
-                size += sum(own)
-                if size >= GROUP_BYTES:
-                    writer.add(_sealed(group, lengths))
-                    group, lengths, size = [], [], 0
-        if group:
-            writer.add(_sealed(group, lengths))
+        tails = [(vbucket, tail) for vbucket, tail in self._tails if len(tail)]
+        stops = np.cumsum([len(tail) for _, tail in tails])
+        columns = _logged_columns(tails, self._generation.logged) or _tail_columns(tails)
+        ends = np.cumsum(columns.lengths, dtype=np.int64)[stops - 1].tolist()
+        first = start = begin = 0
+        for last, (stop, end) in enumerate(zip(stops.tolist(), ends, strict=True), 1):
+            if end - begin >= GROUP_BYTES or last == len(tails):
+                part = Logged._make(column[start:stop] for column in columns)
+                writer.add(_sealed(tails[first:last], part))
+                first, start, begin = last, stop, end
 
     def _take_over(self) -> None:
         bucket = self._bucket
         self._generation.sealed = True
+        self._generation.logged = []
         bucket.replace_segments([], self._segment, drop=False)
         bucket.remove_logs(self._generation.last_log)
         bucket.maintained(self)
@@ -122,17 +121,39 @@ class SealJob(BaseJob):
         self._bucket.maintained(self)
 
 
-def _sealed(tails: list[tuple[int, Tail]], lengths: list[int]) -> Pieces:
-    """Changes in memory as a segment has them."""
-    count = len(lengths)
+def _logged_columns(tails: list[tuple[int, Tail]], logged: list[Logged]) -> Logged | None:
+    """What the log knows of the changes in memory, in their order; None if it knows of others."""
+    if not logged:
+        return None
+    vbuckets = np.concatenate([one.vbuckets for one in logged])
+    order = vbuckets.argsort(kind="stable")
+    counts = [len(tail) for _, tail in tails]
+    if not np.array_equal(vbuckets[order], np.repeat([vbucket for vbucket, _ in tails], counts)):
+        return None
+    return Logged._make(np.concatenate(column)[order] for column in zip(*logged, strict=True))
+
+
+def _tail_columns(tails: list[tuple[int, Tail]]) -> Logged:
+    """The same from the changes themselves."""
     frames = list(chain.from_iterable(tail.frames() for _, tail in tails))
-    seqnos = np.fromiter(chain.from_iterable(tail.numbers() for _, tail in tails), np.uint64, count)
-    notes = np.fromiter(chain.from_iterable(tail.notes() for _, tail in tails), np.uint64, count)
-    whole = Frames(
-        np.frombuffer(b"".join(frames), np.uint8),
-        seqnos,
-        np.array(lengths, np.uint32),
+    count = len(frames)
+    return Logged(
+        np.repeat(np.array([vbucket for vbucket, _ in tails], np.uint16), [len(tail) for _, tail in tails]),
+        np.fromiter(chain.from_iterable(tail.numbers() for _, tail in tails), np.uint64, count),
+        np.fromiter(map(len, frames), np.uint32, count),
         np.fromiter(map(zlib.crc32, frames), np.uint32, count),
+        np.fromiter(chain.from_iterable(tail.notes() for _, tail in tails), np.uint64, count),
+    )
+
+
+def _sealed(tails: list[tuple[int, Tail]], columns: Logged) -> Pieces:
+    """Changes in memory as a segment has them."""
+    _, seqnos, lengths, crcs, notes = columns
+    whole = Frames(
+        np.frombuffer(b"".join(chain.from_iterable(tail.frames() for _, tail in tails)), np.uint8),
+        seqnos,
+        lengths,
+        crcs,
         (notes & np.uint64(NOTE_TRAITS)).astype(np.uint8),
     )
     replaced = notes >> np.uint64(NOTE_SHIFT)

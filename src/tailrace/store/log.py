@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import StoreCorrupt, StoreTooNew
 from ..frames import seqnos_at
 from .files import Buffer, File, Files
 from .format import BATCH, BATCH_MAGIC, FORMAT_VERSION, LOG, LOG_MAGIC, vbuckets_at
 
-__all__ = ["Batch", "LogHeader", "LogWriter", "log_header", "log_name", "log_number", "read_log"]
+__all__ = ["Batch", "LogHeader", "LogWriter", "Logged", "log_header", "log_name", "log_number", "read_log"]
 
 PREFIX = "log-"
 
@@ -36,6 +37,18 @@ def log_number(name: str) -> int | None:
     return int(digits) if name.startswith(PREFIX) and len(digits) == 10 and digits.isdecimal() else None
 
 
+class Logged(NamedTuple):
+    """What is known of the frames of a batch, in its order. A segment needs it later, when the frames are no
+    longer in the processor's cache and looking at them takes twice the time.
+    """
+
+    vbuckets: npt.NDArray[np.uint16]
+    seqnos: npt.NDArray[np.uint64]
+    lengths: npt.NDArray[np.uint32]
+    crcs: npt.NDArray[np.uint32]
+    notes: npt.NDArray[np.uint64]
+
+
 @dataclass(slots=True)
 class Batch:
     """What one sync makes durable: frames of any vbuckets, and metadata that holds after them."""
@@ -44,17 +57,24 @@ class Batch:
     notes: list[int] = field(default_factory=list)  # of each frame, see format.NOTE_SHIFT
     meta: dict[str, Any] = field(default_factory=dict)
     cas_ceiling: int = 0
-    reached: tuple[Any, Any] | None = None  # after encode: vbucket and seqno of every frame, in order
+    logged: Logged | None = None  # after encode
 
     def encode(self, number: int, salt: int) -> list[Buffer]:
         """The bytes of the batch, in parts."""
         lengths = np.fromiter(map(len, self.frames), "<u4", len(self.frames))
-        columns = lengths.tobytes() + np.array(self.notes, "<u8").tobytes()
+        notes = np.array(self.notes, "<u8")
+        columns = lengths.tobytes() + notes.tobytes()
         frames = b"".join(self.frames)
         if self.frames:
             data = np.frombuffer(frames, np.uint8)
             offsets = np.cumsum(lengths, dtype=np.int64) - lengths
-            self.reached = vbuckets_at(data, offsets), seqnos_at(data, offsets)
+            self.logged = Logged(
+                vbuckets_at(data, offsets).astype(np.uint16),
+                seqnos_at(data, offsets),
+                lengths,
+                np.fromiter(map(zlib.crc32, self.frames), np.uint32, len(self.frames)),
+                notes,
+            )
         meta = json.dumps(self.meta, separators=(",", ":")).encode() if self.meta else b""
         body_crc = zlib.crc32(meta, zlib.crc32(frames, zlib.crc32(columns, salt)))
         head = BATCH.pack(

@@ -16,7 +16,7 @@ from .base import Compaction, Job, StoreSettings
 from .compaction import Generation, MergeJob, SealJob, choose_merge, count_droppable, plan_compaction
 from .files import Files
 from .journal import BaseJob, CommitJob, HybridClock, Journal
-from .log import log_number
+from .log import Logged, log_number
 from .manifest_file import ManifestFile, spliced
 from .merging import Losses
 from .segment import Segment
@@ -53,6 +53,7 @@ class SealedStore:
         # Half of the room for checkpoints: one generation grows, the one before serves slower streams.
         self.generation_bytes = int(settings.memory_quota * settings.checkpoint_share) // 2
         self._complete_bytes = 0  # of all `generations`
+        self.logged: list[Logged] = []  # of the batches since the last complete generation
         self.journal = Journal(files, directory, rng)
         self.manifest_file = ManifestFile(files, directory)
         self.next_segment = 1
@@ -106,15 +107,17 @@ class SealedStore:
             tail = vbucket.rotate(generation)
             if tail is not None:
                 generation.tails.append((vbucket.id, tail))
+        generation.logged, self.logged = self.logged, []
         self.generations.append(generation)
         self._complete_bytes += generation.bytes
         self.journal.rotate()
 
     def _recount(self) -> None:
         """After changes left memory in the middle."""
+        self.logged = []
         for generation in self.generations:
             generation.bytes = 0
-            generation.tails = []
+            generation.tails, generation.logged = [], []
         self.memory_bytes = 0
         for vbucket in self:
             for tail in vbucket._old:
