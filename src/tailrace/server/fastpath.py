@@ -179,14 +179,18 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 new_cas, seqno = vbucket.put(key, value, flags, datatype, cas)
             except DocumentRefused:
                 break  # the long way is refused too, and says why
+            except BaseException:
+                answers.pop(key, None)  # whether it is stored is not known
+                raise
             cas_bytes = new_cas.to_bytes(8, "big")
             if answer is not None:  # somebody reads this document: keep the new answer in place of the old
-                plain, with_prefix, raw, json, tail, owner = answer
-                if len(tail) == 12 + len(value) and json[5] == datatype:
-                    tail = cas_bytes + data[at + HEADER_SIZE : at + _FLAGS_END] + value
+                plain, with_prefix, raw, json, old, owner = answer
+                tail = cas_bytes + data[at + HEADER_SIZE : at + _FLAGS_END] + value
+                if len(tail) == len(old) and json[5] == datatype:
                     answers[key] = plain, with_prefix, raw, json, tail, owner
                 else:
                     answers.pop(key, None)
+                    _keep(bucket, key, _answer(vbucket_id, key, datatype, tail))
             sets += 1
             if opcode == _SET:
                 if session.mutation_seqno:
@@ -224,7 +228,10 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                     continue
                 if frame[5] & _NOT_PLAIN:
                     break
-                answer = _prepare(bucket, vbucket_id, key, frame)
+                tail = frame[16:24] + frame[40:44] + frame[_VALUE_AT + len(key) :]  # CAS, flags, value
+                answer = _answer(vbucket_id, key, frame[5], tail)
+                if frame[44:48] == _NO_EXPIRY:
+                    _keep(bucket, key, answer)
             head, tail = answer[answer_at], answer[4]
             out += (head if opcode == _GET else _GETQ_START + head[2:], opaque, tail)
             room -= len(tail) + 16
@@ -252,18 +259,19 @@ def _head(*fields: int) -> bytes:
     return _HEAD.pack(*fields)
 
 
-def _prepare(bucket: ServedBucket, vbucket: int, key: bytes, frame: bytes) -> Answer:
-    """The answer to a get, kept if the document stays."""
-    tail = frame[16:24] + frame[40:44] + frame[_VALUE_AT + len(key) :]  # CAS, flags, value
-    size = len(key)
-    answer = (
+def _answer(vbucket: int, key: bytes, datatype: int, tail: bytes) -> Answer:
+    size, rest = len(key), len(tail) - 8
+    return (
         _head(0x80, Op.GET, size - 1, 0, 0, vbucket, size - 1),
         _head(0x80, Op.GET, size, 0, 0, vbucket, size),
-        _head(0x81, Op.GET, 0, 4, 0, 0, len(tail) - 8),
-        _head(0x81, Op.GET, 0, 4, frame[5] & _JSON, 0, len(tail) - 8),
+        _head(0x81, Op.GET, 0, 4, 0, 0, rest),
+        _head(0x81, Op.GET, 0, 4, datatype & _JSON, 0, rest),
         tail,
         vbucket,
     )
-    if frame[44:48] == _NO_EXPIRY and bucket.may_cache(len(tail) + 16):
+
+
+def _keep(bucket: ServedBucket, key: bytes, answer: Answer) -> None:
+    """Keep an answer, if there is room for it, until its document changes."""
+    if bucket.may_cache(len(answer[4]) + 16):
         bucket.store.cache[key] = answer
-    return answer
