@@ -12,7 +12,9 @@ frame with a vbucket's highest seqno always stays: a snapshot must end with it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -20,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import StoreError
+from .apart import ProcessLost, merge_apart
 from .base import Compaction
 from .checkpoint import Tail
+from .files import DiskFile, DiskFiles, File
 from .format import NOTE_SHIFT, NOTE_TRAITS
 from .journal import BaseJob
 from .log import Logged
@@ -34,6 +38,11 @@ if TYPE_CHECKING:
     from .sealing import SealedStore
 
 __all__ = ["Generation", "MergeJob", "SealJob", "choose_merge", "count_droppable", "plan_compaction"]
+
+APART_BYTES = 64 << 20
+"""A merge of more than that has a process of its own."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,18 +104,20 @@ class SealJob(BaseJob):
         table = with_clips(table, self._clips)
         return base, table if self._segment is None else [*table, (self._segment.name, {})]
 
-    def _write(self, writer: SegmentWriter) -> None:
+    def _write(self, file: File) -> None:
         """Some vbuckets at a time: more would hold up the other threads, fewer would cost more steps."""
         tails = [(vbucket, tail) for vbucket, tail in self._tails if len(tail)]
         stops = np.cumsum([len(tail) for _, tail in tails])
         columns = _logged_columns(tails, self._generation.logged) or _tail_columns(tails)
         ends = np.cumsum(columns.lengths, dtype=np.int64)[stops - 1].tolist()
+        writer = SegmentWriter(file, self._number)
         first = start = begin = 0
         for last, (stop, end) in enumerate(zip(stops.tolist(), ends, strict=True), 1):
             if end - begin >= GROUP_BYTES or last == len(tails):
                 part = Logged._make(column[start:stop] for column in columns)
                 writer.add(_sealed(tails[first:last], part))
                 first, start, begin = last, stop, end
+        writer.finish()
 
     def _take_over(self) -> None:
         bucket = self._bucket
@@ -265,11 +276,17 @@ class Cancelled(StoreError):
 class MergeJob(BaseJob):
     """Writes one segment in place of several, without what may be forgotten."""
 
-    def __init__(self, bucket: SealedStore, plan: MergePlan, *, asked: bool = False) -> None:
+    def __init__(
+        self, bucket: SealedStore, plan: MergePlan, *, asked: bool = False, alone: bool = False
+    ) -> None:
         super().__init__()
         self._bucket = bucket
         self._plan = plan
         self._asked = asked
+        # A process takes a while to start: not for little, and not if nobody does anything meanwhile. Files
+        # that are not plainly on disk are nobody else's.
+        size = sum(piece.frame_bytes for one in plan.vbuckets for piece in one.pieces)
+        self._apart = not alone and size >= APART_BYTES and type(bucket.files) is DiskFiles
         self._cancelled = False
         self._number = bucket.next_segment
         bucket.next_segment += 1
@@ -287,7 +304,14 @@ class MergeJob(BaseJob):
     def _work(self) -> None:
         if not self._plan.segments:
             return
-        segment = _write_segment(self._bucket, self._number, self._write)
+        try:
+            segment = _write_segment(
+                self._bucket, self._number, self._write_apart if self._apart else self._write
+            )
+        except ProcessLost as error:
+            _log.warning("%s; it is done here", error)
+            _remove(self._bucket, self._number)
+            segment = _write_segment(self._bucket, self._number, self._write)
         if segment.frames or segment.pairs:
             self._segment = segment
         self._bucket.manifest_file.change(self._edit, self._told)
@@ -315,8 +339,16 @@ class MergeJob(BaseJob):
         new: tuple[str, Clips] | None = None if self._segment is None else (self._segment.name, {})
         return {**base, "vbuckets": states}, spliced(table, known, new, drop=self._plan.whole)
 
-    def _write(self, writer: SegmentWriter) -> None:
+    def _write(self, file: File) -> None:
+        writer = SegmentWriter(file, self._number)
         self._losses = merge(self._plan.vbuckets, writer, self._go_on)
+        writer.finish()
+
+    def _write_apart(self, file: File) -> None:
+        files = self._bucket.files
+        assert isinstance(files, DiskFiles)
+        assert isinstance(file, DiskFile)
+        self._losses = merge_apart(self._plan.vbuckets, files, file, self._number, self._go_on)
 
     def _go_on(self) -> None:
         if self._cancelled:
@@ -352,17 +384,16 @@ class MergeJob(BaseJob):
         self._bucket.maintained(self)
 
 
-def _write_segment(bucket: SealedStore, number: int, write: Any) -> Segment:
+def _write_segment(bucket: SealedStore, number: int, write: Callable[[File], None]) -> Segment:
     """A new segment file, whole and durable, and open for reading."""
-    writer = SegmentWriter(bucket.files, bucket.directory, number)
+    path = f"{bucket.directory}/{segment_name(number)}"
+    file = bucket.files.create(path)
     try:
-        write(writer)
-        writer.finish()
-    except BaseException:
-        writer.abandon()
-        raise
+        write(file)
+    finally:
+        file.close()
     bucket.files.sync_directory(bucket.directory)
-    return Segment(bucket.files, writer.path)
+    return Segment(bucket.files, path)
 
 
 def _remove(bucket: SealedStore, number: int) -> None:

@@ -21,6 +21,7 @@ from ..errors import StoreCorrupt, StoreLocked
 
 __all__ = [
     "Buffer",
+    "DiskFile",
     "DiskFiles",
     "File",
     "FileWriter",
@@ -271,6 +272,10 @@ class DiskFile:
             if not count:
                 raise _too_short(self.path, offset + len(buffer))
             done += count
+
+    def fileno(self) -> int:
+        """For another process that is to write it."""
+        return self._fd
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

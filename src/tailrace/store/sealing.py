@@ -174,16 +174,16 @@ class SealedStore:
         while (job := self.begin_maintenance()) is not None:
             job.finish()
 
-    def begin_compaction(self, compaction: Compaction) -> Job | None:
+    def begin_compaction(self, compaction: Compaction, *, alone: bool = False) -> Job | None:
         if self._merging is not None:
             return None
-        self._merging = MergeJob(self, plan_compaction(self, compaction), asked=True)
+        self._merging = MergeJob(self, plan_compaction(self, compaction), asked=True, alone=alone)
         return self._merging
 
     def compact(self, compaction: Compaction | None = None) -> None:
         self._settle()
         self.seal()
-        job = self.begin_compaction(compaction or Compaction())
+        job = self.begin_compaction(compaction or Compaction(), alone=True)
         if job is not None:
             job.finish()
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..frames import Offsets
-from .files import Buffer, Files
+from .files import Buffer, File
 from .format import (
     BLOCK,
     BLOCK_MAGIC,
@@ -31,7 +31,7 @@ from .format import (
     checksum,
     expiries_at,
 )
-from .segment import BLOCK_BYTES, Frames, Seqnos, segment_name
+from .segment import BLOCK_BYTES, Frames, Seqnos
 
 __all__ = ["Pieces", "SegmentWriter", "full_blocks"]
 
@@ -74,11 +74,12 @@ _row = attrgetter(*(one.name for one in fields(_Entry)))  # `astuple` copies dee
 
 
 class SegmentWriter:
-    """Writes a segment from its first vbucket to its last; it is whole and synced after `finish`."""
+    """Writes a segment from its first vbucket to its last into an empty file; it is whole and synced after
+    `finish`, and the caller closes it.
+    """
 
-    def __init__(self, files: Files, directory: str, number: int) -> None:
-        self.path = f"{directory}/{segment_name(number)}"
-        self._file = files.create(self.path)
+    def __init__(self, file: File, number: int) -> None:
+        self._file = file
         self._parts: list[Buffer] = []
         self._pending = 0
         self._unsynced = 0
@@ -222,11 +223,6 @@ class SegmentWriter:
         self._put(foot, zlib.crc32(foot).to_bytes(4, "little"))
         self._write()
         self._file.sync()
-        self._file.close()
-
-    def abandon(self) -> None:
-        """Something went wrong: let go of the file."""
-        self._file.close()
 
     def _put(self, *parts: Buffer) -> None:
         for part in parts:

@@ -1,0 +1,145 @@
+"""A merge in a process of its own: a large one takes nothing then from those who write and read meanwhile.
+
+A merge only reads sealed files and writes a new one. So the other process gets the plan, in which segments
+and their pieces are named, and the new file, open: it can't write to anything else, not even if this process
+is killed and another one has opened the directory in the meantime and removed that file. It answers with what
+is lost, or with the error. If it can't be started, or dies, the merge happens here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import IO, Any
+
+from ..errors import StoreError
+from .files import DiskFile, DiskFiles
+from .merging import Losses, PiecePlan, merge
+from .segment import Piece, Segment
+from .segment_writer import SegmentWriter
+
+__all__ = ["ProcessLost", "merge_apart"]
+
+_POLL_S = 0.1
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import tailrace.store.apart as a; a.main()"
+)
+
+
+class ProcessLost(StoreError):
+    """The other process did not come to an end; what it has written is worth nothing."""
+
+
+class _Pickler(pickle.Pickler):
+    """Pieces by name."""
+
+    def persistent_id(self, thing: Any) -> Any:
+        return (thing.segment.path, thing.vbucket, thing.clip) if isinstance(thing, Piece) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Opens the segments that are named."""
+
+    def __init__(self, file: IO[bytes], files: DiskFiles) -> None:
+        super().__init__(file)
+        self._files = files
+        self._segments: dict[str, Segment] = {}
+
+    def persistent_load(self, name: Any) -> Piece:
+        path, vbucket, clip = name
+        segment = self._segments.get(path)
+        if segment is None:
+            segment = self._segments[path] = Segment(self._files, path)
+        if clip is not None:
+            segment.clip(vbucket, clip)
+        piece = segment.piece(vbucket)
+        if piece is None:
+            raise segment.corrupt(f"nothing of vbucket {vbucket}")
+        return piece
+
+
+def merge_apart(
+    plans: list[PiecePlan], files: DiskFiles, file: DiskFile, number: int, go_on: Callable[[], None]
+) -> dict[int, Losses]:
+    """`merge` into this empty file, which is whole and synced then. `go_on` may break it off."""
+    order = io.BytesIO()
+    pickle.dump((os.fspath(files.root.absolute()), file.path, file.fileno(), number), order)
+    _Pickler(order).dump(plans)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(file.fileno(),),
+            process_group=0,  # Ctrl-C is for this process; what is under way ends with it
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+    except OSError as error:
+        raise ProcessLost(f"no process for a merge: {error}") from error
+    with process:
+        try:
+            answer = _answer(process, order.getvalue(), go_on)
+        except BaseException:
+            process.kill()
+            raise
+    try:
+        found: dict[int, Losses] | Exception = pickle.loads(answer)
+    except (EOFError, pickle.UnpicklingError):
+        raise ProcessLost(f"the process of a merge ended with {process.returncode}") from None
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _answer(process: subprocess.Popen[bytes], order: bytes, go_on: Callable[[], None]) -> bytes:
+    _send(process, order, go_on)
+    while True:
+        go_on()
+        try:
+            return process.communicate(timeout=_POLL_S)[0]
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _send(process: subprocess.Popen[bytes], order: bytes, go_on: Callable[[], None]) -> None:
+    """The order is larger than a pipe, and `communicate` sends nothing more once its time was over."""
+    pipe, process.stdin = process.stdin, None
+    assert pipe is not None
+    os.set_blocking(pipe.fileno(), False)
+    poll = select.poll()
+    poll.register(pipe, select.POLLOUT)
+    rest = memoryview(order)
+    with pipe, contextlib.suppress(BrokenPipeError):  # it is gone: what it answers says the rest
+        while rest:
+            go_on()
+            if poll.poll(_POLL_S * 1000):
+                rest = rest[os.write(pipe.fileno(), rest) :]
+
+
+def main() -> None:
+    """The other process."""
+    parent = os.getppid()
+
+    def go_on() -> None:
+        if os.getppid() != parent:
+            raise SystemExit("nobody waits for this merge any more")
+
+    order = sys.stdin.buffer
+    root, path, fd, number = pickle.load(order)
+    found: dict[int, Losses] | Exception
+    try:
+        plans = _Unpickler(order, DiskFiles(root)).load()
+        writer = SegmentWriter(DiskFile(path, fd), number)
+        found = merge(plans, writer, go_on)
+        writer.finish()
+    except (OSError, StoreError) as error:
+        found = error
+    sys.stdout.buffer.write(pickle.dumps(found))
+    sys.stdout.buffer.flush()
