@@ -132,12 +132,16 @@ def test_a_process_that_dies(
     assert "ended with 9; it is done here" in caplog.text
 
 
+@pytest.mark.parametrize("missing", [("executable", "/no/such/python"), ("frozen", True)])
 def test_no_process_to_be_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    missing: tuple[str, Any],
 ) -> None:
     here = merged_here(tmp_path, ASKED["superseded"])
     monkeypatch.setattr(compaction, "APART_BYTES", 0)
-    monkeypatch.setattr(apart.sys, "executable", str(tmp_path / "missing"))
+    monkeypatch.setattr(apart.sys, *missing, raising=False)
     with caplog.at_level(logging.WARNING):
         assert merged(on_disk(tmp_path / "apart"), ASKED["superseded"]) == here
     assert "no process for a merge" in caplog.text

@@ -69,12 +69,14 @@ def merge_apart(
     plans: list[PiecePlan], files: DiskFiles, file: DiskFile, number: int, go_on: Callable[[], None]
 ) -> dict[int, Losses]:
     """`merge` into this empty file, which is whole and synced then. `go_on` may break it off."""
+    if getattr(sys, "frozen", False):
+        raise ProcessLost("no process for a merge: this program brings its own Python along")
     order = io.BytesIO()
     pickle.dump((os.fspath(files.root.absolute()), file.path, file.fileno(), number), order)
     _Pickler(order).dump(plans)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
+            [sys.executable, "-P", "-c", _PROGRAM, json.dumps([str(one) for one in sys.path])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(file.fileno(),),
@@ -129,7 +131,7 @@ def main() -> None:
 
     def go_on() -> None:
         if os.getppid() != parent:
-            raise SystemExit("nobody waits for this merge any more")
+            raise SystemExit(1)  # nobody waits for it any more
 
     order = sys.stdin.buffer
     root, path, fd, number = pickle.load(order)
