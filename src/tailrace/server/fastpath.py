@@ -23,6 +23,7 @@ from ..wire.fields import JSON_STARTS, is_json
 from ..wire.header import HEADER_SIZE
 
 if TYPE_CHECKING:
+    from ..store.base import VBucket
     from .bucket import ServedBucket
     from .session import Session
 
@@ -165,14 +166,8 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 vbucket = vbuckets[vbucket_id]
             else:
                 answer = None
-                vbucket = vbuckets[vbucket_id] if vbucket_id < len(vbuckets) else None
-                if (
-                    vbucket is None
-                    or vbucket.state != _ACTIVE
-                    or not 1 < len(key) <= _MAX_KEY + 1
-                    or key[0]
-                    or (bucket.xattrs_seen and _has_xattrs(vbucket.get(key)))
-                ):
+                vbucket = _owner(vbuckets, vbucket_id, key)
+                if vbucket is None or (bucket.xattrs_seen and _has_xattrs(vbucket.get(key))):
                     break
             datatype = _JSON if value[:1] in JSON_STARTS and is_json(value) else 0
             try:
@@ -209,14 +204,8 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 key = b"\0" + key
             answer = find(key)
             if answer is None or answer[5] != vbucket_id:
-                vbucket = vbuckets[vbucket_id] if vbucket_id < len(vbuckets) else None
-                if (
-                    vbucket is None
-                    or vbucket.state != _ACTIVE
-                    or not 1 < len(key) <= _MAX_KEY + 1
-                    or key[0]
-                    or vbucket.is_locked(key)
-                ):
+                vbucket = _owner(vbuckets, vbucket_id, key)
+                if vbucket is None or vbucket.is_locked(key):
                     break
                 frame = vbucket.get(key)
                 if frame is None:
@@ -257,6 +246,14 @@ def _has_xattrs(frame: bytes | None) -> bool:
 def _head(*fields: int) -> bytes:
     """Many documents have the same; one object for all of them stays in the processor's cache."""
     return _HEAD.pack(*fields)
+
+
+def _owner(vbuckets: Sequence[VBucket | None], number: int, key: bytes) -> VBucket | None:
+    """The vbucket of a plain key, if it is served here."""
+    if number >= len(vbuckets) or not 1 < len(key) <= _MAX_KEY + 1 or key[0]:
+        return None
+    vbucket = vbuckets[number]
+    return vbucket if vbucket is not None and vbucket.state == _ACTIVE else None
 
 
 def _answer(vbucket: int, key: bytes, datatype: int, tail: bytes) -> Answer:
