@@ -10,7 +10,7 @@ from ..wire.dcp import (
     DcpSnapshotMarker,
     DcpStreamEnd,
 )
-from ..wire.header import HEADER
+from ..wire.header import Frame
 from .controls import ConnectionOptions
 from .shaping import stream_id_framing
 
@@ -38,16 +38,15 @@ class StreamMessages:
 
     def _frame(self, opcode: int, extras: bytes) -> bytes:
         """A message that has nothing but fixed extras, as most have: not worth a `Message`."""
-        framing = self._framing
-        magic = _FLEX_REQUEST if framing else _REQUEST
-        size = len(framing) + len(extras)
-        return (
-            HEADER.pack(
-                magic, opcode, len(framing) << 8, len(extras), 0, self._vbucket, size, self._opaque, 0
-            )
-            + framing
-            + extras
-        )
+        return Frame(
+            _FLEX_REQUEST if self._framing else _REQUEST,
+            opcode,
+            extras_length=len(extras),
+            vbucket=self._vbucket,
+            opaque=self._opaque,
+            framing=self._framing,
+            body=extras,
+        ).encode()
 
     def marker(self, start: int, end: int, flags: int, purge_seqno: int) -> bytes:
         """A snapshot begins. Which layout: dcp.md section 2.7.
