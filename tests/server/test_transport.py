@@ -352,6 +352,19 @@ class TestSeveralAreReady:
     def test_abort_forgets_it(self):
         assert self.exchange([SOME], [b"2"], then="abort")[0] == [b"", b"2"]
 
+    def test_a_bug_in_one_does_not_hold_up_the_others(self, monkeypatch, caplog):
+        write, failed = PlainTransport._write, []
+
+        def buggy(transport):
+            if not failed:
+                failed.append(transport)
+                raise ZeroDivisionError
+            write(transport)
+
+        monkeypatch.setattr(PlainTransport, "_write", buggy)
+        assert self.exchange([SOME], [SOME], [SOME])[0] == [b"", SOME, SOME]
+        assert "ZeroDivisionError" in caplog.text
+
 
 class TestAccepting:
     def test_it_goes_on_when_there_are_descriptors_again(self, monkeypatch, caplog):

@@ -30,6 +30,7 @@ _RETRY_S = 1.0
 _IN_A_ROW = 16
 """As many sockets are served before the loop's other work has its turn; all that are ready at once."""
 _READABLE, _WRITABLE = 1, 4  # EPOLLIN and EPOLLOUT
+_BUG = "a bug in what handles a connection, which is closed"
 _HELD = 16
 _HELD_BYTES = 128 << 10
 """As many answers, and as much, wait for each other while several sockets are read."""
@@ -172,7 +173,7 @@ class PlainTransport(asyncio.Transport):
             else:
                 self.close()
         except Exception as error:
-            log.exception("a bug in what handles a connection, which is closed")
+            log.exception(_BUG)
             self._fail(error)
 
     def is_reading(self) -> bool:
@@ -233,11 +234,15 @@ class PlainTransport(asyncio.Transport):
         return isinstance(poller, Poller) and poller.holds and poller.hold(self, size)
 
     def send_held(self) -> None:
-        """Send what was written while others were read."""
-        if self._unsent:
-            self._write()
+        """Send what was written while others were read; others wait for their turn behind it."""
+        try:
             if self._unsent:
-                self._poller.add_writer(self._fd, self._write)
+                self._write()
+                if self._unsent:
+                    self._poller.add_writer(self._fd, self._write)
+        except Exception as error:
+            log.exception(_BUG)
+            self._fail(error)
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         """As `write`, for several: in one system call, and none of them is copied."""
