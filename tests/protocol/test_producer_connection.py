@@ -14,8 +14,8 @@ from producer_fakes import (
     FakeBucket,
 )
 
+from tailrace.frames import CHUNK_BYTES
 from tailrace.protocol.dcp_producer import ON_DISK_OPAQUE
-from tailrace.protocol.stream import CHUNK_BYTES
 from tailrace.wire.codes import DcpOpcode, Feature, OpenFlag, Status, StreamEndStatus
 from tailrace.wire.dcp import (
     DcpBufferAck,
@@ -26,6 +26,9 @@ from tailrace.wire.dcp import (
 from tailrace.wire.dcp_copies import DcpSeqnoAcknowledged
 from tailrace.wire.fields import decode_failover_log
 from tailrace.wire.header import MAX_NAME_BYTES, Frame
+
+PART = CHUNK_BYTES // 50
+"""The size of documents of which about fifty are a chunk."""
 
 
 @pytest.fixture
@@ -361,7 +364,7 @@ def backfilling(count: int, size: int, **controls: str) -> Consumer:
     bucket = FakeBucket(count)
     for vbucket in bucket.vbuckets:
         for number in range(size):
-            vbucket.set(b"%d" % number, bytes(10_000))
+            vbucket.set(b"%d" % number, bytes(PART))
         vbucket.to_disk()
     consumer = Consumer(bucket)
     consumer.open(**controls)
@@ -441,14 +444,14 @@ def test_stalled_reader_costs_one_chunk() -> None:
     assert consumer.outstanding >= 100_000
     assert open_backfills(consumer) <= 2
     reads = [len(snapshot._changes) for v in consumer.host.bucket.vbuckets for snapshot in v.snapshots]
-    assert sum(60 - left for left in reads) * 10_000 <= 2 * CHUNK_BYTES
+    assert sum(60 - left for left in reads) * PART <= 2 * CHUNK_BYTES
 
 
 def test_snapshot_from_memory_is_finished_before_another_is_begun() -> None:
     bucket = FakeBucket(3)
     for vbucket in bucket.vbuckets:
         for number in range(100):
-            vbucket.set(b"%d" % number, bytes(10_000))
+            vbucket.set(b"%d" % number, bytes(PART))
     consumer = Consumer(bucket)
     consumer.open()
     for number in range(3):
@@ -463,7 +466,7 @@ def test_looking_through_what_is_not_wanted_lets_others_work() -> None:
     bucket = FakeBucket(1)
     bucket.use_collections()
     for number in range(200):
-        bucket.vbuckets[0].set(b"%d" % number, bytes(10_000), collection=9)
+        bucket.vbuckets[0].set(b"%d" % number, bytes(PART), collection=9)
     bucket.vbuckets[0].to_disk()
     consumer = Consumer(bucket)
     consumer.open()
@@ -474,7 +477,7 @@ def test_looking_through_what_is_not_wanted_lets_others_work() -> None:
         if not consumer.pull(CHUNK_BYTES):
             assert consumer.woken == 1, "it must be asked again"
         calls += 1
-    assert calls >= 200 * 10_000 // (2 * CHUNK_BYTES)
+    assert calls >= 200 * PART // (2 * CHUNK_BYTES)
 
 
 def test_stats_tell_of_every_stream(bucket: FakeBucket) -> None:

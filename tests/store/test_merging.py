@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from tailrace.clock import ManualClock
+from tailrace.frames import CHUNK_BYTES
 from tailrace.rng import source
 from tailrace.store import compaction, merging
 from tailrace.store.base import Compaction, StoreSettings
 from tailrace.store.bucket import Bucket
 from tailrace.store.engine import Engine
 from tailrace.store.files import MemoryFiles
-from tailrace.store.segment import BLOCK_BYTES, Segment, concatenate
+from tailrace.store.segment import Segment, concatenate
 
 VBUCKETS = 16
 ASKED = {
@@ -45,7 +46,7 @@ def fill(bucket: Bucket, rng: random.Random) -> None:
                 size = 3_000 if number == 3 else rng.randrange(200)
                 vb.set(key, rng.randbytes(size), expiry=rng.choice((0, 0, 4_000_000_000 + size)))
         if number == 8:
-            vb.set(b"\0large", rng.randbytes(BLOCK_BYTES + 1))
+            vb.set(b"\0large", rng.randbytes(CHUNK_BYTES + 1))
 
 
 def set_collections(bucket: Bucket, uid: int, *names: str) -> None:
@@ -129,7 +130,7 @@ def test_blocks_of_a_large_vbucket_are_full() -> None:
     assert sum(map(len, lengths)) == 3_000
     assert sum(map(sum, lengths)) > 2 * merging.GROUP_BYTES
     for block, next_block in pairwise(lengths):
-        assert sum(block) <= BLOCK_BYTES < sum(block) + next_block[0]
+        assert sum(block) <= CHUNK_BYTES < sum(block) + next_block[0]
 
 
 def test_sealed_as_it_was_logged(monkeypatch: pytest.MonkeyPatch) -> None:

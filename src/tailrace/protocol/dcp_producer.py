@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from ..errors import MalformedMessage
+from ..frames import CHUNK_BYTES
 from ..wire.codes import (
     DcpOpcode,
     Feature,
@@ -37,7 +38,7 @@ from .handler import Host
 from .liveness import ProducerLiveness
 from .producer import StreamProducer
 from .states import ConnectionInput, ConnectionState, StreamState
-from .stream import CHUNK_BYTES, ProducerStream
+from .stream import ProducerStream
 from .stream_request import StreamRefused, decide
 
 __all__ = ["ON_DISK_OPAQUE", "DcpProducer"]

@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from ..frames import CHUNK_BYTES
 from ..wire.codes import Status, StreamEndStatus
 from ..wire.header import Frame
 from ..wire.message import Response
@@ -20,7 +21,7 @@ from .backfill import BackfillSlots
 from .controls import ConnectionOptions
 from .handler import Host
 from .states import CONNECTION_TRANSITIONS, ConnectionInput, ConnectionState, Machine
-from .stream import CHUNK_BYTES, ProducerStream
+from .stream import ProducerStream
 
 __all__ = ["StreamProducer"]
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import LocalProtocolError, TailraceError
-from ..frames import seqnos_at
+from ..frames import CHUNK_BYTES, seqnos_at
 from ..wire.codes import AddStreamFlag, MarkerFlag, OsoFlag, StreamEndStatus, VBucketState
 from .backfill import BackfillSlots
 from .controls import ConnectionOptions, Oso
@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     from ..store.base import Bucket, Snapshot
     from .handler import Host
 
-__all__ = ["CHUNK_BYTES", "ProducerStream"]
-
-CHUNK_BYTES = 512 << 10
-"""What is read from the store at once: a block of a segment. Half as much takes a sixth longer for a byte."""
+__all__ = ["ProducerStream"]
 
 SKIPPED_BEFORE_ADVANCE = 10_000
 """Changes of a backfill that the filter drops in a row before the consumer is told how far it is."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..frames import CHUNK_BYTES
 from ..wire.codes import TapConnectFlag, TapFlag, TapOpaque, VBucketState
 from ..wire.tap import (
     TAP_TTL,
@@ -27,7 +28,6 @@ from ..wire.tap import (
     TapVBucketSet,
 )
 from .handler import Host
-from .stream import CHUNK_BYTES
 from .tap_acks import AckLog, wire_number, wire_numbers
 from .tap_clients import Control, TapClient, TapCursor
 from .tap_items import TapBatch, TapShaper

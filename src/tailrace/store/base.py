@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..frames import Chunk, Trait
+from ..frames import CHUNK_BYTES, Chunk, Trait
 
 if TYPE_CHECKING:
     from ..history import FailoverLog
@@ -118,7 +118,7 @@ class Snapshot(Protocol):
     checkpoint: bool  # it begins with a new checkpoint
     checkpoint_id: int  # number of the checkpoint that it belongs to; 0 for a disk snapshot
 
-    def read(self, max_bytes: int = 512 << 10) -> Chunk | None:
+    def read(self, max_bytes: int = CHUNK_BYTES) -> Chunk | None:
         """The next frames, about `max_bytes` and at least one; None when all are read. May raise
         StoreCorrupt.
         """

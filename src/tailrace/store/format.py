@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import MalformedMessage
-from ..frames import Bytes, Offsets, Trait
+from ..frames import CHUNK_BYTES, Bytes, Offsets, Trait
 from ..wire.codes import Datatype, DcpOpcode, Magic, SystemEventId
 from ..wire.fields import decode_leb128
 from ..wire.header import HEADER_SIZE
@@ -341,7 +341,7 @@ COLUMN_BYTES = 8 + 4 + 4 + 1
 NO_EXPIRY = 0xFFFFFFFF
 SECTOR = 512
 _WORDS = SECTOR // 8
-_STARTS = np.arange(0, 2047 * _WORDS, _WORDS)  # where the sectors of a block begin
+_STARTS = np.arange(0, CHUNK_BYTES // 8, _WORDS)  # where the sectors of a block begin
 
 
 def _weights(count: int) -> npt.NDArray[np.uint64]:

@@ -1,6 +1,6 @@
 """Sealed segments: the frames of many vbuckets, sorted by (vbucket, seqno), never changed again.
 
-A vbucket's frames are a *piece* of the segment: blocks of about 512 KiB one behind the other, each with its
+A vbucket's frames are a *piece* of the segment: blocks of about 1 MiB one behind the other, each with its
 own columns and checksums, so that a scan reads a block at a time and needs nothing else. The pieces of a
 vbucket in different segments have ranges of seqnos that don't overlap. A rollback *clips* pieces: what lies
 behind is no longer there, until compaction drops it from the file.
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import StoreCorrupt, StoreTooNew
-from ..frames import Bytes, Offsets
+from ..frames import CHUNK_BYTES, Bytes, Offsets
 from .files import Buffer, Files
 from .format import (
     BLOCK,
@@ -38,8 +38,7 @@ from .format import (
 __all__ = ["Block", "Frames", "Piece", "Segment", "segment_name", "segment_number"]
 
 PREFIX = "segment-"
-BLOCK_BYTES = 512 << 10
-READ_BYTES = BLOCK_BYTES + (64 << 10)
+READ_BYTES = CHUNK_BYTES + CHUNK_BYTES // 8
 """Pieces up to this, which is a block with its columns, are read at once. All of it stays in memory while
 a part of it is to be sent, so a reader that stalls must not have more than that.
 """

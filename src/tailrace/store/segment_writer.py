@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..frames import Offsets
+from ..frames import CHUNK_BYTES, Offsets
 from .files import Buffer, File
 from .format import (
     BLOCK,
@@ -31,7 +31,7 @@ from .format import (
     checksum,
     expiries_at,
 )
-from .segment import BLOCK_BYTES, Frames, Seqnos
+from .segment import Frames, Seqnos
 
 __all__ = ["Pieces", "SegmentWriter", "full_blocks"]
 
@@ -254,13 +254,13 @@ def full_blocks(lengths: npt.NDArray[np.uint32]) -> int:
 
 
 def _blocks(ends: Offsets, start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """Frames cut into blocks of about `BLOCK_BYTES`, or one larger frame."""
-    if size <= BLOCK_BYTES:
+    """Frames cut into blocks of about `CHUNK_BYTES`, or one larger frame."""
+    if size <= CHUNK_BYTES:
         if start < stop:
             yield start, stop
         return
     while start < stop:
-        fitting = int(np.searchsorted(ends[: stop + 1], ends[start] + BLOCK_BYTES, "right")) - 1
+        fitting = int(np.searchsorted(ends[: stop + 1], ends[start] + CHUNK_BYTES, "right")) - 1
         end = max(fitting, start + 1)
         yield start, end
         start = end

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..frames import Chunk, Offsets, collections_at, seqnos_at
+from ..frames import CHUNK_BYTES, Chunk, Offsets, collections_at, seqnos_at
 from ..wire.header import HEADER_SIZE
 from .format import NOTE_SHIFT, NOTE_TRAITS, SYSTEM, collection_of, frame_key
 from .gather import Scattered
@@ -104,7 +104,7 @@ class MemorySnapshot:
         self._lengths: Offsets | None = None
         self._at = 0
 
-    def read(self, max_bytes: int = 512 << 10) -> Chunk | None:
+    def read(self, max_bytes: int = CHUNK_BYTES) -> Chunk | None:
         at, count = self._at, len(self._frames)
         if at == count:
             return None
@@ -185,7 +185,7 @@ class DiskSnapshot:
         self._rest = rest
         self._blocks: Iterator[Frames] | None = None
 
-    def read(self, max_bytes: int = 512 << 10) -> Chunk | None:
+    def read(self, max_bytes: int = CHUNK_BYTES) -> Chunk | None:
         while self._pieces:
             if self._blocks is None:
                 self._blocks = self._pieces[0].blocks(self._seqno)
