@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 import struct
+import zipfile
 import zlib
+from pathlib import Path
+
+import pytest
 
 from tailrace.clock import ManualClock
+from tailrace.errors import StoreCorrupt
+from tailrace.frames import seqnos_at
+from tailrace.store.bucket import Bucket
 from tailrace.store.engine import Engine
 from tailrace.store.files import MemoryFiles
 
@@ -33,7 +40,7 @@ def a_store() -> tuple[MemoryFiles, list[bytes]]:
 def test_a_log() -> None:
     files, frames = a_store()
     data = bytes(files.files["bucket.default/log-0000000001"])
-    assert data[:5] == b"TRLG\1"
+    assert data[:5] == b"TRLG\2"
     assert [u(data, at, 8) for at in (8, 16, 24, 32)] == [1, 0, 0, 1]
     salt = u(data, 40, 4)
     assert u(data, 60, 4) == zlib.crc32(data[:60])
@@ -75,7 +82,7 @@ def test_a_segment_and_the_manifest() -> None:
     assert entry["clips"] == {}
     assert manifest["vbuckets"]["1"]["high_seqno"] == 2_000
     data = bytes(files.files["bucket.default/" + entry["file"]])
-    assert data[:5] == b"TRSG\1"
+    assert data[:5] == b"TRSG\2"
     foot = len(data) - 48
     assert u(data, foot + 44, 4) == zlib.crc32(data[foot : foot + 44])
     table, entries, count, pairs = (u(data, foot + at, 8) for at in (0, 8, 16, 24))
@@ -99,7 +106,8 @@ def test_a_segment_and_the_manifest() -> None:
         n, length = u(data, at + 16, 4), u(data, at + 20, 4)
         columns = (17 * n + 7) // 8 * 8
         assert u(data, at + 8, 4) == zlib.crc32(data[at + 64 : at + 64 + columns])
-        body = data[at + 64 + columns : at + 64 + columns + length]
+        everything = data[at + 64 : at + 64 + columns + length]
+        body = everything[columns:]
         place = 0
         for i in range(n):
             length_i = u(data, at + 64 + 8 * n + 4 * i, 4)
@@ -110,7 +118,7 @@ def test_a_segment_and_the_manifest() -> None:
             place += length_i
         assert place == length
         assert (u(data, at + 28, 8), u(data, at + 36, 8)) == (len(found) - n + 1, len(found))
-        assert (u(data, at + 44, 8), u(data, at + 52, 8)) == checksum(body)
+        assert (u(data, at + 44, 8), u(data, at + 52, 8)) == checksum(everything)
         at += 64 + columns + (length + 7) // 8 * 8
     assert found == frames
     assert blocks == 2
@@ -119,12 +127,52 @@ def test_a_segment_and_the_manifest() -> None:
 def checksum(body: bytes) -> tuple[int, int]:
     if len(body) <= 64 << 10:
         return zlib.crc32(body), 0
-    body += bytes(-len(body) % 512)
-    sums = [sum(struct.unpack_from("<64Q", body, at)) for at in range(0, len(body), 512)]
+    body += bytes(-len(body) % 4096)
+    sums = [sum(struct.unpack_from("<512Q", body, at)) for at in range(0, len(body), 4096)]
     weighted = sum(place * one for place, one in enumerate(sums, 1))
     return sum(sums) % (1 << 64), weighted % (1 << 64)
 
 
 def test_the_format_file() -> None:
     files, _ = a_store()
-    assert bytes(files.files["FORMAT"]) == b"tailrace store, format \1\n"
+    assert bytes(files.files["FORMAT"]) == b"tailrace store, format \2\n"
+
+
+FORMAT_1 = Path(__file__).parent / "data" / "format-1.zip"
+"""Of a Tailrace of that time: three documents in a small block, 400 in a large one, one in the log."""
+
+
+def stream(bucket: Bucket) -> list[int]:
+    seqnos = []
+    for vb in bucket.vbuckets:
+        snapshot = vb.snapshot_after(0)
+        while snapshot is not None and (chunk := snapshot.read()) is not None:
+            seqnos += seqnos_at(chunk.data, chunk.offsets).tolist()
+    return seqnos
+
+
+def test_a_store_of_format_1_is_read_and_goes_on_as_a_newer_one(tmp_path: Path) -> None:
+    zipfile.ZipFile(FORMAT_1).extractall(tmp_path)
+    with Engine(tmp_path, clock=ManualClock()) as engine:
+        assert (tmp_path / "FORMAT").read_bytes() == b"tailrace store, format \2\n"
+        bucket = engine.buckets["default"]
+        bucket.seal()
+        assert stream(bucket) == [1, 2, 3, *range(1, 402)]
+        assert bucket.vbuckets[1].get(b"\0k399").endswith(b"\0k399" + b"399 " * 75)
+        assert bucket.vbuckets[1].get(b"\0in the log").endswith(b"\0in the log1")
+        assert {path.read_bytes()[4] for path in tmp_path.glob("*/segment-*")} == {1, 2}
+        bucket.compact()
+        assert stream(bucket) == [1, 2, 3, *range(1, 402)]
+        assert {path.read_bytes()[4] for path in tmp_path.glob("*/segment-*")} == {2}
+
+
+@pytest.mark.parametrize("at", [64, 1_000, 8_000, 60_000, 100_000])
+def test_damage_in_a_segment_of_format_1_is_found(tmp_path: Path, at: int) -> None:
+    """A bit of the large block: in its columns, or in its frames."""
+    zipfile.ZipFile(FORMAT_1).extractall(tmp_path)
+    (path,) = tmp_path.glob("*/segment-*")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"TRBK", data.index(b"TRBK") + 4) + at] ^= 4
+    path.write_bytes(data)
+    with Engine(tmp_path, clock=ManualClock()) as engine, pytest.raises(StoreCorrupt, match="vbucket 1"):
+        stream(engine.buckets["default"])

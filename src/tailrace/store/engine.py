@@ -59,12 +59,12 @@ class Engine:
         self._buckets: dict[str, Bucket] = {}
         try:
             files.make_directory("")
-            fresh = self._check_format()  # before the lock, which leaves a file
+            version = self._check_format()  # before the lock, which leaves a file
             files.lock(LOCK)
         except OSError as error:
             raise StoreError(f"the data directory can't be used: {error.strerror or error}") from error
         try:
-            if fresh:
+            if version < FORMAT_VERSION:  # what is older is read, and what is written from now on is new
                 files.replace(FORMAT, MAGIC + bytes([FORMAT_VERSION]) + b"\n")
             for name in files.names(""):
                 if name.startswith(PREFIX):
@@ -80,27 +80,29 @@ class Engine:
     def buckets(self) -> Mapping[str, Bucket]:
         return self._buckets
 
-    def _check_format(self) -> bool:
-        """Whether this is no store yet. A newer one is refused before anything in it is touched."""
+    def _check_format(self) -> int:
+        """The format of what is there, 0 if this is no store yet. A newer one is refused before anything in
+        it is touched.
+        """
         names = self.files.names("")
         if FORMAT not in names:
             if any(name.startswith(PREFIX) for name in names):
                 raise StoreCorrupt(f"{FORMAT} is missing from the data directory: restore it from a copy")
             if foreign := [name for name in names if name not in (LOCK, FORMAT + ".new")]:
                 raise StoreError(f"the data directory is not empty and no store: it has {foreign[0]!r}")
-            return True
+            return 0
         file = self.files.open(FORMAT)
         data = file.read(file.size, 0)
         file.close()
         if len(data) != len(MAGIC) + 2 or not data.startswith(MAGIC):
             raise StoreCorrupt(f"{FORMAT} in the data directory is damaged: restore it from a copy")
-        version = data[len(MAGIC)]
+        version: int = data[len(MAGIC)]
         if version > FORMAT_VERSION:
             raise StoreTooNew(
                 f"the data directory has format {version}, this Tailrace reads up to {FORMAT_VERSION}: "
                 "use a newer Tailrace"
             )
-        return False
+        return version
 
     def _open(self, directory: str) -> None:
         name = directory.removeprefix(PREFIX)

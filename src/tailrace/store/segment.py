@@ -29,6 +29,7 @@ from .format import (
     DIRECTORY,
     FOOTER,
     FORMAT_VERSION,
+    OLD_SECTOR,
     SEGMENT,
     SEGMENT_MAGIC,
     checksum,
@@ -153,6 +154,7 @@ class Segment:
             raise self.corrupt("its footer is damaged")
         if version > FORMAT_VERSION:
             raise StoreTooNew(f"{path} has format {version}, this Tailrace reads up to {FORMAT_VERSION}")
+        self.version = version
         table = self.file.read(count * DIRECTORY.itemsize, offset)
         if zlib.crc32(table) != table_crc:
             raise self.corrupt("its directory is damaged")
@@ -359,11 +361,14 @@ class Piece:
     def _data(self, buffer: Bytes, offset: int, head: BlockHead) -> Bytes:
         """The bytes of a block's frames, if all of the block is what was written."""
         start = BLOCK.size + padded(head.frames * COLUMN_BYTES)
-        if zlib.crc32(buffer.data[BLOCK.size : start]) != head.columns_crc:
-            raise self.segment.corrupt(f"a block of vbucket {self.vbucket} at {offset}")
         data = buffer[start : start + head.frame_bytes]
-        if checksum(data) != head[-2:]:
-            raise self.segment.corrupt(f"frames of vbucket {self.vbucket} at {offset}")
+        if self.segment.version > 1:
+            is_intact = checksum(buffer[BLOCK.size : start + head.frame_bytes]) == head[-2:]
+        else:
+            is_intact = zlib.crc32(buffer.data[BLOCK.size : start]) == head.columns_crc
+            is_intact &= checksum(data, OLD_SECTOR) == head[-2:]
+        if not is_intact:
+            raise self.segment.corrupt(f"a block of vbucket {self.vbucket} at {offset}")
         return data
 
     def heads_in(self, buffer: Bytes, offset: int) -> Iterator[tuple[int, BlockHead]]:
