@@ -533,8 +533,9 @@ class Consumer:
         return size
 
     def pull_all(self, max_bytes: int = 1 << 20) -> None:
-        while self.pull(max_bytes):
-            pass
+        woken = -1
+        while self.pull(max_bytes) or self.woken > woken:  # it may have looked through what is not for us
+            woken = self.woken
 
     def _receive(self, frame: Frame) -> None:
         if not frame.is_request:

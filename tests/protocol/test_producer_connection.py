@@ -29,6 +29,7 @@ from tailrace.wire.header import MAX_NAME_BYTES, Frame
 
 PART = CHUNK_BYTES // 50
 """The size of documents of which about fifty are a chunk."""
+BACKFILL_BUFFER = 8 << 20
 
 
 @pytest.fixture
@@ -380,7 +381,8 @@ def open_backfills(consumer: Consumer) -> int:
 
 
 def test_round_robin_backfills() -> None:
-    consumer = backfilling(8, 100)
+    count = BACKFILL_BUFFER // CHUNK_BYTES
+    consumer = backfilling(count, 100)
     order: list[int] = []
     while consumer.pull(CHUNK_BYTES):
         order += [frame.vbucket for frame, _ in consumer.received[len(order) :]]
@@ -392,8 +394,8 @@ def test_round_robin_backfills() -> None:
             : next(at for at, (f, _) in enumerate(consumer.received) if f.opcode == DcpOpcode.STREAM_END)
         ]
     }
-    assert seen_before_any_end == set(range(8))
-    assert Counter(s.ended for s in consumer.streams.values()) == {StreamEndStatus.OK: 8}
+    assert seen_before_any_end == set(range(count))
+    assert Counter(s.ended for s in consumer.streams.values()) == {StreamEndStatus.OK: count}
 
 
 def test_sequential_backfills() -> None:
@@ -409,7 +411,7 @@ def test_backfills_have_a_limit() -> None:
     most = 0
     while consumer.pull(CHUNK_BYTES):
         most = max(most, open_backfills(consumer))
-    assert 1 < most <= (8 << 20) // CHUNK_BYTES
+    assert 1 < most <= BACKFILL_BUFFER // CHUNK_BYTES
     assert all(stream.ended == StreamEndStatus.OK for stream in consumer.streams.values())
 
 

@@ -14,6 +14,7 @@ from producer_fakes import (
 )
 
 from tailrace.errors import StoreCorrupt
+from tailrace.frames import CHUNK_BYTES
 from tailrace.model import SnapshotRange
 from tailrace.protocol.stream import SKIPPED_BEFORE_ADVANCE
 from tailrace.wire.codes import (
@@ -507,7 +508,7 @@ def test_long_filtered_backfill_tells_how_far_it_is(bucket: FakeBucket) -> None:
     bucket.use_collections()
     vbucket = bucket.vbuckets[0]
     for number in range(2 * SKIPPED_BEFORE_ADVANCE + 5):
-        vbucket.set(b"%d" % number, collection=9)
+        vbucket.set(b"%d" % number, bytes(CHUNK_BYTES // SKIPPED_BEFORE_ADVANCE), collection=9)
     vbucket.set(b"mine", collection=8)
     vbucket.to_disk()
     consumer = opened(bucket)

@@ -29,7 +29,7 @@ def a_store() -> tuple[MemoryFiles, list[bytes]]:
     vb = bucket.vbuckets[1]
     frames = []
     for i in range(2_000):
-        vb.set(b"\0k%d" % (i % 1500), bytes([i % 251]) * 600, expiry=4_000_000_000 + i)
+        vb.set(b"\0k%d" % (i % 1500), bytes([i % 251]) * 900, expiry=4_000_000_000 + i)
         frames.append(vb.get(b"\0k%d" % (i % 1500)))
         if i % 500 == 499:
             bucket.flush()

@@ -1,6 +1,6 @@
 """Sealed segments: the frames of many vbuckets, sorted by (vbucket, seqno), never changed again.
 
-A vbucket's frames are a *piece* of the segment: blocks of about 1 MiB one behind the other, each with its
+A vbucket's frames are a *piece* of the segment: blocks of about 1.5 MiB one behind the other, each with its
 own columns and checksums, so that a scan reads a block at a time and needs nothing else. The pieces of a
 vbucket in different segments have ranges of seqnos that don't overlap. A rollback *clips* pieces: what lies
 behind is no longer there, until compaction drops it from the file.
