@@ -28,6 +28,7 @@ from .format import (
     REPLACES,
     Document,
     collection_of,
+    counted,
     expiries_at,
     frame_key,
 )
@@ -40,7 +41,6 @@ _DELETION = int(DcpOpcode.DELETION)
 _EXPIRATION = int(DcpOpcode.EXPIRATION)
 _pack_mutation = MUTATION.pack
 _new_tuple = tuple.__new__  # half the time of Written(...)
-_MAX_U64 = (1 << 64) - 1
 _MAX_LOCKS = 10_000
 _XATTR_ROOM = 1 << 20
 
@@ -179,10 +179,7 @@ class VBucket(ReceivedHistory):
             text = b"%d" % initial
             return initial, self._mutate(key, text, 0, expiry, Datatype.JSON, self._entry(key))
         document = Document.of(frame)
-        text = document.value
-        if not text.isdigit() or len(text) > 20 or int(text) > _MAX_U64:
-            raise DocumentRefused(Status.DELTA_BADVAL)
-        number = max(int(text) + delta, 0) & _MAX_U64
+        number = counted(document.value, delta)
         text = b"%d" % number
         written = self._mutate(
             key, text, document.flags, document.expiry, document.datatype, self._entry(key)

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import MalformedMessage
+from ..errors import DocumentRefused, MalformedMessage
 from ..frames import CHUNK_BYTES, Bytes, Offsets, Trait
-from ..wire.codes import Datatype, DcpOpcode, Magic, SystemEventId
+from ..wire.codes import Datatype, DcpOpcode, Magic, Status, SystemEventId
 from ..wire.fields import decode_leb128
 from ..wire.header import HEADER_SIZE
 
@@ -45,6 +45,7 @@ __all__ = [
     "canonical",
     "checksum",
     "collection_of",
+    "counted",
     "expiries_at",
     "frame_key",
     "index_key",
@@ -124,6 +125,7 @@ MUTATION_START = Magic.REQUEST << 8 | DcpOpcode.MUTATION
 _U16 = struct.Struct(">H")
 _U64 = struct.Struct(">Q")
 _U32 = struct.Struct(">I")
+_MAX_U64 = (1 << 64) - 1
 _HEAD = struct.Struct(">BBHBBHIIQQQ")
 _COLLECTION_EVENT = struct.Struct(">QII")  # manifest uid, scope id, collection id
 
@@ -292,6 +294,13 @@ def canonical(frame: bytes, *, collections: bool, delete_time: int = 0) -> bytes
         + key
         + value
     )
+
+
+def counted(text: bytes, delta: int) -> int:
+    """What a counter that is stored as this text becomes: not below 0, and modulo 2^64 above."""
+    if not text.isdigit() or len(text) > 20 or int(text) > _MAX_U64:
+        raise DocumentRefused(Status.DELTA_BADVAL)
+    return max(int(text) + delta, 0) & _MAX_U64
 
 
 # A note stands beside each frame that is not sealed yet: the seqno that it supersedes, and its traits.

@@ -1,10 +1,13 @@
-"""Documents: get, set and their relatives, counters, append, touch, locks."""
+"""Documents: get, set and their relatives, counters, append, touch, locks.
+
+What a request brings is looked at before the vbucket: its value, then its key, which is the order of servers.
+"""
 
 from __future__ import annotations
 
 from ...errors import MalformedMessage
 from ...store.base import VBucket
-from ...store.format import Document
+from ...store.format import Document, counted
 from ...wire import kv
 from ...wire.codes import Datatype, Op, Status
 from ...wire.fields import join_xattrs
@@ -20,6 +23,7 @@ LOCKED_CAS = (1 << 64) - 1
 DEFAULT_LOCK_S = 15
 MAX_LOCK_S = 30
 _NO_CREATION = 0xFFFF_FFFF
+_NOT_PLAIN = int(Datatype.SNAPPY | Datatype.XATTR)
 
 
 def find(vbucket: VBucket, key: bytes) -> Document:
@@ -83,7 +87,7 @@ def document_answer(
 
 @command(kv.Get, kv.GetQ, kv.GetK, kv.GetKQ)
 def get(call: Call[kv.Get]) -> Reply:
-    vbucket, key = call.vbucket(), call.key()
+    key, vbucket = call.key(), call.vbucket()
     call.node.counters.cmd_get += 1
     document = find(vbucket, key)
     call.node.counters.get_hits += 1
@@ -94,8 +98,9 @@ def get(call: Call[kv.Get]) -> Reply:
 
 @command(kv.Set, kv.SetQ, kv.Add, kv.AddQ, kv.Replace, kv.ReplaceQ, writes=True)
 def store(call: Call[kv.Set]) -> Reply:
-    request, vbucket, key = call.request, call.vbucket(), call.key()
+    request = call.request
     value, datatype = incoming(call)
+    key, vbucket = call.key(), call.vbucket()
     expiry = call.expiry(request.expiry)
     if call.preserve_ttl and (frame := vbucket.get(key)) is not None:
         expiry = Document.of(frame).expiry
@@ -112,18 +117,28 @@ def store(call: Call[kv.Set]) -> Reply:
 @command(kv.Delete, kv.DeleteQ, writes=True)
 def delete(call: Call[kv.Delete]) -> Reply:
     """The classic answer has CAS 0, so only a peer that asked for positions gets one."""
-    vbucket = call.vbucket()
-    return call.written(vbucket, vbucket.delete(call.key(), call.request.cas), with_cas=False)
+    key, vbucket = call.key(), call.vbucket()
+    return call.written(vbucket, vbucket.delete(key, call.request.cas), with_cas=False)
 
 
 @command(kv.Increment, kv.IncrementQ, kv.Decrement, kv.DecrementQ, writes=True)
 def count(call: Call[kv.Increment]) -> Reply:
-    request, vbucket, key = call.request, call.vbucket(), call.key()
-    is_increment = request.OPCODE in (Op.INCREMENT, Op.INCREMENTQ)
+    request, key, vbucket = call.request, call.key(), call.vbucket()
+    delta = request.delta if request.OPCODE in (Op.INCREMENT, Op.INCREMENTQ) else -request.delta
+    frame = vbucket.get(key)
+    if frame is not None and frame[5] & _NOT_PLAIN:
+        old = Document.of(frame)
+        xattrs, body, datatype = split_document(old.value, old.datatype, call.node.settings.max_inflated)
+        number = counted(body, delta)
+        value = b"%d" % number
+        if xattrs:
+            value, datatype = join_xattrs(xattrs, value), datatype | Datatype.XATTR
+        written = vbucket.replace(key, value, old.flags, old.expiry, datatype)
+        return call.written(vbucket, written, number.to_bytes(8, "big"))
     creates = request.expiry != _NO_CREATION
     number, written = vbucket.counter(
         key,
-        request.delta if is_increment else -request.delta,
+        delta,
         request.initial if creates else None,
         call.expiry(request.expiry) if creates else 0,
     )
@@ -133,11 +148,11 @@ def count(call: Call[kv.Increment]) -> Reply:
 @command(kv.Append, kv.AppendQ, kv.Prepend, kv.PrependQ, writes=True)
 def append(call: Call[kv.Append]) -> Reply:
     """The whole new value is looked at again: JSON with something behind it is no JSON."""
-    request, vbucket, key = call.request, call.vbucket(), call.key()
-    settings = call.node.settings
+    request, settings = call.request, call.node.settings
     value, datatype = incoming(call)
     if datatype & Datatype.XATTR:
         raise MalformedMessage("xattrs can't be appended")
+    key, vbucket = call.key(), call.vbucket()
     _, more, _ = split_document(value, datatype, settings.max_inflated)
     frame = vbucket.get(key)
     if frame is None:
@@ -153,7 +168,7 @@ def append(call: Call[kv.Append]) -> Reply:
 
 @command(kv.Touch, kv.Gat, kv.GatQ, writes=True)
 def touch(call: Call[kv.Touch]) -> Reply:
-    vbucket, key = call.vbucket(), call.key()
+    key, vbucket = call.key(), call.vbucket()
     frame, written = vbucket.touch(key, call.expiry(call.request.expiry))
     if call.request.OPCODE == Op.TOUCH:
         return call.success(cas=written.cas)
@@ -162,7 +177,7 @@ def touch(call: Call[kv.Touch]) -> Reply:
 
 @command(kv.GetLocked)
 def get_locked(call: Call[kv.GetLocked]) -> Reply:
-    vbucket, key = call.vbucket(), call.key()
+    key, vbucket = call.key(), call.vbucket()
     lock_s = call.request.lock_s or 0
     if not 0 < lock_s <= MAX_LOCK_S:
         lock_s = DEFAULT_LOCK_S
@@ -173,5 +188,6 @@ def get_locked(call: Call[kv.GetLocked]) -> Reply:
 
 @command(kv.UnlockKey)
 def unlock(call: Call[kv.UnlockKey]) -> Reply:
-    call.vbucket().unlock(call.key(), call.request.cas)
+    key, vbucket = call.key(), call.vbucket()
+    vbucket.unlock(key, call.request.cas)
     return call.success()

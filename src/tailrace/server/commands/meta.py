@@ -22,7 +22,7 @@ _DELETES = (Op.DEL_WITH_META, Op.DELQ_WITH_META)
 @command(kv.GetMeta, kv.GetMetaQ)
 def get_meta(call: Call[kv.GetMeta]) -> Reply:
     """Also of a tombstone: the answer says so."""
-    vbucket, key = call.vbucket(), call.key()
+    key, vbucket = call.key(), call.vbucket()
     vbucket.get(key)  # what has expired becomes a tombstone first
     frame = vbucket.get_any(key)
     if frame is None:
@@ -51,21 +51,21 @@ def get_meta(call: Call[kv.GetMeta]) -> Reply:
     writes=True,
 )
 def store_with_meta(call: Call[kv.SetWithMeta]) -> Reply:
-    request, vbucket, key = call.request, call.vbucket(), call.key()
-    options = _options(call)
-    if not request.meta_cas or request.meta_cas >= (1 << 64) - 1:
-        raise Refused(Status.KEY_EEXISTS, "the CAS to store is not a CAS")
+    request, deletes = call.request, call.request.OPCODE in _DELETES
     if request.datatype & ~call.session.datatypes:
         raise MalformedMessage(f"datatype 0x{request.datatype:02x} was not negotiated")
-    value, datatype = request.document, request.datatype
+    if deletes and request.document and not request.datatype & Datatype.XATTR:
+        raise MalformedMessage("a deletion has no body, only xattrs")
+    value, datatype = checked_value(request.document, request.datatype, call.node.settings)
+    key, vbucket = call.key(), call.vbucket()
+    options = _options(call)
     resolve = not options & WithMetaOption.SKIP_CONFLICT_RESOLUTION
     regenerate_cas = bool(options & WithMetaOption.REGENERATE_CAS)
+    if not regenerate_cas and not 0 < request.meta_cas < (1 << 64) - 1:
+        raise Refused(Status.KEY_EEXISTS, "the CAS to store is not a CAS")
     if datatype & Datatype.XATTR:
         call.bucket.xattrs_seen = True
-    if request.OPCODE in _DELETES:
-        if value and not datatype & Datatype.XATTR:
-            raise MalformedMessage("a deletion has no body, only xattrs")
-        value, datatype = checked_value(value, datatype, call.node.settings)
+    if deletes:
         written = vbucket.delete_with_meta(
             key,
             request.flags,
@@ -80,9 +80,6 @@ def store_with_meta(call: Call[kv.SetWithMeta]) -> Reply:
             expiration=bool(options & WithMetaOption.IS_EXPIRATION),
         )
         return call.written(vbucket, written)
-    if options & WithMetaOption.IS_EXPIRATION:
-        raise MalformedMessage("only a deletion can be an expiration")
-    value, datatype = checked_value(value, datatype, call.node.settings)
     written = vbucket.set_with_meta(
         key,
         value,
@@ -105,6 +102,8 @@ def _options(call: Call[kv.SetWithMeta]) -> int:
         raise MalformedMessage(f"options 0x{options:x} are not known")
     if options & WithMetaOption.REGENERATE_CAS and not options & WithMetaOption.SKIP_CONFLICT_RESOLUTION:
         raise MalformedMessage("to regenerate the CAS needs to skip conflict resolution")
+    if options & WithMetaOption.IS_EXPIRATION and call.request.OPCODE not in _DELETES:
+        raise MalformedMessage("only a deletion can be an expiration")
     by_cas = call.bucket.store.settings.last_write_wins
     forced = bool(options & WithMetaOption.FORCE_ACCEPT)
     if by_cas and not forced and not options & WithMetaOption.REGENERATE_CAS:

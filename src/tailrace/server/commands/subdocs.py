@@ -152,7 +152,7 @@ def look_up_one(call: Call[wire.SubdocGet]) -> Reply:
     _check_order([spec])
     if len(request.value) != request.path_length:
         raise MalformedMessage(f"{request.name()}: there is something behind the path")
-    vbucket, key = _readable_vbucket(call, doc_flags), call.key()
+    key, vbucket = call.key(), _readable_vbucket(call, doc_flags)
     content = _open(call, vbucket, key, doc_flags)
     if content is None or content.document is None:
         raise Refused(Status.KEY_ENOENT)
@@ -172,7 +172,7 @@ def look_up(call: Call[wire.SubdocMultiLookup]) -> Reply:
         if spec.opcode not in LOOKUPS and spec.opcode != _WHOLE_GET:
             raise Refused(Status.SUBDOC_INVALID_COMBO, f"opcode 0x{spec.opcode:02x} is no lookup")
     _check_order(specs)
-    vbucket, key = _readable_vbucket(call, doc_flags), call.key()
+    key, vbucket = call.key(), _readable_vbucket(call, doc_flags)
     content = _open(call, vbucket, key, doc_flags)
     if content is None or content.document is None:
         raise Refused(Status.KEY_ENOENT)
@@ -245,7 +245,7 @@ def mutate(call: Call[wire.SubdocMultiMutation]) -> Reply:
 def _begin(call: Call[Message], specs: list[_Spec], doc_flags: int) -> tuple[VBucket, _Edit]:
     _check_doc_flags(doc_flags)
     _check_order(specs)
-    vbucket, key = call.vbucket(), call.key()
+    key, vbucket = call.key(), call.vbucket()
     content = _open(call, vbucket, key, doc_flags)
     if content is not None and not content.deleted and doc_flags & _REVIVE:
         raise Refused(Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS)

@@ -1,0 +1,123 @@
+"""Rules of the reference for key-value commands that are about more than one check: which comes first, and
+what a value in another form is.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from serverkit import Wire
+
+import tailrace.testing
+from tailrace import snappy
+from tailrace.wire import kv, subdoc
+from tailrace.wire.codes import Datatype, Feature, Status, WithMetaOption
+from tailrace.wire.fields import join_xattrs, split_xattrs
+
+ELSEWHERE = 900
+ALL = (1 << 64) - 1
+
+
+@pytest.fixture(scope="module")
+def node():
+    with tailrace.testing.node(vbuckets=4) as running:
+        yield running
+
+
+@pytest.fixture
+def wire(node):
+    with Wire(node.port) as found:
+        found.hello(Feature.XERROR, Feature.JSON, Feature.SNAPPY, Feature.COLLECTIONS)
+        yield found
+
+
+def manifest(uid, *collections):
+    listed = [{"name": "_default", "uid": "0"}]
+    listed += [{"name": f"c{one}", "uid": f"{one:x}"} for one in collections]
+    return json.dumps(
+        {"uid": f"{uid:x}", "scopes": [{"name": "_default", "uid": "0", "collections": listed}]}
+    ).encode()
+
+
+# value, then key, then vbucket
+
+
+def documents(key, value=b"1", datatype=0):
+    """Every command that has a key, and what of them brings a value."""
+    with_value = [
+        kv.Set(key=key, value=value, datatype=datatype),
+        kv.Add(key=key, value=value, datatype=datatype),
+        kv.Append(key=key, value=value, datatype=datatype),
+        kv.SetWithMeta(key=key, value=value, datatype=datatype, meta_cas=1, rev_seqno=1),
+    ]
+    others = [
+        kv.Get(key=key),
+        kv.Delete(key=key),
+        kv.Increment(key=key),
+        kv.Touch(key=key),
+        kv.GetLocked(key=key),
+        kv.UnlockKey(key=key, cas=1),
+        kv.GetMeta(key=key),
+        kv.DelWithMeta(key=key, meta_cas=1, rev_seqno=1),
+        subdoc.SubdocGet(key=key, path_length=1, value=b"a"),
+        subdoc.SubdocDictUpsert(key=key, path_length=1, value=b"a1"),
+    ]
+    for one in with_value + others:
+        one.vbucket = ELSEWHERE
+    return with_value, others
+
+
+def test_a_key_that_can_not_be_is_refused_before_the_vbucket_is_looked_for(wire):
+    for key, status in [
+        (b"\x09k", Status.UNKNOWN_COLLECTION),
+        (b"\x01k", Status.EINVAL),  # a reserved collection
+        (b"\x80\x00k", Status.EINVAL),  # not the shortest form
+        (b"\0", Status.EINVAL),
+        (b"\0k", Status.NOT_MY_VBUCKET),
+    ]:
+        with_value, others = documents(key)
+        for request in with_value + others:
+            assert wire.refused(request) == status, request
+
+
+def test_a_value_that_can_not_be_is_refused_before_its_key_is_looked_at(wire):
+    for value, datatype in [(b"\xff\xff\xff\xff\xff", Datatype.SNAPPY), (b"\0\0\0\0", Datatype.XATTR)]:
+        for request in documents(b"\x09k", value, datatype)[0]:
+            assert wire.refused(request) == Status.EINVAL, request
+
+
+# counters in other forms
+
+
+def test_a_counter_that_is_compressed_or_has_xattrs_counts(node):
+    with Wire(node.port) as wire:
+        wire.hello(Feature.XERROR, Feature.JSON, Feature.SNAPPY, Feature.XATTR)
+        packed = snappy.deflate(b"41")
+        wire.ok(kv.Set(key=b"packed", value=packed, datatype=Datatype.SNAPPY, flags=7))
+        assert wire.ok(kv.Increment(key=b"packed")).number == 42
+        answer = wire.ok(kv.Get(key=b"packed"))
+        assert (answer.value, answer.flags, answer.datatype) == (b"42", 7, Datatype.JSON)
+
+        value = join_xattrs({"_sys": b"1", "mine": b"2"}, b"10")
+        wire.ok(kv.Set(key=b"dressed", value=value, datatype=Datatype.XATTR))
+        assert wire.ok(kv.Decrement(key=b"dressed", delta=11)).number == 0
+        assert wire.ok(kv.Get(key=b"dressed")).value == b"0"
+        found = subdoc.SubdocGet(key=b"dressed", path_length=4, value=b"mine", subdoc_flags=4)
+        assert wire.ok(found).value == b"2"
+
+        wire.ok(kv.Set(key=b"words", value=join_xattrs({"a": b"1"}, b"ten"), datatype=Datatype.XATTR))
+        assert wire.refused(kv.Increment(key=b"words")) == Status.DELTA_BADVAL
+        assert split_xattrs(value)[1] == b"10"
+
+
+# with meta
+
+
+def test_a_cas_that_is_made_anew_need_not_be_one(wire):
+    options = int(WithMetaOption.REGENERATE_CAS | WithMetaOption.SKIP_CONFLICT_RESOLUTION)
+    for meta_cas in (0, ALL):
+        request = kv.SetWithMeta(key=b"\0anew", value=b"1", rev_seqno=1, meta_cas=meta_cas, options=options)
+        assert wire.ok(request).cas not in (0, ALL)
+        plain = kv.SetWithMeta(key=b"\0anew", value=b"1", rev_seqno=9, meta_cas=meta_cas)
+        assert wire.refused(plain) == Status.KEY_EEXISTS
