@@ -12,8 +12,9 @@ from serverkit import Wire
 import tailrace.testing
 from tailrace import snappy
 from tailrace.wire import kv, subdoc
-from tailrace.wire.codes import Datatype, Feature, Status, WithMetaOption
+from tailrace.wire.codes import Datatype, Feature, Op, Status, WithMetaOption
 from tailrace.wire.fields import join_xattrs, split_xattrs
+from tailrace.wire.header import Frame
 
 ELSEWHERE = 900
 ALL = (1 << 64) - 1
@@ -121,3 +122,17 @@ def test_a_cas_that_is_made_anew_need_not_be_one(wire):
         assert wire.ok(request).cas not in (0, ALL)
         plain = kv.SetWithMeta(key=b"\0anew", value=b"1", rev_seqno=9, meta_cas=meta_cas)
         assert wire.refused(plain) == Status.KEY_EEXISTS
+
+
+# statistics
+
+
+def test_the_value_of_stat_is_json_and_says_so(wire):
+    for value, datatype in [(b"{}", 0), (b"{", Datatype.JSON), (b"", Datatype.JSON)]:
+        frame = Frame(0x80, Op.STAT, datatype=datatype, opaque=5, body=value)
+        wire.send(frame.encode())
+        assert wire.frame().status == Status.EINVAL
+    wire.send(Frame(0x80, Op.STAT, 7, datatype=Datatype.JSON, opaque=5, body=b"vbucket{}").encode())
+    while (frame := wire.frame()).key:
+        assert frame.status == 0
+    assert not frame.value

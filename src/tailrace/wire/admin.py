@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ..errors import MalformedMessage
 from .codes import Datatype, Magic, Op, ServerOpcode, Status, VBucketState
 from .dcp import DcpFailoverLogResponse
+from .fields import is_json
 from .message import NO_EXTRAS, Direction, Message, Part, Response, layout, message
 
 JSON = int(Datatype.JSON)
@@ -280,6 +281,10 @@ class Stat(Message):
     VALUE = Part.OPTIONAL
     DATATYPES = JSON
     RESPONSE = StatResponse
+
+    def check_fields(self) -> None:
+        if bool(self.value) != bool(self.datatype) or (self.value and not is_json(self.value)):
+            raise MalformedMessage("stat: a value is JSON and says so in the datatype")
 
 
 @message
