@@ -11,7 +11,7 @@ from serverkit import Wire
 
 import tailrace.testing
 from tailrace import snappy
-from tailrace.wire import kv, subdoc
+from tailrace.wire import admin, kv, subdoc
 from tailrace.wire.codes import Datatype, Feature, Op, Status, WithMetaOption
 from tailrace.wire.fields import join_xattrs, split_xattrs
 from tailrace.wire.header import Frame
@@ -136,3 +136,18 @@ def test_the_value_of_stat_is_json_and_says_so(wire):
     while (frame := wire.frame()).key:
         assert frame.status == 0
     assert not frame.value
+
+
+# collections
+
+
+def test_names_that_nobody_can_have_are_malformed(wire):
+    for path in (b"%a.b", b"_a.b", b"_default.%b", b"_default._b", b"a b.c", b"a.b.c", b"a"):
+        assert wire.refused(admin.GetCollectionId(value=path)) == Status.EINVAL, path
+    for path in (b"%a", b"_a", b"a b", b"a.b.c"):
+        assert wire.refused(admin.GetScopeId(value=path)) == Status.EINVAL, path
+    for path in (b"_system._mobile", b"a.b"):
+        assert wire.refused(admin.GetCollectionId(value=path)) == Status.UNKNOWN_SCOPE, path
+    assert wire.refused(admin.GetCollectionId(value=b".b")) == Status.UNKNOWN_COLLECTION
+    assert wire.refused(admin.GetScopeId(value=b"_system")) == Status.UNKNOWN_SCOPE
+    assert wire.ok(admin.GetScopeId(value=b"_default._default")).scope_id == 0

@@ -17,6 +17,7 @@ from ..wire.codes import Status, SystemEventId
 __all__ = ["Collection", "Manifest", "Scope", "is_legal_name"]
 
 DEFAULT = "_default"
+_SYSTEM = "_system"
 MAX_COLLECTIONS = 10_000
 _NAME = re.compile(r"[A-Za-z0-9_\-%]{1,251}", re.ASCII)
 _HEX = re.compile(r"[0-9a-fA-F]{1,16}", re.ASCII)
@@ -175,9 +176,13 @@ class Manifest:
             yield event, int(len(ids) == 3), name, value
 
 
-def is_legal_name(name: str) -> bool:
-    """Whether a scope or a collection can have this name."""
-    return _NAME.fullmatch(name) is not None
+def is_legal_name(name: str, scope: str | None = None) -> bool:
+    """Whether a scope can have this name, or a collection in a scope. Names that begin with ``_`` are the
+    default one's, and those of the scope ``_system`` and of what is in it.
+    """
+    if _NAME.fullmatch(name) is None or name[0] == "%":
+        return False
+    return name[0] != "_" or name == DEFAULT or (name if scope is None else scope) == _SYSTEM
 
 
 def _invalid(what: str) -> DocumentRefused:
@@ -216,12 +221,10 @@ def _check_unique(what: str, found: list[tuple[str, int]]) -> None:
     if len({name for name, _ in found}) != len(found) or len({uid for _, uid in found}) != len(found):
         raise _invalid(f"a {what}'s name or uid is there twice")
     for path, uid in found:
-        name = path.rpartition(".")[2]
+        scope, dot, name = path.rpartition(".")
         if uid == 0 and name != DEFAULT:
             raise _invalid(f"{what} 0 is {DEFAULT}")
         if uid and (uid < _FIRST_USER_ID or uid > 0xFFFFFFFF):
             raise _invalid(f"{what} uid {uid:x} is reserved or too large")
-        if uid and (name == DEFAULT or name[0] in "%"):
+        if uid and (name == DEFAULT or not is_legal_name(name, scope if dot else None)):
             raise _invalid(f"{what} {name} has the wrong uid or an illegal name")
-        if uid and name[0] == "_" and path.partition(".")[0] != "_system":
-            raise _invalid(f"{what} {name}: names that begin with _ are reserved")

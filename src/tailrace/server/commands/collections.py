@@ -34,7 +34,8 @@ def get_collection_id(call: Call[admin.GetCollectionId]) -> Reply:
     names = call.request.path.decode("utf-8", "replace").split(".")
     if len(names) != 2:
         raise MalformedMessage("the path is not scope.collection")
-    scope_name, collection_name = (_name(one) for one in names)
+    scope_name = _name(names[0])
+    collection_name = _name(names[1], scope_name)
     manifest = call.bucket.manifest
     scope = manifest.scope(scope_name)
     if scope is None:
@@ -47,8 +48,11 @@ def get_collection_id(call: Call[admin.GetCollectionId]) -> Reply:
 
 @command(admin.GetScopeId)
 def get_scope_id(call: Call[admin.GetScopeId]) -> Reply:
-    """By name; what follows a dot is not looked at."""
-    name = _name(call.request.path.decode("utf-8", "replace").partition(".")[0])
+    """By name; of ``scope.collection`` the collection is not looked at."""
+    names = call.request.path.decode("utf-8", "replace").split(".")
+    if len(names) > 2:
+        raise MalformedMessage("the path is neither scope nor scope.collection")
+    name = _name(names[0])
     manifest = call.bucket.manifest
     scope = manifest.scope(name)
     if scope is None:
@@ -56,10 +60,11 @@ def get_scope_id(call: Call[admin.GetScopeId]) -> Reply:
     return call.success(extras=manifest.uid.to_bytes(8, "big") + scope.uid.to_bytes(4, "big"))
 
 
-def _name(text: str) -> str:
+def _name(text: str, scope: str | None = None) -> str:
+    """The name of a scope, or of a collection in a scope."""
     if not text:
         return DEFAULT
-    if not is_legal_name(text):
+    if not is_legal_name(text, scope):
         raise MalformedMessage("the name of a scope or collection is not legal")
     return text
 
