@@ -11,7 +11,7 @@ from serverkit import Wire
 
 import tailrace.testing
 from tailrace import snappy
-from tailrace.wire import admin, kv, subdoc
+from tailrace.wire import admin, dcp, kv, subdoc
 from tailrace.wire.codes import Datatype, Feature, Op, Status, WithMetaOption
 from tailrace.wire.fields import join_xattrs, split_xattrs
 from tailrace.wire.header import Frame
@@ -151,3 +151,29 @@ def test_names_that_nobody_can_have_are_malformed(wire):
     assert wire.refused(admin.GetCollectionId(value=b".b")) == Status.UNKNOWN_COLLECTION
     assert wire.refused(admin.GetScopeId(value=b"_system")) == Status.UNKNOWN_SCOPE
     assert wire.ok(admin.GetScopeId(value=b"_default._default")).scope_id == 0
+
+
+def test_who_has_no_collections_is_told_the_seqnos_of_the_default_one():
+    with tailrace.testing.node(vbuckets=2) as node, Wire(node.port) as wire, Wire(node.port) as plain:
+        wire.hello(Feature.COLLECTIONS)
+        wire.ok(kv.Set(key=b"\0a", value=b"1"))
+        wire.ok(admin.SetCollectionsManifest(value=manifest(1, 8)))
+        for at in range(3):
+            wire.ok(kv.Set(key=b"\x08%d" % at, value=b"1"))
+        assert wire.ok(admin.GetAllVbSeqnos(state=1)).seqnos == {0: 5, 1: 1}
+        assert wire.ok(admin.GetAllVbSeqnos(state=1, collection_id=8)).seqnos == {0: 5, 1: 1}
+        assert plain.ok(admin.GetAllVbSeqnos(state=1)).seqnos == {0: 1, 1: 0}
+        # a stream up to there, and one that was asked for up to the end of everything, both come to an end
+        for end in (1, 5):
+            with Wire(node.port) as reader:
+                reader.ok(dcp.DcpOpen(key=b"reader", flags=1))
+                reader.send(dcp.DcpStreamRequest(vbucket=0, end_seqno=end))
+                assert reader.frame().status == 0
+                found = [reader.receive() for _ in range(3)]
+                assert [type(one) for one in found] == [
+                    dcp.DcpSnapshotMarker,
+                    dcp.DcpMutation,
+                    dcp.DcpStreamEnd,
+                ]
+        plain.ok(kv.Set(key=b"b", value=b"1"))
+        assert plain.ok(admin.GetAllVbSeqnos()).seqnos == {0: 6, 1: 0}

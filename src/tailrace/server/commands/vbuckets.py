@@ -92,20 +92,23 @@ def delete_vbucket(call: Call[admin.DelVBucket]) -> Reply:
 
 @command(admin.GetAllVbSeqnos)
 def get_all_vb_seqnos(call: Call[admin.GetAllVbSeqnos]) -> Reply:
-    """For an active vbucket the high seqno, for others the end of the snapshot that they are receiving."""
-    request = call.request
+    """For an active vbucket the high seqno, for others the end of the snapshot that they are receiving; of
+    one collection the last seqno in it. A peer without collections sees the default one and no other.
+    """
+    request, has_collections = call.request, Feature.COLLECTIONS in call.session.features
     if request.state is None:
         states: tuple[int, ...] = (VBucketState.ACTIVE,)  # what older consumers mean
     else:
         states = (request.state,) if request.state else _ALIVE
     if request.collection_id is not None:
-        if Feature.COLLECTIONS not in call.session.features:
+        if not has_collections:
             raise MalformedMessage("a collection is named, but collections were not negotiated")
         call.check_collection(request.collection_id)
+    is_plain = has_collections or not call.bucket.manifest.uid
 
     def seqno(one: VBucket) -> int:
-        if request.collection_id is not None:
-            return one.collection_high_seqno([request.collection_id])
+        if request.collection_id is not None or not is_plain:
+            return one.collection_high_seqno([request.collection_id or 0])
         return one.high_seqno if one.state == VBucketState.ACTIVE else one.received.end
 
     found = [one for one in call.bucket.store if one.state in states]
