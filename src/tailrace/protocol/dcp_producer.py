@@ -12,9 +12,7 @@ from ..errors import MalformedMessage
 from ..frames import CHUNK_BYTES
 from ..wire.codes import (
     DcpOpcode,
-    Feature,
     OpenFlag,
-    RequestFrameId,
     Status,
     StreamEndStatus,
     status_name,
@@ -30,10 +28,10 @@ from ..wire.dcp import (
     DcpStreamRequestResponse,
 )
 from ..wire.dcp_copies import DcpSeqnoAcknowledged
-from ..wire.fields import decode_frame_infos
 from ..wire.header import MAX_NAME_BYTES, Frame
 from ..wire.message import Message
 from .controls import BackfillOrder, ConnectionOptions
+from .dcp_requests import check_request, stream_id_of
 from .handler import Host
 from .liveness import ProducerLiveness
 from .producer import StreamProducer
@@ -138,8 +136,7 @@ class DcpProducer(StreamProducer):
 
     def _receive_request(self, frame: Frame) -> None:
         opcode = frame.opcode
-        if Feature.UNORDERED_EXECUTION in self._options.features:
-            raise MalformedMessage("DCP needs its commands in order", Status.NOT_SUPPORTED)
+        check_request(frame, self._host)
         if opcode != DcpOpcode.OPEN and self._machine.state is not ConnectionState.OPEN:
             raise MalformedMessage("there is no DCP command before Open")
         if opcode == DcpOpcode.FLUSH:
@@ -217,7 +214,7 @@ class DcpProducer(StreamProducer):
 
     def _receive_close_stream(self, frame: Frame, message: Message) -> None:
         assert isinstance(message, DcpCloseStream)
-        stream_id = _stream_id(frame.framing)
+        stream_id = stream_id_of(frame)
         if (stream_id is not None) != self._options.stream_ids:
             raise MalformedMessage("a stream id is missing or not expected", Status.DCP_STREAMID_INVALID)
         stream = self._streams.get((message.vbucket, stream_id or 0))
@@ -300,17 +297,6 @@ class DcpProducer(StreamProducer):
                 else:
                     stream.state_answered()
                 return
-
-
-def _stream_id(framing: bytes) -> int | None:
-    """The stream id in framing extras; None if there is none."""
-    for info in decode_frame_infos(framing):
-        if info.id != RequestFrameId.DCP_STREAM_ID:
-            raise MalformedMessage("a frame info is not known here", Status.UNKNOWN_FRAME_INFO)
-        if len(info.data) != 2:
-            raise MalformedMessage("a stream id has 2 bytes")
-        return int.from_bytes(info.data, "big")
-    return None
 
 
 _REQUESTS: Mapping[int, tuple[type[Message], Callable[[DcpProducer, Frame, Message], None]]] = {

@@ -56,6 +56,7 @@ from ..wire.dcp_copies import DcpSeqnoAcknowledged
 from ..wire.header import MAX_NAME_BYTES, Frame
 from ..wire.message import Message, Response
 from .dcp_producer import ON_DISK_OPAQUE
+from .dcp_requests import UNASKED, check_change, check_request
 from .passive_stream import PassiveStream, StreamPhase
 from .replica_controls import ReplicaControls
 
@@ -345,13 +346,15 @@ class DcpReplica:
 
     def _receive_request(self, frame: Frame) -> None:
         opcode = frame.opcode
+        if check_request(frame, self._host) is not None:
+            raise MalformedMessage("a stream id came to a node that consumes")
         if opcode != DcpOpcode.OPEN and not self._is_open:
             raise MalformedMessage("there is no DCP command before Open")
         if opcode == DcpOpcode.NOOP:
             self._answer(frame)
             return
-        if opcode in _NOT_ASKED_FOR:
-            raise MalformedMessage("this was not asked for", Status.NOT_SUPPORTED)
+        if opcode == DcpOpcode.FLUSH:
+            raise MalformedMessage("no DCP server has this command", Status.NOT_SUPPORTED)
         found = _REQUESTS.get(opcode)
         if found is None:
             self._disconnect(f"opcode 0x{opcode:02x} is for producers, this is a consumer")
@@ -363,8 +366,6 @@ class DcpReplica:
         """The open stream that a message belongs to; None if it was closed here."""
         if self._closed_opaques.get(frame.opaque) == frame.vbucket:
             return None
-        if frame.framing:
-            raise MalformedMessage("a stream id came to a node that consumes")
         stream = self._streams.get(frame.vbucket)
         if stream is None or stream.phase is not StreamPhase.OPEN:
             raise DocumentRefused(Status.DCP_STREAM_NOT_FOUND, f"no stream of vbucket {frame.vbucket}")
@@ -396,19 +397,29 @@ class DcpReplica:
             is_first = message.flags & MarkerFlag.DISK and not stream.vbucket.complete_seqno
             purge_seqno = message.end if is_first else 0
         stream.vbucket.begin_snapshot(message.start, message.end, purge_seqno)
-        stream.marker_end = message.end
+        stream.marker_start, stream.marker_end = message.start, message.end
         stream.ack_at = message.end if message.flags & MarkerFlag.ACK else 0
 
     def _receive_change(self, frame: Frame, message: Message) -> None:
+        check_change(message)
         stream = self._receiving(frame)
         if stream is None:
             return
         seqno = int.from_bytes(frame.body[:8], "big")
-        if seqno > stream.marker_end:
-            raise DocumentRefused(Status.ERANGE, f"seqno {seqno} in a snapshot up to {stream.marker_end}")
+        if not stream.marker_start <= seqno <= stream.marker_end:
+            raise DocumentRefused(
+                Status.ERANGE,
+                f"seqno {seqno} in a snapshot from {stream.marker_start} to {stream.marker_end}",
+            )
         self._host.receive_change(stream.vbucket, frame, collections=Feature.COLLECTIONS in self._features)
         self._figures["received_changes"] += 1
         self._reached(stream, seqno)
+
+    def _receive_unasked(self, frame: Frame, message: Message) -> None:
+        """What a producer sends only to those who want it; it has to be of a stream all the same."""
+        status = UNASKED[type(message)]
+        if self._stream_of(frame) is not None and status is not None:
+            raise DocumentRefused(status, "this was not asked for")
 
     def _receive_advanced(self, frame: Frame, message: Message) -> None:
         """The change with this seqno is not for us; if it is the last one of its snapshot, we have all."""
@@ -556,16 +567,6 @@ def _take_over(number: int, state: int, bucket: Bucket) -> list[int]:
     return [number]
 
 
-_NOT_ASKED_FOR = frozenset(
-    {
-        DcpOpcode.FLUSH,
-        DcpOpcode.PREPARE,
-        DcpOpcode.COMMIT,
-        DcpOpcode.ABORT,
-        DcpOpcode.OSO_SNAPSHOT,
-    }
-)
-
 _REQUESTS: Mapping[int, tuple[type[Message], Callable[[DcpReplica, Frame, Message], None]]] = {
     DcpOpcode.OPEN: (DcpOpen, DcpReplica._receive_open),
     DcpOpcode.ADD_STREAM: (DcpAddStream, DcpReplica._receive_add_stream),
@@ -578,4 +579,5 @@ _REQUESTS: Mapping[int, tuple[type[Message], Callable[[DcpReplica, Frame, Messag
     DcpOpcode.SEQNO_ADVANCED: (DcpSeqnoAdvanced, DcpReplica._receive_advanced),
     DcpOpcode.SET_VBUCKET_STATE: (DcpSetVBucketState, DcpReplica._receive_state),
     DcpOpcode.STREAM_END: (DcpStreamEnd, DcpReplica._receive_end),
+    **{shape.OPCODE: (shape, DcpReplica._receive_unasked) for shape in UNASKED},
 }

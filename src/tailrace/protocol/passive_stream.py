@@ -38,6 +38,7 @@ class PassiveStream:
     """Called once with the status of the stream request and the opaque."""
     phase: StreamPhase = StreamPhase.WAITING
     sent: Position = Position.BEGINNING
+    marker_start: int = 0
     marker_end: int = 0
     ack_at: int = 0
     """The seqno after which the marker is to be answered; 0: it is not."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ..errors import DocumentRefused, MalformedMessage
 from ..wire.codes import Status, TapFlag, TapOpaque, TapOpcode, VBucketState
 from ..wire.dialect import TAP
+from ..wire.fields import checked_key
 from ..wire.header import Frame
 from ..wire.message import Direction, Message
 from ..wire.tap import (
@@ -40,7 +41,6 @@ __all__ = ["TapConsumer"]
 
 _REV = slice(32, 40)  # of a stored frame
 _PREFIX = b"\0"
-_MAX_KEY = 250
 _TTL_AT = 4
 _FATAL = frozenset({TapOpcode.VBUCKET_SET, TapOpcode.CHECKPOINT_START, TapOpcode.CHECKPOINT_END})
 """A peer that gets these wrong can't be followed any further."""
@@ -272,8 +272,7 @@ class TapConsumer:
 
 
 def _key(message: Message) -> bytes:
-    if len(message.key) > _MAX_KEY:
-        raise MalformedMessage(f"a key has up to {_MAX_KEY} bytes, not {len(message.key)}")
+    checked_key(message.key, collections=False)
     return _PREFIX + message.key
 
 

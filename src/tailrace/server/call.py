@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 from ..errors import MalformedMessage, TailraceError
 from ..store.base import VBucket, Written
 from ..wire.codes import Datatype, Feature, RequestFrameId, Status, VBucketState
-from ..wire.fields import Durability, decode_frame_infos, decode_leb128
+from ..wire.fields import Durability, checked_key, decode_frame_infos
 from ..wire.header import HEADER
 from ..wire.kv import MutationResponse
 from ..wire.message import Message
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "Call", "Command", "Pending", "Refused", "Reply", "command", "encode_response"]
 
-MAX_KEY = 250
-MAX_KEY_IN_COLLECTION = 246
-_RESERVED_COLLECTIONS = range(1, 8)
 _THIRTY_DAYS_S = 30 * 24 * 3600
 _RESPONSE_MAGIC = 0x81
 
@@ -203,24 +200,16 @@ class Call(Generic[M_co]):
 
     def key(self) -> bytes:
         """The document's key with its collection prefix; the collection exists."""
-        key = self.request.key
-        if Feature.COLLECTIONS not in self.session.features:
-            if len(key) > MAX_KEY:
-                raise MalformedMessage(f"a key has up to {MAX_KEY} bytes, not {len(key)}")
-            return b"\0" + key
-        self.collection = self.check_collection_key(key)
-        return key
+        return self.stored_key(self.request.key)
 
-    def check_collection_key(self, key: bytes) -> int:
-        """The collection of a key with a prefix, both checked."""
-        collection, prefix = decode_leb128(key)
-        limit = MAX_KEY if collection == 0 else MAX_KEY_IN_COLLECTION
-        if not 1 <= len(key) - prefix <= limit:
-            raise MalformedMessage(f"a key has 1 to {limit} bytes behind its collection id")
-        if collection in _RESERVED_COLLECTIONS:
-            raise MalformedMessage(f"collection id {collection} is reserved")
-        self.check_collection(collection)
-        return collection
+    def stored_key(self, key: bytes) -> bytes:
+        """A document's key as the store has it from one as the peer sends it; its collection exists."""
+        collections = self.session.prefixed_keys
+        self.collection = checked_key(key, collections=collections)
+        if not collections:
+            return b"\0" + key
+        self.check_collection(self.collection)
+        return key
 
     def check_collection(self, collection: int) -> None:
         """0x88 if there is no such collection."""

@@ -17,10 +17,11 @@ from ..protocol.tap_producer import TapProducer
 from ..protocol.upr_producer import UprAProducer, UprBProducer
 from ..store.base import Bucket
 from ..store.format import Document, canonical
-from ..wire.codes import Datatype, Status
+from ..wire.codes import Datatype, DcpOpcode, Status
 from ..wire.dialect import DCP, TAP, UPR_A, UPR_B, Dialect, Role
+from ..wire.fields import checked_key, join_xattrs
 from .settings import Settings
-from .values import checked_value, split_document
+from .values import MAX_SYSTEM_XATTRS, checked_value, split_document, system_xattrs
 
 if TYPE_CHECKING:
     from ..store.base import VBucket
@@ -160,6 +161,8 @@ class StreamHost:
     def receive_change(self, vbucket: VBucket, frame: Frame, *, collections: bool) -> None:
         if frame.datatype & ~self._session.datatypes:
             raise MalformedMessage(f"datatype 0x{frame.datatype:02x} was not negotiated")
+        if frame.opcode != DcpOpcode.SYSTEM_EVENT:
+            checked_key(frame.key, collections=collections)
         if frame.datatype & Datatype.XATTR:
             self._bucket.xattrs_seen = True
         node = self._session.node
@@ -167,7 +170,10 @@ class StreamHost:
         change = canonical(frame.encode(), collections=collections, delete_time=now_s)
         if frame.datatype & ~Datatype.JSON:
             # One value that is not what it says would end the streams of all who want it in another form.
-            split_document(Document.of(change).value, frame.datatype, node.settings.max_inflated)
+            value, limit = Document.of(change).value, node.settings.max_inflated
+            xattrs, _, _ = split_document(value, frame.datatype, limit)
+            if xattrs and len(join_xattrs(system_xattrs(xattrs), b"")) > MAX_SYSTEM_XATTRS:
+                raise MalformedMessage("its system xattrs are too large", Status.E2BIG)
         vbucket.receive(change)
 
     def memory_is_short(self) -> bool:

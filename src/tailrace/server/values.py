@@ -13,6 +13,7 @@ from ..wire.fields import is_json, join_xattrs, split_xattrs
 from .settings import Settings
 
 __all__ = [
+    "MAX_SYSTEM_XATTRS",
     "checked_value",
     "inflate",
     "split_document",
@@ -22,6 +23,8 @@ __all__ = [
 
 _SYSTEM_XATTR = "_"
 _MAX_XATTR_NAME = 15
+MAX_SYSTEM_XATTRS = 1 << 20
+"""Bytes of the system xattrs of a document, which have room beside its largest value."""
 
 
 def inflate(value: bytes, datatype: int, limit: int) -> tuple[bytes, int]:

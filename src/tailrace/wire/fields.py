@@ -15,6 +15,7 @@ __all__ = [
     "JSON_SHAPE",
     "Durability",
     "FrameInfo",
+    "checked_key",
     "decode_failover_log",
     "decode_frame_infos",
     "decode_leb128",
@@ -27,6 +28,10 @@ __all__ = [
     "split_xattrs",
 ]
 
+MAX_LOGICAL_KEY = 250
+MAX_KEY_IN_COLLECTION = 246
+"""Of a collection that is not the default one."""
+_RESERVED_COLLECTIONS = range(1, 8)
 _MAX_COLLECTION_ID = 0xFFFF_FFFF
 _PAIR = struct.Struct(">QQ")
 _LENGTH = struct.Struct(">I")
@@ -60,6 +65,20 @@ def decode_leb128(data: bytes) -> tuple[int, int]:
                 raise MalformedMessage("a collection id is larger than 32 bits")
             return number, at + 1
     raise MalformedMessage("a collection id does not end")
+
+
+def checked_key(key: bytes, *, collections: bool) -> int:
+    """The collection of a document's key, which has a prefix with ``collections``; `MalformedMessage` if no
+    document can have that key.
+    """
+    collection, prefix = decode_leb128(key) if collections else (0, 0)
+    limit = MAX_KEY_IN_COLLECTION if collection else MAX_LOGICAL_KEY
+    size = len(key) - prefix
+    if not 1 <= size <= limit:
+        raise MalformedMessage(f"a key has 1 to {limit} bytes beside its collection id, not {size}")
+    if collection in _RESERVED_COLLECTIONS:
+        raise MalformedMessage(f"collection id {collection} is reserved")
+    return collection
 
 
 # framing extras

@@ -149,13 +149,7 @@ def observe(call: Call[admin.Observe]) -> Reply:
         vbucket = call.any_vbucket(vbucket_id)
         if vbucket.state not in (VBucketState.ACTIVE, VBucketState.REPLICA):
             raise call.session.not_my_vbucket_refusal()
-        if not raw_key:
-            raise MalformedMessage("observe: an empty key")
-        key = raw_key
-        if Feature.COLLECTIONS in call.session.features:
-            call.check_collection_key(raw_key)
-        else:
-            key = b"\0" + raw_key
+        key = call.stored_key(raw_key)
         vbucket.get(key)  # what has expired becomes a tombstone first
         frame = vbucket.get_any(key)
         state, cas = _NOT_FOUND, 0

@@ -1,0 +1,143 @@
+"""Rules of the reference for a node that consumes: what of a producer's messages it refuses, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from controller import Controller, marker, mutation
+
+import tailrace.testing
+from tailrace.testing.running import RunningNode
+from tailrace.wire.codes import Feature, Status, SystemEventId, VBucketState
+from tailrace.wire.dcp import (
+    DcpAddStream,
+    DcpCloseStream,
+    DcpDeletion,
+    DcpMutation,
+    DcpNoop,
+    DcpOsoSnapshot,
+    DcpSystemEvent,
+)
+from tailrace.wire.dcp_copies import (
+    CacheTransferRecord,
+    DcpAbort,
+    DcpCacheTransfer,
+    DcpCacheTransferEnd,
+    DcpCommit,
+    DcpPrepare,
+)
+from tailrace.wire.fields import join_xattrs
+from tailrace.wire.message import Message
+
+
+@pytest.fixture
+def replica() -> Iterator[RunningNode]:
+    with tailrace.testing.node(vbuckets=2) as node:
+        node.set_vbucket_state(0, VBucketState.REPLICA)
+        yield node
+
+
+def test_a_seqno_before_the_marker_is_refused(replica: RunningNode) -> None:
+    with Controller(replica.port) as peer:
+        opaque = peer.begin()
+        peer.send(marker(opaque, 0, 2), mutation(opaque, 2))
+        assert peer.status_of(marker(opaque, 5, 7)) == 0
+        assert peer.status_of(mutation(opaque, 4)) == Status.ERANGE
+        assert peer.status_of(mutation(opaque, 5)) == 0
+        assert peer.status_of(mutation(opaque, 7, b"l")) == 0
+    assert replica.high_seqno(0) == 7
+
+
+def test_changes_in_a_form_that_was_not_asked_for_are_malformed(replica: RunningNode) -> None:
+    with Controller(replica.port) as peer:
+        opaque = peer.begin()
+        common: dict[str, Any] = {"vbucket": 0, "opaque": opaque, "by_seqno": 1}
+        collection = b"\0" * 7 + b"\1" + b"\0\0\0\0" + b"\0\0\0\x08"
+        assert peer.status_of(marker(opaque, 0, 9)) == 0
+        for message in [
+            mutation(opaque, 1, nmeta=1),
+            DcpDeletion(key=b"k", rev_seqno=1, nmeta=1, value=b"m", **common),
+            DcpSystemEvent(event=SystemEventId.RESERVED, value=collection, **common),
+            DcpSystemEvent(event=6, value=collection, **common),
+            DcpSystemEvent(event=SystemEventId.COLLECTION_MODIFIED, version=2, value=collection, **common),
+            DcpSystemEvent(event=SystemEventId.COLLECTION_BEGIN, version=2, value=collection, **common),
+            mutation(opaque, 1, b"k" * 251),
+        ]:
+            assert peer.status_of(message) == Status.EINVAL, message
+        assert peer.status_of(mutation(opaque, 1, b"k" * 250)) == 0
+    assert replica.high_seqno(0) == 1
+
+
+@pytest.mark.parametrize(
+    "key", [b"\x80\0k", b"\xff\xff\xff\xff\xff\1k", b"\0", b"\x08", b"\3k", b"\x08" * 248]
+)
+def test_keys_that_no_document_can_have_are_malformed(replica: RunningNode, key: bytes) -> None:
+    with Controller(replica.port, Feature.COLLECTIONS, Feature.XATTR) as peer:
+        opaque = peer.begin()
+        assert peer.status_of(marker(opaque, 0, 9)) == 0
+        assert peer.status_of(mutation(opaque, 1, key)) == Status.EINVAL
+    assert replica.high_seqno(0) == 0
+
+
+def test_system_xattrs_have_a_limit(replica: RunningNode) -> None:
+    with Controller(replica.port, Feature.COLLECTIONS, Feature.XATTR) as peer:
+        opaque = peer.begin()
+        assert peer.status_of(marker(opaque, 0, 9)) == 0
+        for name, status in [("_sys", Status.E2BIG), ("mine", 0)]:
+            value = join_xattrs({name: b'"%s"' % (b"x" * (1 << 20))}, b"1")
+            large = DcpMutation(
+                key=b"\0k", value=value, datatype=4, by_seqno=1, rev_seqno=1, vbucket=0, opaque=opaque
+            )
+            assert peer.status_of(large) == status
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        (DcpPrepare(key=b"k", by_seqno=1, rev_seqno=1, cas=1), Status.NOT_SUPPORTED),
+        (DcpCommit(key=b"k", prepared_seqno=1, commit_seqno=2), Status.KEY_ENOENT),
+        (DcpAbort(key=b"k", prepared_seqno=1, abort_seqno=2), Status.KEY_ENOENT),
+        (DcpOsoSnapshot(flags=1), Status.NOT_SUPPORTED),
+        (
+            DcpCacheTransfer(value=CacheTransferRecord(1, 1, 1, 0, 0, 0, 0, b"\0k", b"v").encode()),
+            Status.ENOMEM,
+        ),
+        (DcpCacheTransferEnd(), 0),
+    ],
+)
+def test_what_only_others_ask_for_must_belong_to_a_stream_too(
+    replica: RunningNode, message: Message, status: int
+) -> None:
+    with Controller(replica.port) as peer:
+        opaque = peer.begin()
+        message.vbucket = 1
+        assert peer.status_of(message) == Status.DCP_STREAM_NOT_FOUND
+        message.vbucket, message.opaque = 0, opaque + 1
+        assert peer.status_of(message) == Status.OPAQUE_NO_MATCH
+        message.opaque = opaque
+        assert peer.status_of(message) == status
+        frame = message.to_frame()
+        frame.extras_length, frame.body = 1, b"\xff"  # of no shape that it has
+        frame.key_length = 0
+        peer.send(frame.encode(), DcpNoop(opaque=7))
+        assert peer.next().status == Status.EINVAL
+
+
+def test_framing_extras_of_a_consumers_requests(replica: RunningNode) -> None:
+    with Controller(replica.port) as peer:
+        opaque = peer.begin()
+        for framing, status in [
+            (b"\x22\0\1", Status.EINVAL),  # a stream id
+            (b"\x23\0\0\1", Status.EINVAL),
+            (b"\x30", Status.UNKNOWN_FRAME_INFO),
+            (b"\x35", Status.EINVAL),
+        ]:
+            for message in (marker(opaque, 0, 5), DcpAddStream(vbucket=0), DcpCloseStream(vbucket=0)):
+                message.framing = framing
+                assert peer.status_of(message) == status, (message, framing)
+        assert peer.status_of(marker(opaque, 0, 5)) == 0
+        peer.hello(Feature.UNORDERED_EXECUTION)
+        peer.send(mutation(opaque, 1))
+        assert peer.next().status == Status.NOT_SUPPORTED
