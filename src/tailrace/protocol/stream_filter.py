@@ -66,6 +66,7 @@ def parse_stream_value(value: bytes) -> StreamValue:
         _refuse("the value has no member that is known")
     if "collections" in members and "scope" in members:
         _refuse("collections and scope exclude each other")
+    _check_cache_transfer(members.get("cts", {}))
     return StreamValue(
         uid=_number(members, "uid", _HEX_64, 16),
         stream_id=_stream_id(members),
@@ -73,6 +74,15 @@ def parse_stream_value(value: bytes) -> StreamValue:
         scope=_number(members, "scope", _HEX_32, 16),
         purge_seqno=_number(members, "purge_seqno", _DECIMAL_64, 10) or 0,
     )
+
+
+def _check_cache_transfer(wishes: object) -> None:
+    """How a cache is to be transferred: nothing follows from it, but it must make sense."""
+    if not isinstance(wishes, dict):
+        _refuse("cts is no JSON object")
+    free_memory, all_keys = wishes.get("free_memory", 0), wishes.get("all_keys", False)
+    if type(free_memory) is not int or free_memory < 0 or type(all_keys) is not bool:
+        _refuse("cts has free_memory, a number, and all_keys, true or false")
 
 
 def _number(members: Mapping[str, Any], name: str, shape: re.Pattern[str], base: int) -> int | None:

@@ -83,6 +83,8 @@ def decide(
     ``is_live`` knows whether the connection has a stream of a vbucket and stream id. Step 1, a connection
     that is about to be closed, is not asked.
     """
+    if request.value and not options.collections:
+        raise StreamRefused(Status.EINVAL)
     bucket = host.bucket
     flags = request.flags
     vbucket = _vbucket(bucket, request.vbucket, flags)  # 2, 3
@@ -158,8 +160,6 @@ def _filter(
     value = _NO_VALUE
     try:
         if request.value:
-            if not options.collections:
-                raise StreamRefused(Status.EINVAL)
             value = parse_stream_value(request.value)
         filter_ = StreamFilter.make(value, host.bucket.manifest, collections=options.collections)
     except MalformedMessage as error:

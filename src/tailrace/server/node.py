@@ -21,6 +21,7 @@ from ..protocol.sasl import Users
 from ..store.base import Engine
 from ..wire.admin import ClustermapChangeNotification
 from ..wire.codes import Datatype, Feature, VBucketState
+from ..wire.dialect import Role
 from .bucket import RunJob, ServedBucket, run_inline
 from .replication import Dial, Replication
 from .session import Session
@@ -68,7 +69,7 @@ class Node:
         self.disk_used_share: Callable[[], float] = lambda: 0.0
         """How full the disk of the data directory is; who runs the node knows."""
         self._run_job = run_job
-        self._names: dict[tuple[str, str, bytes], Session] = {}  # by bucket, dialect and name
+        self._names: dict[tuple[str, str, Role | None, bytes], Session] = {}  # by bucket, dialect, role, name
         self._rev = max(1, clock.time_ns() // 1_000_000_000)
         self._own_maps: dict[str, ClusterMap] = {}
         self.global_map: ClusterMap | None = None
@@ -100,9 +101,11 @@ class Node:
             del self._names[claim]
 
     def claim_name(self, bucket: str, name: bytes, session: Session) -> None:
-        """A change stream goes by this name now; an older connection of that name is closed."""
+        """A change stream goes by this name now; an older connection of that name, on which the node has
+        the same role, is closed.
+        """
         dialect = "" if session.dialect is None else session.dialect.name
-        claim = bucket, dialect, name
+        claim = bucket, dialect, session.role, name
         older = self._names.get(claim)
         if older is not None and older is not session:
             older.close("another connection took its name")

@@ -22,7 +22,7 @@ from ..errors import DocumentRefused, FramingError, MalformedMessage, StoreError
 from ..protocol.handler import Handler
 from ..protocol.sasl import SaslServer
 from ..wire.codes import CHANGE_STREAM_OPCODES, Datatype, Feature, Magic, Op, Status, TapOpcode
-from ..wire.dialect import DCP, TAP, UPR_A, Dialect, bind
+from ..wire.dialect import DCP, TAP, UPR_A, Dialect, Role, bind, opens_upr_a
 from ..wire.header import HEADER_SIZE, Frame, frame_size
 from ..wire.message import Message
 from . import commands, fastpath, negotiate
@@ -78,6 +78,8 @@ class Session:
         """Version of the cluster map that the peer got last."""
         self.handler: Handler | None = None
         self.dialect: Dialect | None = None
+        self.role: Role | None = None
+        """What the node is on a connection that is bound to a dialect."""
 
         self._max_output = node.settings.max_output
         self._max_in_flight = node.settings.max_in_flight
@@ -164,7 +166,8 @@ class Session:
             self._queued >= self._max_output
             or self._unfinished >= self._max_in_flight
             or self._finishing is not None
-            or (self.handler is not None and self.handler.is_busy)
+            # the handler's answers are not in our queue: they would overtake those of unfinished commands
+            or (self.handler is not None and (self._unfinished > 0 or self.handler.is_busy))
         )
 
     def _process(self, data: bytes, now: float) -> None:
@@ -259,16 +262,13 @@ class Session:
             return True
         if self.dialect is UPR_A and 1 <= opcode <= 5:
             return True
-        return opcode == Op.SET and frame.extras_length in (0, 32, 40)
+        return opens_upr_a(frame)
 
     def _receive_stream_frame(self, frame: Frame, now: float) -> None:
         try:
             found = bind(frame, first=self.dialect is None)
         except MalformedMessage as error:
             self._refuse(frame, Refused(error.status, str(error)))
-            return
-        if found is None and self.dialect is None:
-            self._refuse(frame, Refused(Status.EINVAL, "this is neither a set nor the start of a stream"))
             return
         if self.dialect is None:
             assert found is not None
@@ -280,11 +280,6 @@ class Session:
                 return
             dialect, role = found
             if dialect is DCP:
-                if Feature.UNORDERED_EXECUTION in self.features:
-                    self._refuse(
-                        frame, Refused(Status.NOT_SUPPORTED, "DCP and unordered execution don't go together")
-                    )
-                    return
                 self.datatypes |= int(Datatype.JSON)
             handler = open_handler(StreamHost(self, self.bucket), dialect, role, self._wake_handler, now)
             if handler is None:
@@ -295,7 +290,7 @@ class Session:
                     ),
                 )
                 return
-            self.dialect, self.handler = dialect, handler
+            self.dialect, self.role, self.handler = dialect, role, handler
         elif (found is not None and found[0] is not self.dialect) or not self._in_dialect(frame):
             self._refuse(frame, Refused(Status.EINVAL, f"the connection is bound to {self.dialect.name}"))
             self.close("a packet of another dialect")
@@ -386,6 +381,8 @@ class Session:
         return encode_response(opcode, request.opaque, status, value=value, datatype=datatype)
 
     def _refuse(self, frame: Frame, error: Refused) -> None:
+        if self.handler is not None:
+            self._pull(0)  # its answers to what came before go first
         answer = self.refusal(frame, error)
         if answer is not None:
             self.send_answer(answer)

@@ -141,9 +141,7 @@ class DcpOpen(Message):
     @property
     def consumer_name(self) -> str | None:
         """The name under which a consumer connection introduces itself to its producer."""
-        if not self.value:
-            return None
-        name: str = json.loads(self.value)["consumer_name"]
+        name: str | None = json.loads(self.value).get("consumer_name") if self.value else None
         return name
 
     def check_fields(self) -> None:
@@ -166,9 +164,9 @@ class DcpOpen(Message):
             value = json.loads(self.value)
         except (ValueError, RecursionError):
             raise MalformedMessage("dcp open: the value is not JSON") from None
-        if not isinstance(value, dict) or set(value) != {"consumer_name"}:
+        if not isinstance(value, dict) or set(value) - {"consumer_name"}:
             raise MalformedMessage("dcp open: the value may only say consumer_name")
-        if not isinstance(value["consumer_name"], str) or self.flags & OpenFlag.PRODUCER:
+        if not isinstance(value.get("consumer_name", ""), str) or self.flags & OpenFlag.PRODUCER:
             raise MalformedMessage("dcp open: consumer_name is a text, for a consumer")
 
 

@@ -27,7 +27,7 @@ from .codes import (
 from .header import Frame
 from .message import Direction, Message, Response, Unknown
 
-__all__ = ["DCP", "DIALECTS", "KV", "TAP", "UPR_A", "UPR_B", "Dialect", "Role", "bind"]
+__all__ = ["DCP", "DIALECTS", "KV", "TAP", "UPR_A", "UPR_B", "Dialect", "Role", "bind", "opens_upr_a"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ _UPR_A_RESPONSES: dict[int, type[Message]] = {
 def _find_upr_a(frame: Frame, direction: Direction) -> type[Message] | None:
     """The draft A message in a frame, or None where the frame is a key-value command or an answer to one."""
     if direction is Direction.TO_PRODUCER:
-        return _UPR_A_TABLE.get((direction, frame.opcode, frame.datatype)) if _opens_upr_a(frame) else None
+        return _UPR_A_TABLE.get((direction, frame.opcode, frame.datatype)) if opens_upr_a(frame) else None
     if frame.opcode == UprAOpcode.RESPONSE:
         # types 1 and 2 with a body are the failover log (erratum A7)
         if frame.body and frame.datatype in (UprAResponseType.OK, UprAResponseType.NOT_MY_VBUCKET):
@@ -150,7 +150,7 @@ def bind(frame: Frame, *, first: bool = True) -> tuple[Dialect, Role] | None:
             return TAP, Role.PRODUCER
         if TapOpcode.MUTATION <= opcode <= TapOpcode.CHECKPOINT_END and extras in (8, 16):
             return TAP, Role.CONSUMER
-        if _opens_upr_a(frame):
+        if opens_upr_a(frame):
             return UPR_A, Role.PRODUCER
         if opcode == UprBOpcode.STREAM_REQUEST and extras == 40:
             return UPR_B, Role.PRODUCER
@@ -164,7 +164,7 @@ def bind(frame: Frame, *, first: bool = True) -> tuple[Dialect, Role] | None:
     return None
 
 
-def _opens_upr_a(frame: Frame) -> bool:
+def opens_upr_a(frame: Frame) -> bool:
     """Whether a request with the opcode of SET is one of draft A's; SET itself has 8 bytes of extras."""
     if frame.opcode != Op.SET or frame.magic != Magic.REQUEST:
         return False

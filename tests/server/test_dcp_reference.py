@@ -1,0 +1,139 @@
+"""Rules of the reference for a connection that is bound to DCP: what may come on it, and in which order it is
+answered.
+"""
+
+from __future__ import annotations
+
+import pytest
+from serverkit import Wire
+
+import tailrace.testing
+from tailrace.wire import admin, dcp, kv
+from tailrace.wire.codes import Datatype, Feature, Op, Status
+from tailrace.wire.header import Frame
+
+
+@pytest.fixture(scope="module")
+def node():
+    with tailrace.testing.node(vbuckets=4) as running:
+        yield running
+
+
+def opened(node, name=b"test", *features, flags=1):
+    wire = Wire(node.port)
+    wire.hello(*features)
+    wire.ok(dcp.DcpOpen(key=name, flags=flags))
+    return wire
+
+
+def control(key=b"enable_noop", value=b"true", **header):
+    return dcp.DcpControl(key=key, value=value, **header)
+
+
+# opening
+
+
+def test_a_producer_and_a_consumer_may_have_the_same_name(node):
+    with opened(node, b"same") as producer, opened(node, b"same", flags=0) as consumer:
+        producer.ok(admin.Noop())
+        with opened(node, b"same") as other:
+            assert producer.is_closed()
+            other.ok(admin.Noop())
+            consumer.send(dcp.DcpAddStream(vbucket=0, opaque=4))
+            while (frame := consumer.frame()).opaque != 4:
+                assert frame.opcode == dcp.DcpControl.OPCODE
+            assert frame.status == Status.NOT_MY_VBUCKET  # alive: it is active here
+
+
+def test_the_value_of_a_consumers_open_need_not_say_anything(node):
+    with Wire(node.port) as wire:
+        wire.ok(dcp.DcpOpen(key=b"empty", flags=0, value=b"{}", datatype=Datatype.JSON))
+
+
+def test_unordered_execution_can_not_be_had_later_either(node):
+    with opened(node, b"unordered", Feature.XERROR) as wire:
+        wire.ok(control())
+        wire.hello(Feature.UNORDERED_EXECUTION)
+        for message in (control(), dcp.DcpStreamRequest(vbucket=0), dcp.DcpGetFailoverLog(vbucket=0)):
+            assert wire.refused(message) == Status.NOT_SUPPORTED
+        wire.hello()
+        wire.ok(control())
+
+
+# requests
+
+
+def test_framing_extras_of_a_producers_requests(node):
+    with opened(node, b"framing") as wire:
+        for framing, status in [
+            (b"\x30", Status.UNKNOWN_FRAME_INFO),
+            (b"\xf0\x07", Status.UNKNOWN_FRAME_INFO),
+            (b"\x35", Status.EINVAL),
+            (b"\x21\1", Status.EINVAL),
+        ]:
+            assert wire.refused(control(framing=framing)) == status
+            assert wire.refused(dcp.DcpGetFailoverLog(vbucket=0, framing=framing)) == status
+        wire.ok(control(framing=b"\0"))  # a barrier
+        assert wire.refused(dcp.DcpCloseStream(vbucket=0, framing=b"\x22\0\1")) == Status.DCP_STREAMID_INVALID
+
+
+def test_a_value_is_refused_without_collections_whatever_the_vbucket(node):
+    with opened(node, b"value") as wire:
+        for vbucket in (0, 900):
+            request = dcp.DcpStreamRequest(vbucket=vbucket, value=b'{"uid":"0"}')
+            assert wire.refused(request) == Status.EINVAL
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    ["1", "[]", '{"free_memory":-1}', '{"free_memory":"1"}', '{"free_memory":true}', '{"all_keys":1}'],
+)
+def test_wishes_for_a_cache_transfer_must_make_sense(node, wishes):
+    with opened(node, b"cache", Feature.COLLECTIONS) as wire:
+        wire.ok(control())
+        request = dcp.DcpStreamRequest(vbucket=0, end_seqno=0, value=b'{"cts":%s}' % wishes.encode())
+        assert wire.refused(request) == Status.EINVAL
+        request.value = b'{"cts":{"free_memory":1,"all_keys":true,"more":0}}'
+        wire.ok(request)
+
+
+# beside the streams
+
+
+def test_a_malformed_set_does_not_end_the_connection(node):
+    with opened(node, b"set") as wire:
+        for extras, byte_5 in [(b"", 0), (b"", 1), (bytes(32), 0), (bytes(40), 2)]:
+            frame = Frame(0x80, Op.SET, 1, len(extras), byte_5, 0, 9, body=extras + b"kv")
+            wire.send(frame.encode())
+            answer = wire.frame()
+            assert (answer.opcode, answer.opaque, answer.status) == (Op.SET, 9, Status.EINVAL)
+        wire.ok(control())
+        wire.send(Frame(0x80, Op.SET, 0, 32, 1, 0, 9, body=bytes(32)).encode())  # draft A's stream request
+        assert wire.frame().status == Status.EINVAL
+        assert wire.is_closed()
+
+
+def test_an_unknown_command_is_answered_in_its_turn(node):
+    with opened(node, b"turn") as wire:
+        unknown = Frame(0x80, 0xF0, opaque=2).encode()
+        wire.send(control(opaque=1), unknown, control(opaque=3), admin.Noop(opaque=4))
+        assert [wire.frame().opaque for _ in range(4)] == [1, 2, 3, 4]
+        # what was answered before is not lost by what ends the connection
+        wire.send(control(opaque=5), Frame(0x80, 0x40, opaque=6).encode())
+        assert [(one.opaque, one.status) for one in (wire.frame(), wire.frame())] == [
+            (5, 0),
+            (6, Status.EINVAL),
+        ]
+        assert wire.is_closed()
+
+
+def test_a_command_that_takes_time_keeps_its_place_before_the_streams_answers(node):
+    with opened(node, b"place") as wire, Wire(node.port) as other:
+        other.ok(admin.StopPersistence())
+        written = other.ok(kv.Set(key=b"slow", value=b"1"))
+        assert written.cas
+        seqno = other.ok(admin.GetAllVbSeqnos()).seqnos[0]
+        wire.send(admin.SeqnoPersistence(seqno=seqno, opaque=1), control(opaque=2), admin.Noop(opaque=3))
+        other.ok(admin.Noop())
+        other.ok(admin.StartPersistence())
+        assert [wire.frame().opaque for _ in range(3)] == [1, 2, 3]
