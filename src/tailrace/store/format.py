@@ -349,6 +349,7 @@ assert (SEGMENT.size, BLOCK.size, FOOTER.size, DIRECTORY.itemsize) == (32, 64, 4
 
 COLUMN_BYTES = 8 + 4 + 4 + 1
 NO_EXPIRY = 0xFFFFFFFF
+CRC_BYTES = 64 << 10
 SECTOR = 4096
 OLD_SECTOR = 512
 _STARTS = np.arange(0, CHUNK_BYTES // 4, SECTOR // 8)  # where the sectors of a block begin, in words
@@ -376,7 +377,7 @@ def checksum(data: Bytes, sector: int = SECTOR) -> tuple[int, int]:
     flipped bits and zeroed or swapped sectors just as well. A sector is what kernels write and disks keep as
     a whole; with eighths of it, as in format 1, the sums take twice as long.
     """
-    if len(data) <= 64 << 10:
+    if len(data) <= CRC_BYTES:
         return zlib.crc32(data.data), 0
     words, whole = len(data) // 8, len(data) // sector
     count = -(-words * 8 // sector)

@@ -21,6 +21,7 @@ from .format import (
     BLOCK,
     BLOCK_MAGIC,
     COLUMN_BYTES,
+    CRC_BYTES,
     DIRECTORY,
     EXPIRES,
     FOOTER,
@@ -116,9 +117,9 @@ class SegmentWriter:
 
     def _headers(
         self, frames: Frames, ends: Offsets, blocks: list[tuple[int, int, int]]
-    ) -> Iterator[tuple[int, int, int, int, int, int, Buffer, Buffer]]:
-        """Traits, earliest expiry, frames, first and last seqno, bytes of frames of each block; its header,
-        and its columns with the frames.
+    ) -> Iterator[tuple[int, int, int, int, int, Buffer, Buffer]]:
+        """Traits, earliest expiry, frames, first and last seqno of each block; its header with the columns,
+        and its frames.
         """
         if not blocks:
             return
@@ -152,11 +153,16 @@ class SegmentWriter:
             if traits & EXPIRES:
                 offsets = ends[start:stop][(frames.traits[start:stop] & EXPIRES) != 0]
                 min_expiry = int(expiries_at(frames.data, offsets).min())
-            body = np.concatenate((np.frombuffer(columns, np.uint8), frames.data[at:end]))
+            data = frames.data[at:end]
+            columns_crc = zlib.crc32(columns)
+            if len(columns) + size <= CRC_BYTES:
+                sums = zlib.crc32(data.data, columns_crc), 0  # as `checksum` of both, and nothing is joined
+            else:
+                sums = checksum(np.concatenate((np.frombuffer(columns, np.uint8), data)))
             head = BLOCK.pack(
                 BLOCK_MAGIC,
                 0,
-                zlib.crc32(columns),
+                columns_crc,
                 vbucket,
                 traits,
                 count,
@@ -164,10 +170,10 @@ class SegmentWriter:
                 min_expiry,
                 first,
                 last,
-                *checksum(body),
+                *sums,
             )
             crc = zlib.crc32(head[8:]).to_bytes(4, "little")
-            yield traits, min_expiry, count, first, last, size, head[:4] + crc + head[8:], body.data
+            yield traits, min_expiry, count, first, last, head[:4] + crc + head[8:] + columns, data.data
 
     def _entry(self, vbucket: int) -> _Entry:
         if not self._directory or self._directory[-1].vbucket != vbucket:
@@ -182,9 +188,8 @@ class SegmentWriter:
         count: int,
         first: int,
         last: int,
-        size: int,
         head: Buffer,
-        body: Buffer,
+        data: Buffer,
     ) -> None:
         if not entry.count:
             entry.first = first
@@ -192,8 +197,8 @@ class SegmentWriter:
         entry.count += count
         entry.traits |= traits
         entry.min_expiry = min(entry.min_expiry, min_expiry)
-        entry.frame_bytes += size
-        self._put(head, body, _PADDING[size % 8])
+        entry.frame_bytes += len(data)
+        self._put(head, data, _PADDING[len(data) % 8])
         entry.bytes = self._offset - entry.offset
 
     def _add_pairs(self, entry: _Entry, news: Seqnos, olds: Seqnos) -> None:
