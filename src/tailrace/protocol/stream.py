@@ -277,7 +277,8 @@ class ProducerStream:
                 read = self._load()
                 if read is None:
                     self.is_ready = False
-                    self._await_append()
+                    if not self._is_parked:
+                        self._await_append()
                     break
                 if self._batch is None:
                     work += read
