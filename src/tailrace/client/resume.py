@@ -61,6 +61,7 @@ class Reading:
         self._observe_at: float | None = None
         self._now = 0.0
         self.rollbacks = 0
+        self._is_begun = False
         self.is_over = False
         """Nobody reads any more, whether or not it came to its end."""
 
@@ -70,7 +71,7 @@ class Reading:
     def finished(self) -> bool:
         """Every vbucket has reached its end, and the application can have all of it."""
         return (
-            bool(self.progress)
+            self._is_begun
             and self.held is None
             and all(one.state is State.DONE for one in self.progress.values())
         )
@@ -88,7 +89,7 @@ class Reading:
         """Why nothing comes, in words."""
         if self.held is not None:
             return "waits until the server has the changes on disk"
-        if not self.progress:
+        if not self._is_begun:
             return self._catalog.trouble or "waits for the cluster map"
         states: dict[str, int] = {}
         for one in self.progress.values():
@@ -114,8 +115,9 @@ class Reading:
         self._now = now
         if self._nodes.map is None or self.is_over:
             return
-        if not self.progress:
+        if not self._is_begun:
             self._begin()
+            self._is_begun = True
         self._nodes.need(
             vb for vb, one in self.progress.items() if one.state not in (State.DONE, State.PAUSED)
         )
@@ -317,11 +319,13 @@ class Reading:
     def _begin(self) -> None:
         options, count = self.options, self._nodes.map.vbucket_count if self._nodes.map else 0
         chosen: Iterable[int] = range(count) if options.vbuckets is None else options.vbuckets
+        for named in (chosen, options.start, options.end):
+            unknown = () if isinstance(named, str) else sorted(set(named) - set(range(count)))
+            if unknown:
+                raise UsageError(f"there is no vbucket {unknown[0]}, the last is {count - 1}")
         if not isinstance(options.end, str):
             chosen = [vbucket for vbucket in chosen if vbucket in options.end]
         for vbucket in chosen:
-            if not 0 <= vbucket < count:
-                raise UsageError(f"there is no vbucket {vbucket}, the last is {count - 1}")
             one = Progress(Stream(vbucket), Backoff(self._rng))
             if vbucket in self._saved:
                 one.restore(self._saved[vbucket])
