@@ -18,7 +18,8 @@ def node():
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "bounds", [{"end": {}}, {"vbuckets": []}, {"vbuckets": [], "end": "now"}, {"vbuckets": [1], "end": {2: 1}}]
+    "bounds",
+    [{"end": {}}, {"vbuckets": []}, {"vbuckets": [], "end": "now"}, {"vbuckets": [1], "end": {2: 1}}],
 )
 def test_a_reading_of_no_vbucket_is_done_at_once(node, connect, bounds):
     # it hung, for whoever took the high seqnos of an empty bucket as its end
@@ -28,7 +29,9 @@ def test_a_reading_of_no_vbucket_is_done_at_once(node, connect, bounds):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("bounds", [{"vbuckets": [7]}, {"end": {0: 1, 7: 1}}, {"start": {7: Position.BEGINNING}}])
+@pytest.mark.parametrize(
+    "bounds", [{"vbuckets": [7]}, {"end": {0: 1, 7: 1}}, {"start": {7: Position.BEGINNING}}]
+)
 def test_a_vbucket_that_is_not_there_is_named(node, connect, bounds):
     with pytest.raises(UsageError, match="there is no vbucket 7, the last is 3"):
         list(connect(node.url).changes(**{"end": "now", **bounds}))

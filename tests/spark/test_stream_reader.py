@@ -187,3 +187,22 @@ def test_a_mirror_that_is_behind_two_rollbacks(monkeypatch: pytest.MonkeyPatch) 
         read_up_to(41)
         feed.close()
     assert rollbacks == [(10, b'{"versions": [1]}')] * 2
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"vbuckets": "2,9"},
+        {"startingOffsets": '{"9":{"vb_uuid":"1","seqno":1,"snapshot":[1,1]}}'},
+        {"endingOffsets": '{"9":{"vb_uuid":"1","seqno":1,"snapshot":[1,1]}}'},
+    ],
+)
+def test_a_vbucket_that_is_not_there_is_named(option: dict[str, str]) -> None:
+    # a typing error is no empty result
+    with tailrace.testing.node(vbuckets=4) as node:
+        given = {"connectionString": node.url, **option}
+        with pytest.raises(UsageError, match="there is no vbucket 9, the last is 3"):
+            BatchReader(given).partitions()
+        if "vbuckets" in option:
+            with pytest.raises(UsageError, match="there is no vbucket 9, the last is 3"):
+                StreamReader(given).initialOffset()

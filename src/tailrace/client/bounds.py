@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from ..model import Position
 
-__all__ = ["End", "ReadOptions", "SeenEnd", "Start"]
+__all__ = ["End", "ReadOptions", "SeenEnd", "Start", "check_vbuckets"]
 
 Start = str | Mapping[int, Position]
 """``beginning``, ``now``, or where to start in each vbucket (those left out start at the beginning)."""
 End = str | Mapping[int, int]
 """``forever``, ``now``, or the seqno at which each vbucket ends (those left out are not read)."""
+
+
+def check_vbuckets(count: int, *named: Start | End | Iterable[int] | None) -> None:
+    """Raise `UsageError` if what limits a reading names a vbucket that the bucket does not have."""
+    for one in named:
+        if one is None or isinstance(one, str):
+            continue
+        if unknown := [vbucket for vbucket in one if not 0 <= vbucket < count]:
+            raise UsageError(f"there is no vbucket {unknown[0]}, the last is {count - 1}")
 
 
 class SeenEnd(dict[int, int]):

@@ -22,7 +22,7 @@ from ..protocol.dcp_consumer import ANSWER_S, DcpConsumer
 from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
 from .backoff import Backoff
-from .bounds import ReadOptions, SeenEnd
+from .bounds import ReadOptions, SeenEnd, check_vbuckets
 from .catalog import Catalog
 from .nodes import Node, Nodes, is_passing
 from .piece import Piece, end_reason
@@ -319,10 +319,7 @@ class Reading:
     def _begin(self) -> None:
         options, count = self.options, self._nodes.map.vbucket_count if self._nodes.map else 0
         chosen: Iterable[int] = range(count) if options.vbuckets is None else options.vbuckets
-        for named in (chosen, options.start, options.end):
-            unknown = () if isinstance(named, str) else sorted(set(named) - set(range(count)))
-            if unknown:
-                raise UsageError(f"there is no vbucket {unknown[0]}, the last is {count - 1}")
+        check_vbuckets(count, chosen, options.start, options.end)
         if not isinstance(options.end, str):
             chosen = [vbucket for vbucket in chosen if vbucket in options.end]
         for vbucket in chosen:

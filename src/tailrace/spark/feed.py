@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ..client.blocking import BlockingSource, connect_sync
+from ..client.bounds import check_vbuckets
 from ..client.events import Rollback
 from ..client.kv import KvClient
 from ..client.piece import Piece
@@ -195,9 +196,9 @@ class Feed:
 
     def vbuckets(self) -> list[int]:
         """Those that are read."""
-        chosen = self._options.vbuckets
-        count = self.vbucket_count
-        return list(range(count)) if chosen is None else [vbucket for vbucket in chosen if vbucket < count]
+        options = self._options
+        check_vbuckets(self.vbucket_count, options.vbuckets, options.starting_offsets, options.ending_offsets)
+        return list(range(self.vbucket_count) if options.vbuckets is None else options.vbuckets)
 
     def high_seqnos(self) -> dict[int, int]:
         """The newest seqno of every vbucket that is read."""
