@@ -135,7 +135,7 @@ def test_json_lines(client):
     ]
     made = from_json_lines(lines, 16, collections=True, json_type=True, most=2)
     assert sum(client.write_many(made)) == 5
-    assert client.get("a")[:2] == (b'{"n":1.1}', 3)
+    assert client.get("a")[:2] == (b'{"n":1.10}', 3)
     assert client.get(b"\xff").value == b"\x00\x01"
     assert client.get("b") is None
 
@@ -150,6 +150,9 @@ def test_json_lines(client):
         b'{"key":"","value":1}',
         b'{"key":"k"}',
         b'{"key":"k","value":1,"flags":-1}',
+        b'{"key":"k","value":{"n":NaN}}',
+        b'{"key":"k","value":1,"scope":"shop","collection":"orders"}',
+        b'{"key":"k","value":1,"collection_id":8}',
         b'{"key":"k","value_base64":"!"}',
         b'{"key":"' + b"k" * 300 + b'","value":1}',
         b"[" * 100_000,

@@ -73,7 +73,7 @@ async def _dump(url: ConnectionString, out: Path | None, kind: str, options: dic
                 if writer is not None:
                     writer.write_table(table)
                 else:
-                    sink.writelines(as_json_lines(table))
+                    sink.writelines(as_json_lines(table, source.collection_names))
     if out is not None:
         note(f"{written} documents in {str(out)!r}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ MAX_SIZE = 20 << 20
     example="""
 tailrace load couchbase://127.0.0.1 --docs 100000 --size 256 --deletes 10% --seed 7
 tailrace load couchbase://127.0.0.1 --from documents.jsonl
+tailrace dump couchbase://127.0.0.1 | tailrace load couchbase://127.0.0.1:11310 --from -
 """,
 )
 @url_argument
@@ -52,9 +54,9 @@ tailrace load couchbase://127.0.0.1 --from documents.jsonl
 @click.option(
     "--from",
     "source",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     metavar="FILE.jsonl",
-    help='Load lines {"key":…,"value":…} instead, or what tail --json and dump wrote.',
+    help='Load lines {"key":…,"value":…} instead, or what tail --json and dump wrote; - is stdin.',
 )
 @json_option("Write how many writes it were, and how long they took, as JSON.")
 @tls_options
@@ -74,9 +76,12 @@ def command(
 ) -> None:
     """Write documents, made up or from a file.
 
-    Returns when the server has taken all of them; they are on disk within its flush interval.
+    Returns when the server has taken all of them; they are on disk within its flush interval. A line that
+    names a collection goes there, if the bucket has it; CAS, revision and xattrs are not loaded ('replicate'
+    carries those).
     """
     from ..client.load import MadeUp, from_json_lines
+    from ..client.manifest import collection_ids
 
     if source is not None and docs is not None:
         raise UsageError("say either --docs N or --from FILE, not both")
@@ -100,7 +105,8 @@ def command(
             batches: Iterator[WriteBatch] = made_up.batches(client.vbucket_count, **shape)
             total = made_up.writes
         else:
-            batches = from_json_lines(_lines(source), client.vbucket_count, **shape)
+            ids = collection_ids(client.manifest()) if client.collections else {}
+            batches = from_json_lines(_lines(source), client.vbucket_count, collection_ids=ids, **shape)
         begin_s = SYSTEM.monotonic()
         written = 0
         with progress("writing", total) as bar:
@@ -117,5 +123,5 @@ def command(
 
 
 def _lines(source: Path) -> Iterator[bytes]:
-    with source.open("rb") as file:
+    with sys.stdin.buffer if str(source) == "-" else source.open("rb") as file:
         yield from file

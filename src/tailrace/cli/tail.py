@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,13 +82,11 @@ def command(
     dialects are for old servers and for looking at them: tap has no seqnos and no positions, so there a
     reader is remembered by its name instead of by --state.
     """
-    from ..client.jsonlines import json_line
     from ..client.text import TextLines
     from .client import connect_options
 
-    if as_json:
-        line: Callable[[Event], bytes] = json_line
-    else:
+    line: Callable[[Event], bytes] | None = None
+    if not as_json:
         on_terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if on_terminal else 0
         line = TextLines(colour=use_colour(sys.stdout), width=width, verbose=verbose).line
@@ -139,14 +138,17 @@ async def _tail(
     start: str,
     end: str,
     vbuckets: list[int] | None,
-    line: Callable[[Event], bytes],
+    line: Callable[[Event], bytes] | None,
     *,
     forget: bool,
 ) -> None:
+    """Write the changes as lines, JSON unless ``line`` makes others."""
     from ..client.aio import connect
+    from ..client.jsonlines import json_line
 
     out = sys.stdout.buffer
     async with connect(url, state=positions, autosave=False, **options) as source:
+        line = line or partial(json_line, names=source.collection_names)
         async for piece in source.pieces(start, end, vbuckets=vbuckets):
             lines: list[bytes] = []
             for event in piece.events():

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import functools
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -344,6 +344,11 @@ class Source:
         """Whether the server knows collections."""
         granted = [link.granted for _, link in self._nodes.links() if link.granted is not None]
         return any(one.session.collections for one in granted)
+
+    @property
+    def collection_names(self) -> Mapping[int, tuple[str, str]]:
+        """Scope and name of every collection that this source has heard of, by id."""
+        return self._catalog.names.collections
 
     def stats(self) -> dict[str, Any]:
         """Figures of this source, and why it waits if it does."""

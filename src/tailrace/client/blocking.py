@@ -14,7 +14,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -206,6 +206,11 @@ class BlockingSource:
     def has_collections(self) -> bool:
         """Whether the server knows collections."""
         return self._call(lambda: self._source.has_collections)
+
+    @property
+    def collection_names(self) -> Mapping[int, tuple[str, str]]:
+        """Scope and name of every collection that this source has heard of, by id."""
+        return self._call(lambda: dict(self._source.collection_names))
 
     def stats(self) -> dict[str, Any]:
         """Figures of this source, and why it waits if it does."""

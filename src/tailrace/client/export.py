@@ -8,6 +8,7 @@ the bucket at a time.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 from ..columns.batch import SCHEMA
 from .aio import Source
 from .events import Mutation
-from .jsonlines import json_line
+from .jsonlines import Names, json_line
 
 __all__ = ["as_json_lines", "documents"]
 
@@ -62,12 +63,15 @@ def _without(batches: list[pa.RecordBatch], vbucket: int, seqno: int) -> Iterato
         yield batch.filter(pc.invert(gone))
 
 
-def as_json_lines(table: pa.Table) -> Iterator[bytes]:
+def as_json_lines(table: pa.Table, names: Names) -> Iterator[bytes]:
     """Documents as the lines that `tail --json` has for mutations."""
-    names = ("vbucket", "vb_uuid", "seqno", "rev", "cas", "key", "value", "flags", "expiry", "datatype")
-    columns = [table[name].to_pylist() for name in (*names, "snapshot_start", "snapshot_end")]
-    for row in zip(*columns, strict=True):
-        vbucket, vb_uuid, seqno, rev, cas, key, value, flags, expiry, datatype, start, end = row
+    # of two with one name the first is the bucket's, others were dropped
+    numbers = {path: number for number, path in reversed(list(names.items()))}
+    columns = ["vbucket", "vb_uuid", "seqno", "rev", "cas", "key", "value", "flags", "expiry", "datatype"]
+    columns += ["snapshot_start", "snapshot_end", "scope", "collection", "xattrs"]
+    for row in zip(*(table[name].to_pylist() for name in columns), strict=True):
+        vbucket, vb_uuid, seqno, rev, cas, key, value, flags, expiry, datatype, start, end, *more = row
+        scope, collection, xattrs = more
         yield json_line(
             Mutation(
                 vbucket,
@@ -81,5 +85,8 @@ def as_json_lines(table: pa.Table) -> Iterator[bytes]:
                 expiry,
                 int(datatype == "json"),
                 (start & _U64, end & _U64),
-            )
+                numbers[scope, collection],
+                None if xattrs is None else json.loads(xattrs),
+            ),
+            names,
         )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ..wire.codes import Datatype
@@ -32,24 +34,28 @@ _LINE_BREAKS = str.maketrans("\r\n", "  ")
 _text = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def json_line(event: Event) -> bytes:
-    """An event as one line, line feed included."""
-    return (_object(event) + "\n").encode()
+Names = Mapping[int, tuple[str, str]]
+"""Scope and name of collections, by id."""
 
 
-def _object(event: Event) -> str:
+def json_line(event: Event, names: Names = MappingProxyType({})) -> bytes:
+    """An event as one line, line feed included; ``names`` are those of its collections, as far as known."""
+    return (_object(event, names) + "\n").encode()
+
+
+def _object(event: Event, names: Names) -> str:
     match event:
         case Mutation():
             return (
                 f'{{"op":"mutation",{_change(event)},{value_member(event.value, event.datatype)},'
                 f'"flags":{event.flags},"expiry":{event.expiry},"datatype":"{_type_name(event.datatype)}",'
-                f"{_snapshot(event.snapshot)}{_more(event)}}}"
+                f"{_snapshot(event.snapshot)}{_more(event, names)}}}"
             )
         case Deletion() | Expiration():
             op = "deletion" if isinstance(event, Deletion) else "expiration"
             return (
                 f'{{"op":"{op}",{_change(event)},"flags":0,"expiry":0,"datatype":"raw",'
-                f'"delete_time":{event.delete_time},{_snapshot(event.snapshot)}{_more(event)}}}'
+                f'"delete_time":{event.delete_time},{_snapshot(event.snapshot)}{_more(event, names)}}}'
             )
         case Snapshot():
             return (
@@ -85,9 +91,12 @@ def _snapshot(snapshot: tuple[int, int]) -> str:
     return f'"snapshot":[{snapshot[0]},{snapshot[1]}]'
 
 
-def _more(event: Mutation | Deletion | Expiration) -> str:
+def _more(event: Mutation | Deletion | Expiration, names: Names) -> str:
     """Members that most changes don't have."""
     collection = f',"collection_id":{event.collection_id}' if event.collection_id else ""
+    if collection and event.collection_id in names:
+        scope, name = names[event.collection_id]
+        collection += f',"scope":{_text(scope)},"collection":{_text(name)}'
     xattrs = f',"xattrs":{_text(event.xattrs)}' if event.xattrs else ""
     return collection + xattrs
 

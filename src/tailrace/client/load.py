@@ -11,8 +11,9 @@ import binascii
 import json
 import random
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..wire.codes import Datatype
+from ..wire.fields import encode_leb128
 from ..wire.kv import DeleteQ, SetQ
 from ..wire.message import MAX_KEY, Message
 from .cluster_map import vbucket_of
@@ -33,6 +35,7 @@ POOL_BYTES = 1 << 20
 MAX_LINE = 32 << 20
 _HEADER_AND_EXTRAS = 32
 _EXPIRY_AT = 28
+_DEFAULT = "_default._default"
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .", dtype=np.uint8)
 assert len(_LETTERS) == 64
 
@@ -203,22 +206,76 @@ def batched(requests: Iterable[Message], most: int = BATCH_DOCUMENTS) -> Iterato
         yield batch
 
 
+class _Parser:
+    """Reads lines that are JSON objects, and has the text of a value that was written there."""
+
+    def __init__(self) -> None:
+        self._decoder = json.JSONDecoder(parse_float=self._float, parse_constant=self._refuse)
+        self._line = ""
+        self._has_floats = False
+
+    def parse(self, line: str) -> Any:
+        self._line, self._has_floats = line, False
+        return self._decoder.decode(line)
+
+    def _float(self, text: str) -> float:
+        self._has_floats = True
+        return float(text)
+
+    def _refuse(self, name: str) -> Any:
+        raise ValueError(f"it has {name}, which is not JSON")
+
+    def value_text(self, value: Any) -> str:
+        """The member ``value`` of the line. Floats lose digits when they are written anew, so where there are
+        any it is cut out as it stands.
+        """
+        if not self._has_floats:
+            return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        found, line = "", self._line
+        at = _after_space(line, line.index("{") + 1)
+        while line[at] != "}":
+            name, at = self._decoder.raw_decode(line, at)
+            begin = _after_space(line, _after_space(line, at) + 1)  # behind the colon
+            _, end = self._decoder.raw_decode(line, begin)
+            if name == "value":
+                found = line[begin:end]
+            at = _after_space(line, end)
+            if line[at] == ",":
+                at = _after_space(line, at + 1)
+        return found
+
+
+def _after_space(text: str, at: int) -> int:
+    while text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
 def from_json_lines(
-    lines: Iterable[bytes], vbucket_count: int, *, collections: bool, json_type: bool, most: int
+    lines: Iterable[bytes],
+    vbucket_count: int,
+    *,
+    collections: bool,
+    json_type: bool,
+    most: int,
+    collection_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> Iterator[FrameBatch]:
     """Writes from lines ``{"key":…,"value":…}``, and from what `tail --json` and `dump` write.
 
     ``key_base64`` and ``value_base64`` stand for bytes that are no text; flags and expiry are taken over; an
-    op ``deletion`` or ``expiration`` deletes, other ops than ``mutation`` are passed over.
+    op ``deletion`` or ``expiration`` deletes, other ops than ``mutation`` are passed over. A line that names
+    a collection goes there; ``collection_ids`` has those of the target, by ``scope.name``.
     """
-    prefix = b"\0" if collections else b""
+    parser = _Parser()
+    ids = {_DEFAULT: 0, **collection_ids} if collections else {}
+    prefixes = {path: encode_leb128(number) for path, number in ids.items()} or {_DEFAULT: b""}
 
     def requests() -> Iterator[Message]:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                made = _request(line, prefix, json_type=json_type)
+                made = _request(line, parser, prefixes, json_type=json_type)
             except (ValueError, struct.error) as error:
                 raise InputError(
                     f"line {number} can't be loaded: {error}; mend it and load again, "
@@ -232,7 +289,9 @@ def from_json_lines(
     return batched(requests(), most)
 
 
-def _request(line: bytes, prefix: bytes, *, json_type: bool) -> tuple[SetQ | DeleteQ, bytes] | None:
+def _request(
+    line: bytes, parser: _Parser, prefixes: Mapping[str, bytes], *, json_type: bool
+) -> tuple[SetQ | DeleteQ, bytes] | None:
     if len(line) > MAX_LINE:
         raise ValueError(f"it has more than {MAX_LINE} bytes")
     try:
@@ -240,7 +299,7 @@ def _request(line: bytes, prefix: bytes, *, json_type: bool) -> tuple[SetQ | Del
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
     try:
-        document = json.loads(text_line)
+        document = parser.parse(text_line)
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON ({error.msg} at column {error.colno})") from None
     except RecursionError:
@@ -256,16 +315,29 @@ def _request(line: bytes, prefix: bytes, *, json_type: bool) -> tuple[SetQ | Del
     raw_key = key.encode() if isinstance(key, str) else key
     if not 1 <= len(raw_key) <= MAX_KEY - 5:
         raise ValueError(f"its key has {len(raw_key)} bytes, not 1 to {MAX_KEY - 5}")
+    wire_key = _prefix(document, prefixes) + raw_key
     if op != "mutation":
-        return DeleteQ(key=prefix + raw_key), raw_key
+        return DeleteQ(key=wire_key), raw_key
     if "value" not in document and "value_base64" not in document:
         raise ValueError("it has no value")
     value = _member(document, "value")
-    is_raw = isinstance(value, bytes)
-    text = value if isinstance(value, bytes) else _compact(value)
-    kind = int(Datatype.JSON) if json_type and not is_raw else 0
+    is_text = isinstance(value, str) and document.get("datatype") == "raw"  # and not a JSON string
+    is_json = not is_text and not isinstance(value, bytes)
+    body = value.encode() if is_text else parser.value_text(value).encode() if is_json else value
+    kind = int(Datatype.JSON) if json_type and is_json else 0
     flags, expiry = (_u32(document.get(name, 0), name) for name in ("flags", "expiry"))
-    return SetQ(key=prefix + raw_key, value=text, flags=flags, expiry=expiry, datatype=kind), raw_key
+    return SetQ(key=wire_key, value=body, flags=flags, expiry=expiry, datatype=kind), raw_key
+
+
+def _prefix(document: dict[str, Any], prefixes: Mapping[str, bytes]) -> bytes:
+    """What stands before the key of a document on the wire: its collection."""
+    scope, name = document.get("scope", "_default"), document.get("collection")
+    if name is None and document.get("collection_id"):
+        raise ValueError(f"it is of collection {document['collection_id']!r} and does not say its name")
+    path = f"{scope}.{name or '_default'}"
+    if path not in prefixes:
+        raise ValueError(f"its collection {path!r} is not there (make it with 'tailrace collections')")
+    return prefixes[path]
 
 
 def _member(document: dict[str, Any], name: str) -> Any:
@@ -277,10 +349,6 @@ def _member(document: dict[str, Any], name: str) -> Any:
         return base64.b64decode(encoded, validate=True)
     except (binascii.Error, TypeError, ValueError):
         raise ValueError(f"its {name}_base64 is not base64") from None
-
-
-def _compact(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def _u32(value: object, name: str) -> int:

@@ -8,10 +8,19 @@ from typing import Any
 
 from ..errors import UsageError
 
-__all__ = ["with_changes"]
+__all__ = ["collection_ids", "with_changes"]
 
 _FIRST_ID = 8
 """Ids below are reserved, 0 is the default."""
+
+
+def collection_ids(manifest: dict[str, Any]) -> dict[str, int]:
+    """The id of each collection, by ``scope.name``."""
+    return {
+        f"{scope['name']}.{one['name']}": int(one["uid"], 16)
+        for scope in manifest["scopes"]
+        for one in scope["collections"]
+    }
 
 
 def with_changes(manifest: dict[str, Any], create: Iterable[str], drop: Iterable[str]) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""What dump and tail --json write load makes again: each document byte for byte, in its collection."""
+
+from __future__ import annotations
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+
+import tailrace.testing
+from tailrace.cli.main import main
+from tailrace.client.kv import KvClient
+from tailrace.client.manifest import with_changes
+from tailrace.protocol.script import ask
+from tailrace.wire.codes import Datatype
+from tailrace.wire.fields import join_xattrs
+from tailrace.wire.kv import SetWithMeta
+
+DOCUMENTS = {
+    # a key in three collections, text that is no JSON, a JSON string, numbers that a float has no room for
+    ("", "k"): b'{"price": 1.10, "big":12345678901234567890.12345678901234567890, "far":1e400, "n":[1, 2]}',
+    ("shop.orders", "k"): b'"text"',
+    ("shop.customers", "k"): b"text",
+    ("", "empty"): b"",
+    ("", "number"): b"0.1000",
+    ("shop.orders", "bytes"): b"\xff\x00",
+    ("", "value"): b'{"value": {"value": 2.50}}',
+}
+COLLECTIONS = ["shop.orders", "shop.customers"]
+
+
+@pytest.fixture
+def source():
+    with tailrace.testing.node(vbuckets=4) as node, KvClient(node.url) as client:
+        client.set_manifest(with_changes(client.manifest(), COLLECTIONS, []))
+        for (collection, key), value in DOCUMENTS.items():
+            client.set(key, value, collection=collection, flags=7, datatype=0)
+        yield node
+
+
+@pytest.mark.parametrize("command", [["dump"], ["tail", "--to", "now", "--json"]])
+def test_documents_come_back_as_they_were(source, tmp_path, capfdbinary, command):
+    assert main([command[0], source.url, *command[1:]]) == 0
+    lines = tmp_path / "documents.jsonl"
+    lines.write_bytes(capfdbinary.readouterr().out)
+    with tailrace.testing.node(vbuckets=16) as target, KvClient(target.url) as client:
+        # a collection that is not there is an error, not another place
+        assert main(["load", target.url, "--from", str(lines)]) == 1
+        assert b"shop." in capfdbinary.readouterr().err
+        client.set_manifest(with_changes(client.manifest(), ["other.x", *COLLECTIONS], []))
+        assert main(["load", target.url, "--from", str(lines)]) == 0
+        with KvClient(source.url) as before:
+            for (collection, key), value in DOCUMENTS.items():
+                found, there = (one.get(key, collection=collection) for one in (client, before))
+                assert (found.value, found.flags, found.datatype) == (value, 7, there.datatype)
+
+
+def test_lines_of_a_collection_say_its_name(source, capfdbinary):
+    assert main(["dump", source.url]) == 0
+    found = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    with KvClient(source.url) as client:
+        orders = client.collection_id("shop.orders")
+    named = {(one.get("scope"), one.get("collection"), one.get("collection_id")) for one in found}
+    assert len(found) == len(DOCUMENTS)
+    assert ("shop", "orders", orders) in named and (None, None, None) in named and len(named) == 3
+
+
+def test_dump_has_xattrs_if_they_are_asked_for(source, capfdbinary):
+    request = SetWithMeta(
+        key=b"\0with",
+        value=join_xattrs({"note": b'"x"'}, b"{}"),
+        datatype=Datatype.JSON | Datatype.XATTR,
+        rev_seqno=1,
+        meta_cas=1,
+    )
+    with KvClient(source.url) as client:
+        request.vbucket = client.vbucket_of("with")
+        client._on(request.vbucket, lambda: ask(request, "set with meta"))
+    for options, xattrs in (([], None), (["--xattrs"], {"note": "x"})):
+        assert main(["dump", source.url, *options]) == 0
+        found = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+        assert [one.get("xattrs") for one in found if one.get("key") == "with"] == [xattrs]
+
+
+def test_load_reads_stdin(source, monkeypatch, capfdbinary):
+    stdin = io.BytesIO(b'{"key":"piped","value":[1]}\n')
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stdin))
+    assert main(["load", source.url, "--from", "-", "--json"]) == 0
+    assert json.loads(capfdbinary.readouterr().out)["writes"] == 1
+    assert source.get("piped") == [1]
