@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..connstr import ConnectionString
-from ..errors import StatusError, TailraceError
+from ..errors import StatusError, TailraceError, UsageError
 from .common import DURATION
 
 if TYPE_CHECKING:
@@ -141,8 +141,10 @@ def tap_name_option(function: F) -> F:
     )(function)
 
 
-def remembered(tap_name: str) -> TapSettings:
+def remembered(tap_name: str, dialect: str) -> TapSettings:
     """A TAP reader whom the node knows by name."""
+    if dialect != "tap":
+        raise UsageError("--tap-name goes with --dialect tap; elsewhere --state FILE keeps the place")
     from ..protocol.tap_reader import TapSettings
 
     return TapSettings(name=tap_name, registered=True)

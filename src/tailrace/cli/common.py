@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -20,10 +21,11 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..connstr import parse
-from ..errors import UsageError
+from ..errors import TailraceError, UsageError
 from ..units import parse_duration_s, parse_integer, parse_share, parse_size
 
 __all__ = [
+    "CAS",
     "DURATION",
     "INTEGER",
     "SHARE",
@@ -35,6 +37,7 @@ __all__ = [
     "JsonLines",
     "Progress",
     "Session",
+    "cant_listen",
     "command",
     "counted",
     "group",
@@ -42,6 +45,7 @@ __all__ = [
     "note",
     "progress",
     "run",
+    "standard_input",
     "text_or_base64",
     "url_argument",
     "use_colour",
@@ -102,6 +106,10 @@ class Command(_Documented):
 class Group(_Documented, click.Group):
     """A command with commands of its own."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("no_args_is_help", False)  # one that is missing is an error, and that is one line
+        super().__init__(*args, **kwargs)
+
 
 def command(name: str, *, example: str, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
     """Make a command of a function; its docstring is the help, ``example`` one or more command lines."""
@@ -140,6 +148,7 @@ class Integer(_Parsed):
 
 
 INTEGER = Integer()
+CAS = Integer(0, (1 << 64) - 1)
 SIZE = _Parsed("size", parse_size)
 DURATION = _Parsed("duration", parse_duration_s)
 SHARE = _Parsed("share", parse_share)
@@ -154,6 +163,21 @@ def url_argument(function: F) -> F:
 def json_option(help_text: str = "Write the result as JSON.") -> Callable[[F], F]:
     """The option ``--json``, as ``as_json: bool``."""
     return click.option("--json", "as_json", is_flag=True, help=help_text)
+
+
+def cant_listen(host: str, port: int, error: OSError, option: str = "--port") -> TailraceError:
+    """The error for an address that can't be listened on; ``option`` gave its port."""
+    reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+    if error.errno != errno.EADDRINUSE:
+        option = f"--host or {option}"
+    return TailraceError(f"can't listen on {host}:{port}: {reason}, choose another {option}")
+
+
+def standard_input() -> IO[bytes]:
+    """What a command reads where no file is named."""
+    if sys.stdin is None:  # whoever started us has closed it
+        raise UsageError("stdin is closed, so there is nothing to read: give a file")
+    return sys.stdin.buffer
 
 
 # output

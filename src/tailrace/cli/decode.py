@@ -19,7 +19,7 @@ from ..wire.describe import Description
 from ..wire.dialect import DIALECTS, Dialect
 from ..wire.message import Direction
 from ..wire.offline import Observer, Tape, is_whole, read
-from .common import Integer, JsonLines, json_option, note, use_colour
+from .common import Integer, JsonLines, json_option, note, standard_input, use_colour
 from .common import command as make_command
 
 MAX_INPUT = 256 << 20
@@ -142,7 +142,7 @@ def _text_writer() -> Callable[[Shown], None]:
 
 def _opened(file: str) -> contextlib.AbstractContextManager[IO[bytes]]:
     if file == "-":
-        return contextlib.nullcontext(sys.stdin.buffer)
+        return contextlib.nullcontext(standard_input())
     return Path(file).open("rb")
 
 

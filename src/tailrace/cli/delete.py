@@ -9,7 +9,7 @@ import click
 from ..connstr import ConnectionString
 from ..errors import TailraceError
 from .client import collection_option, open_kv, tls_options
-from .common import INTEGER, url_argument
+from .common import CAS, url_argument
 from .common import command as make_command
 
 
@@ -17,7 +17,7 @@ from .common import command as make_command
 @url_argument
 @click.argument("key")
 @collection_option
-@click.option("--cas", type=INTEGER, default=0, help="Only if the document still has this CAS.")
+@click.option("--cas", type=CAS, default=0, help="Only if the document still has this CAS.")
 @tls_options
 def command(url: ConnectionString, key: str, collection: str, cas: int, **tls: Any) -> None:
     """Delete a document.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from .common import (
     json_option,
     note,
     progress,
+    standard_input,
     url_argument,
 )
 from .common import command as make_command
@@ -123,5 +123,5 @@ def command(
 
 
 def _lines(source: Path) -> Iterator[bytes]:
-    with sys.stdin.buffer if str(source) == "-" else source.open("rb") as file:
+    with standard_input() if str(source) == "-" else source.open("rb") as file:
         yield from file

@@ -16,13 +16,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
 from .. import __version__
-from ..errors import ConnectError, TailraceError, UsageError
+from ..errors import ConnectError, StatusError, TailraceError, UsageError
 from .common import Group, Session
 
 __all__ = ["COMMANDS", "cli", "main"]
@@ -113,6 +114,7 @@ def cli(ctx: click.Context) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code; nothing but a bug leaves it as an exception."""
     session = Session()
+    _open_what_is_closed()
     try:
         with _sigterm_ends_with_0():
             result = _run(sys.argv[1:] if argv is None else list(argv), session)
@@ -175,6 +177,8 @@ def _explain(error: Exception) -> tuple[int, str]:
             return WRONG_USAGE, str(error)
         case ConnectError():
             return NO_PEER, str(error)
+        case StatusError():
+            return ANSWER_IS_NO, f"{error}, {_advice(error.status)}"
         case TailraceError():
             return ANSWER_IS_NO, str(error)
         case ConnectionError() | EOFError():
@@ -189,6 +193,28 @@ def _explain(error: Exception) -> tuple[int, str]:
             return ANSWER_IS_NO, "out of memory, give the command less to do at once"
     kind = type(error).__name__
     return ANSWER_IS_NO, f"a bug in Tailrace ({kind}: {error}), run it again with --debug and report it"
+
+
+def _advice(status: int) -> str:
+    """What to do when a server refuses a request with this status."""
+    from ..wire.codes import Status
+
+    match status:
+        case Status.KEY_ENOENT:
+            return "there is no such document, check the key and the bucket"
+        case Status.KEY_EEXISTS:
+            return "the document has another CAS by now: get it again"
+        case Status.LOCKED:
+            return "somebody has locked the document: try again when it is unlocked"
+        case Status.UNKNOWN_COLLECTION | Status.UNKNOWN_SCOPE:
+            return "'tailrace collections URL' shows those that there are"
+        case Status.ETMPFAIL | Status.EBUSY | Status.ENOMEM:
+            return "the server is busy: try again later"
+        case Status.EACCESS | Status.AUTH_ERROR:
+            return "log in as a user who may do that"
+        case Status.UNKNOWN_COMMAND | Status.NOT_SUPPORTED:
+            return "this server can't do that"
+    return "the server's log may say more"
 
 
 def _usage(error: click.UsageError) -> str:
@@ -207,6 +233,13 @@ def _reason(error: Exception) -> str:
 
 
 # signals and pipes
+
+
+def _open_what_is_closed() -> None:
+    """Stand in for stdout and stderr if whoever started us has closed them (``>&-``)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
 @contextlib.contextmanager

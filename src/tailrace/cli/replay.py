@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .common import Integer, note, run
+from .common import Integer, cant_listen, note, run
 from .common import command as make_command
 
 
@@ -38,7 +38,10 @@ async def _replay(recording: object, host: str, port: int) -> None:
 
     assert isinstance(recording, Recording)
     server = ReplayServer(recording)
-    await server.start(host, port)
+    try:
+        await server.start(host, port)
+    except OSError as error:
+        raise cant_listen(host, port, error) from None
     click.echo(f"tailrace: replaying {str(recording.path)!r} on {host}:{server.port}")
     note("stop it with Ctrl-C")
     try:

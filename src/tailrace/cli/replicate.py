@@ -64,7 +64,7 @@ def command(
     if url.tls or target.tls:
         given["tls"] = tls_from(options)
     if tap_name is not None:
-        given["tap_settings"] = remembered(tap_name)
+        given["tap_settings"] = remembered(tap_name, dialect)
     with Replicator(url, target, **given) as replicator:
         with progress("replicating", replicator.total() if end == "now" else None) as bar:
             for count in replicator.run(start, end):

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import StoreError, TailraceError, UsageError
-from .common import SIZE, Integer
+from ..errors import StoreError, UsageError
+from .common import SIZE, Integer, cant_listen
 from .common import command as make_command
 
 if TYPE_CHECKING:
@@ -221,11 +221,14 @@ def _tls_context(cert: Path | None, key: Path | None, port: int | None) -> ssl.S
         raise UsageError("--tls-cert and --tls-key go together")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for file in (cert, key):
+        file.open("rb").close()  # ssl does not say which one can't be read
     try:
         context.load_cert_chain(cert, key)
     except ssl.SSLError as error:
         raise UsageError(
-            f"--tls-cert and --tls-key are no certificate with its key: {error.reason}"
+            f"--tls-cert {str(cert)!r} and --tls-key {str(key)!r} are no certificate with its key in PEM: "
+            f"{error.reason or error}"
         ) from None
     return context
 
@@ -267,7 +270,10 @@ async def _serve(options: _Options) -> None:
         _tell(options, server, web_port)
         await stopped.wait()
     finally:
-        await server.stop()
+        try:
+            await server.stop()
+        except StoreError as error:
+            raise StoreError(f"{error}; the node has stopped, and what was not on disk is lost") from error
 
 
 def _give_memory_back(loop: asyncio.AbstractEventLoop) -> None:
@@ -285,7 +291,9 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
     from ..store.engine import Engine
 
     sockets = _listen(listen, options.host, options.port)
-    tls_sockets = _listen(listen, options.host, options.tls_port) if options.tls is not None else None
+    tls_sockets = None
+    if options.tls is not None:
+        tls_sockets = _listen(listen, options.host, options.tls_port, "--tls-port")
     store_settings = options.settings.for_store()
     store_settings.tombstone_value = tombstone_value
     engine = Engine(options.data, settings=store_settings)
@@ -305,7 +313,7 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
         await server.start(sockets, tls_sockets, options.tls)
         web_port = None
         if options.web_port is not None:
-            web_port = await server.start_web(_listen(listen, options.host, options.web_port))
+            web_port = await server.start_web(_listen(listen, options.host, options.web_port, "--web-port"))
     except BaseException:
         engine.close()
         raise
@@ -325,14 +333,12 @@ def _make_buckets(engine: Engine, options: _Options) -> None:
             )
 
 
-def _listen(listen: object, host: str, port: int) -> list[socket.socket]:
+def _listen(listen: object, host: str, port: int, option: str = "--port") -> list[socket.socket]:
     assert callable(listen)
     try:
         found: list[socket.socket] = listen(host, port)
     except OSError as error:
-        raise TailraceError(
-            f"can't listen on {host}:{port}: {error.strerror}, choose another --port"
-        ) from None
+        raise cant_listen(host, port, error, option) from None
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -13,7 +12,7 @@ from ..errors import ConnectError, StatusError, TailraceError
 from ..wire.codes import Datatype, Status
 from ..wire.fields import is_json
 from .client import collection_option, explained, open_kv, tls_options
-from .common import DURATION, INTEGER, Integer, JsonLines, json_option, url_argument
+from .common import CAS, DURATION, Integer, JsonLines, json_option, standard_input, url_argument
 from .common import command as make_command
 
 _SAFE_BYTES = 20 << 20
@@ -37,7 +36,7 @@ tailrace set couchbase://127.0.0.1 session::9 '{}' --expiry 30m
 @collection_option
 @click.option("--expiry", type=DURATION, help="Delete the document after this time.")
 @click.option("--flags", type=Integer(0, 0xFFFF_FFFF), default=0, help="A number to keep with the document.")
-@click.option("--cas", type=INTEGER, default=0, help="Only if the document still has this CAS.")
+@click.option("--cas", type=CAS, default=0, help="Only if the document still has this CAS.")
 @json_option("Write what the document got as JSON.")
 @tls_options
 def command(
@@ -55,7 +54,7 @@ def command(
 
     Without VALUE it is read from stdin, byte for byte. What is JSON is stored as JSON.
     """
-    data = sys.stdin.buffer.read() if value is None else value.encode("utf-8", "surrogateescape")
+    data = standard_input().read() if value is None else value.encode("utf-8", "surrogateescape")
     expires_at_s = 0 if expiry is None else max(1, int(SYSTEM.time_ns() / 1e9 + expiry))
     with open_kv(url, tls) as client:
         try:

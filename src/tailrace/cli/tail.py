@@ -93,7 +93,7 @@ def command(
     chosen = None if vbuckets is None else parse_vbuckets(vbuckets)
     given = connect_options(url, options, purpose="tail", dialect=dialect, retry_for_s=retry_for)
     if tap_name is not None:
-        given["tap_settings"] = remembered(tap_name)
+        given["tap_settings"] = remembered(tap_name, dialect)
     elif tap_forget:
         raise UsageError("--tap-forget is for a reader with a name; give --tap-name too")
     positions = None

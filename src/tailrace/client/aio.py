@@ -36,6 +36,7 @@ from .catalog import Catalog
 from .connection import Connection
 from .events import Event
 from .everybody import Everybody
+from .kv_connection import no_connection
 from .nodes import Nodes
 from .options import SourceOptions, read_options, resolve
 from .piece import Piece
@@ -467,9 +468,9 @@ class Source:
         except TimeoutError:
             self._lost(address, ConnectError(f"{address} does not answer"))
         except (OSError, ssl.SSLError) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            what = f"can't connect to {address}: {reason}; is the node running and the port right?"
-            self._lost(address, ConnectError(what))
+            # a refused connection has not come to TLS
+            at_tls = self._tls is not None and (isinstance(error, ssl.SSLError) or not error.errno)
+            self._lost(address, no_connection(address, error, tls=at_tls))
 
     def _connected(self, connection: Connection) -> DcpConsumer:
         """A connection is made; the consumer that belongs on it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -116,16 +117,27 @@ def dial(address: Address, tls: ssl.SSLContext | None, timeout_s: float) -> sock
     except TimeoutError:
         raise ConnectError(f"{address} does not answer; is the node running and the port right?") from None
     except OSError as error:
-        raise ConnectError(
-            f"can't connect to {address}: {_reason(error)}; is the node running and the port right?"
-        ) from error
+        raise no_connection(address, error) from error
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return plain if tls is None else tls.wrap_socket(plain, server_hostname=address.host)
     except (OSError, ValueError) as error:
         plain.close()
-        raise ConnectError(f"no TLS connection to {address}: {_reason(error)}") from error
+        raise no_connection(address, error, tls=True) from error
+
+
+def no_connection(address: Address, error: Exception, *, tls: bool = False) -> ConnectError:
+    """Why there is none, and what to look at; ``tls`` if it failed at that."""
+    if tls:
+        advice = "does it speak TLS on this port, and is its certificate one that you believe?"
+        return ConnectError(f"no TLS connection to {address}: {_reason(error)}; {advice}")
+    return ConnectError(
+        f"can't connect to {address}: {_reason(error)}; is the node running and the port right?"
+    )
 
 
 def _reason(error: Exception) -> str:
+    number = error.errno if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else None
+    if number is not None and number > 0:
+        return os.strerror(number)  # asyncio has words of its own
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -62,7 +62,7 @@ class Engine:
             version = self._check_format()  # before the lock, which leaves a file
             files.lock(LOCK)
         except OSError as error:
-            raise StoreError(f"the data directory can't be used: {error.strerror or error}") from error
+            raise self._unusable(error) from error
         try:
             if version < FORMAT_VERSION:  # what is older is read, and what is written from now on is new
                 files.replace(FORMAT, MAGIC + bytes([FORMAT_VERSION]) + b"\n")
@@ -71,7 +71,7 @@ class Engine:
                     self._open(name)
         except OSError as error:
             files.unlock()
-            raise StoreError(f"the data directory can't be used: {error.strerror or error}") from error
+            raise self._unusable(error) from error
         except BaseException:
             files.unlock()
             raise
@@ -79,6 +79,12 @@ class Engine:
     @property
     def buckets(self) -> Mapping[str, Bucket]:
         return self._buckets
+
+    def _unusable(self, error: OSError) -> StoreError:
+        where = "" if error.filename is None else f" ({os.fsdecode(error.filename)!r})"
+        return StoreError(
+            f"the data directory can't be used: {error.strerror or error}{where}, choose another one"
+        )
 
     def _check_format(self) -> int:
         """The format of what is there, 0 if this is no store yet. A newer one is refused before anything in
@@ -89,7 +95,9 @@ class Engine:
             if any(name.startswith(PREFIX) for name in names):
                 raise StoreCorrupt(f"{FORMAT} is missing from the data directory: restore it from a copy")
             if foreign := [name for name in names if name not in (LOCK, FORMAT + ".new")]:
-                raise StoreError(f"the data directory is not empty and no store: it has {foreign[0]!r}")
+                raise StoreError(
+                    f"the data directory is not empty and no store: it has {foreign[0]!r}, choose another one"
+                )
             return 0
         file = self.files.open(FORMAT)
         data = file.read(file.size, 0)

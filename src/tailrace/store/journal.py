@@ -173,7 +173,7 @@ class CommitJob(BaseJob):
         self._bucket = bucket
 
     def __str__(self) -> str:
-        return f"changes of bucket {self._bucket.name} could not be written, and stay queued"
+        return f"changes of bucket {self._bucket.name} could not be written"
 
     def _work(self) -> None:
         self._bucket.journal.commit(self.batch)
