@@ -137,3 +137,25 @@ def test_a_command_that_takes_time_keeps_its_place_before_the_streams_answers(no
         other.ok(admin.Noop())
         other.ok(admin.StartPersistence())
         assert [wire.frame().opaque for _ in range(3)] == [1, 2, 3]
+
+
+def test_controls_are_for_streams_that_are_asked_for_later(node):
+    """With sync replication a marker has another layout."""
+
+    def write_and_read(vbucket, key):
+        node.set(key, 1, vbucket=vbucket)
+        while (frame := wire.frame()).opcode != dcp.DcpSnapshotMarker.OPCODE:
+            pass
+        assert frame.vbucket == vbucket
+        while wire.frame().opcode != dcp.DcpMutation.OPCODE:
+            pass
+        return len(frame.extras)
+
+    with opened(node, b"later") as wire:
+        wire.ok(dcp.DcpStreamRequest(vbucket=2))
+        assert write_and_read(2, "first") == 20
+        wire.ok(control(b"enable_sync_writes"))
+        wire.ok(control(b"consumer_name", b"me"))
+        assert write_and_read(2, "second") == 20
+        wire.ok(dcp.DcpStreamRequest(vbucket=3))
+        assert write_and_read(3, "third") == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from copy import copy
 
 from ..errors import MalformedMessage
 from ..frames import CHUNK_BYTES
@@ -190,7 +191,9 @@ class DcpProducer(StreamProducer):
         log = accepted.vbucket.failover_log.to_bytes()
         self._answer(frame, value=log)
         self._forget((message.vbucket, accepted.stream_id))
-        stream = ProducerStream(accepted, self._options, self._host, self._slots, self._stream_ready)
+        # as they are now: later controls are for later streams; all share the window
+        options = copy(self._options)
+        stream = ProducerStream(accepted, options, self._host, self._slots, self._stream_ready)
         self._streams[message.vbucket, accepted.stream_id] = stream
         if stream.is_takeover:
             self._takeovers.append(stream)
