@@ -811,6 +811,14 @@ def test_connects_that_are_refused(node):
         assert peer.is_closed()
 
 
+def test_without_the_default_collection_there_is_no_tap(node):
+    with Peer(node) as peer:
+        manifest = b'{"uid":"1","scopes":[{"name":"_default","uid":"0","collections":[]}]}'
+        assert peer.ask(packet(0x80, 0xB9, value=manifest)).half == 0
+        assert peer.ask(tap_connect(b"n", 0)).half == 0x83
+        assert peer.is_closed()
+
+
 def test_a_producer_connection_takes_no_pushes_and_no_second_connect(node):
     for second in (SEED["tap.mutation"], SEED["tap.connect"], SEED["tap.flush"]):
         with Peer(node) as peer:

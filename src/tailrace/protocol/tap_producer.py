@@ -172,11 +172,15 @@ class TapProducer(TapSender):
         try:
             request = TapConnect.decode(frame)
             options = request.options()
-            StreamFilter.make(StreamValue(), host.bucket.manifest, collections=False)
         except MalformedMessage as error:
             flags = int.from_bytes(frame.extras, "big")
             silent = flags & TapConnectFlag.BACKFILL and len(frame.value) < 8
             self._refuse(frame, None if silent else error.status, str(error))
+            return
+        try:
+            StreamFilter.make(StreamValue(), host.bucket.manifest, collections=False)
+        except MalformedMessage as error:
+            self._refuse(frame, Status.NOT_SUPPORTED, str(error))
             return
         if len(request.key) > MAX_NAME_BYTES:
             self._refuse(frame, Status.EINVAL, f"a name has up to {MAX_NAME_BYTES} bytes")
