@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from serverkit import Wire
@@ -19,6 +21,17 @@ from tailrace.wire.dcp import (
 from tailrace.wire.fields import encode_failover_log
 from tailrace.wire.header import Frame
 from tailrace.wire.message import Message, Response
+
+PATIENCE_S = 60.0
+
+
+def until(check: Callable[[], Any], what: str) -> Any:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := check()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+    return found
 
 
 class Controller(Wire):

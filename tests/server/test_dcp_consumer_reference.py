@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from controller import Controller, marker, mutation
+from controller import Controller, marker, mutation, until
+from serverkit import Wire
 
 import tailrace.testing
 from tailrace.testing.running import RunningNode
+from tailrace.wire import admin
 from tailrace.wire.codes import Feature, Status, SystemEventId, VBucketState
 from tailrace.wire.dcp import (
     DcpAddStream,
@@ -141,3 +143,28 @@ def test_framing_extras_of_a_consumers_requests(replica: RunningNode) -> None:
         peer.hello(Feature.UNORDERED_EXECUTION)
         peer.send(mutation(opaque, 1))
         assert peer.next().status == Status.NOT_SUPPORTED
+
+
+def test_the_snapshot_that_is_on_disk_in_part_is_told(replica: RunningNode) -> None:
+    def told(port: int) -> dict[bytes, bytes]:
+        with Wire(port) as wire:
+            wire.send(admin.Stat(key=b"vbucket-seqno 0"))
+            found = {}
+            while (frame := wire.frame()).key:
+                found[frame.key] = frame.value
+            return found
+
+    with Controller(replica.port) as peer, Wire(replica.port) as other:
+        opaque = peer.begin()
+        peer.send(marker(opaque, 0, 2), mutation(opaque, 2))
+        peer.send(marker(opaque, 3, 9), mutation(opaque, 5, b"l"))
+        until(lambda: replica.high_seqno(0) == 5, "the changes did not come")
+        other.ok(admin.SeqnoPersistence(vbucket=0, seqno=5))
+        found = told(replica.port)
+        assert found[b"vb_0:last_persisted_seqno"] == b"5"
+        assert found[b"vb_0:last_persisted_snap_start"] == b"2"
+        assert found[b"vb_0:last_persisted_snap_end"] == b"9"
+        assert peer.status_of(mutation(opaque, 9, b"m")) == 0
+        other.ok(admin.SeqnoPersistence(vbucket=0, seqno=9))
+        found = told(replica.port)
+        assert found[b"vb_0:last_persisted_snap_start"] == found[b"vb_0:last_persisted_snap_end"] == b"9"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from controller import Controller, marker, mutation
+from controller import Controller, marker, mutation, until
 from serverkit import Bench, Wire
 
 import tailrace.testing
@@ -43,17 +42,6 @@ from tailrace.wire.dcp import (
 from tailrace.wire.header import Frame
 from tailrace.wire.kv import Get, Set
 from tailrace.wire.message import Message, Response
-
-PATIENCE_S = 60.0
-
-
-def until(check: Callable[[], Any], what: str) -> Any:
-    """Wait for something to become true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := check()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-    return found
 
 
 def contents(node: RunningNode, vbucket: int) -> tuple[list[bytes], list[tuple[int, int]]]:

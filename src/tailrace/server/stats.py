@@ -111,10 +111,13 @@ def _vbucket_details_group(node: Node, bucket: ServedBucket, words: list[str]) -
 
 def _seqno_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
     for one in _chosen(bucket, words):
-        start, end = (one.persisted_seqno, one.persisted_seqno) if one.persisted_seqno else (0, 0)
+        # of a replica in the middle of a snapshot that snapshot, else the state that is on disk
+        persisted, (start, end) = one.persisted_seqno, one.received
+        if not start < persisted < end:
+            start = end = persisted
         yield f"vb_{one.id}:high_seqno", one.high_seqno
         yield f"vb_{one.id}:abs_high_seqno", one.high_seqno
-        yield f"vb_{one.id}:last_persisted_seqno", one.persisted_seqno
+        yield f"vb_{one.id}:last_persisted_seqno", persisted
         yield f"vb_{one.id}:uuid", one.uuid
         yield f"vb_{one.id}:purge_seqno", one.purge_seqno
         yield f"vb_{one.id}:last_persisted_snap_start", start
