@@ -153,6 +153,24 @@ def test_names_that_nobody_can_have_are_malformed(wire):
     assert wire.ok(admin.GetScopeId(value=b"_default._default")).scope_id == 0
 
 
+def test_a_default_collection_that_was_dropped_is_unknown_to_everybody():
+    with tailrace.testing.node(vbuckets=2) as node, Wire(node.port) as wire, Wire(node.port) as plain:
+        wire.hello(Feature.XERROR)
+        plain.ok(kv.Set(key=b"k", value=b"1"))
+        plain.ok(kv.Get(key=b"k"))
+        dropped = b'{"uid":"1","scopes":[{"name":"_default","uid":"0","collections":[]}]}'
+        plain.ok(admin.SetCollectionsManifest(value=dropped))
+        requests = (
+            kv.Get(key=b"k"),
+            kv.Set(key=b"k", value=b"2"),
+            kv.Delete(key=b"k"),
+            kv.Increment(key=b"n"),
+        )
+        for request in requests:
+            assert wire.refused(request) == Status.UNKNOWN_COLLECTION
+            assert plain.refused(request) == Status.EINVAL  # which it understands
+
+
 def test_who_has_no_collections_is_told_the_seqnos_of_the_default_one():
     with tailrace.testing.node(vbuckets=2) as node, Wire(node.port) as wire, Wire(node.port) as plain:
         wire.hello(Feature.COLLECTIONS)

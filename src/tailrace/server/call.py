@@ -206,10 +206,8 @@ class Call(Generic[M_co]):
         """A document's key as the store has it from one as the peer sends it; its collection exists."""
         collections = self.session.prefixed_keys
         self.collection = checked_key(key, collections=collections)
-        if not collections:
-            return b"\0" + key
         self.check_collection(self.collection)
-        return key
+        return key if collections else b"\0" + key
 
     def check_collection(self, collection: int) -> None:
         """0x88 if there is no such collection."""
