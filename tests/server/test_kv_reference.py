@@ -12,7 +12,7 @@ from serverkit import Wire
 import tailrace.testing
 from tailrace import snappy
 from tailrace.wire import admin, dcp, kv, subdoc
-from tailrace.wire.codes import Datatype, Feature, Op, Status, WithMetaOption
+from tailrace.wire.codes import Datatype, Feature, Op, Status, VBucketState, WithMetaOption
 from tailrace.wire.fields import join_xattrs, split_xattrs
 from tailrace.wire.header import Frame
 
@@ -195,3 +195,12 @@ def test_who_has_no_collections_is_told_the_seqnos_of_the_default_one():
                 ]
         plain.ok(kv.Set(key=b"b", value=b"1"))
         assert plain.ok(admin.GetAllVbSeqnos()).seqnos == {0: 6, 1: 0}
+
+
+@pytest.mark.parametrize("state", [VBucketState.REPLICA, VBucketState.PENDING, VBucketState.DEAD])
+def test_a_vbucket_that_was_active_is_as_far_as_it_was(state):
+    with tailrace.testing.node(vbuckets=1) as node, Wire(node.port) as wire:
+        for at in range(3):
+            node.set(f"k{at}", at, vbucket=0)
+        node.set_vbucket_state(0, state)
+        assert wire.ok(admin.GetAllVbSeqnos(state=state)).seqnos == {0: 3}

@@ -109,7 +109,7 @@ def get_all_vb_seqnos(call: Call[admin.GetAllVbSeqnos]) -> Reply:
     def seqno(one: VBucket) -> int:
         if request.collection_id is not None or not is_plain:
             return one.collection_high_seqno([request.collection_id or 0])
-        return one.high_seqno if one.state == VBucketState.ACTIVE else one.received.end
+        return max(one.high_seqno, one.received.end)  # one that was active has received nothing
 
     found = [one for one in call.bucket.store if one.state in states]
     return call.success(value=b"".join(_VB_SEQNO.pack(one.id, seqno(one)) for one in found))
