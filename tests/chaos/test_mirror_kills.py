@@ -160,7 +160,7 @@ class Kills:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """It, its JVM and its workers: they are a session of their own."""
+    """It and whatever is in its session; its JVM has one of its own, and ends when the driver has."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 

@@ -15,7 +15,9 @@ import pytest
 
 import tailrace.testing
 from tailrace.cli.main import main
+from tailrace.cli.spark_options import explained_query_error
 from tailrace.client.kv import KvClient
+from tailrace.errors import ConnectError
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +144,28 @@ def test_a_node_that_stops_with_a_full_disk_says_what_is_lost(tmp_path: Path) ->
             process.communicate()
     assert process.returncode == 1
     assert err.splitlines()[-1].endswith("the node has stopped, and what was not on disk is lost")
+
+
+def test_a_query_that_lost_its_node_is_no_difference() -> None:
+    """`verify` ends with 1 if there are differences, so with 3 if there is no node to ask."""
+    wrapped = (
+        "[STREAM_FAILED] Query stopped\nTraceback:\n  File x\ntailrace.errors.LoginError: refused, check it\n"
+    )
+    explained = explained_query_error(RuntimeError(wrapped))
+    assert isinstance(explained, ConnectError) and str(explained) == "refused, check it"
+    loss = explained_query_error(RuntimeError(wrapped.replace("errors.LoginError", "spark.feed.DataLoss")))
+    assert not isinstance(loss, ConnectError) and str(loss) == "refused, check it"
+    own = ConnectError("gone")
+    assert explained_query_error(own) is own
+    other = explained_query_error(RuntimeError("no\nidea"))
+    assert str(other) == "the query stopped: no, see --debug for all of it"
+
+
+@pytest.mark.parametrize("command", ["plan", "vacuum"])
+def test_a_table_is_no_file(
+    capfd: pytest.CaptureFixture[str], node: tailrace.testing.Node, tmp_path: Path, command: str
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    url = [node.url] if command == "plan" else []
+    assert "is a file, and a table is a folder" in error(capfd, 2, command, *url, file)

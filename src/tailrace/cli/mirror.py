@@ -15,11 +15,12 @@ from ..clock import SYSTEM
 from ..connstr import ConnectionString
 from ..store.files import atomic_write
 from .client import retry_option, tls_options
-from .common import DURATION, INTEGER, counted, json_option, note, progress, url_argument
+from .common import DURATION, Integer, counted, json_option, note, progress, url_argument
 from .common import command as make_command
 from .spark_options import (
     collection_paths,
     explained_query_error,
+    java_may_be_gone,
     open_spark,
     source_options_of,
     spark_options,
@@ -46,7 +47,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @click.option("--keep-deletes", is_flag=True, help="Keep deleted documents as rows that are marked as such.")
 @click.option("--changes", metavar="PATH", help="Append every change to this Delta table too.")
 @click.option("--trigger", type=DURATION, help="Time between two commits.  [default: as fast as it goes]")
-@click.option("--max-rows", type=INTEGER, help="The most changes of a batch.")
+@click.option("--max-rows", type=Integer(1), help="The most changes of a batch.")
 @click.option(
     "--metrics-file",
     type=click.Path(dir_okay=False),
@@ -147,9 +148,11 @@ def command(
                 while not received and not query.awaitTermination(1):
                     pass
             except Exception as error:
-                raise explained_query_error(error) from error
+                if not received:  # else Java was told to stop as well, and is gone
+                    raise explained_query_error(error) from error
             finally:
-                query.stop()
+                with java_may_be_gone():
+                    query.stop()
                 mirror.tidy_up()
         if signal.SIGINT in received:
             raise KeyboardInterrupt

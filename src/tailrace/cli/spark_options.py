@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from .. import errors
 from ..connstr import ConnectionString
-from ..errors import TailraceError, UsageError
+from ..errors import ConnectError, TailraceError, UsageError
 from .common import Session
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "collection_paths",
     "explained_query_error",
+    "java_may_be_gone",
     "need_spark",
     "open_spark",
     "source_options_of",
@@ -67,14 +71,65 @@ def open_spark(master: str | None, conf: tuple[str, ...], *, name: str) -> Itera
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     prepare_environment()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as said, contextlib.nullcontext() if debug else _quiet_python():
         if not debug and "SPARK_REMOTE" not in os.environ:
-            _start_quiet_java(settings, said)
-        spark = session(name, master=master, **settings)
+            with _signals_wait():
+                _start_quiet_java(settings, said)
+        with _own_interrupt_handler():
+            spark = session(name, master=master, **settings)
         try:
             yield spark
         finally:
-            spark.stop()
+            with java_may_be_gone():
+                spark.stop()
+
+
+@contextlib.contextmanager
+def _quiet_python() -> Iterator[None]:
+    """While the block runs, nothing is logged: Spark logs the traceback of every call that is interrupted."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Signals to stop come when the block is done: a Java that is left alone while it starts never ends."""
+    received: list[int] = []
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, lambda which, _frame: received.append(which))
+    try:
+        yield
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
+        for which in received[:1]:
+            signal.raise_signal(which)
+
+
+@contextlib.contextmanager
+def _own_interrupt_handler() -> Iterator[None]:
+    """Ctrl-C stays ours: Spark's handler would speak to Java in the middle of another call."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def java_may_be_gone() -> Iterator[None]:
+    """For the end of a run: whoever stops a service stops all its processes at once."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    with contextlib.suppress(Py4JError, OSError, EOFError):
+        yield
 
 
 def _start_quiet_java(settings: Mapping[str, str], said: IO[bytes]) -> None:
@@ -89,7 +144,9 @@ def _start_quiet_java(settings: Mapping[str, str], said: IO[bytes]) -> None:
         return
     try:
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-        gateway = launch_gateway(conf, {"stderr": said})  # type: ignore[no-untyped-call]
+        # a signal to our process group (`timeout`, a shell's `kill %1`) is for us: we stop Java in time
+        how = {"stderr": said, "start_new_session": True}
+        gateway = launch_gateway(conf, how)  # type: ignore[no-untyped-call]
     except PySparkRuntimeError as error:
         said.seek(0)
         lines = said.read().decode(errors="replace").strip().splitlines()
@@ -122,11 +179,14 @@ def collection_paths(table: str, collections: tuple[str, ...]) -> str | dict[str
 
 def explained_query_error(error: BaseException) -> TailraceError:
     """Why a query stopped, as one line: the innermost of our own errors that Spark wrapped up."""
+    if isinstance(error, TailraceError):
+        return error
     text = str(error)
     for line in reversed(text.splitlines()):
         stripped = line.strip()
         name, colon, what = stripped.partition(": ")
         if colon and name.startswith("tailrace.") and what:
-            return TailraceError(what)
+            kind = getattr(errors, name.rpartition(".")[2], TailraceError)
+            return ConnectError(what) if issubclass(kind, ConnectError) else TailraceError(what)
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return TailraceError(f"the query stopped: {first.strip()[:500]}, see --debug for all of it")

@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,7 @@ class MirrorTable:
     @classmethod
     def open(cls, uri: str, *, storage_options: dict[str, str] | None = None) -> MirrorTable:
         """The table at ``uri``; an error if there is none or it is no mirror's."""
+        _check_no_file(uri)
         try:
             delta = DeltaTable(uri, storage_options=storage_options)
         except TableNotFoundError:
@@ -160,6 +162,7 @@ class MirrorTable:
         storage_options: dict[str, str] | None = None,
     ) -> MirrorTable:
         """The table at ``uri``, made if there is none; it must mirror ``source`` and nothing else."""
+        _check_no_file(uri)
         if not DeltaTable.is_deltatable(uri, storage_options):
             DeltaTable.create(
                 uri,
@@ -422,6 +425,11 @@ class MirrorTable:
                 f"the table at {self.uri} was taken over by another mirror ({newest.run or 'unknown'}); "
                 "stop that one first, or let it go on"
             )
+
+
+def _check_no_file(uri: str) -> None:
+    if Path(uri).is_file():
+        raise UsageError(f"{uri!r} is a file, and a table is a folder; choose another path")
 
 
 def file_system(uri: str, storage_options: Mapping[str, str] | None = None) -> tuple[Any, str]:
