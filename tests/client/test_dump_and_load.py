@@ -56,6 +56,20 @@ def test_documents_come_back_as_they_were(source, tmp_path, capfdbinary, command
                 assert (found.value, found.flags, found.datatype) == (value, 7, there.datatype)
 
 
+@pytest.mark.parametrize("command", [["dump"], ["tail", "--to", "now", "--json"]])
+def test_documents_without_their_values_are_not_loaded(source, tmp_path, capfdbinary, command):
+    # an empty value would replace each of them
+    assert main([command[0], source.url, "--no-value", *command[1:]]) == 0
+    lines = tmp_path / "documents.jsonl"
+    lines.write_bytes(capfdbinary.readouterr().out)
+    found = [json.loads(line) for line in lines.read_bytes().splitlines()]
+    changes = [one for one in found if one["op"] == "mutation"]
+    assert len(changes) == len(DOCUMENTS) and not any({"value", "value_base64"} & set(one) for one in changes)
+    assert main(["load", source.url, "--from", str(lines)]) == 1
+    assert b"it has no value" in capfdbinary.readouterr().err
+    assert source.get("number") == 0.1
+
+
 def test_lines_of_a_collection_say_its_name(source, capfdbinary):
     assert main(["dump", source.url]) == 0
     found = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]

@@ -73,7 +73,9 @@ async def _dump(url: ConnectionString, out: Path | None, kind: str, options: dic
                 if writer is not None:
                     writer.write_table(table)
                 else:
-                    sink.writelines(as_json_lines(table, source.collection_names))
+                    sink.writelines(
+                        as_json_lines(table, source.collection_names, no_value=options["no_value"])
+                    )
     if out is not None:
         note(f"{written} documents in {str(out)!r}")
 

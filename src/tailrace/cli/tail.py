@@ -148,7 +148,7 @@ async def _tail(
 
     out = sys.stdout.buffer
     async with connect(url, state=positions, autosave=False, **options) as source:
-        line = line or partial(json_line, names=source.collection_names)
+        line = line or partial(json_line, names=source.collection_names, no_value=options["no_value"])
         async for piece in source.pieces(start, end, vbuckets=vbuckets):
             lines: list[bytes] = []
             for event in piece.events():

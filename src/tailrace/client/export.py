@@ -63,7 +63,7 @@ def _without(batches: list[pa.RecordBatch], vbucket: int, seqno: int) -> Iterato
         yield batch.filter(pc.invert(gone))
 
 
-def as_json_lines(table: pa.Table, names: Names) -> Iterator[bytes]:
+def as_json_lines(table: pa.Table, names: Names, *, no_value: bool = False) -> Iterator[bytes]:
     """Documents as the lines that `tail --json` has for mutations."""
     # of two with one name the first is the bucket's, others were dropped
     numbers = {path: number for number, path in reversed(list(names.items()))}
@@ -89,4 +89,5 @@ def as_json_lines(table: pa.Table, names: Names) -> Iterator[bytes]:
                 None if xattrs is None else json.loads(xattrs),
             ),
             names,
+            no_value=no_value,
         )

@@ -38,16 +38,20 @@ Names = Mapping[int, tuple[str, str]]
 """Scope and name of collections, by id."""
 
 
-def json_line(event: Event, names: Names = MappingProxyType({})) -> bytes:
-    """An event as one line, line feed included; ``names`` are those of its collections, as far as known."""
-    return (_object(event, names) + "\n").encode()
+def json_line(event: Event, names: Names = MappingProxyType({}), *, no_value: bool = False) -> bytes:
+    """An event as one line, line feed included; ``names`` are those of its collections, as far as known.
+
+    ``no_value``: values were not asked for, and are left out; an empty one would look like a document's.
+    """
+    return (_object(event, names, no_value=no_value) + "\n").encode()
 
 
-def _object(event: Event, names: Names) -> str:
+def _object(event: Event, names: Names, *, no_value: bool) -> str:
     match event:
         case Mutation():
+            value = "" if no_value else f"{value_member(event.value, event.datatype)},"
             return (
-                f'{{"op":"mutation",{_change(event)},{value_member(event.value, event.datatype)},'
+                f'{{"op":"mutation",{_change(event)},{value}'
                 f'"flags":{event.flags},"expiry":{event.expiry},"datatype":"{_type_name(event.datatype)}",'
                 f"{_snapshot(event.snapshot)}{_more(event, names)}}}"
             )
