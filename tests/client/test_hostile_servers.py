@@ -372,6 +372,7 @@ def test_what_has_come_counts_before_it_was_looked_at(monkeypatch):
     async def read(server):
         async with tailrace.connect(server.url, retry_for_s=0) as source:
             reading = await source.begin()
+            piece = asyncio.ensure_future(source.next_piece(reading))
             await until(lambda: asked)
             connection, request = asked[0]
             (link,) = (one.link for one in source._connections.values())
@@ -384,7 +385,7 @@ def test_what_has_come_counts_before_it_was_looked_at(monkeypatch):
             link._last_heard -= 3600
             reading.progress[0].requested_at -= 3600
             source._ring()
-            assert (await source.next_piece(reading)).row_count == 1
+            assert (await piece).row_count == 1
             assert source.stats()["lost_connections"] == 0
 
     with FakeServer(lambda connection, request: asked.append((connection, request))) as server:

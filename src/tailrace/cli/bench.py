@@ -13,7 +13,10 @@ from .common import command as make_command
 from .common import note
 
 BENCHES = {
-    "decode": ("changes into Arrow columns, beside memcpy and a loop over messages", ["--rounds", "3"]),
+    "decode": (
+        "changes into Arrow columns, beside memcpy and a loop over messages",
+        ["--mib", "32", "--rounds", "3"],
+    ),
     "client": ("a stream into Arrow, beside raw loopback", ["--mib", "64", "--rounds", "3"]),
     "dump": ("a bucket into a Parquet file, beside its halves", ["--docs", "100000", "--rounds", "2"]),
     "stream": ("a node's stream from disk, beside raw loopback", ["--docs", "100000", "--rounds", "3"]),
