@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import ssl
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
@@ -36,7 +35,6 @@ from .catalog import Catalog
 from .connection import Connection
 from .events import Event
 from .everybody import Everybody
-from .kv_connection import no_connection
 from .nodes import Nodes
 from .options import SourceOptions, read_options, resolve
 from .piece import Piece
@@ -50,7 +48,6 @@ __all__ = ["Source", "connect"]
 T = TypeVar("T")
 
 _AUTOSAVE_S = 1.0
-_CONNECT_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 1.0
 
 
@@ -451,26 +448,15 @@ class Source:
 
     async def _dial(self, address: Address) -> None:
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                await self._loop.create_connection(
-                    lambda: Connection(
-                        address,
-                        made=self._connected,
-                        received=self._received,
-                        lost=self._disconnected,
-                        is_busy=self._is_busy,
-                    ),
-                    address.host,
-                    address.port,
-                    ssl=self._tls,
-                    server_hostname=address.host if self._tls is not None else None,
-                )
-        except TimeoutError:
-            self._lost(address, ConnectError(f"{address} does not answer"))
-        except (OSError, ssl.SSLError) as error:
-            # a refused connection has not come to TLS
-            at_tls = self._tls is not None and (isinstance(error, ssl.SSLError) or not error.errno)
-            self._lost(address, no_connection(address, error, tls=at_tls))
+            await Connection(
+                address,
+                made=self._connected,
+                received=self._received,
+                lost=self._disconnected,
+                is_busy=self._is_busy,
+            ).dial(self._tls)
+        except ConnectError as error:
+            self._lost(address, error)
 
     def _connected(self, connection: Connection) -> DcpConsumer:
         """A connection is made; the consumer that belongs on it."""

@@ -6,17 +6,20 @@ Which connections there are, and what follows from what they bring or lose, is f
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 
 from ..connstr import Address
 from ..errors import ConnectError
 from ..protocol.dcp_consumer import DcpConsumer
+from .kv_connection import no_connection
 
 __all__ = ["Connection"]
 
 # While the application has something to do, so long is gathered before it is looked at: a few large pieces
 # take it far less time than many small ones.
 _GATHER_S = 0.02
+_CONNECT_TIMEOUT_S = 10.0
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -47,6 +50,21 @@ class Connection(asyncio.BufferedProtocol):
         self._gathering: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._watching = self._grew = self._paused = False
+
+    async def dial(self, tls: ssl.SSLContext | None) -> None:
+        """Connect, or `ConnectError`."""
+        host, port = self.address.host, self.address.port
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                await self._loop.create_connection(
+                    lambda: self, host, port, ssl=tls, server_hostname=None if tls is None else host
+                )
+        except TimeoutError:
+            raise ConnectError(f"{self.address} does not answer") from None
+        except OSError as error:  # those of TLS, too
+            # a refused connection has not come to TLS
+            at_tls = tls is not None and (isinstance(error, ssl.SSLError) or not error.errno)
+            raise no_connection(self.address, error, tls=at_tls) from error
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
