@@ -406,11 +406,7 @@ class DcpReplica:
         if stream is None:
             return
         seqno = int.from_bytes(frame.body[:8], "big")
-        if not stream.marker_start <= seqno <= stream.marker_end:
-            raise DocumentRefused(
-                Status.ERANGE,
-                f"seqno {seqno} in a snapshot from {stream.marker_start} to {stream.marker_end}",
-            )
+        stream.check_seqno(seqno, stream.marker_start)
         self._host.receive_change(stream.vbucket, frame, collections=Feature.COLLECTIONS in self._features)
         self._figures["received_changes"] += 1
         self._reached(stream, seqno)
@@ -428,8 +424,7 @@ class DcpReplica:
         if stream is None:
             return
         seqno = message.by_seqno
-        if not stream.vbucket.high_seqno < seqno <= stream.marker_end:
-            raise DocumentRefused(Status.ERANGE, f"seqno {seqno} in a snapshot up to {stream.marker_end}")
+        stream.check_seqno(seqno, stream.vbucket.high_seqno + 1)
         if seqno == stream.marker_end:
             stream.vbucket.end_snapshot()
         self._reached(stream, seqno)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ..errors import DocumentRefused
 from ..history import FailoverLog, Retreat, retreat
 from ..model import MAX_U64, Position
+from ..wire.codes import Status
 from ..wire.dcp import DcpStreamRequest
 
 if TYPE_CHECKING:
@@ -53,6 +55,13 @@ class PassiveStream:
         if vbucket.complete_seqno == high:
             return Position.at(vbucket.uuid, high)
         return Position(vbucket.uuid, high, vbucket.received.start, vbucket.received.end)
+
+    def check_seqno(self, seqno: int, least: int) -> None:
+        """`DocumentRefused` unless a seqno may come now, from the least one to the end of the snapshot."""
+        if not least <= seqno <= self.marker_end:
+            raise DocumentRefused(
+                Status.ERANGE, f"seqno {seqno}, from {least} to {self.marker_end} was to come"
+            )
 
     # asking for it
 
