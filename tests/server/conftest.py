@@ -10,6 +10,7 @@ from serverkit import Wire
 
 import tailrace.testing
 from tailrace.testing.running import RunningNode
+from tailrace.wire.codes import VBucketState
 
 _numbers = itertools.count()
 
@@ -31,3 +32,11 @@ def wire(shared_node: RunningNode) -> Iterator[Wire]:
 def key() -> bytes:
     """A key that no other test has."""
     return b"key-%d" % next(_numbers)
+
+
+@pytest.fixture
+def replica() -> Iterator[RunningNode]:
+    """A node with a vbucket that a stream may write to."""
+    with tailrace.testing.node(vbuckets=2) as node:
+        node.set_vbucket_state(0, VBucketState.REPLICA)
+        yield node

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from controller import Controller, marker, mutation, until
 from serverkit import Wire
 
-import tailrace.testing
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin
-from tailrace.wire.codes import Feature, Status, SystemEventId, VBucketState
+from tailrace.wire.codes import Feature, Status, SystemEventId
 from tailrace.wire.dcp import (
     DcpAddStream,
     DcpCloseStream,
@@ -32,13 +30,6 @@ from tailrace.wire.dcp_copies import (
 )
 from tailrace.wire.fields import join_xattrs
 from tailrace.wire.message import Message
-
-
-@pytest.fixture
-def replica() -> Iterator[RunningNode]:
-    with tailrace.testing.node(vbuckets=2) as node:
-        node.set_vbucket_state(0, VBucketState.REPLICA)
-        yield node
 
 
 def test_a_seqno_before_the_marker_is_refused(replica: RunningNode) -> None:

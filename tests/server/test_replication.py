@@ -246,13 +246,6 @@ def test_takeover_moves_a_vbucket_under_a_writer_and_keeps_its_branch(nodes: lis
 # a controller
 
 
-@pytest.fixture
-def replica() -> Iterator[RunningNode]:
-    with tailrace.testing.node(vbuckets=2) as node:
-        node.set_vbucket_state(0, VBucketState.REPLICA)
-        yield node
-
-
 def test_a_controller_adds_a_stream_and_pushes_a_snapshot(replica: RunningNode) -> None:
     with Controller(replica.port) as peer:
         opaque = peer.begin(log=[(0xBBBB, 5), (0xAAAA, 0)])
