@@ -103,6 +103,21 @@ def test_frames_of_nothing_between_large_ones() -> None:
     assert walk.frame_starts(data).tolist() == by_hand(bytes(data))
 
 
+def test_a_long_lane_does_not_keep_the_others_walking() -> None:
+    """Also where there are few: what one of them has left is less work than a step of all."""
+    data = octets(b"".join(plain.mutation(1, b"key", bytes(500)) for _ in range(1000)))
+    starts = walk.plain_walk(data)
+    lanes = np.concatenate(
+        (starts[0:640:32], starts[700:701])
+    )  # one of 92 frames, one of 300, the others of 32
+    walked, bounds, ends = walk._walk_lanes(data, lanes)
+    finished = ends[:-1] == lanes[1:]
+    assert finished.tolist() == [True] * 19 + [False]
+    assert ends[-1] < starts[750]
+    joined = np.concatenate(walk._join(data, lanes, walked, bounds, ends))
+    assert joined.tolist() == starts.tolist()
+
+
 @pytest.mark.parametrize(
     "others", [[], [3999], [2000], [100, 101], [32], [33], [34], [0], list(range(0, 4000, 97))]
 )
@@ -136,10 +151,14 @@ def test_equal_frames_forged_in_a_value(before: int, off: int) -> None:
     lengths=st.lists(st.sampled_from([0, 0, 1, 5, 24, 31, 60, 500, 0xFFFF_FFFF]), min_size=3, max_size=60),
     lane=st.integers(1, 4),
     steps=st.integers(1, 6),
+    left_over=st.integers(0, 3),
+    look=st.integers(1, 3),
     cut=st.integers(0, 100),
     data=st.data(),
 )
-def test_any_chain(lengths: list[int], lane: int, steps: int, cut: int, data: st.DataObject) -> None:
+def test_any_chain(
+    *, lengths: list[int], lane: int, steps: int, left_over: int, look: int, cut: int, data: st.DataObject
+) -> None:
     """Any lengths, values made of pieces of headers, lanes of any size."""
     piece = plain.mutation(1, b"k")
     parts = []
@@ -154,4 +173,6 @@ def test_any_chain(lengths: list[int], lane: int, steps: int, cut: int, data: st
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(walk, "_FRAMES_PER_LANE", lane)
         patch.setattr(walk, "_MAX_STEPS", steps)
+        patch.setattr(walk, "_LEFT_OVER", left_over)
+        patch.setattr(walk, "_STEPS_PER_LOOK", look)
         assert walk.lockstep_walk(buffer, sample).tolist() == by_hand(bytes(buffer))

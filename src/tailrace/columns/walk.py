@@ -32,13 +32,15 @@ _TOTAL_BODY = struct.Struct(f">{_TOTAL_BODY_AT}xI")
 _KIND_AT = (1, 4)
 
 # Fewer frames than this are walked plainly: the lockstep walk costs about 0.2 ms before it saves anything.
-_LOCKSTEP_FRAMES = 1500
+_LOCKSTEP_FRAMES = 1200
 _SAMPLE_FRAMES = 32
 _FRAMES_PER_LANE = 32
 _MAX_LANE_BYTES = 64 * 1024
 _MAX_STEPS = 4 * _FRAMES_PER_LANE
-# One lane of so many may be unfinished when the others stop: walking it on plainly takes less than a step.
-_LEFT_OVER = 100
+# When so few lanes are unfinished, all stop: to walk these on plainly takes less than the steps of all.
+_LEFT_OVER = 12
+# Whether that is so is only asked after every so many steps: the question costs as much as half a step.
+_STEPS_PER_LOOK = 4
 
 
 def frame_starts(data: Bytes) -> Offsets:
@@ -91,12 +93,12 @@ def frame_end(data: Bytes, start: int) -> int:
     return start + HEADER_SIZE + int(total_body)
 
 
-def plain_walk(data: Bytes, at: int = 0, count: int = sys.maxsize) -> Offsets:
-    """Up to ``count`` frame starts from ``at`` on, one after the other."""
+def plain_walk(data: Bytes, at: int = 0, count: int = sys.maxsize, until: int = sys.maxsize) -> Offsets:
+    """Up to ``count`` frame starts from ``at`` on and before ``until``, one after the other."""
     view = data.data
     found: list[int] = []
     append, unpack_from = found.append, _TOTAL_BODY.unpack_from
-    last = len(view) - HEADER_SIZE
+    last = min(len(view) - HEADER_SIZE, until - 1)
     for _ in range(count):
         if at > last:
             break
@@ -169,9 +171,9 @@ def _walk_lanes(data: Bytes, lanes: Offsets) -> tuple[Offsets, Offsets, Offsets]
             is_inside = False
             body = total_body[passed:][np.minimum(at, last - passed)]
         at = np.add(at, body, table[step + 1])
-        if step >= _FRAMES_PER_LANE - 1:
+        if step >= _FRAMES_PER_LANE and step % _STEPS_PER_LOOK == 0:
             unfinished = np.count_nonzero(at < limits - (passed + HEADER_SIZE))
-            if unfinished <= len(lanes) // _LEFT_OVER:
+            if unfinished <= _LEFT_OVER:
                 break
     table = table[: step + 2]
     table += np.arange(0, len(table) * HEADER_SIZE, HEADER_SIZE)[:, np.newaxis]
@@ -184,32 +186,39 @@ def _walk_lanes(data: Bytes, lanes: Offsets) -> tuple[Offsets, Offsets, Offsets]
 
 def _join(data: Bytes, lanes: Offsets, walked: Offsets, bounds: Offsets, ends: Offsets) -> list[Offsets]:
     """The positions that the walk from the first lane's start really visits, in pieces."""
-    # Lanes whose walk does not end where the next one begins; the last lane has no next one.
-    (broken,) = (ends[:-1] != lanes[1:]).nonzero()
-    last = len(data) - HEADER_SIZE
     pieces: list[Offsets] = []
-    index, lane = 0, 0
-    while True:
-        broken = broken[broken.searchsorted(lane) :]
-        if not len(broken):
-            return [*pieces, walked[index:], plain_walk(data, int(ends[-1]))]
-        lane = int(broken[0])
+    index = 0
+    # Lanes whose walk does not end where the next one begins; the last lane has no next one.
+    for lane in np.flatnonzero(ends[:-1] != lanes[1:]).tolist():
+        if bounds[lane] <= index:
+            continue  # the real walk passed it by
         pieces.append(walked[index : bounds[lane]])
-        at, burst = int(ends[lane]), _FRAMES_PER_LANE
-        while at <= last:
-            more = plain_walk(data, at, burst + 1)
-            met = np.searchsorted(walked, more)
-            met[met == len(walked)] = 0
-            hits = np.flatnonzero(walked[met] == more)
-            if len(hits):
-                pieces.append(more[: hits[0]])
-                index = int(met[hits[0]])
-                lane = int(np.searchsorted(bounds, index, side="right"))
-                break
-            if len(more) <= burst:  # the end of the buffer
-                pieces.append(more)
+        index, at, next_lane = int(bounds[lane]), int(ends[lane]), int(lanes[lane + 1])
+        if at < next_lane:  # only not finished, as it seems
+            more = plain_walk(data, at, until=next_lane)
+            pieces.append(more)
+            at = frame_end(data, int(more[-1]))
+        if at != next_lane:
+            index = _walk_until_met(data, at, walked, pieces)
+            if index == len(walked):
                 return pieces
-            pieces.append(more[:-1])
-            at, burst = int(more[-1]), burst * 2
-        else:
-            return pieces
+    return [*pieces, walked[index:], plain_walk(data, int(ends[-1]))]
+
+
+def _walk_until_met(data: Bytes, at: int, walked: Offsets, pieces: list[Offsets]) -> int:
+    """Walk on plainly to a position that another walk has visited: its index in there, or the length of it
+    where the buffer has ended. What lies between is added to the pieces."""
+    burst = _FRAMES_PER_LANE
+    while True:
+        more = plain_walk(data, at, burst + 1)
+        met = np.searchsorted(walked, more)
+        met[met == len(walked)] = 0
+        hits = np.flatnonzero(walked[met] == more)
+        if len(hits):
+            pieces.append(more[: hits[0]])
+            return int(met[hits[0]])
+        if len(more) <= burst:  # the end of the buffer
+            pieces.append(more)
+            return len(walked)
+        pieces.append(more[:-1])
+        at, burst = int(more[-1]), burst * 2
