@@ -197,11 +197,19 @@ def test_rows_can_be_chosen_and_have_their_own_numbers() -> None:
 
 
 def test_no_rows() -> None:
-    batch, used, controls = decode(b"")
-    assert (batch.num_rows, batch.schema, used, controls) == (0, SCHEMA, 0, [])
-    noop = plain.frame(0x5C)
-    batch, used, controls = decode(noop)
-    assert (batch.num_rows, used, controls) == (0, 24, [(0, 0, 24)])
+    batch, used = nothing = decode(b"")
+    assert (batch.num_rows, batch.schema, used, nothing.controls) == (0, SCHEMA, 0, [])
+    batch, used = noop = decode(plain.frame(0x5C))
+    assert (batch.num_rows, used, noop.controls) == (0, 24, [(0, 0, 24)])
+
+
+def test_decode_gives_a_pair_and_the_frames_between() -> None:
+    first, noop, second = plain.mutation(1, b"a"), plain.frame(0x5C), plain.mutation(2, b"b")
+    batch, used = decoded = decode(first + noop + second + first[:-1])
+    assert batch["key"].to_pylist() == [b"a", b"b"]
+    assert used == len(first + noop + second)
+    assert decoded == (decoded.batch, decoded.used) == (batch, used)
+    assert decoded.controls == [(1, len(first), len(first + noop))]
 
 
 def test_a_batch_does_not_depend_on_the_buffer() -> None:

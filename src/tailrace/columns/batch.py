@@ -115,12 +115,15 @@ class Names:
     """Scope and collection by collection id."""
 
 
-class Decoded(NamedTuple):
-    """What `decode` gives."""
-
+class _BatchAndUsed(NamedTuple):
     batch: pa.RecordBatch
     used: int
-    controls: Sequence[ControlFrame]
+
+
+class Decoded(_BatchAndUsed):
+    """What `decode` gives: the pair ``batch, used``, and the control frames besides."""
+
+    controls: Sequence[ControlFrame] = ()
 
 
 def decode(
@@ -133,7 +136,8 @@ def decode(
     collections: bool = False,
     limit: int = MAX_FRAME,
 ) -> Decoded:
-    """All changes at the start of a buffer as one batch, how many bytes that were, and the frames between.
+    """``batch, used``: all changes at the start of a buffer, and how many bytes that were; the frames between
+    them are its ``controls``.
 
     Both stages in one call, for a buffer whose rows all have the same history. A frame that breaks the
     protocol is raised; where the rows before it matter, and for more than one history, use the stages.
@@ -148,7 +152,9 @@ def decode(
         snapshot_start=snapshot_start,
         snapshot_end=snapshot_end,
     )
-    return Decoded(batch, frames.used, list(frames.controls))
+    decoded = Decoded(batch, frames.used)
+    decoded.controls = list(frames.controls)
+    return decoded
 
 
 def to_batch(
