@@ -269,7 +269,7 @@ def test_a_server_that_says_nothing_after_the_handshake(connect):
 
 
 def test_a_server_that_is_alive_but_never_answers(connect, monkeypatch):
-    monkeypatch.setattr("tailrace.client.resume.ANSWER_S", 0.3)
+    monkeypatch.setattr("tailrace.client.progress.ANSWER_S", 0.3)
     with FakeServer(lambda connection, request: None) as server:
         source = connect(server.url, retry_for_s=0.1)
         with pytest.raises(ConnectError, match="the stream request of vbucket 0 is not answered"):
@@ -301,7 +301,7 @@ def test_an_answer_that_the_application_has_not_taken_is_an_answer(connect, monk
         while not source.stats()["queued_bytes"]:
             source.idle(0.01)
             assert time.monotonic() < deadline
-        monkeypatch.setattr("tailrace.client.resume.ANSWER_S", 0.0)
+        monkeypatch.setattr("tailrace.client.progress.ANSWER_S", 0.0)
         source.idle(0.5)
         assert next(one for one in changes if isinstance(one, Mutation)).vbucket == 1
 

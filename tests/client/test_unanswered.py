@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import random
 import threading
 
 import pytest
-from fake_server import FakeServer, accepted, marker, mutation, noop
+from fake_server import UUID, FakeServer, accepted, marker, mutation, noop
 
 from tailrace import Mutation
+from tailrace.client.backoff import Backoff
 from tailrace.client.catalog import Catalog
+from tailrace.client.progress import Progress
 from tailrace.errors import ConnectError, RemoteProtocolError
+from tailrace.model import Position
+from tailrace.protocol.chunk import Stream
 from tailrace.wire.admin import ClustermapChangeNotification, ValueResponse
-from tailrace.wire.codes import DcpOpcode, Magic, Op
+from tailrace.wire.codes import DcpOpcode, Magic, Op, StreamEndStatus
+from tailrace.wire.dcp import DcpStreamEnd
 from tailrace.wire.header import Frame
 
 
@@ -145,3 +152,77 @@ def test_a_server_that_asks_and_never_reads_the_answers(connect, opcode):
     with FakeServer(stream) as server, pytest.raises(RemoteProtocolError, match="does not read"):
         next(connect(server.url, retry_for_s=5).changes())
     assert sent < 100 << 20
+
+
+def _closes_after(*parts):
+    """A stream that is accepted, and of which the connection is closed when these parts are sent."""
+
+    def stream(connection, request):
+        connection.send(accepted(request), *(part(request) for part in parts))
+        connection.close()
+
+    return stream
+
+
+def _ends_after(*parts):
+    def stream(connection, request):
+        end = DcpStreamEnd(status=StreamEndStatus.STATE_CHANGED, opaque=request.opaque)
+        connection.send(accepted(request), *(part(request) for part in parts), end.encode())
+
+    return stream
+
+
+@pytest.mark.parametrize("stream", [_closes_after, _ends_after])
+@pytest.mark.parametrize("parts", [(), (lambda r: marker(r, 1, 9),)], ids=["no marker", "a marker"])
+def test_streams_that_begin_and_never_bring_anything(connect, stream, parts):
+    """That a server accepts a request time and again is no progress: patience ends as if it were away."""
+    with FakeServer(stream(*parts)) as server, pytest.raises(ConnectError, match="vbucket 0 can't be read"):
+        server.high_seqnos = {0: 9}
+        for _ in connect(server.url, retry_for_s=0.5).changes():
+            pass
+
+
+@pytest.mark.parametrize("end", [False, True], ids=["closed", "ended"])
+def test_streams_that_bring_something_each_time_are_taken_up_for_ever(connect, end):
+    def stream(connection, request):
+        seqno = request.start_seqno + 1
+        connection.send(accepted(request), marker(request, seqno, 9), mutation(request, seqno))
+        if seqno == 9:
+            return
+        if end:
+            made = DcpStreamEnd(status=StreamEndStatus.STATE_CHANGED, opaque=request.opaque)
+            connection.send(made.encode())
+        else:
+            connection.close()
+
+    with FakeServer(stream) as server:
+        seen = []
+        for change in connect(server.url, retry_for_s=60).changes():
+            if isinstance(change, Mutation):
+                seen.append(change.seqno)
+                if change.seqno == 9:
+                    break
+        assert seen == list(range(1, 10))
+
+
+def test_patience_begins_anew_with_a_stream_that_was_of_use():
+    one = Progress(Stream(0), Backoff(random.Random(0)))
+
+    def fails(opened_at, lost_at, *, marker=False, seqno=None):
+        """A stream that is opened and lost; since when it is in trouble then."""
+        one.opened(one.stream.position, opened_at)
+        assert one.error_due(60) == math.inf  # as long as it is open
+        one.is_owed |= marker
+        if seqno is not None:
+            one.stream.position = Position.at(UUID, seqno)
+        one.leave(lost_at)
+        one.in_trouble("lost", lost_at)
+        return one.troubled_since
+
+    assert fails(0, 1) == 1
+    assert fails(2, 3) == 1  # nothing came
+    assert fails(4, 50, marker=True) == 1  # something was to come
+    assert one.error_due(60) == 61
+    assert fails(51, 52, seqno=3) == 52
+    assert fails(53, 54, marker=True) == 52
+    assert fails(55, 100) == 100  # nothing was to come

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,11 +12,15 @@ from ..errors import UsageError
 from ..history import FailoverLog, rollback_seqno
 from ..model import MAX_U64, Position, check_u64
 from ..protocol.chunk import Stream
+from ..protocol.dcp_consumer import ANSWER_S
 from .backoff import Backoff
 
 __all__ = ["MAX_POINTS", "Points", "Progress", "SavedPosition", "State"]
 
 MAX_POINTS = 32
+
+STANDS_S = 5.0
+"""A stream that stood for so long without a snapshot to come was of use, although it brought nothing."""
 
 
 class Points:
@@ -135,6 +140,13 @@ class Progress:
     requested_at: float = 0.0
     troubled_since: float | None = None
     trouble: str = ""
+    opened_at: float = 0.0
+    opened_seqno: int = 0
+    """Where it stood when the stream was opened."""
+    is_owed: bool = False
+    """The stream has announced a snapshot."""
+    unproven_since: float | None = None
+    """The trouble before the stream was opened: not over until the stream is of use."""
     observed_seqno: int = 0
     """Known to be persisted on the server; for rollback mitigation."""
 
@@ -145,6 +157,41 @@ class Progress:
     def make_ready(self) -> None:
         """It can be asked for, once the server has said what it wants to know."""
         self.state = State.UNRESOLVED if self.wants_start or self.ends_at_most is not None else State.READY
+
+    def opened(self, position: Position, now: float) -> None:
+        """The server has accepted the stream request, which alone is no progress."""
+        self.state, self.is_owed = State.OPEN, False
+        self.opened_seqno, self.opened_at = position.seqno, now
+        self.unproven_since, self.troubled_since, self.trouble = self.troubled_since, None, ""
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the open stream has brought something."""
+        return self.state is State.OPEN and self.stream.position.seqno != self.opened_seqno
+
+    def leave(self, now: float, *, is_proven: bool = False) -> bool:
+        """The stream is over; whether it was of use, so that the trouble before it is over, too."""
+        was_of_use = self.state is State.OPEN and (
+            is_proven or self.has_moved or (not self.is_owed and now - self.opened_at >= STANDS_S)
+        )
+        if was_of_use:
+            self.unproven_since = None
+            self.backoff.reset()
+        return was_of_use
+
+    def in_trouble(self, why: str, now: float) -> None:
+        """It can't be read, and that since the last stream that was of use."""
+        self.trouble = why
+        if self.troubled_since is None:
+            self.troubled_since = now if self.unproven_since is None else self.unproven_since
+
+    def error_due(self, retry_for_s: float) -> float:
+        """When we lose patience with it, as things are now."""
+        if self.troubled_since is not None:
+            return self.troubled_since + retry_for_s
+        if self.state is State.REQUESTED:
+            return self.requested_at + max(retry_for_s, ANSWER_S)  # as any question has
+        return math.inf
 
     def restore(self, saved: SavedPosition) -> None:
         """Stand where an earlier run stood."""

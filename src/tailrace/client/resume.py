@@ -18,7 +18,7 @@ from ..errors import ConnectError, LoginError, StatusError, UsageError
 from ..history import FailoverLog, retreat
 from ..model import MAX_U64, Position
 from ..protocol.chunk import Delivery, Ended, MarkerReceived, Opened, Refused, Stream
-from ..protocol.dcp_consumer import ANSWER_S, DcpConsumer
+from ..protocol.dcp_consumer import DcpConsumer
 from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
 from .backoff import Backoff
@@ -154,9 +154,7 @@ class Reading:
             return None
         times = [one.retry_at for one in self.progress.values() if one.state is State.WAITING]
         # what is overdue already waits for something else that will have it looked at
-        times += [
-            due for one in self.progress.values() if self._now < (due := self._error_due(one)) < math.inf
-        ]
+        times += [due for due in map(self._error_due, self.progress.values()) if self._now < due < math.inf]
         if self._observe_at is not None:
             times.append(self._observe_at)
         return min(times, default=None)
@@ -177,6 +175,9 @@ class Reading:
                 f"{now - one.requested_at:.0f} s"
             )
 
+    def _error_due(self, one: Progress) -> float:
+        return one.error_due(self.options.retry_for_s)
+
     def _may_be_answered(self, one: Progress) -> bool:
         """Whether an answer can lie in what the application has not taken yet."""
         node = self._nodes.node_of(one.vbucket)
@@ -186,14 +187,6 @@ class Reading:
             and node.link is not None
             and node.link.next_chunk() is not None
         )
-
-    def _error_due(self, one: Progress) -> float:
-        """When we lose patience with a vbucket, as things are now."""
-        if one.troubled_since is not None:
-            return one.troubled_since + self.options.retry_for_s
-        if one.state is State.REQUESTED:
-            return one.requested_at + max(self.options.retry_for_s, ANSWER_S)  # as any question has
-        return math.inf
 
     def close(self) -> None:
         """Stop reading: the streams end, the connections stay."""
@@ -209,6 +202,7 @@ class Reading:
                 continue
             self._abandon(one)
             one.state = State.PAUSED
+            one.troubled_since = one.unproven_since = None
 
     def resume(self, vbuckets: Iterable[int]) -> None:
         """Go on where `pause` stopped."""
@@ -274,12 +268,12 @@ class Reading:
             one = self.progress[what.stream.vbucket]
             match what:
                 case Opened():
-                    one.state, one.troubled_since, one.trouble = State.OPEN, None, ""
+                    one.opened(what.position, self._now)
                     one.history = what.stream.log
                     if what.rolled_back_to is not None:
                         self.rollbacks += 1
                 case MarkerReceived():
-                    one.backoff.reset()
+                    one.is_owed = True
                 case Refused():
                     self._refused(one, what, address)
                 case Ended():
@@ -297,16 +291,19 @@ class Reading:
             and (node := self._nodes.node_of(one.vbucket)) is not None
             and node.link is link
         ]
-        for stream in link.streams.values():
-            one = self.progress[stream.vbucket]
-            stream.is_open = False
-            if one.state is State.REQUESTED:
-                asked.append(one)
-            if one.state in (State.OPEN, State.REQUESTED):
+        why = str(error) or type(error).__name__
+        streams = [self.progress[stream.vbucket] for stream in link.streams.values()]
+        has_moved = any(one.has_moved for one in streams)
+        for one in streams:
+            one.stream.is_open = False
+            if one.state is State.OPEN and not one.leave(self._now, is_proven=has_moved):
+                self._wait(one, why)
+            elif one.state in (State.OPEN, State.REQUESTED):
+                if one.state is State.REQUESTED:
+                    asked.append(one)
                 one.make_ready()
         for one in asked:
-            if one.troubled_since is None:
-                one.troubled_since, one.trouble = self._now, str(error) or type(error).__name__
+            one.in_trouble(why, self._now)
         self._resolving.discard(address)
         self._nodes.lost(address, error, self._now)
 
@@ -465,20 +462,20 @@ class Reading:
         if status == StreamEndStatus.LOST_PRIVILEGES:
             raise LoginError("this user may no longer read the bucket's changes")
         self._nodes.ask_for_map(self._now)
+        one.leave(self._now)
         self._wait(one, f"{address} ended the stream of vbucket {one.vbucket} ({end_reason(status)})")
 
     def _wait(self, one: Progress, trouble: str) -> None:
         one.state = State.WAITING
         one.retry_at = self._now + one.backoff.next_s()
-        one.trouble = trouble
-        if one.troubled_since is None:
-            one.troubled_since = self._now
+        one.in_trouble(trouble, self._now)
 
     def _abandon(self, one: Progress) -> None:
         """Give up the stream on its connection; what still comes is passed over."""
         for _, link in self._nodes.links():
             if any(stream is one.stream for stream in link.streams.values()):
                 link.close_stream(one.vbucket)
+        one.leave(self._now)
         one.stream.is_open = False
 
     def _chosen(self, vbuckets: Iterable[int]) -> list[Progress]:
@@ -552,4 +549,5 @@ class Reading:
         if undo_to is not None:
             one.stream.undo_to = undo_to
         if one.state in (State.OPEN, State.REQUESTED, State.DONE):
+            one.leave(self._now)
             one.make_ready()
