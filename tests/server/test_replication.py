@@ -285,6 +285,28 @@ def test_without_a_purge_seqno_a_backfill_may_lack_deletions(replica: RunningNod
     assert replica.call(lambda node: node.buckets["default"].store.vbuckets[0].purge_seqno) == 7 * on_disk
 
 
+@pytest.mark.parametrize("came", ["nothing", "a part", "no change"])
+def test_a_purge_is_ours_when_something_of_its_snapshot_came(replica: RunningNode, came: str) -> None:
+    """Readers who stand below it have to start over: not for a snapshot that was only announced."""
+
+    def purge_seqno() -> int:
+        return replica.call(lambda node: node.buckets["default"].store.vbuckets[0].purge_seqno)
+
+    with Controller(replica.port) as peer:
+        opaque = peer.begin()
+        assert peer.status_of(marker(opaque, 0, 7, int(MarkerFlag.DISK))) == 0
+        assert purge_seqno() == 0
+        if came != "nothing":
+            assert peer.status_of(mutation(opaque, 2) if came == "a part" else advanced(opaque, 7)) == 0
+        assert purge_seqno() == (0 if came == "nothing" else 7)
+        peer.send(DcpCloseStream(vbucket=0, opaque=98))
+        assert {peer.next().opcode for _ in range(2)} == {DcpOpcode.CLOSE_STREAM}
+        opaque = peer.begin()
+        peer.send(marker(opaque, 0, 9))
+        assert peer.status_of(mutation(opaque, 9)) == 0
+    assert purge_seqno() == (0 if came == "nothing" else 7)
+
+
 def test_a_snapshot_ends_with_a_change_that_is_not_for_the_replica(replica: RunningNode) -> None:
     with Controller(replica.port) as peer:
         opaque = peer.begin()

@@ -90,7 +90,7 @@ class PassiveStream:
         if vbucket.complete_seqno == vbucket.high_seqno < vbucket.received.end:
             # A snapshot that was announced on another connection, and nothing of it came: this active may not
             # have it, and whoever reads us must not wait for it.
-            vbucket.end_snapshot()
+            vbucket.drop_snapshot()
         self.phase = StreamPhase.OPEN
 
     def way_back(self, seqno: int) -> Retreat:

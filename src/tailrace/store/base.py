@@ -332,7 +332,7 @@ class VBucket(Protocol):
     def begin_snapshot(self, start: int, end: int, purge_seqno: int = 0) -> None:
         """A marker came: DocumentRefused(ERANGE) if it lies wholly in the past, EINVAL if start > end.
 
-        Deletions up to ``purge_seqno`` may be missing in it, and so they are here from now on.
+        Deletions up to ``purge_seqno`` may be missing in it, and so they are here once something of it is.
         """
         ...
 
@@ -348,6 +348,10 @@ class VBucket(Protocol):
         """What is missing of the snapshot that is being received is not for this copy: with the last change
         that came it is complete.
         """
+        ...
+
+    def drop_snapshot(self) -> None:
+        """A snapshot was announced and nothing of it came: it is not waited for any more."""
         ...
 
     def exact_seqno(self, seqno: int) -> int:

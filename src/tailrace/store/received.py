@@ -86,7 +86,7 @@ class ReceivedHistory(History):
             # here of it was folded up to the first end.
             end = max(end, self._received.end)
         self._received = SnapshotRange(complete, end)
-        self.purge_seqno = max(self.purge_seqno, purge_seqno)
+        self._announced_purge = purge_seqno
         self._bucket.queue_meta(self)
 
     def receive(self, frame: bytes) -> None:
@@ -97,6 +97,7 @@ class ReceivedHistory(History):
                 f"seqno {seqno} after {self.high_seqno}, in a snapshot up to {self.received.end}",
             )
         traits = traits_of(frame)
+        self._take_purge()
         if seqno != self.high_seqno + 1:
             self._has_gaps = True
         self._tail.expect(seqno)
@@ -112,10 +113,19 @@ class ReceivedHistory(History):
         self._bucket.queue_meta(self)
 
     def end_snapshot(self) -> None:
+        self._take_purge()
         self._received = SnapshotRange(self.complete_seqno, self.high_seqno)
         if self._has_gaps and self._received.start < self._received.end:
             self._note_folded(self._received)
         self._bucket.queue_meta(self)
+
+    def drop_snapshot(self) -> None:
+        self._announced_purge = 0
+        self.end_snapshot()
+
+    def _take_purge(self) -> None:
+        """Something of the snapshot is here: what was purged before it is missing here, too."""
+        self.purge_seqno = max(self.purge_seqno, self._announced_purge)
 
     def _note_folded(self, received: SnapshotRange) -> None:
         needed = min(self.rollback_floor, self.sealed_seqno)  # nobody asks for a state before this

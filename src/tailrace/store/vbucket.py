@@ -59,6 +59,7 @@ class History:
         "_on_change",
         "rev_floor",
         "state",
+        "_announced_purge",
         "_checkpoints",
         "_folded",
         "_has_gaps",
@@ -85,6 +86,7 @@ class History:
         self.purge_seqno = 0
         self.rollback_floor = 0
         self._received = SnapshotRange(0, 0)
+        self._announced_purge = 0  # of the snapshot that is being received, if nothing of it is here yet
         # what is here of the snapshot that is being received has gaps; unknown (True) after a restart
         self._has_gaps = True
         self._folded: list[SnapshotRange] = []  # received snapshots with gaps, rising
@@ -479,6 +481,7 @@ class History:
         self.high_seqno = seqno
         self.persisted_seqno = min(self.persisted_seqno, seqno)
         self._received = SnapshotRange(seqno, seqno)
+        self._announced_purge = 0
         self._has_gaps = True
         self._folded = [one for one in self._folded if one.end <= seqno]
         self.events = [event for event in self.events if event[0] <= seqno]
