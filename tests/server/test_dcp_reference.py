@@ -4,6 +4,8 @@ answered.
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from serverkit import Wire
 
@@ -137,6 +139,83 @@ def test_a_command_that_takes_time_keeps_its_place_before_the_streams_answers(no
         other.ok(admin.Noop())
         other.ok(admin.StartPersistence())
         assert [wire.frame().opaque for _ in range(3)] == [1, 2, 3]
+
+
+def test_acks_do_not_wait_behind_a_command_that_takes_time(node):
+    """The stream goes on meanwhile; everything that is answered is answered in its turn."""
+    count = 20
+    for number in range(count):
+        node.set(f"acked-{number}", "v" * 100, vbucket=1)
+    with opened(node, b"acks") as wire, Wire(node.port) as other:
+        wire.ok(control(b"connection_buffer_size", b"200"))
+        other.ok(admin.StopPersistence())
+        other.ok(kv.Set(key=b"slow", value=b"1"))
+        seqno = other.ok(admin.GetAllVbSeqnos()).seqnos[0]
+        wire.ok(dcp.DcpStreamRequest(vbucket=1))
+        wire.send(admin.SeqnoPersistence(seqno=seqno, opaque=1), control(opaque=2), admin.Noop(opaque=3))
+        # one that is no ack is answered, and that in its turn
+        wire.send(Frame(0x80, dcp.DcpBufferAck.OPCODE, opaque=4).encode(), admin.Noop(opaque=5))
+        seen = 0
+        while seen < count:
+            frame = wire.frame()
+            assert frame.magic == 0x80
+            seen += frame.opcode == dcp.DcpMutation.OPCODE
+            wire.send(dcp.DcpBufferAck(acked_bytes=frame.size))
+        other.ok(admin.StartPersistence())
+        assert [(one.opaque, one.status) for one in (wire.frame() for _ in range(5))] == [
+            (1, 0),
+            (2, 0),
+            (3, 0),
+            (4, Status.EINVAL),
+            (5, 0),
+        ]
+
+
+def test_answers_to_no_ops_do_not_wait_behind_a_command_that_takes_time(node):
+    with opened(node, b"alive") as wire, Wire(node.port) as other:
+        wire.ok(control(b"set_noop_interval", b"0.1"))
+        other.ok(admin.StopPersistence())
+        other.ok(kv.Set(key=b"slow", value=b"1"))
+        seqno = other.ok(admin.GetAllVbSeqnos()).seqnos[0]
+        wire.send(control(opaque=1), admin.SeqnoPersistence(seqno=seqno, opaque=2), admin.Noop(opaque=3))
+        assert wire.frame().opaque == 1
+        for _ in range(3):  # the next one comes when the last one was answered
+            frame = wire.frame()
+            assert frame.opcode == dcp.DcpNoop.OPCODE
+            wire.send(Frame(0x81, frame.opcode, opaque=frame.opaque).encode())
+        other.ok(admin.StartPersistence())
+        answers = (one.opaque for one in iter(wire.frame, None) if one.magic == 0x81)
+        assert [next(answers), next(answers)] == [2, 3]
+
+
+def test_many_requests_behind_a_command_that_takes_time(node):
+    """More than are kept: the rest is read when there is room again."""
+    count = 60_000
+    with opened(node, b"many") as wire, Wire(node.port) as other:
+        other.ok(admin.StopPersistence())
+        other.ok(kv.Set(key=b"slow", value=b"1"))
+        seqno = other.ok(admin.GetAllVbSeqnos()).seqnos[0]
+        many = b"".join(admin.Noop(opaque=one).encode() for one in range(2, count))
+        wire.send(admin.SeqnoPersistence(seqno=seqno, opaque=1))
+        sender = threading.Thread(target=wire.send, args=(many,))
+        sender.start()
+        other.ok(admin.StartPersistence())
+        assert [wire.frame().opaque for _ in range(1, count)] == list(range(1, count))
+        sender.join()
+
+
+def test_a_no_op_is_answered_beside_a_command_that_takes_time(node):
+    """Who sends it to a node that consumes wants to know whether the node is there."""
+    with opened(node, b"no-ops", flags=0) as wire, Wire(node.port) as other:
+        other.ok(admin.StopPersistence())
+        other.ok(kv.Set(key=b"slow", value=b"1"))
+        seqno = other.ok(admin.GetAllVbSeqnos()).seqnos[0]
+        wire.send(admin.SeqnoPersistence(seqno=seqno, opaque=1), admin.Noop(opaque=2))
+        wire.send(dcp.DcpNoop(opaque=3))
+        answers = (one for one in iter(wire.frame, None) if one.opcode != dcp.DcpControl.OPCODE)
+        assert next(answers).opaque == 3
+        other.ok(admin.StartPersistence())
+        assert [next(answers).opaque, next(answers).opaque] == [1, 2]
 
 
 def test_controls_are_for_streams_that_are_asked_for_later(node):

@@ -6,8 +6,9 @@
     closed, close_reason         send what is left, then close
 
 Requests are answered in their order. An answer that takes time (the disk, a compaction) keeps its place in a
-queue, and the answers behind it wait there; nothing else waits. A peer that has too many unfinished commands,
-or does not read its answers, is not read any further: `wants_data` says so.
+queue, and the answers behind it wait there; nothing else waits. A change stream's answers are not in that
+queue, so beside one the requests wait themselves. A peer that has too many unfinished commands, or does not
+read its answers, is not read any further: `wants_data` says so.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..wire.header import HEADER_SIZE, Frame, frame_size
 from ..wire.message import Message
 from . import commands, fastpath, negotiate
 from .call import COMMANDS, Call, Pending, Refused, encode_response
-from .streams import StreamHost, open_handler
+from .streams import StreamHost, may_overtake, open_handler
 
 if TYPE_CHECKING:
     from .bucket import ServedBucket
@@ -92,6 +93,8 @@ class Session:
         self._queued = 0  # bytes in both
         self._unfinished = 0  # Pendings in _waiting
         self._finishing: str | None = None
+        self._held: deque[Frame] = deque()  # behind an unfinished command, beside a change stream
+        self._held_bytes = 0
         self._opened_at = self._last_frame_at = now
 
     # receiving
@@ -154,27 +157,27 @@ class Session:
     @property
     def unprocessed_bytes(self) -> int:
         """Of requests that have come and can't be processed yet, with what keeping them in pieces takes."""
-        return self._have + _PIECE_BYTES * len(self._parts) if self._parts else 0
+        parts = self._have + _PIECE_BYTES * len(self._parts) if self._parts else 0
+        return parts + self._held_bytes
 
     @property
     def wants_data(self) -> bool:
         """Whether the peer should be read."""
-        return not self.closed and not self._held_up()
+        return not self.closed and not self._held_up() and self._held_bytes < self._max_output
 
     def _held_up(self) -> bool:
         return (
             self._queued >= self._max_output
             or self._unfinished >= self._max_in_flight
             or self._finishing is not None
-            # the handler's answers are not in our queue: they would overtake those of unfinished commands
-            or (self.handler is not None and (self._unfinished > 0 or self.handler.is_busy))
+            or (self.handler is not None and self.handler.is_busy)
         )
 
     def _process(self, data: bytes, now: float) -> None:
         at, end = 0, len(data)
         need = HEADER_SIZE
         try:
-            while not self.closed and not self._held_up():
+            while self.wants_data:
                 # not beside a change stream, whose answers must be asked for first
                 if (
                     self.bucket is not None
@@ -219,6 +222,24 @@ class Session:
             self._receive_request(frame, now)
 
     def _receive_request(self, frame: Frame, now: float) -> None:
+        waits = self.handler is not None and (self._unfinished or self._held)
+        if waits and not may_overtake(frame, self.dialect):
+            # its answer would not be in our queue, and overtake that of the unfinished command
+            self._held.append(frame)
+            self._held_bytes += frame.size + _PIECE_BYTES
+        else:
+            self._take_request(frame, now)
+
+    def _take_held(self, now: float) -> None:
+        """Take up the requests that waited, up to the next one that takes time."""
+        while self._held and not (self._unfinished or self.closed or self._held_up()):
+            frame = self._held.popleft()
+            self._held_bytes -= frame.size + _PIECE_BYTES
+            self._take_request(frame, now)
+        if self.bucket is not None:
+            self.bucket.settle()
+
+    def _take_request(self, frame: Frame, now: float) -> None:
         opcode = frame.opcode
         if not self.authenticated and opcode not in _BEFORE_LOGIN:
             self._refuse(frame, Refused(Status.EACCESS, "log in first"))
@@ -454,6 +475,8 @@ class Session:
         out: list[bytes | memoryview] = []
         size = 0
         while size < max_bytes:
+            if self._held and not self._ready and not self._unfinished:
+                self._take_held(self.node.clock.monotonic() if now is None else now)
             if not self._ready and self._parts and self._need <= self._have and not self._held_up():
                 data = b"".join(self._parts)
                 self._parts.clear()
@@ -549,6 +572,8 @@ class Session:
                 one.cancelled = True
         self._waiting.clear()
         self._parts.clear()
+        self._held.clear()
+        self._held_bytes = 0
         if self.handler is not None:
             handler, self.handler = self.handler, None
             handler.close(reason)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .session import Session
     from .upstream import Upstream
 
-__all__ = ["FACTORIES", "StreamHost", "open_handler"]
+__all__ = ["FACTORIES", "StreamHost", "may_overtake", "open_handler"]
 
 Factory: TypeAlias = Callable[[Host, Callable[[], None], float], Handler]
 
@@ -51,6 +51,16 @@ def open_handler(
     """A machine for a connection that has just been bound; None if nobody serves that."""
     factory = FACTORIES.get((dialect.name, role))
     return None if factory is None else factory(host, wake, now)
+
+
+def may_overtake(frame: Frame, dialect: Dialect | None) -> bool:
+    """Whether nobody waits for the answer of a request in its turn: an ack has none, and who sends a no-op
+    wants to know whether we are there.
+    """
+    if dialect is not DCP:
+        return False
+    is_ack = frame.opcode == DcpOpcode.BUFFER_ACK and frame.extras_length == len(frame.body) == 4
+    return is_ack or frame.opcode == DcpOpcode.NOOP
 
 
 class StreamHost:
