@@ -1,13 +1,13 @@
-"""What HELLO grants, and what a peer without a feature sees instead."""
+"""What HELLO grants."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ..errors import MalformedMessage
-from ..wire.codes import Datatype, Feature, Op, Status
+from ..wire.codes import Datatype, Feature
 
-__all__ = ["GRANTED", "classic_status", "datatypes", "negotiate"]
+__all__ = ["GRANTED", "datatypes", "negotiate"]
 
 GRANTED = frozenset(
     {
@@ -71,40 +71,3 @@ def datatypes(features: frozenset[int]) -> int:
     if Feature.XATTR in features:
         bits |= Datatype.XATTR
     return bits
-
-
-_CLASSIC = {
-    Status.LOCKED: Status.KEY_EEXISTS,
-    Status.CAS_VALUE_INVALID: Status.KEY_EEXISTS,
-    Status.NOT_LOCKED: Status.ETMPFAIL,
-    Status.SYNC_WRITE_IN_PROGRESS: Status.ETMPFAIL,
-    Status.SYNC_WRITE_RE_COMMIT_IN_PROGRESS: Status.ETMPFAIL,
-    Status.CONFIG_ONLY: Status.NOT_SUPPORTED,
-    Status.UNKNOWN_COLLECTION: Status.EINVAL,
-    Status.UNKNOWN_SCOPE: Status.EINVAL,
-}
-_LOCK_COMMANDS = (Op.GET_LOCKED, Op.UNLOCK_KEY)
-_DISCONNECTS = frozenset(
-    {
-        Status.EACCESS,
-        Status.NO_BUCKET,
-        Status.AUTH_STALE,
-        Status.DCP_STREAMID_INVALID,
-        Status.DURABILITY_INVALID_LEVEL,
-        Status.DURABILITY_IMPOSSIBLE,
-        Status.SYNC_WRITE_AMBIGUOUS,
-    }
-)
-
-
-def classic_status(status: int, opcode: int, features: frozenset[int]) -> int | None:
-    """What a peer without extended errors is told; None: nothing, the connection is closed."""
-    if Feature.XERROR in features:
-        return status
-    if status in _DISCONNECTS:
-        return None
-    if status == Status.LOCKED and opcode in _LOCK_COMMANDS:
-        return Status.ETMPFAIL
-    if status in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE) and Feature.COLLECTIONS in features:
-        return status
-    return _CLASSIC.get(Status(status), status) if status in Status.__members__.values() else status
