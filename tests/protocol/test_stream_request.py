@@ -14,7 +14,7 @@ from tailrace.errors import MalformedMessage
 from tailrace.history import FailoverEntry, FailoverLog
 from tailrace.model import SnapshotRange
 from tailrace.protocol.stream_filter import MAX_COLLECTIONS, StreamValue, parse_stream_value
-from tailrace.wire.codes import AddStreamFlag, Status, StreamEndStatus, VBucketState
+from tailrace.wire.codes import AddStreamFlag, Feature, Status, StreamEndStatus, VBucketState
 from tailrace.wire.fields import decode_failover_log
 from tailrace.wire.header import Frame
 
@@ -211,11 +211,17 @@ def test_value_without_collections(bucket: FakeBucket) -> None:
     assert old.request(value={"uid": "0"}).status == Status.EINVAL
 
 
-def test_old_client_without_default_collection(bucket: FakeBucket) -> None:
+@pytest.mark.parametrize(
+    ("features", "status"),
+    [(OLD_CLIENT, Status.EINVAL), (OLD_CLIENT | {int(Feature.XERROR)}, Status.UNKNOWN_COLLECTION)],
+)
+def test_old_client_without_default_collection(
+    bucket: FakeBucket, features: frozenset[int], status: Status
+) -> None:
     del bucket.manifest["scopes"][0]["collections"][0]
-    old = Consumer(bucket, features=OLD_CLIENT)
+    old = Consumer(bucket, features=features)
     old.open(PRODUCER, noop=False)
-    assert old.request().status == Status.UNKNOWN_COLLECTION
+    assert old.request().status == status
 
 
 def test_no_privilege(consumer: Consumer) -> None:

@@ -4,6 +4,7 @@ answered.
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -76,7 +77,28 @@ def test_framing_extras_of_a_producers_requests(node):
             assert wire.refused(control(framing=framing)) == status
             assert wire.refused(dcp.DcpGetFailoverLog(vbucket=0, framing=framing)) == status
         wire.ok(control(framing=b"\0"))  # a barrier
+    with opened(node, b"framing", Feature.XERROR) as wire:
         assert wire.refused(dcp.DcpCloseStream(vbucket=0, framing=b"\x22\0\1")) == Status.DCP_STREAMID_INVALID
+
+
+@pytest.mark.parametrize("features", [(), (Feature.XERROR,)])
+def test_peers_without_extended_errors_do_not_see_them(features):
+    """Some have an older status instead; for a stream id that makes no sense there is none: a disconnect."""
+    without_default = {"uid": "1", "scopes": [{"name": "_default", "uid": "0", "collections": []}]}
+    with tailrace.testing.node(vbuckets=4) as node:
+        with Wire(node.port) as wire:
+            wire.hello(Feature.COLLECTIONS, Feature.XERROR)
+            wire.ok(admin.SetCollectionsManifest(value=json.dumps(without_default).encode()))
+        with opened(node, b"errors", *features) as wire:
+            request = dcp.DcpStreamRequest(vbucket=0)
+            assert wire.refused(request) == (Status.UNKNOWN_COLLECTION if features else Status.EINVAL)
+            close = dcp.DcpCloseStream(vbucket=0, framing=b"\x22\0\1")
+            if features:
+                assert wire.refused(close) == Status.DCP_STREAMID_INVALID
+            else:
+                wire.send(control(opaque=7), close)
+                assert wire.frame().opaque == 7
+                assert wire.is_closed()
 
 
 def test_a_value_is_refused_without_collections_whatever_the_vbucket(node):

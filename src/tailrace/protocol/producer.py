@@ -18,6 +18,7 @@ from ..wire.codes import Status, StreamEndStatus
 from ..wire.header import Frame
 from ..wire.message import Response
 from .backfill import BackfillSlots
+from .classic import classic_status
 from .controls import ConnectionOptions
 from .handler import Host
 from .states import CONNECTION_TRANSITIONS, ConnectionInput, ConnectionState, Machine
@@ -82,11 +83,15 @@ class StreamProducer:
         self, frame: Frame, status: int = Status.SUCCESS, value: bytes = b"", *, json: bool = False
     ) -> None:
         """An answer to a request, with what was asked for or why it is refused."""
+        told = classic_status(status, frame.opcode, self._host.features)
+        if told is None:
+            self._disconnect(f"status 0x{status:02x} for a peer without extended errors")
+            return
         answer = Frame(
             magic=Response.MAGIC,
             opcode=frame.opcode,
             datatype=int(json),
-            vbucket=status,
+            vbucket=told,
             opaque=frame.opaque,
             body=value,
         )
