@@ -286,27 +286,48 @@ def test_signals_end_a_client_command_cleanly(body: str, number: signal.Signals,
 EARLY = """
     import importlib.abc, os, signal, sys
 
-    wanted = sys.argv[1]
+    wanted, number = sys.argv[1], int(sys.argv[2])
 
     class Interrupt(importlib.abc.MetaPathFinder):
         def find_spec(self, name, path, target=None):
             if name == wanted:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests may ignore it
     sys.meta_path.insert(0, Interrupt())
     from tailrace.cli.start import main
-    sys.argv[1:] = ["stats", "couchbase://127.0.0.1:1"]
+    del sys.argv[1:3]
     sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("module", ["tailrace.cli.main", "click", "tailrace.errors", "tailrace.cli.stats"])
-def test_ctrl_c_while_the_program_is_being_imported(module: str) -> None:
+_STATS = ["stats", "couchbase://127.0.0.1:1"]
+_SERVE = ["serve", "--memory", "--port=0"]
+_EVERY = ("tailrace.cli.main", "click", "tailrace.errors")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        *((module, line) for module in _EVERY for line in (_STATS, _SERVE)),
+        ("tailrace.cli.stats", _STATS),
+        ("tailrace.cli.serve", _SERVE),
+        ("tailrace.server.settings", _SERVE),
+        ("tailrace.server.allocator", _SERVE),
+    ],
+)
+def test_signals_while_the_program_is_being_imported(
+    module: str, line: list[str], number: signal.Signals
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(EARLY), module], capture_output=True, text=True, check=False
+        [sys.executable, "-c", textwrap.dedent(EARLY), module, str(int(number)), *line],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+    code = 130 if number == signal.SIGINT and line is _STATS else 0
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (code, "", "")
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

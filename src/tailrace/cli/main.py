@@ -1,7 +1,7 @@
 """The program ``tailrace``: the table of commands, and what errors and signals become.
 
 Exit codes: 0 done; 1 it ran and the answer is no; 2 the command line is wrong; 3 the peer can't be reached or
-refuses the login; 130 Ctrl-C. SIGTERM and a reader that has gone (``| head``) end a command with 0.
+refuses the login; 130 Ctrl-C (`serve`: 0). SIGTERM and a reader that has gone (``| head``) end with 0.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import click
 from .. import __version__
 from ..errors import ConnectError, StatusError, TailraceError, UsageError
 from .common import Group, Session
+from .start import interrupted_code
 
 __all__ = ["COMMANDS", "cli", "main"]
 
@@ -64,7 +65,7 @@ COMMANDS = {
 The line stands here so that ``tailrace --help`` imports no command; a test compares it with the docstring.
 """
 
-DONE, ANSWER_IS_NO, WRONG_USAGE, NO_PEER, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, ANSWER_IS_NO, WRONG_USAGE, NO_PEER = 0, 1, 2, 3
 
 
 class _Program(Group):
@@ -114,17 +115,18 @@ def cli(ctx: click.Context) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code; nothing but a bug leaves it as an exception."""
     session = Session()
+    arguments = sys.argv[1:] if argv is None else list(argv)
     _open_what_is_closed()
     try:
         with _sigterm_ends_with_0():
-            result = _run(sys.argv[1:] if argv is None else list(argv), session)
+            result = _run(arguments, session)
             sys.stdout.flush()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except (KeyboardInterrupt, click.Abort):
         if session.debug:
             traceback.print_exc()
-        return INTERRUPTED
+        return interrupted_code(arguments)
     except BrokenPipeError as error:
         if _reader_of_stdout_has_gone():
             _discard_stdout()

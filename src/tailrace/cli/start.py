@@ -1,24 +1,32 @@
-"""Where the program begins: what Ctrl-C does before anything is there that could handle it.
+"""Where the program begins: what signals do before anything is there that could handle them.
 
-Importing the program takes a moment. An interrupt within it ends the program like any other, without a
-traceback; there is nothing to clean up yet.
+Importing the program takes a moment. A signal within it ends the program like any other, without a traceback
+and with the same exit code; there is nothing to clean up yet.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Sequence
 
-__all__ = ["main"]
+__all__ = ["interrupted_code", "main"]
 
-_INTERRUPTED = 130
+
+def interrupted_code(arguments: Sequence[str]) -> int:
+    """What a command ends with on Ctrl-C: that is how a node is stopped, all others are broken off."""
+    return 0 if list(arguments[:1]) == ["serve"] else 130
 
 
 def main() -> int:
     """Import the program, then run it."""
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where it is ignored
+    # not where they are ignored
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
-        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(_INTERRUPTED))
+        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(interrupted_code(sys.argv[1:])))
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(0))
     from .main import main as run
 
     if is_default:
