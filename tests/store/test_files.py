@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import StoreCorrupt, StoreLocked
-from tailrace.store.files import DiskFiles, MemoryFiles, NotDurable, atomic_write, whole_file
+from tailrace.store.files import (
+    DiskFile,
+    DiskFiles,
+    MemoryFiles,
+    NotDurable,
+    atomic_write,
+    whole_file,
+    write_scratch,
+)
 from tailrace.testing.faulty_files import (
     Fault,
     FaultyFiles,
@@ -124,6 +132,32 @@ def test_atomic_write(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
     with pytest.raises(OSError, match="No such file"):
         atomic_write(tmp_path / "none" / "x", b"")
+
+
+@pytest.mark.parametrize("at", ["append", "sync"])
+@pytest.mark.parametrize("how", ["atomic", "whole", "kept", "scratch"])
+def test_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, at: str
+) -> None:
+    """Not the part that could be written, either; the old file stays, and the error says which file it is."""
+    target = tmp_path / "out"
+    target.write_bytes(b"old")
+
+    def full(*_: object) -> None:
+        raise no_space()
+
+    monkeypatch.setattr(DiskFile, at, full)
+    with pytest.raises(OSError, match=r"No space.*out") as caught:
+        match how:
+            case "atomic":
+                atomic_write(target, b"new")
+            case "scratch":
+                write_scratch(target, full)
+            case _:
+                with whole_file(target, keep=how == "kept") as file:
+                    file.write(b"new")
+    assert caught.value.filename == str(target)
+    assert (os.listdir(tmp_path), target.read_bytes()) == (["out"], b"old")
 
 
 def test_a_replacement_is_old_or_new_whatever_happens() -> None:

@@ -121,13 +121,18 @@ def replace_file(files: Files, path: str, data: bytes) -> None:
     beside = path + ".new"
     with contextlib.suppress(FileNotFoundError):
         files.unlink(beside)
-    file = files.create(beside)
     try:
-        file.append([data])
-        file.sync()
-    finally:
-        file.close()
-    files.rename(beside, path)
+        file = files.create(beside)
+        try:
+            file.append([data])
+            file.sync()
+        finally:
+            file.close()
+        files.rename(beside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            files.unlink(beside)
+        raise
     try:
         files.sync_directory(path.rpartition("/")[0])
     except OSError as error:
@@ -140,7 +145,19 @@ def atomic_write(path: str | os.PathLike[str], data: bytes, *, private: bool = F
     It may be read by whom the user's umask says, or only by the user if it is ``private``.
     """
     target = Path(path)
-    DiskFiles(target.parent, mode=_PRIVATE if private else _SHARED).replace(target.name, data)
+    with _error_names(target):
+        DiskFiles(target.parent, mode=_PRIVATE if private else _SHARED).replace(target.name, data)
+
+
+@contextlib.contextmanager
+def _error_names(path: Path) -> Iterator[None]:
+    """An error of writing a file does not say of itself which one it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextlib.contextmanager
@@ -148,25 +165,29 @@ def whole_file(path: str | os.PathLike[str], *, keep: bool = False) -> Iterator[
     """A file anywhere on disk that is written piece by piece and appears when it is whole.
 
     It is written beside, synced and renamed at the end of the block; after an error nothing of it is left,
-    unless what was written so far is worth to ``keep``.
+    unless something was written that is worth to ``keep``.
     """
     target = Path(path)
     files, beside = DiskFiles(target.parent, mode=_SHARED), target.name + ".new"
     with contextlib.suppress(FileNotFoundError):
         files.unlink(beside)
     file = files.create(beside)
-    done = False
+    done = renamed = False
     try:
-        yield FileWriter(file)
+        yield FileWriter(file, target)
         done = True
     finally:
-        if done or keep:
-            file.sync()
-            files.rename(beside, target.name)
-            files.sync_directory("")
-        else:
-            files.unlink(beside)
-        file.close()
+        try:
+            if done or (keep and file.size):
+                with _error_names(target):
+                    file.sync()
+                    files.rename(beside, target.name)
+                    renamed = True
+                    files.sync_directory("")
+        finally:
+            file.close()
+            if not renamed:
+                files.unlink(beside)
 
 
 class FileWriter:
@@ -174,13 +195,15 @@ class FileWriter:
 
     closed = False
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, target: Path) -> None:
         self._file = file
+        self._target = target
 
     def write(self, data: Buffer) -> int:
         """Write at the end."""
         size = memoryview(data).nbytes
-        self._file.append([data])
+        with _error_names(self._target):
+            self._file.append([data])
         return size
 
     def writelines(self, lines: Iterable[Buffer]) -> None:
@@ -191,9 +214,9 @@ class FileWriter:
             some.append(line)
             size += len(line)
             if size >= 1 << 20:
-                self._file.append([b"".join(some)])
+                self.write(b"".join(some))
                 some, size = [], 0
-        self._file.append([b"".join(some)])
+        self.write(b"".join(some))
 
     def tell(self) -> int:
         """How much has been written."""
@@ -222,10 +245,14 @@ def write_scratch(path: str | os.PathLike[str], write: Callable[[BinaryIO], obje
     """
     target = Path(path)
     beside = target.with_name(f"{target.name}.part")
-    with beside.open("wb") as file:
-        write(file)
-        size = file.tell()
-    beside.rename(target)
+    try:
+        with _error_names(target), beside.open("wb") as file:
+            write(file)
+            size = file.tell()
+        beside.rename(target)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
     return size
 
 
