@@ -23,6 +23,8 @@ from tailrace.client.recording import Recording
 from tailrace.client.replay import ReplayServer
 from tailrace.client.text import TextLines
 from tailrace.errors import UsageError
+from tailrace.store.files import DiskFile
+from tailrace.testing.faulty_files import no_space
 
 KEYS = [f"key-{number}".encode() for number in range(40)]
 
@@ -262,6 +264,30 @@ def test_record_and_replay(node, capfdbinary, tmp_path, connect):
             Recording(second)
     second.write_bytes(whole[:-7])
     assert Recording(second).vbucket_count == 4
+
+
+def test_a_recording_ends_with_a_full_disk(node, capfdbinary, tmp_path, monkeypatch):
+    """It is no lost connection, to be taken up again: it ends at once, and what could be recorded stays."""
+    for key in KEYS:
+        node.set(key.decode(), {"n": 1})
+    append, left = DiskFile.append, 1000
+
+    def fills(file, parts):
+        nonlocal left
+        left -= sum(map(len, parts))
+        if left < 0:
+            raise no_space()
+        append(file, parts)
+
+    monkeypatch.setattr(DiskFile, "append", fills)
+    file = tmp_path / "stream.rec"
+    code, out, err = run(capfdbinary, "record", node.url, file)
+    assert (code, out) == (1, b"")
+    assert (
+        err.decode()
+        == f"tailrace: error: the recording {str(file)!r} can't be written: No space left on device\n"
+    )
+    assert os.listdir(tmp_path) == ["stream.rec"] and file.stat().st_size <= 1000
 
 
 def test_a_recorded_rollback_is_replayed(node, tmp_path, connect):

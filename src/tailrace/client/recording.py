@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..clock import SYSTEM, Clock
-from ..errors import FramingError, UsageError
+from ..errors import FramingError, StoreError, UsageError
 from ..wire.codes import DcpOpcode, Magic
 from ..wire.framing import Framer
 from ..wire.header import Frame
@@ -54,16 +54,23 @@ class Recorder:
     def begin(self, about: dict[str, Any]) -> None:
         """Write the header."""
         self._begun = True
-        self._sink.write(MAGIC + json.dumps(about, separators=(",", ":")).encode() + b"\n")
+        self._write(MAGIC + json.dumps(about, separators=(",", ":")).encode() + b"\n")
 
     def __call__(self, connection: int, sent: bool, data: bytes | memoryview) -> None:
         """Frames went over a connection; before `begin` they are of no interest."""
         if not self._begun:
             return
         elapsed_ns = int((self._clock.monotonic() - self._begin) * 1e9)
-        self._sink.write(_PIECE.pack(elapsed_ns, connection & 0xFFFF, sent, len(data)))
-        self._sink.write(bytes(data))
+        self._write(_PIECE.pack(elapsed_ns, connection & 0xFFFF, sent, len(data)))
+        self._write(bytes(data))
         self.bytes += len(data)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._sink.write(data)
+        except OSError as error:  # as it is, it would count as one of the connection
+            where = "" if error.filename is None else f" {error.filename!r}"
+            raise StoreError(f"the recording{where} can't be written: {error.strerror or error}") from error
 
 
 @dataclass(slots=True)
