@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import FramingError
-from tailrace.wire import dcp, upr
+from tailrace.wire import admin, dcp, upr
 from tailrace.wire.describe import Description, describe
 from tailrace.wire.dialect import DCP, DIALECTS, KV, TAP, UPR_A, UPR_B
 from tailrace.wire.header import Frame
@@ -196,6 +196,17 @@ def test_any_frame_can_be_described_in_every_dialect(
             json.dumps(found.to_json())
             assert all(line.isprintable() for _, line in found.to_text())
             assert found.value_length >= 0
+
+
+@pytest.mark.parametrize("seconds", [2_592_001, 253_402_300_799, 253_402_300_800, 2**64 - 2, 2**64 - 1])
+def test_a_time_that_no_calendar_has_is_shown_as_its_number(seconds: int) -> None:
+    (said,) = (
+        line
+        for _, line in only(admin.Compact(purge_before_s=seconds).encode(), Observer()).to_text()
+        if line.startswith("purge_before_s ")
+    )
+    assert (str(seconds) in said) or (hex(seconds) in said)
+    assert ("UTC" in said) == (seconds < 253_402_300_800)
 
 
 def test_a_password_is_not_shown() -> None:

@@ -73,6 +73,9 @@ _FILLERS = frozenset({"reserved", "unused", "padding"})
 _RELATIVE_S = 30 * 24 * 3600
 """An expiry up to here is a number of seconds from now in a write command, not a date."""
 
+_LAST_TIME_S = 253_402_300_799
+"""The end of the year 9999, the last that a calendar has; a field of 64 bits can say more."""
+
 _NOT_SAID = frozenset({"document", "fragment", "wants_ack"})
 """Properties that repeat the value or a flag."""
 
@@ -396,7 +399,7 @@ def _one_value(name: str, value: Any) -> str:
     if isinstance(value, int) and value == 0xFFFF_FFFF_FFFF_FFFF:
         return f"{value:#x}"
     if name in _TIMES and isinstance(value, int):
-        if value <= _RELATIVE_S:
+        if not _RELATIVE_S < value <= _LAST_TIME_S:
             return str(value)
         return f"{value} ({_time(value)})"
     if isinstance(value, list):
