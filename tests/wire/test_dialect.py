@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tailrace.errors import MalformedMessage
 from tailrace.wire import kv
 from tailrace.wire.codes import Status
+from tailrace.wire.dcp import DcpDeletion, DcpExpiration, DcpMutation
 from tailrace.wire.dialect import DCP, DIALECTS, KV, KV_MESSAGES, TAP, UPR_A, UPR_B, Dialect, Role, bind
 from tailrace.wire.header import Frame
 from tailrace.wire.message import Direction
@@ -124,6 +127,34 @@ def test_same_bytes_mean_different_things() -> None:
         ("dcp", "to-producer"): "dcp get failover log",
         ("dcp", "to-consumer"): "unknown",
     }
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        DcpDeletion(by_seqno=5, rev_seqno=1, key=b"hello"),
+        DcpDeletion(by_seqno=5, rev_seqno=1, delete_time=1, key=b"hello"),
+        DcpExpiration(by_seqno=5, rev_seqno=1, delete_time=1, key=b"hello"),
+    ],
+    ids=("deletion V1", "deletion V2", "expiration"),
+)
+def test_stream_id_is_found_where_a_server_forgot_to_count_it(sent: DcpDeletion | DcpExpiration) -> None:
+    """dcp.md, 2.21: the three bytes are there, byte 2 says 0."""
+    right = replace(sent, framing=b"\x22\x00\x47", vbucket=7, flexible=True)
+    data = bytearray(right.encode())
+    data[2] = 0
+    received = DCP.decode(Frame.parse(data), Direction.TO_CONSUMER)
+    assert received == right
+    assert received.encode() == right.encode()
+
+
+def test_nothing_else_is_taken_for_a_forgotten_stream_id() -> None:
+    high = DcpDeletion(by_seqno=0x22 << 56, rev_seqno=1, key=b"k", flexible=True)
+    assert DCP.decode(high.to_frame(), Direction.TO_CONSUMER) == high  # it does not fit in front of the key
+    xattrs = replace(high, value=bytes(5), datatype=4, flexible=False)
+    assert DCP.decode(xattrs.to_frame(), Direction.TO_CONSUMER) == xattrs
+    mutation = DcpMutation(by_seqno=0x22 << 56, rev_seqno=1, key=b"k", value=b"value", flexible=True)
+    assert DCP.decode(mutation.to_frame(), Direction.TO_CONSUMER) == mutation
 
 
 def test_counts_are_those_of_the_documents() -> None:

@@ -289,6 +289,18 @@ def test_a_key_that_is_no_text_comes_as_base64() -> None:
     assert "key" not in said and said["key_base64"] == "/wA="
 
 
+def test_a_stream_id_that_is_not_counted_is_shown_with_a_note() -> None:
+    deletion = dcp.DcpDeletion(by_seqno=5, rev_seqno=1, delete_time=1, key=b"hello", framing=b"\x22\0\x47")
+    packet = bytearray(deletion.encode())
+    packet[2] = 0
+    found = only(bytes(packet), Observer())
+    said = found.to_json()
+    assert (said["name"], said["key"], said["value_length"]) == ("dcp deletion", "hello", 0)
+    assert said["frame_info"] == [{"id": 2, "id_name": "DCP_STREAM_ID", "data": 0x47}]
+    assert said["notes"] == ["the stream id is there, though the framing length is 0"]
+    assert found.frame.size == len(packet)
+
+
 # tapes
 
 

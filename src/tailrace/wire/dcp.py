@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from ..errors import MalformedMessage
@@ -14,6 +15,7 @@ from .codes import (
     AddStreamFlag,
     Datatype,
     DcpOpcode,
+    Magic,
     OpenFlag,
     OsoFlag,
     Status,
@@ -418,6 +420,10 @@ class DcpDeletion(Message):
         elif self.nmeta is None:
             self.nmeta = 0
 
+    @classmethod
+    def as_meant(cls, frame: Frame) -> Frame:
+        return _with_stream_id(frame)
+
     def check_fields(self) -> None:
         check_seqno("dcp deletion", self.by_seqno)
         nmeta = self.nmeta or 0
@@ -449,6 +455,10 @@ class DcpExpiration(Message):
     by_seqno: int
     rev_seqno: int
     delete_time: int = 0
+
+    @classmethod
+    def as_meant(cls, frame: Frame) -> Frame:
+        return _with_stream_id(frame)
 
     def check_fields(self) -> None:
         check_seqno("dcp expiration", self.by_seqno)
@@ -619,6 +629,27 @@ def check_seqno(what: str, seqno: int) -> None:
     """`MalformedMessage` for the seqno that no change has."""
     if not seqno:
         raise MalformedMessage(f"{what}: seqno 0 names no change")
+
+
+_STREAM_ID = 0x22
+"""The first of the three bytes of framing extras that name a stream."""
+
+
+def _with_stream_id(frame: Frame) -> Frame:
+    """A removal whose stream id is counted as framing extras.
+
+    Servers put it there and say that the framing extras have no bytes. No seqno, which would be there
+    otherwise, is so high that it begins with that byte.
+    """
+    body = frame.body
+    if (
+        frame.magic != Magic.FLEX_REQUEST
+        or frame.framing
+        or body[:1] != bytes([_STREAM_ID])
+        or 3 + frame.extras_length + frame.key_length > len(body)
+    ):
+        return frame
+    return replace(frame, framing=body[:3], body=body[3:])
 
 
 _DELETED_DATATYPES = frozenset({0, 2, 4, 6, 5, 7})

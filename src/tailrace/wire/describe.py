@@ -284,6 +284,10 @@ def describe(
     kind = dialect.find(frame, direction)
     message: Message | None = None
     found = list(notes)
+    meant = kind.as_meant(frame)
+    if meant is not frame:
+        frame = meant
+        found.append("the stream id is there, though the framing length is 0")
     try:
         message = kind.decode(frame)
         if frame.framing:
