@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from captures import CLIENT, LINKS, RST, SERVER, SYN, Talk, pcap_file, pcapng_file, tcp_packet
+from captures import ACK, CLIENT, FIN, LINKS, RST, SERVER, SYN, Talk, pcap_file, pcapng_file, tcp_packet
 from tailrace import pcap
 from tailrace.errors import InputError
 
@@ -98,6 +98,50 @@ def test_a_reset_ends_a_conversation() -> None:
     made.packets.append(tcp_packet(made.server, made.client, made.seqs[SERVER], flags=RST))
     made.packets += Talk(seqs=[5, 6]).open().send(CLIENT, b"two").packets
     assert [piece.conversation for piece in pieces(pcap_file(*made.wrapped()))] == [1, 2]
+
+
+@pytest.mark.parametrize("end", [FIN, RST])
+def test_what_comes_again_after_the_end_is_no_conversation_of_its_own(end: int) -> None:
+    """A capture on all interfaces has each packet twice, and the last ones carry data and the end."""
+    made = Talk().open().send(CLIENT, b"one").send(SERVER, b"two")
+    for side, data in ((CLIENT, b"last"), (SERVER, b"words")):
+        here, there = (made.client, made.server) if side == CLIENT else (made.server, made.client)
+        made.packets.append(tcp_packet(here, there, made.seqs[side], data, flags=ACK | end))
+    twice = [packet for packet in made.packets for _ in range(2)] + made.packets[3:5]
+    found = pieces(pcap_file(twice, 101))
+    assert [(piece.conversation, piece.data) for piece in found] == [
+        (1, b"one"),
+        (1, b"two"),
+        (1, b"last"),
+        (1, b"words"),
+    ]
+
+
+def test_what_is_new_after_the_end_is_another_conversation() -> None:
+    made = talk()
+    again = Talk(seqs=[made.seqs[CLIENT] + 50_000, made.seqs[SERVER] + 50_000]).send(CLIENT, b"new")
+    found = pieces(pcap_file(made.packets + again.packets, 101))
+    assert [(piece.conversation, piece.data) for piece in found][-1] == (2, b"new")
+
+
+def test_ended_conversations_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pcap, "MAX_CONVERSATIONS", 3)
+    talks = [Talk(("10.0.0.1", port)).open().send(CLIENT, b"x").close() for port in range(1000, 1010)]
+    streams = pcap.TcpStreams()
+    packets = [packet for one in talks for packet in one.packets]
+    for packet in pcap.packets(io.BytesIO(pcap_file(packets, 101))):
+        list(streams.feed(packet))
+    assert len(streams._over) == 3
+
+
+def test_bytes_behind_a_gap_have_the_time_of_the_captures_end() -> None:
+    made = Talk().open()
+    made.send(CLIENT, b"abcdef", 2)
+    del made.packets[-2]
+    *_, last = pieces(pcap_file(*made.wrapped()))
+    assert isinstance(last, pcap.Bytes)
+    assert last.data == b"ef"
+    assert last.time_ns == 1_700_000_000_500_000_000 + (len(made.packets) - 1) * 10**9
 
 
 def test_many_short_conversations_are_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -336,6 +336,8 @@ class _Side:
 
     next: int | None = None
     """Position of the next byte; positions are sequence numbers that don't wrap."""
+    first: int | None = None
+    """Position of the first byte."""
     from_start: bool = False
     waiting: list[tuple[int, bytes]] = field(default_factory=list)
     waiting_bytes: int = 0
@@ -343,7 +345,7 @@ class _Side:
     """Position behind the last byte, once the sender has said it."""
 
     def start(self, seq: int, *, from_start: bool) -> None:
-        self.next = (1 << 32) + seq
+        self.first = self.next = (1 << 32) + seq
         self.from_start = from_start
 
     def position(self, seq: int) -> int:
@@ -351,6 +353,12 @@ class _Side:
         assert self.next is not None
         ahead = (seq - self.next) & 0xFFFF_FFFF
         return self.next + (ahead - (1 << 32) if ahead >= 1 << 31 else ahead)
+
+    def has_come_to(self, seq: int) -> bool:
+        """Whether a segment that begins there repeats what was sent, or goes on directly behind it."""
+        return (
+            self.first is not None and self.next is not None and self.first <= self.position(seq) <= self.next
+        )
 
     def take(self, seq: int, data: bytes) -> None:
         """Keep bytes until their turn."""
@@ -407,6 +415,8 @@ class TcpStreams:
     def __init__(self, port: int | None = None) -> None:
         self._port = port
         self._open: dict[frozenset[Endpoint], _Conversation] = {}
+        self._over: dict[frozenset[Endpoint], _Conversation] = {}  # the newest that have ended
+        self._time_ns = 0
         self._count = 0
         self._waiting_bytes = 0
         self.unknown_links: set[int] = set()
@@ -422,8 +432,14 @@ class TcpStreams:
         if segment is None or self._port not in (None, segment.source.port, segment.destination.port):
             return
         key = frozenset((segment.source, segment.destination))
-        if key not in self._open and not (segment.data or segment.flags & _SYN):
-            return  # the last acks of a conversation that is over
+        self._time_ns = packet.time_ns
+        if key not in self._open and not segment.flags & _SYN:
+            if not segment.data:
+                return  # the last acks of a conversation that is over
+            ended = self._over.get(key)
+            if ended is not None and ended.sides[segment.source].has_come_to(segment.seq):
+                yield from self._add(ended, ended.sides[segment.source], segment, packet.time_ns)
+                return
         before = self._open.get(key)
         conversation = self._conversation(key, segment)
         if before is not None and before is not conversation:  # the ports are used again
@@ -436,7 +452,7 @@ class TcpStreams:
             raise InputError("too many segments of the capture are missing, choose a --port")
         if segment.flags & _RST or all(one.is_over for one in conversation.sides.values()):
             yield from self._finish(conversation, packet.time_ns)
-            del self._open[key]
+            self._end(key)
 
     def _add(
         self, conversation: _Conversation, side: _Side, segment: _Segment, time_ns: int
@@ -463,7 +479,7 @@ class TcpStreams:
     def finish(self) -> Iterator[Bytes | Gap]:
         """What is left when the capture is over: bytes behind gaps that nothing has filled."""
         for conversation in self._open.values():
-            yield from self._finish(conversation, 0)
+            yield from self._finish(conversation, self._time_ns)
         self._open.clear()
 
     def _conversation(self, key: frozenset[Endpoint], segment: _Segment) -> _Conversation:
@@ -484,6 +500,13 @@ class TcpStreams:
         )
         self._open[key] = made
         return made
+
+    def _end(self, key: frozenset[Endpoint]) -> None:
+        """A conversation is over; it is kept for a while, since packets may come again after that."""
+        self._over.pop(key, None)
+        self._over[key] = self._open.pop(key)
+        if len(self._over) > MAX_CONVERSATIONS:
+            del self._over[next(iter(self._over))]
 
     def _client(self, segment: _Segment) -> Endpoint | None:
         """Who has opened the conversation, if a segment tells."""
