@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import FramingError
-from tailrace.wire import admin, dcp, upr
+from tailrace.wire import admin, dcp, tap, upr
 from tailrace.wire.describe import Description, describe
 from tailrace.wire.dialect import DCP, DIALECTS, KV, TAP, UPR_A, UPR_B
 from tailrace.wire.header import Frame
@@ -228,6 +228,23 @@ def test_the_first_request_binds_and_ends_all_doubt() -> None:
     assert names == ["upr b stream request", "upr b stream start"]
     assert only(start, observer).notes == []
     assert only(start, Observer()).notes != []
+
+
+def test_a_known_dialect_has_its_own_noop() -> None:
+    """TAP's keep-alive has the opcode of the key-value command, which goes the other way."""
+    bound = Observer()
+    only(tap.TapConnect(key=b"n").encode(), bound)
+    for observer in (Observer(TAP), bound):
+        noop = only(tap.TapNoop().encode(), observer)
+        assert (noop.name, noop.direction, noop.notes) == ("tap noop", Direction.TO_CONSUMER, [])
+        answer = only(tap.TapAck(opcode=0x0A).encode(), observer)
+        assert (answer.name, answer.direction, answer.notes) == (
+            "tap noop response",
+            Direction.TO_PRODUCER,
+            [],
+        )
+    client = only(tap.TapNoop().encode(), Observer(TAP, Direction.TO_PRODUCER))
+    assert (client.name, client.table) == ("noop", "kv")
 
 
 def test_a_frame_of_another_dialect_has_a_note() -> None:

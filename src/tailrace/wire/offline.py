@@ -80,7 +80,7 @@ class Observer:
         rest = dict.fromkeys(
             f"{other.name} ({other.table})"
             for other in readings[1:]
-            if other.message is not None and _rank(other) == _rank(best) and other.name != best.name
+            if other.message is not None and self._rank(other) == self._rank(best) and other.name != best.name
         )
         if rest and best.message is not None:
             best.notes.append(
@@ -110,7 +110,12 @@ class Observer:
         self, dialects: tuple[Dialect, ...], frame: Frame, directions: tuple[Direction, ...]
     ) -> list[Description]:
         found = [describe(frame, dialect, direction) for dialect in dialects for direction in directions]
-        return sorted(found, key=_rank, reverse=True)  # stable: the order decides between equals
+        return sorted(found, key=self._rank, reverse=True)  # stable: the order decides between equals
+
+    def _rank(self, description: Description) -> tuple[int, int, bool]:
+        """How good a reading is: known at all, well-formed, likely, and of the dialect that is known."""
+        known = self.dialect or self._bound
+        return *_rank(description), known is not None and description.table == known.name
 
     def _directions(self, frame: Frame, from_client: bool | None) -> tuple[Direction, ...]:
         """The directions that are possible, the likelier one first."""
