@@ -33,6 +33,7 @@ class Vector:
     errata: list[str] = field(default_factory=list)
     contradictions: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     repairs: list[dict[str, Any]] = field(default_factory=list)
     error: int | None = None
 

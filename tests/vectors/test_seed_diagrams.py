@@ -175,6 +175,7 @@ def test_errata_exist() -> None:
     known = set(re.findall(r"^\| ([ABTD]\d+) \|", dialects(), re.M))
     assert len(known) == 59
     assert {erratum for vector in LITERAL for erratum in vector.errata} <= known
+    assert all(set(vector.remarks) <= set(vector.errata) for vector in LITERAL)
 
 
 @needs_seeds

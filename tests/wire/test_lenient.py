@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
-from tailrace.wire.dialect import DIALECTS, Dialect
+from tailrace.wire.dialect import DCP, DIALECTS, UPR_A, UPR_B, Dialect
 from tailrace.wire.header import Frame
 from tailrace.wire.lenient import mend, tolerated
 from tailrace.wire.message import Direction
 from vectors.corpus import Vector, vectors
 
 UNFRAMABLE = [vector for vector in vectors() if not vector.framable]
-TOLERATED = [vector for vector in vectors() if vector.framable and vector.notes]
-FAULTLESS = [vector for vector in vectors() if vector.framable and not vector.notes and vector.error is None]
+TOLERATED = [vector for vector in vectors() if vector.framable and (vector.notes or vector.remarks)]
+FAULTLESS = [
+    vector for vector in vectors() if vector.framable and vector.error is None and vector not in TOLERATED
+]
 
 
 def named(notes: tuple[str, ...] | list[str]) -> list[str]:
@@ -56,7 +60,26 @@ def test_other_lengths_are_not_mended(vector: Vector) -> None:
 @pytest.mark.parametrize("vector", TOLERATED, ids=str)
 def test_tolerated_packet_is_noted(vector: Vector) -> None:
     notes = tolerated(Frame.parse(vector.data), DIALECTS[vector.dialect], Direction(vector.direction))
-    assert named(notes) == sorted(vector.notes)
+    assert named(notes) == sorted(vector.notes + vector.remarks)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "frame", "erratum"),
+    [
+        (UPR_A, Frame(0x81, 0x02, datatype=1, body=bytes(16)), "A7"),
+        (DCP, Frame(0x81, 0x53, vbucket=0x8B), "D5"),
+        (DCP, Frame(0x18, 0x54, body=bytes(31) + b"\1", framing=b"\2\0\0"), "D7"),
+    ],
+)
+def test_answer_that_nobody_should_send_is_noted(dialect: Dialect, frame: Frame, erratum: str) -> None:
+    dialect.decode(frame, Direction.TO_CONSUMER)
+    assert named(tolerated(frame, dialect, Direction.TO_CONSUMER)) == [erratum]
+
+
+def test_a_log_with_equal_seqnos_is_in_order() -> None:
+    log = struct.pack(">8Q", 4, 9, 3, 9, 2, 5, 1, 0)
+    for dialect, opcode in ((DCP, 0x53), (DCP, 0x54), (UPR_B, 0x51)):
+        assert tolerated(Frame(0x81, opcode, body=log), dialect, Direction.TO_CONSUMER) == []
 
 
 @pytest.mark.parametrize("vector", FAULTLESS, ids=str)

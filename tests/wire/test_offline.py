@@ -59,9 +59,10 @@ def test_a_packet_is_described_as_its_document_says(vector: Vector) -> None:
     for name, value in vector.fields.items():
         if name in shown and isinstance(value, int):
             assert int(shown[name]) == value, name
-    for erratum in vector.notes:
+    named = vector.notes + vector.remarks
+    for erratum in named:
         assert any(note.startswith(f"erratum {erratum}: ") for note in said["notes"]), said["notes"]
-    assert len([note for note in said["notes"] if note.startswith("erratum")]) == len(vector.notes)
+    assert len([note for note in said["notes"] if note.startswith("erratum")]) == len(named)
 
 
 def test_text_and_json_can_be_written_and_hold_nothing_that_a_terminal_obeys() -> None:

@@ -3,19 +3,22 @@
 Some drawings contradict their own length fields (errata A1, A2, A4, A6, A10 to A13, B2, D2, T5, T6, T8 and
 T10 of `docs/dialects.md`). On a connection the header is the truth and such bytes are an error. Here the
 whole packet is given, so the number of bytes that are there and the documented places of the fields are the
-truth, and a note names the erratum. Only `tailrace decode` uses this.
+truth, and a note names the erratum. So it does where a packet can be carried, but is not what the resolution
+of an erratum asks for. Only `tailrace decode` uses this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..errors import MalformedMessage
 from .codes import (
     DcpOpcode,
     Magic,
     Status,
+    TapOpaque,
     TapOpcode,
     UprAMessageType,
     UprAOpcode,
@@ -24,8 +27,10 @@ from .codes import (
     UprBOpcode,
 )
 from .dialect import DCP, TAP, UPR_A, UPR_B, Dialect
+from .fields import decode_failover_log
 from .header import HEADER, HEADER_SIZE, Frame
 from .message import Direction
+from .tap import TapConnect
 
 __all__ = ["Mended", "erratum", "mend", "tolerated"]
 
@@ -208,31 +213,84 @@ def mend(packet: bytes, dialect: Dialect | None = None) -> Mended | None:
     return None
 
 
+_ONLINE_UPDATES: Mapping[int, str] = {
+    TapOpaque.START_ONLINEUPDATE: "servers say with code 4 that the change of a vbucket filter is complete",
+    TapOpaque.STOP_ONLINEUPDATE: "no server knows code 5",
+    TapOpaque.REVERT_ONLINEUPDATE: "no server knows code 6",
+}
 _CHECKPOINTS = {int(TapOpcode.CHECKPOINT_START): "T5", int(TapOpcode.CHECKPOINT_END): "T10"}
 
 
 def tolerated(frame: Frame, dialect: Dialect, direction: Direction) -> list[str]:
     """Notes on a frame that can be carried and is accepted, though it is not what we would send."""
-    opcode, extras = frame.opcode, frame.extras_length
-    notes = []
     if dialect is UPR_A:
-        skipped = "the last 8 bytes of the extras are skipped"
-        if opcode == UprAOpcode.REQUEST and extras == 40:
-            notes.append(erratum("A1", skipped))
-        if direction is _TO_CONSUMER and opcode == UprAOpcode.STREAM_MESSAGE and extras == 36:
-            notes.append(erratum("A10", skipped))
-        if direction is _TO_CONSUMER and opcode == UprAOpcode.RESPONSE and extras == 8:
-            notes.append(erratum("A4", "the rollback seqno stands in the extras"))
-        if direction is _TO_CONSUMER and frame.magic == Magic.REQUEST and opcode <= UprAOpcode.STREAM_END:
-            notes.append(erratum("A20", "a producer's messages have magic 0x81 in draft A"))
-    elif dialect is UPR_B:
-        if frame.magic == Magic.RESPONSE and frame.status == Status.ROLLBACK and extras == 8:
+        return _tolerated_upr_a(frame, direction)
+    if dialect is TAP:
+        return _tolerated_tap(frame, direction)
+    notes: list[str] = []
+    if direction is not _TO_CONSUMER or frame.magic not in (Magic.RESPONSE, Magic.FLEX_RESPONSE):
+        return notes
+    opcode, status = frame.opcode, frame.status
+    if dialect is UPR_B:
+        if status == Status.ROLLBACK and frame.extras_length == 8:
             notes.append(erratum("B1", "the rollback seqno stands in the extras"))
-    elif dialect is TAP and direction is _TO_CONSUMER and frame.magic == Magic.REQUEST and extras == 8:
+        if status == Status.KEY_ENOENT and opcode == UprBOpcode.STREAM_REQUEST:
+            notes.append(erratum("B10", "the vbucket UUID is unknown; a rollback to 0 says so too"))
+        if status == Status.SUCCESS and opcode == UprBOpcode.FAILOVER_LOG_REQUEST and _rises(frame.value):
+            notes.append(erratum("B7", _UNORDERED))
+    elif dialect is DCP and opcode in (DcpOpcode.STREAM_REQUEST, DcpOpcode.GET_FAILOVER_LOG):
+        if status == Status.MANIFEST_IS_AHEAD:
+            notes.append(erratum("D5", "no server has sent this status since 2021, try again later"))
+        if status == Status.SUCCESS and _rises(frame.value):
+            notes.append(erratum("D7", _UNORDERED))
+    return notes
+
+
+_UNORDERED = "the failover log is not in order, newest first"
+
+
+def _rises(log: bytes) -> bool:
+    """Whether a seqno of a failover log is above that of the newer entry before it."""
+    seqnos = [seqno for _, seqno in decode_failover_log(log)]
+    return any(older > newer for newer, older in pairwise(seqnos))
+
+
+def _tolerated_upr_a(frame: Frame, direction: Direction) -> list[str]:
+    opcode, extras = frame.opcode, frame.extras_length
+    skipped = "the last 8 bytes of the extras are skipped"
+    if direction is _TO_PRODUCER:
+        return [erratum("A1", skipped)] if opcode == UprAOpcode.REQUEST and extras == 40 else []
+    notes = []
+    if opcode == UprAOpcode.STREAM_MESSAGE and extras == 36:
+        notes.append(erratum("A10", skipped))
+    if opcode == UprAOpcode.RESPONSE:
+        if extras == 8:
+            notes.append(erratum("A4", "the rollback seqno stands in the extras"))
+        if frame.datatype == UprAResponseType.OK and frame.body:
+            notes.append(erratum("A7", "a failover log of type 1, the document's own has type 2"))
+    if frame.magic == Magic.REQUEST and opcode <= UprAOpcode.STREAM_END:
+        notes.append(erratum("A20", "a producer's messages have magic 0x81 in draft A"))
+    return notes
+
+
+def _tolerated_tap(frame: Frame, direction: Direction) -> list[str]:
+    opcode, notes = frame.opcode, list[str]()
+    if frame.magic != Magic.REQUEST:
+        return notes
+    if direction is _TO_PRODUCER and opcode == TapOpcode.CONNECT:
+        if TapConnect.decode(frame).options().closed_checkpoints_only is not None:
+            notes.append(erratum("T19", "a registered client has a byte of its own, which servers read"))
+    elif direction is _TO_CONSUMER and frame.extras_length == 8:
         private = int.from_bytes(frame.extras[:2], "big")
         if opcode == TapOpcode.VBUCKET_SET and private == 0 and len(frame.value) == 4:
             notes.append(erratum("T4", "engine private is said to be 0, the state follows all the same"))
         checkpoint = _CHECKPOINTS.get(opcode)
         if checkpoint and private != 8 and len(frame.value) == 8:
             notes.append(erratum(checkpoint, f"engine private is said to be {private}, the id has 8 bytes"))
+        if opcode == TapOpcode.OPAQUE:
+            code = int.from_bytes(frame.value[:4], "big")
+            if code not in TapOpaque.__members__.values():
+                notes.append(erratum("T13", f"control code {code:#x} is none of the list, it is ignored"))
+            elif code in _ONLINE_UPDATES:
+                notes.append(erratum("T15", _ONLINE_UPDATES[code]))
     return notes
