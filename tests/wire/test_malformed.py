@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.errors import FramingError, MalformedMessage
 from tailrace.wire.codes import Status
-from tailrace.wire.dialect import DIALECTS
+from tailrace.wire.dialect import DIALECTS, KV_MESSAGES
 from tailrace.wire.framing import Framer
 from tailrace.wire.header import Frame
 from tailrace.wire.message import Direction
@@ -39,6 +39,16 @@ def test_twins_are_refused(vector: Vector) -> None:
     assert {what: error.status if error else None for what, error in found.items()} == dict.fromkeys(
         found, Status.EINVAL
     )
+
+
+def test_every_message_has_twins() -> None:
+    broken = {
+        (vector.dialect, DIALECTS[vector.dialect].find(Frame.parse(vector.data), Direction(vector.direction)))
+        for vector in SHAPED
+    }
+    declared = {("kv", one) for one in KV_MESSAGES}
+    declared |= {(dialect.name, one) for dialect in DIALECTS.values() for one in dialect.messages}
+    assert declared <= broken
 
 
 @pytest.mark.parametrize("one", malformed(), ids=str)
