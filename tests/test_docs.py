@@ -87,6 +87,17 @@ def test_every_message_and_command_has_a_place() -> None:
         assert f"\n## tailrace {command}\n" in commands
 
 
+def test_every_part_of_the_package_is_in_the_architecture() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.split("## Where things are")[1].split("\n## ")[0]
+    for path in sorted((ROOT / "src" / "tailrace").iterdir()):
+        if path.is_dir() and any(path.glob("*.py")):
+            assert f"`{path.name}/" in table, path.name
+            assert f"<b>{path.name}</b>" in page or f"<b>{path.name} · " in page or f" · {path.name}" in page
+        elif path.suffix == ".py" and not path.name.startswith("__"):
+            assert f"`{path.name}`" in table, path.name
+
+
 def test_all_59_errata_are_listed_once() -> None:
     text = (ROOT / "docs" / "dialects.md").read_text()
     listed = re.findall(r"^\| ([ABTD]\d+) \|", text, re.M)
