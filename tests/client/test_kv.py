@@ -269,7 +269,12 @@ def test_commands(node, capfdbinary, monkeypatch, tmp_path):
     assert b"shop.orders" in run(capfdbinary, "collections", url, "--create", "shop.orders")[1]
     assert run(capfdbinary, "set", url, "o", "1", "--collection", "shop.orders")[0] == 0
     assert run(capfdbinary, "get", url, "o", "--collection", "shop.orders")[1] == b"1"
+    code, _, err = run(capfdbinary, "collections", url, "--create", "shop.orders")
+    assert (code, err) == (1, b"tailrace: error: the collection 'shop.orders' exists already\n")
     assert b"shop.orders" not in run(capfdbinary, "collections", url, "--drop", "shop.orders")[1]
-    assert run(capfdbinary, "collections", url, "--drop", "shop.orders")[0] == 2
+    # the command line is right, and what it asks for is not there: as with a document
+    assert run(capfdbinary, "collections", url, "--drop", "shop.orders")[0] == 1
+    assert run(capfdbinary, "collections", url, "--drop", "nowhere")[0] == 1
+    assert run(capfdbinary, "collections", url, "--create", "orders")[0] == 2
     assert run(capfdbinary, "get", "couchbase://127.0.0.1:1", "k")[0] == 3
     assert run(capfdbinary, "get", url.replace("default", "other"), "k")[0] == 3

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import TailraceError, UsageError
 
 __all__ = ["collection_ids", "with_changes"]
 
@@ -24,7 +24,10 @@ def collection_ids(manifest: dict[str, Any]) -> dict[str, int]:
 
 
 def with_changes(manifest: dict[str, Any], create: Iterable[str], drop: Iterable[str]) -> dict[str, Any]:
-    """The manifest with collections (``scope.name``) made and dropped, and a higher uid."""
+    """The manifest with collections (``scope.name``) made and dropped, and a higher uid.
+
+    `TailraceError` if one is there already, or not there to be dropped; `UsageError` if a path is none.
+    """
     made = copy.deepcopy(manifest)
     scopes: list[dict[str, Any]] = made["scopes"]
     for path in drop:
@@ -32,7 +35,7 @@ def with_changes(manifest: dict[str, Any], create: Iterable[str], drop: Iterable
         found = _by_name(scopes, scope or "_default")
         collection = _by_name(found["collections"], name) if found is not None and dot else None
         if found is None or (dot and collection is None):
-            raise UsageError(f"there is no {'collection' if dot else 'scope'} {path!r} to drop")
+            raise TailraceError(f"there is no {'collection' if dot else 'scope'} {path!r} to drop")
         if collection is not None:
             found["collections"].remove(collection)
         else:
@@ -46,7 +49,7 @@ def with_changes(manifest: dict[str, Any], create: Iterable[str], drop: Iterable
             found = {"name": scope, "uid": _free_id(manifest, made), "collections": []}
             scopes.append(found)
         if _by_name(found["collections"], name) is not None:
-            raise UsageError(f"the collection {path!r} exists already")
+            raise TailraceError(f"the collection {path!r} exists already")
         found["collections"].append({"name": name, "uid": _free_id(manifest, made)})
     made["uid"] = f"{int(manifest['uid'], 16) + 1:x}"
     return made
