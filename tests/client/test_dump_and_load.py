@@ -15,7 +15,7 @@ from tailrace.client.manifest import with_changes
 from tailrace.protocol.script import ask
 from tailrace.wire.codes import Datatype
 from tailrace.wire.fields import join_xattrs
-from tailrace.wire.kv import SetWithMeta
+from tailrace.wire.kv import Set, SetWithMeta
 
 DOCUMENTS = {
     # a key in three collections, text that is no JSON, a JSON string, numbers that a float has no room for
@@ -95,6 +95,33 @@ def test_dump_has_xattrs_if_they_are_asked_for(source, capfdbinary):
         assert main(["dump", source.url, *options]) == 0
         found = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
         assert [one.get("xattrs") for one in found if one.get("key") == "with"] == [xattrs]
+
+
+@pytest.mark.parametrize("command", [["dump"], ["tail", "--to", "now", "--json"]])
+def test_xattrs_come_back_as_they_were(source, tmp_path, capfdbinary, command):
+    xattrs = {"note": b'{"n":[1,"\xc3\xa4"]}', "_sync": b"7"}
+    sets = {b"with": b"{}", b"raw": b"\xff", b"text": b"text", b"empty": b""}
+    lines = tmp_path / "documents.jsonl"
+    with tailrace.testing.node(vbuckets=16) as target, KvClient(target.url) as client:
+        for key, body in sets.items():
+            request = Set(key=b"\0" + key, value=join_xattrs(xattrs, body), flags=5, datatype=Datatype.XATTR)
+            request.vbucket = client.vbucket_of(key)
+            client._on(request.vbucket, lambda one=request: ask(one, "set"))
+        assert main([command[0], target.url, *command[1:], "--xattrs"]) == 0
+        lines.write_bytes(capfdbinary.readouterr().out)
+    assert main(["load", source.url, "--from", str(lines)]) == 0
+    assert main(["dump", source.url, "--xattrs"]) == 0
+    keys = {one.decode() for one in sets}
+    before, after = (
+        {
+            one["key"]: [one.get(name) for name in ("value", "value_base64", "datatype", "flags", "xattrs")]
+            for one in map(json.loads, text.splitlines())
+            if one.get("key") in keys and "collection" not in one
+        }
+        for text in (lines.read_bytes(), capfdbinary.readouterr().out)
+    )
+    assert set(before) == keys and after == before
+    assert before["with"][-1] == {"note": {"n": [1, "ä"]}, "_sync": 7}
 
 
 def test_load_reads_stdin(source, monkeypatch, capfdbinary):

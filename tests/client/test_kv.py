@@ -154,6 +154,10 @@ def test_json_lines(client):
         b'{"key":"k","value":1,"scope":"shop","collection":"orders"}',
         b'{"key":"k","value":1,"collection_id":8}',
         b'{"key":"k","value_base64":"!"}',
+        b'{"key":"k","value":1,"xattrs":[]}',
+        b'{"key":"k","value":1,"xattrs":{"":1}}',
+        b'{"key":"k","value":1,"xattrs":{"a\\u0000":1}}',
+        b'{"key":"k","value":1,"xattrs":{"a":1e400}}',
         b'{"key":"' + b"k" * 300 + b'","value":1}',
         b"[" * 100_000,
     ],
@@ -161,7 +165,13 @@ def test_json_lines(client):
 def test_a_line_that_can_not_be_loaded_is_named(line):
     good = b'{"key":"k","value":1}'
     with pytest.raises(InputError, match="line 2 can't be loaded: it"):
-        list(from_json_lines([good, line], 16, collections=True, json_type=True, most=10))
+        list(from_json_lines([good, line], 16, collections=True, json_type=True, xattrs=True, most=10))
+
+
+def test_xattrs_are_not_left_out_where_the_server_takes_none():
+    lines = [b'{"key":"k","value":1,"xattrs":{}}', b'{"key":"k","value":1,"xattrs":{"a":1}}']
+    with pytest.raises(InputError, match="line 2 can't be loaded: it has xattrs"):
+        list(from_json_lines(lines, 16, collections=True, json_type=True, most=10))
 
 
 def test_login_is_by_scram_and_errors_are_clear():

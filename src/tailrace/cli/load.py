@@ -77,8 +77,8 @@ def command(
     """Write documents, made up or from a file.
 
     Returns when the server has taken all of them; they are on disk within its flush interval. A line that
-    names a collection goes there, if the bucket has it; CAS, revision and xattrs are not loaded ('replicate'
-    carries those).
+    names a collection goes there, if the bucket has it, and xattrs come with it; CAS and revision are new
+    ('replicate' carries those).
     """
     from ..client.load import MadeUp, from_json_lines
     from ..client.manifest import collection_ids
@@ -106,7 +106,8 @@ def command(
             total = made_up.writes
         else:
             ids = collection_ids(client.manifest()) if client.collections else {}
-            batches = from_json_lines(_lines(source), client.vbucket_count, collection_ids=ids, **shape)
+            shape |= {"collection_ids": ids, "xattrs": client.xattrs}
+            batches = from_json_lines(_lines(source), client.vbucket_count, **shape)
         begin_s = SYSTEM.monotonic()
         written = 0
         with progress("writing", total) as bar:

@@ -182,6 +182,11 @@ class KvClient:
         """Whether the server takes the JSON datatype."""
         return Feature.JSON in self._anywhere().session.features
 
+    @property
+    def xattrs(self) -> bool:
+        """Whether the server takes xattrs with a document."""
+        return Feature.XATTR in self._anywhere().session.features
+
     def vbucket_of(self, key: bytes | str) -> int:
         """Where a key lives."""
         return vbucket_of(_bytes(key), self._map.vbucket_count)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..wire.codes import Datatype
-from ..wire.fields import encode_leb128
+from ..wire.fields import encode_leb128, join_xattrs
 from ..wire.kv import DeleteQ, SetQ
 from ..wire.message import MAX_KEY, Message
 from .cluster_map import vbucket_of
@@ -257,14 +257,16 @@ def from_json_lines(
     *,
     collections: bool,
     json_type: bool,
+    xattrs: bool = False,
     most: int,
     collection_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> Iterator[FrameBatch]:
     """Writes from lines ``{"key":…,"value":…}``, and from what `tail --json` and `dump` write.
 
-    ``key_base64`` and ``value_base64`` stand for bytes that are no text; flags and expiry are taken over; an
-    op ``deletion`` or ``expiration`` deletes, other ops than ``mutation`` are passed over. A line that names
-    a collection goes there; ``collection_ids`` has those of the target, by ``scope.name``.
+    ``key_base64`` and ``value_base64`` stand for bytes that are no text; flags and expiry are taken over, and
+    where the server takes ``xattrs`` those, in place of what the document had. An op ``deletion`` or
+    ``expiration`` deletes, other ops than ``mutation`` are passed over. A line that names a collection goes
+    there; ``collection_ids`` has those of the target, by ``scope.name``.
     """
     parser = _Parser()
     ids = {_DEFAULT: 0, **collection_ids} if collections else {}
@@ -275,7 +277,7 @@ def from_json_lines(
             if not line.strip():
                 continue
             try:
-                made = _request(line, parser, prefixes, json_type=json_type)
+                made = _request(line, parser, prefixes, json_type=json_type, takes_xattrs=xattrs)
             except (ValueError, struct.error) as error:
                 raise InputError(
                     f"line {number} can't be loaded: {error}; mend it and load again, "
@@ -290,7 +292,7 @@ def from_json_lines(
 
 
 def _request(
-    line: bytes, parser: _Parser, prefixes: Mapping[str, bytes], *, json_type: bool
+    line: bytes, parser: _Parser, prefixes: Mapping[str, bytes], *, json_type: bool, takes_xattrs: bool
 ) -> tuple[SetQ | DeleteQ, bytes] | None:
     if len(line) > MAX_LINE:
         raise ValueError(f"it has more than {MAX_LINE} bytes")
@@ -325,6 +327,10 @@ def _request(
     is_json = not is_text and not isinstance(value, bytes)
     body = value.encode() if is_text else parser.value_text(value).encode() if is_json else value
     kind = int(Datatype.JSON) if json_type and is_json else 0
+    if found := _xattrs(document):
+        if not takes_xattrs:
+            raise ValueError("it has xattrs, and the server takes none (without them, dump has no --xattrs)")
+        body, kind = join_xattrs(found, body), kind | int(Datatype.XATTR)
     flags, expiry = (_u32(document.get(name, 0), name) for name in ("flags", "expiry"))
     return SetQ(key=wire_key, value=body, flags=flags, expiry=expiry, datatype=kind), raw_key
 
@@ -338,6 +344,20 @@ def _prefix(document: dict[str, Any], prefixes: Mapping[str, bytes]) -> bytes:
     if path not in prefixes:
         raise ValueError(f"its collection {path!r} is not there (make it with 'tailrace collections')")
     return prefixes[path]
+
+
+def _xattrs(document: dict[str, Any]) -> dict[str, bytes]:
+    """The texts of a document's xattrs."""
+    found = document.get("xattrs", {})
+    if not isinstance(found, dict) or not all(name and "\0" not in name for name in found):
+        raise ValueError("its xattrs are no object with names")
+    try:
+        return {
+            name: json.dumps(one, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+            for name, one in found.items()
+        }
+    except ValueError:
+        raise ValueError("its xattrs have a number that is too large") from None
 
 
 def _member(document: dict[str, Any], name: str) -> Any:
