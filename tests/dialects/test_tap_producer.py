@@ -362,6 +362,17 @@ def test_checkpoints_are_told_as_real_servers_do(node, reader, acks):
     assert reader.read("mutation").tap_key == b"b"
 
 
+def test_a_checkpoint_tells_the_highest_rev_of_a_deletion(node, reader):
+    """A document that comes back at the reader goes on from there."""
+    for number in range(3):
+        node.set("gone", b"%d" % number, vbucket=3)
+    node.delete("gone", vbucket=3)  # the fourth change
+    reader.connect(b"node1", CHECKPOINT | LIST, vbucket_list(3))
+    reader.read("opaque 8")
+    node.set("a", b"v", vbucket=3)
+    assert reader.read("checkpoint-start").private == (4).to_bytes(8, "big")
+
+
 def test_a_closed_checkpoint_is_ended_without_a_further_change(node, reader):
     reader.connect(b"node1", CHECKPOINT | LIST, vbucket_list(3))
     reader.read("opaque 8")

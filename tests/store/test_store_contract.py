@@ -277,6 +277,27 @@ class TestStreams:
         assert vb.checkpoint_start(2) == 10
         assert home.restart().vbuckets[0].checkpoint_id > 3
 
+    @pytest.mark.parametrize("seals", [False, True])
+    def test_the_highest_rev_of_a_deletion(self, home, seals):
+        bucket = home.bucket()
+        vb = bucket.vbuckets[0]
+        for key, revs in ((b"\0often", 7), (b"\0once", 2)):
+            for number in range(revs - 1):
+                vb.set(key, b"%d" % number)
+            vb.delete(key)
+        vb.set(b"\0alive", b"1")
+        assert vb.deleted_rev == 7
+        if seals:
+            bucket.seal()
+            bucket.forget_memory()
+            home.settings.history_changes = 0
+            bucket.compact(Compaction(drop_tombstones=True))
+        bucket = home.restart()
+        vb = bucket.vbuckets[0]
+        assert (vb.deleted_rev, bucket.vbuckets[1].deleted_rev) == (7, 0)
+        bucket.rollback({0: 0}, branch=True)
+        assert bucket.vbuckets[0].deleted_rev == 0
+
     @pytest.mark.parametrize("max_bytes", [1, 500, 1 << 20])
     def test_disk_snapshots_are_stable(self, home, max_bytes):
         bucket = home.bucket()

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TapSender"]
 
-_NO_META = bytes(8)
 """The highest rev of a deletion, which the form of real servers has room for; readers make no use of it."""
 
 
@@ -275,7 +274,9 @@ class TapSender:
             shape = TapCheckpointStart if control.kind == "start" else TapCheckpointEnd
             return shape(checkpoint_id=control.number)
         if control.kind == "start":
-            return TapCheckpointStart.server_form(control.number, private=_NO_META)
+            vbucket = self._host.bucket.vbuckets[control.vbucket]
+            rev = 0 if vbucket is None else vbucket.deleted_rev
+            return TapCheckpointStart.server_form(control.number, private=rev.to_bytes(8, "big"))
         return TapCheckpointEnd.server_form(control.number)
 
     def _after_flush(self) -> None:

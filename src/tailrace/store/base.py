@@ -149,6 +149,7 @@ class VBucket(Protocol):
     high_seqno: int
     persisted_seqno: int
     purge_seqno: int
+    deleted_rev: int  # the highest rev of a deletion that is or was here
     rollback_floor: int  # rollback() can go to 0 and to this or any later seqno
     failover_log: FailoverLog
 

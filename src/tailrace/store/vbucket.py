@@ -70,6 +70,7 @@ class History:
         "_pieces_epoch",
         "_received",
         "_waiters",
+        "deleted_rev",
         "events",
         "extra",
         "failover_log",
@@ -92,6 +93,7 @@ class History:
         self._folded: list[SnapshotRange] = []  # received snapshots with gaps, rising
         # highest rev of a tombstone that was purged: a document that comes back goes on from there
         self.rev_floor = 0
+        self.deleted_rev = 0
         self.events: list[tuple[int, int, int, int]] = []  # seqno, event, collection or scope id, scope id
         self._bucket = bucket
         self._index: dict[bytes, int] | None = None
@@ -229,6 +231,8 @@ class History:
 
     def _note(self, frame: bytes, seqno: int, traits: int) -> None:
         """What an unusual change means beyond its key."""
+        if traits & TOMBSTONE:
+            self.deleted_rev = max(self.deleted_rev, int.from_bytes(frame[32:40], "big"))
         if traits & EXPIRES:
             self._next_expiry = min(self._next_expiry, int.from_bytes(frame[44:48], "big"))
         if traits & SYSTEM:
@@ -486,7 +490,7 @@ class History:
         self._folded = [one for one in self._folded if one.end <= seqno]
         self.events = [event for event in self.events if event[0] <= seqno]
         if seqno == 0:
-            self.purge_seqno = self.rollback_floor = self.rev_floor = 0
+            self.purge_seqno = self.rollback_floor = self.rev_floor = self.deleted_rev = 0
         self._index = None
         self._bucket.cache.clear()
         self._items = None if seqno else 0
@@ -527,6 +531,7 @@ class History:
             meta["high_seqno"] = self.high_seqno
             meta["rollback_floor"] = self.rollback_floor
             meta["rev_floor"] = self.rev_floor
+            meta["deleted_rev"] = self.deleted_rev
             meta["items"] = self._items
             meta["events"] = self.events
             meta["next_expiry"] = self._next_expiry
@@ -545,6 +550,7 @@ class History:
             self.high_seqno = self.persisted_seqno = meta["high_seqno"]
             self.rollback_floor = meta["rollback_floor"]
             self.rev_floor = meta["rev_floor"]
+            self.deleted_rev = meta.get("deleted_rev", self.rev_floor)  # before it was kept: of those purged
             self._items = meta["items"]
             self.events = [(s, e, i, p) for s, e, i, p in meta["events"]]
             self._next_expiry = meta["next_expiry"]
