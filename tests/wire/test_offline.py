@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import FramingError
-from tailrace.wire import admin, dcp, tap, upr
+from tailrace.wire import admin, dcp, kv, tap, upr
 from tailrace.wire.describe import Description, describe
 from tailrace.wire.dialect import DCP, DIALECTS, KV, TAP, UPR_A, UPR_B
 from tailrace.wire.header import Frame
@@ -229,6 +229,37 @@ def test_the_first_request_binds_and_ends_all_doubt() -> None:
     assert names == ["upr b stream request", "upr b stream start"]
     assert only(start, observer).notes == []
     assert only(start, Observer()).notes != []
+
+
+def test_a_frame_that_only_one_dialect_has_ends_doubt_too() -> None:
+    """A recording may begin behind the request that binds."""
+    start, end = upr.UprBSnapshotStart().encode(), upr.UprBSnapshotEnd().encode()
+    change = upr.UprBMutation(by_seqno=1, rev_seqno=1, key=b"k").encode()
+    found = list(read(start + change + end + start, Observer()))
+    assert [one.name for one in found] == [
+        "dcp get failover log",
+        "upr b mutation",
+        "upr b snapshot end",
+        "upr b snapshot start",
+    ]
+    assert found[0].notes[0].startswith("ambiguous") and not found[3].notes
+
+
+def test_key_value_traffic_is_never_taken_for_draft_a() -> None:
+    """Its pushes have the opcodes and the magic of answers to writes: no answer may end that doubt."""
+    answers = [
+        kv.MutationResponse(opcode=opcode, status=status, datatype=int(bool(value)), value=value, cas=cas)
+        for opcode in (0x02, 0x03, 0x04, 0x05)
+        for status, value, cas in ((0, b"", 7), (1, b"", 0), (2, b'{"a":"16 bytes"}', 0), (0x86, b"", 0))
+        if opcode != 0x05 or status
+    ]
+    observer = Observer()
+    odd = kv.MutationResponse(opcode=0x03, status=0xA1)  # looks like a Stream Begin of vbucket 161
+    before = only(odd.encode(), observer)
+    assert before.name == "upr a stream begin"
+    found = list(read(b"".join(one.encode() for one in answers), observer))
+    assert {one.table for one in found} == {"kv"}
+    assert only(dcp.DcpNoop().encode(), observer).notes == []
 
 
 def test_a_known_dialect_has_its_own_noop() -> None:

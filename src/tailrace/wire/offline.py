@@ -59,7 +59,8 @@ class Observer:
     """Names the frames of one conversation, in the order in which they were sent.
 
     ``dialect`` and ``direction`` are what is known beforehand and then the law; what is not known is found
-    out, and the dialect that the first request binds is preferred from then on.
+    out, and the dialect that the first request binds, or of the first message that no other has, is preferred
+    from then on.
     """
 
     def __init__(self, dialect: Dialect | None = None, direction: Direction | None = None) -> None:
@@ -67,10 +68,6 @@ class Observer:
         self._direction = direction
         self._bound: Dialect | None = None
         self._server_is_consumer = False
-
-    def settle(self, dialect: Dialect) -> None:
-        """Prefer a dialect from now on, if none is preferred yet."""
-        self._bound = self._bound or dialect
 
     def see(self, frame: Frame, *, from_client: bool | None = None, offset: int = 0) -> Description:
         """Name the next frame; ``from_client`` says which side sent it, where that is known."""
@@ -88,7 +85,21 @@ class Observer:
             )
         if best.message is not None:
             best.notes += tolerated(frame, best.dialect, best.direction)
+            if not rest and self._is_proof(best):
+                self._bound = best.dialect
         return best
+
+    def _is_proof(self, found: Description) -> bool:
+        """Whether a message that no other dialect has tells what the conversation is.
+
+        Without extras it does not: an answer to a write with an odd status is a draft A message then.
+        """
+        return (
+            self._bound is None
+            and found.table != KV.name
+            and found.frame.extras_length > 0
+            and not issubclass(found.kind, Response)
+        )
 
     def _readings(self, frame: Frame, from_client: bool | None) -> list[Description]:
         """All readings of a frame, the best one first."""
