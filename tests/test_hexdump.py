@@ -53,6 +53,56 @@ def wireshark(data: bytes) -> str:
     return "\n".join(lines)
 
 
+def folded(dump: str) -> str:
+    """As hexdump -C and xxd -a write rows that are the same as the one before: a star for all of them."""
+    lines: list[str] = []
+    before = ""
+    for line in dump.splitlines():
+        _offset, _, row = line.partition(" ")
+        if not row or row != before:
+            lines.append(line)
+        elif lines[-1] != "*":
+            lines.append("*")
+        before = row
+    return "\n".join(lines) + "\n"
+
+
+@given(
+    st.lists(st.tuples(st.binary(min_size=16, max_size=16), st.integers(1, 4)), min_size=1),
+    st.binary(max_size=15),
+)
+def test_rows_that_are_left_out_are_put_back(rows: list[tuple[bytes, int]], rest: bytes) -> None:
+    data = b"".join(row * count for row, count in rows) + rest
+    dump = folded(canonical(data))
+    assert whole(dump) == [data]
+    assert whole(dump + dump) == [data, data]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "*\n00000000  80 5c\n",
+        "00000000  80 5c\n*\n00000005  00 00\n",  # not a number of rows
+        "00000000  80 5c\n*\n",  # how many?
+        "00000000  80 5c\n*\n00000000  80 5c\n",
+    ],
+)
+def test_a_star_that_says_nothing_is_no_dump(text: str) -> None:
+    with pytest.raises(InputError):
+        parse(text)
+
+
+def test_a_star_can_not_be_made_to_fill_the_memory() -> None:
+    with pytest.raises(InputError, match="larger than"):
+        parse("00000000  80 5c\n*\nfffffffffffffff0  00 00\n")
+
+
+@given(st.text("abcdef0123456789 |", min_size=1, max_size=100))
+def test_text_that_looks_like_bytes_is_not_taken_for_them(text: str) -> None:
+    for made in (xxd(text.encode()), canonical(text.encode()), wireshark(text.encode())):
+        assert whole(made) == [text.encode()]
+
+
 @given(st.binary(min_size=1, max_size=100))
 def test_dumps_give_back_what_was_dumped(data: bytes) -> None:
     for made in (xxd(data), canonical(data), wireshark(data)):
@@ -60,12 +110,13 @@ def test_dumps_give_back_what_was_dumped(data: bytes) -> None:
         assert whole(made + "\n" + made) == [data, data]  # offset 0 begins another buffer
 
 
-@pytest.mark.parametrize("command", [["xxd"], ["hexdump", "-C", "-v"]])
-def test_the_real_tools(command: list[str]) -> None:
+@pytest.mark.parametrize("command", [["xxd"], ["xxd", "-a"], ["hexdump", "-C", "-v"], ["hexdump", "-C"]])
+@pytest.mark.parametrize("data", [DATA, DATA + bytes(100) + DATA, DATA + bytes(99)])
+def test_the_real_tools(command: list[str], data: bytes) -> None:
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
-    done = subprocess.run(command, input=DATA, capture_output=True, check=True)
-    assert whole(done.stdout.decode()) == [DATA]
+    done = subprocess.run(command, input=data, capture_output=True, check=True)
+    assert whole(done.stdout.decode()) == [data]
 
 
 @given(st.binary(min_size=1, max_size=50), st.sampled_from(["", " ", ":", ", ", "0x", " 0x", "\\x", "-"]))

@@ -15,6 +15,10 @@ from .errors import InputError
 __all__ = ["Chunk", "parse"]
 
 
+MAX_UNFOLDED = 256 << 20
+"""Bytes of a dump that leaves out rows which are the same as the one before."""
+
+
 @dataclass(slots=True)
 class Chunk:
     """Bytes that stand together in the text, from a line on."""
@@ -28,8 +32,8 @@ class Chunk:
 
 _ROW = re.compile(r"\s*(\d{1,9})\|(.*)\|\s*")
 _CELL = re.compile(r"(?:0x)?([0-9a-fA-F]{2})(?:\s*\('.'\))?")
-_DUMP = re.compile(r"\s*(?:0x)?([0-9a-fA-F]{4,16})(?::\s?|\s{2,}|\t)(.*)")
-_DUMP_END = re.compile(r"\s*[0-9a-fA-F]{4,16}:?\s*")
+_DUMP = re.compile(r"\s*(?:0x)?([0-9a-fA-F]{4,16})(:\s?|\s{2,}|\t)(.*)")
+_DUMP_END = re.compile(r"\s*([0-9a-fA-F]{4,16}):?\s*")
 _DUMP_TEXT = re.compile(r"\s{3,}.*|\s*\|.*")
 _SEPARATORS = re.compile(r"0[xX]|\\x|[\s:,;_-]+")
 
@@ -64,30 +68,52 @@ def _drawings(lines: Sequence[str]) -> list[Chunk]:
 
 def _dumps(lines: Sequence[str]) -> list[Chunk]:
     """Lines that all begin with an offset that counts what came before; else none."""
-    found: list[Chunk] = []
+    found: list[tuple[int, bytearray]] = []
+    row: bytes | None = None
+    is_folded = False
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        if _DUMP_END.fullmatch(line) and found and int(line.strip(" \t:"), 16) == len(found[-1].data):
+        if line.strip() == "*" and row and not is_folded:
+            is_folded = True
+            continue
+        begun = _DUMP_END.fullmatch(line) or _DUMP.fullmatch(line)
+        if begun is None:
+            return []
+        offset = int(begun[1], 16)
+        if is_folded and row and not _unfold(found[-1][1], row, offset, number):
+            return []
+        is_folded = False
+        if begun.re is _DUMP_END and found and offset == len(found[-1][1]):
             continue  # hexdump's last line is the size
-        row = _DUMP.fullmatch(line)
-        if row is None:
-            return []
-        offset, data = int(row[1], 16), _dumped(row[2])
-        if data is None:
-            return []
+        row = _dumped(begun[3], behind_colon=":" in begun[2]) if begun.re is _DUMP else None
         if offset == 0:
-            found.append(Chunk(number, b"", whole=True))
-        if not found or offset != len(found[-1].data):
+            found.append((number, bytearray()))
+        if row is None or not found or offset != len(found[-1][1]):
             return []
-        found[-1].data += data
-    return found
+        found[-1][1].extend(row)
+    return [] if is_folded else [Chunk(number, bytes(data), whole=True) for number, data in found]
 
 
-def _dumped(text: str) -> bytes | None:
-    """The bytes of a line of a dump, without the text beside them."""
-    # xxd has two blanks before the text, the others three or a bar; between bytes hexdump -C has up to two
-    for cut in (_DUMP_TEXT.sub("", text, count=1), text.split("  ", 1)[0]):
+def _unfold(data: bytearray, row: bytes, end: int, number: int) -> bool:
+    """Put back the rows for which a star stands: those like the one before it, up to the next offset."""
+    rows, rest = divmod(end - len(data), len(row))
+    if rows <= 0 or rest:
+        return False
+    if end > MAX_UNFOLDED:
+        raise InputError(f"line {number}: the dump is larger than {MAX_UNFOLDED >> 20} MiB")
+    data += row * rows
+    return True
+
+
+def _dumped(text: str, *, behind_colon: bool) -> bytes | None:
+    """The bytes of a line of a dump, without the text beside them, which may look like bytes too.
+
+    xxd, which writes a colon behind the offset, has two blanks before the text; the others have three, or a
+    bar, and hexdump -C has two blanks between bytes.
+    """
+    first = text.lstrip().split("  ", 1)[0]
+    for cut in (first,) if behind_colon else (_DUMP_TEXT.sub("", text, count=1), first):
         digits = cut.replace(" ", "")
         if re.fullmatch(r"(?:[0-9a-fA-F]{2})+", digits):
             return bytes.fromhex(digits)
