@@ -350,6 +350,52 @@ def test_a_stream_id_that_is_not_counted_is_shown_with_a_note() -> None:
     assert found.frame.size == len(packet)
 
 
+@pytest.mark.parametrize(
+    ("magic", "framing", "said", "shown"),
+    [
+        (
+            0x08,
+            "1101",
+            {"id": 1, "id_name": "DURABILITY", "data": 1, "level": 1, "level_name": "MAJORITY"},
+            "DURABILITY MAJORITY",
+        ),
+        (
+            0x08,
+            "13030bb8",
+            {
+                "id": 1,
+                "id_name": "DURABILITY",
+                "data": "030bb8",
+                "level": 3,
+                "level_name": "PERSIST_TO_MAJORITY",
+                "timeout_ms": 3000,
+            },
+            "DURABILITY PERSIST_TO_MAJORITY 3000 ms",
+        ),
+        (0x08, "1109", {"id": 1, "id_name": "DURABILITY", "data": 9}, "DURABILITY 9"),
+        (
+            0x18,
+            "021388",
+            {"id": 0, "id_name": "SERVER_DURATION", "data": 5000, "duration_us": 1_365_142},
+            "SERVER_DURATION 1365142 us",
+        ),
+        (
+            0x18,
+            "320000",
+            {"id": 3, "id_name": "THROTTLE_DURATION", "data": 0, "duration_us": 0},
+            "THROTTLE_DURATION 0 us",
+        ),
+        (0x18, "120007", {"id": 1, "id_name": "READ_UNITS", "data": 7}, "READ_UNITS 7"),
+        (0x18, "0107", {"id": 0, "id_name": "SERVER_DURATION", "data": 7}, "SERVER_DURATION 7"),
+    ],
+)
+def test_framing_extras_say_what_they_mean(magic: int, framing: str, said: object, shown: str) -> None:
+    frame = Frame(magic, 0x0A, framing=bytes.fromhex(framing))
+    found = describe(frame, KV, Direction.TO_PRODUCER if magic == 0x08 else Direction.TO_CONSUMER)
+    assert found.to_json()["frame_info"] == [said]
+    assert [line for _, line in found.to_text()][1] == f"frame info  {shown}"
+
+
 # tapes
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass
 from datetime import UTC, datetime
 from enum import IntEnum, IntFlag
@@ -23,7 +24,7 @@ from ..errors import MalformedMessage
 from . import admin, codes, dcp, dcp_copies, kv, tap, upr
 from .codes import Datatype, Magic, Op, Status, status_name
 from .dialect import KV, UPR_A, Dialect
-from .fields import decode_frame_infos
+from .fields import Durability, FrameInfo, decode_duration_us, decode_frame_infos
 from .header import Frame
 from .message import Direction, Message, Response, Unknown
 
@@ -75,6 +76,8 @@ _RELATIVE_S = 30 * 24 * 3600
 
 _LAST_TIME_S = 253_402_300_799
 """The end of the year 9999, the last that a calendar has; a field of 64 bits can say more."""
+
+_DURATIONS = (codes.ResponseFrameId.SERVER_DURATION, codes.ResponseFrameId.THROTTLE_DURATION)
 
 _NOT_SAID = frozenset({"document", "fragment", "wants_ack"})
 """Properties that repeat the value or a flag."""
@@ -196,7 +199,7 @@ class Description:
         if self.frame.framing:
             for info in self._frame_infos():
                 label = info.get("id_name") or f"id {info['id']}" if "id" in info else "malformed"
-                yield "frame info", f"{label} {info.get('data', info.get('hex', ''))}".rstrip()
+                yield "frame info", f"{label} {_frame_info_text(info)}".rstrip()
         yield from _readable(self._extras())
         if self.key:
             yield "key", _shown(self.key)
@@ -223,6 +226,8 @@ class Description:
             found = _number("id", info.id, names)
             if info.data:
                 found["data"] = int.from_bytes(info.data, "big") if len(info.data) <= 2 else info.data.hex()
+            with suppress(MalformedMessage):  # what is no durability or duration is bytes
+                found |= _meant(names, info)
             yield found
 
     def _extras(self) -> dict[str, Any]:
@@ -353,6 +358,17 @@ def _field(kind: type[Message], name: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
+def _meant(names: type[IntEnum], info: FrameInfo) -> dict[str, Any]:
+    """What the bytes of a frame info mean, where they are not the number itself."""
+    if names is codes.RequestFrameId and info.id == codes.RequestFrameId.DURABILITY:
+        durability = Durability.decode(info)
+        found = _number("level", durability.level, codes.DurabilityLevel)
+        return found if durability.timeout_ms is None else found | {"timeout_ms": durability.timeout_ms}
+    if names is codes.ResponseFrameId and info.id in _DURATIONS:
+        return {"duration_us": decode_duration_us(info)}
+    return {}
+
+
 def _number(name: str, value: int, meaning: type[IntEnum] | type[IntFlag]) -> dict[str, Any]:
     if issubclass(meaning, IntFlag):
         return {name: value, f"{name}_names": [one.name for one in meaning if one.value & value]}
@@ -395,6 +411,15 @@ def _readable(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if names:
             text += f" ({' '.join(str(one) for one in names) if isinstance(names, list) else names})"
         yield name, text
+
+
+def _frame_info_text(info: Mapping[str, Any]) -> str:
+    if "level" in info:
+        timeout = f" {info['timeout_ms']} ms" if "timeout_ms" in info else ""
+        return f"{info['level_name']}{timeout}"
+    if "duration_us" in info:
+        return f"{info['duration_us']} us"
+    return str(info.get("data", info.get("hex", "")))
 
 
 def _one_value(name: str, value: Any) -> str:

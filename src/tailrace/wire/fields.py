@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ __all__ = [
     "Durability",
     "FrameInfo",
     "checked_key",
+    "decode_duration_us",
     "decode_failover_log",
     "decode_frame_infos",
     "decode_leb128",
@@ -163,6 +165,13 @@ class Durability:
         if self.timeout_ms is not None:
             data += self.timeout_ms.to_bytes(2, "big")
         return FrameInfo(RequestFrameId.DURABILITY, data)
+
+
+def decode_duration_us(info: FrameInfo) -> int:
+    """Microseconds that a server worked on a command, or held it back: a curve that fits into 2 bytes."""
+    if len(info.data) != 2:
+        raise MalformedMessage(f"a duration has 2 bytes, not {len(info.data)}")
+    return round(math.pow(int.from_bytes(info.data, "big"), 1.74) / 2)
 
 
 # JSON
