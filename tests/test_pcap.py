@@ -18,10 +18,14 @@ from tailrace.errors import InputError
 IPV6 = ("20010db8000000000000000000000001", "20010db8000000000000000000000002")
 
 
-def pieces(data: bytes, port: int | None = None) -> list[pcap.Bytes | pcap.Gap]:
+def events(data: bytes, port: int | None = None) -> list[pcap.Bytes | pcap.Gap | pcap.Ended]:
     streams = pcap.TcpStreams(port)
-    found = [piece for packet in pcap.packets(io.BytesIO(data)) for piece in streams.feed(packet)]
+    found = [event for packet in pcap.packets(io.BytesIO(data)) for event in streams.feed(packet)]
     return found + list(streams.finish())
+
+
+def pieces(data: bytes, port: int | None = None) -> list[pcap.Bytes | pcap.Gap]:
+    return [event for event in events(data, port) if not isinstance(event, pcap.Ended)]
 
 
 def joined(found: list[pcap.Bytes | pcap.Gap], *, from_client: bool | None) -> bytes:
@@ -125,13 +129,28 @@ def test_what_is_new_after_the_end_is_another_conversation() -> None:
 
 
 def test_ended_conversations_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pcap, "MAX_CONVERSATIONS", 3)
+    monkeypatch.setattr(pcap, "MAX_ENDED", 3)
     talks = [Talk(("10.0.0.1", port)).open().send(CLIENT, b"x").close() for port in range(1000, 1010)]
-    streams = pcap.TcpStreams()
     packets = [packet for one in talks for packet in one.packets]
-    for packet in pcap.packets(io.BytesIO(pcap_file(packets, 101))):
-        list(streams.feed(packet))
-    assert len(streams._over) == 3
+    forgotten = [one.conversation for one in events(pcap_file(packets, 101)) if isinstance(one, pcap.Ended)]
+    assert forgotten == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_conversation_whose_ports_are_used_again_is_forgotten() -> None:
+    first = Talk().open().send(CLIENT, b"one")
+    for number in range(1, 4):  # without an end, with one, with one again
+        again = Talk(seqs=[number * 77_000, number * 88_000]).open().send(CLIENT, b"two").close()
+        first.packets += again.packets
+    found = [(type(one).__name__, one.conversation) for one in events(pcap_file(*first.wrapped()))]
+    assert found == [
+        ("Bytes", 1),
+        ("Ended", 1),
+        ("Bytes", 2),
+        ("Ended", 2),
+        ("Bytes", 3),
+        ("Ended", 3),
+        ("Bytes", 4),
+    ]
 
 
 def test_bytes_behind_a_gap_have_the_time_of_the_captures_end() -> None:

@@ -18,11 +18,13 @@ from typing import IO
 
 from .errors import InputError
 
-__all__ = ["MAGICS", "Bytes", "Endpoint", "Gap", "Packet", "TcpStreams", "is_capture", "packets"]
+__all__ = ["MAGICS", "Bytes", "Ended", "Endpoint", "Gap", "Packet", "TcpStreams", "is_capture", "packets"]
 
 MAX_BLOCK = 16 << 20
 MAX_INTERFACES = 1024
 MAX_CONVERSATIONS = 10_000
+MAX_ENDED = 1000
+"""Conversations that are over and kept for what may still come of them."""
 MAX_WAITING = 8 << 20
 """Bytes of one direction that wait for a segment that is missing; beyond it the segment counts as lost."""
 MAX_WAITING_SEGMENTS = 4096
@@ -330,6 +332,13 @@ class Gap:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Nothing more will come of a conversation. Those that the capture's end leaves open are not named."""
+
+    conversation: int
+
+
 @dataclass(slots=True)
 class _Side:
     """One direction: what is next, and what came before its turn."""
@@ -422,7 +431,7 @@ class TcpStreams:
         self.unknown_links: set[int] = set()
         """Link types whose packets were passed over."""
 
-    def feed(self, packet: Packet) -> Iterator[Bytes | Gap]:
+    def feed(self, packet: Packet) -> Iterator[Bytes | Gap | Ended]:
         """What a packet adds to its conversation."""
         try:
             segment = _segment(packet)
@@ -440,10 +449,11 @@ class TcpStreams:
             if ended is not None and ended.sides[segment.source].has_come_to(segment.seq):
                 yield from self._add(ended, ended.sides[segment.source], segment, packet.time_ns)
                 return
-        before = self._open.get(key)
+        before = self._open.get(key) or self._over.pop(key, None)
         conversation = self._conversation(key, segment)
         if before is not None and before is not conversation:  # the ports are used again
             yield from self._finish(before, packet.time_ns)
+            yield Ended(before.number)
         side = conversation.sides[segment.source]
         waited = side.waiting_bytes
         yield from self._add(conversation, side, segment, packet.time_ns)
@@ -452,7 +462,9 @@ class TcpStreams:
             raise InputError("too many segments of the capture are missing, choose a --port")
         if segment.flags & _RST or all(one.is_over for one in conversation.sides.values()):
             yield from self._finish(conversation, packet.time_ns)
-            self._end(key)
+            self._over[key] = self._open.pop(key)
+            if len(self._over) > MAX_ENDED:
+                yield Ended(self._over.pop(next(iter(self._over))).number)
 
     def _add(
         self, conversation: _Conversation, side: _Side, segment: _Segment, time_ns: int
@@ -500,13 +512,6 @@ class TcpStreams:
         )
         self._open[key] = made
         return made
-
-    def _end(self, key: frozenset[Endpoint]) -> None:
-        """A conversation is over; it is kept for a while, since packets may come again after that."""
-        self._over.pop(key, None)
-        self._over[key] = self._open.pop(key)
-        if len(self._over) > MAX_CONVERSATIONS:
-            del self._over[next(iter(self._over))]
 
     def _client(self, segment: _Segment) -> Endpoint | None:
         """Who has opened the conversation, if a segment tells."""

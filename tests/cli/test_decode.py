@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from captures import CLIENT, LINKS, SERVER, Talk, pcap_file, pcapng_file
+from tailrace import pcap
 from tailrace.cli import main
 from tailrace.wire import admin, dcp, upr
 from vectors.corpus import vectors
@@ -235,6 +236,46 @@ def test_other_traffic_is_passed_over_and_counted(decode: Any) -> None:
     assert len(objects(out)) == len(EXPECTED) and err == ""
     code, _, err = decode(pcap_file(*made.wrapped()), "--port", "80")
     assert code == 1 and "there are no frames in the capture" in err
+
+
+def test_conversations_that_are_over_take_no_room(decode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tailrace.cli.decode as module
+
+    monkeypatch.setattr(pcap, "MAX_ENDED", 2)
+    held: list[int] = []
+
+    class Watched(module._Capture):
+        def add(self, piece: Any) -> Any:
+            yield from super().add(piece)
+            held.append(len(self._talks))
+
+    monkeypatch.setattr(module, "_Capture", Watched)
+    web = b"GET / HTTP/1.1\r\n\r\n"
+    packets = []
+    for port in range(1000, 1020):
+        one = Talk(("127.0.0.1", port)).open()
+        one.send(CLIENT, dcp.DcpNoop(opaque=port).encode() if port % 2 else web).close()
+        packets += one.packets
+    code, out, err = decode(pcap_file(packets, 101), "--json")
+    assert code == 0 and [one["opaque"] for one in objects(out)] == list(range(1001, 1020, 2))
+    assert err == "tailrace: conversations without a known frame: 10\n"
+    assert max(held) <= 3
+
+
+def test_what_gaps_have_cost_does_not_count_as_waiting(decode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tailrace.cli.decode as module
+
+    monkeypatch.setattr(module, "MAX_BUFFERED", 3000)
+    monkeypatch.setattr(pcap, "MAX_WAITING_SEGMENTS", 2)
+    made = Talk().open()
+    large = dcp.DcpMutation(by_seqno=1, rev_seqno=1, key=b"k", value=bytes(900)).encode()
+    for _ in range(10):
+        made.send(SERVER, large, 500)
+        del made.packets[-1]  # the half of it that is there is given up when the next frames come
+        made.send(SERVER, NOOP * 5, len(NOOP))
+    code, out, err = decode(pcap_file(*made.wrapped()), "--json")
+    assert code == 0 and len(objects(out)) > 10
+    assert "were not recorded" in err
 
 
 def test_a_lost_segment_costs_its_frame_and_is_told(decode: Any) -> None:

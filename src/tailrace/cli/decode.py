@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -181,31 +181,48 @@ def _is_text(data: bytes) -> bool:
 # captures
 
 
+@dataclass(slots=True)
+class _Talk:
+    """One conversation: a tape for each direction, and the last piece of it."""
+
+    observer: Observer
+    tapes: dict[pcap.Endpoint, Tape] = field(default_factory=dict)
+    last: dict[pcap.Endpoint, pcap.Bytes] = field(default_factory=dict)
+
+
 class _Capture:
     """The frames in the conversations of a capture."""
 
     def __init__(self, dialect: Dialect | None, direction: Direction | None) -> None:
         self._dialect = dialect
         self._direction = direction
-        self._observers: dict[int, Observer] = {}
-        self._tapes: dict[tuple[int, pcap.Endpoint], Tape] = {}
-        self._last: dict[tuple[int, pcap.Endpoint], pcap.Bytes] = {}
+        self._talks: dict[int, _Talk] = {}
         self._buffered = 0
+        self._known = 0
+        self._strangers = 0
 
-    def add(self, piece: pcap.Bytes | pcap.Gap) -> Iterator[Shown]:
+    def add(self, piece: pcap.Bytes | pcap.Gap | pcap.Ended) -> Iterator[Shown]:
         """The frames that are whole with a piece of a conversation."""
-        key = piece.conversation, piece.source
-        if isinstance(piece, pcap.Gap):
-            if key in self._tapes:
-                self._tapes[key].gap(piece.size)
+        number = piece.conversation
+        if isinstance(piece, pcap.Ended):
+            yield from self._finish(number)
             return
-        if key not in self._tapes:
-            observer = self._observers.setdefault(
-                piece.conversation, Observer(self._dialect, self._direction)
+        if isinstance(piece, pcap.Gap):
+            if number in self._talks and piece.source in self._talks[number].tapes:
+                tape = self._talks[number].tapes[piece.source]
+                self._buffered -= tape.buffered
+                tape.gap(piece.size)
+                self._buffered += tape.buffered
+            return
+        talk = self._talks.get(number)
+        if talk is None:
+            talk = self._talks[number] = _Talk(Observer(self._dialect, self._direction))
+        if piece.source not in talk.tapes:
+            talk.tapes[piece.source] = Tape(
+                talk.observer, from_client=piece.from_client, from_start=piece.from_start
             )
-            self._tapes[key] = Tape(observer, from_client=piece.from_client, from_start=piece.from_start)
-        self._last[key] = piece
-        tape = self._tapes[key]
+        tape = talk.tapes[piece.source]
+        talk.last[piece.source] = piece
         self._buffered -= tape.buffered
         for found in tape.feed(piece.data):
             yield _captured(found, piece)
@@ -214,19 +231,29 @@ class _Capture:
             raise InputError("the capture has too many unfinished frames, choose a --port")
 
     def finish(self) -> Iterator[Shown]:
-        """Frames that are only known at the end; then a note on each direction with bytes that are none."""
-        strangers: set[int] = set()
-        known: set[int] = set()
-        for key, tape in self._tapes.items():
-            for found in tape.finish():
-                yield _captured(found, self._last[key])
-            (known if tape.frames else strangers).add(key[0])
-            if tape.problems and tape.frames:
-                note(f"conversation {key[0]}, from {key[1]}: {'; '.join(tape.problems)}")
-        if strangers - known:
-            note(f"conversations without a known frame: {len(strangers - known)}")
-        if not known:
+        """Frames that are only known at the end; then a note on what is none."""
+        for number in list(self._talks):
+            yield from self._finish(number)
+        if self._strangers:
+            note(f"conversations without a known frame: {self._strangers}")
+        if not self._known:
             raise InputError("there are no frames in the capture, was it TLS, or another port?")
+
+    def _finish(self, number: int) -> Iterator[Shown]:
+        """The last frames of a conversation, and a note on each direction with bytes that are none."""
+        talk = self._talks.pop(number, None)
+        if talk is None:
+            return  # nobody has said anything in it
+        for source, tape in talk.tapes.items():
+            self._buffered -= tape.buffered
+            for found in tape.finish():
+                yield _captured(found, talk.last[source])
+            if tape.problems and tape.frames:
+                note(f"conversation {number}, from {source}: {'; '.join(tape.problems)}")
+        if any(tape.frames for tape in talk.tapes.values()):
+            self._known += 1
+        else:
+            self._strangers += 1
 
 
 def _captured(found: Description, piece: pcap.Bytes) -> Shown:
