@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tailrace.errors import FramingError
 from tailrace.wire import admin, dcp, kv, tap, upr
 from tailrace.wire.describe import Description, describe
-from tailrace.wire.dialect import DCP, DIALECTS, KV, TAP, UPR_A, UPR_B
+from tailrace.wire.dialect import DCP, DIALECTS, KV, TAP, UPR_A, UPR_B, Dialect
 from tailrace.wire.header import Frame
 from tailrace.wire.lenient import mend
 from tailrace.wire.message import Direction
@@ -299,6 +299,33 @@ def test_a_client_that_opens_the_server_as_consumer_pushes_to_it() -> None:
     assert (found.name, found.direction) == ("dcp mutation", Direction.TO_CONSUMER)
     control = dcp.DcpControl(key=b"enable_noop", value=b"true").to_frame()
     assert observer.see(control, from_client=False).direction is Direction.TO_PRODUCER
+
+
+def test_a_client_that_pushes_by_tap_makes_the_server_a_consumer() -> None:
+    observer = Observer()
+    push = tap.TapMutation(key=b"k", value=b"v", opaque=1).to_frame()
+    found = observer.see(push, from_client=True)
+    assert (found.name, found.direction, found.notes) == ("tap mutation", Direction.TO_CONSUMER, [])
+    ack = observer.see(tap.TapAck(opcode=0x41, opaque=1).to_frame(), from_client=False)
+    assert (ack.name, ack.direction, ack.notes) == ("tap mutation response", Direction.TO_PRODUCER, [])
+    stat = observer.see(admin.Stat(key=b"tap").to_frame(), from_client=True)
+    assert (stat.name, stat.direction) == ("stat", Direction.TO_PRODUCER)
+
+
+@pytest.mark.parametrize("known", [None, DCP])
+def test_a_push_to_a_server_is_known_without_its_beginning(known: Dialect | None) -> None:
+    """Nobody has seen the open that made the server a consumer."""
+    observer = Observer(known)
+    mutation = dcp.DcpMutation(by_seqno=1, rev_seqno=1, key=b"k").to_frame()
+    found = observer.see(mutation, from_client=True)
+    assert (found.name, found.direction) == ("dcp mutation", Direction.TO_CONSUMER)
+    assert found.notes == ["it goes the other way than usual"]
+    control = observer.see(dcp.DcpControl(key=b"a", value=b"b").to_frame(), from_client=False)
+    assert (control.name, control.direction) == ("dcp control", Direction.TO_PRODUCER)
+    unknown = observer.see(Frame(0x80, 0xEE), from_client=True)
+    assert (unknown.name, unknown.direction, unknown.notes) == ("unknown 0xee", Direction.TO_PRODUCER, [])
+    law = Observer(known, Direction.TO_PRODUCER).see(mutation, from_client=True)
+    assert law.direction is Direction.TO_PRODUCER and law.name != "dcp mutation"
 
 
 def test_answers_have_the_name_of_their_request_and_of_their_status() -> None:

@@ -103,9 +103,19 @@ class Observer:
 
     def _readings(self, frame: Frame, from_client: bool | None) -> list[Description]:
         """All readings of a frame, the best one first."""
-        directions = self._directions(frame, from_client)
-        if bound := self._bind(frame, directions):
+        if bound := self._bind(frame, from_client):
             return [bound]
+        directions = self._directions(frame, from_client)
+        readings = self._readings_in(frame, directions)
+        if readings[0].kind is Unknown and self._direction is None and len(directions) == 1:
+            # who sends is known, but not that a client has made a consumer of the server
+            others = self._readings_in(frame, (directions[0].opposite,))
+            if others[0].message is not None and others[0].kind is not Unknown:
+                others[0].notes.append("it goes the other way than usual")
+                return others
+        return readings
+
+    def _readings_in(self, frame: Frame, directions: tuple[Direction, ...]) -> list[Description]:
         preferred = self.dialect or self._bound
         if preferred is not None:
             known = self._try((preferred,), frame, directions)
@@ -141,9 +151,9 @@ class Observer:
         # a client may open the server as a consumer and then push to it, but other commands go as always
         return (usual.opposite, usual) if self._server_is_consumer else (usual,)
 
-    def _bind(self, frame: Frame, directions: tuple[Direction, ...]) -> Description | None:
-        """The frame as the first request of a dialect, if it is one."""
-        if self.dialect is not None or self._bound is not None:
+    def _bind(self, frame: Frame, from_client: bool | None) -> Description | None:
+        """The frame as the first request of a dialect, if it is one; the client sends that."""
+        if self.dialect is not None or self._bound is not None or from_client is False:
             return None
         try:
             bound = bind(frame)
@@ -155,7 +165,7 @@ class Observer:
         pushes = dialect is TAP and role is Role.CONSUMER
         direction = Direction.TO_CONSUMER if pushes else Direction.TO_PRODUCER
         found = describe(frame, dialect, direction)
-        if direction not in directions or found.message is None:
+        if self._direction not in (None, direction) or found.message is None:
             return None
         self._bound = dialect
         self._server_is_consumer = role is Role.CONSUMER
