@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import struct
 import time
+from dataclasses import replace
 
 import pytest
 from fake_server import UUID, FakeServer
@@ -257,16 +258,14 @@ def said(server, messages):
     return None
 
 
-def draft_a(stream, *, log_type=2):
+def draft_a(stream, *, log_type=2, branches=((UUID, 0),)):
     """A server of draft A: requests for logs are answered, those for streams as ``stream`` says."""
-    log = encode_failover_log([(UUID, 0)])
+    log = encode_failover_log(branches)
 
     def answer(server, frame):
-        common = {"opaque": frame.opaque, "vbucket": frame.vbucket}
         if frame.datatype == 2:
-            answer = bytearray(UprAFailoverLog(value=log, **common).encode())
-            answer[5] = log_type
-            return bytes(answer)
+            return replace(frame, magic=0x81, opcode=2, datatype=log_type, body=log).encode()
+        common = {"opaque": frame.opaque, "vbucket": frame.vbucket}
         return said(server, stream(frame, common))
 
     return old_server({0x01: answer})
@@ -408,8 +407,11 @@ def test_draft_b_with_everything_that_it_knows(connect, rollback):
         assert (events[1].rev, events[1].cas, events[1].flags, events[1].is_json) == (4, 8, 3, True)
 
 
-def test_draft_a_in_the_forms_that_are_only_accepted(connect):
-    """A rollback whose seqno stands in the extras (A4), a log in an answer of type 1 (A7)."""
+@pytest.mark.parametrize("branch", [UUID, 0], ids=["a branch", "no branch"])
+def test_draft_a_in_the_forms_that_are_only_accepted(connect, branch):
+    """A rollback whose seqno stands in the extras (A4), a log in an answer of type 1 (A7), without a branch
+    too (A8).
+    """
     asked = []
 
     def stream(frame, common):
@@ -421,11 +423,11 @@ def test_draft_a_in_the_forms_that_are_only_accepted(connect):
         mutation = UprAMutation(by_seqno=1, rev_seqno=1, key=b"k", value=b"1", cas=8, **common)
         return [UprAOk(**common), UprASnapshotStart(**common), mutation, UprASnapshotEnd(**common)]
 
-    with draft_a(stream, log_type=1) as server:
+    with draft_a(stream, log_type=1, branches=[(branch, 0)] if branch else []) as server:
         start = {0: tailrace.Position.at(UUID + 1, 5)}
-        events = taken(connect(server.url, dialect="upr-a"), 2, start=start)
+        events = taken(connect(server.url, dialect="upr-a", retry_for_s=2), 2, start=start)
         assert [type(one).__name__ for one in events] == ["Rollback", "Mutation"]
-        assert asked == [5, 0] and events[1].vb_uuid == UUID
+        assert asked == [5, 0] and events[1].vb_uuid == branch
 
 
 @pytest.mark.parametrize("draft", ["a", "b"])

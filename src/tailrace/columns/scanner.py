@@ -500,5 +500,5 @@ def _message_error(data: Bytes, at: int, *, collections: bool) -> RemoteProtocol
             decode_leb128(frame.key)
     except MalformedMessage as error:
         return error.with_traceback(None)
-    # nothing in `wire` knows that a framing length may be forgotten, or that a key is more than its prefix
+    # `wire` reads one message at a time and does not know that a key is more than its collection id
     return MalformedMessage(f"dcp {DcpOpcode(frame.opcode).name.lower()}: lengths or key are wrong")

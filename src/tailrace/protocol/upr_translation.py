@@ -26,7 +26,7 @@ from ..model import MAX_U64, Position
 from ..wire.codes import Datatype, Status, StreamEndStatus, UprBStreamEnd, UprBVBucketState, VBucketState
 from ..wire.dcp import DcpDeletion, DcpExpiration, DcpFailoverLogResponse, DcpMutation, DcpSetVBucketState
 from ..wire.dialect import UPR_A, UPR_B, Dialect
-from ..wire.fields import decode_failover_log, is_json
+from ..wire.fields import decode_failover_log, encode_failover_log, is_json
 from ..wire.header import Frame
 from ..wire.message import Direction, Message
 from ..wire.upr import (
@@ -368,8 +368,13 @@ class UprATranslation(UprTranslation):
         return UprAFailoverLogRequest(vbucket=vbucket, opaque=opaque)
 
     def _log(self, frame: Frame) -> bytes | int:
-        message = UPR_A.decode(frame, Direction.TO_CONSUMER)
-        return message.value if isinstance(message, UprAFailoverLog) else int(Status.NOT_MY_VBUCKET)
+        match UPR_A.decode(frame, Direction.TO_CONSUMER):
+            case UprAFailoverLog() as message:
+                return message.value
+            case UprAOk():  # no entry (A8): a branch that has no name
+                return encode_failover_log([(0, 0)])
+            case _:
+                return int(Status.NOT_MY_VBUCKET)
 
     def _answer_came(self, one: _Upr, message: Message) -> None:
         match message:
