@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TapSender"]
 
-"""The highest rev of a deletion, which the form of real servers has room for; readers make no use of it."""
-
 
 @dataclass(slots=True)
 class _Work:
@@ -275,6 +273,7 @@ class TapSender:
             return shape(checkpoint_id=control.number)
         if control.kind == "start":
             vbucket = self._host.bucket.vbuckets[control.vbucket]
+            # the form of real servers has the highest rev of a deletion; readers make no use of it
             rev = 0 if vbucket is None else vbucket.deleted_rev
             return TapCheckpointStart.server_form(control.number, private=rev.to_bytes(8, "big"))
         return TapCheckpointEnd.server_form(control.number)
