@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from types import TracebackType
@@ -73,7 +74,7 @@ class BlockingSource:
 
     def close(self) -> None:
         """End the reading and close all connections; what is not saved stays unsaved."""
-        if self._loop is not None:
+        if self._running_loop() is not None:
             try:
                 self._await(self._source.close())
             finally:
@@ -90,12 +91,20 @@ class BlockingSource:
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
 
+    def _running_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The pump's loop, if somebody runs it: not in a process that was forked from its own, and not while
+        Python ends, when threads like the pump's stand still.
+        """
+        is_running = self._thread is not None and self._thread.is_alive() and not sys.is_finalizing()
+        return self._loop if is_running else None
+
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         """Have something done in the pump's thread, and wait for it."""
-        if self._loop is None:
+        loop = self._running_loop()
+        if loop is None:
             work.close()
             raise UsageError("the source is closed, or was not opened by 'with'")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(work, loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
@@ -159,7 +168,7 @@ class BlockingSource:
             while (piece := self._await(self._source.next_piece(reading))) is not None:
                 yield piece
         finally:
-            if self._loop is not None:
+            if self._running_loop() is not None:
                 self._call(lambda: self._source.end(reading))
 
     @property
