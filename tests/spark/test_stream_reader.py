@@ -19,6 +19,7 @@ from tailrace.spark.batch import BatchReader
 from tailrace.spark.feed import DataLoss, Feed, RolledBack
 from tailrace.spark.offsets import from_offset, to_offset
 from tailrace.spark.options import MIRROR, MirrorOption, parse_options
+from tailrace.spark.spool import segment_rows
 from tailrace.spark.stream import StreamReader
 
 
@@ -51,6 +52,39 @@ def test_a_batch_that_took_the_whole_spool_leaves_room_for_the_next(tmp_path: Pa
             vbucket: node.high_seqno(vbucket) for vbucket in range(2)
         }
         reader.stop()
+
+
+def test_deliveries_are_cut_where_a_segment_is_full() -> None:
+    """However the changes come, batches get as much as they may have; a position goes with every cut."""
+    options = {"connectionString": "", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "7"}
+    with tailrace.testing.node(vbuckets=2) as node:
+        for number in range(5):
+            node.set(f"early{number}", {}, vbucket=number % 2)
+        feed = Feed(parse_options({**options, "connectionString": node.url}))
+        deliveries = feed.deliveries(feed.starting_positions("earliest"), end="forever")
+        rows: list[tuple[str, int, int]] = []
+        ends: list[int] = []
+        while len(rows) < 65:
+            if len(rows) == 5:
+                for number in range(60):
+                    node.set(f"late{number}", {}, vbucket=number % 2)
+            delivery = next(deliveries)
+            rows += rows_of([delivery.rows])
+            ends.append(len(rows))
+            reached = {vbucket: seqno for _, vbucket, seqno in rows}
+            assert {vbucket for _, vbucket, _ in rows_of([delivery.rows])} <= set(delivery.positions)
+            assert all(reached[vbucket] == position.seqno for vbucket, position in delivery.positions.items())
+        feed.close()
+    assert set(range(7, 65, 7)) < set(ends)
+    assert len(set(rows)) == 65
+
+
+@pytest.mark.parametrize(
+    ("batch", "segment"),
+    [(None, 50_000), (1, 1), (49_999, 49_999), (50_001, 25_000), (250_000, 50_000), (1_000_001, 47_619)],
+)
+def test_whole_segments_fill_a_batch(batch: int | None, segment: int) -> None:
+    assert segment_rows(batch) == segment
 
 
 def position_of(node: Any) -> str:

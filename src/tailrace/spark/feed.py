@@ -24,7 +24,7 @@ from ..errors import TailraceError
 from ..history import Action, plan, rollback_seqno
 from ..model import Position
 from .options import Options
-from .spool import SEGMENT_ROWS, Delivery
+from .spool import Delivery, segment_rows
 
 __all__ = [
     "DataLoss",
@@ -186,7 +186,7 @@ class Feed:
         purpose = "spark-stream" if self._ways_back is None else "spark-mirror"
         self._source = open_source(options, purpose, self._ways_back)
         self._source.__enter__()
-        self._max_rows = min(options.max_rows or SEGMENT_ROWS, SEGMENT_ROWS)
+        self._segment_rows = self._room = segment_rows(options.max_rows)
         self._latest: dict[int, Position] = {}
 
     @property
@@ -259,7 +259,9 @@ class Feed:
         self._source.close()
 
     def _of(self, piece: Piece) -> Iterator[Delivery]:
-        """A piece as deliveries of a bounded size, each with the positions after its last row."""
+        """A piece as deliveries, each with the positions after its last row. They are cut where a segment of
+        the spool is full: whole deliveries would leave batches short of what they may have.
+        """
         back = {
             told.event.vbucket: told.position
             for told in piece.told
@@ -271,11 +273,13 @@ class Feed:
         rows = 0
         for number, batch in enumerate(batches):
             is_last = number + 1 == len(batches)
-            for first in range(0, batch.num_rows, self._max_rows):
-                part = batch.slice(first, self._max_rows)
+            first = 0
+            while first < batch.num_rows:
+                part = batch.slice(first, self._room)
+                first += part.num_rows
+                self._room = self._room - part.num_rows or self._segment_rows
                 changes = _is_change(batch)
-                is_end = is_last and first + self._max_rows >= batch.num_rows
-                if is_end:
+                if is_last and first == batch.num_rows:
                     positions = {**back, **piece.ends}
                 elif changes:
                     positions = piece.positions_at(slice(rows, rows + part.num_rows))

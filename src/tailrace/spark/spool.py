@@ -30,10 +30,16 @@ from numpy.typing import NDArray
 from ..model import Position
 from ..store.files import write_scratch
 
-__all__ = ["SEGMENT_ROWS", "Delivery", "Segment", "Spool"]
+__all__ = ["SEGMENT_ROWS", "Delivery", "Segment", "Spool", "segment_rows"]
 
 SEGMENT_ROWS = 50_000
 """As many rows are gathered for a segment, at most."""
+
+
+def segment_rows(batch_rows: int | None) -> int:
+    """How many rows a segment has, so that whole ones fill a batch of at most ``batch_rows``."""
+    return SEGMENT_ROWS if batch_rows is None else batch_rows // -(-batch_rows // SEGMENT_ROWS)
+
 
 _RUN_ROWS = 256
 """Runs shorter than this are copied together: a batch has its price, on every side."""

@@ -33,7 +33,7 @@ from .feed import Feed, position_rows
 from .offsets import from_offset, rollbacks_of, to_offset
 from .options import Options, parse_options, partition_map
 from .scratch import Scratch
-from .spool import SEGMENT_ROWS, Segment, Spool
+from .spool import Segment, Spool, segment_rows
 from .zipped import forget_packages_in_archives
 
 __all__ = ["SpooledPartition", "StreamReader"]
@@ -188,7 +188,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._scratch.path,
                 self._partition_of(),
                 self._options.spool_bytes,
-                segment_rows=min(self._options.max_rows or SEGMENT_ROWS, SEGMENT_ROWS),
+                segment_rows=segment_rows(self._options.max_rows),
                 segment_bytes=self._options.max_bytes,
             )
             self._behind[_text(start)] = 0
