@@ -311,6 +311,7 @@ _EVERY = ("tailrace.cli.main", "click", "tailrace.errors")
     ("module", "line"),
     [
         *((module, line) for module in _EVERY for line in (_STATS, _SERVE)),
+        ("tailrace.cli.main", ["--debug", *_SERVE]),
         ("tailrace.cli.stats", _STATS),
         ("tailrace.cli.serve", _SERVE),
         ("tailrace.server.settings", _SERVE),

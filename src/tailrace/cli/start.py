@@ -16,7 +16,8 @@ __all__ = ["interrupted_code", "main"]
 
 def interrupted_code(arguments: Sequence[str]) -> int:
     """What a command ends with on Ctrl-C: that is how a node is stopped, all others are broken off."""
-    return 0 if list(arguments[:1]) == ["serve"] else 130
+    command = next((one for one in arguments if not one.startswith("-")), "")  # behind --debug, for one
+    return 0 if command == "serve" else 130
 
 
 def main() -> int:
