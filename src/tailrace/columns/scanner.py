@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..errors import FramingError, MalformedMessage, RemoteProtocolError
 from ..frames import Bytes, Mask, Offsets
 from ..wire import dcp
-from ..wire.codes import Datatype, DcpOpcode, Magic, RequestFrameId
+from ..wire.codes import Datatype, DcpOpcode, Magic
 from ..wire.dialect import DCP
 from ..wire.fields import decode_leb128
 from ..wire.header import HEADER_SIZE, MAX_FRAME, Frame, frame_size
@@ -120,8 +120,6 @@ _MAGICS = np.isin(np.arange(256), [int(magic) for magic in Magic])
 MUTATION, DELETION, EXPIRATION = map(int, (DcpOpcode.MUTATION, DcpOpcode.DELETION, DcpOpcode.EXPIRATION))
 JSON, SNAPPY, XATTR = map(int, (Datatype.JSON, Datatype.SNAPPY, Datatype.XATTR))
 _REQUEST, _FLEX_REQUEST, _FLEX_RESPONSE = map(int, (Magic.REQUEST, Magic.FLEX_REQUEST, Magic.FLEX_RESPONSE))
-_STREAM_ID_FRAME = RequestFrameId.DCP_STREAM_ID << 4 | 2
-_STREAM_ID_SIZE = 3
 _LEB128_BYTES = 5
 
 
@@ -358,9 +356,9 @@ def _split_keys(data: Bytes, start: Offsets, end: Offsets, columns: Columns) -> 
         forgotten = (opcode == DELETION) | (opcode == EXPIRATION)
         forgotten &= magic[flexible] == _FLEX_REQUEST
         forgotten &= framing_length[flexible] == 0
-        forgotten &= body_start + _STREAM_ID_SIZE + extras_length + key_length[flexible] <= end[flexible]
-        forgotten[forgotten] = data[body_start[forgotten]] == _STREAM_ID_FRAME
-        framing_length[flexible[forgotten]] = _STREAM_ID_SIZE
+        forgotten &= body_start + dcp.STREAM_ID_SIZE + extras_length + key_length[flexible] <= end[flexible]
+        forgotten[forgotten] = data[body_start[forgotten]] == dcp.STREAM_ID_FRAME
+        framing_length[flexible[forgotten]] = dcp.STREAM_ID_SIZE
     return _Lengths(framing_length, key_length)
 
 

@@ -18,6 +18,7 @@ from .codes import (
     Magic,
     OpenFlag,
     OsoFlag,
+    RequestFrameId,
     Status,
     StreamEndStatus,
     VBucketState,
@@ -32,6 +33,8 @@ __all__ = [
     "EXPIRATION",
     "MUTATION",
     "ON_ERROR",
+    "STREAM_ID_FRAME",
+    "STREAM_ID_SIZE",
     "DcpAddStream",
     "DcpAddStreamResponse",
     "DcpBufferAck",
@@ -631,8 +634,10 @@ def check_seqno(what: str, seqno: int) -> None:
         raise MalformedMessage(f"{what}: seqno 0 names no change")
 
 
-_STREAM_ID = 0x22
-"""The first of the three bytes of framing extras that name a stream."""
+STREAM_ID_FRAME = RequestFrameId.DCP_STREAM_ID << 4 | 2
+"""The first byte of the framing extras that name a stream."""
+STREAM_ID_SIZE = 3
+"""How many bytes they have."""
 
 
 def _with_stream_id(frame: Frame) -> Frame:
@@ -645,11 +650,11 @@ def _with_stream_id(frame: Frame) -> Frame:
     if (
         frame.magic != Magic.FLEX_REQUEST
         or frame.framing
-        or body[:1] != bytes([_STREAM_ID])
-        or 3 + frame.extras_length + frame.key_length > len(body)
+        or body[:1] != bytes([STREAM_ID_FRAME])
+        or STREAM_ID_SIZE + frame.extras_length + frame.key_length > len(body)
     ):
         return frame
-    return replace(frame, framing=body[:3], body=body[3:])
+    return replace(frame, framing=body[:STREAM_ID_SIZE], body=body[STREAM_ID_SIZE:])
 
 
 _DELETED_DATATYPES = frozenset({0, 2, 4, 6, 5, 7})
