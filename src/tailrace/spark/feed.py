@@ -259,8 +259,8 @@ class Feed:
         self._source.close()
 
     def _of(self, piece: Piece) -> Iterator[Delivery]:
-        """A piece as deliveries, each with the positions after its last row. They are cut where a segment of
-        the spool is full: whole deliveries would leave batches short of what they may have.
+        """A piece as deliveries, each with the positions after its last row. They are cut wherever as many
+        rows have come as fill a segment of the spool: whole ones would leave batches short.
         """
         back = {
             told.event.vbucket: told.position

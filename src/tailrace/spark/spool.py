@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from ..model import Position
 from ..store.files import write_scratch
 
-__all__ = ["SEGMENT_ROWS", "Delivery", "Segment", "Spool", "segment_rows"]
+__all__ = ["Delivery", "Segment", "Spool", "segment_rows"]
 
 SEGMENT_ROWS = 50_000
 """As many rows are gathered for a segment, at most."""
