@@ -16,7 +16,7 @@ from tailrace import pcap
 from tailrace.cli import main
 from tailrace.wire import admin, dcp, upr
 from vectors.corpus import vectors
-from vectors.seed_drawings import SEEDS
+from vectors.seed_drawings import DRAWN
 
 NOOP = dcp.DcpNoop(opaque=0x989681).encode()
 OPEN = dcp.DcpOpen(flags=1, key=b"test:1", opaque=1)
@@ -94,13 +94,22 @@ def test_every_packet_of_the_seeds(vector: Any, decode: Any) -> None:
         assert any(note.startswith(f"erratum {erratum}: ") for note in said["notes"])
 
 
-@pytest.mark.skipif(not SEEDS.exists(), reason="the seed documents are not here")
-def test_whole_documents_with_drawings(decode: Any) -> None:
-    counts = {}
-    for path in sorted(SEEDS.glob("*.txt")):
-        code, out, _ = decode(b"", "--json", str(path))
-        counts[path.name[:3]] = len(objects(out)) if code == 0 else None
-    assert counts == {"000": 15, "001": 16, "002": 16, "003": 4, "004": None}
+PROSE = "The packet below has 24 bytes, of which 0x80 is the first; see section 3 (page 12)."
+
+
+@pytest.mark.parametrize(("document", "packets"), [("000", 15), ("001", 16), ("002", 16), ("003", 4)])
+@pytest.mark.parametrize("between", ["", PROSE])
+def test_whole_documents_with_drawings(
+    decode: Any, tmp_path: Path, document: str, packets: int, between: str
+) -> None:
+    path = tmp_path / "document.txt"
+    path.write_text("".join(f"{line or between}\n" for line in DRAWN[document].read_text().splitlines()))
+    code, out, _ = decode(b"", "--json", str(path))
+    assert (code, len(objects(out))) == (0, packets)
+
+
+def test_a_document_without_drawings(decode: Any) -> None:
+    assert decode(f"{PROSE}\n{PROSE}\n".encode())[0] == 1
 
 
 # forms of input

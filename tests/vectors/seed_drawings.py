@@ -18,10 +18,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["SEEDS", "Drawing", "Stated", "drawings", "seed_file"]
+__all__ = ["DRAWN", "Drawing", "Stated", "drawings"]
 
-SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
-"""The seed documents lie beside the repository where it is developed and in CI; a user's clone has none."""
+DRAWN = {path.stem: path for path in sorted((Path(__file__).parent / "drawings").glob("*.txt"))}
+"""The figures of a seed document by its number, each on the line where the document has it; no prose."""
 
 _ROW = re.compile(r"^\s*(\d+)\|(.*)\|\s*$")
 _CELL = re.compile(r"(?:0x)?([0-9a-fA-F]{2})(?: \('(.)'\))?")
@@ -83,12 +83,6 @@ class Drawing:
 def _remark(text: str) -> int:
     """The number of a remark such as ``(45)``, ``(-1)`` or ``(2^64)``."""
     return 2**64 if text == "2^64" else int(text)
-
-
-def seed_file(number: str) -> Path:
-    """The seed document with that number, ``"000"`` to ``"004"``."""
-    (path,) = SEEDS.glob(f"{number}_*.txt")
-    return path
 
 
 def drawings(text: str) -> list[Drawing]:
