@@ -23,7 +23,7 @@ from tailrace.client.recording import Recording
 from tailrace.client.replay import ReplayServer
 from tailrace.client.text import TextLines
 from tailrace.errors import UsageError
-from tailrace.store.files import DiskFile
+from tailrace.files import DiskFile
 from tailrace.testing.faulty_files import no_space
 
 KEYS = [f"key-{number}".encode() for number in range(40)]

@@ -21,8 +21,8 @@ from cluster.sim_truth import KEYS, VBUCKETS, Truth, Wrong, documents
 from tailrace.clock import ManualClock
 from tailrace.cluster.coordinator import Coordinator
 from tailrace.errors import TailraceError
+from tailrace.files import MemoryFiles
 from tailrace.server.upstream import Upstream
-from tailrace.store.files import MemoryFiles
 from tailrace.wire.codes import VBucketState
 
 COORDINATOR = "coordinator"

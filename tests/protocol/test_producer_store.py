@@ -18,11 +18,11 @@ from producer_fakes import COLLECTIONS, FULL, Consumer, FakeHost, StreamModel, s
 
 from tailrace.clock import ManualClock
 from tailrace.errors import DocumentRefused, StoreError
+from tailrace.files import MemoryFiles
 from tailrace.server.bucket import ServedBucket, run_inline
 from tailrace.server.settings import Settings
 from tailrace.store.base import Compaction, StoreSettings
 from tailrace.store.engine import Engine
-from tailrace.store.files import MemoryFiles
 from tailrace.wire.codes import Status, StreamEndStatus
 from tailrace.wire.dcp import DcpMutation
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from tailrace.clock import ManualClock
 from tailrace.errors import FramingError
+from tailrace.files import MemoryFiles
 from tailrace.protocol.tap_acks import AckLog, wire_number, wire_numbers
 from tailrace.protocol.tap_clients import Control, TapClient, TapClients, TapCursor, TapHops
 from tailrace.protocol.tap_producer import TapProducer
 from tailrace.server.node import Node
 from tailrace.server.settings import Settings
 from tailrace.store.engine import Engine
-from tailrace.store.files import MemoryFiles
 from tailrace.wire.codes import TapConnectFlag, VBucketState
 
 LAST = 0xFFFF_FFFF

@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tailrace.clock import ManualClock
+from tailrace.files import MemoryFiles
 from tailrace.protocol import upr_translation
 from tailrace.server.node import Node
 from tailrace.server.upstream import Source
 from tailrace.store.engine import Engine
-from tailrace.store.files import MemoryFiles
 from tailrace.wire.codes import VBucketState
 
 DRAFTS = ("upr-a", "upr-b")

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 
 from tailrace.clock import ManualClock
+from tailrace.files import MemoryFiles
 from tailrace.server.bucket import ServedBucket, run_inline
 from tailrace.server.settings import Settings
 from tailrace.store.engine import Engine
-from tailrace.store.files import MemoryFiles
 from tailrace.wire.codes import VBucketState
 
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tailrace.files import DiskFiles
 from tailrace.spark.starting import java_home
-from tailrace.store.files import DiskFiles
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tailrace.clock import ManualClock
+from tailrace.files import DiskFiles, Files, MemoryFiles
 from tailrace.rng import source
 from tailrace.store.base import StoreSettings
 from tailrace.store.bucket import Bucket
 from tailrace.store.engine import Engine
-from tailrace.store.files import DiskFiles, Files, MemoryFiles
 
 
 class Home:

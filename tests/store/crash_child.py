@@ -25,10 +25,10 @@ from crash_script import begin, check_recovered, open_store, rehearse
 
 from tailrace.clock import SYSTEM
 from tailrace.errors import DocumentRefused
+from tailrace.files import DiskFiles
 from tailrace.rng import source
 from tailrace.store.base import StoreSettings
 from tailrace.store.engine import Engine
-from tailrace.store.files import DiskFiles
 from tailrace.store.format import Document
 from tailrace.testing.faulty_files import Fault, FaultyFiles, at_call, kill_myself
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from tailrace.clock import ManualClock
 from tailrace.errors import RollbackImpossible, StoreError
+from tailrace.files import Files, MemoryFiles
 from tailrace.rng import source
 from tailrace.store.base import Compaction, StoreSettings
 from tailrace.store.bucket import Bucket
 from tailrace.store.engine import Engine
-from tailrace.store.files import Files, MemoryFiles
 from tailrace.wire.codes import VBucketState
 
 VBUCKETS = 4

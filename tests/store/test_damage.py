@@ -11,7 +11,7 @@ from crash_script import look, open_store
 from helpers_store import stream
 
 from tailrace.errors import StoreCorrupt, StoreError, StoreLocked, StoreTooNew, TailraceError
-from tailrace.store.files import DiskFiles, MemoryFile, MemoryFiles
+from tailrace.files import DiskFiles, MemoryFile, MemoryFiles
 from tailrace.store.format import LOG, Document
 from tailrace.store.log import log_header, read_log
 

@@ -12,10 +12,10 @@ import pytest
 
 from tailrace.clock import ManualClock
 from tailrace.errors import StoreCorrupt
+from tailrace.files import MemoryFiles
 from tailrace.frames import seqnos_at
 from tailrace.store.bucket import Bucket
 from tailrace.store.engine import Engine
-from tailrace.store.files import MemoryFiles
 
 
 def u(data: bytes, at: int, size: int) -> int:

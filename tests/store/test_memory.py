@@ -6,8 +6,8 @@ import gc
 
 from crash_script import open_store
 
+from tailrace.files import MemoryFiles
 from tailrace.store.checkpoint import Tail
-from tailrace.store.files import MemoryFiles
 
 
 def tails() -> list[Tail]:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tailrace.clock import ManualClock
+from tailrace.files import MemoryFiles
 from tailrace.frames import CHUNK_BYTES
 from tailrace.rng import source
 from tailrace.store import compaction, merging
 from tailrace.store.base import Compaction, StoreSettings
 from tailrace.store.bucket import Bucket
 from tailrace.store.engine import Engine
-from tailrace.store.files import MemoryFiles
 from tailrace.store.segment import Segment, concatenate
 
 VBUCKETS = 16

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tailrace import rng
 from tailrace.clock import ManualClock
+from tailrace.files import MemoryFiles
 from tailrace.store.base import Compaction, StoreSettings
 from tailrace.store.bucket import Bucket
 from tailrace.store.engine import Engine
-from tailrace.store.files import MemoryFiles
 from tailrace.store.format import Document
 from tailrace.store.vbucket import History
 from tailrace.wire.codes import VBucketState

@@ -9,12 +9,12 @@ import pytest
 
 from tailrace.clock import ManualClock
 from tailrace.errors import DocumentRefused
+from tailrace.files import MemoryFiles
 from tailrace.rng import source
 from tailrace.store.base import StoreSettings
 from tailrace.store.bucket import Bucket
 from tailrace.store.documents import VBucket
 from tailrace.store.engine import Engine
-from tailrace.store.files import MemoryFiles
 from tailrace.wire.codes import Status
 
 VBUCKETS = 4

@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tailrace.clock import ManualClock
 from tailrace.errors import RollbackImpossible
+from tailrace.files import DiskFiles, MemoryFiles
 from tailrace.rng import source
 from tailrace.store.base import Compaction, StoreSettings
 from tailrace.store.engine import Engine
-from tailrace.store.files import DiskFiles, MemoryFiles
 
 VBUCKETS = 2
 KEYS = [b"\0%d" % i for i in range(8)]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import TailraceError
-from ..store.files import atomic_write
+from ..files import atomic_write
 from .common import Integer, counted, note
 from .common import command as make_command
 from .spark_options import need_spark, open_spark

@@ -82,6 +82,6 @@ async def _dump(url: ConnectionString, out: Path | None, kind: str, options: dic
 
 def _whole_file(path: Path) -> Any:
     """A file to write that gets its name when it is closed without an error."""
-    from ..store.files import whole_file
+    from ..files import whole_file
 
     return whole_file(path)

@@ -13,7 +13,7 @@ import click
 
 from ..clock import SYSTEM
 from ..connstr import ConnectionString
-from ..store.files import atomic_write
+from ..files import atomic_write
 from .client import retry_option, tls_options
 from .common import DURATION, Integer, counted, json_option, note, progress, url_argument
 from .common import command as make_command

@@ -45,7 +45,7 @@ def command(
 async def _record(url: ConnectionString, file: Path, start: str, end: str, options: dict[str, Any]) -> None:
     from ..client.aio import connect
     from ..client.recording import Recorder
-    from ..store.files import whole_file
+    from ..files import whole_file
 
     changes = 0
     with whole_file(file, keep=True) as sink:

@@ -344,7 +344,7 @@ def _listen(listen: object, host: str, port: int, option: str = "--port") -> lis
 
 def _tell(options: _Options, server: Server, web_port: int | None) -> None:
     """The ready file, and the first line on stdout: whoever sees that one has the file too."""
-    from ..store.files import atomic_write
+    from ..files import atomic_write
 
     address = server.node.address
     first = server.node.buckets[options.buckets[0]]

@@ -72,7 +72,7 @@ class FileState:
         return positions
 
     def save(self, positions: Mapping[int, SavedPosition]) -> None:
-        from ..store.files import atomic_write
+        from ..files import atomic_write
 
         lines = ",\n".join(
             f'  "{vbucket}":{self._text(vbucket, positions[vbucket])}' for vbucket in sorted(positions)

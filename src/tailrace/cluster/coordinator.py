@@ -17,8 +17,8 @@ from typing import Any
 
 from ..clock import SYSTEM, Clock
 from ..errors import TailraceError, UsageError
+from ..files import Files
 from ..server.topology import NodeAddress, bucket_map
-from ..store.files import Files
 from ..wire.codes import VBucketState
 from .layout import Chain, balanced, best_copy, is_enough, without
 from .member import Member

@@ -23,7 +23,7 @@ from typing import Any
 from .. import rng as rng_
 from ..clock import SYSTEM, Clock
 from ..errors import ConnectError, TailraceError, UsageError
-from ..store.files import atomic_write
+from ..files import atomic_write
 from .coordinator import Coordinator
 
 __all__ = ["DOOR_FILE", "Service", "call"]

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from ..errors import TailraceError, UsageError
-from ..store.files import DiskFiles, Files
+from ..files import DiskFiles, Files
 from .layout import Chain, balanced
 
 __all__ = ["ClusterState"]

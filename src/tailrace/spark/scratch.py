@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from ..errors import StoreLocked
-from ..store.files import DiskFiles
+from ..files import DiskFiles
 
 __all__ = ["Scratch"]
 

@@ -27,8 +27,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ..files import write_scratch
 from ..model import Position
-from ..store.files import write_scratch
 
 __all__ = ["Delivery", "Segment", "Spool", "segment_rows"]
 

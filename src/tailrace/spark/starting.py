@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..store.files import DiskFiles
+from ..files import DiskFiles
 from .python import COMMAND
 
 if TYPE_CHECKING:

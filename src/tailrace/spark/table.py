@@ -37,8 +37,8 @@ from pyarrow.fs import FileSystem, FileType, LocalFileSystem, PyFileSystem
 
 from ..clock import SYSTEM, Clock
 from ..errors import TailraceError, UsageError
+from ..files import atomic_write
 from ..model import MAX_U64, Position, parse_u64
-from ..store.files import atomic_write
 
 __all__ = [
     "DataFile",

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from ..errors import StoreError
-from .files import DiskFile, DiskFiles
+from ..files import DiskFile, DiskFiles
 from .merging import Losses, PiecePlan, merge
 from .segment import Piece, Segment
 from .segment_writer import SegmentWriter

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..clock import Clock
 from ..errors import DocumentRefused, RollbackImpossible, StoreCorrupt, StoreError
+from ..files import Files
 from ..history import FailoverLog
 from ..rng import vb_uuid
 from ..wire.codes import Status, VBucketState
@@ -19,7 +20,6 @@ from .base import Job, StoreSettings
 from .bulk import set_many
 from .collections import Manifest
 from .documents import VBucket
-from .files import Files
 from .journal import CommitJob, HybridClock
 from .log import Batch
 from .recovery import recover

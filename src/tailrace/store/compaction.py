@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import StoreError
+from ..files import DiskFile, DiskFiles, File
 from .apart import ProcessLost, merge_apart
 from .base import Compaction
 from .checkpoint import Tail
-from .files import DiskFile, DiskFiles, File
 from .format import NOTE_SHIFT, NOTE_TRAITS
 from .journal import BaseJob
 from .log import Logged

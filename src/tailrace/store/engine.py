@@ -11,10 +11,10 @@ from types import TracebackType
 
 from ..clock import SYSTEM, Clock
 from ..errors import StoreCorrupt, StoreError, StoreTooNew, UsageError
+from ..files import DiskFiles, Files, MemoryFiles
 from ..rng import source
 from .base import StoreSettings
 from .bucket import Bucket
-from .files import DiskFiles, Files, MemoryFiles
 from .format import FORMAT_VERSION
 from .manifest_file import MANIFEST
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..files import File
 from ..frames import Bytes, Mask, Offsets
-from .files import File
 from .format import BLOCK, COLUMN_BYTES, padded
 from .segment import Frames, Piece, Segment, Seqnos
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import Clock
 from ..errors import StoreError
-from .files import Files
+from ..files import Files
 from .log import Batch, LogHeader, LogWriter, log_name
 
 if TYPE_CHECKING:

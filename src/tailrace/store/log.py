@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import StoreCorrupt, StoreTooNew
+from ..files import Buffer, File, Files
 from ..frames import seqnos_at
-from .files import Buffer, File, Files
 from .format import BATCH, BATCH_MAGIC, FORMAT_VERSION, LOG, LOG_MAGIC, vbuckets_at
 
 __all__ = ["Batch", "LogHeader", "LogWriter", "Logged", "log_header", "log_name", "log_number", "read_log"]

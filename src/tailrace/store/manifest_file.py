@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from ..errors import StoreCorrupt
-from .files import Files, NotDurable
+from ..files import Files, NotDurable
 from .segment import Segment
 
 __all__ = ["MANIFEST", "Base", "Clips", "ManifestFile", "Table", "clips_of", "spliced", "with_clips"]

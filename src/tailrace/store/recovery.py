@@ -11,8 +11,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreCorrupt
+from ..files import File
 from ..history import FailoverLog
-from .files import File
 from .format import LOG
 from .log import Batch, LogHeader, log_header, log_name, log_number, read_log
 from .segment import Segment, segment_name

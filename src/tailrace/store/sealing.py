@@ -12,9 +12,9 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..files import Files
 from .base import Compaction, Job, StoreSettings
 from .compaction import Generation, MergeJob, SealJob, choose_merge, count_droppable, plan_compaction
-from .files import Files
 from .journal import BaseJob, CommitJob, HybridClock, Journal
 from .log import Logged, log_number
 from .manifest_file import ManifestFile, spliced

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import StoreCorrupt, StoreTooNew
+from ..files import Buffer, Files
 from ..frames import CHUNK_BYTES, Bytes, Offsets
-from .files import Buffer, Files
 from .format import (
     BLOCK,
     BLOCK_MAGIC,

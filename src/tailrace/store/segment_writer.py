@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..files import Buffer, File
 from ..frames import CHUNK_BYTES, Offsets
-from .files import Buffer, File
 from .format import (
     BLOCK,
     BLOCK_MAGIC,

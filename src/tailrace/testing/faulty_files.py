@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from ..errors import StoreCorrupt, StoreLocked
-from ..store.files import Buffer, File, Files, replace_file
+from ..files import Buffer, File, Files, replace_file
 
 __all__ = [
     "Fault",

@@ -20,6 +20,7 @@ from zlib import crc32
 
 from ..clock import SYSTEM, Clock
 from ..errors import StoreError, TailraceError
+from ..files import DiskFiles, Files, MemoryFiles
 from ..protocol.sasl import Users
 from ..server.aio import Connection, Server, listen
 from ..server.bucket import ServedBucket
@@ -29,7 +30,6 @@ from ..server.upstream import Source, Upstream
 from ..server.values import checked_value, split_document, tombstone_value
 from ..store.base import Compaction, Job, VBucket, Written
 from ..store.engine import Engine
-from ..store.files import DiskFiles, Files, MemoryFiles
 from ..store.format import Document
 from ..wire.codes import AddStreamFlag, Datatype, VBucketState
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeAlias
 
-from ..errors import StoreCorrupt, StoreLocked
+from .errors import StoreCorrupt, StoreLocked
 
 __all__ = [
     "Buffer",

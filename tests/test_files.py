@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import StoreCorrupt, StoreLocked
-from tailrace.store.files import (
+from tailrace.files import (
     DiskFile,
     DiskFiles,
     MemoryFiles,
