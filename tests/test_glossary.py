@@ -1,0 +1,70 @@
+"""The glossary is true: one word for one thing, and every place that it names is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "tailrace"
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
+
+STILL_TWICE = {
+    *(
+        "Batch",
+        "Chunk",
+        "ClusterMap",
+        "Command",
+        "Connection",
+        "Control",
+        "Delivery",
+        "Document",
+        "Durability",
+    ),
+    *("Ended", "Frames", "Logged", "Node", "Piece", "Progress", "Refused", "Segment", "Session", "Snapshot"),
+    *("SnapshotRange", "Source", "Version", "_Work"),
+}
+"""Names that are still to be made unique; a name leaves this list when it is."""
+
+
+def defined_twice(modules: dict[str, str]) -> dict[str, list[str]]:
+    """The class names that more than one class statement defines, with their modules."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for module, code in modules.items():
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(module)
+    return {name: sorted(where) for name, where in places.items() if len(where) > 1}
+
+
+def test_a_class_name_is_defined_once() -> None:
+    excused = set(re.findall(r"`(\w+)`", GLOSSARY.split("## Class names that are defined twice")[1]))
+    modules = {str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")}
+    twice = defined_twice(modules)
+    assert {name: where for name, where in twice.items() if name not in excused | STILL_TWICE} == {}
+
+
+def test_a_second_definition_is_noticed() -> None:
+    modules = {"a.py": "class Chunk: pass", "b.py": "def f():\n class Chunk: pass\nclass Other: pass"}
+    assert defined_twice(modules) == {"Chunk": ["a.py", "b.py"]}
+
+
+def words() -> list[tuple[str, str]]:
+    """The lines of the tables: a word, and the places that it names."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in GLOSSARY.splitlines()]
+    return [(row[0], row[3]) for row in rows if len(row) == 4 and row[0] not in ("word", "---")]
+
+
+def test_the_places_of_words_exist() -> None:
+    for word, where in words():
+        for place in re.findall(r"`([\w/.]+)`", where):
+            base = ROOT if place.startswith("tests") else SOURCE
+            assert (base / place).exists(), f"{word}: {place}"
+
+
+def test_a_word_has_one_line() -> None:
+    known = [word for word, _ in words()]
+    assert len(known) > 50
+    assert sorted(known) == sorted(set(known))
