@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import random
 
-__all__ = ["nonce", "source", "vb_uuid"]
+__all__ = ["nonce", "source", "unique_name", "vb_uuid"]
 
 
 def source(seed: int | None = None) -> random.Random:
@@ -25,3 +25,8 @@ def vb_uuid(rng: random.Random) -> int:
 def nonce(rng: random.Random, length_bytes: int = 24) -> bytes:
     """Printable random text for SCRAM: base64 alphabet, no comma."""
     return base64.b64encode(rng.randbytes(length_bytes))
+
+
+def unique_name(rng: random.Random | None = None) -> str:
+    """A part of a file name that nobody else will come up with: 32 hex digits."""
+    return (rng or source()).randbytes(16).hex()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import rng
+from ..clock import SYSTEM
 from ..errors import TailraceError
 from ..files import atomic_write
 from .common import Integer, counted, note
@@ -71,12 +72,12 @@ def _node(home: Path) -> Iterator[str]:
         text=True,
     )
     try:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = SYSTEM.monotonic() + _PATIENCE_S
         while not ready.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None or SYSTEM.monotonic() > deadline:
                 said = process.stderr.read().strip() if process.stderr and process.poll() is not None else ""
                 raise TailraceError(f"the node did not start: {said or 'no answer'}, try another --dir")
-            time.sleep(0.05)
+            sleep(0.05)
         found = json.loads(ready.read_text())
         yield f"couchbase://{found['host']}:{found['port']}/default"
     finally:
@@ -93,8 +94,8 @@ class _Demo:
         self.table = str(home / "table")
         self.docs = docs
         self.seed = seed
-        self.rng = random.Random(seed)
-        self.began = time.monotonic()
+        self.rng = rng.source(seed)
+        self.began = SYSTEM.monotonic()
         self.samples: list[Sample] = []
         self.moments: list[Moment] = []
         self.applied = 0
@@ -203,8 +204,8 @@ class _Demo:
 
     def _wait_equal(self, watcher: KvClient, failure: Callable[[], Any], *, rolled_back: int = 0) -> None:
         """Until the table stands where the bucket stands."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < deadline:
+        deadline = SYSTEM.monotonic() + _PATIENCE_S
+        while SYSTEM.monotonic() < deadline:
             if (error := failure()) is not None:
                 raise TailraceError(f"the mirror stopped: {error}")
             high = watcher.high_seqnos()
@@ -213,7 +214,7 @@ class _Demo:
                 is_back = len(self.rolled_back) >= rolled_back
             if level and is_back:
                 return
-            time.sleep(0.1)
+            sleep(0.1)
         raise TailraceError("the mirror did not catch up in time; is the machine very busy?")
 
     # what is seen
@@ -249,7 +250,7 @@ class _Demo:
                     )
 
     def _now(self) -> float:
-        return time.monotonic() - self.began
+        return SYSTEM.monotonic() - self.began
 
     def _say(self, text: str, *, is_rollback: bool = False) -> None:
         from ..spark.report import Moment

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -115,7 +115,7 @@ def command(
                 written += count
                 bar.advance(count)
                 if rate is not None:
-                    time.sleep(max(0.0, begin_s + written / rate - SYSTEM.monotonic()))
+                    sleep(max(0.0, begin_s + written / rate - SYSTEM.monotonic()))
         seconds = SYSTEM.monotonic() - begin_s
     if as_json:
         JsonLines().write({"writes": written, "seconds": round(seconds, 3)})

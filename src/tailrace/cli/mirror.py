@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -141,7 +140,7 @@ def command(
         )
         for path in mirror.missing:
             note(f"the bucket has no collection {path!r} any more: its table is emptied")
-        started = time.monotonic()
+        started = SYSTEM.monotonic()
         with _signals() as received:
             query = mirror.start(once=once, trigger_s=trigger)
             try:
@@ -158,7 +157,7 @@ def command(
             raise KeyboardInterrupt
         versions = ", ".join(str(one.version) for one in mirror.tables)
         tables = "the table is" if len(mirror.tables) == 1 else "the tables are"
-        seconds = time.monotonic() - started
+        seconds = SYSTEM.monotonic() - started
         note(f"{counted(total, 'change')} in {seconds:.1f} s; {tables} at version {versions}")
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Iterable, Iterator, Sequence
+from time import sleep
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -433,7 +433,7 @@ class KvClient:
 
     def _pause(self, delay_s: float) -> float:
         """Wait before another attempt, a little differently each time; gives the next delay."""
-        time.sleep(delay_s * self._rng.uniform(0.5, 1.0))
+        sleep(delay_s * self._rng.uniform(0.5, 1.0))
         return min(delay_s * 2, _RETRY_MOST_S)
 
     def _bootstrap(self) -> ClusterMap:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import random
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from .. import rng
 from ..errors import InputError
 from ..wire.codes import Datatype
 from ..wire.fields import encode_leb128, join_xattrs
@@ -96,7 +96,7 @@ class MadeUp:
         yield from self._deletions(vbucket_count, b"\0" if collections else b"", most)
 
     def _generator(self, purpose: int) -> np.random.Generator:
-        return np.random.default_rng([purpose, random.Random(self.seed).getrandbits(64)])
+        return np.random.default_rng([purpose, rng.source(self.seed).getrandbits(64)])
 
     def _vbuckets(self, numbers: NDArray[np.intp], count: int) -> list[int]:
         """Where documents go; for a batch at a time, so that the first is written at once."""

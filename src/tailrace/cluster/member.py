@@ -9,12 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from time import sleep
 from typing import TypeVar
 
 from ..client.kv_connection import KvConnection
+from ..clock import SYSTEM
 from ..connstr import Address
 from ..errors import ConnectError, StatusError, TailraceError
 from ..protocol.handshake import KV_FEATURES, Introduction
@@ -73,14 +74,14 @@ class Member(Steering):
                 stderr=log,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - the coordinator has one thread
             )
-        deadline = time.monotonic() + _START_S
+        deadline = SYSTEM.monotonic() + _START_S
         while not ready.exists():
-            if not self.is_running or time.monotonic() > deadline:
+            if not self.is_running or SYSTEM.monotonic() > deadline:
                 self.kill()
                 raise TailraceError(
                     f"node {self.name} did not start; its log is {str(self.directory / 'log')!r}"
                 )
-            time.sleep(0.02)
+            sleep(0.02)
         self.port = json.loads(ready.read_bytes())["port"]
 
     def stop(self) -> None:

@@ -14,9 +14,9 @@ import os
 import select
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 from types import FrameType
 from typing import Any
 
@@ -206,8 +206,8 @@ def call(directory: Path, command: str, *, wait_s: float = 3600.0, **arguments: 
 
 def wait_until_ready(directory: Path, process_ended: Any, wait_s: float) -> None:
     """Until the coordinator has opened its door; `TailraceError` if it has ended before that."""
-    deadline = time.monotonic() + wait_s
+    deadline = SYSTEM.monotonic() + wait_s
     while not (directory / DOOR_FILE).exists():
-        if process_ended() or time.monotonic() > deadline:
+        if process_ended() or SYSTEM.monotonic() > deadline:
             raise TailraceError(f"the cluster did not start; see {str(directory / 'log')!r}")
-        time.sleep(0.05)
+        sleep(0.05)

@@ -20,11 +20,11 @@ from __future__ import annotations
 import select
 import socket
 import ssl
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import sleep
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -285,7 +285,7 @@ class _Takeover:
         while goes_on():
             if self._clock.monotonic() > deadline:
                 raise TailraceError(f"{what}, which has to end first; then run the same again")
-            time.sleep(_LOOK_S)
+            sleep(_LOOK_S)
 
     # the takeover
 
@@ -321,7 +321,7 @@ class _Takeover:
             while any(rows[number].get("stream") != "over" for number in moving):
                 if self._clock.monotonic() > deadline:
                     return
-                time.sleep(_LOOK_S)
+                sleep(_LOOK_S)
                 rows = self._new.report()
                 if rows != before:
                     deadline, before = self._clock.monotonic() + PATIENCE_S, rows

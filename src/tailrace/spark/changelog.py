@@ -10,7 +10,6 @@ A change that is taken back before its batch was committed leaves no trace.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from ..history import FailoverLog
 from ..model import Position
+from ..rng import unique_name
 from .feed import open_source
 from .fold import as_text
 from .options import parse_options
@@ -141,7 +141,7 @@ class Logger:
         if not self._rows:
             return Logged((), self._positions, 0)
         rows = pa.concat_tables(self._rows).sort_by([("vbucket", "ascending"), ("seqno", "ascending")])
-        name = f"changes-{self.log.version:012d}-{uuid.uuid4().hex}.parquet"
+        name = f"changes-{self.log.version:012d}-{unique_name()}.parquet"
         file = write_file(rows, self.log.uri, name, storage_options=self.log.storage_options)
         return Logged((file,), self._positions, rows.num_rows)
 

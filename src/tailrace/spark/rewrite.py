@@ -11,7 +11,6 @@ that sees the snapshot's end."""
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from typing import NamedTuple
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 
 from ..crashpoints import crash_point
 from ..model import Position
+from ..rng import unique_name
 from .changelog import ChangeLog, Logger
 from .fold import DOCUMENT_OPS, fold, table_schema
 from .table import DataFile, MirrorTable, file_system, read_rows, write_file
@@ -169,7 +169,7 @@ class Rewrite:
         after = fold(held, changes, reset=reset, keep_deletes=target.keep_deletes)
         added: tuple[DataFile, ...] = ()
         if after.num_rows:
-            name = f"part-{group:04d}-{uuid.uuid4().hex}.parquet"
+            name = f"part-{group:04d}-{unique_name()}.parquet"
             added = (write_file(after, target.uri, name, storage_options=self.storage_options),)
         seqnos = {vbucket: one.seqno for vbucket, one in resets.items() if one.seqno is not None}
         return GroupResult(index, group, added, files, whole, staged, changes.num_rows, seqnos)
@@ -187,7 +187,7 @@ class Rewrite:
         return read_rows(target.uri, files, schema, filters, storage_options=self.storage_options)
 
     def _write_staged(self, group: int, rows: pa.Table) -> str:
-        name = f"staged-{group:04d}-{uuid.uuid4().hex}.parquet"
+        name = f"staged-{group:04d}-{unique_name()}.parquet"
         write_file(rows, self.staging_uri, name, storage_options=self.storage_options)
         return name
 

@@ -13,7 +13,6 @@ what it waits for is written at once, by whichever of the two threads finds it.
 from __future__ import annotations
 
 import threading
-import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 
 from ..files import write_scratch
 from ..model import Position
+from ..rng import unique_name
 
 __all__ = ["Delivery", "Segment", "Spool", "segment_rows"]
 
@@ -173,7 +173,7 @@ class Spool:
         files: dict[int, str] = {}
         size = 0
         for partition, batches in parts.items():
-            path = self._directory / f"{uuid.uuid4().hex}.arrow"
+            path = self._directory / f"{unique_name()}.arrow"
             size += write_scratch(path, partial(_write_batches, _joined(batches)))
             files[partition] = str(path)
         positions: dict[int, Position] = {}

@@ -12,12 +12,12 @@ import re
 import shutil
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..files import DiskFiles
+from ..rng import unique_name
 from .python import COMMAND
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def java_home() -> Path:
     text = _SHIM.format(java=java).encode()
     if not os.access(shim, os.X_OK) or shim.read_bytes() != text:
         shim.parent.mkdir(parents=True, exist_ok=True)
-        files, own = DiskFiles(shim.parent, mode=0o777), f"java-{uuid.uuid4().hex}"
+        files, own = DiskFiles(shim.parent, mode=0o777), f"java-{unique_name()}"
         files.replace(own, text)  # others may do the same at this moment
         files.rename(own, shim.name)
     return cache

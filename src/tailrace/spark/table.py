@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -39,6 +38,7 @@ from ..clock import SYSTEM, Clock
 from ..errors import TailraceError, UsageError
 from ..files import atomic_write
 from ..model import MAX_U64, Position, parse_u64
+from ..rng import unique_name
 
 __all__ = [
     "DataFile",
@@ -361,7 +361,7 @@ class MirrorTable:
             groups = np.asarray(group_of, dtype=np.int32)[rows["vbucket"].to_numpy()]
             for group in np.unique(groups).tolist():
                 part = rows.filter(pa.array(groups == group))
-                name = f"part-{group:04d}-{uuid.uuid4().hex}.parquet"
+                name = f"part-{group:04d}-{unique_name()}.parquet"
                 added.append(write_file(part, self.uri, name, storage_options=self._storage_options))
             removed.append(file.path)
         if removed:

@@ -9,11 +9,11 @@ import socket
 import ssl
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
+from time import sleep
 from types import TracebackType
 from typing import Any, TypeVar
 from zlib import crc32
@@ -465,7 +465,7 @@ class _Server(Server):
         return _CutConnection(self, tls=tls, link=link, cut_after=self.cut_after)
 
     def run(self, job: Job) -> None:
-        time.sleep(self.slow_disk_s)
+        sleep(self.slow_disk_s)
         super().run(job)
 
     async def kill(self) -> None:
