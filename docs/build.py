@@ -28,7 +28,7 @@ from dialects.coverage_table import implemented, rows  # noqa: E402
 from tailrace.cli.main import COMMANDS, cli  # noqa: E402
 from tailrace.server.settings import table  # noqa: E402
 from tailrace.spark.options import OPTIONS  # noqa: E402
-from tailrace.wire import admin, codes, dcp, dcp_copies, describe, header, kv, subdoc, tap, upr  # noqa: E402
+from tailrace.wire import admin, codes, dcp, dcp_replication, describe, header, kv, subdoc, tap, upr  # noqa: E402
 from tailrace.wire.dialect import DCP, KV, KV_MESSAGES, TAP, UPR_A, UPR_B, Dialect  # noqa: E402
 from tailrace.wire.header import Frame  # noqa: E402
 from tailrace.wire.message import Direction, Message, Part, Response  # noqa: E402
@@ -41,7 +41,13 @@ GROUPS: tuple[tuple[str, str, Dialect, tuple[ModuleType, ...], str], ...] = (
     ("documents", "Document commands", KV, (kv,), "Reading and writing documents, and their metadata."),
     ("server", "Server, vbucket and collection commands", KV, (admin,), "Everything but documents."),
     ("subdoc", "Sub-document commands", KV, (subdoc,), "Paths inside a JSON document."),
-    ("dcp", "DCP", DCP, (dcp, dcp_copies), "The change stream of today's servers: opcodes 0x50 to 0x67."),
+    (
+        "dcp",
+        "DCP",
+        DCP,
+        (dcp, dcp_replication),
+        "The change stream of today's servers: opcodes 0x50 to 0x67.",
+    ),
     ("upr-a", "UPR draft A", UPR_A, (upr,), "The first draft: five opcodes, the subtype in byte 5."),
     ("upr-b", "UPR draft B", UPR_B, (upr,), "The second draft: opcodes 0x50 to 0x5a."),
     ("tap", "TAP", TAP, (tap,), "The stream before UPR: per connection, with acks."),

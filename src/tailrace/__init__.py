@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .client.events import SystemEvent as SystemEvent
     from .client.tls import TlsOptions as TlsOptions
     from .model import Position as Position
-    from .protocol.tap_reader import TapSettings as TapSettings
+    from .protocol.tap.reader import TapSettings as TapSettings
 
 __version__ = "0.1.0"
 
@@ -52,7 +52,7 @@ _HOMES = {
     "MemoryState": ".client.checkpoints",
     "Position": ".model",
     "Source": ".client.aio",
-    "TapSettings": ".protocol.tap_reader",
+    "TapSettings": ".protocol.tap.reader",
     "TlsOptions": ".client.tls",
     "connect": ".client.aio",
     "connect_sync": ".client.blocking",

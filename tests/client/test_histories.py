@@ -210,7 +210,7 @@ def test_a_short_history(connect, seed):
 @pytest.mark.parametrize("seed", range(10, 14))
 def test_a_short_history_in_older_words(connect, seed, dialect, monkeypatch):
     # so little is held back of a snapshot that it breaks off in the middle now and then
-    monkeypatch.setattr("tailrace.protocol.upr_translation.HELD_BYTES", 100)
+    monkeypatch.setattr("tailrace.protocol.upr.translation.HELD_BYTES", 100)
     campaign(connect, seed, 60, dialect)
 
 

@@ -127,7 +127,7 @@ def test_upr_rolls_back(node, connect, dialect, tmp_path):
 
 @pytest.mark.parametrize("dialect", UPR)
 def test_a_snapshot_that_breaks_off_is_taken_back(node, connect, dialect, monkeypatch):
-    monkeypatch.setattr("tailrace.protocol.upr_translation.HELD_BYTES", 100)
+    monkeypatch.setattr("tailrace.protocol.upr.translation.HELD_BYTES", 100)
     write(node)
     application = Application()
     source = connect(node.url, dialect=dialect)

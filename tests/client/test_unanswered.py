@@ -16,7 +16,7 @@ from tailrace.client.catalog import Catalog
 from tailrace.client.progress import Progress
 from tailrace.errors import ConnectError, RemoteProtocolError
 from tailrace.model import Position
-from tailrace.protocol.chunk import Stream
+from tailrace.protocol.dcp.delivery import Stream
 from tailrace.wire.admin import ClustermapChangeNotification, ValueResponse
 from tailrace.wire.codes import DcpOpcode, Magic, Op, StreamEndStatus
 from tailrace.wire.dcp import DcpStreamEnd
@@ -68,7 +68,7 @@ def test_a_connection_that_is_closed_over_a_question(connect, opcode):
     "opcode", [Op.HELLO, Op.SELECT_BUCKET, Op.GET_ALL_VB_SEQNOS, Op.GET_COLLECTIONS_MANIFEST]
 )
 def test_a_server_that_is_alive_but_never_answers_a_question(connect, opcode, monkeypatch):
-    monkeypatch.setattr("tailrace.protocol.dcp_consumer.ANSWER_S", 0.3)
+    monkeypatch.setattr("tailrace.protocol.dcp.reader.ANSWER_S", 0.3)
     with FakeServer(lambda *_: None) as server:
         server.answers[opcode] = None
         over = threading.Event()

@@ -16,8 +16,8 @@ from tailrace.client.progress import Progress
 from tailrace.cluster import coordinator
 from tailrace.cluster.coordinator import Coordinator
 from tailrace.model import Position, SnapshotRange
-from tailrace.protocol.passive_stream import PassiveStream
-from tailrace.protocol.stream import ProducerStream
+from tailrace.protocol.dcp.producer_stream import ProducerStream
+from tailrace.protocol.dcp.replica_stream import PassiveStream
 from tailrace.server.durability import Durability
 from tailrace.store.base import SnapshotRange as StoreRange
 from tailrace.store.bucket import Bucket as StoreBucket

@@ -20,7 +20,7 @@ from tailrace.client.progress import Progress, SavedPosition, State
 from tailrace.client.resume import Reading
 from tailrace.connstr import Address, ConnectionString
 from tailrace.errors import ConnectError, TailraceError
-from tailrace.protocol.dcp_consumer import ConsumerSettings, DcpConsumer
+from tailrace.protocol.dcp.reader import ConsumerSettings, DcpConsumer
 
 
 class _Link:

@@ -25,9 +25,9 @@ from tailrace.cluster.takeover import take_over
 from tailrace.connstr import parse
 from tailrace.errors import ConnectError, StatusError, TailraceError, UsageError
 from tailrace.model import SnapshotRange
-from tailrace.protocol.dcp_replica import DcpReplica
-from tailrace.protocol.tap_consumer import TapConsumer
-from tailrace.protocol.tap_takeover import Takeover, TakeoverPhase
+from tailrace.protocol.dcp.replica import DcpReplica
+from tailrace.protocol.tap.replica import TapConsumer
+from tailrace.protocol.tap.takeover import Takeover, TakeoverPhase
 from tailrace.server.settings import Settings
 from tailrace.wire.codes import AddStreamFlag, DcpOpcode, VBucketState
 from tailrace.wire.dcp import DcpSetVBucketState, DcpStreamRequestResponse

@@ -322,7 +322,7 @@ def test_a_snapshot_is_there_when_its_end_is(replica, producer, draft, features)
 @both
 @pytest.mark.parametrize("limit", ["HELD_BYTES", "ALL_HELD_BYTES"])
 def test_of_a_snapshot_that_breaks_off_nothing_is_kept(replica, producer, draft, limit, monkeypatch):
-    monkeypatch.setattr(f"tailrace.protocol.upr_translation.{limit}", 100)
+    monkeypatch.setattr(f"tailrace.protocol.upr.translation.{limit}", 100)
     first = begin(replica, producer)
     first.send(first.snapshot(1, 5))
     stands_at(replica, 5)
@@ -347,7 +347,7 @@ def test_of_a_snapshot_that_breaks_off_nothing_is_kept(replica, producer, draft,
 
 @both
 def test_a_node_that_is_killed_in_the_middle_of_a_snapshot(replica, producer, draft, monkeypatch):
-    monkeypatch.setattr("tailrace.protocol.upr_translation.HELD_BYTES", 100)
+    monkeypatch.setattr("tailrace.protocol.upr.translation.HELD_BYTES", 100)
     first = begin(replica, producer)
     first.send(first.snapshot(1, 5))
     first.say("start")
@@ -369,7 +369,7 @@ def test_a_node_that_is_killed_in_the_middle_of_a_snapshot(replica, producer, dr
 def test_a_promotion_in_the_middle_of_a_snapshot_keeps_the_last_whole_one(
     replica, producer, draft, monkeypatch
 ):
-    monkeypatch.setattr("tailrace.protocol.upr_translation.HELD_BYTES", 100)
+    monkeypatch.setattr("tailrace.protocol.upr.translation.HELD_BYTES", 100)
     connection = begin(replica, producer)
     connection.send(connection.snapshot(1, 5))
     connection.say("start")

@@ -20,7 +20,7 @@ from tailrace.clock import ManualClock
 from tailrace.frames import Chunk, Trait
 from tailrace.history import FailoverLog
 from tailrace.model import Position, SnapshotRange
-from tailrace.protocol.dcp_producer import DcpProducer
+from tailrace.protocol.dcp.producer import DcpProducer
 from tailrace.wire.codes import (
     AddStreamFlag,
     Datatype,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.protocol.backfill import BackfillSlots
+from tailrace.protocol.backfill_slots import BackfillSlots
 
 
 class Stream:

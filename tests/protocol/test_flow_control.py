@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from producer_fakes import COLLECTIONS, FULL, PRODUCER, Consumer, FakeBucket
 
+from protocol.producer_fakes import COLLECTIONS, FULL, PRODUCER, Consumer, FakeBucket
 from tailrace.protocol.flow_control import SendWindow
 from tailrace.wire.codes import AddStreamFlag, DcpOpcode, OpenFlag, Status, SystemEventId
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from producer_fakes import COLLECTIONS, Consumer, FakeBucket, FakeHost
 
+from protocol.producer_fakes import COLLECTIONS, Consumer, FakeBucket, FakeHost
 from tailrace.protocol.liveness import DEFAULT_INTERVAL_S, FIRST_NOOP_OPAQUE, ProducerLiveness
 from tailrace.wire.codes import DcpOpcode, Status
 

@@ -20,7 +20,7 @@ from tailrace.wire.dcp import (
     DcpOsoSnapshot,
     DcpSystemEvent,
 )
-from tailrace.wire.dcp_copies import (
+from tailrace.wire.dcp_replication import (
     CacheTransferRecord,
     DcpAbort,
     DcpCacheTransfer,

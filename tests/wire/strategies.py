@@ -10,7 +10,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from tailrace.errors import MalformedMessage
-from tailrace.wire import admin, dcp, dcp_copies, kv, subdoc, tap, upr
+from tailrace.wire import admin, dcp, dcp_replication, kv, subdoc, tap, upr
 from tailrace.wire.codes import Magic
 from tailrace.wire.fields import FrameInfo, encode_frame_infos
 from tailrace.wire.header import Frame
@@ -116,7 +116,7 @@ def _tap_checkpoint(draw: st.DrawFn, key: bytes) -> dict[str, Any]:
 @st.composite
 def _cache_records(draw: st.DrawFn) -> bytes:
     record = st.builds(
-        dcp_copies.CacheTransferRecord,
+        dcp_replication.CacheTransferRecord,
         *(_number(bits) for bits in (64, 64, 64, 32, 32, 8, 8)),
         st.binary(min_size=2, max_size=5),
         st.binary(max_size=5),
@@ -161,9 +161,9 @@ RULES: Mapping[type[Message], Mapping[str, Any]] = {
     dcp.DcpDeletion: _DELETED,
     dcp.DcpExpiration: _DELETED,
     dcp.DcpSetVBucketState: {"state": _STATE},
-    dcp_copies.DcpPrepare: {**_ITEM, "durability": st.integers(1, 3)},
+    dcp_replication.DcpPrepare: {**_ITEM, "durability": st.integers(1, 3)},
     dcp.DcpOsoSnapshot: {"flags": st.integers(1, 2)},
-    dcp_copies.DcpCacheTransfer: {"value": _cache_records()},
+    dcp_replication.DcpCacheTransfer: {"value": _cache_records()},
     tap._TapItem: {"private": _sized(0, 8, 9)},
     tap.TapOpaqueMessage: {"code": _number(32)},
     tap.TapVBucketSet: {"state": _STATE},

@@ -16,7 +16,7 @@ from .common import DURATION
 if TYPE_CHECKING:
     from ..client.kv import KvClient
     from ..client.tls import TlsOptions
-    from ..protocol.tap_reader import TapSettings
+    from ..protocol.tap.reader import TapSettings
 
 __all__ = [
     "collection_option",
@@ -145,7 +145,7 @@ def remembered(tap_name: str, dialect: str) -> TapSettings:
     """A TAP reader whom the node knows by name."""
     if dialect != "tap":
         raise UsageError("--tap-name goes with --dialect tap; elsewhere --state FILE keeps the place")
-    from ..protocol.tap_reader import TapSettings
+    from ..protocol.tap.reader import TapSettings
 
     return TapSettings(name=tap_name, registered=True)
 

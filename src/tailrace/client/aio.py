@@ -27,7 +27,7 @@ from ..connstr import Address, ConnectionString
 from ..errors import ConnectError, TailraceError, UsageError
 from ..history import FailoverLog
 from ..model import Position
-from ..protocol.dcp_consumer import DcpConsumer
+from ..protocol.dcp.reader import DcpConsumer
 from ..protocol.script import Script, ask
 from ..wire.admin import DeregisterTapClient
 from .bounds import End, Start

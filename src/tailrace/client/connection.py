@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ..connstr import Address
 from ..errors import ConnectError
-from ..protocol.dcp_consumer import DcpConsumer
+from ..protocol.dcp.reader import DcpConsumer
 from .kv_connection import no_connection
 
 __all__ = ["Connection"]

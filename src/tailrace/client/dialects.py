@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from ..protocol.dcp_consumer import ConsumerSettings, DcpConsumer
+from ..protocol.dcp.reader import ConsumerSettings, DcpConsumer
+from ..protocol.dcp.translating_reader import old_features
 from ..protocol.handshake import CONSUMER_FEATURES, Introduction
-from ..protocol.old_consumer import old_features
-from ..protocol.tap_reader import TapReader, TapSettings
-from ..protocol.upr_consumer import UprAConsumer, UprBConsumer
+from ..protocol.tap.reader import TapReader, TapSettings
+from ..protocol.upr.reader import UprAConsumer, UprBConsumer
 
 __all__ = ["CANNOT", "DCP_SPEECH", "DIALECTS", "Speech", "speech_of"]
 

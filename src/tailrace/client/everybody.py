@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from ..connstr import Address
 from ..errors import ConnectError
-from ..protocol.dcp_consumer import DcpConsumer
+from ..protocol.dcp.reader import DcpConsumer
 from ..protocol.script import Script
 from .nodes import Nodes
 

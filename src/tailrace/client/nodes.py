@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..connstr import Address, ConnectionString
 from ..errors import ConnectError, LoginError, RemoteProtocolError, StatusError
-from ..protocol.dcp_consumer import ConsumerSettings, DcpConsumer
+from ..protocol.dcp.reader import ConsumerSettings, DcpConsumer
 from ..protocol.handshake import Credentials, Introduction
 from ..protocol.script import Script
 from ..wire.admin import GetAllVbSeqnos, GetClusterConfig

@@ -14,8 +14,8 @@ from typing import Any
 from ..connstr import ConnectionString, parse
 from ..errors import UsageError
 from ..model import Position, parse_positions
-from ..protocol.dcp_consumer import ConsumerSettings
-from ..protocol.tap_reader import TapSettings
+from ..protocol.dcp.reader import ConsumerSettings
+from ..protocol.tap.reader import TapSettings
 from ..wire.header import MAX_NAME_BYTES
 from .bounds import End, ReadOptions, Start
 from .checkpoints import FileState, StateStore

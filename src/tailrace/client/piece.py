@@ -12,8 +12,17 @@ import pyarrow as pa
 
 from ..columns.batch import SCHEMA, Names, to_batch
 from ..model import Position
-from ..protocol.chunk import Carried, Control, Delivery, Ended, Flushed, MarkerReceived, Opened, Segment
-from ..protocol.dcp_consumer import DcpConsumer
+from ..protocol.dcp.delivery import (
+    Carried,
+    Control,
+    Delivery,
+    Ended,
+    Flushed,
+    MarkerReceived,
+    Opened,
+    Segment,
+)
+from ..protocol.dcp.reader import DcpConsumer
 from ..snappy import inflate
 from ..wire.codes import Datatype, DcpOpcode, MarkerFlag, StreamEndStatus, SystemEventId
 from ..wire.dcp import DcpSeqnoAdvanced, DcpSystemEvent

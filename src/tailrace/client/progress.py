@@ -11,8 +11,8 @@ from typing import Any
 from ..errors import UsageError
 from ..history import FailoverLog, rollback_seqno
 from ..model import MAX_U64, Position, check_u64
-from ..protocol.chunk import Stream
-from ..protocol.dcp_consumer import ANSWER_S
+from ..protocol.dcp.delivery import Stream
+from ..protocol.dcp.reader import ANSWER_S
 from .backoff import Backoff
 
 __all__ = ["MAX_POINTS", "Points", "Progress", "SavedPosition", "State"]

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from ..clock import SYSTEM, Clock
 from ..connstr import ConnectionString
 from ..errors import UsageError
-from ..protocol.tap_reader import TapSettings
+from ..protocol.tap.reader import TapSettings
 from ..wire.codes import Datatype, WithMetaOption
 from ..wire.fields import encode_leb128, join_xattrs
 from ..wire.kv import DelWithMetaQ, SetWithMeta, SetWithMetaQ

@@ -17,8 +17,8 @@ from ..connstr import Address
 from ..errors import ConnectError, LoginError, StatusError, UsageError
 from ..history import FailoverLog, retreat
 from ..model import MAX_U64, Position
-from ..protocol.chunk import Delivery, Ended, MarkerReceived, Opened, Refused, Stream
-from ..protocol.dcp_consumer import DcpConsumer
+from ..protocol.dcp.delivery import Delivery, Ended, MarkerReceived, Opened, Refused, Stream
+from ..protocol.dcp.reader import DcpConsumer
 from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
 from .backoff import Backoff

@@ -6,7 +6,7 @@ Two stages, and `decode` for both at once:
     batch = to_batch(frames, rows, ...)         the columns of `SCHEMA`
 
 What the rows mean for the streams that they belong to (their order, their snapshots, the frames between them)
-is for `protocol.chunk`; this package knows no state.
+is for `protocol.dcp.delivery`; this package knows no state.
 
 `walk` finds the frames, `scanner` gathers their fields, `batch` makes the columns.
 """

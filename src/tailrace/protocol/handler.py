@@ -18,7 +18,7 @@ from ..wire.header import Frame
 if TYPE_CHECKING:
     # The contract only: nothing of the store is loaded by the protocol.
     from ..store.base import Bucket, VBucket
-    from .tap_clients import TapClients
+    from .tap.clients import TapClients
 
 __all__ = ["Handler", "Host"]
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from ..clock import Clock
 from ..errors import StoreError
-from ..protocol.tap_clients import TapClients
+from ..protocol.tap.clients import TapClients
 from ..store.base import Bucket, Compaction, Job
 from ..store.collections import Manifest
 from ..wire.codes import VBucketState

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import DocumentRefused, FramingError, MalformedMessage, StoreError
-from ..protocol.classic import classic_status
+from ..protocol.extended_errors import classic_status
 from ..protocol.handler import Handler
 from ..protocol.sasl import SaslServer
 from ..wire.codes import CHANGE_STREAM_OPCODES, Datatype, Feature, Magic, Op, Status, TapOpcode

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ..clock import Clock
 from ..errors import MalformedMessage, StoreError
-from ..protocol.dcp_producer import DcpProducer
-from ..protocol.dcp_replica import DcpReplica
+from ..protocol.dcp.producer import DcpProducer
+from ..protocol.dcp.replica import DcpReplica
 from ..protocol.handler import Handler, Host
-from ..protocol.tap_clients import TapClients
-from ..protocol.tap_consumer import TapConsumer
-from ..protocol.tap_producer import TapProducer
-from ..protocol.upr_producer import UprAProducer, UprBProducer
+from ..protocol.tap.clients import TapClients
+from ..protocol.tap.producer import TapProducer
+from ..protocol.tap.replica import TapConsumer
+from ..protocol.upr.producer import UprAProducer, UprBProducer
 from ..store.base import Bucket
 from ..store.format import Document, canonical
 from ..wire.codes import Datatype, DcpOpcode, Status

@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import StatusError, TailraceError
-from ..protocol.dcp_replica import OPEN_FLAGS, DcpReplica
+from ..protocol.dcp.replica import OPEN_FLAGS, DcpReplica
 from ..protocol.handshake import REPLICA_FEATURES, Credentials, Introduction, handshake
 from ..protocol.script import Script, ScriptRunner, ask
-from ..protocol.upr_replica import UprAReplica, UprBReplica
+from ..protocol.upr.replica import UprAReplica, UprBReplica
 from ..wire.codes import Datatype, Feature, Magic
 from ..wire.dcp import DcpOpen
 from ..wire.dialect import DCP, UPR_A, UPR_B

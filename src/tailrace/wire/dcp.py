@@ -1,6 +1,6 @@
 """The messages of DCP between any producer and consumer, and their answers.
 
-Those that only the copies of a vbucket exchange are in `dcp_copies`.
+Those that only the copies of a vbucket exchange are in `dcp_replication`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from enum import IntEnum, IntFlag
 from typing import Any
 
 from ..errors import MalformedMessage
-from . import admin, codes, dcp, dcp_copies, kv, tap, upr
+from . import admin, codes, dcp, dcp_replication, kv, tap, upr
 from .codes import Datatype, Magic, Op, Status, status_name
 from .dialect import KV, UPR_A, Dialect
 from .fields import Durability, FrameInfo, decode_duration_us, decode_frame_infos
@@ -41,7 +41,7 @@ _MEANINGS: Mapping[type[Message], Mapping[str, type[IntEnum] | type[IntFlag]]] =
     dcp.DcpSnapshotMarker: {"flags": codes.MarkerFlag},
     dcp.DcpSetVBucketState: {"state": codes.VBucketState},
     dcp.DcpSystemEvent: {"event": codes.SystemEventId},
-    dcp_copies.DcpPrepare: {"durability": codes.DurabilityLevel},
+    dcp_replication.DcpPrepare: {"durability": codes.DurabilityLevel},
     dcp.DcpOsoSnapshot: {"flags": codes.OsoFlag},
     tap.TapConnect: {"flags": codes.TapConnectFlag},
     tap.TapMutation: {"tap_flags": codes.TapFlag},

@@ -12,7 +12,7 @@ from enum import Enum
 from types import ModuleType
 
 from ..errors import MalformedMessage
-from . import admin, dcp, dcp_copies, kv, subdoc, tap, upr
+from . import admin, dcp, dcp_replication, kv, subdoc, tap, upr
 from .codes import (
     CHANGE_STREAM_OPCODES,
     DcpOpcode,
@@ -74,7 +74,7 @@ def _messages_of(*modules: ModuleType) -> tuple[type[Message], ...]:
 
 
 KV_MESSAGES = _messages_of(kv, admin, subdoc)
-DCP_MESSAGES = tuple(sorted(_messages_of(dcp, dcp_copies), key=lambda one: one.OPCODE))
+DCP_MESSAGES = tuple(sorted(_messages_of(dcp, dcp_replication), key=lambda one: one.OPCODE))
 
 
 def _dialect(name: str, messages: Iterable[type[Message]], *, by_opcode: bool = True) -> Dialect:

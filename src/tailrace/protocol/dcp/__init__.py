@@ -1,0 +1,1 @@
+"""DCP, and what the older dialects build on: reader, producer, replica, takeover."""

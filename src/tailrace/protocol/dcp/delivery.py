@@ -1,0 +1,525 @@
+"""A piece of a DCP connection's bytes: from frames to changes that fit their streams.
+
+Received bytes become a `Chunk`: the changes as arrays, and the frames between them (markers, answers, ends).
+When the application wants it, `deliver` checks the chunk against the streams that it belongs to and moves
+their positions on. Nothing here handles one change after the other. All frames of one stream that stand
+between two of its control frames are a *segment*: one snapshot, one history, rising seqnos. Rules are checked
+for whole arrays, positions move once for each segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...columns.scanner import Frames, all_true, gather
+from ...errors import MalformedMessage, RemoteProtocolError, UsageError
+from ...history import FailoverLog
+from ...model import Position, SnapshotRange
+from ...wire.codes import DcpOpcode, Magic, MarkerFlag, Status
+from ...wire.dcp import (
+    DcpSeqnoAdvanced,
+    DcpSnapshotMarker,
+    DcpStreamEnd,
+    DcpStreamRequestResponse,
+    DcpSystemEvent,
+)
+from ...wire.dialect import DCP
+from ...wire.header import HEADER_SIZE, Frame
+from ...wire.message import Direction
+from ..receive_buffer import Block
+
+__all__ = [
+    "Carried",
+    "Chunk",
+    "Control",
+    "Delivery",
+    "Ended",
+    "Flushed",
+    "MarkerReceived",
+    "Opened",
+    "Refused",
+    "Segment",
+    "Stream",
+    "control_headers",
+    "deliver",
+]
+
+HEADER = np.dtype(
+    {
+        "names": ("magic", "opcode", "keys", "extras", "datatype", "vbucket", "body", "opaque", "cas"),
+        "formats": ("u1", "u1", ">u2", "u1", "u1", ">u2", ">u4", ">u4", ">u8"),
+    }
+)
+_SEQNO_AT = 24
+_SEQNO = np.dtype([("seqno", ">u8")])
+
+_MARKER_V1 = DcpSnapshotMarker.LAYOUTS[0].struct
+_CARRIES_SEQNO = (DcpOpcode.SYSTEM_EVENT, DcpOpcode.SEQNO_ADVANCED)
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """Where a consumer stands in one vbucket; it outlives the connections that carry it."""
+
+    vbucket: int
+    position: Position = Position.BEGINNING
+    marker: SnapshotRange | None = None
+    """The snapshot that is being received, on the connection that the stream is open on."""
+    log: FailoverLog | None = None
+    """What the server said last; replaced by every accepted request."""
+    purge_seqno: int = 0
+    """The newest purge that the server told about; 0 is none. Forgotten when the consumer goes back."""
+    undo_to: int | None = None
+    """A rollback that the application has not been told about yet."""
+    is_open: bool = False
+    """The server has accepted the last request, and not ended the stream since."""
+    answer_at: int | None = None
+    """The marker wants an answer when the change with this seqno is here."""
+
+
+# what stands between the changes
+
+
+class Opened(NamedTuple):
+    """The server accepted a stream request."""
+
+    stream: Stream
+    position: Position
+    """Where the changes that follow go on."""
+    rolled_back_to: int | None
+    """The application must undo what it has above this; None if nothing was lost."""
+
+
+class Refused(NamedTuple):
+    """The server refused a stream request."""
+
+    stream: Stream
+    status: int
+    value: bytes
+
+
+class MarkerReceived(NamedTuple):
+    """A snapshot begins."""
+
+    stream: Stream
+    start: int
+    end: int
+    flags: int
+
+
+class Ended(NamedTuple):
+    """The server ended a stream."""
+
+    stream: Stream
+    status: int
+
+
+class Flushed(NamedTuple):
+    """All of a vbucket is gone; the stream is opened again by itself. DCP has no such message."""
+
+    stream: Stream
+
+
+class Carried(NamedTuple):
+    """A system event or a seqno that advanced: a message with a place in the history."""
+
+    stream: Stream
+    message: DcpSystemEvent | DcpSeqnoAdvanced
+    segment: Segment
+
+
+What: TypeAlias = Opened | Refused | MarkerReceived | Ended | Flushed | Carried
+
+
+class Control(NamedTuple):
+    """Something that happened between two changes."""
+
+    row: int
+    """How many of the delivery's rows come before it."""
+    what: What
+
+
+class Segment(NamedTuple):
+    """Changes of one stream between two of its control frames."""
+
+    stream: Stream
+    base: Position
+    """Where the consumer stood before the first of them."""
+    snapshot: SnapshotRange
+    """Whole where it ends, which may be later than its marker says (`Position.snapshot_of`)."""
+    log: FailoverLog
+
+    def position_at(self, seqno: int) -> Position:
+        """Where it stands after one of them."""
+        return self.base.received(self.snapshot, seqno)
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Received frames that nobody has looked at yet, but for those that can't wait."""
+
+    frames: Frames
+    block: Block
+    headers: NDArray[np.void]
+    """Of the control frames."""
+    ordered: NDArray[np.bool_]
+    """Which control frames belong to streams, and so into the order of the changes."""
+    size_bytes: int
+    """What flow control counts."""
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """Changes that fit their streams, and what happened between them."""
+
+    chunk: Chunk
+    rows: slice | NDArray[np.intp]
+    """Which rows of the frames; not those of streams that were closed meanwhile."""
+    segment_of: NDArray[np.int32]
+    """By row of the delivery, its place in ``segments``."""
+    segments: list[Segment]
+    controls: list[Control] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+    """Opaques that mean nothing any more."""
+    acknowledged: list[int] = field(default_factory=list)
+    """Opaques of streams whose marker asked for an answer, which is due now."""
+
+    @property
+    def row_count(self) -> int:
+        return len(self.segment_of)
+
+    def history(self) -> tuple[int, int, int] | None:
+        """As `histories`, if it is the same for all rows."""
+        if len(self.segments) != 1 or not self.row_count:
+            return None
+        segment = self.segments[0]
+        branch = segment.log.newest
+        if int(self.chunk.frames.seqno[self.rows][0]) <= branch.seqno:
+            return None
+        return branch.vb_uuid, segment.snapshot.start, segment.snapshot.end
+
+    def histories(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
+        """For each row the vb_uuid that it was made on, and start and end of its snapshot."""
+        starts = np.array([one.snapshot.start for one in self.segments], dtype=np.uint64)
+        ends = np.array([one.snapshot.end for one in self.segments], dtype=np.uint64)
+        newest = np.array([one.log.newest.vb_uuid for one in self.segments], dtype=np.uint64)
+        newest_from = np.array([one.log.newest.seqno for one in self.segments], dtype=np.uint64)
+        of = self.segment_of
+        seqnos = self.chunk.frames.seqno[self.rows]
+        vb_uuids = newest[of]
+        # changes that were made on an older branch: found by the log, one branch of history after the other
+        older = seqnos <= newest_from[of]
+        if older.any():
+            for index in np.unique(of[older]).tolist():
+                mine = np.flatnonzero(older & (of == index))
+                first, uuids = self.segments[index].log.boundaries()
+                found = np.searchsorted(np.array(first, dtype=np.uint64), seqnos[mine], side="left") - 1
+                known = np.array((*uuids, 0), dtype=np.uint64)  # -1: older than the log
+                vb_uuids[mine] = known[found]
+        return vb_uuids, starts[of], ends[of]
+
+
+def control_headers(frames: Frames) -> NDArray[np.void]:
+    """The headers of all control frames of a scan."""
+    return gather(frames.data, frames.control_start, HEADER)
+
+
+@dataclass(slots=True)
+class _Work:
+    """A stream while a chunk is checked; nothing counts before all of the chunk is good."""
+
+    stream: Stream
+    position: Position
+    marker: SnapshotRange | None
+    log: FailoverLog | None
+    purge_seqno: int
+    undo_to: int | None
+    is_open: bool
+    answer_at: int | None
+    is_over: bool = False
+
+
+def deliver(chunk: Chunk, streams: Mapping[int, Stream], retired: set[int]) -> Delivery:
+    """Check a chunk against its streams (by opaque) and move them on; all of it, or an error and nothing.
+
+    ``retired`` are the opaques of streams that we closed: what still comes for them is passed over.
+    """
+    frames = chunk.frames
+    if len(frames) and not chunk.ordered.any() and all_true(frames.opaque == frames.opaque[0]):
+        return _deliver_one_segment(chunk, streams, retired)
+    ordered = np.flatnonzero(chunk.ordered)
+    headers = chunk.headers[ordered]
+    rows, total = len(frames), len(frames) + len(ordered)
+    control_at = frames.control_row[ordered] + np.arange(len(ordered))
+    is_row = np.ones(total, dtype=bool)
+    is_row[control_at] = False
+
+    opaque = np.empty(total, dtype=np.uint32)
+    opaque[is_row], opaque[control_at] = frames.opaque, headers["opaque"]
+    seqno = np.zeros(total, dtype=np.uint64)
+    seqno[is_row] = frames.seqno
+    carrying = np.flatnonzero(
+        np.isin(headers["opcode"], _CARRIES_SEQNO) & (headers["magic"] == Magic.REQUEST)
+    )
+    if len(carrying):
+        at = frames.control_start[ordered[carrying]] + _SEQNO_AT
+        seqno[control_at[carrying]] = gather(frames.data, at, _SEQNO)["seqno"]
+    is_boundary = ~is_row
+    is_boundary[control_at[carrying]] = False
+
+    one_stream = total == 0 or bool((opaque == opaque[0]).all())
+    order = np.arange(total) if one_stream else np.argsort(opaque, kind="stable")
+    opaque, seqno, is_boundary = opaque[order], seqno[order], is_boundary[order]
+    begins = is_boundary.copy()
+    begins[:1] = True
+    begins[1:] |= opaque[1:] != opaque[:-1]
+
+    falling = np.flatnonzero((seqno[1:] <= seqno[:-1]) & ~begins[1:] & ~is_boundary[:-1])
+    if len(falling):
+        first = int(falling[0])
+        raise MalformedMessage(f"item {seqno[first + 1]} follows item {seqno[first]}", Status.ERANGE)
+
+    made = _Segments(chunk, streams, retired)
+    starts = np.flatnonzero(begins)
+    stops = np.append(starts[1:], total)
+    wire_index = order[starts]
+    # for each segment: its opaque, the control frame that begins it if one does, its first and last seqno
+    control_number = np.cumsum(~is_row) - 1
+    first_item = np.minimum(starts + is_boundary[starts], total - 1)
+    columns = (
+        opaque[starts],
+        np.where(is_boundary[starts], control_number[wire_index], -1),
+        stops - starts - is_boundary[starts],
+        seqno[first_item],
+        seqno[stops - 1],
+        wire_index,
+    )
+    numbers = np.array(
+        [made.add(ordered, *one) for one in zip(*(column.tolist() for column in columns), strict=True)],
+        dtype=np.int32,
+    )
+    segment_of = np.empty(total, dtype=np.int32)
+    segment_of[order] = np.repeat(numbers, stops - starts)
+
+    made.carried(ordered[carrying], segment_of[control_at[carrying]], control_at[carrying])
+    of_row = segment_of[is_row]
+    _check_vbuckets(frames, of_row, made.segments)
+    kept: slice | NDArray[np.intp] = slice(None)
+    if rows and of_row.min() < 0:
+        kept = np.flatnonzero(of_row >= 0)
+        of_row = of_row[kept]
+    delivery = Delivery(chunk, kept, of_row, made.segments, [], made.finished, made.acknowledged)
+    before = np.append(0, np.cumsum(is_row))
+    if not isinstance(kept, slice):
+        before = np.searchsorted(kept, before)
+    delivery.controls = [
+        Control(int(before[at]), what) for at, what in sorted(made.happened, key=lambda one: one[0])
+    ]
+    made.commit()
+    return delivery
+
+
+def _deliver_one_segment(chunk: Chunk, streams: Mapping[int, Stream], retired: set[int]) -> Delivery:
+    """`deliver` for what a backfill is made of: nothing but changes of one stream."""
+    frames = chunk.frames
+    seqno = frames.seqno
+    rising = seqno[1:] > seqno[:-1]
+    if not all_true(rising):
+        first = int(rising.argmin())
+        raise MalformedMessage(f"item {seqno[first + 1]} follows item {seqno[first]}", Status.ERANGE)
+    made = _Segments(chunk, streams, retired)
+    nothing = np.empty(0, dtype=np.intp)
+    number = made.add(nothing, int(frames.opaque[0]), -1, len(frames), int(seqno[0]), int(seqno[-1]), 0)
+    rows = slice(None) if number >= 0 else slice(0, 0)
+    segment_of = np.zeros(len(frames) if number >= 0 else 0, dtype=np.int32)
+    if number >= 0 and not all_true(frames.vbucket == made.segments[0].stream.vbucket):
+        _check_vbuckets(frames, segment_of, made.segments)
+    made.commit()
+    return Delivery(chunk, rows, segment_of, made.segments, [], [], made.acknowledged)
+
+
+def _check_vbuckets(frames: Frames, segment_of: NDArray[np.int32], segments: list[Segment]) -> None:
+    """Every change must be of the vbucket that its stream was asked for."""
+    if not segments or not len(segment_of):
+        return
+    expected = np.array([one.stream.vbucket for one in segments], dtype=np.uint16)[segment_of]
+    wrong = np.flatnonzero((frames.vbucket != expected) & (segment_of >= 0))
+    if len(wrong):
+        first = int(wrong[0])
+        raise RemoteProtocolError(
+            f"a change of vbucket {frames.vbucket[first]} in the stream of vbucket {expected[first]}"
+        )
+
+
+class _Segments:
+    """The segments of a chunk, made in the order of their streams."""
+
+    def __init__(self, chunk: Chunk, streams: Mapping[int, Stream], retired: set[int]) -> None:
+        self._chunk = chunk
+        self._streams = streams
+        self._retired = retired
+        self._data = chunk.frames.data.data
+        headers = chunk.headers
+        self._magics, self._opcodes, self._extras, self._vbuckets, self._sizes = (
+            headers[name].tolist() for name in ("magic", "opcode", "extras", "vbucket", "body")
+        )
+        self._work: dict[int, _Work | None] = {}
+        self.segments: list[Segment] = []
+        self.happened: list[tuple[int, What]] = []
+        self.finished: list[int] = []
+        self.acknowledged: list[int] = []
+
+    def add(  # noqa: PLR0917
+        self, ordered: NDArray[np.intp], opaque: int, control: int, items: int, first: int, last: int, at: int
+    ) -> int:
+        """One segment; its number, or -1 if its changes are to be passed over."""
+        if control >= 0 and not items and self._answers_closing(int(ordered[control])):
+            return -1  # it may come after the end of the stream, when nobody knows the opaque any more
+        work = self._work[opaque] if opaque in self._work else self._find(opaque)
+        if control >= 0:
+            self._control(int(ordered[control]), opaque, work, at)
+        if not items or work is None:
+            return -1
+        if work.marker is None or work.log is None or not work.is_open:
+            raise MalformedMessage(
+                f"item {first} of vbucket {work.stream.vbucket} comes before a snapshot marker"
+            )
+        if first <= work.position.seqno or first < work.marker.start:
+            work.position.received(work.marker, first)  # says what is wrong
+        snapshot = work.position.snapshot_of(work.marker)
+        self.segments.append(Segment(work.stream, work.position, snapshot, work.log))
+        work.position = work.position.received(work.marker, last)
+        if work.answer_at is not None and last >= work.answer_at:
+            self.acknowledged.append(opaque)
+            work.answer_at = None
+        return len(self.segments) - 1
+
+    def carried(
+        self, controls: NDArray[np.intp], numbers: NDArray[np.int32], wire_index: NDArray[np.intp]
+    ) -> None:
+        """Messages that have a seqno of their own."""
+        for control, number, at in zip(controls.tolist(), numbers.tolist(), wire_index.tolist(), strict=True):
+            if number < 0:
+                continue
+            segment = self.segments[number]
+            message: Any = DCP.decode(self._frame(control), Direction.TO_CONSUMER)
+            if message.vbucket != segment.stream.vbucket:
+                raise RemoteProtocolError(f"{message.name()} of another vbucket than its stream's")
+            self.happened.append((at, Carried(segment.stream, message, segment)))
+
+    def commit(self) -> None:
+        """Everything was good: the streams stand where the chunk ends."""
+        for work in self._work.values():
+            if work is not None:
+                stream = work.stream
+                stream.position, stream.marker = work.position, work.marker
+                stream.log, stream.purge_seqno, stream.undo_to = work.log, work.purge_seqno, work.undo_to
+                stream.is_open, stream.answer_at = work.is_open, work.answer_at
+
+    def _find(self, opaque: int) -> _Work | None:
+        stream = self._streams.get(opaque)
+        if stream is None and opaque not in self._retired:
+            raise RemoteProtocolError(f"a message with opaque 0x{opaque:x}, which no stream of ours has")
+        found = None
+        if stream is not None:
+            found = _Work(
+                stream,
+                stream.position,
+                stream.marker,
+                stream.log,
+                stream.purge_seqno,
+                stream.undo_to,
+                stream.is_open,
+                stream.answer_at,
+            )
+        self._work[opaque] = found
+        return found
+
+    def _is_answer(self, control: int) -> bool:
+        return self._magics[control] in (Magic.RESPONSE, Magic.FLEX_RESPONSE)
+
+    def _answers_closing(self, control: int) -> bool:
+        """Whether it is the answer to the closing of a stream, which tells nothing."""
+        return self._is_answer(control) and self._opcodes[control] == DcpOpcode.CLOSE_STREAM
+
+    def _frame(self, control: int) -> Frame:
+        return Frame.parse(self._data, int(self._chunk.frames.control_start[control]))
+
+    def _control(self, control: int, opaque: int, work: _Work | None, at: int) -> None:
+        """A control frame of a stream; ``work`` is None if we closed the stream and don't care any more."""
+        opcode = self._opcodes[control]
+        if self._is_answer(control):
+            if opcode == DcpOpcode.STREAM_REQUEST:
+                if work is not None:
+                    self._answered(self._frame(control), opaque, work, at)
+                elif self._vbuckets[control] != Status.SUCCESS:  # in an answer the status stands there
+                    self.finished.append(opaque)
+            return
+        if work is not None and not work.is_open:
+            raise RemoteProtocolError(
+                f"a message of vbucket {work.stream.vbucket}, whose stream is closed (opcode 0x{opcode:02x})"
+            )
+        if opcode == DcpOpcode.STREAM_END:
+            ended = DcpStreamEnd.decode(self._frame(control))
+            self.finished.append(opaque)
+            if work is not None:
+                self._check_vbucket(ended.vbucket, work)
+                self.happened.append((at, Ended(work.stream, ended.status)))
+                work.is_open, work.is_over = False, True
+        elif work is not None and opcode == DcpOpcode.FLUSH:
+            self.happened.append((at, Flushed(work.stream)))
+            work.position, work.marker, work.answer_at = Position.BEGINNING, None, None
+            work.is_open = False
+        elif work is not None:
+            self._marker(control, work, at)
+
+    def _marker(self, control: int, work: _Work, at: int) -> None:
+        if self._sizes[control] == _MARKER_V1.size and self._extras[control] == _MARKER_V1.size:
+            # by far the most frequent control frame: its layout is read without making a message of it
+            vbucket, purge_seqno = self._vbuckets[control], None
+            body_at = int(self._chunk.frames.control_start[control]) + HEADER_SIZE
+            start, end, flags = _MARKER_V1.unpack_from(self._data, body_at)
+        else:
+            marker = DcpSnapshotMarker.decode(self._frame(control))
+            vbucket, purge_seqno = marker.vbucket, marker.purge_seqno
+            start, end, flags = marker.start, marker.end, marker.flags
+        self._check_vbucket(vbucket, work)
+        work.marker = work.position.received_marker(start, end)
+        if purge_seqno is not None:
+            work.purge_seqno = purge_seqno
+        if flags & MarkerFlag.ACK:
+            work.answer_at = end
+        self.happened.append((at, MarkerReceived(work.stream, start, end, flags)))
+
+    def _answered(self, frame: Frame, opaque: int, work: _Work, at: int) -> None:
+        if work.is_open or work.is_over:
+            raise RemoteProtocolError(
+                f"the stream request of vbucket {work.stream.vbucket} is answered twice"
+            )
+        answer = DcpStreamRequestResponse.decode(frame)
+        if answer.status != Status.SUCCESS:
+            self.finished.append(opaque)
+            self.happened.append((at, Refused(work.stream, answer.status, answer.value)))
+            work.is_over = True
+            return
+        try:
+            work.log = FailoverLog.from_bytes(answer.value)
+        except UsageError as error:
+            raise MalformedMessage(str(error)) from None
+        work.position = work.position.on_branch(work.log.newest.vb_uuid)
+        work.marker = work.answer_at = None
+        work.is_open = True
+        self.happened.append((at, Opened(work.stream, work.position, work.undo_to)))
+        work.undo_to = None
+
+    @staticmethod
+    def _check_vbucket(vbucket: int, work: _Work) -> None:
+        if vbucket != work.stream.vbucket:
+            raise RemoteProtocolError(
+                f"a message of vbucket {vbucket} in the stream of vbucket {work.stream.vbucket}"
+            )

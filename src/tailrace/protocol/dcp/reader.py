@@ -1,0 +1,511 @@
+"""The consumer's side of one DCP connection, without I/O.
+
+    get_buffer, buffer_updated     bytes in, as asyncio's BufferedProtocol does it
+    process(now)                   look at what came: signs of life, noops, answers to questions
+    next_delivery()                the next piece of the streams, when the application wants it
+    acknowledge(bytes)             the application has them: room for more
+    data_to_send()                 bytes out
+    next_timer(), handle_timer(now)
+
+Two speeds. What keeps the connection alive is handled as it comes, however busy the application is; what
+belongs to streams waits in the order in which it came until the application takes it, and the server's window
+bounds how much that can be.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+
+from ...columns.scanner import Frames, scan
+from ...errors import ConnectError, LoginError, RemoteProtocolError, StatusError
+from ...model import MAX_U64
+from ...wire.admin import ClustermapChangeNotification
+from ...wire.codes import ControlKey, DcpOpcode, Feature, Magic, OpenFlag, Status, status_name
+from ...wire.dcp import DcpBufferAck, DcpCloseStream, DcpControl, DcpOpen, DcpStreamRequest
+from ...wire.header import HEADER, MAX_FRAME, Frame
+from ..handshake import Introduction, Session, handshake
+from ..receive_buffer import BLOCK_BYTES, ReceiveBuffer
+from ..script import Script, ScriptRunner
+from .delivery import Chunk, Delivery, Stream, control_headers, deliver
+
+__all__ = [
+    "ANSWER_S",
+    "FIRST_STREAM_OPAQUE",
+    "MAX_FRAME_BEFORE_OPEN",
+    "ConsumerSettings",
+    "DcpConsumer",
+    "Granted",
+]
+
+T = TypeVar("T")
+
+ACK_SHARE = 0.2
+ACK_BYTES = 50 * 1024
+"""Bytes are acknowledged when they reach the smaller of a share of the window and this."""
+ACK_INTERVAL_S = 5.0
+ANSWER_S = 30.0
+"""How long a server that is alive may take to answer a question."""
+SLACK_BYTES = 32 << 20
+"""What may lie here beyond the window, which a server may overshoot by one frame."""
+
+MAX_UNREAD_BYTES = 1 << 20
+"""Answers to the server's own requests that it does not take; it has no use for more than a few at a time."""
+
+MAX_FRAME_BEFORE_OPEN = 4 << 20
+"""The largest answer of a handshake is a cluster map."""
+
+_LEAST_BLOCK = 256 << 10
+FIRST_STREAM_OPAQUE = 0x8000_0000
+_SCRIPT_OPAQUES = 0x1_0000
+_MAX_SCRIPTS = 0x7F00
+_STREAM_REQUESTS = frozenset(
+    {DcpOpcode.SNAPSHOT_MARKER, DcpOpcode.STREAM_END, DcpOpcode.SYSTEM_EVENT, DcpOpcode.SEQNO_ADVANCED}
+)
+_REQUEST_MAGICS = (Magic.REQUEST, Magic.FLEX_REQUEST)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """How to open the connection."""
+
+    name: str
+    """What operators see; an older connection of the same name is closed by the server."""
+    buffer_bytes: int = 20 << 20
+    """How much the server may send ahead of our acknowledgements."""
+    noop_interval_s: float = 20.0
+    include_xattrs: bool = False
+    no_value: bool = False
+    compress: bool = False
+    """Have values compressed that are not compressed in the store."""
+    priority: str = ""
+    """``low``, ``medium``, ``high`` or the server's choice."""
+    backfill_order: str = ""
+    """``round-robin``, ``sequential`` or the server's choice."""
+
+    @property
+    def flags(self) -> int:
+        """Of the open request."""
+        found = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
+        if self.include_xattrs:
+            found |= OpenFlag.INCLUDE_XATTRS
+        if self.no_value:
+            found |= OpenFlag.NO_VALUE
+        return int(found)
+
+    def controls(self, session: Session) -> list[tuple[bytes, bytes, bool]]:
+        """Key, value and whether the connection is of no use without it."""
+        # streams with collections or xattrs are refused on connections without noops
+        needs_noop = session.collections or self.include_xattrs
+        found = [
+            (ControlKey.ENABLE_NOOP, b"true", needs_noop),
+            (ControlKey.SET_NOOP_INTERVAL, f"{self.noop_interval_s:g}".encode(), False),
+            (ControlKey.CONNECTION_BUFFER_SIZE, str(self.buffer_bytes).encode(), True),
+            (ControlKey.SEND_STREAM_END_ON_CLOSE, b"true", False),
+            (ControlKey.ENABLE_EXPIRY_OPCODE, b"true", False),
+            (ControlKey.SUPPORTS_CURSOR_DROPPING_VULCAN, b"true", False),
+        ]
+        if session.collections:
+            found.append((ControlKey.MAX_MARKER_VERSION, b"2.2", False))
+        if self.compress and Feature.SNAPPY in session.features:
+            found.append((ControlKey.FORCE_VALUE_COMPRESSION, b"true", False))
+        if self.priority:
+            found.append((ControlKey.SET_PRIORITY, self.priority.encode(), False))
+        if self.backfill_order:
+            found.append((ControlKey.BACKFILL_ORDER, self.backfill_order.encode(), False))
+        return found
+
+
+@dataclass(slots=True)
+class Granted:
+    """What came of opening the connection."""
+
+    session: Session
+    noop: bool = True
+    refused: list[str] = field(default_factory=list)
+
+
+class _Question(NamedTuple):
+    """A script whose answers are still coming."""
+
+    runner: ScriptRunner[Any]
+    then: Callable[[Any], None]
+    asked_at: float
+
+
+def _open(introduction: Introduction, settings: ConsumerSettings, rng: random.Random) -> Script[Granted]:
+    """From the first byte to a connection that takes stream requests."""
+    session = yield from handshake(introduction, rng)
+    wanted = settings.controls(session)
+    answers = yield [
+        DcpOpen(key=settings.name.encode(), flags=settings.flags),
+        *(DcpControl(key=key, value=value) for key, value, _ in wanted),
+    ]
+    opened = answers[0].status
+    if opened == Status.EACCESS:
+        raise LoginError("this user may not read change streams; give it the privilege or use another one")
+    if opened != Status.SUCCESS:
+        raise StatusError(opened, "dcp open", answers[0].value)
+    granted = Granted(session)
+    for (key, _, is_needed), answer in zip(wanted, answers[1:], strict=True):
+        if answer.status == Status.SUCCESS:
+            continue
+        if is_needed:
+            raise StatusError(answer.status, f"dcp control {key.decode()}", answer.value)
+        granted.refused.append(f"{key.decode()} ({status_name(answer.status)})")
+        if key == ControlKey.ENABLE_NOOP:
+            granted.noop = False
+    return granted
+
+
+class DcpConsumer:
+    """One connection to one node. Any error that it raises ends the connection."""
+
+    ORDERED: ClassVar[frozenset[int]] = _STREAM_REQUESTS
+    """What the server sends for streams besides changes; it keeps its place between them."""
+    HAS_SEQNOS: ClassVar[bool] = True
+    """Changes have the numbers that the server says it has; streams end at one."""
+    is_spent = False
+    """It can't be used for another reading: close it when this one is over."""
+
+    def __init__(
+        self, introduction: Introduction, settings: ConsumerSettings, *, rng: random.Random, now: float
+    ) -> None:
+        self.settings = settings
+        self.granted: Granted | None = None
+        """None until the connection takes stream requests."""
+        self.on_config: Callable[[bytes, float], None] = lambda _, __: None
+        """Called with each cluster map that is pushed, with nothing if it only changed; and with the time."""
+        self.on_wire: Callable[[bool, bytes | memoryview], None] | None = None
+        """Called with the bytes of the streams, both ways: whether we sent them, whole frames."""
+        self.received_bytes = self.acked_bytes = 0
+        self._buffer = ReceiveBuffer(max(_LEAST_BLOCK, min(BLOCK_BYTES, settings.buffer_bytes // 5)))
+        self._out = bytearray()
+        self._chunks: deque[Chunk] = deque()
+        self._streams: dict[int, Stream] = {}
+        self._opaque_of: dict[int, int] = {}
+        self._retired: set[int] = set()
+        self._next_opaque = FIRST_STREAM_OPAQUE
+        self._scripts: dict[int, _Question] = {}
+        self._next_script = 0
+        self._last_heard = self._last_ack = now
+        self._grew = False
+        self._unacked = 0
+        self._unread = 0
+        self.ask(self._opening(introduction, rng), self._opened, now)
+
+    def _opening(self, introduction: Introduction, rng: random.Random) -> Script[Granted]:
+        return _open(introduction, self.settings, rng)
+
+    # bytes in
+
+    def get_buffer(self) -> memoryview:
+        """Where to put the next bytes."""
+        return self._buffer.get_buffer()
+
+    def buffer_updated(self, count: int) -> None:
+        """So many bytes came. Call `process` when it `is_full`, and when there are no more to read."""
+        self._grew = True
+        self.received_bytes += count
+        self._buffer.buffer_updated(count)
+
+    def receive_data(self, data: bytes) -> None:
+        """Bytes from elsewhere, for who has no use for `get_buffer`; `process` is called as needed."""
+        left = memoryview(data)
+        while left:
+            if self.is_full:
+                self.process(self._last_heard)
+            room = self.get_buffer()
+            count = min(len(room), len(left))
+            room[:count] = left[:count]
+            self.buffer_updated(count)
+            left = left[count:]
+
+    @property
+    def is_full(self) -> bool:
+        """The receive buffer should be processed before it takes more."""
+        return self._buffer.is_full
+
+    @property
+    def is_swamped(self) -> bool:
+        """The server sent more than we allowed it to; don't read on before the application has taken some."""
+        return self.queued_bytes > self.settings.buffer_bytes + SLACK_BYTES
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits for the application."""
+        return sum(chunk.size_bytes for chunk in self._chunks)
+
+    def process(self, now: float) -> None:
+        """Look at everything that came since the last time."""
+        if not self._grew:
+            return
+        self._grew = False
+        self._last_heard = now
+        self._scan()
+
+    def close_received(self) -> None:
+        """The server has closed the connection in an orderly way."""
+
+    def _scan(self) -> None:
+        session = self.granted.session if self.granted else None
+        limit = MAX_FRAME if session else MAX_FRAME_BEFORE_OPEN
+        # a block is far smaller than what one scan reads, so this finds everything
+        frames = scan(
+            self._buffer.pending, collections=session is not None and session.collections, limit=limit
+        )
+        if frames.error is not None:
+            raise frames.error
+        if frames.used:
+            self._take(frames)
+
+    def _take(self, frames: Frames) -> None:
+        if self.on_wire is not None and self.granted is not None:
+            self.on_wire(False, frames.data.data[: frames.used])
+        block = self._buffer.take(frames.used)
+        headers = control_headers(frames)
+        ordered = np.zeros(len(headers), dtype=bool)
+        if len(frames) and self.granted is None:
+            raise RemoteProtocolError("changes come before the connection is open")
+        sizes = (frames.control_end - frames.control_start).tolist()
+        counted = frames.used - sum(sizes)
+        fields = zip(
+            headers["magic"].tolist(), headers["opcode"].tolist(), headers["opaque"].tolist(), strict=True
+        )
+        for index, (magic, opcode, opaque) in enumerate(fields):
+            if magic in _REQUEST_MAGICS:
+                if opcode == DcpOpcode.NOOP:
+                    self._reply(opcode, opaque)
+                    continue
+                counted += sizes[index]
+                if opcode in self.ORDERED:
+                    ordered[index] = True
+                else:
+                    self._unexpected(opcode, opaque)
+            elif magic == Magic.SERVER_REQUEST:
+                self._pushed(Frame.parse(frames.data.data, int(frames.control_start[index])))
+            elif opaque >= FIRST_STREAM_OPAQUE:
+                ordered[index] = True
+            elif opcode != DcpOpcode.BUFFER_ACK:  # some servers answer even that
+                self._answered(Frame.parse(frames.data.data, int(frames.control_start[index])))
+        if len(frames) or ordered.any():
+            self._chunks.append(Chunk(frames, block, headers, ordered, counted))
+        else:
+            self._buffer.release(block)
+            if counted:
+                self.acknowledge(counted)
+
+    def _unexpected(self, opcode: int, opaque: int) -> None:
+        """A request of no use: one that we don't know is refused, one that we didn't ask for is an error."""
+        known = DcpOpcode.__members__.values()
+        if opcode in known and opcode != DcpOpcode.FLUSH:
+            raise RemoteProtocolError(f"the server sends {DcpOpcode(opcode).name}, which was not asked for")
+        status = Status.NOT_SUPPORTED if opcode == DcpOpcode.FLUSH else Status.UNKNOWN_COMMAND
+        self._reply(opcode, opaque, status)
+
+    def _pushed(self, frame: Frame) -> None:
+        if frame.opcode == ClustermapChangeNotification.OPCODE:
+            self.on_config(ClustermapChangeNotification.decode(frame).value, self._last_heard)
+
+    # questions beside the streams
+
+    def ask(self, script: Script[T], then: Callable[[T], None], now: float) -> None:
+        """Run a script over this connection; ``then`` gets its result.
+
+        If that does not come, the connection does not last: whoever waits hears of that.
+        """
+        if len(self._scripts) >= _MAX_SCRIPTS:
+            raise RemoteProtocolError(f"{len(self._scripts)} questions are not answered")
+        number = self._next_script
+        while number in self._scripts:
+            number = (number + 1) % _MAX_SCRIPTS
+        self._next_script = (number + 1) % _MAX_SCRIPTS
+        runner = ScriptRunner(script, number * _SCRIPT_OPAQUES)
+        self._scripts[number] = _Question(runner, then, now)
+        self._send(runner.start())
+        self._finish(number)
+
+    def _answered(self, frame: Frame) -> None:
+        number = frame.opaque // _SCRIPT_OPAQUES
+        question = self._scripts.get(number)
+        if question is None or not question.runner.expects(frame):
+            raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which nobody waits for")
+        self._send(question.runner.receive(frame))
+        self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        question = self._scripts[number]
+        if question.runner.done:
+            del self._scripts[number]
+            question.then(question.runner.result)
+
+    def _opened(self, granted: Granted) -> None:
+        self.granted = granted
+
+    # streams
+
+    @property
+    def streams(self) -> Mapping[int, Stream]:
+        """What is requested or open here, by opaque."""
+        return self._streams
+
+    def open_stream(
+        self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
+    ) -> None:
+        """Ask for a vbucket's changes from where the stream stands."""
+        opaque = self._register(stream)
+        position = stream.position
+        wanted = position.request_range()
+        request = DcpStreamRequest(
+            opaque=opaque,
+            vbucket=stream.vbucket,
+            flags=flags,
+            start_seqno=position.seqno,
+            end_seqno=max(end_seqno, position.seqno),
+            vb_uuid=position.vb_uuid,
+            snapshot_start=wanted.start,
+            snapshot_end=wanted.end,
+            value=value,
+        ).encode()
+        if self.on_wire is not None:
+            self.on_wire(True, request)
+        self._send(request)
+
+    def _register(self, stream: Stream) -> int:
+        """A stream that is being asked for; its opaque."""
+        assert stream.vbucket not in self._opaque_of, "a stream is opened once at a time"
+        opaque = self._new_opaque()
+        stream.is_open, stream.marker = False, None
+        self._streams[opaque] = stream
+        self._opaque_of[stream.vbucket] = opaque
+        return opaque
+
+    def _new_opaque(self) -> int:
+        opaque = self._next_opaque
+        self._next_opaque = opaque + 1 if opaque < 0xFFFF_FFF0 else FIRST_STREAM_OPAQUE
+        return opaque
+
+    def _retire(self, vbucket: int) -> int | None:
+        """What still comes for a stream is passed over; its opaque, if there is one."""
+        opaque = self._opaque_of.pop(vbucket, None)
+        if opaque is not None:
+            self._retired.add(opaque)
+            self._streams.pop(opaque).is_open = False
+        return opaque
+
+    def close_stream(self, vbucket: int) -> None:
+        """Tell the server to stop; what it still sends for this stream is passed over."""
+        opaque = self._retire(vbucket)
+        if opaque is not None:
+            self._send(DcpCloseStream(opaque=opaque, vbucket=vbucket).encode())
+
+    def next_chunk(self) -> Chunk | None:
+        """The piece that `next_delivery` will give, if it is good."""
+        return self._chunks[0] if self._chunks else None
+
+    def next_delivery(self) -> Delivery | None:
+        """The next piece of the streams, checked; give it back with `release` when its bytes are used."""
+        if not self._chunks:
+            return None
+        delivery = deliver(self._chunks.popleft(), self._streams, self._retired)
+        for opaque in delivery.finished:
+            self._retired.discard(opaque)
+            stream = self._streams.pop(opaque, None)
+            if stream is not None:
+                del self._opaque_of[stream.vbucket]
+        for opaque in delivery.acknowledged:
+            self._reply(DcpOpcode.SNAPSHOT_MARKER, opaque)
+        return delivery
+
+    def discard(self) -> None:
+        """Forget everything that was received and not delivered: the connection is of no use any more."""
+        while self._chunks:
+            self._buffer.release(self._chunks.popleft().block)
+
+    def release(self, delivery: Delivery) -> None:
+        """The delivery's bytes are not needed any more."""
+        self._buffer.release(delivery.chunk.block)
+
+    # flow control
+
+    def acknowledge(self, count: int) -> None:
+        """The application has used so many bytes."""
+        self._unacked += count
+        if self._unacked >= min(ACK_BYTES, self.settings.buffer_bytes * ACK_SHARE):
+            self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        while self._unacked:
+            part = min(self._unacked, 0xFFFF_FFFF)
+            self._send(DcpBufferAck(acked_bytes=part, opaque=_SCRIPT_OPAQUES - 1).encode())
+            self.acked_bytes += part
+            self._unacked -= part
+
+    # bytes out, time
+
+    def _send(self, data: bytes) -> None:
+        self._out += data
+
+    def _reply(self, opcode: int, opaque: int, status: int = Status.SUCCESS) -> None:
+        """Answer a request of the server."""
+        self._out += HEADER.pack(Magic.RESPONSE, opcode, 0, 0, 0, status, 0, opaque, 0)
+        self._unread += HEADER.size
+        if self._unread > MAX_UNREAD_BYTES:
+            raise RemoteProtocolError("the server asks and asks, and does not read the answers")
+
+    def all_sent(self) -> None:
+        """Everything that `data_to_send` gave has gone out."""
+        self._unread = 0
+
+    def data_to_send(self) -> bytes:
+        """What is to be sent now."""
+        data = bytes(self._out)
+        self._out.clear()
+        return data
+
+    @property
+    def _silence_s(self) -> float | None:
+        """How long the server may be silent; None if it may for ever."""
+        if self.granted is not None and not self.granted.noop:
+            return None
+        return 2 * self.settings.noop_interval_s
+
+    def next_timer(self) -> float | None:
+        """When `handle_timer` has something to do."""
+        times = self._answers_due()
+        if self._silence_s is not None:
+            times.append(self._last_heard + self._silence_s)
+        if self._unacked:
+            times.append(self._last_ack + ACK_INTERVAL_S)
+        return min(times, default=None)
+
+    def handle_timer(self, now: float) -> None:
+        """Time has passed: small amounts are acknowledged after all.
+
+        A server that is dead, or owes an answer for too long, is a `ConnectError`.
+        """
+        self._check_answers(now)
+        if self._silence_s is not None and now - self._last_heard >= self._silence_s:
+            raise ConnectError(f"the server has been silent for {now - self._last_heard:.0f} s")
+        if now - self._last_ack >= ACK_INTERVAL_S:
+            self._last_ack = now
+            self._acknowledge()
+
+    def _answers_due(self) -> list[float]:
+        """When we lose patience with each question."""
+        return [one.asked_at + ANSWER_S for one in self._scripts.values()]
+
+    def _check_answers(self, now: float) -> None:
+        for one in self._scripts.values():
+            if now - one.asked_at >= ANSWER_S:
+                raise ConnectError(f"{one.runner.waits_for} is not answered for {now - one.asked_at:.0f} s")
+
+    @property
+    def waits_for(self) -> str:
+        """What the connection itself is waiting for, for people; empty if nothing but data."""
+        return ", ".join(one.runner.waits_for for one in self._scripts.values())

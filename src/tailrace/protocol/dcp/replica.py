@@ -1,0 +1,578 @@
+"""A DCP connection, seen by a node that consumes: what is streamed goes into its replica vbuckets.
+
+Two ways lead here. A controller opens a connection to the node as consumer and steers it with Add Stream,
+with the producer behind the same connection; or the node has dialled the producer itself (`server.upstream`)
+and calls `add_stream`. From then on it is the same:
+
+    stream request from where the vbucket stands      answered with a rollback: go back exactly, ask again
+    the active's failover log                         taken over before the first change
+    marker, changes, marker, changes ...              checked, stored as they are, acknowledged
+    set vbucket state                                 a takeover: pending, then active
+
+A change is refused that does not fit: of no stream, of another stream (opaque), with a seqno that is not
+above the last one or outside its snapshot. What the vbucket holds can be trusted up to the end of its last
+complete snapshot; the store knows where that is, its readers and a promotion go by it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...errors import DocumentRefused, MalformedMessage, TailraceError
+from ...history import FailoverLog
+from ...model import Position
+from ...wire.codes import (
+    AddStreamFlag,
+    DcpOpcode,
+    Feature,
+    MarkerFlag,
+    OpenFlag,
+    Status,
+    StreamEndStatus,
+    VBucketState,
+    status_name,
+)
+from ...wire.dcp import (
+    DcpAddStream,
+    DcpAddStreamResponse,
+    DcpBufferAck,
+    DcpCloseStream,
+    DcpDeletion,
+    DcpExpiration,
+    DcpMutation,
+    DcpOpen,
+    DcpSeqnoAdvanced,
+    DcpSetVBucketState,
+    DcpSnapshotMarker,
+    DcpStreamEnd,
+    DcpStreamRequestResponse,
+    DcpSystemEvent,
+)
+from ...wire.dcp_replication import DcpSeqnoAcknowledged
+from ...wire.header import MAX_NAME_BYTES, Frame
+from ...wire.message import Message, Response
+from .producer import ON_DISK_OPAQUE
+from .replica_controls import ReplicaControls
+from .replica_stream import PassiveStream, StreamPhase
+from .request_checks import UNASKED, check_change, check_request
+
+if TYPE_CHECKING:
+    from ...store.base import Bucket
+    from ..handler import Host
+
+__all__ = ["OPEN_FLAGS", "DcpReplica", "roll_back"]
+
+OPEN_FLAGS = (
+    OpenFlag.PRODUCER
+    | OpenFlag.INCLUDE_XATTRS
+    | OpenFlag.INCLUDE_DELETE_TIMES
+    | OpenFlag.INCLUDE_DELETED_USER_XATTRS
+)
+"""What a node opens its producer with: documents exactly as they are stored."""
+
+ACK_SHARE = 0.2
+ACK_INTERVAL_S = 5.0
+_FIRST_OPAQUE = 1
+_MAX_CLOSED = 4096
+_BEFORE_V7: Mapping[int, int] = {
+    Status.DCP_STREAM_NOT_FOUND: Status.KEY_ENOENT,
+    Status.OPAQUE_NO_MATCH: Status.KEY_EEXISTS,
+}
+_RECEIVING = (VBucketState.REPLICA, VBucketState.PENDING)
+
+_log = logging.getLogger(__name__)
+
+
+class DcpReplica:
+    """The consumer's half of a DCP connection of a node; a `protocol.handler.Handler`."""
+
+    def __init__(self, host: Host, wake: Callable[[], None], now: float, *, dialled: bool = False) -> None:
+        """``dialled``: the producer has been opened already, and there is no Open to come."""
+        self.close_requested: str | None = None
+        self.is_busy = False
+        self.on_end: Callable[[int, str], None] = lambda vbucket, why: None
+        """Called with a vbucket whose stream was open and is over, and why."""
+        self._host = host
+        self._wake = wake
+        self._now = now
+        self._features = host.features
+        self._name = ""
+        self._is_open = False
+        self._out: deque[bytes] = deque()
+        self._controls = ReplicaControls()
+        self._streams: dict[int, PassiveStream] = {}  # by vbucket
+        self._by_opaque: dict[int, PassiveStream] = {}
+        self._closed_opaques: dict[int, int] = {}  # closed here; what still comes is swallowed
+        self._next_opaque = _FIRST_OPAQUE
+        self._unacked_bytes = 0
+        self._last_ack = self._last_heard = now
+        self._is_closed = False
+        self._figures = {"received_bytes": 0, "acked_bytes": 0, "received_changes": 0, "rollbacks": 0}
+        if dialled:
+            self._begin()
+
+    # The handler's interface.
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def receive_frame(self, frame: Frame, now: float) -> None:
+        if self.close_requested is not None:
+            return
+        self._now = self._last_heard = now
+        if not frame.is_request:
+            self._receive_answer(frame)
+            return
+        if self._is_open and frame.opcode not in (DcpOpcode.NOOP, DcpOpcode.ADD_STREAM):
+            self._count(frame.size)
+        try:
+            self._receive_request(frame)
+        except (MalformedMessage, DocumentRefused) as error:
+            _log.info("%s: refused opcode 0x%02x: %s", self._host.peer, frame.opcode, error)
+            self._answer(frame, error.status)
+
+    def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
+        out: list[bytes | memoryview] = [b"".join(self._out)] if self._out else []
+        self._out.clear()
+        return out
+
+    def next_timer(self) -> float | None:
+        timers = []
+        if self._unacked_bytes:
+            timers.append(self._last_ack + ACK_INTERVAL_S)
+        if self._is_open and (silence_s := self._silence_s()):
+            timers.append(self._last_heard + silence_s)
+        return min(timers, default=None)
+
+    def handle_timer(self, now: float) -> None:
+        self._now = now
+        if self._is_open and (silence_s := self._silence_s()) and now >= self._last_heard + silence_s:
+            self._disconnect("nothing was received for too long")
+        elif self._unacked_bytes and now >= self._last_ack + ACK_INTERVAL_S:
+            self._acknowledge()
+
+    def stats(self) -> Mapping[str, int | str]:
+        figures: dict[str, int | str] = {
+            "type": "consumer",
+            "name": self._name,
+            "num_streams": len(self._streams),
+            "unacked_bytes": self._unacked_bytes,
+            **self._figures,
+        }
+        for number, stream in self._streams.items():
+            figures[f"stream_{number}_state"] = stream.phase.value
+            figures[f"stream_{number}_opaque"] = stream.opaque
+            figures[f"stream_{number}_cur_snapshot_end"] = stream.marker_end
+        return figures
+
+    def close(self, reason: str) -> None:
+        self._is_closed = True
+        for number in list(self._streams):
+            self._forget(number, reason)
+        self._out.clear()
+
+    def _silence_s(self) -> float:
+        """How long the producer may be silent; it sends no-ops meanwhile."""
+        settings = self._host.settings
+        if not settings.idle_timeout:
+            return 0.0
+        return max(float(settings.idle_timeout), 2.0 * float(settings.replication_noop_interval))
+
+    # Opening.
+
+    def _receive_open(self, frame: Frame, message: Message) -> None:
+        assert isinstance(message, DcpOpen)
+        if self._is_open:
+            raise MalformedMessage("the connection is open already")
+        if len(message.key) > MAX_NAME_BYTES:
+            raise MalformedMessage(f"a name has up to {MAX_NAME_BYTES} bytes")
+        self._host.claim_name(message.key)
+        self._name = message.consumer_name or message.key.decode("utf-8", "backslashreplace")
+        self._answer(frame)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Open: agree with the producer on what the streams are like, one thing at a time."""
+        self._is_open = True
+        self._controls.begin(self._host)
+        self._negotiate()
+
+    def _negotiate(self) -> None:
+        if not self._controls.is_done:
+            self._send(self._controls.request())
+            return
+        for stream in self._streams.values():
+            if stream.phase is StreamPhase.WAITING:
+                self._request(stream)
+
+    def _control_answered(self, frame: Frame) -> None:
+        why = self._controls.answered(frame.status, self._host.peer)
+        if why is not None:
+            self._disconnect(why)
+        else:
+            self._negotiate()
+
+    # Streams begin and end.
+
+    def add_stream(self, vbucket: int, flags: int, done: Callable[[int, int], None]) -> None:
+        """Ask the producer for a vbucket. ``done`` gets the status that came of it, and the stream's opaque;
+        0 if the producer was not asked.
+        """
+        vbuckets = self._host.bucket.vbuckets
+        found = vbuckets[vbucket] if vbucket < len(vbuckets) else None
+        if found is None or found.state not in _RECEIVING:
+            done(Status.NOT_MY_VBUCKET, 0)
+            return
+        if not self._host.claim_vbucket(vbucket, self):
+            done(Status.KEY_EEXISTS, 0)
+            return
+        stream = PassiveStream(found, self._next_opaque, flags, done)
+        self._next_opaque += 1
+        self._streams[vbucket] = self._by_opaque[stream.opaque] = stream
+        if self._controls.is_done:
+            self._request(stream)
+
+    def close_stream(self, vbucket: int) -> bool:
+        """End a stream; False if there is none. What the producer still sends for it is swallowed."""
+        stream = self._streams.get(vbucket)
+        if stream is None:
+            return False
+        if stream.phase is not StreamPhase.WAITING:
+            self._closed_opaques[stream.opaque] = vbucket
+            if len(self._closed_opaques) > _MAX_CLOSED:
+                del self._closed_opaques[next(iter(self._closed_opaques))]
+            self._send(DcpCloseStream(opaque=stream.opaque, vbucket=vbucket))
+        self._forget(vbucket, "closed")
+        return True
+
+    @property
+    def vbuckets(self) -> Mapping[int, StreamPhase]:
+        """What is being received, and how far each is with that."""
+        return {number: stream.phase for number, stream in self._streams.items()}
+
+    def _receive_add_stream(self, frame: Frame, message: Message) -> None:
+        assert isinstance(message, DcpAddStream)
+
+        def done(status: int, opaque: int) -> None:
+            if not opaque:
+                self._answer(frame, status)
+                return
+            answer = DcpAddStreamResponse(
+                opcode=frame.opcode, opaque=frame.opaque, status=status, stream_opaque=opaque
+            )
+            self._out.append(answer.encode())
+
+        self.add_stream(message.vbucket, message.flags, done)
+
+    def _receive_close_stream(self, frame: Frame, message: Message) -> None:
+        if self.close_stream(message.vbucket):
+            self._answer(frame)
+        else:
+            self._answer(frame, Status.DCP_STREAM_NOT_FOUND)
+
+    def _request(self, stream: PassiveStream, position: Position | None = None) -> None:
+        """Ask for a vbucket's changes from where it stands, or under an older name of the same place."""
+        stream.ask_from(position)
+        self._send(stream.request())
+        self._wake()
+
+    def _request_answered(self, frame: Frame) -> None:
+        stream = self._by_opaque.get(frame.opaque)
+        if stream is None:
+            self._closed_opaques.pop(frame.opaque, None)  # closed before it was answered
+            return
+        if stream.phase is not StreamPhase.REQUESTED:
+            self._disconnect("a stream request was answered twice")
+            return
+        try:
+            answer = DcpStreamRequestResponse.decode(frame)
+            if answer.status == Status.SUCCESS:
+                stream.accepted(FailoverLog.from_bytes(answer.value))
+            elif answer.status == Status.ROLLBACK:
+                self._roll_back(stream, answer.rollback_seqno)
+                return
+        except TailraceError as error:
+            self._disconnect(f"a stream request was answered with nonsense: {error}")
+            return
+        if answer.status == Status.SUCCESS:
+            self._tell_seqno(stream)
+            stream.done(Status.SUCCESS, stream.opaque)
+        else:
+            self._forget(stream.vbucket.id, status_name(answer.status), tell=False)
+            stream.done(answer.status, stream.opaque)
+
+    def _roll_back(self, stream: PassiveStream, seqno: int) -> None:
+        """The active has another history above a seqno: go back to a state that the vbucket really had, at
+        or below it, and ask again from there.
+        """
+        vbucket, step = stream.vbucket, stream.way_back(seqno)
+        if step.undo_to is None:
+            self._request(stream, step.position)
+            return
+        stream.phase = StreamPhase.ROLLING_BACK
+        self._figures["rollbacks"] += 1
+        _log.info(
+            "%s: vbucket %d goes back from seqno %d to %d",
+            self._host.peer,
+            vbucket.id,
+            vbucket.high_seqno,
+            step.undo_to,
+        )
+        self._rewrite(partial(roll_back, vbucket.id, step.undo_to), partial(self._rolled_back, stream))
+
+    def _rolled_back(self, stream: PassiveStream, failed: str | None) -> None:
+        if self._streams.get(stream.vbucket.id) is not stream:
+            return
+        if failed is None:
+            self._request(stream)
+        else:
+            _log.error("%s: vbucket %d: %s", self._host.peer, stream.vbucket.id, failed)
+            self._forget(stream.vbucket.id, failed, tell=False)
+            stream.done(Status.EINTERNAL, stream.opaque)
+
+    def _forget(self, vbucket: int, why: str, *, tell: bool = True) -> None:
+        stream = self._streams.pop(vbucket)
+        del self._by_opaque[stream.opaque]
+        self._host.release_vbucket(vbucket, self)
+        if tell and stream.phase is StreamPhase.OPEN:
+            self.on_end(vbucket, why)
+
+    # What is streamed.
+
+    def _receive_request(self, frame: Frame) -> None:
+        opcode = frame.opcode
+        if check_request(frame, self._host) is not None:
+            raise MalformedMessage("a stream id came to a node that consumes")
+        if opcode != DcpOpcode.OPEN and not self._is_open:
+            raise MalformedMessage("there is no DCP command before Open")
+        if opcode == DcpOpcode.NOOP:
+            self._answer(frame)
+            return
+        if opcode == DcpOpcode.FLUSH:
+            raise MalformedMessage("no DCP server has this command", Status.NOT_SUPPORTED)
+        found = _REQUESTS.get(opcode)
+        if found is None:
+            self._disconnect(f"opcode 0x{opcode:02x} is for producers, this is a consumer")
+            return
+        shape, receive = found
+        receive(self, frame, shape.decode(frame))
+
+    def _stream_of(self, frame: Frame) -> PassiveStream | None:
+        """The open stream that a message belongs to; None if it was closed here."""
+        if self._closed_opaques.get(frame.opaque) == frame.vbucket:
+            return None
+        stream = self._streams.get(frame.vbucket)
+        if stream is None or stream.phase is not StreamPhase.OPEN:
+            raise DocumentRefused(Status.DCP_STREAM_NOT_FOUND, f"no stream of vbucket {frame.vbucket}")
+        if stream.opaque != frame.opaque:
+            raise DocumentRefused(Status.OPAQUE_NO_MATCH, f"the stream has opaque {stream.opaque}")
+        return stream
+
+    def _receiving(self, frame: Frame) -> PassiveStream | None:
+        """As `_stream_of`, if its vbucket may still be written to by a stream."""
+        stream = self._stream_of(frame)
+        if stream is not None:
+            vbucket = stream.vbucket
+            if vbucket.state not in _RECEIVING or self._host.bucket.vbuckets[vbucket.id] is not vbucket:
+                self.close_stream(vbucket.id)
+                raise DocumentRefused(Status.NOT_MY_VBUCKET, "the vbucket is no replica any more")
+        return stream
+
+    def _receive_marker(self, frame: Frame, message: Message) -> None:
+        assert isinstance(message, DcpSnapshotMarker)
+        stream = self._receiving(frame)
+        if stream is None:
+            return
+        if message.flags & MarkerFlag.CHECKPOINT:
+            stream.vbucket.close_checkpoint()
+        purge_seqno = message.purge_seqno
+        if purge_seqno is None:
+            # A backfill from the beginning lacks the deletions that the producer has purged, and it does not
+            # say up to where that was.
+            is_first = message.flags & MarkerFlag.DISK and not stream.vbucket.complete_seqno
+            purge_seqno = message.end if is_first else 0
+        stream.vbucket.begin_snapshot(message.start, message.end, purge_seqno)
+        stream.marker_start, stream.marker_end = message.start, message.end
+        stream.ack_at = message.end if message.flags & MarkerFlag.ACK else 0
+
+    def _receive_change(self, frame: Frame, message: Message) -> None:
+        check_change(message)
+        stream = self._receiving(frame)
+        if stream is None:
+            return
+        seqno = int.from_bytes(frame.body[:8], "big")
+        stream.check_seqno(seqno, stream.marker_start)
+        self._host.receive_change(stream.vbucket, frame, collections=Feature.COLLECTIONS in self._features)
+        self._figures["received_changes"] += 1
+        self._reached(stream, seqno)
+
+    def _receive_unasked(self, frame: Frame, message: Message) -> None:
+        """What a producer sends only to those who want it; it has to be of a stream all the same."""
+        status = UNASKED[type(message)]
+        if self._stream_of(frame) is not None and status is not None:
+            raise DocumentRefused(status, "this was not asked for")
+
+    def _receive_advanced(self, frame: Frame, message: Message) -> None:
+        """The change with this seqno is not for us; if it is the last one of its snapshot, we have all."""
+        assert isinstance(message, DcpSeqnoAdvanced)
+        stream = self._receiving(frame)
+        if stream is None:
+            return
+        seqno = message.by_seqno
+        stream.check_seqno(seqno, stream.vbucket.high_seqno + 1)
+        if seqno == stream.marker_end:
+            stream.vbucket.end_snapshot()
+        self._reached(stream, seqno)
+
+    def _reached(self, stream: PassiveStream, seqno: int) -> None:
+        """The stream stands at a seqno: the end of a snapshot may want an answer."""
+        if seqno == stream.ack_at:
+            stream.ack_at = 0
+            self._send(Response(opcode=DcpOpcode.SNAPSHOT_MARKER, opaque=stream.opaque))
+        if seqno == stream.marker_end:
+            self._tell_seqno(stream)
+
+    def _tell_seqno(self, stream: PassiveStream) -> None:
+        """Tell the active how far we are: at once what is in memory, when it is on disk that too."""
+        vbucket = stream.vbucket
+        complete = vbucket.complete_seqno
+        if not complete or not self._controls.tells_seqnos:
+            return
+        self._send(DcpSeqnoAcknowledged(prepared_seqno=complete, vbucket=vbucket.id))
+        if stream.waits_for_disk:
+            return
+        stream.waits_for_disk = True
+
+        def persisted(ok: bool) -> None:
+            stream.waits_for_disk = False
+            if not ok or self._is_closed or self._streams.get(vbucket.id) is not stream:
+                return
+            self._send(
+                DcpSeqnoAcknowledged(prepared_seqno=complete, vbucket=vbucket.id, opaque=ON_DISK_OPAQUE)
+            )
+            if vbucket.complete_seqno > complete:
+                self._tell_seqno(stream)
+            self._wake()
+
+        vbucket.when_persisted(complete, persisted)
+
+    def _receive_state(self, frame: Frame, message: Message) -> None:
+        """A takeover: the vbucket gets the state that the producer says, keeping its branch."""
+        assert isinstance(message, DcpSetVBucketState)
+        stream = self._receiving(frame)
+        if stream is None:
+            return
+        if not stream.flags & AddStreamFlag.TAKE_OVER:
+            raise DocumentRefused(Status.EINVAL, "the stream is no takeover")
+
+        def done(failed: str | None) -> None:
+            self._answer(frame, Status.SUCCESS if failed is None else Status.ETMPFAIL)
+
+        self._rewrite(partial(_take_over, frame.vbucket, message.state), done)
+
+    def _receive_end(self, frame: Frame, message: Message) -> None:
+        assert isinstance(message, DcpStreamEnd)
+        if self._closed_opaques.get(frame.opaque) == frame.vbucket:
+            del self._closed_opaques[frame.opaque]
+            return
+        stream = self._streams.get(frame.vbucket)
+        if stream is None:
+            raise DocumentRefused(Status.DCP_STREAM_NOT_FOUND, f"no stream of vbucket {frame.vbucket}")
+        if stream.opaque == frame.opaque:
+            known = message.status in StreamEndStatus.__members__.values()
+            why = StreamEndStatus(message.status).name.lower() if known else str(message.status)
+            self._forget(frame.vbucket, why)
+
+    def _rewrite(self, act: Callable[[Bucket], list[int]], done: Callable[[str | None], None]) -> None:
+        """Change vbuckets; nothing else is taken until that is on disk. What has to wait does not happen any
+        more when the connection is gone: somebody else may have decided by then.
+        """
+        self.is_busy = True
+
+        def unless_closed(bucket: Bucket) -> list[int]:
+            return [] if self._is_closed else act(bucket)
+
+        def rewritten(failed: str | None) -> None:
+            self.is_busy = False
+            if not self._is_closed:
+                done(failed)
+                self._wake()
+
+        self._host.rewrite(unless_closed, rewritten)
+
+    # Answers that come.
+
+    def _receive_answer(self, frame: Frame) -> None:
+        if frame.opcode == DcpOpcode.CONTROL:
+            self._control_answered(frame)
+        elif frame.opcode == DcpOpcode.STREAM_REQUEST:
+            self._request_answered(frame)
+        elif frame.opcode == DcpOpcode.CLOSE_STREAM:
+            if frame.status != Status.SUCCESS:
+                self._closed_opaques.pop(frame.opaque, None)  # there is no stream end to come
+        elif frame.opcode != DcpOpcode.BUFFER_ACK:
+            self._disconnect(f"an answer to opcode 0x{frame.opcode:02x}, which was not sent")
+
+    # Flow control.
+
+    def _count(self, size: int) -> None:
+        self._figures["received_bytes"] += size
+        self._unacked_bytes += size
+        if self._unacked_bytes > self._host.settings.replication_buffer * ACK_SHARE:
+            self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        """Room for more, unless what came is more than the disk can keep up with."""
+        self._last_ack = self._now
+        if self._host.memory_is_short():
+            return
+        self._send(DcpBufferAck(acked_bytes=self._unacked_bytes))
+        self._figures["acked_bytes"] += self._unacked_bytes
+        self._unacked_bytes = 0
+
+    # Sending.
+
+    def _send(self, message: Message) -> None:
+        self._out.append(message.encode())
+
+    def _answer(self, frame: Frame, status: int = Status.SUCCESS) -> None:
+        if not self._controls.v7_status_codes:
+            status = _BEFORE_V7.get(status, status)
+        self._send(Response(opcode=frame.opcode, opaque=frame.opaque, status=status))
+
+    def _disconnect(self, reason: str) -> None:
+        if self.close_requested is None:
+            _log.warning("%s: disconnecting: %s", self._host.peer, reason)
+            self.close_requested = reason
+
+
+def roll_back(number: int, seqno: int, bucket: Bucket) -> list[int]:
+    """A replica follows its active back to a seqno."""
+    bucket.rollback({number: seqno}, branch=False)
+    return [number]
+
+
+def _take_over(number: int, state: int, bucket: Bucket) -> list[int]:
+    bucket.set_state(number, state, takeover=True)
+    return [number]
+
+
+_REQUESTS: Mapping[int, tuple[type[Message], Callable[[DcpReplica, Frame, Message], None]]] = {
+    DcpOpcode.OPEN: (DcpOpen, DcpReplica._receive_open),
+    DcpOpcode.ADD_STREAM: (DcpAddStream, DcpReplica._receive_add_stream),
+    DcpOpcode.CLOSE_STREAM: (DcpCloseStream, DcpReplica._receive_close_stream),
+    DcpOpcode.SNAPSHOT_MARKER: (DcpSnapshotMarker, DcpReplica._receive_marker),
+    DcpOpcode.MUTATION: (DcpMutation, DcpReplica._receive_change),
+    DcpOpcode.DELETION: (DcpDeletion, DcpReplica._receive_change),
+    DcpOpcode.EXPIRATION: (DcpExpiration, DcpReplica._receive_change),
+    DcpOpcode.SYSTEM_EVENT: (DcpSystemEvent, DcpReplica._receive_change),
+    DcpOpcode.SEQNO_ADVANCED: (DcpSeqnoAdvanced, DcpReplica._receive_advanced),
+    DcpOpcode.SET_VBUCKET_STATE: (DcpSetVBucketState, DcpReplica._receive_state),
+    DcpOpcode.STREAM_END: (DcpStreamEnd, DcpReplica._receive_end),
+    **{shape.OPCODE: (shape, DcpReplica._receive_unasked) for shape in UNASKED},
+}

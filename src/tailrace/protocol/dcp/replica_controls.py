@@ -1,0 +1,77 @@
+"""What a node that consumes agrees on with its producer before the first stream: one control after the other.
+
+A producer may refuse most of them and is worth streaming from all the same. Flow control is not one of those:
+without it a node could be made to hold any amount.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ...wire.codes import ControlKey, Status, status_name
+from ...wire.dcp import DcpControl
+
+if TYPE_CHECKING:
+    from ..handler import Host
+
+__all__ = ["ReplicaControls"]
+
+_OPAQUE = 0
+
+_log = logging.getLogger(__name__)
+
+
+class ReplicaControls:
+    """The controls of one connection: what is still to be asked, and what was granted."""
+
+    def __init__(self) -> None:
+        self.v7_status_codes = False
+        self.tells_seqnos = False
+        """The producer wants to know how far we are."""
+        self._left: deque[tuple[bytes, bytes]] = deque()
+
+    def begin(self, host: Host) -> None:
+        """The connection is open: all of it is to be asked."""
+        settings = host.settings
+        self._left.extend(
+            [
+                (ControlKey.ENABLE_NOOP, b"true"),
+                (ControlKey.SET_NOOP_INTERVAL, f"{settings.replication_noop_interval:g}".encode()),
+                (ControlKey.SET_PRIORITY, b"high"),
+                (ControlKey.SUPPORTS_CURSOR_DROPPING_VULCAN, b"true"),
+                (ControlKey.SEND_STREAM_END_ON_CLOSE, b"true"),
+                (ControlKey.ENABLE_EXPIRY_OPCODE, b"true"),
+                (ControlKey.ENABLE_SYNC_WRITES, b"true"),
+                (ControlKey.CONSUMER_NAME, host.own_name.encode()),
+                (ControlKey.INCLUDE_DELETED_USER_XATTRS, b"true"),
+                (ControlKey.V7_STATUS_CODES, b"true"),
+                (ControlKey.MAX_MARKER_VERSION, b"2.2"),
+                (ControlKey.CONNECTION_BUFFER_SIZE, str(settings.replication_buffer).encode()),
+            ]
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """Streams can be asked for."""
+        return not self._left
+
+    def request(self) -> DcpControl:
+        """What to ask now."""
+        key, value = self._left[0]
+        return DcpControl(key=key, value=value, opaque=_OPAQUE)
+
+    def answered(self, status: int, peer: str) -> str | None:
+        """What was asked last is answered; why the connection can't be used, if so."""
+        if not self._left:
+            return "a control was answered that was not sent"
+        key, _ = self._left.popleft()
+        if status == Status.SUCCESS:
+            self.v7_status_codes |= key == ControlKey.V7_STATUS_CODES
+            self.tells_seqnos |= key == ControlKey.ENABLE_SYNC_WRITES
+            return None
+        if key == ControlKey.CONNECTION_BUFFER_SIZE:
+            return "the producer knows no flow control"
+        _log.debug("%s: %s is refused: %s", peer, key.decode(), status_name(status))
+        return None

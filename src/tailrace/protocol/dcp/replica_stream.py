@@ -1,0 +1,104 @@
+"""A vbucket that a node receives: one stream of a `DcpReplica`, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from ...errors import DocumentRefused
+from ...history import FailoverLog, Retreat, retreat
+from ...model import MAX_U64, Position
+from ...wire.codes import Status
+from ...wire.dcp import DcpStreamRequest
+
+if TYPE_CHECKING:
+    from ...store.base import VBucket
+
+__all__ = ["PassiveStream", "StreamPhase"]
+
+
+class StreamPhase(Enum):
+    """Where a passive stream stands."""
+
+    WAITING = "waiting"
+    """For the connection's own controls to be answered."""
+    REQUESTED = "requested"
+    ROLLING_BACK = "rolling back"
+    OPEN = "open"
+
+
+@dataclass(slots=True)
+class PassiveStream:
+    """A vbucket that is being received."""
+
+    vbucket: VBucket
+    opaque: int
+    flags: int
+    done: Callable[[int, int], None]
+    """Called once with the status of the stream request and the opaque."""
+    phase: StreamPhase = StreamPhase.WAITING
+    sent: Position = Position.BEGINNING
+    marker_start: int = 0
+    marker_end: int = 0
+    ack_at: int = 0
+    """The seqno after which the marker is to be answered; 0: it is not."""
+    waits_for_disk: bool = False
+
+    def standing(self) -> Position:
+        """Where the vbucket stands, as a stream request says it."""
+        vbucket = self.vbucket
+        high = vbucket.high_seqno
+        if not high:
+            return Position.BEGINNING
+        if vbucket.complete_seqno == high:
+            return Position.at(vbucket.uuid, high)
+        return Position(vbucket.uuid, high, vbucket.received.start, vbucket.received.end)
+
+    def check_seqno(self, seqno: int, least: int) -> None:
+        """`DocumentRefused` unless a seqno may come now, from the least one to the end of the snapshot."""
+        if not least <= seqno <= self.marker_end:
+            raise DocumentRefused(
+                Status.ERANGE, f"seqno {seqno}, from {least} to {self.marker_end} was to come"
+            )
+
+    # asking for it
+
+    def ask_from(self, position: Position | None) -> None:
+        """It is asked for from where the vbucket stands, or under an older name of the same place."""
+        self.phase = StreamPhase.REQUESTED
+        self.sent = self.standing() if position is None else position
+
+    def request(self) -> DcpStreamRequest:
+        """What says so."""
+        return DcpStreamRequest(
+            opaque=self.opaque,
+            vbucket=self.vbucket.id,
+            flags=self.flags,
+            start_seqno=self.sent.seqno,
+            end_seqno=MAX_U64,
+            vb_uuid=self.sent.vb_uuid,
+            snapshot_start=self.sent.snapshot_start,
+            snapshot_end=self.sent.snapshot_end,
+        )
+
+    def accepted(self, log: FailoverLog) -> None:
+        """It was asked for, and comes; the active's branches are ours."""
+        vbucket = self.vbucket
+        vbucket.set_failover_log(log)
+        if vbucket.complete_seqno == vbucket.high_seqno < vbucket.received.end:
+            # A snapshot that was announced on another connection, and nothing of it came: this active may not
+            # have it, and whoever reads us must not wait for it.
+            vbucket.drop_snapshot()
+        self.phase = StreamPhase.OPEN
+
+    def way_back(self, seqno: int) -> Retreat:
+        """The active has another history above a seqno: to where, of what the vbucket really had."""
+        return retreat(
+            self.sent,
+            seqno,
+            log=self.vbucket.failover_log,
+            exact_points=[self.vbucket.exact_seqno(min(seqno, self.sent.seqno - 1))],
+            only_points=True,
+        )

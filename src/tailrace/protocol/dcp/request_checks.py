@@ -1,0 +1,75 @@
+"""What holds for the requests of a DCP connection beyond their shapes: for all, and for those that a node
+gets that consumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ...errors import MalformedMessage
+from ...wire.codes import Feature, RequestFrameId, Status, SystemEventId
+from ...wire.dcp import DcpDeletion, DcpMutation, DcpOsoSnapshot, DcpSystemEvent
+from ...wire.dcp_replication import DcpAbort, DcpCacheTransfer, DcpCacheTransferEnd, DcpCommit, DcpPrepare
+from ...wire.fields import decode_frame_infos
+from ...wire.header import Frame
+from ...wire.message import Message
+
+if TYPE_CHECKING:
+    from ..handler import Host
+
+__all__ = ["UNASKED", "check_change", "check_request", "stream_id_of"]
+
+_SIZES: dict[int, int] = {RequestFrameId.BARRIER: 0, RequestFrameId.DCP_STREAM_ID: 2}
+_EVENTS = frozenset(
+    {
+        SystemEventId.COLLECTION_BEGIN,
+        SystemEventId.COLLECTION_END,
+        SystemEventId.SCOPE_CREATED,
+        SystemEventId.SCOPE_DROPPED,
+    }
+)
+
+UNASKED: Mapping[type[Message], Status | None] = {
+    DcpPrepare: Status.NOT_SUPPORTED,
+    DcpCommit: Status.KEY_ENOENT,  # of what was never prepared
+    DcpAbort: Status.KEY_ENOENT,
+    DcpOsoSnapshot: Status.NOT_SUPPORTED,
+    DcpCacheTransfer: Status.ENOMEM,  # which stops it
+    DcpCacheTransferEnd: None,
+}
+"""What a producer sends only to those who want it, and how a node refuses it on an open stream."""
+
+
+def check_request(frame: Frame, host: Host) -> int | None:
+    """The stream id of a request, see `stream_id_of`; `MalformedMessage` if the peer has asked for what does
+    not go with DCP.
+    """
+    if Feature.UNORDERED_EXECUTION in host.features:
+        raise MalformedMessage("DCP needs its commands in order", Status.NOT_SUPPORTED)
+    return stream_id_of(frame)
+
+
+def stream_id_of(frame: Frame) -> int | None:
+    """The stream id in the framing extras of a request, None if there is none; they have nothing else that
+    means anything here.
+    """
+    found = None
+    if frame.framing:
+        for info in decode_frame_infos(frame.framing):
+            if info.id not in _SIZES:
+                raise MalformedMessage(f"frame info {info.id} is not known here", Status.UNKNOWN_FRAME_INFO)
+            if len(info.data) != _SIZES[info.id]:
+                raise MalformedMessage(f"frame info {info.id} with {len(info.data)} bytes")
+            if info.id == RequestFrameId.DCP_STREAM_ID:
+                found = int.from_bytes(info.data, "big")
+    return found
+
+
+def check_change(message: Message) -> None:
+    """`MalformedMessage` for a change in a form that a node has not asked for, and can't store."""
+    if isinstance(message, DcpMutation | DcpDeletion):
+        if message.nmeta:
+            raise MalformedMessage("extended metadata was not asked for")
+    elif isinstance(message, DcpSystemEvent) and (message.event not in _EVENTS or message.version > 1):
+        raise MalformedMessage(f"system event {message.event} in version {message.version}")

@@ -1,0 +1,294 @@
+"""From the store's frames to those of one connection (dcp.md sections 2.8 to 2.10, 2.16, 2.21, 11 and 12).
+
+A frame was made once, in the store, in the richest form: with collection prefix, delete time, xattrs, as it
+was compressed. Most consumers can take most frames as they are, so a chunk goes through these steps, each for
+the whole chunk, and each left out where nothing has to be done:
+
+1. drop the frames that the stream's filter does not want;
+2. make those frames anew that this consumer can't take as they are (the only step frame by frame);
+3. cut the collection prefix off, for a consumer without collections;
+4. put the stream's opaque in, and its stream id.
+
+A deletion from memory has its delete time here too, where servers send 0.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...frames import Bytes, Chunk, Offsets, Trait, cut_out, frames_of, keys_at, set_opaques
+from ...snappy import deflate, inflate
+from ...wire.codes import Datatype, DcpOpcode, Magic, RequestFrameId
+from ...wire.dcp import DELETION_V1, DELETION_V2, EXPIRATION, DcpSystemEvent
+from ...wire.fields import FrameInfo, encode_frame_infos, join_xattrs, split_xattrs
+from ...wire.header import HEADER, HEADER_SIZE, MAX_FRAME, Frame
+from ..stream_filter import StreamFilter
+from .controls import ConnectionOptions
+from .flatbuffer import system_event_value
+
+__all__ = ["Batch", "Shaper", "stream_id_framing"]
+
+_OPCODE_AT = 1
+_KEY_LENGTH_AT = 2
+_DATATYPE_AT = 5
+_BODY_LENGTH_AT = 8
+_DATATYPES = 8
+_SEQNO = struct.Struct(">Q")
+_SYSTEM_XATTR = "_"
+_TOMBSTONES = int(Trait.DELETION | Trait.EXPIRATION)
+
+
+class Batch(NamedTuple):
+    """Whole frames, ready to be sent, back to back."""
+
+    data: Bytes
+    offsets: Offsets
+    first_seqno: int
+    last_seqno: int
+
+
+def _seqno_of(data: Bytes, offset: int) -> int:
+    seqno: int = _SEQNO.unpack_from(data.data, offset + HEADER_SIZE)[0]
+    return seqno
+
+
+def stream_id_framing(stream_id: int) -> bytes:
+    """The framing extras that name a stream, or nothing for the stream id 0 (there is none)."""
+    if not stream_id:
+        return b""
+    return encode_frame_infos([FrameInfo(RequestFrameId.DCP_STREAM_ID, struct.pack(">H", stream_id))])
+
+
+class Shaper:
+    """Makes batches for one stream of chunks of its vbucket."""
+
+    __slots__ = ("_filter", "_framing", "_opaque", "_options", "_rewritten", "_rewritten_traits")
+
+    def __init__(
+        self, options: ConnectionOptions, filter_: StreamFilter, opaque: int, stream_id: int = 0
+    ) -> None:
+        self._options = options
+        self._filter = filter_
+        self._opaque = opaque
+        self._framing = stream_id_framing(stream_id)
+        self._rewritten, self._rewritten_traits = _rewritten(
+            _Taken(
+                xattrs=options.xattrs,
+                deleted_user_xattrs=options.deleted_user_xattrs,
+                delete_times=options.delete_times,
+                expirations=options.expirations,
+                snappy=options.snappy,
+                no_value=options.no_value,
+                force_compression=options.force_compression,
+                flatbuffers=options.flatbuffers,
+            )
+        )
+
+    def shape(self, chunk: Chunk, *, skip_deletes: bool = False) -> Batch | None:
+        """What of a chunk is for the stream, as its consumer wants it; None if nothing is."""
+        data, offsets = self.choose(chunk, skip_deletes=skip_deletes)
+        if not len(offsets):
+            return None
+        first_seqno = _seqno_of(data, offsets.item(0))
+        last_seqno = chunk.last_seqno if data is chunk.data else _seqno_of(data, offsets.item(-1))
+        set_opaques(data, offsets, self._opaque)
+        if self._filter.is_legacy:
+            data, offsets = _without_prefix(data, offsets)
+        elif self._framing:
+            data, offsets = _with_framing(data, offsets, self._framing)
+        return Batch(data, offsets, first_seqno, last_seqno)
+
+    def choose(self, chunk: Chunk, *, skip_deletes: bool = False) -> tuple[Bytes, Offsets]:
+        """Steps 1 and 2: the frames that are for the stream, with values that its consumer can take."""
+        data, offsets = chunk.data, chunk.offsets
+        wanted = self._filter.wanted(chunk)
+        if skip_deletes and chunk.traits & _TOMBSTONES:
+            opcodes = data[offsets + _OPCODE_AT]
+            living = (opcodes != DcpOpcode.DELETION) & (opcodes != DcpOpcode.EXPIRATION)
+            wanted = living if wanted is None else wanted & living
+        if wanted is not None and not wanted.all():
+            data, offsets = frames_of(data, offsets, wanted)
+        if len(offsets) and (chunk.traits & self._rewritten_traits or self._rewritten_traits < 0):
+            data, offsets = self._rewrite(data, offsets)
+        return data, offsets
+
+    def _rewrite(self, data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
+        """Make anew what has to be; runs of other frames stay as they are."""
+        opcodes = data[offsets + _OPCODE_AT]
+        places = np.flatnonzero(self._rewritten[opcodes, data[offsets + _DATATYPE_AT] % _DATATYPES])
+        if not len(places):
+            return data, offsets
+        ends = np.append(offsets[1:], len(data))
+        sizes = ends - offsets
+        view = data.data
+        pieces: list[bytes | memoryview] = []
+        done = 0
+        for place in places.tolist():
+            start, end = int(offsets[place]), int(ends[place])
+            pieces.append(view[done:start])
+            frame = self._rewrite_frame(view[start:end].tobytes())
+            pieces.append(frame)
+            sizes[place] = len(frame)
+            done = end
+        pieces.append(view[done:])
+        return np.frombuffer(bytearray().join(pieces), np.uint8), np.cumsum(sizes) - sizes
+
+    def _rewrite_frame(self, frame: bytes) -> bytes:
+        """One frame as this consumer wants it, still with its prefix."""
+        _, opcode, key_length, extras_length, datatype, vbucket, _, _, cas = HEADER.unpack_from(frame)
+        if opcode == DcpOpcode.SYSTEM_EVENT:
+            return _flatbuffer_event(frame)
+        key_at = HEADER_SIZE + extras_length
+        value_at = key_at + key_length
+        extras = frame[HEADER_SIZE:key_at]
+        value = frame[value_at:]
+        if opcode == DcpOpcode.MUTATION:
+            value, datatype = self._document(value, datatype)
+        else:
+            opcode, extras = self._tombstone(opcode, extras)
+            value, datatype = self._tombstone_value(value, datatype)
+        if self._options.force_compression:
+            value, datatype = _compressed(value, datatype)
+        body = len(extras) + key_length + len(value)
+        header = HEADER.pack(
+            Magic.REQUEST, opcode, key_length, len(extras), datatype, vbucket, body, self._opaque, cas
+        )
+        return b"".join((header, extras, frame[key_at:value_at], value))
+
+    # values: section 12
+
+    def _document(self, value: bytes, datatype: int) -> tuple[bytes, int]:
+        options = self._options
+        if options.no_value:
+            stored = datatype
+            kept = self._xattrs_only(value, datatype) if options.xattrs else (b"", 0)
+            return (kept[0], stored) if options.keep_datatype else kept
+        strip = datatype & Datatype.XATTR and not options.xattrs
+        if datatype & Datatype.SNAPPY and (strip or not options.snappy):
+            value, datatype = inflate(value, MAX_FRAME), datatype & ~Datatype.SNAPPY
+        if strip:
+            value, datatype = split_xattrs(value)[1], datatype & ~Datatype.XATTR
+        return value, datatype
+
+    def _tombstone_value(self, value: bytes, datatype: int) -> tuple[bytes, int]:
+        """A deletion never has a body: its system xattrs, and the user's where they were asked for."""
+        if not datatype & Datatype.XATTR or not self._options.xattrs:
+            return b"", 0
+        if self._options.deleted_user_xattrs:
+            return self._xattrs_only(value, datatype)
+        xattrs, _ = split_xattrs(inflate(value, MAX_FRAME) if datatype & Datatype.SNAPPY else value)
+        kept = {name: text for name, text in xattrs.items() if name.startswith(_SYSTEM_XATTR)}
+        return (join_xattrs(kept, b""), int(Datatype.XATTR)) if kept else (b"", 0)
+
+    @staticmethod
+    def _xattrs_only(value: bytes, datatype: int) -> tuple[bytes, int]:
+        if not datatype & Datatype.XATTR:
+            return b"", 0
+        if datatype & Datatype.SNAPPY:
+            value = inflate(value, MAX_FRAME)
+        return value[: len(value) - len(split_xattrs(value)[1])], int(Datatype.XATTR)
+
+    def _tombstone(self, opcode: int, extras: bytes) -> tuple[int, bytes]:
+        """Opcode and extras of a deletion or expiration."""
+        stored = DELETION_V2 if opcode == DcpOpcode.DELETION else EXPIRATION
+        seqno, rev, delete_time = stored.struct.unpack(extras)[:3]
+        if opcode == DcpOpcode.EXPIRATION and self._options.expirations:
+            return opcode, extras
+        if self._options.delete_times:
+            return DcpOpcode.DELETION, DELETION_V2.struct.pack(seqno, rev, delete_time, 0)
+        return DcpOpcode.DELETION, DELETION_V1.struct.pack(seqno, rev, 0)
+
+
+def _compressed(value: bytes, datatype: int) -> tuple[bytes, int]:
+    """The value compressed, if that makes it smaller."""
+    if value and not datatype & Datatype.SNAPPY and len(smaller := deflate(value)) < len(value):
+        return smaller, datatype | Datatype.SNAPPY
+    return value, datatype
+
+
+def _flatbuffer_event(frame: bytes) -> bytes:
+    event = DcpSystemEvent.decode(Frame.parse(frame))
+    event.version, event.value = 2, system_event_value(event)
+    return event.encode()
+
+
+class _Taken(NamedTuple):
+    """What a consumer takes or wants, as far as it decides which frames have to be made anew."""
+
+    xattrs: bool
+    deleted_user_xattrs: bool
+    delete_times: bool
+    expirations: bool
+    snappy: bool
+    no_value: bool
+    force_compression: bool
+    flatbuffers: bool
+
+
+@cache
+def _rewritten(taken: _Taken) -> tuple[npt.NDArray[np.bool_], int]:
+    """For every opcode and datatype, whether such a frame has to be made anew; and the traits without which
+    no frame of a chunk has to be, -1 if any may have to.
+    """
+    table = np.zeros((256, _DATATYPES), np.bool_)
+    for bits in range(_DATATYPES):
+        datatype = Datatype(bits)
+        inside = bool(datatype & Datatype.SNAPPY and not taken.snappy) or bool(
+            datatype & Datatype.XATTR and not taken.xattrs
+        )
+        compress = taken.force_compression and not datatype & Datatype.SNAPPY
+        pruned = bool(datatype) and not (
+            datatype & Datatype.XATTR and taken.xattrs and taken.deleted_user_xattrs
+        )
+        table[DcpOpcode.MUTATION, bits] = taken.no_value or inside or compress
+        table[DcpOpcode.DELETION, bits] = not taken.delete_times or inside or pruned
+        table[DcpOpcode.EXPIRATION, bits] = not taken.expirations or inside or pruned
+        table[DcpOpcode.SYSTEM_EVENT, bits] = taken.flatbuffers
+    if taken.no_value or taken.force_compression:
+        return table, -1
+    traits = Trait(0)
+    if not taken.delete_times:
+        traits |= Trait.DELETION
+    if not taken.expirations:
+        traits |= Trait.EXPIRATION
+    if not taken.snappy:
+        traits |= Trait.SNAPPY
+    if not taken.xattrs or not taken.deleted_user_xattrs:
+        traits |= Trait.XATTR  # of deletions; mutations with xattrs are then found to need nothing
+    if taken.flatbuffers:
+        traits |= Trait.SYSTEM_EVENT
+    return table, int(traits)
+
+
+def _without_prefix(data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
+    """Frames of the default collection without the byte 00 in front of their keys."""
+    # Lengths become smaller as numbers, not as bytes: a body length may end in 00.
+    key_lengths = np.ndarray((len(data) - 1,), ">u2", data, strides=(1,))
+    body_lengths = np.ndarray((len(data) - 3,), ">u4", data, strides=(1,))
+    key_lengths[offsets + _KEY_LENGTH_AT] -= 1
+    body_lengths[offsets + _BODY_LENGTH_AT] -= 1
+    return cut_out(data, keys_at(data, offsets)), offsets - np.arange(len(offsets))
+
+
+def _with_framing(data: Bytes, offsets: Offsets, framing: bytes) -> tuple[Bytes, Offsets]:
+    """Frames with framing extras behind their headers."""
+    size = len(framing)
+    # Keys have up to 251 bytes, so the byte in front of the key length is free for the framing's.
+    data[offsets] = Magic.FLEX_REQUEST
+    data[offsets + _KEY_LENGTH_AT] = size
+    body_lengths = np.ndarray((len(data) - 3,), ">u4", data, strides=(1,))
+    body_lengths[offsets + _BODY_LENGTH_AT] += size
+    shifted = offsets + size * np.arange(len(offsets))
+    view = data.data
+    pieces: list[bytes | memoryview] = []
+    done = 0
+    for place in (offsets + HEADER_SIZE).tolist():
+        pieces += (view[done:place], framing)
+        done = place
+    pieces.append(view[done:])
+    return np.frombuffer(bytearray().join(pieces), np.uint8), shifted

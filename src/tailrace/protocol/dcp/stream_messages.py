@@ -1,0 +1,97 @@
+"""The messages of one DCP stream that are not changes: markers, ends, and what stands between changes."""
+
+from __future__ import annotations
+
+from ...wire.codes import Magic, MarkerFlag, OsoFlag, StreamEndStatus, VBucketState
+from ...wire.dcp import (
+    DcpOsoSnapshot,
+    DcpSeqnoAdvanced,
+    DcpSetVBucketState,
+    DcpSnapshotMarker,
+    DcpStreamEnd,
+)
+from ...wire.header import Frame
+from .controls import ConnectionOptions
+from .shaping import stream_id_framing
+
+__all__ = ["StreamMessages"]
+
+_DISK = int(MarkerFlag.DISK)
+_V2_0 = 0
+_V2_2 = 2
+_MARKER, _END = int(DcpSnapshotMarker.OPCODE), int(DcpStreamEnd.OPCODE)
+_MARKER_V1, _END_EXTRAS = DcpSnapshotMarker.LAYOUTS[0].struct, DcpStreamEnd.LAYOUTS[0].struct
+_REQUEST, _FLEX_REQUEST = int(Magic.REQUEST), int(Magic.FLEX_REQUEST)
+_NEEDS_COLLECTIONS = (StreamEndStatus.FILTER_EMPTY, StreamEndStatus.LOST_PRIVILEGES)
+
+
+class StreamMessages:
+    """Makes frames with a stream's opaque, vbucket and stream id."""
+
+    __slots__ = ("_framing", "_opaque", "_options", "_vbucket")
+
+    def __init__(self, options: ConnectionOptions, vbucket: int, opaque: int, stream_id: int) -> None:
+        self._options = options
+        self._vbucket = vbucket
+        self._opaque = opaque
+        self._framing = stream_id_framing(stream_id)
+
+    def _frame(self, opcode: int, extras: bytes) -> bytes:
+        """A message that has nothing but fixed extras, as most have: not worth a `Message`."""
+        return Frame(
+            _FLEX_REQUEST if self._framing else _REQUEST,
+            opcode,
+            extras_length=len(extras),
+            vbucket=self._vbucket,
+            opaque=self._opaque,
+            framing=self._framing,
+            body=extras,
+        ).encode()
+
+    def marker(self, start: int, end: int, flags: int, purge_seqno: int) -> bytes:
+        """A snapshot begins. Which layout: dcp.md section 2.7.
+
+        Without sync writes every change is visible, and none is or was prepared.
+        """
+        has_v2_2 = self._options.marker_v2_2 and flags & _DISK
+        if not has_v2_2 and not self._options.sync_replication:
+            return self._frame(_MARKER, _MARKER_V1.pack(start, end, flags))
+        marker = DcpSnapshotMarker(
+            version=_V2_0,
+            start=start,
+            end=end,
+            flags=flags,
+            max_visible_seqno=end,
+            high_completed_seqno=0,
+            vbucket=self._vbucket,
+            opaque=self._opaque,
+            framing=self._framing,
+        )
+        if has_v2_2:
+            marker.version = _V2_2
+            marker.purge_seqno, marker.high_prepared_seqno = purge_seqno, 0
+        return marker.encode()
+
+    def end(self, status: StreamEndStatus) -> bytes:
+        """The stream is over. Some reasons can't be told to everybody."""
+        if status == StreamEndStatus.ROLLBACK:
+            status = StreamEndStatus.STATE_CHANGED
+        if status in _NEEDS_COLLECTIONS and not self._options.collections:
+            status = StreamEndStatus.OK
+        return self._frame(_END, _END_EXTRAS.pack(status))
+
+    def seqno_advanced(self, seqno: int) -> bytes:
+        """The stream has come this far, with nothing to show for it."""
+        return DcpSeqnoAdvanced(
+            by_seqno=seqno, vbucket=self._vbucket, opaque=self._opaque, framing=self._framing
+        ).encode()
+
+    def oso(self, flag: OsoFlag) -> bytes:
+        """A first backfill in any order begins or ends."""
+        return DcpOsoSnapshot(
+            flags=flag, vbucket=self._vbucket, opaque=self._opaque, framing=self._framing
+        ).encode()
+
+    def set_state(self, state: VBucketState) -> bytes:
+        """Takeover: the consumer's vbucket shall have this state. Never with a stream id."""
+        return DcpSetVBucketState(state=state, vbucket=self._vbucket, opaque=self._opaque).encode()

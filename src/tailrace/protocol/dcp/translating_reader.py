@@ -1,0 +1,147 @@
+"""A consumer of an older dialect: what comes is said again in DCP, and the rest is DCP's consumer.
+
+TAP and both drafts of UPR tell of the same things as DCP: changes, snapshots, ends. So a connection that
+speaks one of them translates each message as it comes, and everything behind it, from the scanner to the
+policy that resumes and rolls back, is what DCP has. That is one message at a time and so a good deal slower
+than DCP, for which these dialects were given up.
+
+Three things of DCP they don't have. There are no noops that the server sends, so a silent server is asked for
+a sign of life; there is no window, so the transport holds the server up; and a stream can't be closed but
+with its connection, which `is_spent` from then on.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import abstractmethod
+from typing import ClassVar
+
+from ...errors import ConnectError
+from ...wire.admin import Noop
+from ...wire.codes import DcpOpcode, Feature, Magic
+from ...wire.framing import Framer
+from ...wire.header import MAX_FRAME, Frame
+from ..handshake import CONSUMER_FEATURES, Introduction, Session, handshake
+from ..script import Script
+from .reader import FIRST_STREAM_OPAQUE, MAX_FRAME_BEFORE_OPEN, ConsumerSettings, DcpConsumer, Granted
+from .translation import DcpWords
+
+__all__ = ["OldConsumer", "old_features"]
+
+_RAW_BYTES = 256 << 10
+_EXTRAS_GROWTH = 64
+"""A change is a little longer in DCP than in the older dialects."""
+
+
+def old_features(*, xattrs: bool) -> tuple[int, ...]:
+    """What HELLO asks for: no collections, which have no place in these dialects."""
+    left_out = {Feature.COLLECTIONS} if xattrs else {Feature.COLLECTIONS, Feature.XATTR}
+    return tuple(one for one in CONSUMER_FEATURES if one not in left_out)
+
+
+class OldConsumer(DcpWords, DcpConsumer):
+    """One connection to one node that speaks TAP or UPR."""
+
+    ORDERED: ClassVar[frozenset[int]] = DcpConsumer.ORDERED | {DcpOpcode.FLUSH}
+
+    def __init__(
+        self, introduction: Introduction, settings: ConsumerSettings, *, rng: random.Random, now: float
+    ) -> None:
+        self._raw = Framer(MAX_FRAME_BEFORE_OPEN)
+        self._room = memoryview(bytearray(_RAW_BYTES))
+        self._made = bytearray()
+        self._is_asking = False
+        super().__init__(introduction, settings, rng=rng, now=now)
+
+    def _opening(self, introduction: Introduction, rng: random.Random) -> Script[Granted]:
+        session: Session = yield from handshake(introduction, rng)
+        return Granted(session, noop=False)
+
+    def _opened(self, granted: Granted) -> None:
+        super()._opened(granted)
+        self._raw.limit = MAX_FRAME - _EXTRAS_GROWTH
+
+    # bytes in
+
+    def get_buffer(self) -> memoryview:
+        return self._room
+
+    def buffer_updated(self, count: int) -> None:
+        self._grew = True
+        self.received_bytes += count
+        self._raw.feed(self._room[:count])
+
+    @property
+    def is_full(self) -> bool:
+        return self._raw.buffered >= _RAW_BYTES
+
+    def process(self, now: float) -> None:
+        if not self._grew:
+            return
+        self._grew = False
+        self._last_heard = now
+        for frame in self._raw.frames():
+            if self._is_answer(frame):
+                self._made += frame.encode()
+            else:
+                self._translate(frame)
+            if len(self._made) >= _RAW_BYTES or self.granted is None:
+                self._pass_on()
+        self._pass_on()
+
+    @staticmethod
+    def _is_answer(frame: Frame) -> bool:
+        """Whether it has nothing to do with streams."""
+        if frame.magic == Magic.SERVER_REQUEST:
+            return True
+        return frame.magic == Magic.RESPONSE and frame.opaque < FIRST_STREAM_OPAQUE
+
+    def _pass_on(self) -> None:
+        """Have what was made looked at like what comes from a DCP server."""
+        left = memoryview(bytes(self._made))
+        self._made.clear()
+        while left:
+            room = self._buffer.get_buffer()
+            count = min(len(room), len(left))
+            room[:count] = left[:count]
+            self._buffer.buffer_updated(count)
+            left = left[count:]
+            if self._buffer.is_full or not left:
+                self._scan()
+
+    # messages of the dialect, in DCP's words
+
+    @abstractmethod
+    def _translate(self, frame: Frame) -> None:
+        """Say a message of the dialect in DCP, see `DcpWords`."""
+
+    # what these dialects lack
+
+    def close_stream(self, vbucket: int) -> None:
+        if self._retire(vbucket) is not None:
+            self.is_spent = True
+
+    def acknowledge(self, count: int) -> None:
+        self.acked_bytes += count
+
+    def next_timer(self) -> float | None:
+        silent = self._last_heard + self.settings.noop_interval_s * (2 if self._is_asking else 1)
+        return min([silent, *self._answers_due()])
+
+    def handle_timer(self, now: float) -> None:
+        self._check_answers(now)
+        silent_s = now - self._last_heard
+        if silent_s >= 2 * self.settings.noop_interval_s:
+            raise ConnectError(f"the server has been silent for {silent_s:.0f} s")
+        if silent_s >= self.settings.noop_interval_s and not self._is_asking and self.granted is not None:
+            self._is_asking = True
+            # whatever comes is a sign of life, so this answer itself is never overdue
+            self.ask(_sign_of_life(), self._heard, math.inf)
+
+    def _heard(self, _: None) -> None:
+        self._is_asking = False
+
+
+def _sign_of_life() -> Script[None]:
+    yield [Noop()]

@@ -1,0 +1,1 @@
+"""TAP: one stream per connection, with its own acknowledgements and checkpoints."""

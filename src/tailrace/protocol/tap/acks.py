@@ -1,0 +1,131 @@
+"""TAP's acknowledgements, the producer's half: what was sent and has not been answered.
+
+An answer acknowledges its message and everything before it. What is kept of a message is only what is needed
+to send it again: for items the seqnos, since the store has the changes; for other messages what they said.
+To send again means to go back: every vbucket returns to the last change that arrived.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .clients import Control, TapClient, TapCursor
+from .items import Seqnos
+
+__all__ = ["AckLog", "wire_number", "wire_numbers"]
+
+_NUMBERS = 0xFFFF_FFFF
+"""Sequence numbers go from 1 to this and then from 1 again; 0 is for no-ops."""
+
+
+def wire_number(number: int) -> int:
+    """A message's number as it stands in its header."""
+    return (number - 1) % _NUMBERS + 1
+
+
+def wire_numbers(first: int, count: int) -> npt.NDArray[np.uint32]:
+    """The same for messages that follow each other."""
+    return ((first - 1 + np.arange(count)) % _NUMBERS + 1).astype(np.uint32)
+
+
+@dataclass(slots=True)
+class _Sent:
+    first: int
+    last: int
+    cursor: TapCursor | None
+    epoch: int
+    control: Control | None
+    seqnos: Seqnos | None
+
+
+class AckLog:
+    """Messages on their way, in order. Their number is bounded by the window."""
+
+    def __init__(self, client: TapClient, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.acked = client.sent
+        """Number of the last message that arrived, as far as it is known."""
+        self._client = client
+        self._sent: deque[_Sent] = deque()
+
+    @property
+    def unacked(self) -> int:
+        return self._client.sent - self.acked if self.enabled else 0
+
+    def add_control(self, control: Control, cursor: TapCursor | None) -> int:
+        """A message that is no item goes out; its number."""
+        client = self._client
+        client.sent += 1
+        if self.enabled:
+            epoch = 0
+            if cursor is not None:
+                epoch = cursor.epoch
+                cursor.outstanding += 1
+            self._sent.append(_Sent(client.sent, client.sent, cursor, epoch, control, None))
+        return client.sent
+
+    def add_items(self, cursor: TapCursor, seqnos: Seqnos) -> int:
+        """Items go out; the number of the first."""
+        client, first = self._client, self._client.sent + 1
+        client.sent += len(seqnos)
+        if self.enabled:
+            cursor.outstanding += len(seqnos)
+            self._sent.append(_Sent(first, client.sent, cursor, cursor.epoch, None, seqnos))
+        return first
+
+    def find(self, wire: int) -> int | None:
+        """The number of an unanswered message from its header; None if no such message is on its way."""
+        first = self.acked + 1
+        number = first + (wire - wire_number(first)) % _NUMBERS
+        return number if wire and number <= self._client.sent else None
+
+    def acknowledge(self, number: int) -> None:
+        """This message has arrived, and all before it."""
+        self.acked = max(self.acked, number)
+        sent = self._sent
+        while sent and sent[0].first <= number:
+            one = sent[0]
+            count = min(number, one.last) - one.first + 1
+            cursor = one.cursor if one.cursor is not None and one.cursor.epoch == one.epoch else None
+            if cursor is not None:
+                cursor.outstanding -= count
+                if not cursor.outstanding:
+                    cursor.acked = cursor.position
+                elif one.seqnos is not None:
+                    cursor.acked = int(one.seqnos[count - 1])
+            if one.last > number:
+                assert one.seqnos is not None
+                one.first, one.seqnos = number + 1, one.seqnos[count:]
+                return
+            sent.popleft()
+
+    def go_back(self) -> list[Control]:
+        """Everything that was not acknowledged is to be sent again, under new numbers. What belongs to a
+        vbucket goes back to its cursor; the rest is returned.
+        """
+        unclaimed: list[Control] = []
+        for one in reversed(self._sent):
+            if one.control is None:
+                continue
+            if one.cursor is None:
+                unclaimed.insert(0, one.control)
+            elif one.cursor.epoch == one.epoch:
+                one.cursor.controls.insert(0, one.control)
+        for cursor in self._cursors():
+            cursor.go_back()
+        self._sent.clear()
+        self.acked = self._client.sent
+        return unclaimed
+
+    def _cursors(self) -> Iterator[TapCursor]:
+        for one in self._sent:
+            if one.cursor is not None and one.cursor.epoch == one.epoch and one.cursor.outstanding:
+                yield one.cursor
+
+    def __len__(self) -> int:
+        return len(self._sent)

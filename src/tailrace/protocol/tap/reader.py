@@ -1,0 +1,322 @@
+"""The reader's side of a TAP connection: see `dcp.translating_reader`. A node that replicates by TAP is
+`replica`.
+
+TAP has neither seqnos nor branches. A change gets the number that it has among those of its vbucket that
+this reader was given, on branch 0, and all that comes in one go is a snapshot. What a reader can't resume by
+its position, TAP resumes by the reader's name: the server remembers how far it was acknowledged, and a change
+is acknowledged when the application has it. Where the server doesn't remember, it begins again, and tells so
+for each vbucket; the application hears that all of the vbucket is gone (`Flush`), and gets what there is.
+
+A TAP connection has all its vbuckets from one request. It is sent when the last stream was asked for; when
+more come later, a new connection is made.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from ...errors import ConnectError, MalformedMessage, RemoteProtocolError, StatusError, UsageError
+from ...history import FailoverLog
+from ...model import MAX_U64, check_u64
+from ...wire.codes import Magic, Op, Status, StreamEndStatus, TapConnectFlag, TapFlag, TapOpaque, TapOpcode
+from ...wire.dcp import DcpDeletion, DcpMutation
+from ...wire.dialect import TAP
+from ...wire.header import MAX_NAME_BYTES, Frame
+from ...wire.message import Direction
+from ...wire.tap import (
+    TapAck,
+    TapCheckpointEnd,
+    TapCheckpointStart,
+    TapConnect,
+    TapConnectOptions,
+    TapDelete,
+    TapFlush,
+    TapMutation,
+    TapOpaqueMessage,
+    TapVBucketSet,
+)
+from ..dcp.delivery import Chunk, Delivery, Stream
+from ..dcp.reader import ConsumerSettings
+from ..dcp.translating_reader import OldConsumer
+from ..handshake import Introduction
+
+__all__ = ["TapReader", "TapSettings"]
+
+_BRANCH = 0
+_LOG = FailoverLog.of([(_BRANCH, 0)]).to_bytes()
+_RUN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TapSettings:
+    """What only TAP has."""
+
+    name: str = ""
+    """By which the server knows the reader again; empty is one that nobody else has."""
+    registered: bool = False
+    """The server remembers the reader, until it is told to forget it (`deregister`)."""
+    acks: bool = True
+    """Tell the server how far the application is. Without, it remembers how far it has sent."""
+    backfill_date: int | None = None
+    """Unix seconds: only what was there since, as far as the server can tell; None is everything."""
+    deletions: bool = False
+    """A reading that ends now tells of deletions, too. A dump has none, so what is there is read as by one
+    who stays, up to where the server says that this was all; one without a name, for whom all is there.
+    """
+
+    def __post_init__(self) -> None:
+        if len(self.name.encode()) > MAX_NAME_BYTES:
+            raise UsageError(f"the name of a TAP reader has up to {MAX_NAME_BYTES} bytes")
+        if self.deletions and (self.name or self.registered):
+            raise UsageError("a TAP reader with a name gets what changed since: it has no end")
+        if self.backfill_date is not None:
+            check_u64(self.backfill_date, "backfill_date")
+
+
+@dataclass(slots=True, eq=False)
+class _Tap:
+    """One vbucket on this connection."""
+
+    opaque: int
+    stream: Stream
+    ends: bool
+    """Only what exists is wanted."""
+    seqno: int
+    is_again: bool
+    """It was read before, on another connection."""
+    in_backfill: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Changes of one vbucket that came in a row."""
+
+    of: _Tap | None = None
+    first: int = 0
+    made: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class TapReader(OldConsumer):
+    """One connection to one node."""
+
+    HAS_SEQNOS = False
+
+    def __init__(
+        self,
+        introduction: Introduction,
+        settings: ConsumerSettings,
+        *,
+        tap: TapSettings,
+        rng: random.Random,
+        now: float,
+    ) -> None:
+        self._tap = tap
+        self._vbuckets: dict[int, _Tap] = {}
+        self._is_connected = self._is_late = False
+        self._run = _Run()
+        self._acks = bytearray()
+        self._unused: deque[tuple[Chunk, bytes]] = deque()
+        """Pieces that the application is not done with, and what to acknowledge when it is."""
+        super().__init__(introduction, settings, rng=rng, now=now)
+
+    # connecting
+
+    def open_stream(
+        self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
+    ) -> None:
+        opaque = self._register(stream)
+        self._vbuckets[stream.vbucket] = _Tap(
+            opaque,
+            stream,
+            ends=end_seqno != MAX_U64,
+            seqno=stream.position.seqno,
+            is_again=stream.log is not None and stream.log.newest.vb_uuid == _BRANCH,
+        )
+        self._is_late |= self._is_connected
+        self._say_opened(opaque, _LOG)
+        self._pass_on()
+
+    def data_to_send(self) -> bytes:
+        if self._vbuckets and not self._is_connected:
+            self._is_connected = self.is_spent = True
+            self._send(self._connect().encode())
+        return super().data_to_send()
+
+    def _connect(self) -> TapConnect:
+        flags = TapConnectFlag.LIST_VBUCKETS | TapConnectFlag.FIX_FLAG_BYTEORDER
+        options = TapConnectOptions(vbuckets=sorted(self._vbuckets))
+        if self._is_dump:
+            flags |= TapConnectFlag.DUMP
+        # only at first: a server that has forgotten the reader must send everything, or a part is missing
+        if not any(one.is_again for one in self._vbuckets.values()):
+            if any(one.seqno for one in self._vbuckets.values()):
+                options.backfill_date = MAX_U64  # from now on
+            else:
+                options.backfill_date = self._tap.backfill_date
+        if options.backfill_date is not None:
+            flags |= TapConnectFlag.BACKFILL
+        if self._tap.acks:
+            flags |= TapConnectFlag.SUPPORT_ACK
+        if self._tap.registered:
+            flags |= TapConnectFlag.REGISTERED_CLIENT
+        if self.settings.no_value:
+            flags |= TapConnectFlag.KEYS_ONLY
+        name = self._tap.name or self.settings.name
+        return TapConnect.with_options(name.encode(), int(flags), options)
+
+    @property
+    def _is_dump(self) -> bool:
+        return not self._tap.deletions and any(one.ends for one in self._vbuckets.values())
+
+    def next_timer(self) -> float | None:
+        return 0.0 if self._is_late else super().next_timer()
+
+    def handle_timer(self, now: float) -> None:
+        if self._is_late:
+            raise ConnectError("there are more vbuckets to be read from this node: connecting again")
+        super().handle_timer(now)
+
+    # what comes
+
+    def process(self, now: float) -> None:
+        super().process(now)
+        if self._acks:
+            self._owe()
+
+    def _pass_on(self) -> None:
+        self._end_run()
+        super()._pass_on()
+
+    def _translate(self, frame: Frame) -> None:
+        if frame.magic == Magic.RESPONSE:
+            if frame.opcode == TapOpcode.CONNECT:
+                raise StatusError(frame.status, "tap connect", frame.value)
+            raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which nobody waits for")
+        if frame.opcode == Op.NOOP:
+            return  # that it came is enough
+        try:
+            message = TAP.decode(frame, Direction.TO_CONSUMER)
+        except MalformedMessage:
+            if frame.opcode != TapOpcode.OPAQUE:
+                raise
+            return  # a control message of another shape is for somebody else
+        if isinstance(message, TapMutation | TapDelete | TapFlush) and not message.ttl:
+            self._send(TapAck(opcode=frame.opcode, opaque=frame.opaque, status=Status.EINVAL).encode())
+            return
+        one = self._vbuckets.get(frame.vbucket)
+        match message:
+            case TapMutation() | TapDelete():
+                if one is None:
+                    raise RemoteProtocolError(f"a change of vbucket {frame.vbucket}, which is not read here")
+                if one.stream.vbucket in self._opaque_of:
+                    self._change(one, message)
+            case TapFlush():
+                for each in self._vbuckets.values():
+                    self._start_over(each)
+            case TapOpaqueMessage() if one is not None:
+                self._told(one, message.code)
+            case TapOpaqueMessage() | TapVBucketSet() | TapCheckpointStart() | TapCheckpointEnd():
+                pass  # nothing that a reader acts on
+            case _:
+                raise RemoteProtocolError(f"{message.name()} came, which was not asked for")
+        if message.wants_ack:
+            self._acks += TapAck(opcode=frame.opcode, opaque=frame.opaque).encode()
+
+    def _told(self, one: _Tap, code: int) -> None:
+        if code == TapOpaque.INITIAL_VBUCKET_STREAM:
+            self._start_over(one)
+            one.in_backfill = True
+        elif code == TapOpaque.CLOSE_BACKFILL:
+            one.in_backfill = False
+            if one.ends:
+                self._end(one)
+
+    def _change(self, one: _Tap, message: TapMutation | TapDelete) -> None:
+        run = self._run
+        if run.of is not one or run.size_bytes > _RUN_BYTES:
+            self._end_run()
+            run = self._run = _Run(one, one.seqno + 1)
+        one.seqno += 1
+        if isinstance(message, TapMutation):
+            change: DcpMutation | DcpDeletion = DcpMutation(
+                by_seqno=one.seqno,
+                rev_seqno=message.rev_seqno or 0,
+                flags=message.item_flags,
+                expiry=message.item_expiry,
+                cas=message.cas,
+                key=message.key,
+                value=message.value,
+                # of a value that was left out there is nothing to tell
+                datatype=0 if message.tap_flags & TapFlag.NO_VALUE else message.datatype,
+                opaque=one.opaque,
+                vbucket=message.vbucket,
+            )
+        else:
+            change = DcpDeletion(
+                by_seqno=one.seqno,
+                rev_seqno=message.rev_seqno or 0,
+                cas=message.cas,
+                key=message.key,
+                opaque=one.opaque,
+                vbucket=message.vbucket,
+            )
+        made = change.encode()
+        run.made.append(made)
+        run.size_bytes += len(made)
+
+    def _end_run(self) -> None:
+        run, self._run = self._run, _Run()
+        if run.of is not None:
+            self._say_marker(
+                run.of.opaque, run.of.stream.vbucket, run.first, run.of.seqno, is_disk=run.of.in_backfill
+            )
+            self._made += b"".join(run.made)
+
+    def _start_over(self, one: _Tap) -> None:
+        """Everything of a vbucket comes again, or nothing is left of it."""
+        self._end_run()
+        if one.seqno and one.stream.vbucket in self._opaque_of:
+            one.seqno = 0
+            self._say_flush(one.opaque, one.stream.vbucket)
+            self._say_opened(one.opaque, _LOG)
+
+    def _end(self, one: _Tap) -> None:
+        self._end_run()
+        del self._vbuckets[one.stream.vbucket]
+        self._say_end(one.opaque, one.stream.vbucket, StreamEndStatus.OK)
+
+    def close_received(self) -> None:
+        """A dump that is over: of a vbucket without documents some servers say nothing."""
+        left = list(self._vbuckets.values())
+        if self._is_connected and self._is_dump and all(one.ends and not one.in_backfill for one in left):
+            for one in left:
+                self._end(one)
+            self._pass_on()
+
+    # acknowledgements
+
+    def _owe(self) -> None:
+        """Acknowledge what came when the application has all before it."""
+        acks = bytes(self._acks)
+        self._acks.clear()
+        if not self._unused:
+            self._send(acks)
+            return
+        chunk, before = self._unused.pop()
+        self._unused.append((chunk, before + acks))
+
+    def _scan(self) -> None:
+        count = len(self._chunks)
+        super()._scan()
+        self._unused += ((chunk, b"") for chunk in list(self._chunks)[count:])
+
+    def release(self, delivery: Delivery) -> None:
+        super().release(delivery)
+        while self._unused:
+            chunk, acks = self._unused.popleft()
+            self._send(acks)
+            if chunk is delivery.chunk:
+                break

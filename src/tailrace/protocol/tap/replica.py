@@ -1,0 +1,291 @@
+"""TAP with the node as consumer: a peer pushes changes, and they are stored as they were made elsewhere.
+
+A change with its rev and CAS is stored if it wins against what is here, as with the commands that carry
+metadata. A version that is here already loses, so a change that comes round a ring ends where it began, and
+what is sent twice is stored once. The TTL that it came with goes along, see `tap_clients.TapHops`.
+
+A peer that begins a vbucket anew empties a replica or pending one. An active vbucket is never emptied by
+that: it has documents of its own, and in a ring every node is active.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...errors import DocumentRefused, MalformedMessage
+from ...wire.codes import Status, TapFlag, TapOpaque, TapOpcode, VBucketState
+from ...wire.dialect import TAP
+from ...wire.fields import checked_key
+from ...wire.header import Frame
+from ...wire.message import Direction, Message
+from ...wire.tap import (
+    TapAck,
+    TapCheckpointEnd,
+    TapCheckpointStart,
+    TapDelete,
+    TapFlush,
+    TapMutation,
+    TapOpaqueMessage,
+    TapVBucketSet,
+)
+from ..handler import Host
+
+if TYPE_CHECKING:
+    from ...store.base import Bucket, VBucket
+
+__all__ = ["TapConsumer"]
+
+_REV = slice(32, 40)  # of a stored frame
+_PREFIX = b"\0"
+_TTL_AT = 4
+_FATAL = frozenset({TapOpcode.VBUCKET_SET, TapOpcode.CHECKPOINT_START, TapOpcode.CHECKPOINT_END})
+"""A peer that gets these wrong can't be followed any further."""
+
+_FIGURES = {
+    TapOpcode.MUTATION: "num_mutation",
+    TapOpcode.DELETE: "num_delete",
+    TapOpcode.FLUSH: "num_flush",
+    TapOpcode.OPAQUE: "num_opaque",
+    TapOpcode.VBUCKET_SET: "num_vbucket_set",
+    TapOpcode.CHECKPOINT_START: "num_checkpoint_start",
+    TapOpcode.CHECKPOINT_END: "num_checkpoint_end",
+}
+
+_log = logging.getLogger(__name__)
+
+
+class TapConsumer:
+    """The consumer's half of a TAP connection; a `protocol.handler.Handler`."""
+
+    is_open = True
+
+    def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
+        self.close_requested: str | None = None
+        self.is_busy = False
+        self._host = host
+        self._wake = wake
+        self._answers: deque[bytes] = deque()
+        self._backfilling: set[int] = set()
+        self._is_closed = False
+        self._figures = dict.fromkeys((*_FIGURES.values(), "num_outdated", "num_errors"), 0)
+
+    # The handler's interface.
+
+    def receive_frame(self, frame: Frame, now: float) -> None:
+        if self.close_requested is not None:
+            return
+        if not frame.is_request or frame.opcode == TapOpcode.CONNECT:
+            if frame.is_request:
+                self._answer(frame, Status.EINVAL)
+            self._disconnect(f"opcode 0x{frame.opcode:02x} came to a TAP consumer")
+            return
+        try:
+            if len(frame.extras) > _TTL_AT and not frame.extras[_TTL_AT]:
+                raise DocumentRefused(Status.EINVAL, "its TTL is used up")
+            self._figures[_FIGURES[TapOpcode(frame.opcode)]] += 1
+            self._apply(frame, TAP.decode(frame, Direction.TO_CONSUMER))
+        except (MalformedMessage, DocumentRefused) as error:
+            self._failed(frame, error)
+
+    def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
+        out: list[bytes | memoryview] = list(self._answers)
+        self._answers.clear()
+        return out
+
+    def next_timer(self) -> float | None:
+        return None
+
+    def handle_timer(self, now: float) -> None:
+        """There is nothing to wait for."""
+
+    def stats(self) -> Mapping[str, int | str]:
+        return {"type": "consumer", **self._figures, "backfilling_vbuckets": len(self._backfilling)}
+
+    def close(self, reason: str) -> None:
+        self._is_closed = True
+        self._answers.clear()
+
+    # Messages.
+
+    def _apply(self, frame: Frame, message: Message) -> None:
+        """Do what a message says, and answer it if it asks for that; what takes time answers later."""
+        if isinstance(message, TapMutation):
+            self._store(message)
+        elif isinstance(message, TapDelete):
+            self._delete(message)
+        elif isinstance(message, TapOpaqueMessage):
+            vbucket = self._obey(message)
+            if vbucket is not None:
+                self._rewrite(frame, partial(_empty, vbucket.id))
+                return
+        elif isinstance(message, TapCheckpointStart | TapCheckpointEnd):
+            self._mark_checkpoint(message)
+        elif isinstance(message, TapVBucketSet):
+            if message.vbucket >= len(self._host.bucket.vbuckets):
+                raise DocumentRefused(Status.NOT_MY_VBUCKET, f"there is no vbucket {message.vbucket}")
+            self._rewrite(frame, partial(_set_state, message.vbucket, message.state))
+            return
+        elif isinstance(message, TapFlush) and any(
+            one.item_count or one.tombstone_count for one in self._living()
+        ):
+            self._rewrite(frame, partial(self._flush, message.ttl))
+            return
+        self._succeeded(frame)
+
+    def _living(self) -> list[VBucket]:
+        found = self._host.bucket.vbuckets
+        return [one for one in found if one is not None and one.state != VBucketState.DEAD]
+
+    def _vbucket(self, number: int) -> VBucket:
+        """A vbucket that takes changes."""
+        vbuckets = self._host.bucket.vbuckets
+        found = vbuckets[number] if number < len(vbuckets) else None
+        if found is None or found.state == VBucketState.DEAD:
+            raise DocumentRefused(Status.NOT_MY_VBUCKET, f"vbucket {number} is not here")
+        return found
+
+    def _store(self, message: TapMutation) -> None:
+        vbucket, key = self._vbucket(message.vbucket), _key(message)
+        if message.tap_flags & TapFlag.NO_VALUE:
+            raise MalformedMessage("a document without its value can't be stored")
+        if message.datatype & ~self._host.datatypes:
+            raise MalformedMessage(f"datatype 0x{message.datatype:02x} was not negotiated")
+        value, datatype = self._host.checked_value(message.value, message.datatype)
+        rev, resolve = message.rev_seqno, True
+        if rev is None:  # from before there were revs: the newest is what comes last
+            rev, resolve = _next_rev(vbucket, key), False
+        try:
+            written = vbucket.set_with_meta(
+                key,
+                value,
+                message.item_flags,
+                message.item_expiry,
+                rev,
+                message.cas,
+                datatype,
+                resolve=resolve,
+            )
+        except DocumentRefused as refused:
+            self._lost(refused)
+        else:
+            self._host.tap.hops.received(vbucket.id, written.seqno, message.ttl)
+
+    def _delete(self, message: TapDelete) -> None:
+        vbucket, key = self._vbucket(message.vbucket), _key(message)
+        rev, resolve = message.rev_seqno, True
+        if rev is None:
+            if vbucket.get(key) is None:
+                return  # a delete of what is not there is a success
+            rev, resolve = _next_rev(vbucket, key), False
+        try:
+            written = vbucket.delete_with_meta(key, 0, 0, rev, message.cas, resolve=resolve)
+        except DocumentRefused as refused:
+            self._lost(refused)
+        else:
+            self._host.tap.hops.received(vbucket.id, written.seqno, message.ttl)
+
+    def _lost(self, refused: DocumentRefused) -> None:
+        """A version that lost is no failure: what is here is the same or newer."""
+        if refused.status == Status.LOCKED:
+            raise DocumentRefused(Status.ETMPFAIL, "the document is locked")
+        if refused.status != Status.KEY_EEXISTS:
+            raise refused
+        self._figures["num_outdated"] += 1
+
+    def _obey(self, message: TapOpaqueMessage) -> VBucket | None:
+        """Take note of a control code; a vbucket that has to be emptied."""
+        if message.code == TapOpaque.INITIAL_VBUCKET_STREAM:
+            vbucket = self._vbucket(message.vbucket)
+            self._backfilling.add(vbucket.id)
+            if vbucket.high_seqno and vbucket.state != VBucketState.ACTIVE:
+                return vbucket
+        elif message.code == TapOpaque.CLOSE_BACKFILL:
+            self._backfilling.discard(message.vbucket)
+        else:
+            # Greetings, or of another dialect of TAP, or not known: nothing follows from them here.
+            _log.debug("%s: TAP opaque %d", self._host.peer, message.code)
+        return None
+
+    def _mark_checkpoint(self, message: TapCheckpointStart | TapCheckpointEnd) -> None:
+        vbucket = self._vbucket(message.vbucket)
+        if isinstance(message, TapCheckpointStart):
+            if message.checkpoint_id:
+                self._backfilling.discard(vbucket.id)
+        elif vbucket.state != VBucketState.ACTIVE:
+            vbucket.close_checkpoint()  # where the peer's ends, ours does; each has its own numbers
+
+    # What takes time.
+
+    def _rewrite(self, frame: Frame, act: Callable[[Bucket], list[int]]) -> None:
+        """Change vbuckets; nothing else is taken until that is on disk, and then it is answered. What has to
+        wait does not happen any more when the connection is gone: somebody else may have decided by then.
+        """
+        self.is_busy = True
+
+        def unless_closed(bucket: Bucket) -> list[int]:
+            return [] if self._is_closed else act(bucket)
+
+        def done(failed: str | None) -> None:
+            self.is_busy = False
+            if failed is None:
+                self._succeeded(frame)
+            else:
+                self._failed(frame, DocumentRefused(Status.ETMPFAIL, failed))
+            self._wake()
+
+        self._host.rewrite(unless_closed, done)
+
+    def _flush(self, ttl: int, bucket: Bucket) -> list[int]:
+        bucket.flush_all(everything=True)
+        self._host.tap.hops.flushed(bucket.flushes, ttl)
+        return [one.id for one in bucket]
+
+    # Answers.
+
+    def _succeeded(self, frame: Frame) -> None:
+        if int.from_bytes(frame.extras[2:4], "big") & TapFlag.ACK:
+            self._answer(frame, Status.SUCCESS)
+
+    def _failed(self, frame: Frame, error: MalformedMessage | DocumentRefused) -> None:
+        _log.info("%s: refused TAP opcode 0x%02x: %s", self._host.peer, frame.opcode, error)
+        is_malformed = isinstance(error, MalformedMessage)
+        if is_malformed and frame.opcode == TapOpcode.OPAQUE:
+            self._succeeded(frame)  # a control message of an unknown shape is for somebody else
+            return
+        self._figures["num_errors"] += 1
+        self._answer(frame, error.status, str(error).encode())
+        if is_malformed and frame.opcode in _FATAL:
+            self._disconnect(str(error))
+
+    def _answer(self, frame: Frame, status: int, text: bytes = b"") -> None:
+        answer = TapAck(opcode=frame.opcode, opaque=frame.opaque, status=status, value=text)
+        self._answers.append(answer.encode())
+
+    def _disconnect(self, reason: str) -> None:
+        if self.close_requested is None:
+            _log.warning("%s: disconnecting: %s", self._host.peer, reason)
+            self.close_requested = reason
+
+
+def _key(message: Message) -> bytes:
+    checked_key(message.key, collections=False)
+    return _PREFIX + message.key
+
+
+def _next_rev(vbucket: VBucket, key: bytes) -> int:
+    frame = vbucket.get_any(key)
+    return 1 if frame is None else int.from_bytes(frame[_REV], "big") + 1
+
+
+def _empty(number: int, bucket: Bucket) -> list[int]:
+    bucket.rollback({number: 0}, branch=True)
+    return [number]
+
+
+def _set_state(number: int, state: int, bucket: Bucket) -> list[int]:
+    bucket.set_state(number, state)
+    return [number]

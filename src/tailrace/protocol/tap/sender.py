@@ -1,0 +1,327 @@
+"""TAP, what a producer sends: controls, the changes of many vbuckets, and how they are numbered.
+
+    controls       messages that are no changes; with acks nothing overtakes them
+    cursors        stand in a line when they have something; each is served to the end of a snapshot
+    caught up      nothing is left for now: the owner may know better
+
+The session pulls, so nothing is read before there is room for it. One snapshot is open at a time, and it is
+let go of when the reader stalls: a cursor can always be taken up again from the store.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...frames import CHUNK_BYTES
+from ...wire.codes import TapConnectFlag, TapFlag, TapOpaque, VBucketState
+from ...wire.tap import (
+    TAP_TTL,
+    TapCheckpointEnd,
+    TapCheckpointStart,
+    TapFlush,
+    TapOpaqueMessage,
+    TapVBucketSet,
+)
+from ..handler import Host
+from .acks import AckLog, wire_number, wire_numbers
+from .clients import Control, TapClient, TapCursor
+from .items import TapBatch, TapShaper
+from .takeover import Takeover
+
+if TYPE_CHECKING:
+    from ...store.base import Snapshot, VBucket
+
+__all__ = ["TapSender"]
+
+
+@dataclass(slots=True)
+class _Work:
+    """A snapshot that is being sent."""
+
+    cursor: TapCursor
+    snapshot: Snapshot | None  # None: read to its end
+    end: int
+    limit: int | None
+    batch: TapBatch | None = None
+    at: int = 0
+    ahead: TapBatch | None = None  # with acks: the last item must be known when it goes
+
+
+class TapSender:
+    """The sending part of a TAP producer."""
+
+    def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
+        self.close_requested: str | None = None
+        self._host = host
+        self._wake = wake
+        self._now = now
+        self._flags = 0
+        self._client = TapClient("")
+        self._acks = AckLog(self._client, enabled=False)
+        self._shaper = TapShaper(frozenset(), 0, host.tap.hops.ttls)
+        self._listed: frozenset[int] | None = None
+        self._closed_only = False
+        self._takeover: Takeover | None = None
+        self._controls: deque[Control] = deque()
+        self._gate = 0
+        self._ready: deque[TapCursor] = deque()
+        self._is_ready: set[TapCursor] = set()
+        self._waiting: set[TapCursor] = set()  # for acknowledgements
+        self._work: _Work | None = None
+        self._is_sending = False
+        self._told_open_checkpoint = False
+        self._suspended_until: float | None = None
+        self._full_since: float | None = None
+        self._figures = dict.fromkeys(("sent_bytes", "items", "noops", "nacks", "backfills", "flushes"), 0)
+
+    def _caught_up(self) -> bool:
+        """Nothing is left to be sent for now: whether there is something after all."""
+        raise NotImplementedError
+
+    # In turn.
+
+    def _may_send(self) -> bool:
+        """Whether the reader takes more now."""
+        if self._suspended_until is not None:
+            return False
+        return not self._acks.enabled or self._room() > 0
+
+    def _room(self) -> int:
+        settings = self._host.settings
+        return int(settings.tap_ack_interval * settings.tap_ack_window) - self._acks.unacked
+
+    @property
+    def _is_gated(self) -> bool:
+        return self._acks.enabled and self._acks.acked < self._gate
+
+    def _serve(self, out: list[bytes | memoryview], budget: int) -> None:
+        while budget > 0 and self.close_requested is None:
+            if not self._may_send():
+                if self._acks.enabled and self._full_since is None and self._room() <= 0:
+                    self._full_since = self._now
+                return
+            if self._controls:
+                self._gate = self._say(self._controls.popleft(), None, out)
+            elif self._is_gated:
+                return
+            elif self._work is not None:
+                budget -= self._serve_work(self._work, out, budget)
+            elif self._ready:
+                cursor = self._ready.popleft()
+                self._is_ready.remove(cursor)
+                self._serve_cursor(cursor, out)
+            elif not self._caught_up():
+                return
+
+    def _serve_cursor(self, cursor: TapCursor, out: list[bytes | memoryview]) -> None:
+        """One step of a vbucket: a control, a wait, the end of its backfill, or its next snapshot."""
+        if cursor.controls:
+            cursor.gate = self._say(cursor.controls.pop(0), cursor, out)
+            self._set_ready(cursor)
+            return
+        if self._acks.enabled and self._acks.acked < cursor.gate:
+            self._waiting.add(cursor)
+            return
+        vbucket = self._served(cursor.vbucket)
+        if vbucket is None or (cursor.backfill_end is None and self._flags & TapConnectFlag.DUMP):
+            return
+        if cursor.backfill_end is not None and cursor.position >= cursor.backfill_end:
+            if cursor.outstanding:
+                self._waiting.add(cursor)
+                return
+            cursor.backfill_end = None
+            cursor.controls.append(Control("opaque", TapOpaque.CLOSE_BACKFILL, cursor.vbucket))
+            self._set_ready(cursor)
+            return
+        self._next_snapshot(cursor, vbucket)
+
+    def _next_snapshot(self, cursor: TapCursor, vbucket: VBucket) -> None:
+        limit = vbucket.checkpoint_start(vbucket.checkpoint_id) if self._closed_only else None
+        if limit is not None and cursor.position >= limit and cursor.backfill_end is None:
+            snapshot = None
+        else:
+            snapshot = vbucket.snapshot_after(cursor.position)
+        if snapshot is None:
+            if cursor.backfill_end is not None:  # less than there was when it began
+                cursor.backfill_end = cursor.position
+                self._set_ready(cursor)
+            elif 0 < cursor.checkpoint_id < vbucket.checkpoint_id:
+                self._change_checkpoint(cursor, 0)
+            return
+        if not snapshot.in_memory and 0 < cursor.position < vbucket.purge_seqno:
+            snapshot.close()
+            self._client.dropped_cursors += 1
+            self._start_over(cursor, vbucket)
+            self._set_ready(cursor)
+            return
+        if (
+            self._flags & TapConnectFlag.CHECKPOINT
+            and snapshot.in_memory
+            and cursor.backfill_end is None
+            and snapshot.checkpoint_id != cursor.checkpoint_id
+        ):
+            checkpoint_id = snapshot.checkpoint_id
+            snapshot.close()
+            self._change_checkpoint(cursor, checkpoint_id)
+            return
+        self._told_open_checkpoint = False
+        if cursor.backfill_end is not None:
+            limit = None  # a backfill is never cut: what it leaves out would be missing
+        end = snapshot.end if limit is None else min(snapshot.end, limit)
+        self._work = _Work(cursor, snapshot, end, limit)
+
+    def _change_checkpoint(self, cursor: TapCursor, checkpoint_id: int) -> None:
+        """Close the reader's checkpoint, when all its items have arrived, and open another (0: none yet)."""
+        if cursor.outstanding:
+            self._waiting.add(cursor)
+            return
+        if cursor.checkpoint_id:
+            cursor.controls.append(Control("end", cursor.checkpoint_id, cursor.vbucket))
+        if checkpoint_id:
+            cursor.controls.append(Control("start", checkpoint_id, cursor.vbucket))
+        cursor.checkpoint_id = checkpoint_id
+        self._set_ready(cursor)
+
+    def _serve_work(self, work: _Work, out: list[bytes | memoryview], budget: int) -> int:
+        """Send or read a part of the open snapshot; the bytes of work that it was."""
+        if work.batch is not None and (
+            work.ahead is not None or work.snapshot is None or not self._acks.enabled
+        ):
+            return self._send_items(work, work.batch, out, budget)
+        if work.snapshot is None:
+            self._work = None
+            work.cursor.position = max(work.cursor.position, work.end)
+            self._set_ready(work.cursor)
+            return 1
+        chunk = work.snapshot.read(CHUNK_BYTES)
+        if chunk is None:
+            work.snapshot.close()
+            work.snapshot = None
+            return 1
+        now_s = self._host.clock.time_ns() // 1_000_000_000
+        batch = self._shaper.shape(work.cursor.vbucket, chunk, now_s, work.limit)
+        if work.batch is None:
+            work.batch, work.at = batch, 0
+        else:
+            work.ahead = batch
+        return len(chunk.data) if batch is None else 1
+
+    def _send_items(self, work: _Work, batch: TapBatch, out: list[bytes | memoryview], budget: int) -> int:
+        """Send those messages of a batch that begin within the budget and fit into the window."""
+        cursor, start = work.cursor, work.at
+        first_byte = int(batch.offsets[start])
+        stop = int(np.searchsorted(batch.offsets, first_byte + budget))
+        if self._acks.enabled:
+            stop = min(stop, start + self._room())
+        seqnos = batch.seqnos[start:stop]
+        number = self._acks.add_items(cursor, seqnos)
+        batch.number(start, stop, wire_numbers(number, stop - start))
+        is_last = stop == len(batch.offsets) and work.ahead is None and work.snapshot is None
+        if self._acks.enabled:
+            places = np.arange(start, stop)
+            wanted = (places - start + number) % self._host.settings.tap_ack_interval == 0
+            wanted[-1] |= is_last
+            batch.ask_for_acks(places[wanted])
+        end_byte = batch.end_of(stop)
+        out.append(batch.data[first_byte:end_byte].data)
+        cursor.position = int(seqnos[-1])
+        if not self._acks.enabled:
+            cursor.acked = cursor.position
+        self._figures["items"] += stop - start
+        if stop == len(batch.offsets):
+            work.batch, work.at, work.ahead = work.ahead, 0, None
+        else:
+            work.at = stop
+        return end_byte - first_byte
+
+    # Messages that are no items.
+
+    def _say(self, control: Control, cursor: TapCursor | None, out: list[bytes | memoryview]) -> int:
+        """Send a message that is no item; its number."""
+        ttl = TAP_TTL
+        if control.kind == "flush":
+            ttl = self._host.tap.hops.flush_ttl(control.number)
+            self._after_flush()
+            if not ttl:
+                return 0  # it has come far enough
+            self._figures["flushes"] += 1
+        number = self._acks.add_control(control, cursor)
+        message = self._message(control)
+        message.opaque = wire_number(number)
+        message.vbucket = control.vbucket
+        message.ttl = ttl
+        message.tap_flags = TapFlag.ACK if self._acks.enabled else 0
+        out.append(message.encode())
+        return number
+
+    def _message(
+        self, control: Control
+    ) -> TapOpaqueMessage | TapVBucketSet | TapFlush | TapCheckpointStart | TapCheckpointEnd:
+        if control.kind == "opaque":
+            return TapOpaqueMessage(code=control.number)
+        if control.kind == "state":
+            return TapVBucketSet(state=control.number)
+        if control.kind == "flush":
+            return TapFlush()
+        if self._host.settings.tap_seed_checkpoints:
+            shape = TapCheckpointStart if control.kind == "start" else TapCheckpointEnd
+            return shape(checkpoint_id=control.number)
+        if control.kind == "start":
+            vbucket = self._host.bucket.vbuckets[control.vbucket]
+            # the form of real servers has the highest rev of a deletion; readers make no use of it
+            rev = 0 if vbucket is None else vbucket.deleted_rev
+            return TapCheckpointStart.server_form(control.number, private=rev.to_bytes(8, "big"))
+        return TapCheckpointEnd.server_form(control.number)
+
+    def _after_flush(self) -> None:
+        """The reader drops everything, also what this node did not flush: that it gets again."""
+        flushes = self._host.bucket.flushes
+        for cursor in self._client.cursors.values():
+            vbucket = self._served(cursor.vbucket)
+            if cursor.flushes != flushes and vbucket is not None:
+                self._start_over(cursor, vbucket)
+                self._set_ready(cursor)
+
+    # Cursors.
+
+    def _served(self, number: int) -> VBucket | None:
+        """A vbucket that this reader gets now."""
+        vbucket = self._host.bucket.vbuckets[number]
+        if vbucket is None:
+            return None
+        if vbucket.state == VBucketState.ACTIVE or (
+            vbucket.state == VBucketState.REPLICA and self._listed is not None and self._takeover is None
+        ):
+            return vbucket
+        return vbucket if self._takeover is not None and number in self._takeover.given_up else None
+
+    def _start_over(self, cursor: TapCursor, vbucket: VBucket) -> None:
+        """The reader gets the vbucket from the beginning, and is told to empty it first."""
+        self._drop_work(cursor)
+        cursor.restart(vbucket.uuid, backfill_end=vbucket.high_seqno)
+        cursor.flushes = self._host.bucket.flushes
+        cursor.controls.append(Control("opaque", TapOpaque.INITIAL_VBUCKET_STREAM, cursor.vbucket))
+        self._figures["backfills"] += 1
+
+    def _set_ready(self, cursor: TapCursor) -> None:
+        self._waiting.discard(cursor)
+        if cursor not in self._is_ready and (self._work is None or self._work.cursor is not cursor):
+            self._is_ready.add(cursor)
+            self._ready.append(cursor)
+        if not self._is_sending:
+            self._wake()
+
+    def _drop_work(self, cursor: TapCursor | None = None) -> None:
+        """Let go of the open snapshot (of a cursor); what was not sent of it is read again."""
+        work = self._work
+        if work is None or (cursor is not None and work.cursor is not cursor):
+            return
+        self._work = None
+        if work.snapshot is not None:
+            work.snapshot.close()
+        self._set_ready(work.cursor)

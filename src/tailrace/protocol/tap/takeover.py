@@ -1,0 +1,116 @@
+"""A vbucket moves to the reader of a TAP stream (tap.md section 7).
+
+    sending      all there is and all that changes, as on any stream
+    giving up    almost everything has arrived: the vbuckets are dead here, so nothing more is written;
+                 waits until that is on disk, since after a crash they must not be active again
+    finishing    the rest is sent and acknowledged
+    activating   the reader is told to make them active; when it has answered, the stream is over
+
+At no time are there two active ones: here they are dead, durably, before the reader hears of it. If writers
+are faster than the stream, they are asked to wait after ``takeover_max_time``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...wire.codes import VBucketState
+
+if TYPE_CHECKING:
+    from ...store.base import Bucket
+    from ..handler import Host
+
+__all__ = ["Takeover", "TakeoverPhase"]
+
+UNACKED_BEFORE_GIVING_UP = 10
+
+
+class TakeoverPhase(Enum):
+    """How far a takeover is."""
+
+    SENDING = "sending"
+    GIVING_UP = "giving up"
+    FINISHING = "finishing"
+    ACTIVATING = "activating"
+
+
+class Takeover:
+    """The takeover of the vbuckets of one connection."""
+
+    def __init__(self, host: Host, now: float, moved: Callable[[str | None], None]) -> None:
+        """``moved`` is called when it goes on by itself, with why it can't if it can't."""
+        self.phase = TakeoverPhase.SENDING
+        self.given_up: frozenset[int] = frozenset()
+        self._host = host
+        self._moved = moved
+        self._hold_at = now + host.settings.takeover_max_time
+        self._held: set[int] = set()
+        self._is_closed = False
+
+    @property
+    def is_final(self) -> bool:
+        """The vbuckets are dead here: what is left must get through without waiting."""
+        return self.phase in (TakeoverPhase.FINISHING, TakeoverPhase.ACTIVATING)
+
+    @property
+    def is_over(self) -> bool:
+        """All that is left is the answer to the last messages."""
+        return self.phase is TakeoverPhase.ACTIVATING
+
+    def advance(self, vbuckets: list[int], unacked: int) -> list[int]:
+        """Nothing waits to be sent, and so many messages are unanswered: take the next step. The vbuckets
+        that the reader is to make active now.
+        """
+        if self.phase is TakeoverPhase.SENDING and unacked < UNACKED_BEFORE_GIVING_UP:
+            self.phase = TakeoverPhase.GIVING_UP
+            self.given_up = frozenset(vbuckets)
+            self._host.rewrite(partial(self._give_up, vbuckets), self._are_dead)
+        elif self.phase is TakeoverPhase.FINISHING and not unacked:
+            if not self._are_all_dead():
+                self._moved("the takeover was called off: a vbucket is not dead any more")
+                return []
+            self.phase = TakeoverPhase.ACTIVATING
+            return sorted(self.given_up)
+        return []
+
+    def _give_up(self, vbuckets: list[int], bucket: Bucket) -> list[int]:
+        if self._is_closed:  # while this had to wait: whoever controls the takeover has gone on
+            return []
+        for number in vbuckets:
+            bucket.set_state(number, VBucketState.DEAD)
+        return vbuckets
+
+    def _are_all_dead(self) -> bool:
+        found = [self._host.bucket.vbuckets[number] for number in self.given_up]
+        return all(one is not None and one.state == VBucketState.DEAD for one in found)
+
+    def _are_dead(self, failed: str | None) -> None:
+        if not self._is_closed:
+            self._release()
+            if failed is None:
+                self.phase = TakeoverPhase.FINISHING
+            self._moved(failed)
+
+    def next_timer(self) -> float | None:
+        return self._hold_at if self.phase is TakeoverPhase.SENDING and not self._held else None
+
+    def handle_timer(self, now: float, vbuckets: list[int]) -> None:
+        """Writers had their time."""
+        if self.phase is TakeoverPhase.SENDING and now >= self._hold_at and not self._held:
+            self._held = set(vbuckets)
+            for number in self._held:
+                self._host.hold_writes(number, hold=True)
+            self._hold_at = now + self._host.settings.takeover_max_time
+
+    def close(self) -> None:
+        """The connection is gone; states stay as they are, for whoever controls the takeover."""
+        self._is_closed = True
+        self._release()
+
+    def _release(self) -> None:
+        for number in self._held:
+            self._host.hold_writes(number, hold=False)
+        self._held = set()

@@ -1,0 +1,1 @@
+"""UPR, drafts A and B: older messages on DCP's streams."""

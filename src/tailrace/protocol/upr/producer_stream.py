@@ -1,0 +1,240 @@
+"""A stream of UPR draft A or B: DCP's stream with the messages of a draft.
+
+Three things are different. Snapshots have a start and an end message and no range. A FLUSH on the node is a
+message, after which the stream goes on with the new branch from seqno 0; the failover log that a reader kept
+then rolls it back to 0 if it comes with an older position. And a vbucket whose state changes is sent to its
+last change before the stream ends, in draft B with the new state as the last word: that is how a vbucket is
+handed over in that draft, which has no request for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from ...frames import Chunk, seqnos_at
+from ...wire.codes import (
+    DcpOpcode,
+    StreamEndStatus,
+    UprBStreamEnd,
+    UprBVBucketState,
+    VBucketState,
+)
+from ...wire.message import Message
+from ...wire.upr import (
+    UprADeletion,
+    UprAExpiration,
+    UprAFlush,
+    UprAMutation,
+    UprASnapshotEnd,
+    UprASnapshotStart,
+    UprAStreamBegin,
+    UprAStreamEndOk,
+    UprAStreamEndStateChanged,
+    UprBDeletion,
+    UprBExpiration,
+    UprBFlush,
+    UprBMutation,
+    UprBSetVBucketState,
+    UprBSnapshotEnd,
+    UprBSnapshotStart,
+    UprBStreamEndMessage,
+    UprBStreamStart,
+)
+from ..backfill_slots import BackfillSlots
+from ..dcp.controls import ConnectionOptions
+from ..dcp.producer_stream import ProducerStream
+from ..dcp.reframing import STORED_DELETION, STORED_EXPIRATION, STORED_MUTATION, Form, reframe
+from ..dcp.shaping import Batch, Shaper
+from ..dcp.stream_messages import StreamMessages
+from ..dcp.stream_request import Accepted
+
+if TYPE_CHECKING:
+    from ...store.base import Snapshot
+    from ..handler import Host
+
+__all__ = ["UprAMessages", "UprBMessages", "UprMessages", "UprStream"]
+
+_OPCODE_AT = 1
+
+
+class UprMessages(StreamMessages):
+    """The messages of one draft, for one stream.
+
+    `end` has two words in both: OK, and state changed for everything that is not OK.
+    """
+
+    BEGIN: ClassVar[type[Message]]
+    SNAPSHOT_START: ClassVar[type[Message]]
+    SNAPSHOT_END: ClassVar[type[Message]]
+    FLUSH: ClassVar[type[Message]]
+    FORMS: ClassVar[Mapping[int, Form]]
+
+    def __init__(self, options: ConnectionOptions, vbucket: int, opaque: int) -> None:
+        super().__init__(options, vbucket, opaque, 0)
+
+    def say(self, message: type[Message]) -> bytes:
+        """A message without a body."""
+        return message(vbucket=self._vbucket, opaque=self._opaque).encode()
+
+    def new_state(self, state: int) -> bytes | None:
+        """The vbucket has another state; None where the draft can't say so."""
+        return None
+
+
+class UprAMessages(UprMessages):
+    """Draft A: everything has the magic of a response; byte 5 says what it is."""
+
+    BEGIN = UprAStreamBegin
+    SNAPSHOT_START = UprASnapshotStart
+    SNAPSHOT_END = UprASnapshotEnd
+    FLUSH = UprAFlush
+    FORMS: ClassVar[Mapping[int, Form]] = {
+        DcpOpcode.MUTATION: Form(STORED_MUTATION, UprAMutation, constants={"datatype": UprAMutation.TYPE}),
+        DcpOpcode.DELETION: Form(STORED_DELETION, UprADeletion, constants={"datatype": UprADeletion.TYPE}),
+        DcpOpcode.EXPIRATION: Form(
+            STORED_EXPIRATION, UprAExpiration, constants={"datatype": UprAExpiration.TYPE}
+        ),
+    }
+
+    def end(self, status: StreamEndStatus) -> bytes:
+        return self.say(UprAStreamEndOk if status == StreamEndStatus.OK else UprAStreamEndStateChanged)
+
+
+class UprBMessages(UprMessages):
+    """Draft B: an opcode a message, numbered otherwise than DCP's."""
+
+    BEGIN = UprBStreamStart
+    SNAPSHOT_START = UprBSnapshotStart
+    SNAPSHOT_END = UprBSnapshotEnd
+    FLUSH = UprBFlush
+    FORMS: ClassVar[Mapping[int, Form]] = {
+        DcpOpcode.MUTATION: Form(STORED_MUTATION, UprBMutation),
+        DcpOpcode.DELETION: Form(STORED_DELETION, UprBDeletion),
+        DcpOpcode.EXPIRATION: Form(STORED_EXPIRATION, UprBExpiration),
+    }
+
+    def end(self, status: StreamEndStatus) -> bytes:
+        flag = UprBStreamEnd.OK if status == StreamEndStatus.OK else UprBStreamEnd.STATE_CHANGED
+        return UprBStreamEndMessage(flag=flag, vbucket=self._vbucket, opaque=self._opaque).encode()
+
+    def new_state(self, state: int) -> bytes | None:
+        # by name: the numbers of pending and replica are swapped in this draft (B5)
+        named = UprBVBucketState[VBucketState(state).name]
+        return UprBSetVBucketState(state=named, vbucket=self._vbucket, opaque=self._opaque).encode()
+
+
+class UprShaper(Shaper):
+    """Makes batches of a draft's item messages."""
+
+    __slots__ = ("_datatypes", "_forms")
+
+    def __init__(
+        self, options: ConnectionOptions, accepted: Accepted, forms: Mapping[int, Form], datatypes: int
+    ) -> None:
+        super().__init__(options, accepted.filter, accepted.opaque)
+        self._forms = forms
+        self._datatypes = datatypes
+
+    def shape(self, chunk: Chunk, *, skip_deletes: bool = False) -> Batch | None:
+        data, offsets = self.choose(chunk)
+        if not len(offsets):
+            return None
+        edges = seqnos_at(data, offsets[[0, -1]])
+        kinds = data[offsets + _OPCODE_AT]
+        data, offsets = reframe(
+            data, offsets, kinds, self._forms, opaque=self._opaque, datatypes=self._datatypes
+        )
+        return Batch(data, offsets, int(edges[0]), int(edges[1]))
+
+
+class UprStream(ProducerStream):
+    """A stream that was accepted, in one of the drafts."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        accepted: Accepted,
+        options: ConnectionOptions,
+        host: Host,
+        slots: BackfillSlots,
+        on_ready: Callable[[ProducerStream], None],
+        messages: type[UprMessages],
+        datatypes: int,
+        group: bytes,
+    ) -> None:
+        super().__init__(accepted, options, host, slots, on_ready)
+        self._draft = self._says = messages(options, self.vbucket, self.opaque)
+        self._shaper = UprShaper(options, accepted, messages.FORMS, datatypes)
+        # The drafts' snapshots have no range, so none needs to end where its last message is.
+        self._looks_ahead = False
+        self._group = group
+        self._is_inside = False  # a snapshot was begun and not ended
+        self._flushes = host.bucket.flushes
+        self._last_seqno: int | None = None  # of a vbucket whose state has changed
+        self._messages.append(self._draft.say(messages.BEGIN))
+
+    def stats(self) -> dict[str, int | str]:
+        return {**super().stats(), "group_id": self._group.decode(errors="backslashreplace")}
+
+    # What happens to it.
+
+    def changed(self) -> None:
+        vbucket, state, log = self._known
+        bucket = self._host.bucket
+        if self.is_live and bucket.vbuckets[self.vbucket] is vbucket:
+            if vbucket.failover_log != log:
+                if bucket.flushes != self._flushes and vbucket.failover_log.newest.seqno == 0:
+                    self._flush()
+            elif vbucket.state != state:
+                # No more changes come; those that are there still go out before the end.
+                self._last_seqno = vbucket.high_seqno
+                self._known = vbucket, vbucket.state, log
+        super().changed()
+
+    def _flush(self) -> None:
+        """All is gone: tell it, and begin again."""
+        vbucket, state, _ = self._known
+        self._known = vbucket, state, vbucket.failover_log
+        self._flushes = self._host.bucket.flushes
+        self._high_seqno = 0
+        self._close_snapshots()
+        self._slots.release(self)
+        self._is_parked = False
+        self._batch = None
+        self.position = self._announced_end = self._last_sent_seqno = 0
+        # What waits to be said stays, in order; only the items between are gone.
+        self._messages.append(self._draft.say(self._draft.FLUSH))
+        self._end_snapshot()
+
+    def end(self, status: StreamEndStatus, *, tell: bool = True) -> None:
+        if not self.is_live:
+            return
+        super().end(status, tell=tell)
+        if tell and self._last_seqno is not None and status == StreamEndStatus.STATE_CHANGED:
+            told = self._draft.new_state(self._known[1])
+            if told is not None:
+                self._messages.appendleft(told)
+
+    # Snapshots.
+
+    def _next_snapshot(self) -> int | None:
+        if self._last_seqno is not None and self._last_seqno <= self.position < self._accepted.end_seqno:
+            self.end(StreamEndStatus.STATE_CHANGED)
+            return 0
+        return super()._next_snapshot()
+
+    def _announce(self, snapshot: Snapshot, first_seqno: int) -> None:
+        if self._marker_due and not self._is_inside:
+            self._is_inside = True
+            self._messages.append(self._draft.say(self._draft.SNAPSHOT_START))
+        self._marker_due = False
+
+    def _finish(self, snapshot: Snapshot) -> None:
+        super()._finish(snapshot)
+        if self.position >= self._announced_end:
+            self._end_snapshot()
+
+    def _end_snapshot(self) -> None:
+        if self._is_inside:
+            self._is_inside = False
+            self._messages.append(self._draft.say(self._draft.SNAPSHOT_END))

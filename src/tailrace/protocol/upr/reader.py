@@ -1,0 +1,57 @@
+"""The reader's side of a UPR connection, draft A or B: see `dcp.translating_reader` and `translation`."""
+
+from __future__ import annotations
+
+import random
+from typing import ClassVar
+
+from ...model import MAX_U64
+from ...wire.header import Frame
+from ..dcp.delivery import Stream
+from ..dcp.reader import ConsumerSettings
+from ..dcp.translating_reader import OldConsumer
+from ..handshake import Introduction
+from .translation import UprATranslation, UprBTranslation, UprTranslation
+
+__all__ = ["UprAConsumer", "UprBConsumer", "UprConsumer"]
+
+
+class UprConsumer(OldConsumer):
+    """What the drafts have in common."""
+
+    TRANSLATION: ClassVar[type[UprTranslation]]
+
+    def __init__(
+        self, introduction: Introduction, settings: ConsumerSettings, *, rng: random.Random, now: float
+    ) -> None:
+        super().__init__(introduction, settings, rng=rng, now=now)
+        self._upr = self.TRANSLATION(self._made, self._send, self._new_opaque, group=settings.name)
+
+    def open_stream(
+        self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
+    ) -> None:
+        opaque = self._register(stream)
+        self._upr.request(opaque, stream.vbucket, stream.position, stream.log, end_seqno)
+        self._pass_on()
+
+    def close_stream(self, vbucket: int) -> None:
+        opaque = self._opaque_of.get(vbucket)
+        if opaque is not None:
+            self._upr.forget(opaque)
+        super().close_stream(vbucket)
+
+    def _translate(self, frame: Frame) -> None:
+        if frame.opaque not in self._retired:
+            self._upr.receive(frame)
+
+
+class UprAConsumer(UprConsumer):
+    """Draft A."""
+
+    TRANSLATION = UprATranslation
+
+
+class UprBConsumer(UprConsumer):
+    """Draft B."""
+
+    TRANSLATION = UprBTranslation

@@ -1,0 +1,180 @@
+"""A UPR connection, draft A or B, seen by a node that consumes: it has dialled the producer itself.
+
+What comes is said again in DCP (`translation`), and the rest is `DcpReplica`: the same streams, the same
+way back after a rollback, the same checks. A snapshot becomes part of the vbucket when its end is there; of
+one that is larger than what is held back, the beginning is stored as what it is, the part of a snapshot that
+is not complete.
+
+The drafts lack some things. There is no window, so while the disk does not keep up nothing is read; no no-ops
+that the producer sends, so a silent one is asked for a sign of life; no answers to what is pushed, so what
+can't be taken ends the connection; and a stream is closed with its connection only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from ...model import Position
+from ...wire.admin import Noop
+from ...wire.codes import AddStreamFlag, DcpOpcode, Op, Status
+from ...wire.framing import Framer
+from ...wire.header import MAX_FRAME, Frame
+from ..dcp.replica import DcpReplica, roll_back
+from ..dcp.replica_stream import PassiveStream, StreamPhase
+from .translation import UprATranslation, UprBTranslation, UprTranslation
+
+if TYPE_CHECKING:
+    from ..handler import Host
+
+__all__ = ["UprAReplica", "UprBReplica", "UprReplica"]
+
+LOOK_AGAIN_S = 0.05
+"""How soon it is looked whether the disk has kept up."""
+_NOOP_OPAQUE = 0
+_GROWTH = 64
+"""A change is a little longer in DCP."""
+
+
+class UprReplica(DcpReplica):
+    """What the drafts have in common."""
+
+    TRANSLATION: ClassVar[type[UprTranslation]]
+
+    def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
+        self._made = bytearray()
+        self._framer = Framer(MAX_FRAME + _GROWTH)
+        self._is_asking = self._is_held_up = self._is_rewriting = False
+        group = f"tailrace-replication:{host.own_name}"
+        self._upr = self.TRANSLATION(
+            self._made, self._append, self._new_opaque, group=group, for_replica=True
+        )
+        super().__init__(host, wake, now, dialled=True)
+
+    def _append(self, data: bytes) -> None:
+        self._out.append(data)
+
+    def _new_opaque(self) -> int:
+        self._next_opaque += 1
+        return self._next_opaque - 1
+
+    def _begin(self) -> None:
+        """There is nothing to agree on."""
+        self._is_open = True
+
+    @property
+    def is_busy(self) -> bool:
+        return self._is_rewriting or self._is_held_up
+
+    @is_busy.setter
+    def is_busy(self, busy: bool) -> None:
+        self._is_rewriting = busy
+
+    # what comes
+
+    def receive_frame(self, frame: Frame, now: float) -> None:
+        if self.close_requested is not None:
+            return
+        self._last_heard = now
+        self._is_asking = False
+        if frame.opcode != Op.NOOP:
+            self._upr.receive(frame)
+            self._take(now)
+
+    def _take(self, now: float) -> None:
+        """Take up what was said in DCP, as far as nothing has to wait for the disk."""
+        self._framer.feed(self._made)
+        self._made.clear()
+        while not self.is_busy and (frame := self._framer.maybe_frame()) is not None:
+            super().receive_frame(frame, now)
+
+    def data_to_send(self, max_bytes: int) -> list[bytes | memoryview]:
+        self._take(self._now)
+        return super().data_to_send(max_bytes)
+
+    def _receive_request(self, frame: Frame) -> None:
+        if frame.opcode == DcpOpcode.FLUSH:
+            self._flush(frame)
+        elif frame.opcode != DcpOpcode.SET_VBUCKET_STATE or self._is_taken_over(frame.vbucket):
+            super()._receive_request(frame)
+
+    def _is_taken_over(self, vbucket: int) -> bool:
+        stream = self._streams.get(vbucket)
+        return stream is not None and bool(stream.flags & AddStreamFlag.TAKE_OVER)
+
+    def _flush(self, frame: Frame) -> None:
+        """All is gone; the stream goes on with a new branch, whose log comes like the answer to a request."""
+        stream = self._receiving(frame)
+        assert stream is not None  # none is closed while its connection lives
+        stream.phase = StreamPhase.ROLLING_BACK
+        stream.marker_end = 0
+        stream.sent = Position.BEGINNING
+        self._rewrite(partial(roll_back, stream.vbucket.id, 0), partial(self._flushed, stream))
+
+    def _flushed(self, stream: PassiveStream, failed: str | None) -> None:
+        if failed is not None:
+            self._disconnect(f"vbucket {stream.vbucket.id}: {failed}")
+        elif self._streams.get(stream.vbucket.id) is stream:
+            stream.phase = StreamPhase.REQUESTED
+
+    # what is asked for
+
+    def _request(self, stream: PassiveStream, position: Position | None = None) -> None:
+        stream.ask_from(position)
+        self._upr.request(stream.opaque, stream.vbucket.id, stream.sent, stream.vbucket.failover_log)
+        self._wake()
+
+    def close_stream(self, vbucket: int) -> bool:
+        stream = self._streams.get(vbucket)
+        if stream is None:
+            return False
+        self._forget(vbucket, "closed")
+        self._disconnect("a stream of the drafts can be closed with its connection only")
+        return True
+
+    def _answer(self, frame: Frame, status: int = Status.SUCCESS) -> None:
+        if status != Status.SUCCESS:
+            self._disconnect(f"opcode 0x{frame.opcode:02x} was refused with status 0x{status:02x}")
+
+    # time and room
+
+    def _acknowledge(self) -> None:
+        """Nothing is said; but if what came is more than the disk can keep up with, nothing more is taken."""
+        self._last_ack = self._now
+        self._is_held_up = self._host.memory_is_short()
+        if not self._is_held_up:
+            self._figures["acked_bytes"] += self._unacked_bytes
+            self._unacked_bytes = 0
+
+    def next_timer(self) -> float | None:
+        timers = [super().next_timer()]
+        if self._is_held_up:
+            timers.append(self._last_ack + LOOK_AGAIN_S)
+        if not self._is_asking:
+            timers.append(self._last_heard + self._host.settings.replication_noop_interval)
+        return min((one for one in timers if one is not None), default=None)
+
+    def handle_timer(self, now: float) -> None:
+        if self._is_held_up and now >= self._last_ack + LOOK_AGAIN_S:
+            self._now = self._last_heard = now  # what the producer says is not looked at
+            self._acknowledge()
+            self._wake()
+        super().handle_timer(now)
+        interval_s = self._host.settings.replication_noop_interval
+        if not self._is_asking and now >= self._last_heard + interval_s:
+            self._is_asking = True
+            self._send(Noop(opaque=_NOOP_OPAQUE))
+            self._wake()
+
+
+class UprAReplica(UprReplica):
+    """Draft A."""
+
+    TRANSLATION = UprATranslation
+
+
+class UprBReplica(UprReplica):
+    """Draft B."""
+
+    TRANSLATION = UprBTranslation

@@ -1,0 +1,500 @@
+"""A DCP connection beside its streams: opening, wrong roles, malformed requests, answers, fairness."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from protocol.producer_fakes import (
+    COLLECTIONS,
+    FULL,
+    PRODUCER,
+    UUID,
+    Consumer,
+    FakeBucket,
+)
+from tailrace.frames import CHUNK_BYTES
+from tailrace.protocol.dcp.producer import ON_DISK_OPAQUE
+from tailrace.wire.codes import DcpOpcode, Feature, OpenFlag, Status, StreamEndStatus
+from tailrace.wire.dcp import (
+    DcpBufferAck,
+    DcpGetFailoverLog,
+    DcpOpen,
+    DcpStreamRequest,
+)
+from tailrace.wire.dcp_replication import DcpSeqnoAcknowledged
+from tailrace.wire.fields import decode_failover_log
+from tailrace.wire.header import MAX_NAME_BYTES, Frame
+
+PART = CHUNK_BYTES // 50
+"""The size of documents of which about fifty are a chunk."""
+BACKFILL_BUFFER = 8 << 20
+
+
+@pytest.fixture
+def bucket() -> FakeBucket:
+    return FakeBucket()
+
+
+def opening(
+    consumer: Consumer, *, flags: int, name: bytes = b"test", value: bytes = b"", datatype: int = 0
+) -> int:
+    """Open with any bytes at all."""
+    body = bytes(4) + flags.to_bytes(4, "big") + name + value
+    frame = Frame(0x80, 0x50, len(name), 8, datatype=datatype, opaque=9, body=body)
+    consumer.producer.receive_frame(frame, consumer.now)
+    return consumer.status_of_last()
+
+
+# Open
+
+
+@pytest.mark.parametrize(
+    ("flags", "status"),
+    [
+        (PRODUCER, Status.SUCCESS),
+        (FULL, Status.SUCCESS),
+        (PRODUCER | OpenFlag.NO_VALUE, Status.SUCCESS),
+        (PRODUCER | OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL, Status.SUCCESS),
+        (PRODUCER | 0x02, Status.EINVAL),
+        (PRODUCER | 0x10, Status.EINVAL),
+        (PRODUCER | 0x80, Status.EINVAL),
+        (PRODUCER | 0x400, Status.EINVAL),
+        (PRODUCER | OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE, Status.EINVAL),
+        (PRODUCER | OpenFlag.INCLUDE_DELETED_USER_XATTRS, Status.EINVAL),
+        (FULL | OpenFlag.INCLUDE_DELETED_USER_XATTRS, Status.SUCCESS),
+        (0, Status.EINVAL),
+    ],
+)
+def test_open_flags(bucket: FakeBucket, flags: int, status: Status) -> None:
+    consumer = Consumer(bucket)
+    assert opening(consumer, flags=int(flags)) == status
+    assert consumer.producer.is_open == (status == Status.SUCCESS)
+    assert consumer.host.names == ([b"test"] if status == Status.SUCCESS else [])
+
+
+def test_skipping_deletes_needs_collections(bucket: FakeBucket) -> None:
+    consumer = Consumer(bucket, features=frozenset())
+    assert opening(consumer, flags=PRODUCER | 0x200) == Status.EINVAL
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        (b"x", Status.SUCCESS),
+        (b"x" * MAX_NAME_BYTES, Status.SUCCESS),
+        (b"x" * (MAX_NAME_BYTES + 1), Status.EINVAL),
+    ],
+)
+def test_open_name(bucket: FakeBucket, name: bytes, status: Status) -> None:
+    assert opening(Consumer(bucket), flags=PRODUCER, name=name) == status
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype"), [(b"{}", 1), (b'{"consumer_name":"x"}', 1), (b'{"x":1}', 1), (b"{", 1), (b"{}", 0)]
+)
+def test_open_value(bucket: FakeBucket, value: bytes, datatype: int) -> None:
+    """The only member there is belongs to a consumer."""
+    assert opening(Consumer(bucket), flags=PRODUCER, value=value, datatype=datatype) == Status.EINVAL
+
+
+def test_open_twice(bucket: FakeBucket) -> None:
+    consumer = Consumer(bucket)
+    consumer.open()
+    assert opening(consumer, flags=PRODUCER) == Status.EINVAL
+    assert consumer.producer.is_open
+
+
+def test_open_after_a_refused_one(bucket: FakeBucket) -> None:
+    consumer = Consumer(bucket)
+    assert opening(consumer, flags=PRODUCER | 2) == Status.EINVAL
+    assert opening(consumer, flags=PRODUCER) == Status.SUCCESS
+
+
+def test_open_without_privilege(bucket: FakeBucket) -> None:
+    consumer = Consumer(bucket)
+    consumer.host.allowed = lambda collections: False
+    assert opening(consumer, flags=PRODUCER) == Status.EACCESS
+
+
+@pytest.mark.parametrize("opcode", [op for op in DcpOpcode if op != DcpOpcode.OPEN])
+def test_nothing_before_open(bucket: FakeBucket, opcode: int) -> None:
+    consumer = Consumer(bucket)
+    consumer.producer.receive_frame(Frame(0x80, opcode, opaque=3), consumer.now)
+    assert consumer.status_of_last() == Status.EINVAL
+    assert consumer.producer.close_requested is None
+
+
+def test_unordered_execution(bucket: FakeBucket) -> None:
+    consumer = Consumer(bucket, features=COLLECTIONS | {int(Feature.UNORDERED_EXECUTION)})
+    assert opening(consumer, flags=PRODUCER) == Status.NOT_SUPPORTED
+
+
+# Requests
+
+
+TO_A_CONSUMER = [
+    DcpOpcode.ADD_STREAM,
+    DcpOpcode.STREAM_END,
+    DcpOpcode.SNAPSHOT_MARKER,
+    DcpOpcode.MUTATION,
+    DcpOpcode.DELETION,
+    DcpOpcode.EXPIRATION,
+    DcpOpcode.SET_VBUCKET_STATE,
+    DcpOpcode.NOOP,
+    DcpOpcode.SYSTEM_EVENT,
+    DcpOpcode.PREPARE,
+    DcpOpcode.COMMIT,
+    DcpOpcode.ABORT,
+    DcpOpcode.SEQNO_ADVANCED,
+    DcpOpcode.OSO_SNAPSHOT,
+    DcpOpcode.CACHE_TRANSFER,
+    DcpOpcode.CACHE_TRANSFER_END,
+]
+
+
+@pytest.mark.parametrize("opcode", TO_A_CONSUMER)
+def test_message_for_a_consumer(bucket: FakeBucket, opcode: int) -> None:
+    consumer = Consumer(bucket)
+    consumer.open()
+    stream = consumer.stream()
+    consumer.producer.receive_frame(Frame(0x80, opcode), consumer.now)
+    assert consumer.producer.close_requested is not None
+    bucket.vbuckets[0].set(b"k")
+    consumer.pull_all()
+    assert stream.items == [], "nothing is streamed any more"
+
+
+def test_flush_is_not_supported(bucket: FakeBucket) -> None:
+    consumer = Consumer(bucket)
+    consumer.open()
+    consumer.producer.receive_frame(Frame(0x80, DcpOpcode.FLUSH), consumer.now)
+    assert consumer.status_of_last() == Status.NOT_SUPPORTED
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(0x80, DcpOpcode.STREAM_REQUEST, extras_length=47, body=bytes(47)),
+        Frame(0x80, DcpOpcode.STREAM_REQUEST, key_length=1, extras_length=48, body=bytes(49)),
+        Frame(0x80, DcpOpcode.STREAM_REQUEST, extras_length=48, datatype=1, body=bytes(48) + b"{}"),
+        Frame(0x80, DcpOpcode.GET_FAILOVER_LOG, body=b"x"),
+        Frame(0x80, DcpOpcode.CLOSE_STREAM, extras_length=4, body=bytes(4)),
+        Frame(0x80, DcpOpcode.CONTROL, key_length=1, body=b"k"),
+        Frame(0x80, DcpOpcode.CONTROL, body=b"v"),
+        Frame(0x80, DcpOpcode.CONTROL, extras_length=1, key_length=1, body=b"xkv"),
+        Frame(0x80, DcpOpcode.BUFFER_ACK),
+        Frame(0x80, DcpOpcode.BUFFER_ACK, extras_length=8, body=bytes(8)),
+    ],
+)
+def test_malformed(bucket: FakeBucket, frame: Frame) -> None:
+    consumer = Consumer(bucket)
+    consumer.open()
+    frame.opaque = 0xABCDEF
+    consumer.producer.receive_frame(frame, consumer.now)
+    assert consumer.status_of_last() == Status.EINVAL
+    assert (consumer.answers[-1].opaque, consumer.answers[-1].opcode) == (0xABCDEF, frame.opcode)
+    assert consumer.producer.close_requested is None
+
+
+def test_failover_log(bucket: FakeBucket) -> None:
+    consumer = Consumer(bucket)
+    consumer.open()
+    consumer.send(DcpGetFailoverLog(vbucket=1, opaque=5))
+    assert consumer.status_of_last() == Status.SUCCESS
+    assert decode_failover_log(consumer.answers[-1].value) == [(UUID, 0)]
+    for number in (4, 1024):
+        consumer.send(DcpGetFailoverLog(vbucket=number))
+        assert consumer.status_of_last() == Status.NOT_MY_VBUCKET
+
+
+def test_buffer_ack_is_never_answered(bucket: FakeBucket) -> None:
+    consumer = Consumer(bucket)
+    consumer.open()
+    before = len(consumer.answers)
+    consumer.send(DcpBufferAck(acked_bytes=5, opaque=77))
+    consumer.pull()
+    assert len(consumer.answers) == before
+
+
+def test_seqno_acknowledged(bucket: FakeBucket) -> None:
+    consumer = Consumer(bucket)
+    consumer.open()
+    ack = DcpSeqnoAcknowledged(prepared_seqno=3)
+    consumer.send(ack)
+    assert consumer.status_of_last() == Status.EINVAL
+    consumer.control("enable_sync_writes", "true")
+    consumer.control("consumer_name", "r")
+    consumer.stream()
+    before = len(consumer.answers)
+    consumer.send(ack)
+    consumer.pull()
+    assert len(consumer.answers) == before
+    ack.opaque = ON_DISK_OPAQUE
+    consumer.send(ack)
+    high = bucket.vbuckets[0].high_seqno
+    assert consumer.host.reached == [(0, "r", min(3, high), False), (0, "r", min(3, high), True)]
+    ack.vbucket = 99
+    consumer.send(ack)
+    assert consumer.status_of_last() == Status.NOT_MY_VBUCKET
+    consumer.producer.close("gone")
+    assert consumer.host.replicas_gone == ["r"]
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_seqno_that_was_acknowledged_before_a_rewind(bucket: FakeBucket, on_disk: bool) -> None:
+    """What a replica said of the other branch comes late: of the new branch it has nothing."""
+    vbucket = bucket.vbuckets[0]
+    for number in range(5):
+        vbucket.set(b"k%d" % number, b"v")
+    consumer = Consumer(bucket)
+    consumer.open(enable_sync_writes="true", consumer_name="r")
+    consumer.stream()
+    vbucket.rollback(3, 0x77)
+    vbucket.set(b"new", b"v")
+    consumer.send(DcpSeqnoAcknowledged(prepared_seqno=5, opaque=ON_DISK_OPAQUE if on_disk else 0))
+    assert consumer.host.reached == []
+
+
+def test_close_stream_that_is_not_there(bucket: FakeBucket) -> None:
+    consumer = Consumer(bucket)
+    consumer.open()
+    assert consumer.close_stream(2) == Status.KEY_ENOENT
+    assert consumer.close_stream(2, framing=b"\x22\x00\x01") == Status.DCP_STREAMID_INVALID
+    assert consumer.close_stream(2, framing=b"\x30") == Status.UNKNOWN_FRAME_INFO
+    assert consumer.close_stream(2, framing=b"\x21\x00") == Status.EINVAL
+    assert consumer.close_stream(2, framing=b"\x25") == Status.EINVAL
+
+
+def test_answers_come_in_the_order_of_requests_and_before_the_stream(bucket: FakeBucket) -> None:
+    for number in range(3):
+        bucket.vbuckets[number].set(b"k")
+    consumer = Consumer(bucket)
+    consumer.open()
+    for number in range(3):
+        consumer.send(DcpStreamRequest(vbucket=number, opaque=number))
+        consumer.send(DcpGetFailoverLog(vbucket=number, opaque=100 + number))
+    consumer.answers.clear()
+    pieces = consumer.producer.data_to_send(1 << 20)
+    consumer.framer.feed(b"".join(pieces))
+    frames = list(consumer.framer.frames())
+    assert [frame.opaque for frame in frames[:6]] == [0, 100, 1, 101, 2, 102]
+    assert all(not frame.is_request for frame in frames[:6])
+    assert all(frame.is_request for frame in frames[6:])
+
+
+# Answers of the consumer
+
+
+def fails_with(bucket: FakeBucket, status: int, opcode: int = DcpOpcode.MUTATION, **controls: str) -> bool:
+    consumer = Consumer(bucket)
+    consumer.open(**controls)
+    consumer.respond(opcode, 0x1001, status)
+    return consumer.producer.close_requested is not None
+
+
+@pytest.mark.parametrize(
+    ("status", "fatal"),
+    [
+        (Status.SUCCESS, False),
+        (Status.NOT_MY_VBUCKET, False),
+        (Status.DCP_STREAM_NOT_FOUND, False),
+        (Status.OPAQUE_NO_MATCH, False),
+        (Status.KEY_EEXISTS, False),
+        (Status.KEY_ENOENT, False),
+        (Status.EINVAL, True),
+        (Status.ERANGE, True),
+        (Status.ENOMEM, True),
+        (Status.ETMPFAIL, True),
+        (Status.XATTR_EINVAL, True),
+        (0x7777, True),
+    ],
+)
+def test_error_answers(bucket: FakeBucket, status: int, fatal: bool) -> None:
+    assert fails_with(bucket, status) == fatal
+
+
+def test_error_answers_with_new_codes(bucket: FakeBucket) -> None:
+    assert fails_with(bucket, Status.KEY_EEXISTS, v7_dcp_status_codes="true")
+    assert not fails_with(bucket, Status.OPAQUE_NO_MATCH, v7_dcp_status_codes="true")
+
+
+def test_commit_without_prepare_is_fatal(bucket: FakeBucket) -> None:
+    assert fails_with(bucket, Status.KEY_ENOENT, DcpOpcode.COMMIT)
+    assert fails_with(bucket, Status.KEY_ENOENT, DcpOpcode.ABORT)
+    assert not fails_with(bucket, Status.KEY_ENOENT, DcpOpcode.STREAM_END)
+
+
+def test_answers_to_nothing_are_ignored(bucket: FakeBucket) -> None:
+    consumer = Consumer(bucket)
+    consumer.open()
+    consumer.stream()
+    for opcode in (DcpOpcode.SNAPSHOT_MARKER, DcpOpcode.SET_VBUCKET_STATE, DcpOpcode.MUTATION):
+        consumer.respond(opcode, 0x1001)
+        consumer.respond(opcode, 0xFFFF)
+    assert consumer.producer.close_requested is None
+
+
+# Fairness, and what a reader costs
+
+
+def test_streams_move_at_the_same_pace() -> None:
+    bucket = FakeBucket(1024)
+    for vbucket in bucket.vbuckets:
+        for number in range(20):
+            vbucket.set(b"%d" % number, bytes(1000))
+        vbucket.close_checkpoint()
+        for number in range(20):
+            vbucket.set(b"%d" % number, bytes(1000))
+    consumer = Consumer(bucket)
+    consumer.open()
+    for number in range(1024):
+        consumer.request(number)
+    total = 1024 * 40
+    while len(consumer.received) < total:
+        assert consumer.pull(64 << 10)
+        ends = sorted(stream.last_seqno for stream in consumer.streams.values())
+        # nobody has begun the second round before everybody has had the first
+        assert not (ends[0] == 0 and ends[-1] > 40)
+    consumer.pull_all()
+    assert all(stream.last_seqno == 40 for stream in consumer.streams.values())
+
+
+def backfilling(count: int, size: int, **controls: str) -> Consumer:
+    bucket = FakeBucket(count)
+    for vbucket in bucket.vbuckets:
+        for number in range(size):
+            vbucket.set(b"%d" % number, bytes(PART))
+        vbucket.to_disk()
+    consumer = Consumer(bucket)
+    consumer.open(**controls)
+    for number in range(count):
+        consumer.request(number, end_seqno=size)
+    return consumer
+
+
+def open_backfills(consumer: Consumer) -> int:
+    return sum(
+        not snapshot.is_closed for vbucket in consumer.host.bucket.vbuckets for snapshot in vbucket.snapshots
+    )
+
+
+def test_round_robin_backfills() -> None:
+    count = BACKFILL_BUFFER // CHUNK_BYTES
+    consumer = backfilling(count, 100)
+    order: list[int] = []
+    while consumer.pull(CHUNK_BYTES):
+        order += [frame.vbucket for frame, _ in consumer.received[len(order) :]]
+    first_end = order.index(next(f.vbucket for f, _ in consumer.received if f.opcode == DcpOpcode.STREAM_END))
+    assert first_end < len(order)
+    seen_before_any_end = {
+        frame.vbucket
+        for frame, _ in consumer.received[
+            : next(at for at, (f, _) in enumerate(consumer.received) if f.opcode == DcpOpcode.STREAM_END)
+        ]
+    }
+    assert seen_before_any_end == set(range(count))
+    assert Counter(s.ended for s in consumer.streams.values()) == {StreamEndStatus.OK: count}
+
+
+def test_sequential_backfills() -> None:
+    consumer = backfilling(8, 100, backfill_order="sequential")
+    consumer.pull_all(CHUNK_BYTES)
+    order = [frame.vbucket for frame, _ in consumer.received]
+    assert order == sorted(order), "one after the other"
+    assert all(stream.ended == StreamEndStatus.OK for stream in consumer.streams.values())
+
+
+def test_backfills_have_a_limit() -> None:
+    consumer = backfilling(50, 60)
+    most = 0
+    while consumer.pull(CHUNK_BYTES):
+        most = max(most, open_backfills(consumer))
+    assert 1 < most <= BACKFILL_BUFFER // CHUNK_BYTES
+    assert all(stream.ended == StreamEndStatus.OK for stream in consumer.streams.values())
+
+
+def test_backfill_waits_only_for_a_slot() -> None:
+    """A stream that ends while it waits, or while it holds a slot, blocks nobody."""
+    consumer = backfilling(3, 400, backfill_order="sequential")
+    consumer.pull(CHUNK_BYTES)
+    consumer.pull(CHUNK_BYTES)
+    assert consumer.close_stream(1) == Status.SUCCESS
+    assert consumer.close_stream(0) == Status.SUCCESS
+    consumer.pull_all()
+    assert [stream.ended for stream in consumer.streams.values()] == [None, None, StreamEndStatus.OK]
+
+
+def test_changes_do_not_wake_a_backfill_that_waits_for_a_slot() -> None:
+    consumer = backfilling(3, 800, backfill_order="sequential")
+    consumer.pull(CHUNK_BYTES)
+    consumer.pull(CHUNK_BYTES)
+    consumer.woken = 0
+    for _ in range(5):
+        consumer.host.bucket.vbuckets[2].set(b"more")
+        consumer.pull(1)
+    assert consumer.woken == 0
+    assert len(consumer.producer._slots._waiting) == 2
+    consumer.pull_all()
+    assert all(stream.ended == StreamEndStatus.OK for stream in consumer.streams.values())
+
+
+def test_stalled_reader_costs_one_chunk() -> None:
+    consumer = backfilling(50, 60, connection_buffer_size="100000")
+    consumer.pull_all(CHUNK_BYTES)
+    assert consumer.outstanding >= 100_000
+    assert open_backfills(consumer) <= 2
+    reads = [len(snapshot._changes) for v in consumer.host.bucket.vbuckets for snapshot in v.snapshots]
+    assert sum(60 - left for left in reads) * PART <= 2 * CHUNK_BYTES
+
+
+def test_snapshot_from_memory_is_finished_before_another_is_begun() -> None:
+    bucket = FakeBucket(3)
+    for vbucket in bucket.vbuckets:
+        for number in range(100):
+            vbucket.set(b"%d" % number, bytes(PART))
+    consumer = Consumer(bucket)
+    consumer.open()
+    for number in range(3):
+        consumer.request(number)
+    while consumer.pull(100_000):
+        assert open_backfills(consumer) <= 1
+    assert all(stream.last_seqno == 100 for stream in consumer.streams.values())
+
+
+def test_looking_through_what_is_not_wanted_lets_others_work() -> None:
+    """A filter that drops everything must not keep the node busy in one call."""
+    bucket = FakeBucket(1)
+    bucket.use_collections()
+    for number in range(200):
+        bucket.vbuckets[0].set(b"%d" % number, bytes(PART), collection=9)
+    bucket.vbuckets[0].to_disk()
+    consumer = Consumer(bucket)
+    consumer.open()
+    answer = consumer.request(value={"collections": ["8"]})
+    calls = 0
+    while not consumer.streams[answer.opaque].last_seqno:
+        consumer.woken = 0
+        if not consumer.pull(CHUNK_BYTES):
+            assert consumer.woken == 1, "it must be asked again"
+        calls += 1
+    assert calls >= 200 * PART // (2 * CHUNK_BYTES)
+
+
+def test_stats_tell_of_every_stream(bucket: FakeBucket) -> None:
+    bucket.vbuckets[2].set(b"k")
+    consumer = Consumer(bucket)
+    consumer.open(name=b"caf\xc3\xa9\xff")
+    consumer.stream(2)
+    stats = consumer.producer.stats()
+    assert stats["name"] == "caf\u00e9\\xff"
+    assert (stats["num_streams"], stats["stream_2_last_sent_seqno"]) == (1, 1)
+
+
+def test_open_message_survives(bucket: FakeBucket) -> None:
+    """The first frame that a session hands over is the Open itself."""
+    consumer = Consumer(bucket)
+    consumer.send(DcpOpen(key=b"x", flags=PRODUCER, opaque=42))
+    consumer.pull(0)
+    assert [(answer.opaque, answer.status) for answer in consumer.answers] == [(42, 0)]
