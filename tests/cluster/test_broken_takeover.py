@@ -7,7 +7,6 @@ import itertools
 import socket
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -142,9 +141,14 @@ def test_a_takeover_that_breaks_at_any_message(monkeypatch, to, late):
 
     def give_back(self, vbuckets):
         """The source sees the end when it is waited for, or when all is done."""
-        sleeps = SimpleNamespace(sleep=lambda seconds: (line and line.release(), time.sleep(seconds)))
+
+        def sleep(seconds):
+            if line:
+                line.release()
+            time.sleep(seconds)
+
         with monkeypatch.context() as patch:
-            patch.setattr(takeover, "time", sleeps)
+            patch.setattr(takeover, "sleep", sleep)
             real_give_back(self, vbuckets)
 
     monkeypatch.setattr(takeover._Node, "order", order)

@@ -306,7 +306,7 @@ def test_a_node_that_dies_in_the_middle(nodes, monkeypatch, dialect, victim, tur
         return select.select(*arguments)
 
     monkeypatch.setattr(takeover, "select", SimpleNamespace(select=select_))
-    monkeypatch.setattr(takeover, "time", SimpleNamespace(sleep=dies))
+    monkeypatch.setattr(takeover, "sleep", dies)
     with contextlib.suppress(TailraceError):  # it may have been over before
         move(source, target, MOVING, dialect=dialect)
     monkeypatch.undo()
