@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 from dialects.coverage_table import implemented, rows  # noqa: E402
 from tailrace.cli.main import COMMANDS, cli  # noqa: E402
 from tailrace.server.settings import table  # noqa: E402
-from tailrace.spark.options import OPTIONS  # noqa: E402
+from tailrace.spark.source.options import OPTIONS  # noqa: E402
 from tailrace.wire import admin, codes, dcp, dcp_replication, describe, header, kv, subdoc, tap, upr  # noqa: E402
 from tailrace.wire.dialect import DCP, KV, KV_MESSAGES, TAP, UPR_A, UPR_B, Dialect  # noqa: E402
 from tailrace.wire.header import Frame  # noqa: E402

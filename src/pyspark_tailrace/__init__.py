@@ -5,6 +5,6 @@ exception in any of them hides all, so nothing is imported here but the class, w
 itself.
 """
 
-from tailrace.spark.source import TailraceDataSource as DefaultSource
+from tailrace.spark.source.data_source import TailraceDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

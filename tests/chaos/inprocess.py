@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.spark.stream import StreamReader
+from tailrace.spark.source.stream import StreamReader
 
 
 class Killed(BaseException):

@@ -19,7 +19,8 @@ from chaos.script import TIDYING, Life, NotEqual, check_version, make_round
 from chaos.tidying import tidy
 from chaos.world import World
 from spark.naive import table_state
-from tailrace.spark import mirroring, rewrite, spool, stream, table
+from tailrace.spark import mirroring, rewrite, table
+from tailrace.spark.source import spool, stream
 
 _PATIENCE_S = 180.0
 """A life in which nothing happened for so long never comes to its end."""

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tailrace.client.resume import Reading
 from tailrace.model import Position
 from tailrace.spark import mirroring, rewrite, table
-from tailrace.spark.feed import Feed
+from tailrace.spark.source.feed import Feed
 from tailrace.spark.table import MirrorTable
 
 

@@ -115,7 +115,7 @@ def test_spool_files_that_somebody_deletes_stop_the_query_and_nothing_else(mirro
                 path.unlink()
 
     with (
-        mock.patch("tailrace.spark.stream.crash_point", clean),
+        mock.patch("tailrace.spark.source.stream.crash_point", clean),
         pytest.raises(TailraceError, match="of the spool is gone"),
     ):
         mirrors.live()

@@ -11,7 +11,7 @@ import pytest_timeout
 from _pytest.runner import runtestprotocol
 
 from spark.too_slow import PATIENT, PYTHON_WAS_TOO_SLOW, STARTS
-from tailrace.spark.starting import session
+from tailrace.spark.spark_session import session
 
 _STARTED_AGAIN = "started again"
 

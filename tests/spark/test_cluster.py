@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from spark.too_slow import PATIENT
-from tailrace.spark.starting import prepare_environment
+from tailrace.spark.spark_session import prepare_environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 

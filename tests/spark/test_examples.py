@@ -13,7 +13,7 @@ import pytest
 
 import tailrace.testing
 from spark.too_slow import PATIENT
-from tailrace.spark.starting import prepare_environment
+from tailrace.spark.spark_session import prepare_environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tailrace.files import DiskFiles
-from tailrace.spark.starting import java_home
+from tailrace.spark.spark_session import java_home
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 import tailrace.spark as ts
 import tailrace.testing
 from tailrace.model import Position
-from tailrace.spark.lag import Lag, LagListener, lag_by_vbucket, prometheus_text
-from tailrace.spark.offsets import to_offset
+from tailrace.spark.source.lag import Lag, LagListener, lag_by_vbucket, prometheus_text
+from tailrace.spark.source.offsets import to_offset
 
 
 def offset(**seqnos: int) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import pyspark
 import pytest
 
-from tailrace.spark.python import COMMAND, path_without_archive
-from tailrace.spark.starting import prepare_environment, python_of_workers
+from tailrace.spark.spark_session import prepare_environment, python_of_workers
+from tailrace.spark.worker_python import COMMAND, path_without_archive
 
 PACKAGES = str(Path(pyspark.__file__).parents[1])
 ARCHIVE = os.path.join(PACKAGES, "pyspark", "python", "lib", "pyspark.zip")

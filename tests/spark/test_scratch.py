@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.spark.scratch import Scratch
+from tailrace.spark.source.scratch import Scratch
 
-MAKE = "import sys, tailrace.spark.scratch as s; made = s.Scratch(sys.argv[1], 'run')"
+MAKE = "import sys, tailrace.spark.source.scratch as s; made = s.Scratch(sys.argv[1], 'run')"
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import tailrace.testing
 from tailrace.columns import SCHEMA
-from tailrace.spark.source import DDL
+from tailrace.spark.source.data_source import DDL
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 

@@ -20,20 +20,20 @@ from hypothesis import strategies as st
 
 from tailrace.columns import SCHEMA
 from tailrace.model import Position
-from tailrace.spark import spool as spool_module
-from tailrace.spark.spool import Delivery, Segment, Spool
+from tailrace.spark.source import spool as spool_module
+from tailrace.spark.source.spool import FeedDelivery, Spool, SpoolSegment
 
 NOTHING_SAID: dict[str, Any] = {"max_rows": None, "max_bytes": None, "wait_s": 0.0}
 
 
-def delivery(first: int, count: int = 3, *, back: int | None = None) -> Delivery:
+def delivery(first: int, count: int = 3, *, back: int | None = None) -> FeedDelivery:
     rows = [{"op": "mutation", "vbucket": 0, "seqno": seqno} for seqno in range(first, first + count)]
     rollbacks = {} if back is None else {0: Position.at(7, back)}
     end = {0: Position.at(7, first + count - 1)}
-    return Delivery(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), end, rollbacks)
+    return FeedDelivery(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), end, rollbacks)
 
 
-def seqnos(segments: list[Segment], partition: int = 0) -> list[int]:
+def seqnos(segments: list[SpoolSegment], partition: int = 0) -> list[int]:
     found = []
     for segment in segments:
         if path := segment.files.get(partition):
@@ -71,7 +71,7 @@ def test_rows_go_to_their_partition_in_order(
     borders = sorted({0, len(vbuckets), *(cut for cut in cuts if cut < len(vbuckets))})
     with tempfile.TemporaryDirectory() as directory:
         spool = Spool(Path(directory), [0, 0, 1, 1, 2, 2, 0, 1], 1 << 30)
-        spool.fill(Delivery(rows.slice(a, b - a), {}) for a, b in pairwise(borders))
+        spool.fill(FeedDelivery(rows.slice(a, b - a), {}) for a, b in pairwise(borders))
         segments = spool.take(0, **NOTHING_SAID)
         for partition, own in enumerate(({0, 1, 6}, {2, 3, 7}, {4, 5})):
             expected = [seqno for seqno, vbucket in enumerate(vbuckets) if vbucket in own]
@@ -154,8 +154,8 @@ def test_changes_reach_the_spool_without_pandas(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from tailrace.columns.batch import decode
-        from tailrace.spark.stream import Spool
-        from tailrace.spark.spool import Delivery
+        from tailrace.spark.source.stream import Spool
+        from tailrace.spark.source.spool import FeedDelivery
         from tailrace.wire.dcp import DcpDeletion, DcpMutation
         changes = [
             DcpMutation(vbucket=0, by_seqno=1, rev_seqno=1, key=b"a", value=b"1", datatype=1),
@@ -164,7 +164,7 @@ def test_changes_reach_the_spool_without_pandas(tmp_path: Path) -> None:
         ]
         batch = decode(b"".join(one.encode() for one in changes)).batch
         spool = Spool(Path(sys.argv[1]), [0, 1], 1 << 20)
-        spool.append(Delivery(batch, {}))
+        spool.append(FeedDelivery(batch, {}))
         files = spool.take(0, max_rows=None, max_bytes=None, wait_s=0.0)[0].files
         sys.exit("pandas" if "pandas" in sys.modules else 0 if len(files) == 2 else "not cut")
     """

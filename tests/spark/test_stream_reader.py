@@ -15,12 +15,12 @@ from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.errors import UsageError
 from tailrace.model import Position
-from tailrace.spark.batch import BatchReader
-from tailrace.spark.feed import DataLoss, Feed, RolledBack
-from tailrace.spark.offsets import from_offset, to_offset
-from tailrace.spark.options import MIRROR, MirrorOption, parse_options
-from tailrace.spark.spool import segment_rows
-from tailrace.spark.stream import StreamReader
+from tailrace.spark.source.batch import BatchReader
+from tailrace.spark.source.feed import DataLoss, Feed, RolledBack
+from tailrace.spark.source.offsets import from_offset, to_offset
+from tailrace.spark.source.options import MIRROR, MirrorOption, parse_options
+from tailrace.spark.source.spool import segment_rows
+from tailrace.spark.source.stream import StreamReader
 
 
 @pytest.mark.parametrize("ends", [True, False])

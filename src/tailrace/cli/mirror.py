@@ -87,8 +87,8 @@ def command(
         more["maxOffsetsPerTrigger"] = str(max_rows)
     with open_spark(master, conf, name="tailrace mirror") as spark, progress("mirroring", None) as bar:
         from ..spark.api import prepare_mirror
-        from ..spark.lag import Lag, LagListener, prometheus_text
         from ..spark.mirroring import Applied
+        from ..spark.source.lag import Lag, LagListener, prometheus_text
 
         total = rollbacks = 0
 

@@ -54,7 +54,7 @@ def need_spark() -> None:
 def open_spark(master: str | None, conf: tuple[str, ...], *, name: str) -> Iterator[SparkSession]:
     """A Spark session that says nothing unless ``--debug`` is given; stopped at the end."""
     need_spark()
-    from ..spark.starting import prepare_environment, session
+    from ..spark.spark_session import prepare_environment, session
 
     debug = click.get_current_context().ensure_object(Session).debug
     settings = {

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .api import mirror, verify
     from .changelog import live_changes
     from .documents import infer_schema, rescued_count, typed
-    from .lag import Lag, LagListener
-    from .source import register
-    from .starting import prepare_environment, session
+    from .source.data_source import register
+    from .source.lag import Lag, LagListener
+    from .spark_session import prepare_environment, session
 
 __all__ = [
     "Lag",
@@ -42,14 +42,14 @@ _HOMES = {
     "mirror": "api",
     "verify": "api",
     "live_changes": "changelog",
-    "Lag": "lag",
-    "LagListener": "lag",
+    "Lag": "source.lag",
+    "LagListener": "source.lag",
     "infer_schema": "documents",
     "rescued_count": "documents",
     "typed": "documents",
-    "register": "source",
-    "prepare_environment": "starting",
-    "session": "starting",
+    "register": "source.data_source",
+    "prepare_environment": "spark_session",
+    "session": "spark_session",
 }
 
 

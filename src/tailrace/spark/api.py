@@ -10,10 +10,10 @@ from deltalake import DeltaTable
 
 from ..connstr import ConnectionString, parse
 from ..errors import UsageError
-from .feed import collection_paths, open_source
 from .fold import DELETED
 from .mirroring import Applied, Mirror, TableSpec
-from .options import Options, parse_options
+from .source.feed import collection_paths, open_source
+from .source.options import Options, parse_options
 from .table import MirrorTable
 from .verifying import Verdict
 from .verifying import verify as verify_options

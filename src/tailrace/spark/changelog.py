@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from ..history import FailoverLog
 from ..model import Position
 from ..rng import unique_name
-from .feed import open_source
 from .fold import as_text
-from .options import parse_options
+from .source.feed import open_source
+from .source.options import parse_options
 from .table import DataFile, MirrorTable, read_rows, write_file
 
 if TYPE_CHECKING:

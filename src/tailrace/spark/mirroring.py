@@ -19,9 +19,9 @@ from ..errors import UsageError
 from ..model import Position, format_positions
 from .changelog import CHANGES_SCHEMA, ChangeLog
 from .fold import table_schema
-from .options import MIRROR, MirrorOption, group_of
 from .rewrite import CHANGES, RESULT_DDL, GroupResult, Rewrite, Target
-from .scratch import Scratch
+from .source.options import MIRROR, MirrorOption, group_of
+from .source.scratch import Scratch
 from .table import MirrorTable, TableChanged
 
 if TYPE_CHECKING:

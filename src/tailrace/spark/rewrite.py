@@ -23,10 +23,10 @@ import pyarrow.parquet as pq
 from ..crashpoints import crash_point
 from ..model import Position
 from ..rng import unique_name
+from .archived_modules import forget_packages_in_archives
 from .changelog import ChangeLog, Logger
 from .fold import DOCUMENT_OPS, fold, table_schema
 from .table import DataFile, MirrorTable, file_system, read_rows, write_file
-from .zipped import forget_packages_in_archives
 
 __all__ = ["CHANGES", "RESULT_DDL", "GroupResult", "Reset", "Rewrite", "Target"]
 

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from ..model import Position
 from .compare import Difference, compare
-from .feed import open_source
 from .fold import DELETED, TABLE_SCHEMA, fold, table_schema
-from .options import Options, group_of, parse_options
+from .source.feed import open_source
+from .source.options import Options, group_of, parse_options
 from .table import MirrorTable, read_rows
 
 if TYPE_CHECKING:

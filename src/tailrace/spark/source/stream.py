@@ -25,16 +25,16 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ..crashpoints import crash_point
-from ..errors import TailraceError
-from ..model import Position
+from ...crashpoints import crash_point
+from ...errors import TailraceError
+from ...model import Position
+from ..archived_modules import forget_packages_in_archives
 from .direct import DirectPartition, read_direct
 from .feed import Feed, position_rows
 from .offsets import from_offset, rollbacks_of, to_offset
 from .options import Options, parse_options, partition_map
 from .scratch import Scratch
-from .spool import Segment, Spool, segment_rows
-from .zipped import forget_packages_in_archives
+from .spool import Spool, SpoolSegment, segment_rows
 
 __all__ = ["SpooledPartition", "StreamReader"]
 
@@ -202,7 +202,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _partition_of(self) -> Sequence[int]:
         return partition_map(self._options, self._connected().vbucket_count)
 
-    def _end_after(self, positions: dict[int, Position], segments: Sequence[Segment]) -> dict[str, Any]:
+    def _end_after(self, positions: dict[int, Position], segments: Sequence[SpoolSegment]) -> dict[str, Any]:
         rollbacks: dict[int, Position] = {}
         for segment in segments:
             positions.update(segment.positions)

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ..client.blocking import BlockingSource, connect_sync
-from ..client.bounds import check_vbuckets
-from ..client.events import Rollback
-from ..client.kv import KvClient
-from ..client.piece import Piece
-from ..client.tls import TlsOptions
-from ..clock import SYSTEM
-from ..columns import SCHEMA
-from ..connstr import ConnectionString, parse
-from ..errors import TailraceError
-from ..history import Action, plan, rollback_seqno
-from ..model import Position
+from ...client.blocking import BlockingSource, connect_sync
+from ...client.bounds import check_vbuckets
+from ...client.events import Rollback
+from ...client.kv import KvClient
+from ...client.piece import Piece
+from ...client.tls import TlsOptions
+from ...clock import SYSTEM
+from ...columns import SCHEMA
+from ...connstr import ConnectionString, parse
+from ...errors import TailraceError
+from ...history import Action, plan, rollback_seqno
+from ...model import Position
 from .options import Options
-from .spool import Delivery, segment_rows
+from .spool import FeedDelivery, segment_rows
 
 __all__ = [
     "DataLoss",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .table import MirrorTable
+    from ..table import MirrorTable
 
 _FRESH_S = 2.0
 
@@ -163,7 +163,7 @@ class _WaysBack:
         return self._offered.get(vbucket, {}).get(seqno)
 
     def _fresh_tables(self) -> list[MirrorTable]:
-        from .table import MirrorTable  # a source without a mirror starts faster without Delta
+        from ..table import MirrorTable  # a source without a mirror starts faster without Delta
 
         now = SYSTEM.monotonic()
         if now - self._opened_at > _FRESH_S:
@@ -244,7 +244,7 @@ class Feed:
             for vbucket, seqno in self.high_seqnos().items()
         }
 
-    def deliveries(self, start: Mapping[int, Position], *, end: str) -> Iterator[Delivery]:
+    def deliveries(self, start: Mapping[int, Position], *, end: str) -> Iterator[FeedDelivery]:
         """Everything from these positions on: ``forever``, or what is there ``now``."""
         self._latest = dict(start)
         if self._options.mirror is not None and self._options.mirror.resets:
@@ -258,7 +258,7 @@ class Feed:
         """Close the connections."""
         self._source.close()
 
-    def _of(self, piece: Piece) -> Iterator[Delivery]:
+    def _of(self, piece: Piece) -> Iterator[FeedDelivery]:
         """A piece as deliveries, each with the positions after its last row. They are cut wherever as many
         rows have come as fill a segment of the spool: whole ones would leave batches short.
         """
@@ -291,9 +291,9 @@ class Feed:
                 if not changes and part["op"][0].as_py() == "rollback":
                     vbucket = part["vbucket"][0].as_py()
                     rolled = {vbucket: back[vbucket]} if vbucket in back else {}
-                yield Delivery(part, positions, rolled)
+                yield FeedDelivery(part, positions, rolled)
         if not batches and (piece.ends or back):
-            yield Delivery(_EMPTY, {**back, **piece.ends}, back)
+            yield FeedDelivery(_EMPTY, {**back, **piece.ends}, back)
 
     def _with_way_back(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """For the mirror a rollback row says which versions of the tables the vbucket returns to."""
@@ -307,7 +307,7 @@ class Feed:
         return batch.set_column(SCHEMA.get_field_index("value"), "value", pa.array([value], pa.binary()))
 
 
-def _first_of_all(resets: Mapping[int, tuple[int, int, list[int] | None]]) -> Delivery:
+def _first_of_all(resets: Mapping[int, tuple[int, int, list[int] | None]]) -> FeedDelivery:
     """What a mirror has to set right before it goes on."""
     rows = [
         {
@@ -320,7 +320,7 @@ def _first_of_all(resets: Mapping[int, tuple[int, int, list[int] | None]]) -> De
         for vbucket, (vb_uuid, seqno, versions) in resets.items()
     ]
     positions = {vbucket: Position.at(vb_uuid, seqno) for vbucket, (vb_uuid, seqno, _) in resets.items()}
-    return Delivery(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), positions, positions)
+    return FeedDelivery(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), positions, positions)
 
 
 # made of nulls because Arrow imports pandas when it sees a list, and every process that reads would wait

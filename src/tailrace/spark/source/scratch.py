@@ -12,8 +12,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from ..errors import StoreLocked
-from ..files import DiskFiles
+from ...errors import StoreLocked
+from ...files import DiskFiles
 
 __all__ = ["Scratch"]
 

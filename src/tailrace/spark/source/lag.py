@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from ..errors import TailraceError
+from ...errors import TailraceError
 from .offsets import from_offset
 
 __all__ = ["Lag", "LagListener", "lag_by_vbucket", "prometheus_text"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..files import DiskFiles
 from ..rng import unique_name
-from .python import COMMAND
+from .worker_python import COMMAND
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..model import Position
+from ...model import Position
 
 __all__ = ["ROLLBACK", "from_offset", "rollbacks_of", "to_offset"]
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from ..errors import UsageError
-from ..model import Position
+from ...errors import UsageError
+from ...model import Position
+from ..archived_modules import forget_packages_in_archives
 from .direct import DirectPartition, read_direct
 from .feed import Feed
 from .options import parse_options, partition_map
-from .zipped import forget_packages_in_archives
 
 __all__ = ["BatchReader"]
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from ..client.bounds import SeenEnd
-from ..columns import SCHEMA
-from ..model import Position
+from ...client.bounds import SeenEnd
+from ...columns import SCHEMA
+from ...model import Position
 from .feed import open_source, refuse_loss, signed
 from .options import parse_options
 

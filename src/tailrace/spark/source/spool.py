@@ -26,11 +26,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..files import write_scratch
-from ..model import Position
-from ..rng import unique_name
+from ...files import write_scratch
+from ...model import Position
+from ...rng import unique_name
 
-__all__ = ["Delivery", "Segment", "Spool", "segment_rows"]
+__all__ = ["FeedDelivery", "Spool", "SpoolSegment", "segment_rows"]
 
 SEGMENT_ROWS = 50_000
 """As many rows are gathered for a segment, at most."""
@@ -45,7 +45,7 @@ _RUN_ROWS = 256
 """Runs shorter than this are copied together: a batch has its price, on every side."""
 
 
-class Delivery(NamedTuple):
+class FeedDelivery(NamedTuple):
     """What a consumer hands over: rows, and where the vbuckets in them stand afterwards."""
 
     rows: pa.RecordBatch
@@ -55,7 +55,7 @@ class Delivery(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SpoolSegment:
     """Rows of some deliveries, on disk."""
 
     number: int
@@ -85,8 +85,8 @@ class Spool:
         self._limit_bytes = limit_bytes
         self._segment_rows = segment_rows
         self._segment_bytes = limit_bytes if segment_bytes is None else segment_bytes
-        self._segments: deque[Segment] = deque()
-        self._gathered: list[Delivery] = []
+        self._segments: deque[SpoolSegment] = deque()
+        self._gathered: list[FeedDelivery] = []
         self._gathered_rows = self._gathered_bytes = 0
         self._next = 0
         self._size = 0
@@ -103,7 +103,7 @@ class Spool:
 
     # the consumer's side
 
-    def fill(self, deliveries: Iterable[Delivery]) -> None:
+    def fill(self, deliveries: Iterable[FeedDelivery]) -> None:
         """Append all that comes; what goes wrong is raised in the planner's thread."""
         try:
             for delivery in deliveries:
@@ -127,7 +127,7 @@ class Spool:
     def _is_over(self) -> bool:
         return self._closed or self._finished or self._error is not None
 
-    def append(self, delivery: Delivery) -> None:
+    def append(self, delivery: FeedDelivery) -> None:
         """Keep a delivery; waits while the spool is full."""
         size = delivery.rows.nbytes
         with self._changed:
@@ -164,7 +164,7 @@ class Spool:
                 self._fail(error)
                 raise
 
-    def _write(self, gathered: Sequence[Delivery], rows: int, held_bytes: int) -> None:
+    def _write(self, gathered: Sequence[FeedDelivery], rows: int, held_bytes: int) -> None:
         """Deliveries, which hold so much memory, become a segment."""
         parts: dict[int, list[pa.RecordBatch]] = {}
         for one in gathered:
@@ -182,7 +182,7 @@ class Spool:
             positions.update(one.positions)
             rollbacks.update(one.rollbacks)
         with self._changed:
-            segment = Segment(self._next, rows, size, positions, rollbacks, files)
+            segment = SpoolSegment(self._next, rows, size, positions, rollbacks, files)
             self._segments.append(segment)
             self._next += 1
             self._size += size - held_bytes
@@ -224,7 +224,7 @@ class Spool:
         max_bytes: int | None,
         wait_s: float,
         gather_bytes: int | None = None,
-    ) -> list[Segment]:
+    ) -> list[SpoolSegment]:
         """The segments from number ``after`` on that fit into a batch, at least one if there is any.
 
         Waits up to ``wait_s`` for the first one; with ``gather_bytes`` for so much, or as much as a batch may
@@ -253,7 +253,7 @@ class Spool:
             self._awaited = True
             self._changed.wait_for(lambda: self._is_over() or self._next > after, timeout=wait_s)
             self._awaited = False
-            found: list[Segment] = []
+            found: list[SpoolSegment] = []
             rows = size = 0
             for segment in self._segments:
                 if segment.number < after:
@@ -276,7 +276,7 @@ class Spool:
         if not has_some:
             self.flush()
 
-    def between(self, first: int, last: int) -> list[Segment]:
+    def between(self, first: int, last: int) -> list[SpoolSegment]:
         """The segments with these numbers, the last one excluded."""
         with self._changed:
             return [segment for segment in self._segments if first <= segment.number < last]
@@ -324,6 +324,6 @@ def _write_batches(batches: Sequence[pa.RecordBatch], file: BinaryIO) -> None:
             writer.write_batch(batch)
 
 
-def _unlink(segment: Segment) -> None:
+def _unlink(segment: SpoolSegment) -> None:
     for path in segment.files.values():
         Path(path).unlink(missing_ok=True)

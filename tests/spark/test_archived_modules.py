@@ -11,7 +11,7 @@ from zipimport import zipimporter
 
 import pytest
 
-from tailrace.spark.zipped import forget_packages_in_archives
+from tailrace.spark.archived_modules import forget_packages_in_archives
 
 NAME = "packed_for_this_test"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
-from .zipped import forget_packages_in_archives
+from ..archived_modules import forget_packages_in_archives
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from ..errors import UsageError
-from ..model import Position, parse_positions
+from ...errors import UsageError
+from ...model import Position, parse_positions
 
 __all__ = ["MIRROR", "OPTIONS", "MirrorOption", "Option", "Options", "parse_options", "partition_map"]
 
