@@ -190,7 +190,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "spark/mirroring.py": "the folder of the staging files",
         "spark/scratch.py": "folders that go with the process that made them",
         "spark/spool.py": "segments that Spark has done with; a kill leaves them to scratch.py",
-        "spark/starting.py": "the folder of the Java shim",
+        "spark/spark_session.py": "the folder of the Java shim",
     },
     "threads": {
         "cli/demo.py": "the writer and the sampler of a demonstration",
@@ -205,7 +205,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "cli/cluster.py": "the coordinator",
         "cli/demo.py": "the node of a demonstration",
         "cluster/member.py": "the nodes of a cluster",
-        "spark/starting.py": "asks Java for its version",
+        "spark/spark_session.py": "asks Java for its version",
         "store/apart.py": "merges in a process of their own",
     },
 }
