@@ -5,9 +5,11 @@ How a block is run is written down in docs/README.md.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import importlib.util
+import io
 import json
 import os
 import re
@@ -15,6 +17,8 @@ import shlex
 import subprocess
 import sys
 import time
+import tokenize
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +27,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")])
+SPEC = sorted((ROOT / "docs" / "spec").glob("*.md"))
 
 RUN = {"console", "sh", "bash", "shell", "python", "py"}
 NOT_RUN = {"text", "mermaid", "json", "toml", "yaml", "sql", "xml", ""}
@@ -132,9 +137,35 @@ def test_every_dependency_is_explained() -> None:
 # links
 
 
+_EXPLICIT_ANCHOR = re.compile(r'<a id="([^"]+)"></a>')
+
+
+def _headings(page: Path) -> list[str]:
+    return re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text()), re.M)
+
+
+def _github_slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def _mkdocs_slug(heading: str) -> str:
+    """As Python-Markdown's table of contents makes it."""
+    ascii_only = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", ascii_only).strip().lower())
+
+
 def _anchors(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {*map(_github_slug, _headings(page)), *_EXPLICIT_ANCHOR.findall(page.read_text())}
+
+
+@pytest.mark.parametrize("page", SPEC, ids=name)
+def test_anchors_of_the_norm_are_the_same_everywhere(page: Path) -> None:
+    """Code cites them: they must be unique, and the same on GitHub and on a site made by MkDocs."""
+    headings = _headings(page)
+    assert list(map(_github_slug, headings)) == list(map(_mkdocs_slug, headings))
+    anchors = [*map(_github_slug, headings), *_EXPLICIT_ANCHOR.findall(page.read_text())]
+    assert sorted({anchor for anchor in anchors if anchors.count(anchor) > 1}) == []
+    assert all(re.fullmatch("[a-z0-9-]+", anchor) for anchor in anchors)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -148,6 +179,49 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert other.exists(), f"{name(page)}: {target}"
         if anchor and other.suffix == ".md":
             assert anchor in _anchors(other), f"{name(page)}: {target}"
+
+
+# citations: comments and docstrings name a rule by its page and anchor, `docs/spec/dcp.md#flow-control`
+
+
+SOURCES = sorted(path for folder in ("src", "tests", "bench") for path in (ROOT / folder).rglob("*.py"))
+_CITATION = re.compile(r"\bdocs/[\w/-]+\.md(?:#[\w-]+)?")
+
+
+def prose(source: str) -> Iterator[tuple[int, str]]:
+    """Comments and docstrings of a module, each with its line."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text
+
+
+def wrong_citations(source: str) -> list[str]:
+    """What a module cites and nobody can look up."""
+    wrong = []
+    for line, text in prose(source):
+        for citation in _CITATION.findall(text):
+            path, _, anchor = citation.partition("#")
+            page = ROOT / path
+            if not page.is_file() or (anchor and anchor not in _anchors(page)):
+                wrong.append(f"{line}: {citation}")
+    return wrong
+
+
+def test_citations_lead_somewhere() -> None:
+    assert [f"{name(path)}:{wrong}" for path in SOURCES for wrong in wrong_citations(path.read_text())] == []
+
+
+def test_a_citation_that_leads_nowhere_would_be_noticed() -> None:
+    assert wrong_citations('"""As docs/spec/dcp.md#flow-control says."""\n# docs/spec/tap.md') == []
+    assert wrong_citations("# docs/spec/dcp.md#fluss-kontrolle") == ["1: docs/spec/dcp.md#fluss-kontrolle"]
+    assert wrong_citations('def f():\n    """docs/spec/smtp.md"""') == ["2: docs/spec/smtp.md"]
+    assert (
+        wrong_citations('PAGE = "docs/spec/smtp.md"') == []
+    )  # no citation: what code does with it is its own
 
 
 # examples
