@@ -8,9 +8,8 @@ from __future__ import annotations
 import sys
 import time
 
-from flat_reader import rss_bytes
-
 import tailrace
+from client.flat_reader import rss_bytes
 
 
 def main(url: str, how: str, window_bytes: int) -> None:

@@ -9,10 +9,10 @@ import time
 
 import pyarrow as pa
 import pytest
-from application import Application, server_state, writing
 
 import tailrace
 import tailrace.testing
+from client.application import Application, server_state, writing
 from tailrace import Deletion, Mutation, Position, Rollback, Snapshot, StreamEnd
 from tailrace.client.bounds import SeenEnd
 from tailrace.client.kv import KvClient

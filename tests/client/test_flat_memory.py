@@ -13,11 +13,11 @@ import sys
 import threading
 from pathlib import Path
 
-import fake_server
 import numpy as np
 import pytest
-from fake_server import UUID, Connection, FakeServer
 
+from client import fake_server
+from client.fake_server import UUID, Connection, FakeServer
 from tailrace.wire.dcp import DcpBufferAck, DcpMutation, DcpStreamEnd, DcpStreamRequest
 from tailrace.wire.dialect import DCP
 from tailrace.wire.header import Frame

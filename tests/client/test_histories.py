@@ -11,9 +11,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from application import Application, events_of, server_state
 
 import tailrace.testing
+from client.application import Application, events_of, server_state
 from tailrace.client.checkpoints import MemoryState
 
 VBUCKETS = 2

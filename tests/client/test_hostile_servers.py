@@ -11,9 +11,9 @@ import threading
 import time
 
 import pytest
-from fake_server import UUID, FakeServer, accepted, marker, mutation, noop
 
 import tailrace
+from client.fake_server import UUID, FakeServer, accepted, marker, mutation, noop
 from tailrace import Mutation, Snapshot, StreamEnd
 from tailrace.client.checkpoints import MemoryState
 from tailrace.client.connection import Connection

@@ -10,12 +10,12 @@ import time
 from dataclasses import replace
 
 import pytest
-from fake_server import UUID, FakeServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tailrace
 import tailrace.testing
+from client.fake_server import UUID, FakeServer
 from tailrace import Deletion, Expiration, Flush, Mutation, Rollback, StreamEnd, TapSettings
 from tailrace.client.replicate import Replicator
 from tailrace.errors import TailraceError

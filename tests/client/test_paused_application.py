@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -35,7 +36,8 @@ def node() -> Iterator[RunningNode]:
 def test_what_a_paused_application_holds(node: RunningNode, how: str) -> None:
     reader = Path(__file__).with_name("paused_reader.py")
     command = [sys.executable, str(reader), node.url, how, str(WINDOW_BYTES)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     paused, rest = done.stdout.splitlines()
     queued, held = (int(word) for word in paused.split())
     print(f"{queued >> 10} KiB wait, {held >> 10} KiB are held")

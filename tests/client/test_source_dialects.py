@@ -10,9 +10,9 @@ import time
 
 import pyarrow as pa
 import pytest
-from application import Application, server_state, writing
 
 import tailrace.testing
+from client.application import Application, server_state, writing
 from tailrace import Deletion, Expiration, Flush, Mutation, Position, Rollback, Snapshot, TapSettings
 from tailrace.cli.main import main
 from tailrace.client.kv import KvClient

@@ -8,8 +8,8 @@ import random
 import threading
 
 import pytest
-from fake_server import UUID, FakeServer, accepted, marker, mutation, noop
 
+from client.fake_server import UUID, FakeServer, accepted, marker, mutation, noop
 from tailrace import Mutation
 from tailrace.client.backoff import Backoff
 from tailrace.client.catalog import Catalog

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from serverkit import Wire
 
 import tailrace.testing
+from server.serverkit import Wire
 from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import VBucketState
 

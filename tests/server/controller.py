@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from serverkit import Wire
-
+from server.serverkit import Wire
 from tailrace.wire.codes import DcpOpcode, Status
 from tailrace.wire.dcp import (
     DcpAddStream,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from serverkit import Bench, ask
-
+from server.serverkit import Bench, ask
 from tailrace.server.bucket import run_inline
 from tailrace.wire import kv
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from controller import Controller, marker, mutation, until
-from serverkit import Wire
 
+from server.controller import Controller, marker, mutation, until
+from server.serverkit import Wire
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin
 from tailrace.wire.codes import Feature, Status, SystemEventId

@@ -8,9 +8,9 @@ import json
 import threading
 
 import pytest
-from serverkit import Wire
 
 import tailrace.testing
+from server.serverkit import Wire
 from tailrace.wire import admin, dcp, kv
 from tailrace.wire.codes import Datatype, Feature, Op, Status
 from tailrace.wire.header import Frame

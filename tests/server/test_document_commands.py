@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from serverkit import Wire
 
+from server.serverkit import Wire
 from tailrace import snappy
 from tailrace.wire import admin, kv
 from tailrace.wire.codes import Datatype, Feature, Op, Status, WithMetaOption

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
-from serverkit import Wire
 
 import tailrace.testing
+from server.serverkit import Wire
 from tailrace.server import durability as server_durability
 from tailrace.server.topology import NodeAddress, bucket_map
 from tailrace.testing.running import RunningNode

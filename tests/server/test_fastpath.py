@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from serverkit import Bench, frames_of
 
+from server.serverkit import Bench, frames_of
 from tailrace.wire import admin, kv
 from tailrace.wire.codes import Feature, Op
 from tailrace.wire.header import HEADER

@@ -12,9 +12,9 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serverkit import TIMEOUT_S, Bench, Wire, take
 
 import tailrace.testing
+from server.serverkit import TIMEOUT_S, Bench, Wire, take
 from tailrace.server.call import COMMANDS
 from tailrace.wire import admin, kv
 from tailrace.wire.codes import Feature, Op, Status

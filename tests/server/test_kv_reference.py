@@ -7,9 +7,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from serverkit import Wire
 
 import tailrace.testing
+from server.serverkit import Wire
 from tailrace import snappy
 from tailrace.wire import admin, dcp, kv, subdoc
 from tailrace.wire.codes import Datatype, Feature, Op, Status, VBucketState, WithMetaOption

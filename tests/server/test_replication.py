@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from controller import Controller, marker, mutation, until
-from serverkit import Bench, Wire
 
 import tailrace.testing
+from server.controller import Controller, marker, mutation, until
+from server.serverkit import Bench, Wire
 from tailrace.protocol.handshake import Credentials
 from tailrace.server.node import Node
 from tailrace.server.topology import NodeAddress, bucket_map

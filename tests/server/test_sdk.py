@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from serverkit import Wire
 
 import tailrace.testing
+from server.serverkit import Wire
 from tailrace.wire import admin
 
 pytest.importorskip("couchbase")

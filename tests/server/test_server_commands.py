@@ -6,9 +6,9 @@ import json
 import struct
 
 import pytest
-from serverkit import Wire
 
 import tailrace.testing
+from server.serverkit import Wire
 from tailrace import rng
 from tailrace.protocol.sasl import MECHANISMS, client_for
 from tailrace.server.call import COMMANDS

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serverkit import Bench, ask, decode, frames_of, take
 
+from server.serverkit import Bench, ask, decode, frames_of, take
 from tailrace.wire import admin, kv
 from tailrace.wire.codes import Datatype, DurabilityLevel, Feature, Op, RequestFrameId, Status
 from tailrace.wire.fields import Durability, FrameInfo, encode_frame_infos

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from serverkit import Bench, ask
 
+from server.serverkit import Bench, ask
 from tailrace.errors import UsageError
 from tailrace.server.errormap import error_map
 from tailrace.server.settings import Settings, table

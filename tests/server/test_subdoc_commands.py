@@ -6,8 +6,8 @@ import json
 import struct
 
 import pytest
-from serverkit import Wire
 
+from server.serverkit import Wire
 from tailrace import snappy
 from tailrace.wire import kv, subdoc
 from tailrace.wire.codes import Datatype, Feature, Op, Status

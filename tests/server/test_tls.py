@@ -8,9 +8,9 @@ import socket
 import ssl
 
 import pytest
-from serverkit import TIMEOUT_S, Wire
 
 import tailrace.testing
+from server.serverkit import TIMEOUT_S, Wire
 from tailrace.wire import admin, kv
 
 x509 = pytest.importorskip("cryptography.x509")
@@ -113,7 +113,7 @@ def test_a_handshake_that_does_not_come_is_given_up(certificate):
 
 def test_the_sdk_over_tls(node, certificate):
     pytest.importorskip("couchbase")
-    from test_sdk import PARTS, make_collections, run_sdk
+    from server.test_sdk import PARTS, make_collections, run_sdk
 
     make_collections(node.port)
     address = f"127.0.0.1:{node.tls_port}"

@@ -21,8 +21,7 @@ import threading
 import time
 from pathlib import Path
 
-from crash_script import begin, check_recovered, open_store, rehearse
-
+from store.crash_script import begin, check_recovered, open_store, rehearse
 from tailrace.clock import SYSTEM
 from tailrace.errors import DocumentRefused
 from tailrace.files import DiskFiles

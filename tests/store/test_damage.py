@@ -7,9 +7,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from crash_script import look, open_store
-from helpers_store import stream
 
+from store.crash_script import look, open_store
+from store.helpers_store import stream
 from tailrace.errors import StoreCorrupt, StoreError, StoreLocked, StoreTooNew, TailraceError
 from tailrace.files import DiskFiles, MemoryFile, MemoryFiles
 from tailrace.store.format import LOG, Document

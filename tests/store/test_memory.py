@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from crash_script import open_store
-
+from store.crash_script import open_store
 from tailrace.files import MemoryFiles
 from tailrace.store.checkpoint import Tail
 

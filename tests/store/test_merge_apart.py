@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_merging import ASKED, VBUCKETS, a_store, content
 
+from store.test_merging import ASKED, VBUCKETS, a_store, content
 from tailrace.clock import ManualClock
 from tailrace.errors import StoreCorrupt
 from tailrace.rng import source

@@ -6,9 +6,9 @@ import contextlib
 import random
 
 import pytest
-from crash_script import KEYS, Script, begin, check_recovered, look, open_store, rehearse
-from helpers_store import state_of, stream
 
+from store.crash_script import KEYS, Script, begin, check_recovered, look, open_store, rehearse
+from store.helpers_store import state_of, stream
 from tailrace.errors import StoreError
 from tailrace.store.format import Document
 from tailrace.testing.faulty_files import (

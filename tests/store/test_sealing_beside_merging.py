@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from helpers_store import values
 
+from store.helpers_store import values
 from tailrace.store.base import Compaction
 from tailrace.store.compaction import MergeJob, SealJob
 

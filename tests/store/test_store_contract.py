@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from helpers_store import seqno_of, state_of, stream, values
 
+from store.helpers_store import seqno_of, state_of, stream, values
 from tailrace.errors import DocumentRefused, RollbackImpossible, StoreLocked, UsageError
 from tailrace.frames import Trait
 from tailrace.history import FailoverLog

@@ -9,11 +9,11 @@ import tempfile
 from typing import Any
 
 import pytest
-from helpers_store import seqno_of, stream, subject_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from store.helpers_store import seqno_of, stream, subject_of
 from tailrace.clock import ManualClock
 from tailrace.errors import RollbackImpossible
 from tailrace.files import DiskFiles, MemoryFiles
