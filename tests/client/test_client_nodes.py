@@ -12,7 +12,7 @@ from tailrace.client.nodes import Nodes
 from tailrace.connstr import Address, ConnectionString
 from tailrace.errors import ConnectError
 from tailrace.protocol.dcp.delivery import Stream
-from tailrace.protocol.dcp.reader import ConsumerSettings
+from tailrace.protocol.dcp.reader import ReaderSettings
 
 OLD, NEW = Address("127.0.0.1", 1), Address("127.0.0.1", 2)
 
@@ -21,7 +21,7 @@ OLD, NEW = Address("127.0.0.1", 1), Address("127.0.0.1", 2)
 def nodes() -> Nodes:
     return Nodes(
         ConnectionString((OLD,)),
-        ConsumerSettings("test"),
+        ReaderSettings("test"),
         agent="test",
         allow_plain=False,
         retry_for_s=60.0,

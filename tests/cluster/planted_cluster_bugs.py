@@ -17,7 +17,7 @@ from tailrace.cluster import coordinator
 from tailrace.cluster.coordinator import Coordinator
 from tailrace.model import Position, SnapshotRange
 from tailrace.protocol.dcp.producer_stream import ProducerStream
-from tailrace.protocol.dcp.replica_stream import PassiveStream
+from tailrace.protocol.dcp.replica_stream import ReplicaStream
 from tailrace.server.durability import Durability
 from tailrace.store.base import SnapshotRange as StoreRange
 from tailrace.store.bucket import Bucket as StoreBucket
@@ -65,11 +65,11 @@ def _streams_a_part() -> AbstractContextManager[Any]:
 
 
 def _a_copy_forgets_its_snapshot() -> AbstractContextManager[Any]:
-    def standing(self: PassiveStream) -> Position:
+    def standing(self: ReplicaStream) -> Position:
         high = self.vbucket.high_seqno
         return Position.at(self.vbucket.uuid, high) if high else Position.BEGINNING
 
-    return mock.patch.object(PassiveStream, "standing", standing)
+    return mock.patch.object(ReplicaStream, "standing", standing)
 
 
 def _a_reader_forgets_its_snapshot() -> AbstractContextManager[Any]:

@@ -20,7 +20,7 @@ from tailrace.client.progress import Progress, SavedPosition, State
 from tailrace.client.resume import Reading
 from tailrace.connstr import Address, ConnectionString
 from tailrace.errors import ConnectError, TailraceError
-from tailrace.protocol.dcp.reader import ConsumerSettings, DcpConsumer
+from tailrace.protocol.dcp.reader import DcpReader, ReaderSettings
 
 
 class _Link:
@@ -32,7 +32,7 @@ class _Link:
         self.error: Exception = ConnectError("the connection was cut")
         self.address = address
         self.reader = reader
-        self.consumer: DcpConsumer | None = None
+        self.consumer: DcpReader | None = None
 
     @property
     def wants_data(self) -> bool:
@@ -91,7 +91,7 @@ class Mirror:
         self._begin()
 
     def _begin(self) -> None:
-        settings = ConsumerSettings(self.PLACE, buffer_bytes=64 << 10, noop_interval_s=20.0)
+        settings = ReaderSettings(self.PLACE, buffer_bytes=64 << 10, noop_interval_s=20.0)
         self.nodes = self.NODES(
             self._where, settings, agent="sim", allow_plain=False, retry_for_s=1e9, rng=self._rng
         )

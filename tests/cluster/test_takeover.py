@@ -26,7 +26,7 @@ from tailrace.connstr import parse
 from tailrace.errors import ConnectError, StatusError, TailraceError, UsageError
 from tailrace.model import SnapshotRange
 from tailrace.protocol.dcp.replica import DcpReplica
-from tailrace.protocol.tap.replica import TapConsumer
+from tailrace.protocol.tap.replica import TapReplica
 from tailrace.protocol.tap.takeover import Takeover, TakeoverPhase
 from tailrace.server.settings import Settings
 from tailrace.wire.codes import AddStreamFlag, DcpOpcode, VBucketState
@@ -623,7 +623,7 @@ def frame_of(data):
 def test_a_state_that_waits_is_not_set_when_the_connection_is_gone(goes):
     """Who gave the takeover up may have made the vbucket active elsewhere."""
     by_tap, by_dcp = Waiting(), Waiting()
-    tap = TapConsumer(by_tap, lambda: None, 0.0)
+    tap = TapReplica(by_tap, lambda: None, 0.0)
     tap.receive_frame(frame_of(TapVBucketSet(state=1, vbucket=0).encode()), 0.0)
     dcp = DcpReplica(by_dcp, lambda: None, 0.0, dialled=True)
     while (sent := b"".join(dcp.data_to_send(1 << 16))) and sent[1] == DcpOpcode.CONTROL:

@@ -29,7 +29,7 @@ VBUCKETS = 4
 
 
 @dataclass
-class DcpReader:
+class RawDcpReader:
     """The plainest DCP consumer."""
 
     peer: Peer
@@ -90,7 +90,7 @@ class Readers:
         }
         self.upr_uuids: dict[tuple[str, int], int] = {}
         self.tap: TapReader | None = None
-        self.dcp: DcpReader | None = None
+        self.dcp: RawDcpReader | None = None
         self.peers: list[Peer] = []
 
     def connect(self) -> None:
@@ -99,9 +99,9 @@ class Readers:
         held = {} if self.tap is None else self.tap.documents
         self.tap = TapReader(self.peers[0], documents=held).connect(b"tap-reader", ACK | REGISTERED)
         old = self.dcp
-        self.dcp = DcpReader(self.peers[1])
+        self.dcp = RawDcpReader(self.peers[1])
         if old is not None:
-            self.dcp = DcpReader(self.peers[1], old.documents, old.position, old.uuids)
+            self.dcp = RawDcpReader(self.peers[1], old.documents, old.position, old.uuids)
         self.dcp.open()
         for peer, draft in zip(self.peers[2:], self.drafts, strict=True):
             for number in range(VBUCKETS):

@@ -27,7 +27,7 @@ from ..connstr import Address, ConnectionString
 from ..errors import ConnectError, TailraceError, UsageError
 from ..history import FailoverLog
 from ..model import Position
-from ..protocol.dcp.reader import DcpConsumer
+from ..protocol.dcp.reader import DcpReader
 from ..protocol.script import Script, ask
 from ..wire.admin import DeregisterTapClient
 from .bounds import End, Start
@@ -458,7 +458,7 @@ class Source:
         except ConnectError as error:
             self._lost(address, error)
 
-    def _connected(self, connection: Connection) -> DcpConsumer:
+    def _connected(self, connection: Connection) -> DcpReader:
         """A connection is made; the consumer that belongs on it."""
         if self._closed:
             connection.abort()

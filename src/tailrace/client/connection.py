@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ..connstr import Address
 from ..errors import ConnectError
-from ..protocol.dcp.reader import DcpConsumer
+from ..protocol.dcp.reader import DcpReader
 from .kv_connection import no_connection
 
 __all__ = ["Connection"]
@@ -34,7 +34,7 @@ class Connection(asyncio.BufferedProtocol):
         self,
         address: Address,
         *,
-        made: Callable[[Connection], DcpConsumer],
+        made: Callable[[Connection], DcpReader],
         received: Callable[[Connection], None],
         lost: Callable[[Connection, Exception], None],
         is_busy: Callable[[], bool],
@@ -42,7 +42,7 @@ class Connection(asyncio.BufferedProtocol):
         self.address = address
         self.opened = False
         self.lost: Exception | None = None
-        self.link: DcpConsumer
+        self.link: DcpReader
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._on_made, self._on_received, self._on_lost = made, received, lost

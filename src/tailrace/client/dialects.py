@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from ..protocol.dcp.reader import ConsumerSettings, DcpConsumer
-from ..protocol.dcp.translating_reader import old_features
-from ..protocol.handshake import CONSUMER_FEATURES, Introduction
+from ..protocol.dcp.reader import DcpReader, ReaderSettings
+from ..protocol.dcp.translating_reader import older_features
+from ..protocol.handshake import READER_FEATURES, Introduction
 from ..protocol.tap.reader import TapReader, TapSettings
-from ..protocol.upr.reader import UprAConsumer, UprBConsumer
+from ..protocol.upr.reader import UprAReader, UprBReader
 
 __all__ = ["CANNOT", "DCP_SPEECH", "DIALECTS", "Speech", "speech_of"]
 
@@ -40,8 +40,8 @@ class Connects(Protocol):
     """Makes the consumer of one connection."""
 
     def __call__(
-        self, introduction: Introduction, settings: ConsumerSettings, *, rng: random.Random, now: float
-    ) -> DcpConsumer: ...
+        self, introduction: Introduction, settings: ReaderSettings, *, rng: random.Random, now: float
+    ) -> DcpReader: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Speech:
     connect: Connects
 
 
-DCP_SPEECH = Speech(CONSUMER_FEATURES, DcpConsumer)
+DCP_SPEECH = Speech(READER_FEATURES, DcpReader)
 
 
 def speech_of(dialect: str, *, xattrs: bool, tap: TapSettings) -> Speech:
@@ -60,8 +60,8 @@ def speech_of(dialect: str, *, xattrs: bool, tap: TapSettings) -> Speech:
     if dialect == "dcp":
         return DCP_SPEECH
     old: Mapping[str, Connects] = {
-        "upr-a": UprAConsumer,
-        "upr-b": UprBConsumer,
+        "upr-a": UprAReader,
+        "upr-b": UprBReader,
         "tap": partial(TapReader, tap=tap),
     }
-    return Speech(old_features(xattrs=xattrs), old[dialect])
+    return Speech(older_features(xattrs=xattrs), old[dialect])

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from ..connstr import Address
 from ..errors import ConnectError
-from ..protocol.dcp.reader import DcpConsumer
+from ..protocol.dcp.reader import DcpReader
 from ..protocol.script import Script
 from .nodes import Nodes
 
@@ -33,7 +33,7 @@ class Everybody(Generic[T]):
         self._script_for = script_for
         self._retry_for_s = retry_for_s
         self._wake_in = wake_in
-        self._asked: dict[Address, DcpConsumer] = {}
+        self._asked: dict[Address, DcpReader] = {}
         self._lost_at: float | None = None
 
     def is_answered(

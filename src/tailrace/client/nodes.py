@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..connstr import Address, ConnectionString
 from ..errors import ConnectError, LoginError, RemoteProtocolError, StatusError
-from ..protocol.dcp.reader import ConsumerSettings, DcpConsumer
+from ..protocol.dcp.reader import DcpReader, ReaderSettings
 from ..protocol.handshake import Credentials, Introduction
 from ..protocol.script import Script
 from ..wire.admin import GetAllVbSeqnos, GetClusterConfig
@@ -54,7 +54,7 @@ class Node:
 
     address: Address
     backoff: Backoff
-    link: DcpConsumer | None = None
+    link: DcpReader | None = None
     connecting: bool = False
     retry_at: float = 0.0
     troubled_since: float | None = None
@@ -81,7 +81,7 @@ class Nodes:
     def __init__(
         self,
         where: ConnectionString,
-        settings: ConsumerSettings,
+        settings: ReaderSettings,
         *,
         agent: str,
         allow_plain: bool,
@@ -134,7 +134,7 @@ class Nodes:
             if one.link is not None and one.address not in wanted and not one.link.streams
         ]
 
-    def connected(self, address: Address, now: float) -> DcpConsumer:
+    def connected(self, address: Address, now: float) -> DcpReader:
         """A connection is there; the pump feeds what is returned."""
         node = self._node(address)
         node.connecting = False
@@ -210,7 +210,7 @@ class Nodes:
         address = self.map.node_of(vbucket) if self.map is not None else None
         return None if address is None else self._node(address)
 
-    def links(self) -> Iterator[tuple[Address, DcpConsumer]]:
+    def links(self) -> Iterator[tuple[Address, DcpReader]]:
         """All connections."""
         for node in list(self._nodes.values()):
             if node.link is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from ..connstr import ConnectionString, parse
 from ..errors import UsageError
 from ..model import Position, parse_positions
-from ..protocol.dcp.reader import ConsumerSettings
+from ..protocol.dcp.reader import ReaderSettings
 from ..protocol.tap.reader import TapSettings
 from ..wire.header import MAX_NAME_BYTES
 from .bounds import End, ReadOptions, Start
@@ -106,9 +106,9 @@ class SourceOptions:
                 raise UsageError(f"there is no option {name!r}{hint}")
         return cls(**options)
 
-    def settings(self) -> ConsumerSettings:
+    def settings(self) -> ReaderSettings:
         """For the connections."""
-        return ConsumerSettings(
+        return ReaderSettings(
             name=connection_name(self.purpose),
             buffer_bytes=self.flow_control_buffer,
             noop_interval_s=self.noop_interval_s,

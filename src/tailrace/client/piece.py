@@ -22,7 +22,7 @@ from ..protocol.dcp.delivery import (
     Opened,
     Segment,
 )
-from ..protocol.dcp.reader import DcpConsumer
+from ..protocol.dcp.reader import DcpReader
 from ..snappy import inflate
 from ..wire.codes import Datatype, DcpOpcode, MarkerFlag, StreamEndStatus, SystemEventId
 from ..wire.dcp import DcpSeqnoAdvanced, DcpSystemEvent
@@ -82,7 +82,7 @@ class Piece:
     """Checked changes of one connection, in the order in which they came."""
 
     def __init__(
-        self, link: DcpConsumer, delivery: Delivery, progress: Mapping[int, Progress], catalog: Catalog
+        self, link: DcpReader, delivery: Delivery, progress: Mapping[int, Progress], catalog: Catalog
     ) -> None:
         self.link = link
         self.delivery = delivery

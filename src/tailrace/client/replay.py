@@ -13,7 +13,7 @@ import json
 from collections import deque
 from typing import Any
 
-from ..protocol.handshake import CONSUMER_FEATURES, KV_FEATURES, grant_features
+from ..protocol.handshake import KV_FEATURES, READER_FEATURES, grant_features
 from ..wire.codes import ControlKey, Datatype, DcpOpcode, Feature, Magic, Op, Status
 from ..wire.framing import Framer
 from ..wire.header import Frame
@@ -105,7 +105,7 @@ class _Session:
                 asked = [
                     int.from_bytes(frame.value[at : at + 2], "big") for at in range(0, len(frame.value), 2)
                 ]
-                offered = {*CONSUMER_FEATURES, *KV_FEATURES}
+                offered = {*READER_FEATURES, *KV_FEATURES}
                 if not recording.about.get("collections"):
                     offered.discard(Feature.COLLECTIONS)
                 granted = grant_features(asked, offered)

@@ -18,7 +18,7 @@ from ..errors import ConnectError, LoginError, StatusError, UsageError
 from ..history import FailoverLog, retreat
 from ..model import MAX_U64, Position
 from ..protocol.dcp.delivery import Delivery, Ended, MarkerReceived, Opened, Refused, Stream
-from ..protocol.dcp.reader import DcpConsumer
+from ..protocol.dcp.reader import DcpReader
 from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
 from .backoff import Backoff
@@ -125,7 +125,7 @@ class Reading:
         if not self._catalog.is_ready:
             return
         unresolved: dict[Address, list[Progress]] = {}
-        requested: dict[DcpConsumer, list[Progress]] = {}
+        requested: dict[DcpReader, list[Progress]] = {}
         for one in self.progress.values():
             if one.state is State.WAITING and one.retry_at <= now:
                 one.make_ready()
@@ -247,7 +247,7 @@ class Reading:
         """A connection is gone; what came before that is delivered first."""
         self._closed[address] = error
 
-    def _take_from(self, address: Address, link: DcpConsumer) -> Piece | None:
+    def _take_from(self, address: Address, link: DcpReader) -> Piece | None:
         while (delivery := link.next_delivery()) is not None:
             piece = self._piece(address, link, delivery)
             if piece.is_empty:
@@ -261,7 +261,7 @@ class Reading:
             self._lose(address, link, self._closed.pop(address))
         return None
 
-    def _piece(self, address: Address, link: DcpConsumer, delivery: Delivery) -> Piece:
+    def _piece(self, address: Address, link: DcpReader, delivery: Delivery) -> Piece:
         piece = Piece(link, delivery, self.progress, self._catalog)
         for control in delivery.controls:
             what = control.what
@@ -281,7 +281,7 @@ class Reading:
             piece.tell(control, is_done=one.state is State.DONE)
         return piece
 
-    def _lose(self, address: Address, link: DcpConsumer, error: Exception) -> None:
+    def _lose(self, address: Address, link: DcpReader, error: Exception) -> None:
         """A connection is gone and empty: its streams need another one."""
         # what waited for an answer is in trouble now: a handshake that succeeds time and again is not enough
         asked = [
@@ -385,7 +385,7 @@ class Reading:
         if link.next_chunk() is not None:
             self._nodes.on_change()  # in the older dialects some answers are known at once
 
-    def _confirm_ends(self, link: DcpConsumer, some: list[Progress]) -> None:
+    def _confirm_ends(self, link: DcpReader, some: list[Progress]) -> None:
         """Ask for high seqnos behind the stream requests, too.
 
         A server that took changes back after its first answer has accepted an end to which it may never come.
@@ -413,7 +413,7 @@ class Reading:
 
         link.ask(high_seqnos(), answered, self._now)
 
-    def _filter(self, one: Progress, link: DcpConsumer) -> bytes:
+    def _filter(self, one: Progress, link: DcpReader) -> bytes:
         """The JSON of a stream request: what to leave out, and what we know of purges."""
         assert link.granted is not None
         if not link.granted.session.collections:

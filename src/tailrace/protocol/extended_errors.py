@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..wire.codes import Feature, Op, Status
 
-__all__ = ["classic_status"]
+__all__ = ["status_for_peer"]
 
-_CLASSIC = {
+_WITHOUT_XERROR = {
     Status.LOCKED: Status.KEY_EEXISTS,
     Status.CAS_VALUE_INVALID: Status.KEY_EEXISTS,
     Status.NOT_LOCKED: Status.ETMPFAIL,
@@ -30,7 +30,7 @@ _DISCONNECTS = frozenset(
 )
 
 
-def classic_status(status: int, opcode: int, features: frozenset[int]) -> int | None:
+def status_for_peer(status: int, opcode: int, features: frozenset[int]) -> int | None:
     """What a peer without extended errors is told; None: nothing, the connection is closed."""
     if Feature.XERROR in features:
         return status
@@ -40,4 +40,4 @@ def classic_status(status: int, opcode: int, features: frozenset[int]) -> int | 
         return Status.ETMPFAIL
     if status in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE) and Feature.COLLECTIONS in features:
         return status
-    return _CLASSIC.get(Status(status), status) if status in Status.__members__.values() else status
+    return _WITHOUT_XERROR.get(Status(status), status) if status in Status.__members__.values() else status

@@ -27,8 +27,8 @@ from . import sasl
 from .script import Script
 
 __all__ = [
-    "CONSUMER_FEATURES",
     "KV_FEATURES",
+    "READER_FEATURES",
     "REPLICA_FEATURES",
     "Credentials",
     "Introduction",
@@ -61,7 +61,7 @@ REPLICA_FEATURES = (
 )
 """Of a node that receives vbuckets: it takes what is stored as it is, and gets its maps from elsewhere."""
 
-CONSUMER_FEATURES = (*REPLICA_FEATURES, Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION)
+READER_FEATURES = (*REPLICA_FEATURES, Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION)
 
 _NEEDS = {
     Feature.CLUSTERMAP_CHANGE_NOTIFICATION: Feature.DUPLEX,
@@ -98,7 +98,7 @@ class Introduction:
     """Name and version, as operators see it in the server's log."""
     bucket: str
     credentials: Credentials | None = None
-    features: tuple[int, ...] = CONSUMER_FEATURES
+    features: tuple[int, ...] = READER_FEATURES
     allow_plain: bool = False
     """PLAIN may be used: the connection is encrypted, or the user said so."""
     mechanism: str | None = None

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import DocumentRefused, FramingError, MalformedMessage, StoreError
-from ..protocol.extended_errors import classic_status
+from ..protocol.extended_errors import status_for_peer
 from ..protocol.handler import Handler
 from ..protocol.sasl import SaslServer
 from ..wire.codes import CHANGE_STREAM_OPCODES, Datatype, Feature, Magic, Op, Status, TapOpcode
@@ -388,7 +388,7 @@ class Session:
         found = COMMANDS.get(opcode)
         if error.status == Status.KEY_ENOENT and found is not None and found.silent_miss:
             return None
-        status = classic_status(error.status, opcode, self.features)
+        status = status_for_peer(error.status, opcode, self.features)
         if status is None:
             self.close(f"status 0x{error.status:02x} for a peer without extended errors")
             return None

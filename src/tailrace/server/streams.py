@@ -13,7 +13,7 @@ from ..protocol.dcp.replica import DcpReplica
 from ..protocol.handler import Handler, Host
 from ..protocol.tap.clients import TapClients
 from ..protocol.tap.producer import TapProducer
-from ..protocol.tap.replica import TapConsumer
+from ..protocol.tap.replica import TapReplica
 from ..protocol.upr.producer import UprAProducer, UprBProducer
 from ..store.base import Bucket
 from ..store.format import Document, canonical
@@ -40,7 +40,7 @@ FACTORIES: dict[tuple[str, Role], Factory] = {
     (UPR_A.name, Role.PRODUCER): UprAProducer,
     (UPR_B.name, Role.PRODUCER): UprBProducer,
     (TAP.name, Role.PRODUCER): TapProducer,
-    (TAP.name, Role.CONSUMER): TapConsumer,
+    (TAP.name, Role.CONSUMER): TapReplica,
 }
 """By the dialect's name and the server's role in it."""
 

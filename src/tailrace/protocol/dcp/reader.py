@@ -38,9 +38,9 @@ __all__ = [
     "ANSWER_S",
     "FIRST_STREAM_OPAQUE",
     "MAX_FRAME_BEFORE_OPEN",
-    "ConsumerSettings",
-    "DcpConsumer",
+    "DcpReader",
     "Granted",
+    "ReaderSettings",
 ]
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ _REQUEST_MAGICS = (Magic.REQUEST, Magic.FLEX_REQUEST)
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerSettings:
+class ReaderSettings:
     """How to open the connection."""
 
     name: str
@@ -138,7 +138,7 @@ class _Question(NamedTuple):
     asked_at: float
 
 
-def _open(introduction: Introduction, settings: ConsumerSettings, rng: random.Random) -> Script[Granted]:
+def _open(introduction: Introduction, settings: ReaderSettings, rng: random.Random) -> Script[Granted]:
     """From the first byte to a connection that takes stream requests."""
     session = yield from handshake(introduction, rng)
     wanted = settings.controls(session)
@@ -163,7 +163,7 @@ def _open(introduction: Introduction, settings: ConsumerSettings, rng: random.Ra
     return granted
 
 
-class DcpConsumer:
+class DcpReader:
     """One connection to one node. Any error that it raises ends the connection."""
 
     ORDERED: ClassVar[frozenset[int]] = _STREAM_REQUESTS
@@ -174,7 +174,7 @@ class DcpConsumer:
     """It can't be used for another reading: close it when this one is over."""
 
     def __init__(
-        self, introduction: Introduction, settings: ConsumerSettings, *, rng: random.Random, now: float
+        self, introduction: Introduction, settings: ReaderSettings, *, rng: random.Random, now: float
     ) -> None:
         self.settings = settings
         self.granted: Granted | None = None

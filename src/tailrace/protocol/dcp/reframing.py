@@ -21,7 +21,14 @@ from ...wire.header import HEADER_SIZE
 from ...wire.message import NO_EXTRAS, Layout, Message, Part
 from .controls import ConnectionOptions
 
-__all__ = ["STORED_DELETION", "STORED_EXPIRATION", "STORED_MUTATION", "Form", "old_options", "reframe"]
+__all__ = [
+    "STORED_DELETION",
+    "STORED_EXPIRATION",
+    "STORED_MUTATION",
+    "Form",
+    "older_options",
+    "reframe",
+]
 
 Record: TypeAlias = "np.dtype[np.void]"
 
@@ -149,7 +156,7 @@ def reframe(
     return np.frombuffer(bytearray().join(pieces), np.uint8), np.cumsum(sizes) - sizes
 
 
-def old_options(features: frozenset[int], *, has_datatype: bool) -> tuple[ConnectionOptions, int]:
+def older_options(features: frozenset[int], *, has_datatype: bool) -> tuple[ConnectionOptions, int]:
     """What a reader of an older dialect can take, in DCP's terms, and which datatype bits it may see.
 
     Changes keep the form in which the store has them until they are reframed. Where the dialect has a

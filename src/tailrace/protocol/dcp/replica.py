@@ -57,7 +57,7 @@ from ...wire.header import MAX_NAME_BYTES, Frame
 from ...wire.message import Message, Response
 from .producer import ON_DISK_OPAQUE
 from .replica_controls import ReplicaControls
-from .replica_stream import PassiveStream, StreamPhase
+from .replica_stream import ReplicaStream, StreamPhase
 from .request_checks import UNASKED, check_change, check_request
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ class DcpReplica:
         self._is_open = False
         self._out: deque[bytes] = deque()
         self._controls = ReplicaControls()
-        self._streams: dict[int, PassiveStream] = {}  # by vbucket
-        self._by_opaque: dict[int, PassiveStream] = {}
+        self._streams: dict[int, ReplicaStream] = {}  # by vbucket
+        self._by_opaque: dict[int, ReplicaStream] = {}
         self._closed_opaques: dict[int, int] = {}  # closed here; what still comes is swallowed
         self._next_opaque = _FIRST_OPAQUE
         self._unacked_bytes = 0
@@ -231,7 +231,7 @@ class DcpReplica:
         if not self._host.claim_vbucket(vbucket, self):
             done(Status.KEY_EEXISTS, 0)
             return
-        stream = PassiveStream(found, self._next_opaque, flags, done)
+        stream = ReplicaStream(found, self._next_opaque, flags, done)
         self._next_opaque += 1
         self._streams[vbucket] = self._by_opaque[stream.opaque] = stream
         if self._controls.is_done:
@@ -275,7 +275,7 @@ class DcpReplica:
         else:
             self._answer(frame, Status.DCP_STREAM_NOT_FOUND)
 
-    def _request(self, stream: PassiveStream, position: Position | None = None) -> None:
+    def _request(self, stream: ReplicaStream, position: Position | None = None) -> None:
         """Ask for a vbucket's changes from where it stands, or under an older name of the same place."""
         stream.ask_from(position)
         self._send(stream.request())
@@ -306,7 +306,7 @@ class DcpReplica:
             self._forget(stream.vbucket.id, status_name(answer.status), tell=False)
             stream.done(answer.status, stream.opaque)
 
-    def _roll_back(self, stream: PassiveStream, seqno: int) -> None:
+    def _roll_back(self, stream: ReplicaStream, seqno: int) -> None:
         """The active has another history above a seqno: go back to a state that the vbucket really had, at
         or below it, and ask again from there.
         """
@@ -325,7 +325,7 @@ class DcpReplica:
         )
         self._rewrite(partial(roll_back, vbucket.id, step.undo_to), partial(self._rolled_back, stream))
 
-    def _rolled_back(self, stream: PassiveStream, failed: str | None) -> None:
+    def _rolled_back(self, stream: ReplicaStream, failed: str | None) -> None:
         if self._streams.get(stream.vbucket.id) is not stream:
             return
         if failed is None:
@@ -362,7 +362,7 @@ class DcpReplica:
         shape, receive = found
         receive(self, frame, shape.decode(frame))
 
-    def _stream_of(self, frame: Frame) -> PassiveStream | None:
+    def _stream_of(self, frame: Frame) -> ReplicaStream | None:
         """The open stream that a message belongs to; None if it was closed here."""
         if self._closed_opaques.get(frame.opaque) == frame.vbucket:
             return None
@@ -373,7 +373,7 @@ class DcpReplica:
             raise DocumentRefused(Status.OPAQUE_NO_MATCH, f"the stream has opaque {stream.opaque}")
         return stream
 
-    def _receiving(self, frame: Frame) -> PassiveStream | None:
+    def _receiving(self, frame: Frame) -> ReplicaStream | None:
         """As `_stream_of`, if its vbucket may still be written to by a stream."""
         stream = self._stream_of(frame)
         if stream is not None:
@@ -429,7 +429,7 @@ class DcpReplica:
             stream.vbucket.end_snapshot()
         self._reached(stream, seqno)
 
-    def _reached(self, stream: PassiveStream, seqno: int) -> None:
+    def _reached(self, stream: ReplicaStream, seqno: int) -> None:
         """The stream stands at a seqno: the end of a snapshot may want an answer."""
         if seqno == stream.ack_at:
             stream.ack_at = 0
@@ -437,7 +437,7 @@ class DcpReplica:
         if seqno == stream.marker_end:
             self._tell_seqno(stream)
 
-    def _tell_seqno(self, stream: PassiveStream) -> None:
+    def _tell_seqno(self, stream: ReplicaStream) -> None:
         """Tell the active how far we are: at once what is in memory, when it is on disk that too."""
         vbucket = stream.vbucket
         complete = vbucket.complete_seqno

@@ -16,7 +16,7 @@ from ...wire.dcp import DcpStreamRequest
 if TYPE_CHECKING:
     from ...store.base import VBucket
 
-__all__ = ["PassiveStream", "StreamPhase"]
+__all__ = ["ReplicaStream", "StreamPhase"]
 
 
 class StreamPhase(Enum):
@@ -30,7 +30,7 @@ class StreamPhase(Enum):
 
 
 @dataclass(slots=True)
-class PassiveStream:
+class ReplicaStream:
     """A vbucket that is being received."""
 
     vbucket: VBucket

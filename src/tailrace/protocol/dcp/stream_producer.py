@@ -18,7 +18,7 @@ from ...wire.codes import Status, StreamEndStatus
 from ...wire.header import Frame
 from ...wire.message import Response
 from ..backfill_slots import BackfillSlots
-from ..extended_errors import classic_status
+from ..extended_errors import status_for_peer
 from ..handler import Host
 from ..states import CONNECTION_TRANSITIONS, ConnectionInput, ConnectionState, Machine
 from .controls import ConnectionOptions
@@ -83,7 +83,7 @@ class StreamProducer:
         self, frame: Frame, status: int = Status.SUCCESS, value: bytes = b"", *, json: bool = False
     ) -> None:
         """An answer to a request, with what was asked for or why it is refused."""
-        told = classic_status(status, frame.opcode, self._host.features)
+        told = status_for_peer(status, frame.opcode, self._host.features)
         if told is None:
             self._disconnect(f"status 0x{status:02x} for a peer without extended errors")
             return

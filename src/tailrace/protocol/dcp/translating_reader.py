@@ -22,31 +22,31 @@ from ...wire.admin import Noop
 from ...wire.codes import DcpOpcode, Feature, Magic
 from ...wire.framing import Framer
 from ...wire.header import MAX_FRAME, Frame
-from ..handshake import CONSUMER_FEATURES, Introduction, Session, handshake
+from ..handshake import READER_FEATURES, Introduction, Session, handshake
 from ..script import Script
-from .reader import FIRST_STREAM_OPAQUE, MAX_FRAME_BEFORE_OPEN, ConsumerSettings, DcpConsumer, Granted
-from .translation import DcpWords
+from .reader import FIRST_STREAM_OPAQUE, MAX_FRAME_BEFORE_OPEN, DcpReader, Granted, ReaderSettings
+from .translation import DcpTranslation
 
-__all__ = ["OldConsumer", "old_features"]
+__all__ = ["TranslatingReader", "older_features"]
 
 _RAW_BYTES = 256 << 10
 _EXTRAS_GROWTH = 64
 """A change is a little longer in DCP than in the older dialects."""
 
 
-def old_features(*, xattrs: bool) -> tuple[int, ...]:
+def older_features(*, xattrs: bool) -> tuple[int, ...]:
     """What HELLO asks for: no collections, which have no place in these dialects."""
     left_out = {Feature.COLLECTIONS} if xattrs else {Feature.COLLECTIONS, Feature.XATTR}
-    return tuple(one for one in CONSUMER_FEATURES if one not in left_out)
+    return tuple(one for one in READER_FEATURES if one not in left_out)
 
 
-class OldConsumer(DcpWords, DcpConsumer):
+class TranslatingReader(DcpTranslation, DcpReader):
     """One connection to one node that speaks TAP or UPR."""
 
-    ORDERED: ClassVar[frozenset[int]] = DcpConsumer.ORDERED | {DcpOpcode.FLUSH}
+    ORDERED: ClassVar[frozenset[int]] = DcpReader.ORDERED | {DcpOpcode.FLUSH}
 
     def __init__(
-        self, introduction: Introduction, settings: ConsumerSettings, *, rng: random.Random, now: float
+        self, introduction: Introduction, settings: ReaderSettings, *, rng: random.Random, now: float
     ) -> None:
         self._raw = Framer(MAX_FRAME_BEFORE_OPEN)
         self._room = memoryview(bytearray(_RAW_BYTES))
@@ -114,7 +114,7 @@ class OldConsumer(DcpWords, DcpConsumer):
 
     @abstractmethod
     def _translate(self, frame: Frame) -> None:
-        """Say a message of the dialect in DCP, see `DcpWords`."""
+        """Say a message of the dialect in DCP, see `DcpTranslation`."""
 
     # what these dialects lack
 

@@ -6,10 +6,10 @@ from ...wire.codes import DcpOpcode, MarkerFlag, Status
 from ...wire.dcp import DcpFlush, DcpSnapshotMarker, DcpStreamEnd, DcpStreamRequestResponse
 from ...wire.message import Message
 
-__all__ = ["DcpWords"]
+__all__ = ["DcpTranslation"]
 
 
-class DcpWords:
+class DcpTranslation:
     """Puts DCP's messages behind each other in ``_made``, for whoever takes them up from there."""
 
     _made: bytearray

@@ -12,7 +12,14 @@ from ...frames import Bytes, Chunk, Offsets, Trait, frames_of, seqnos_at
 from ...wire.codes import DcpOpcode, TapConnectFlag, TapFlag
 from ...wire.message import layout
 from ...wire.tap import TAP_TTL, TapDelete, TapMutation
-from ..dcp.reframing import STORED_DELETION, STORED_EXPIRATION, STORED_MUTATION, Form, old_options, reframe
+from ..dcp.reframing import (
+    STORED_DELETION,
+    STORED_EXPIRATION,
+    STORED_MUTATION,
+    Form,
+    older_options,
+    reframe,
+)
 from ..dcp.shaping import Shaper
 from ..stream_filter import StreamFilter
 
@@ -87,7 +94,7 @@ class TapShaper:
     """Makes batches for one connection."""
 
     def __init__(self, features: frozenset[int], flags: int, ttls: Ttls) -> None:
-        options, self._datatypes = old_options(features, has_datatype=True)
+        options, self._datatypes = older_options(features, has_datatype=True)
         self._shaper = Shaper(options, StreamFilter.of_old_clients(), 0)
         self._forms = _KEYS_ONLY if flags & TapConnectFlag.KEYS_ONLY else _WITH_VALUES
         self._mutation_flags = 0

@@ -38,8 +38,8 @@ from ...wire.tap import (
     TapVBucketSet,
 )
 from ..dcp.delivery import Chunk, Delivery, Stream
-from ..dcp.reader import ConsumerSettings
-from ..dcp.translating_reader import OldConsumer
+from ..dcp.reader import ReaderSettings
+from ..dcp.translating_reader import TranslatingReader
 from ..handshake import Introduction
 
 __all__ = ["TapReader", "TapSettings"]
@@ -99,7 +99,7 @@ class _Run:
     size_bytes: int = 0
 
 
-class TapReader(OldConsumer):
+class TapReader(TranslatingReader):
     """One connection to one node."""
 
     HAS_SEQNOS = False
@@ -107,7 +107,7 @@ class TapReader(OldConsumer):
     def __init__(
         self,
         introduction: Introduction,
-        settings: ConsumerSettings,
+        settings: ReaderSettings,
         *,
         tap: TapSettings,
         rng: random.Random,

@@ -37,7 +37,7 @@ from ..handler import Host
 if TYPE_CHECKING:
     from ...store.base import Bucket, VBucket
 
-__all__ = ["TapConsumer"]
+__all__ = ["TapReplica"]
 
 _REV = slice(32, 40)  # of a stored frame
 _PREFIX = b"\0"
@@ -58,7 +58,7 @@ _FIGURES = {
 _log = logging.getLogger(__name__)
 
 
-class TapConsumer:
+class TapReplica:
     """The consumer's half of a TAP connection; a `protocol.handler.Handler`."""
 
     is_open = True

@@ -27,7 +27,7 @@ from ...wire.upr import (
     UprBFailoverLogRequest,
     UprBStreamRequest,
 )
-from ..dcp.reframing import old_options
+from ..dcp.reframing import older_options
 from ..dcp.stream_producer import StreamProducer
 from ..dcp.stream_request import Accepted, StreamRefused
 from ..handler import Host
@@ -53,7 +53,7 @@ class _UprProducer(StreamProducer):
     HAS_DATATYPE: ClassVar[bool]
 
     def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
-        options, self._datatypes = old_options(host.features, has_datatype=self.HAS_DATATYPE)
+        options, self._datatypes = older_options(host.features, has_datatype=self.HAS_DATATYPE)
         super().__init__(host, wake, now, options)
         self._machine.feed(ConnectionInput.OPENED)
 

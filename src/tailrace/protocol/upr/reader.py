@@ -8,21 +8,21 @@ from typing import ClassVar
 from ...model import MAX_U64
 from ...wire.header import Frame
 from ..dcp.delivery import Stream
-from ..dcp.reader import ConsumerSettings
-from ..dcp.translating_reader import OldConsumer
+from ..dcp.reader import ReaderSettings
+from ..dcp.translating_reader import TranslatingReader
 from ..handshake import Introduction
 from .translation import UprATranslation, UprBTranslation, UprTranslation
 
-__all__ = ["UprAConsumer", "UprBConsumer", "UprConsumer"]
+__all__ = ["UprAReader", "UprBReader", "UprReader"]
 
 
-class UprConsumer(OldConsumer):
+class UprReader(TranslatingReader):
     """What the drafts have in common."""
 
     TRANSLATION: ClassVar[type[UprTranslation]]
 
     def __init__(
-        self, introduction: Introduction, settings: ConsumerSettings, *, rng: random.Random, now: float
+        self, introduction: Introduction, settings: ReaderSettings, *, rng: random.Random, now: float
     ) -> None:
         super().__init__(introduction, settings, rng=rng, now=now)
         self._upr = self.TRANSLATION(self._made, self._send, self._new_opaque, group=settings.name)
@@ -45,13 +45,13 @@ class UprConsumer(OldConsumer):
             self._upr.receive(frame)
 
 
-class UprAConsumer(UprConsumer):
+class UprAReader(UprReader):
     """Draft A."""
 
     TRANSLATION = UprATranslation
 
 
-class UprBConsumer(UprConsumer):
+class UprBReader(UprReader):
     """Draft B."""
 
     TRANSLATION = UprBTranslation

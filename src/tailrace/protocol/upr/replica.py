@@ -22,7 +22,7 @@ from ...wire.codes import AddStreamFlag, DcpOpcode, Op, Status
 from ...wire.framing import Framer
 from ...wire.header import MAX_FRAME, Frame
 from ..dcp.replica import DcpReplica, roll_back
-from ..dcp.replica_stream import PassiveStream, StreamPhase
+from ..dcp.replica_stream import ReplicaStream, StreamPhase
 from .translation import UprATranslation, UprBTranslation, UprTranslation
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class UprReplica(DcpReplica):
         stream.sent = Position.BEGINNING
         self._rewrite(partial(roll_back, stream.vbucket.id, 0), partial(self._flushed, stream))
 
-    def _flushed(self, stream: PassiveStream, failed: str | None) -> None:
+    def _flushed(self, stream: ReplicaStream, failed: str | None) -> None:
         if failed is not None:
             self._disconnect(f"vbucket {stream.vbucket.id}: {failed}")
         elif self._streams.get(stream.vbucket.id) is stream:
@@ -120,7 +120,7 @@ class UprReplica(DcpReplica):
 
     # what is asked for
 
-    def _request(self, stream: PassiveStream, position: Position | None = None) -> None:
+    def _request(self, stream: ReplicaStream, position: Position | None = None) -> None:
         stream.ask_from(position)
         self._upr.request(stream.opaque, stream.vbucket.id, stream.sent, stream.vbucket.failover_log)
         self._wake()

@@ -58,7 +58,7 @@ from ...wire.upr import (
     UprBStreamRequestResponse,
     UprBStreamStart,
 )
-from ..dcp.translation import DcpWords
+from ..dcp.translation import DcpTranslation
 
 __all__ = ["UprATranslation", "UprBTranslation", "UprTranslation"]
 
@@ -97,7 +97,7 @@ class _Upr:
     """What came before it is known on which branch it is."""
 
 
-class UprTranslation(DcpWords, ABC):
+class UprTranslation(DcpTranslation, ABC):
     """What the drafts have in common."""
 
     DIALECT: ClassVar[Dialect]
