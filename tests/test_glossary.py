@@ -12,19 +12,20 @@ SOURCE = ROOT / "src" / "tailrace"
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 
 STILL_TWICE = {
-    *(
-        "Batch",
-        "Chunk",
-        "ClusterMap",
-        "Command",
-        "Connection",
-        "Control",
-        "Delivery",
-        "Document",
-        "Durability",
-    ),
-    *("Ended", "Frames", "Logged", "Node", "Piece", "Progress", "Refused", "Segment", "Session", "Snapshot"),
-    *("SnapshotRange", "Source", "Version", "_Work"),
+    "ClusterMap",
+    "Command",
+    "Connection",
+    "Document",
+    "Durability",
+    "Logged",
+    "Node",
+    "Piece",
+    "Progress",
+    "Segment",
+    "Session",
+    "Snapshot",
+    "SnapshotRange",
+    "Source",
 }
 """Names that are still to be made unique; a name leaves this list when it is."""
 

@@ -18,14 +18,14 @@ from tailrace.errors import InputError
 IPV6 = ("20010db8000000000000000000000001", "20010db8000000000000000000000002")
 
 
-def events(data: bytes, port: int | None = None) -> list[pcap.Bytes | pcap.Gap | pcap.Ended]:
+def events(data: bytes, port: int | None = None) -> list[pcap.Bytes | pcap.Gap | pcap.ConversationEnded]:
     streams = pcap.TcpStreams(port)
     found = [event for packet in pcap.packets(io.BytesIO(data)) for event in streams.feed(packet)]
     return found + list(streams.finish())
 
 
 def pieces(data: bytes, port: int | None = None) -> list[pcap.Bytes | pcap.Gap]:
-    return [event for event in events(data, port) if not isinstance(event, pcap.Ended)]
+    return [event for event in events(data, port) if not isinstance(event, pcap.ConversationEnded)]
 
 
 def joined(found: list[pcap.Bytes | pcap.Gap], *, from_client: bool | None) -> bytes:
@@ -132,7 +132,9 @@ def test_ended_conversations_are_forgotten_in_time(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pcap, "MAX_ENDED", 3)
     talks = [Talk(("10.0.0.1", port)).open().send(CLIENT, b"x").close() for port in range(1000, 1010)]
     packets = [packet for one in talks for packet in one.packets]
-    forgotten = [one.conversation for one in events(pcap_file(packets, 101)) if isinstance(one, pcap.Ended)]
+    forgotten = [
+        one.conversation for one in events(pcap_file(packets, 101)) if isinstance(one, pcap.ConversationEnded)
+    ]
     assert forgotten == [1, 2, 3, 4, 5, 6, 7]
 
 
@@ -144,11 +146,11 @@ def test_a_conversation_whose_ports_are_used_again_is_forgotten() -> None:
     found = [(type(one).__name__, one.conversation) for one in events(pcap_file(*first.wrapped()))]
     assert found == [
         ("Bytes", 1),
-        ("Ended", 1),
+        ("ConversationEnded", 1),
         ("Bytes", 2),
-        ("Ended", 2),
+        ("ConversationEnded", 2),
         ("Bytes", 3),
-        ("Ended", 3),
+        ("ConversationEnded", 3),
         ("Bytes", 4),
     ]
 

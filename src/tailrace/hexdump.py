@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .errors import InputError
 
-__all__ = ["Chunk", "parse"]
+__all__ = ["HexBlock", "parse"]
 
 
 MAX_UNFOLDED = 256 << 20
@@ -20,7 +20,7 @@ MAX_UNFOLDED = 256 << 20
 
 
 @dataclass(slots=True)
-class Chunk:
+class HexBlock:
     """Bytes that stand together in the text, from a line on."""
 
     line: int
@@ -38,7 +38,7 @@ _DUMP_TEXT = re.compile(r"\s{3,}.*|\s*\|.*")
 _SEPARATORS = re.compile(r"0[xX]|\\x|[\s:,;_-]+")
 
 
-def parse(text: str) -> list[Chunk]:
+def parse(text: str) -> list[HexBlock]:
     """The bytes in a text, in order; `InputError` names the line that is none of the known forms."""
     lines = text.splitlines()
     if found := _drawings(lines):
@@ -48,8 +48,8 @@ def parse(text: str) -> list[Chunk]:
     return _plain(lines)
 
 
-def _drawings(lines: Sequence[str]) -> list[Chunk]:
-    found: list[Chunk] = []
+def _drawings(lines: Sequence[str]) -> list[HexBlock]:
+    found: list[HexBlock] = []
     for number, line in enumerate(lines, 1):
         row = _ROW.fullmatch(line)
         if row is None:
@@ -59,14 +59,14 @@ def _drawings(lines: Sequence[str]) -> list[Chunk]:
             continue  # a drawing of a layout has words in its cells
         offset = int(row[1])
         if offset == 0:
-            found.append(Chunk(number, b"", whole=True))
+            found.append(HexBlock(number, b"", whole=True))
         if not found or offset != len(found[-1].data):
             raise InputError(f"line {number}: the row at offset {offset} does not follow the one before it")
         found[-1].data += bytes(int(cell[1], 16) for cell in cells if cell)
     return found
 
 
-def _dumps(lines: Sequence[str]) -> list[Chunk]:
+def _dumps(lines: Sequence[str]) -> list[HexBlock]:
     """Lines that all begin with an offset that counts what came before; else none."""
     found: list[tuple[int, bytearray]] = []
     row: bytes | None = None
@@ -92,7 +92,7 @@ def _dumps(lines: Sequence[str]) -> list[Chunk]:
         if row is None or not found or offset != len(found[-1][1]):
             return []
         found[-1][1].extend(row)
-    return [] if is_folded else [Chunk(number, bytes(data), whole=True) for number, data in found]
+    return [] if is_folded else [HexBlock(number, bytes(data), whole=True) for number, data in found]
 
 
 def _unfold(data: bytearray, row: bytes, end: int, number: int) -> bool:
@@ -120,7 +120,7 @@ def _dumped(text: str, *, behind_colon: bool) -> bytes | None:
     return None
 
 
-def _plain(lines: Sequence[str]) -> list[Chunk]:
+def _plain(lines: Sequence[str]) -> list[HexBlock]:
     found = []
     for number, line in enumerate(lines, 1):
         digits = _SEPARATORS.sub("", line.split("#", 1)[0].strip("\"' \t"))
@@ -132,5 +132,5 @@ def _plain(lines: Sequence[str]) -> list[Chunk]:
             )
         if len(digits) % 2:
             raise InputError(f"line {number} has {len(digits)} hex digits, a byte needs two")
-        found.append(Chunk(number, bytes.fromhex(digits), whole=False))
+        found.append(HexBlock(number, bytes.fromhex(digits), whole=False))
     return found

@@ -18,7 +18,17 @@ from typing import IO
 
 from .errors import InputError
 
-__all__ = ["MAGICS", "Bytes", "Ended", "Endpoint", "Gap", "Packet", "TcpStreams", "is_capture", "packets"]
+__all__ = [
+    "MAGICS",
+    "Bytes",
+    "ConversationEnded",
+    "Endpoint",
+    "Gap",
+    "Packet",
+    "TcpStreams",
+    "is_capture",
+    "packets",
+]
 
 MAX_BLOCK = 16 << 20
 MAX_INTERFACES = 1024
@@ -333,7 +343,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ConversationEnded:
     """Nothing more will come of a conversation. Those that the capture's end leaves open are not named."""
 
     conversation: int
@@ -431,7 +441,7 @@ class TcpStreams:
         self.unknown_links: set[int] = set()
         """Link types whose packets were passed over."""
 
-    def feed(self, packet: Packet) -> Iterator[Bytes | Gap | Ended]:
+    def feed(self, packet: Packet) -> Iterator[Bytes | Gap | ConversationEnded]:
         """What a packet adds to its conversation."""
         try:
             segment = _segment(packet)
@@ -453,7 +463,7 @@ class TcpStreams:
         conversation = self._conversation(key, segment)
         if before is not None and before is not conversation:  # the ports are used again
             yield from self._finish(before, packet.time_ns)
-            yield Ended(before.number)
+            yield ConversationEnded(before.number)
         side = conversation.sides[segment.source]
         waited = side.waiting_bytes
         yield from self._add(conversation, side, segment, packet.time_ns)
@@ -464,7 +474,7 @@ class TcpStreams:
             yield from self._finish(conversation, packet.time_ns)
             self._over[key] = self._open.pop(key)
             if len(self._over) > MAX_ENDED:
-                yield Ended(self._over.pop(next(iter(self._over))).number)
+                yield ConversationEnded(self._over.pop(next(iter(self._over))).number)
 
     def _add(
         self, conversation: _Conversation, side: _Side, segment: _Segment, time_ns: int

@@ -8,7 +8,7 @@ from typing import Any
 import message_by_message as plain
 import pytest
 
-from tailrace.columns import SCHEMA, Frames, Names, scan, to_batch, walk
+from tailrace.columns import SCHEMA, Names, ScannedFrames, scan, to_batch, walk
 from tailrace.errors import FramingError, MalformedMessage
 
 ERRORS = {plain.Framing: FramingError, plain.Malformed: MalformedMessage, None: type(None)}
@@ -26,7 +26,7 @@ def eager_lockstep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walk, "_STEPS_PER_LOOK", 1)
 
 
-def columns_of(frames: Frames) -> list[dict[str, Any]]:
+def columns_of(frames: ScannedFrames) -> list[dict[str, Any]]:
     batch = to_batch(frames, names=NAMES, vb_uuid=5, snapshot_start=None, snapshot_end=(1 << 64) - 1)
     batch.validate(full=True)
     assert batch.schema == SCHEMA
@@ -40,7 +40,7 @@ def columns_of(frames: Frames) -> list[dict[str, Any]]:
     return rows
 
 
-def check(data: bytes, *, collections: bool = False, contents: bool = True) -> Frames:
+def check(data: bytes, *, collections: bool = False, contents: bool = True) -> ScannedFrames:
     """Compare both decoders on a buffer."""
     expected = plain.decode(data, collections=NAMES.collections if collections else None)
     frames = scan(data, collections=collections)

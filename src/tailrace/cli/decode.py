@@ -201,10 +201,10 @@ class _Capture:
         self._known = 0
         self._strangers = 0
 
-    def add(self, piece: pcap.Bytes | pcap.Gap | pcap.Ended) -> Iterator[Shown]:
+    def add(self, piece: pcap.Bytes | pcap.Gap | pcap.ConversationEnded) -> Iterator[Shown]:
         """The frames that are whole with a piece of a conversation."""
         number = piece.conversation
-        if isinstance(piece, pcap.Ended):
+        if isinstance(piece, pcap.ConversationEnded):
             yield from self._finish(number)
             return
         if isinstance(piece, pcap.Gap):

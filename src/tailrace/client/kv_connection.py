@@ -11,7 +11,7 @@ from typing import TypeVar
 from .. import rng as rng_
 from ..connstr import Address
 from ..errors import ConnectError, RemoteProtocolError
-from ..protocol.handshake import Introduction, Session, handshake
+from ..protocol.handshake import HandshakeResult, Introduction, handshake
 from ..protocol.script import Script, ScriptRunner
 from ..wire.codes import Magic, Op
 from ..wire.framing import Framer
@@ -38,7 +38,7 @@ class KvConnection:
         self._framer = Framer()
         self._opaque = 0
         try:
-            self.session: Session = self.run(handshake(introduction, rng_.source()))
+            self.session: HandshakeResult = self.run(handshake(introduction, rng_.source()))
         except BaseException:
             self.close()
             raise

@@ -14,13 +14,13 @@ from ..columns.batch import SCHEMA, Names, to_batch
 from ..model import Position
 from ..protocol.dcp.delivery import (
     Carried,
-    Control,
-    Delivery,
-    Ended,
-    Flushed,
+    ChangeDelivery,
     MarkerReceived,
-    Opened,
-    Segment,
+    PlacedEvent,
+    SnapshotRun,
+    StreamEnded,
+    StreamOpened,
+    VBucketFlushed,
 )
 from ..protocol.dcp.reader import DcpReader
 from ..snappy import inflate
@@ -82,16 +82,16 @@ class Piece:
     """Checked changes of one connection, in the order in which they came."""
 
     def __init__(
-        self, link: DcpReader, delivery: Delivery, progress: Mapping[int, Progress], catalog: Catalog
+        self, link: DcpReader, delivery: ChangeDelivery, progress: Mapping[int, Progress], catalog: Catalog
     ) -> None:
         self.link = link
         self.delivery = delivery
         self.told: list[Told] = []
-        self.ends = {one.stream.vbucket: one.stream.position for one in delivery.segments}
+        self.ends = {one.stream.vbucket: one.stream.position for one in delivery.runs}
         """Where each vbucket stands when the application has all of it."""
         self._progress = progress
         self._catalog = catalog
-        self._cursor: dict[int, tuple[Segment, int]] = {}
+        self._cursor: dict[int, tuple[SnapshotRun, int]] = {}
         self._handed = slice(0, 0)
         """The rows of the batch that the application has just got."""
 
@@ -105,7 +105,7 @@ class Piece:
         """There is nothing for the application in it."""
         return not self.row_count and not self.told
 
-    def tell(self, control: Control, *, is_done: bool) -> None:
+    def tell(self, control: PlacedEvent, *, is_done: bool) -> None:
         """Make an event of something that happened between the changes, if it is one for the application."""
         what = control.what
         vbucket, log = what.stream.vbucket, what.stream.log
@@ -113,24 +113,24 @@ class Piece:
         event: Event | None = None
         position = None
         match what:
-            case Opened() if what.rolled_back_to is not None:
+            case StreamOpened() if what.rolled_back_to is not None:
                 event, position = Rollback(vbucket, vb_uuid, what.rolled_back_to), what.position
             case MarkerReceived():
                 source = "disk" if what.flags & MarkerFlag.DISK else "memory"
                 event = Snapshot(vbucket, vb_uuid, what.start, what.end, source)
-            case Flushed():
+            case VBucketFlushed():
                 event = Flush(vbucket)
             case Carried():
                 event = self._carried(what)
-            case Ended() if is_done:
+            case StreamEnded() if is_done:
                 event = StreamEnd(vbucket, end_reason(what.status))
         if event is not None:
             self.told.append(Told(control.row, event, position))
 
     def _carried(self, carried: Carried) -> Event:
-        segment, message = carried.segment, carried.message
-        snapshot = (segment.snapshot.start, segment.snapshot.end)
-        vbucket, vb_uuid = carried.stream.vbucket, segment.log.branch_of(message.by_seqno)
+        run, message = carried.run, carried.message
+        snapshot = (run.snapshot.start, run.snapshot.end)
+        vbucket, vb_uuid = carried.stream.vbucket, run.log.branch_of(message.by_seqno)
         if isinstance(message, DcpSeqnoAdvanced):
             return SeqnoAdvanced(vbucket, vb_uuid, message.by_seqno, snapshot)
         self._learn(message)
@@ -158,19 +158,19 @@ class Piece:
     def drop(self, vbucket: int) -> tuple[Position | None, int | None]:
         """Take a vbucket out; gives the position before its first change, and the rollback before that."""
         delivery = self.delivery
-        segments = delivery.segments
-        base = next((one.base for one in segments if one.stream.vbucket == vbucket), None)
+        runs = delivery.runs
+        base = next((one.base for one in runs if one.stream.vbucket == vbucket), None)
         rollbacks = (told.event for told in self.told if isinstance(told.event, Rollback))
         undo_to = next((one.seqno for one in rollbacks if one.vbucket == vbucket), None)
-        keeps = np.array([one.stream.vbucket != vbucket for one in segments], dtype=bool)
-        kept = np.flatnonzero(keeps[delivery.segment_of])
+        keeps = np.array([one.stream.vbucket != vbucket for one in runs], dtype=bool)
+        kept = np.flatnonzero(keeps[delivery.run_of])
         rows = np.arange(len(delivery.chunk.frames))[delivery.rows][kept]
         self.told = [
             told._replace(row=int(np.searchsorted(kept, told.row)))
             for told in self.told
             if told.event.vbucket != vbucket
         ]
-        delivery.rows, delivery.segment_of = rows, delivery.segment_of[kept]
+        delivery.rows, delivery.run_of = rows, delivery.run_of[kept]
         self.ends.pop(vbucket, None)
         return base, undo_to
 
@@ -179,7 +179,7 @@ class Piece:
     def events(self) -> Iterator[Event]:
         """All events in order; `settle` says how far it has come."""
         delivery = self.delivery
-        frames, rows, segments = delivery.chunk.frames, delivery.rows, delivery.segments
+        frames, rows, runs = delivery.chunk.frames, delivery.rows, delivery.runs
         data = frames.data.data
         columns = (
             frames.opcode,
@@ -198,7 +198,7 @@ class Piece:
         )
         histories = delivery.histories() if self.row_count else ((), (), ())
         lists = [column[rows].tolist() for column in columns]
-        lists += [np.asarray(column).tolist() for column in (*histories, delivery.segment_of)]
+        lists += [np.asarray(column).tolist() for column in (*histories, delivery.run_of)]
         told = iter(self.told)
         next_told = next(told, None)
         cursor = self._cursor
@@ -223,7 +223,7 @@ class Piece:
                 vb_uuid,
                 snapshot_start,
                 snapshot_end,
-                segment,
+                run,
             ) = fields
             value, xattrs = bytes(data[value_at:value_end]), None
             if datatype & _PACKED and value:
@@ -252,7 +252,7 @@ class Piece:
                     time_s = _U32.unpack_from(data, _extras_at(data, start) + 16)[0]
                 made = Deletion if opcode == DcpOpcode.DELETION else Expiration
                 event = made(vbucket, vb_uuid, seqno, rev, cas, key, time_s, snapshot, collection, xattrs)
-            here, before = segments[segment], cursor.get(vbucket)
+            here, before = runs[run], cursor.get(vbucket)
             if before is not None and before[0] is not here:
                 # a snapshot is whole and the next one begins: that is a state to come back to
                 self._progress[vbucket].delivered_up_to(before[0].position_at(before[1]))
@@ -275,8 +275,8 @@ class Piece:
 
     def settle(self) -> None:
         """Write down what the application has of a piece that it is in the middle of."""
-        for vbucket, (segment, seqno) in self._cursor.items():
-            self._progress[vbucket].delivered_up_to(segment.position_at(seqno))
+        for vbucket, (run, seqno) in self._cursor.items():
+            self._progress[vbucket].delivered_up_to(run.position_at(seqno))
         self._cursor.clear()
         for vbucket, position in self.positions_at(self._handed).items():
             self._progress[vbucket].delivered_up_to(position)
@@ -315,18 +315,18 @@ class Piece:
     def _snapshot_ends(self) -> list[int]:
         """The rows before which a batch ends, so that none has changes of two snapshots of a vbucket."""
         delivery = self.delivery
-        segments = delivery.segments
-        if len({one.stream.vbucket for one in segments}) == len(segments):
+        runs = delivery.runs
+        if len({one.stream.vbucket for one in runs}) == len(runs):
             return []
         rows = np.arange(delivery.row_count)
-        first, last = (np.full(len(segments), -1) for _ in range(2))
-        first[delivery.segment_of[::-1]] = rows[::-1]  # of several the last one counts
-        last[delivery.segment_of] = rows
+        first, last = (np.full(len(runs), -1) for _ in range(2))
+        first[delivery.run_of[::-1]] = rows[::-1]  # of several the last one counts
+        last[delivery.run_of] = rows
         ends: list[int] = []
         begin = 0
         seen: dict[int, int] = {}
         for index in np.argsort(first, kind="stable").tolist():
-            vbucket, at = segments[index].stream.vbucket, int(first[index])
+            vbucket, at = runs[index].stream.vbucket, int(first[index])
             if at < 0:  # nothing but messages that are no changes
                 continue
             if seen.get(vbucket, -1) >= begin:
@@ -338,20 +338,20 @@ class Piece:
     def positions_at(self, rows: slice) -> dict[int, Position]:
         """Where vbuckets stand after some of the changes, in a row."""
         delivery = self.delivery
-        segment_of = delivery.segment_of[rows]
-        if not len(segment_of):
+        run_of = delivery.run_of[rows]
+        if not len(run_of):
             return {}
         seqnos = delivery.chunk.frames.seqno[delivery.rows][rows]
-        if len(delivery.segments) == 1:
-            segment = delivery.segments[0]
-            return {segment.stream.vbucket: segment.position_at(int(seqnos[-1]))}
-        last = np.full(len(delivery.segments), -1)
-        last[segment_of] = np.arange(len(segment_of))  # of several the last one counts
+        if len(delivery.runs) == 1:
+            run = delivery.runs[0]
+            return {run.stream.vbucket: run.position_at(int(seqnos[-1]))}
+        last = np.full(len(delivery.runs), -1)
+        last[run_of] = np.arange(len(run_of))  # of several the last one counts
         found: dict[int, Position] = {}
         for index in np.argsort(last, kind="stable").tolist():
             if last[index] >= 0:
-                segment = delivery.segments[index]
-                found[segment.stream.vbucket] = segment.position_at(int(seqnos[last[index]]))
+                run = delivery.runs[index]
+                found[run.stream.vbucket] = run.position_at(int(seqnos[last[index]]))
         return found
 
     def _batch(self, first: int, last: int, *, no_value: bool) -> pa.RecordBatch:

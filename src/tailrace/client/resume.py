@@ -17,7 +17,14 @@ from ..connstr import Address
 from ..errors import ConnectError, LoginError, StatusError, UsageError
 from ..history import FailoverLog, retreat
 from ..model import MAX_U64, Position
-from ..protocol.dcp.delivery import Delivery, Ended, MarkerReceived, Opened, Refused, Stream
+from ..protocol.dcp.delivery import (
+    ChangeDelivery,
+    MarkerReceived,
+    RequestRefused,
+    Stream,
+    StreamEnded,
+    StreamOpened,
+)
 from ..protocol.dcp.reader import DcpReader
 from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
@@ -261,22 +268,22 @@ class Reading:
             self._lose(address, link, self._closed.pop(address))
         return None
 
-    def _piece(self, address: Address, link: DcpReader, delivery: Delivery) -> Piece:
+    def _piece(self, address: Address, link: DcpReader, delivery: ChangeDelivery) -> Piece:
         piece = Piece(link, delivery, self.progress, self._catalog)
         for control in delivery.controls:
             what = control.what
             one = self.progress[what.stream.vbucket]
             match what:
-                case Opened():
+                case StreamOpened():
                     one.opened(what.position, self._now)
                     one.history = what.stream.log
                     if what.rolled_back_to is not None:
                         self.rollbacks += 1
                 case MarkerReceived():
                     one.is_owed = True
-                case Refused():
+                case RequestRefused():
                     self._refused(one, what, address)
-                case Ended():
+                case StreamEnded():
                     self._ended(one, what.status, address)
             piece.tell(control, is_done=one.state is State.DONE)
         return piece
@@ -423,7 +430,7 @@ class Reading:
             members["purge_seqno"] = str(one.stream.purge_seqno)
         return json.dumps(members, separators=(",", ":")).encode() if members else b""
 
-    def _refused(self, one: Progress, refused: Refused, address: Address) -> None:
+    def _refused(self, one: Progress, refused: RequestRefused, address: Address) -> None:
         status, what = refused.status, f"the stream request of vbucket {one.vbucket}"
         if status == Status.ROLLBACK:
             self._roll_back(one, refused)
@@ -438,7 +445,7 @@ class Reading:
         else:
             raise StatusError(status, what, refused.value)
 
-    def _roll_back(self, one: Progress, refused: Refused) -> None:
+    def _roll_back(self, one: Progress, refused: RequestRefused) -> None:
         """Go back to a place that is right on the server's branch, and that the application had."""
         stream = one.stream
         answer = DcpStreamRequestResponse(opcode=0x53, status=Status.ROLLBACK, value=refused.value)

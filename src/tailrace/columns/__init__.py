@@ -12,7 +12,7 @@ is for `protocol.dcp.delivery`; this package knows no state.
 """
 
 from .batch import DATATYPES, OPS, SCHEMA, Decoded, Names, decode, to_batch
-from .scanner import SCAN_LIMIT, ControlFrame, Frames, scan
+from .scanner import SCAN_LIMIT, ControlFrame, ScannedFrames, scan
 
 __all__ = [
     "DATATYPES",
@@ -21,8 +21,8 @@ __all__ = [
     "SCHEMA",
     "ControlFrame",
     "Decoded",
-    "Frames",
     "Names",
+    "ScannedFrames",
     "decode",
     "scan",
     "to_batch",

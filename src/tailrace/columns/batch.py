@@ -46,7 +46,7 @@ from .scanner import (
     XATTR,
     Buffer,
     ControlFrame,
-    Frames,
+    ScannedFrames,
     all_true,
     gather,
     least,
@@ -158,7 +158,7 @@ def decode(
 
 
 def to_batch(
-    frames: Frames,
+    frames: ScannedFrames,
     rows: slice | NDArray[Any] = slice(None),
     *,
     names: Names,
@@ -343,7 +343,7 @@ def _copy_values(data: Bytes, start: Offsets, end: Offsets) -> pa.Array:
     return _CAST.call([pa.Array.from_buffers(pa.binary_view(), len(start), buffers)], _TO_BINARY)
 
 
-def _unpack(frames: Frames, rows: slice | NDArray[Any], values: pa.Array) -> tuple[pa.Array, pa.Array]:
+def _unpack(frames: ScannedFrames, rows: slice | NDArray[Any], values: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Values as they were written, and the column of xattrs."""
     datatype = frames.datatype[rows]
     xattrs = _repeat("xattrs", None, len(datatype))

@@ -29,7 +29,7 @@ from ..wire.header import HEADER_SIZE, MAX_FRAME, Frame, frame_size
 from ..wire.message import DOCUMENT, MAX_KEY, Direction, Layout
 from .walk import frame_end, frame_starts
 
-__all__ = ["SCAN_LIMIT", "Buffer", "ControlFrame", "Frames", "gather", "scan"]
+__all__ = ["SCAN_LIMIT", "Buffer", "ControlFrame", "ScannedFrames", "gather", "scan"]
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview | Bytes"
 
@@ -141,7 +141,7 @@ class Common(NamedTuple):
 
 
 @dataclass(slots=True)
-class Frames:
+class ScannedFrames:
     """What `scan` found: arrays with one entry a row, and the control frames between them.
 
     Integers are as wide and as unsigned as on the wire, in native byte order. Offsets point into ``data``,
@@ -196,13 +196,13 @@ class Frames:
         return Frame.parse(self.data.data, control.start)
 
 
-def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -> Frames:
+def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -> ScannedFrames:
     """Find the frames at the start of a buffer.
 
-    Reads up to the first frame that is incomplete, that breaks the protocol (see `Frames.error`; everything
-    before it is still delivered), or that ends behind `SCAN_LIMIT`: scan again from ``used`` on while that is
-    not 0. ``collections`` says that the connection has negotiated them: keys begin with a collection id.
-    ``limit`` is the size of the largest frame that is accepted.
+    Reads up to the first frame that is incomplete, that breaks the protocol (see `ScannedFrames.error`;
+    everything before it is still delivered), or that ends behind `SCAN_LIMIT`: scan again from ``used`` on
+    while that is not 0. ``collections`` says that the connection has negotiated them: keys begin with a
+    collection id. ``limit`` is the size of the largest frame that is accepted.
     """
     if limit > SCAN_LIMIT:
         raise ValueError(f"a limit of {limit} bytes is above the {SCAN_LIMIT} bytes of a scan")
@@ -248,7 +248,7 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
         control = control[: np.searchsorted(control, framed)]
         rows = {name: column[:intact] for name, column in rows.items()}
 
-    return Frames(
+    return ScannedFrames(
         data=data,
         used=int(end[framed - 1]) if framed else 0,
         error=error,
@@ -284,7 +284,7 @@ def _gather_words(data: Bytes, at: Offsets) -> Words:
 
 
 _ROW_FIELDS = ("opcode", "datatype", "vbucket", "opaque", "cas", "seqno", "rev", "flags", "expiry")
-"""The columns of `Frames` that are gathered as they are."""
+"""The columns of `ScannedFrames` that are gathered as they are."""
 
 _PLAIN = {"magic": _REQUEST, "opcode": MUTATION, "extras_length": dcp.MUTATION.size}
 _KEY_LENGTH, _DATATYPE = _FIELDS["key_length"], _FIELDS["datatype"]
@@ -380,7 +380,7 @@ def _is_change(columns: Columns) -> Mask:
 def _rows(
     data: Bytes, columns: Columns, start: Offsets, end: Offsets, lengths: _Lengths
 ) -> tuple[Columns, Mask]:
-    """The columns of `Frames` for changes of all kinds, and which of them `wire.dcp` refuses."""
+    """The columns of `ScannedFrames` for changes of all kinds, and which of them `wire.dcp` refuses."""
     behind = np.flatnonzero(lengths.framing)
     if len(behind):
         moved = _gather_words(data, start[behind] + lengths.framing[behind])

@@ -31,8 +31,8 @@ __all__ = [
     "READER_FEATURES",
     "REPLICA_FEATURES",
     "Credentials",
+    "HandshakeResult",
     "Introduction",
-    "Session",
     "grant_features",
     "handshake",
 ]
@@ -106,7 +106,7 @@ class Introduction:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class HandshakeResult:
     """What came of a handshake."""
 
     features: frozenset[int]
@@ -119,7 +119,7 @@ class Session:
         return Feature.COLLECTIONS in self.features
 
 
-def handshake(introduction: Introduction, rng: random.Random) -> Script[Session]:
+def handshake(introduction: Introduction, rng: random.Random) -> Script[HandshakeResult]:
     """Everything before the first real request, in at most four round trips."""
     credentials = introduction.credentials
     first: list[Message] = [
@@ -139,7 +139,9 @@ def handshake(introduction: Introduction, rng: random.Random) -> Script[Session]
         yield from _login(sasl.client_for(mechanism, credentials.username, credentials.password, rng))
     selected, config = yield [SelectBucket(key=introduction.bucket.encode()), GetClusterConfig()]
     _check_selected(selected, introduction)
-    return Session(features, config.value if config.status == Status.SUCCESS and config.value else None)
+    return HandshakeResult(
+        features, config.value if config.status == Status.SUCCESS and config.value else None
+    )
 
 
 def _features(answer: Response, asked: tuple[int, ...]) -> frozenset[int]:

@@ -45,7 +45,7 @@ __all__ = [
     "Fenced",
     "MirrorTable",
     "TableChanged",
-    "Version",
+    "TableVersion",
     "file_system",
     "format_compact",
     "parse_compact",
@@ -100,7 +100,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class TableVersion:
     """A version of the table that a mirror made."""
 
     version: int
@@ -131,7 +131,7 @@ class MirrorTable:
         self._source = self._newest(SOURCE)
         self._run: str | None = None
         self._files: dict[int, list[DataFile]] = {}
-        self._known: tuple[int, list[Version]] | None = None
+        self._known: tuple[int, list[TableVersion]] | None = None
         """All versions, as they were when the newest was this one."""
         self._existing: dict[str, bool] = {}
 
@@ -206,7 +206,7 @@ class MirrorTable:
         return int(self._delta.version())
 
     @property
-    def current(self) -> Version:
+    def current(self) -> TableVersion:
         """The newest version that a mirror made."""
         assert self._current is not None
         return self._current
@@ -217,12 +217,12 @@ class MirrorTable:
         found: dict[str, Any] = json.loads(self._source or "{}")
         return found
 
-    def versions(self) -> Iterator[Version]:
+    def versions(self) -> Iterator[TableVersion]:
         """Every version that a mirror made and whose log is still there, newest first."""
         for commit in self._history():
             if POSITIONS in commit:
                 resets = json.loads(commit.get(RESETS, "{}"))
-                yield Version(
+                yield TableVersion(
                     int(commit[VERSION]),
                     parse_compact(commit[POSITIONS]),
                     str(commit.get(RUN, "")),
@@ -410,7 +410,7 @@ class MirrorTable:
         except CommitFailedError as error:
             self._raise_lost_race(error)
         self._delta.update_incremental()
-        self._current = Version(version, dict(positions), self._run, dict(resets))
+        self._current = TableVersion(version, dict(positions), self._run, dict(resets))
 
     def _raise_lost_race(self, error: CommitFailedError) -> None:
         """Somebody else committed first: another mirror, or somebody who tidies up."""

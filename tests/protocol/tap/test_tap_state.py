@@ -15,7 +15,7 @@ from tailrace.clock import ManualClock
 from tailrace.errors import FramingError
 from tailrace.files import MemoryFiles
 from tailrace.protocol.tap.acks import AckLog, wire_number, wire_numbers
-from tailrace.protocol.tap.clients import Control, TapClient, TapClients, TapCursor, TapHops
+from tailrace.protocol.tap.clients import TapClient, TapClients, TapControl, TapCursor, TapHops
 from tailrace.protocol.tap.producer import TapProducer
 from tailrace.server.node import Node
 from tailrace.server.settings import Settings
@@ -62,7 +62,7 @@ def test_an_ack_counts_for_everything_before_it():
     client = TapClient("n")
     log = AckLog(client, enabled=True)
     one, two = TapCursor(1, 1), TapCursor(2, 1)
-    log.add_control(Control("opaque", 0), None)
+    log.add_control(TapControl("opaque", 0), None)
     log.add_items(one, seqnos(3, 5, 9))
     one.position = 9
     log.add_items(two, seqnos(1, 2))
@@ -80,14 +80,14 @@ def test_going_back_returns_what_was_not_acknowledged():
     client = TapClient("n")
     log = AckLog(client, enabled=True)
     one = TapCursor(1, 1)
-    log.add_control(Control("opaque", 0), None)
+    log.add_control(TapControl("opaque", 0), None)
     log.add_items(one, seqnos(1, 2, 3))
     one.position = 3
-    log.add_control(Control("opaque", 8, 1), one)
-    log.add_control(Control("flush"), None)
+    log.add_control(TapControl("opaque", 8, 1), one)
+    log.add_control(TapControl("flush"), None)
     log.acknowledge(2)
-    assert log.go_back() == [Control("flush")]
-    assert list(one.controls) == [Control("opaque", 8, 1)]
+    assert log.go_back() == [TapControl("flush")]
+    assert list(one.controls) == [TapControl("opaque", 8, 1)]
     assert (one.position, one.acked, one.outstanding, log.unacked) == (1, 1, 0, 0)
     assert log.find(wire_number(3)) is None  # answers that come now are to nothing
 

@@ -1,10 +1,10 @@
 """A piece of a DCP connection's bytes: from frames to changes that fit their streams.
 
-Received bytes become a `Chunk`: the changes as arrays, and the frames between them (markers, answers, ends).
-When the application wants it, `deliver` checks the chunk against the streams that it belongs to and moves
-their positions on. Nothing here handles one change after the other. All frames of one stream that stand
-between two of its control frames are a *segment*: one snapshot, one history, rising seqnos. Rules are checked
-for whole arrays, positions move once for each segment.
+Received bytes become a `ReceivedChunk`: the changes as arrays, and the frames between them (markers, answers,
+ends). When the application wants it, `deliver` checks the chunk against the streams that it belongs to and
+moves their positions on. Nothing here handles one change after the other. All frames of one stream that stand
+between two of its control frames are a *run*: one snapshot, one history, rising seqnos. Rules are checked
+for whole arrays, positions move once for each run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...columns.scanner import Frames, all_true, gather
+from ...columns.scanner import ScannedFrames, all_true, gather
 from ...errors import MalformedMessage, RemoteProtocolError, UsageError
 from ...history import FailoverLog
 from ...model import Position, SnapshotRange
@@ -35,16 +35,16 @@ from ..receive_buffer import Block
 
 __all__ = [
     "Carried",
-    "Chunk",
-    "Control",
-    "Delivery",
-    "Ended",
-    "Flushed",
+    "ChangeDelivery",
     "MarkerReceived",
-    "Opened",
-    "Refused",
-    "Segment",
+    "PlacedEvent",
+    "ReceivedChunk",
+    "RequestRefused",
+    "SnapshotRun",
     "Stream",
+    "StreamEnded",
+    "StreamOpened",
+    "VBucketFlushed",
     "control_headers",
     "deliver",
 ]
@@ -71,7 +71,7 @@ class Stream:
     marker: SnapshotRange | None = None
     """The snapshot that is being received, on the connection that the stream is open on."""
     log: FailoverLog | None = None
-    """What the server said last; replaced by every accepted request."""
+    """StreamEvent the server said last; replaced by every accepted request."""
     purge_seqno: int = 0
     """The newest purge that the server told about; 0 is none. Forgotten when the consumer goes back."""
     undo_to: int | None = None
@@ -85,7 +85,7 @@ class Stream:
 # what stands between the changes
 
 
-class Opened(NamedTuple):
+class StreamOpened(NamedTuple):
     """The server accepted a stream request."""
 
     stream: Stream
@@ -95,7 +95,7 @@ class Opened(NamedTuple):
     """The application must undo what it has above this; None if nothing was lost."""
 
 
-class Refused(NamedTuple):
+class RequestRefused(NamedTuple):
     """The server refused a stream request."""
 
     stream: Stream
@@ -112,14 +112,14 @@ class MarkerReceived(NamedTuple):
     flags: int
 
 
-class Ended(NamedTuple):
+class StreamEnded(NamedTuple):
     """The server ended a stream."""
 
     stream: Stream
     status: int
 
 
-class Flushed(NamedTuple):
+class VBucketFlushed(NamedTuple):
     """All of a vbucket is gone; the stream is opened again by itself. DCP has no such message."""
 
     stream: Stream
@@ -130,21 +130,23 @@ class Carried(NamedTuple):
 
     stream: Stream
     message: DcpSystemEvent | DcpSeqnoAdvanced
-    segment: Segment
+    run: SnapshotRun
 
 
-What: TypeAlias = Opened | Refused | MarkerReceived | Ended | Flushed | Carried
+StreamEvent: TypeAlias = (
+    StreamOpened | RequestRefused | MarkerReceived | StreamEnded | VBucketFlushed | Carried
+)
 
 
-class Control(NamedTuple):
+class PlacedEvent(NamedTuple):
     """Something that happened between two changes."""
 
     row: int
     """How many of the delivery's rows come before it."""
-    what: What
+    what: StreamEvent
 
 
-class Segment(NamedTuple):
+class SnapshotRun(NamedTuple):
     """Changes of one stream between two of its control frames."""
 
     stream: Stream
@@ -160,30 +162,30 @@ class Segment(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Chunk:
+class ReceivedChunk:
     """Received frames that nobody has looked at yet, but for those that can't wait."""
 
-    frames: Frames
+    frames: ScannedFrames
     block: Block
     headers: NDArray[np.void]
     """Of the control frames."""
     ordered: NDArray[np.bool_]
     """Which control frames belong to streams, and so into the order of the changes."""
     size_bytes: int
-    """What flow control counts."""
+    """StreamEvent flow control counts."""
 
 
 @dataclass(slots=True, eq=False)
-class Delivery:
+class ChangeDelivery:
     """Changes that fit their streams, and what happened between them."""
 
-    chunk: Chunk
+    chunk: ReceivedChunk
     rows: slice | NDArray[np.intp]
     """Which rows of the frames; not those of streams that were closed meanwhile."""
-    segment_of: NDArray[np.int32]
-    """By row of the delivery, its place in ``segments``."""
-    segments: list[Segment]
-    controls: list[Control] = field(default_factory=list)
+    run_of: NDArray[np.int32]
+    """By row of the delivery, its place in ``runs``."""
+    runs: list[SnapshotRun]
+    controls: list[PlacedEvent] = field(default_factory=list)
     finished: list[int] = field(default_factory=list)
     """Opaques that mean nothing any more."""
     acknowledged: list[int] = field(default_factory=list)
@@ -191,25 +193,25 @@ class Delivery:
 
     @property
     def row_count(self) -> int:
-        return len(self.segment_of)
+        return len(self.run_of)
 
     def history(self) -> tuple[int, int, int] | None:
         """As `histories`, if it is the same for all rows."""
-        if len(self.segments) != 1 or not self.row_count:
+        if len(self.runs) != 1 or not self.row_count:
             return None
-        segment = self.segments[0]
-        branch = segment.log.newest
+        run = self.runs[0]
+        branch = run.log.newest
         if int(self.chunk.frames.seqno[self.rows][0]) <= branch.seqno:
             return None
-        return branch.vb_uuid, segment.snapshot.start, segment.snapshot.end
+        return branch.vb_uuid, run.snapshot.start, run.snapshot.end
 
     def histories(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
         """For each row the vb_uuid that it was made on, and start and end of its snapshot."""
-        starts = np.array([one.snapshot.start for one in self.segments], dtype=np.uint64)
-        ends = np.array([one.snapshot.end for one in self.segments], dtype=np.uint64)
-        newest = np.array([one.log.newest.vb_uuid for one in self.segments], dtype=np.uint64)
-        newest_from = np.array([one.log.newest.seqno for one in self.segments], dtype=np.uint64)
-        of = self.segment_of
+        starts = np.array([one.snapshot.start for one in self.runs], dtype=np.uint64)
+        ends = np.array([one.snapshot.end for one in self.runs], dtype=np.uint64)
+        newest = np.array([one.log.newest.vb_uuid for one in self.runs], dtype=np.uint64)
+        newest_from = np.array([one.log.newest.seqno for one in self.runs], dtype=np.uint64)
+        of = self.run_of
         seqnos = self.chunk.frames.seqno[self.rows]
         vb_uuids = newest[of]
         # changes that were made on an older branch: found by the log, one branch of history after the other
@@ -217,20 +219,20 @@ class Delivery:
         if older.any():
             for index in np.unique(of[older]).tolist():
                 mine = np.flatnonzero(older & (of == index))
-                first, uuids = self.segments[index].log.boundaries()
+                first, uuids = self.runs[index].log.boundaries()
                 found = np.searchsorted(np.array(first, dtype=np.uint64), seqnos[mine], side="left") - 1
                 known = np.array((*uuids, 0), dtype=np.uint64)  # -1: older than the log
                 vb_uuids[mine] = known[found]
         return vb_uuids, starts[of], ends[of]
 
 
-def control_headers(frames: Frames) -> NDArray[np.void]:
+def control_headers(frames: ScannedFrames) -> NDArray[np.void]:
     """The headers of all control frames of a scan."""
     return gather(frames.data, frames.control_start, HEADER)
 
 
 @dataclass(slots=True)
-class _Work:
+class _StreamDraft:
     """A stream while a chunk is checked; nothing counts before all of the chunk is good."""
 
     stream: Stream
@@ -244,14 +246,14 @@ class _Work:
     is_over: bool = False
 
 
-def deliver(chunk: Chunk, streams: Mapping[int, Stream], retired: set[int]) -> Delivery:
+def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[int]) -> ChangeDelivery:
     """Check a chunk against its streams (by opaque) and move them on; all of it, or an error and nothing.
 
     ``retired`` are the opaques of streams that we closed: what still comes for them is passed over.
     """
     frames = chunk.frames
     if len(frames) and not chunk.ordered.any() and all_true(frames.opaque == frames.opaque[0]):
-        return _deliver_one_segment(chunk, streams, retired)
+        return _deliver_one_run(chunk, streams, retired)
     ordered = np.flatnonzero(chunk.ordered)
     headers = chunk.headers[ordered]
     rows, total = len(frames), len(frames) + len(ordered)
@@ -284,11 +286,11 @@ def deliver(chunk: Chunk, streams: Mapping[int, Stream], retired: set[int]) -> D
         first = int(falling[0])
         raise MalformedMessage(f"item {seqno[first + 1]} follows item {seqno[first]}", Status.ERANGE)
 
-    made = _Segments(chunk, streams, retired)
+    made = _Runs(chunk, streams, retired)
     starts = np.flatnonzero(begins)
     stops = np.append(starts[1:], total)
     wire_index = order[starts]
-    # for each segment: its opaque, the control frame that begins it if one does, its first and last seqno
+    # for each run: its opaque, the control frame that begins it if one does, its first and last seqno
     control_number = np.cumsum(~is_row) - 1
     first_item = np.minimum(starts + is_boundary[starts], total - 1)
     columns = (
@@ -303,28 +305,30 @@ def deliver(chunk: Chunk, streams: Mapping[int, Stream], retired: set[int]) -> D
         [made.add(ordered, *one) for one in zip(*(column.tolist() for column in columns), strict=True)],
         dtype=np.int32,
     )
-    segment_of = np.empty(total, dtype=np.int32)
-    segment_of[order] = np.repeat(numbers, stops - starts)
+    run_of = np.empty(total, dtype=np.int32)
+    run_of[order] = np.repeat(numbers, stops - starts)
 
-    made.carried(ordered[carrying], segment_of[control_at[carrying]], control_at[carrying])
-    of_row = segment_of[is_row]
-    _check_vbuckets(frames, of_row, made.segments)
+    made.carried(ordered[carrying], run_of[control_at[carrying]], control_at[carrying])
+    of_row = run_of[is_row]
+    _check_vbuckets(frames, of_row, made.runs)
     kept: slice | NDArray[np.intp] = slice(None)
     if rows and of_row.min() < 0:
         kept = np.flatnonzero(of_row >= 0)
         of_row = of_row[kept]
-    delivery = Delivery(chunk, kept, of_row, made.segments, [], made.finished, made.acknowledged)
+    delivery = ChangeDelivery(chunk, kept, of_row, made.runs, [], made.finished, made.acknowledged)
     before = np.append(0, np.cumsum(is_row))
     if not isinstance(kept, slice):
         before = np.searchsorted(kept, before)
     delivery.controls = [
-        Control(int(before[at]), what) for at, what in sorted(made.happened, key=lambda one: one[0])
+        PlacedEvent(int(before[at]), what) for at, what in sorted(made.happened, key=lambda one: one[0])
     ]
     made.commit()
     return delivery
 
 
-def _deliver_one_segment(chunk: Chunk, streams: Mapping[int, Stream], retired: set[int]) -> Delivery:
+def _deliver_one_run(
+    chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[int]
+) -> ChangeDelivery:
     """`deliver` for what a backfill is made of: nothing but changes of one stream."""
     frames = chunk.frames
     seqno = frames.seqno
@@ -332,23 +336,23 @@ def _deliver_one_segment(chunk: Chunk, streams: Mapping[int, Stream], retired: s
     if not all_true(rising):
         first = int(rising.argmin())
         raise MalformedMessage(f"item {seqno[first + 1]} follows item {seqno[first]}", Status.ERANGE)
-    made = _Segments(chunk, streams, retired)
+    made = _Runs(chunk, streams, retired)
     nothing = np.empty(0, dtype=np.intp)
     number = made.add(nothing, int(frames.opaque[0]), -1, len(frames), int(seqno[0]), int(seqno[-1]), 0)
     rows = slice(None) if number >= 0 else slice(0, 0)
-    segment_of = np.zeros(len(frames) if number >= 0 else 0, dtype=np.int32)
-    if number >= 0 and not all_true(frames.vbucket == made.segments[0].stream.vbucket):
-        _check_vbuckets(frames, segment_of, made.segments)
+    run_of = np.zeros(len(frames) if number >= 0 else 0, dtype=np.int32)
+    if number >= 0 and not all_true(frames.vbucket == made.runs[0].stream.vbucket):
+        _check_vbuckets(frames, run_of, made.runs)
     made.commit()
-    return Delivery(chunk, rows, segment_of, made.segments, [], [], made.acknowledged)
+    return ChangeDelivery(chunk, rows, run_of, made.runs, [], [], made.acknowledged)
 
 
-def _check_vbuckets(frames: Frames, segment_of: NDArray[np.int32], segments: list[Segment]) -> None:
+def _check_vbuckets(frames: ScannedFrames, run_of: NDArray[np.int32], runs: list[SnapshotRun]) -> None:
     """Every change must be of the vbucket that its stream was asked for."""
-    if not segments or not len(segment_of):
+    if not runs or not len(run_of):
         return
-    expected = np.array([one.stream.vbucket for one in segments], dtype=np.uint16)[segment_of]
-    wrong = np.flatnonzero((frames.vbucket != expected) & (segment_of >= 0))
+    expected = np.array([one.stream.vbucket for one in runs], dtype=np.uint16)[run_of]
+    wrong = np.flatnonzero((frames.vbucket != expected) & (run_of >= 0))
     if len(wrong):
         first = int(wrong[0])
         raise RemoteProtocolError(
@@ -356,10 +360,10 @@ def _check_vbuckets(frames: Frames, segment_of: NDArray[np.int32], segments: lis
         )
 
 
-class _Segments:
-    """The segments of a chunk, made in the order of their streams."""
+class _Runs:
+    """The runs of a chunk, made in the order of their streams."""
 
-    def __init__(self, chunk: Chunk, streams: Mapping[int, Stream], retired: set[int]) -> None:
+    def __init__(self, chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[int]) -> None:
         self._chunk = chunk
         self._streams = streams
         self._retired = retired
@@ -368,16 +372,16 @@ class _Segments:
         self._magics, self._opcodes, self._extras, self._vbuckets, self._sizes = (
             headers[name].tolist() for name in ("magic", "opcode", "extras", "vbucket", "body")
         )
-        self._work: dict[int, _Work | None] = {}
-        self.segments: list[Segment] = []
-        self.happened: list[tuple[int, What]] = []
+        self._work: dict[int, _StreamDraft | None] = {}
+        self.runs: list[SnapshotRun] = []
+        self.happened: list[tuple[int, StreamEvent]] = []
         self.finished: list[int] = []
         self.acknowledged: list[int] = []
 
     def add(  # noqa: PLR0917
         self, ordered: NDArray[np.intp], opaque: int, control: int, items: int, first: int, last: int, at: int
     ) -> int:
-        """One segment; its number, or -1 if its changes are to be passed over."""
+        """One run; its number, or -1 if its changes are to be passed over."""
         if control >= 0 and not items and self._answers_closing(int(ordered[control])):
             return -1  # it may come after the end of the stream, when nobody knows the opaque any more
         work = self._work[opaque] if opaque in self._work else self._find(opaque)
@@ -392,12 +396,12 @@ class _Segments:
         if first <= work.position.seqno or first < work.marker.start:
             work.position.received(work.marker, first)  # says what is wrong
         snapshot = work.position.snapshot_of(work.marker)
-        self.segments.append(Segment(work.stream, work.position, snapshot, work.log))
+        self.runs.append(SnapshotRun(work.stream, work.position, snapshot, work.log))
         work.position = work.position.received(work.marker, last)
         if work.answer_at is not None and last >= work.answer_at:
             self.acknowledged.append(opaque)
             work.answer_at = None
-        return len(self.segments) - 1
+        return len(self.runs) - 1
 
     def carried(
         self, controls: NDArray[np.intp], numbers: NDArray[np.int32], wire_index: NDArray[np.intp]
@@ -406,11 +410,11 @@ class _Segments:
         for control, number, at in zip(controls.tolist(), numbers.tolist(), wire_index.tolist(), strict=True):
             if number < 0:
                 continue
-            segment = self.segments[number]
+            run = self.runs[number]
             message: Any = DCP.decode(self._frame(control), Direction.TO_CONSUMER)
-            if message.vbucket != segment.stream.vbucket:
+            if message.vbucket != run.stream.vbucket:
                 raise RemoteProtocolError(f"{message.name()} of another vbucket than its stream's")
-            self.happened.append((at, Carried(segment.stream, message, segment)))
+            self.happened.append((at, Carried(run.stream, message, run)))
 
     def commit(self) -> None:
         """Everything was good: the streams stand where the chunk ends."""
@@ -421,13 +425,13 @@ class _Segments:
                 stream.log, stream.purge_seqno, stream.undo_to = work.log, work.purge_seqno, work.undo_to
                 stream.is_open, stream.answer_at = work.is_open, work.answer_at
 
-    def _find(self, opaque: int) -> _Work | None:
+    def _find(self, opaque: int) -> _StreamDraft | None:
         stream = self._streams.get(opaque)
         if stream is None and opaque not in self._retired:
             raise RemoteProtocolError(f"a message with opaque 0x{opaque:x}, which no stream of ours has")
         found = None
         if stream is not None:
-            found = _Work(
+            found = _StreamDraft(
                 stream,
                 stream.position,
                 stream.marker,
@@ -450,7 +454,7 @@ class _Segments:
     def _frame(self, control: int) -> Frame:
         return Frame.parse(self._data, int(self._chunk.frames.control_start[control]))
 
-    def _control(self, control: int, opaque: int, work: _Work | None, at: int) -> None:
+    def _control(self, control: int, opaque: int, work: _StreamDraft | None, at: int) -> None:
         """A control frame of a stream; ``work`` is None if we closed the stream and don't care any more."""
         opcode = self._opcodes[control]
         if self._is_answer(control):
@@ -469,16 +473,16 @@ class _Segments:
             self.finished.append(opaque)
             if work is not None:
                 self._check_vbucket(ended.vbucket, work)
-                self.happened.append((at, Ended(work.stream, ended.status)))
+                self.happened.append((at, StreamEnded(work.stream, ended.status)))
                 work.is_open, work.is_over = False, True
         elif work is not None and opcode == DcpOpcode.FLUSH:
-            self.happened.append((at, Flushed(work.stream)))
+            self.happened.append((at, VBucketFlushed(work.stream)))
             work.position, work.marker, work.answer_at = Position.BEGINNING, None, None
             work.is_open = False
         elif work is not None:
             self._marker(control, work, at)
 
-    def _marker(self, control: int, work: _Work, at: int) -> None:
+    def _marker(self, control: int, work: _StreamDraft, at: int) -> None:
         if self._sizes[control] == _MARKER_V1.size and self._extras[control] == _MARKER_V1.size:
             # by far the most frequent control frame: its layout is read without making a message of it
             vbucket, purge_seqno = self._vbuckets[control], None
@@ -496,7 +500,7 @@ class _Segments:
             work.answer_at = end
         self.happened.append((at, MarkerReceived(work.stream, start, end, flags)))
 
-    def _answered(self, frame: Frame, opaque: int, work: _Work, at: int) -> None:
+    def _answered(self, frame: Frame, opaque: int, work: _StreamDraft, at: int) -> None:
         if work.is_open or work.is_over:
             raise RemoteProtocolError(
                 f"the stream request of vbucket {work.stream.vbucket} is answered twice"
@@ -504,7 +508,7 @@ class _Segments:
         answer = DcpStreamRequestResponse.decode(frame)
         if answer.status != Status.SUCCESS:
             self.finished.append(opaque)
-            self.happened.append((at, Refused(work.stream, answer.status, answer.value)))
+            self.happened.append((at, RequestRefused(work.stream, answer.status, answer.value)))
             work.is_over = True
             return
         try:
@@ -514,11 +518,11 @@ class _Segments:
         work.position = work.position.on_branch(work.log.newest.vb_uuid)
         work.marker = work.answer_at = None
         work.is_open = True
-        self.happened.append((at, Opened(work.stream, work.position, work.undo_to)))
+        self.happened.append((at, StreamOpened(work.stream, work.position, work.undo_to)))
         work.undo_to = None
 
     @staticmethod
-    def _check_vbucket(vbucket: int, work: _Work) -> None:
+    def _check_vbucket(vbucket: int, work: _StreamDraft) -> None:
         if vbucket != work.stream.vbucket:
             raise RemoteProtocolError(
                 f"a message of vbucket {vbucket} in the stream of vbucket {work.stream.vbucket}"

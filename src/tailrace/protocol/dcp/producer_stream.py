@@ -28,7 +28,7 @@ from ..backfill_slots import BackfillSlots
 from ..states import STREAM_TRANSITIONS, Machine, StreamInput, StreamState
 from ..stream_filter import StreamFilter
 from .controls import ConnectionOptions, Oso
-from .shaping import Batch, Shaper
+from .shaping import ShapedFrames, Shaper
 from .stream_messages import StreamMessages
 from .stream_request import Accepted
 
@@ -83,7 +83,7 @@ class ProducerStream:
         self._looks_ahead = self._filter.is_legacy and int(host.bucket.manifest["uid"], 16) > 0
 
         self._messages: deque[bytes] = deque()
-        self._batch: Batch | None = None
+        self._batch: ShapedFrames | None = None
         self._batch_at = 0
         self._end_after_batch: StreamEndStatus | None = None
 
@@ -286,7 +286,7 @@ class ProducerStream:
             self.is_ready = False
         return max(work, 1)
 
-    def _send_batch(self, batch: Batch, out: list[bytes | memoryview], room: int) -> int:
+    def _send_batch(self, batch: ShapedFrames, out: list[bytes | memoryview], room: int) -> int:
         """Those frames of the batch go that begin within ``room`` bytes."""
         data, offsets, at = batch.data, batch.offsets, self._batch_at
         start, end = offsets.item(at), len(data)

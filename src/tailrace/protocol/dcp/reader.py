@@ -22,17 +22,17 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from ...columns.scanner import Frames, scan
+from ...columns.scanner import ScannedFrames, scan
 from ...errors import ConnectError, LoginError, RemoteProtocolError, StatusError
 from ...model import MAX_U64
 from ...wire.admin import ClustermapChangeNotification
 from ...wire.codes import ControlKey, DcpOpcode, Feature, Magic, OpenFlag, Status, status_name
 from ...wire.dcp import DcpBufferAck, DcpCloseStream, DcpControl, DcpOpen, DcpStreamRequest
 from ...wire.header import HEADER, MAX_FRAME, Frame
-from ..handshake import Introduction, Session, handshake
+from ..handshake import HandshakeResult, Introduction, handshake
 from ..receive_buffer import BLOCK_BYTES, ReceiveBuffer
 from ..script import Script, ScriptRunner
-from .delivery import Chunk, Delivery, Stream, control_headers, deliver
+from .delivery import ChangeDelivery, ReceivedChunk, Stream, control_headers, deliver
 
 __all__ = [
     "ANSWER_S",
@@ -98,7 +98,7 @@ class ReaderSettings:
             found |= OpenFlag.NO_VALUE
         return int(found)
 
-    def controls(self, session: Session) -> list[tuple[bytes, bytes, bool]]:
+    def controls(self, session: HandshakeResult) -> list[tuple[bytes, bytes, bool]]:
         """Key, value and whether the connection is of no use without it."""
         # streams with collections or xattrs are refused on connections without noops
         needs_noop = session.collections or self.include_xattrs
@@ -125,7 +125,7 @@ class ReaderSettings:
 class Granted:
     """What came of opening the connection."""
 
-    session: Session
+    session: HandshakeResult
     noop: bool = True
     refused: list[str] = field(default_factory=list)
 
@@ -186,7 +186,7 @@ class DcpReader:
         self.received_bytes = self.acked_bytes = 0
         self._buffer = ReceiveBuffer(max(_LEAST_BLOCK, min(BLOCK_BYTES, settings.buffer_bytes // 5)))
         self._out = bytearray()
-        self._chunks: deque[Chunk] = deque()
+        self._chunks: deque[ReceivedChunk] = deque()
         self._streams: dict[int, Stream] = {}
         self._opaque_of: dict[int, int] = {}
         self._retired: set[int] = set()
@@ -264,7 +264,7 @@ class DcpReader:
         if frames.used:
             self._take(frames)
 
-    def _take(self, frames: Frames) -> None:
+    def _take(self, frames: ScannedFrames) -> None:
         if self.on_wire is not None and self.granted is not None:
             self.on_wire(False, frames.data.data[: frames.used])
         block = self._buffer.take(frames.used)
@@ -294,7 +294,7 @@ class DcpReader:
             elif opcode != DcpOpcode.BUFFER_ACK:  # some servers answer even that
                 self._answered(Frame.parse(frames.data.data, int(frames.control_start[index])))
         if len(frames) or ordered.any():
-            self._chunks.append(Chunk(frames, block, headers, ordered, counted))
+            self._chunks.append(ReceivedChunk(frames, block, headers, ordered, counted))
         else:
             self._buffer.release(block)
             if counted:
@@ -404,11 +404,11 @@ class DcpReader:
         if opaque is not None:
             self._send(DcpCloseStream(opaque=opaque, vbucket=vbucket).encode())
 
-    def next_chunk(self) -> Chunk | None:
+    def next_chunk(self) -> ReceivedChunk | None:
         """The piece that `next_delivery` will give, if it is good."""
         return self._chunks[0] if self._chunks else None
 
-    def next_delivery(self) -> Delivery | None:
+    def next_delivery(self) -> ChangeDelivery | None:
         """The next piece of the streams, checked; give it back with `release` when its bytes are used."""
         if not self._chunks:
             return None
@@ -427,7 +427,7 @@ class DcpReader:
         while self._chunks:
             self._buffer.release(self._chunks.popleft().block)
 
-    def release(self, delivery: Delivery) -> None:
+    def release(self, delivery: ChangeDelivery) -> None:
         """The delivery's bytes are not needed any more."""
         self._buffer.release(delivery.chunk.block)
 

@@ -31,7 +31,7 @@ from ..stream_filter import StreamFilter
 from .controls import ConnectionOptions
 from .flatbuffer import system_event_value
 
-__all__ = ["Batch", "Shaper", "stream_id_framing"]
+__all__ = ["ShapedFrames", "Shaper", "stream_id_framing"]
 
 _OPCODE_AT = 1
 _KEY_LENGTH_AT = 2
@@ -43,7 +43,7 @@ _SYSTEM_XATTR = "_"
 _TOMBSTONES = int(Trait.DELETION | Trait.EXPIRATION)
 
 
-class Batch(NamedTuple):
+class ShapedFrames(NamedTuple):
     """Whole frames, ready to be sent, back to back."""
 
     data: Bytes
@@ -89,7 +89,7 @@ class Shaper:
             )
         )
 
-    def shape(self, chunk: Chunk, *, skip_deletes: bool = False) -> Batch | None:
+    def shape(self, chunk: Chunk, *, skip_deletes: bool = False) -> ShapedFrames | None:
         """What of a chunk is for the stream, as its consumer wants it; None if nothing is."""
         data, offsets = self.choose(chunk, skip_deletes=skip_deletes)
         if not len(offsets):
@@ -101,7 +101,7 @@ class Shaper:
             data, offsets = _without_prefix(data, offsets)
         elif self._framing:
             data, offsets = _with_framing(data, offsets, self._framing)
-        return Batch(data, offsets, first_seqno, last_seqno)
+        return ShapedFrames(data, offsets, first_seqno, last_seqno)
 
     def choose(self, chunk: Chunk, *, skip_deletes: bool = False) -> tuple[Bytes, Offsets]:
         """Steps 1 and 2: the frames that are for the stream, with values that its consumer can take."""

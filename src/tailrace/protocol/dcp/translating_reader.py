@@ -22,7 +22,7 @@ from ...wire.admin import Noop
 from ...wire.codes import DcpOpcode, Feature, Magic
 from ...wire.framing import Framer
 from ...wire.header import MAX_FRAME, Frame
-from ..handshake import READER_FEATURES, Introduction, Session, handshake
+from ..handshake import READER_FEATURES, HandshakeResult, Introduction, handshake
 from ..script import Script
 from .reader import FIRST_STREAM_OPAQUE, MAX_FRAME_BEFORE_OPEN, DcpReader, Granted, ReaderSettings
 from .translation import DcpTranslation
@@ -55,7 +55,7 @@ class TranslatingReader(DcpTranslation, DcpReader):
         super().__init__(introduction, settings, rng=rng, now=now)
 
     def _opening(self, introduction: Introduction, rng: random.Random) -> Script[Granted]:
-        session: Session = yield from handshake(introduction, rng)
+        session: HandshakeResult = yield from handshake(introduction, rng)
         return Granted(session, noop=False)
 
     def _opened(self, granted: Granted) -> None:

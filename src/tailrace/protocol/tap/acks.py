@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .clients import Control, TapClient, TapCursor
+from .clients import TapClient, TapControl, TapCursor
 from .items import Seqnos
 
 __all__ = ["AckLog", "wire_number", "wire_numbers"]
@@ -39,7 +39,7 @@ class _Sent:
     last: int
     cursor: TapCursor | None
     epoch: int
-    control: Control | None
+    control: TapControl | None
     seqnos: Seqnos | None
 
 
@@ -57,7 +57,7 @@ class AckLog:
     def unacked(self) -> int:
         return self._client.sent - self.acked if self.enabled else 0
 
-    def add_control(self, control: Control, cursor: TapCursor | None) -> int:
+    def add_control(self, control: TapControl, cursor: TapCursor | None) -> int:
         """A message that is no item goes out; its number."""
         client = self._client
         client.sent += 1
@@ -104,11 +104,11 @@ class AckLog:
                 return
             sent.popleft()
 
-    def go_back(self) -> list[Control]:
+    def go_back(self) -> list[TapControl]:
         """Everything that was not acknowledged is to be sent again, under new numbers. What belongs to a
         vbucket goes back to its cursor; the rest is returned.
         """
-        unclaimed: list[Control] = []
+        unclaimed: list[TapControl] = []
         for one in reversed(self._sent):
             if one.control is None:
                 continue

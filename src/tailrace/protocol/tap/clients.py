@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from .items import Seqnos
     from .producer import TapProducer
 
-__all__ = ["MAX_KEEPALIVE_S", "Control", "TapClient", "TapClients", "TapCursor", "TapHops"]
+__all__ = ["MAX_KEEPALIVE_S", "TapClient", "TapClients", "TapControl", "TapCursor", "TapHops"]
 
 MAX_KEEPALIVE_S = 3_600.0
 _MAX_RUNS = 1_000
 """Runs of received changes that are remembered for a vbucket."""
 
 
-class Control(NamedTuple):
+class TapControl(NamedTuple):
     """A message that is no change: which, and the number that it carries; it is made when it is sent."""
 
     kind: str  # opaque, state, start, end, flush
@@ -63,7 +63,7 @@ class TapCursor:
     """The checkpoint that the reader was told to open; 0: none."""
     flushes: int = 0
     """How often the bucket had been flushed when this position was taken up."""
-    controls: list[Control] = field(default_factory=list)
+    controls: list[TapControl] = field(default_factory=list)
     """What is to be said before the next item; few."""
     outstanding: int = 0
     """Messages that were sent and not acknowledged."""
@@ -139,7 +139,7 @@ class TapClient:
             zlib.decompress(packed)
         ):
             cursor = TapCursor(number, vb_uuid, seqno, seqno, backfill_end, checkpoint_id, flushes)
-            cursor.controls = [Control(kind, what, number) for kind, what in controls]
+            cursor.controls = [TapControl(kind, what, number) for kind, what in controls]
             if self.is_of_earlier_run:
                 cursor.flushes = 0  # they are counted from each start
             self.cursors[number] = cursor

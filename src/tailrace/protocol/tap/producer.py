@@ -20,7 +20,7 @@ from ...wire.tap import TapConnect, TapConnectOptions, TapNoop
 from ..handler import Host
 from ..stream_filter import StreamFilter, StreamValue
 from .acks import AckLog
-from .clients import Control, TapClient, TapCursor
+from .clients import TapClient, TapControl, TapCursor
 from .items import TapShaper
 from .sender import TapSender
 from .takeover import Takeover
@@ -156,7 +156,7 @@ class TapProducer(TapSender):
         self._ready.clear()
         self._controls.clear()
 
-    def _give_back(self, unsent: list[Control]) -> None:
+    def _give_back(self, unsent: list[TapControl]) -> None:
         """What the next connection has to say in place of this one; greetings are made anew."""
         for control in reversed(unsent):
             cursor = self._client.cursors.get(control.vbucket)
@@ -217,12 +217,12 @@ class TapProducer(TapSender):
         client.date = client.date if date is None else date
         self._backfills = client.date <= host.clock.time_ns() // 1_000_000_000
         if flags & TapConnectFlag.SUPPORT_ACK:
-            self._controls.append(Control("opaque", TapOpaque.ENABLE_AUTO_NACK))
+            self._controls.append(TapControl("opaque", TapOpaque.ENABLE_AUTO_NACK))
         if flags & TapConnectFlag.CHECKPOINT:
-            self._controls.append(Control("opaque", TapOpaque.ENABLE_CHECKPOINT_SYNC))
+            self._controls.append(TapControl("opaque", TapOpaque.ENABLE_CHECKPOINT_SYNC))
         if client.owes_flush:
             client.owes_flush = False
-            self._controls.append(Control("flush", host.bucket.flushes))
+            self._controls.append(TapControl("flush", host.bucket.flushes))
         if flags & TapConnectFlag.TAKEOVER_VBUCKETS:
             self._takeover = Takeover(host, self._now, self._takeover_moved)
         if self._listed is not None:
@@ -231,7 +231,7 @@ class TapProducer(TapSender):
         taken = [cursor for at in numbers if (cursor := self._take_up(at)) is not None]
         if self._takeover is not None:
             for cursor in taken:
-                self._controls.append(Control("state", VBucketState.PENDING, cursor.vbucket))
+                self._controls.append(TapControl("state", VBucketState.PENDING, cursor.vbucket))
         for cursor in taken:  # all of them are told before the first item
             self._controls += cursor.controls
             cursor.controls.clear()
@@ -287,12 +287,12 @@ class TapProducer(TapSender):
             cursor_or_none = self._take_up(number)
             if cursor_or_none is not None:
                 if is_new and self._takeover is not None:
-                    state = Control("state", VBucketState.PENDING, number)
+                    state = TapControl("state", VBucketState.PENDING, number)
                     cursor_or_none.controls.insert(0, state)
                 self._set_ready(cursor_or_none)
         for number in sorted(listed):
             self._watch(number)
-        self._controls.append(Control("opaque", TapOpaque.START_ONLINEUPDATE))  # 4: the change is complete
+        self._controls.append(TapControl("opaque", TapOpaque.START_ONLINEUPDATE))  # 4: the change is complete
         self._host.tap.save(client)
         self._wake()
 
@@ -328,7 +328,7 @@ class TapProducer(TapSender):
             cursor.restart(vbucket.uuid)
             cursor.flushes = flushes
             if not any(one.kind == "flush" for one in self._controls):
-                self._controls.append(Control("flush", flushes))
+                self._controls.append(TapControl("flush", flushes))
         elif self._is_lost(cursor, vbucket):
             self._client.dropped_cursors += 1
             self._start_over(cursor, vbucket)
@@ -387,7 +387,7 @@ class TapProducer(TapSender):
             return self._advance_takeover(self._takeover)
         if self._closed_only and not self._told_open_checkpoint and not self._waiting:
             self._told_open_checkpoint = True
-            self._controls.append(Control("opaque", TapOpaque.OPEN_CHECKPOINT))
+            self._controls.append(TapControl("opaque", TapOpaque.OPEN_CHECKPOINT))
             return True
         return False
 
@@ -400,7 +400,7 @@ class TapProducer(TapSender):
                 self._complete("the takeover is complete")
             return False
         states = takeover.advance([one.vbucket for one in cursors], self._acks.unacked)
-        self._controls += [Control("state", VBucketState.ACTIVE, number) for number in states]
+        self._controls += [TapControl("state", VBucketState.ACTIVE, number) for number in states]
         return takeover.is_over or bool(self._ready)  # what it asked for may be done already
 
     def _served_vbuckets(self) -> list[int]:

@@ -37,7 +37,7 @@ from ...wire.tap import (
     TapOpaqueMessage,
     TapVBucketSet,
 )
-from ..dcp.delivery import Chunk, Delivery, Stream
+from ..dcp.delivery import ChangeDelivery, ReceivedChunk, Stream
 from ..dcp.reader import ReaderSettings
 from ..dcp.translating_reader import TranslatingReader
 from ..handshake import Introduction
@@ -118,7 +118,7 @@ class TapReader(TranslatingReader):
         self._is_connected = self._is_late = False
         self._run = _Run()
         self._acks = bytearray()
-        self._unused: deque[tuple[Chunk, bytes]] = deque()
+        self._unused: deque[tuple[ReceivedChunk, bytes]] = deque()
         """Pieces that the application is not done with, and what to acknowledge when it is."""
         super().__init__(introduction, settings, rng=rng, now=now)
 
@@ -313,7 +313,7 @@ class TapReader(TranslatingReader):
         super()._scan()
         self._unused += ((chunk, b"") for chunk in list(self._chunks)[count:])
 
-    def release(self, delivery: Delivery) -> None:
+    def release(self, delivery: ChangeDelivery) -> None:
         super().release(delivery)
         while self._unused:
             chunk, acks = self._unused.popleft()

@@ -29,7 +29,7 @@ from ...wire.tap import (
 )
 from ..handler import Host
 from .acks import AckLog, wire_number, wire_numbers
-from .clients import Control, TapClient, TapCursor
+from .clients import TapClient, TapControl, TapCursor
 from .items import TapBatch, TapShaper
 from .takeover import Takeover
 
@@ -40,7 +40,7 @@ __all__ = ["TapSender"]
 
 
 @dataclass(slots=True)
-class _Work:
+class _OpenSnapshot:
     """A snapshot that is being sent."""
 
     cursor: TapCursor
@@ -67,12 +67,12 @@ class TapSender:
         self._listed: frozenset[int] | None = None
         self._closed_only = False
         self._takeover: Takeover | None = None
-        self._controls: deque[Control] = deque()
+        self._controls: deque[TapControl] = deque()
         self._gate = 0
         self._ready: deque[TapCursor] = deque()
         self._is_ready: set[TapCursor] = set()
         self._waiting: set[TapCursor] = set()  # for acknowledgements
-        self._work: _Work | None = None
+        self._work: _OpenSnapshot | None = None
         self._is_sending = False
         self._told_open_checkpoint = False
         self._suspended_until: float | None = None
@@ -135,7 +135,7 @@ class TapSender:
                 self._waiting.add(cursor)
                 return
             cursor.backfill_end = None
-            cursor.controls.append(Control("opaque", TapOpaque.CLOSE_BACKFILL, cursor.vbucket))
+            cursor.controls.append(TapControl("opaque", TapOpaque.CLOSE_BACKFILL, cursor.vbucket))
             self._set_ready(cursor)
             return
         self._next_snapshot(cursor, vbucket)
@@ -173,7 +173,7 @@ class TapSender:
         if cursor.backfill_end is not None:
             limit = None  # a backfill is never cut: what it leaves out would be missing
         end = snapshot.end if limit is None else min(snapshot.end, limit)
-        self._work = _Work(cursor, snapshot, end, limit)
+        self._work = _OpenSnapshot(cursor, snapshot, end, limit)
 
     def _change_checkpoint(self, cursor: TapCursor, checkpoint_id: int) -> None:
         """Close the reader's checkpoint, when all its items have arrived, and open another (0: none yet)."""
@@ -181,13 +181,13 @@ class TapSender:
             self._waiting.add(cursor)
             return
         if cursor.checkpoint_id:
-            cursor.controls.append(Control("end", cursor.checkpoint_id, cursor.vbucket))
+            cursor.controls.append(TapControl("end", cursor.checkpoint_id, cursor.vbucket))
         if checkpoint_id:
-            cursor.controls.append(Control("start", checkpoint_id, cursor.vbucket))
+            cursor.controls.append(TapControl("start", checkpoint_id, cursor.vbucket))
         cursor.checkpoint_id = checkpoint_id
         self._set_ready(cursor)
 
-    def _serve_work(self, work: _Work, out: list[bytes | memoryview], budget: int) -> int:
+    def _serve_work(self, work: _OpenSnapshot, out: list[bytes | memoryview], budget: int) -> int:
         """Send or read a part of the open snapshot; the bytes of work that it was."""
         if work.batch is not None and (
             work.ahead is not None or work.snapshot is None or not self._acks.enabled
@@ -211,7 +211,9 @@ class TapSender:
             work.ahead = batch
         return len(chunk.data) if batch is None else 1
 
-    def _send_items(self, work: _Work, batch: TapBatch, out: list[bytes | memoryview], budget: int) -> int:
+    def _send_items(
+        self, work: _OpenSnapshot, batch: TapBatch, out: list[bytes | memoryview], budget: int
+    ) -> int:
         """Send those messages of a batch that begin within the budget and fit into the window."""
         cursor, start = work.cursor, work.at
         first_byte = int(batch.offsets[start])
@@ -241,7 +243,7 @@ class TapSender:
 
     # Messages that are no items.
 
-    def _say(self, control: Control, cursor: TapCursor | None, out: list[bytes | memoryview]) -> int:
+    def _say(self, control: TapControl, cursor: TapCursor | None, out: list[bytes | memoryview]) -> int:
         """Send a message that is no item; its number."""
         ttl = TAP_TTL
         if control.kind == "flush":
@@ -260,7 +262,7 @@ class TapSender:
         return number
 
     def _message(
-        self, control: Control
+        self, control: TapControl
     ) -> TapOpaqueMessage | TapVBucketSet | TapFlush | TapCheckpointStart | TapCheckpointEnd:
         if control.kind == "opaque":
             return TapOpaqueMessage(code=control.number)
@@ -305,7 +307,7 @@ class TapSender:
         self._drop_work(cursor)
         cursor.restart(vbucket.uuid, backfill_end=vbucket.high_seqno)
         cursor.flushes = self._host.bucket.flushes
-        cursor.controls.append(Control("opaque", TapOpaque.INITIAL_VBUCKET_STREAM, cursor.vbucket))
+        cursor.controls.append(TapControl("opaque", TapOpaque.INITIAL_VBUCKET_STREAM, cursor.vbucket))
         self._figures["backfills"] += 1
 
     def _set_ready(self, cursor: TapCursor) -> None:

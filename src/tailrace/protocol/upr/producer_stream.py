@@ -45,7 +45,7 @@ from ..backfill_slots import BackfillSlots
 from ..dcp.controls import ConnectionOptions
 from ..dcp.producer_stream import ProducerStream
 from ..dcp.reframing import STORED_DELETION, STORED_EXPIRATION, STORED_MUTATION, Form, reframe
-from ..dcp.shaping import Batch, Shaper
+from ..dcp.shaping import ShapedFrames, Shaper
 from ..dcp.stream_messages import StreamMessages
 from ..dcp.stream_request import Accepted
 
@@ -136,7 +136,7 @@ class UprShaper(Shaper):
         self._forms = forms
         self._datatypes = datatypes
 
-    def shape(self, chunk: Chunk, *, skip_deletes: bool = False) -> Batch | None:
+    def shape(self, chunk: Chunk, *, skip_deletes: bool = False) -> ShapedFrames | None:
         data, offsets = self.choose(chunk)
         if not len(offsets):
             return None
@@ -145,7 +145,7 @@ class UprShaper(Shaper):
         data, offsets = reframe(
             data, offsets, kinds, self._forms, opaque=self._opaque, datatypes=self._datatypes
         )
-        return Batch(data, offsets, int(edges[0]), int(edges[1]))
+        return ShapedFrames(data, offsets, int(edges[0]), int(edges[1]))
 
 
 class UprStream(ProducerStream):
