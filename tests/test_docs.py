@@ -181,11 +181,15 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in _anchors(other), f"{name(page)}: {target}"
 
 
-# citations: comments and docstrings name a rule by its page and anchor, `docs/spec/dcp.md#flow-control`
+# Citations: comments and docstrings name a rule by page and anchor, `docs/spec/dcp.md#flow-control`. Where the
+# docstring of a module cites numbered rules, comments may name them by their numbers alone.
 
 
 SOURCES = sorted(path for folder in ("src", "tests", "bench") for path in (ROOT / folder).rglob("*.py"))
 _CITATION = re.compile(r"\bdocs/[\w/-]+\.md(?:#[\w-]+)?")
+_NAMES_A_PAGE = re.compile(r"[\w./-]*\w\.md\b")
+_NUMBER_OF_SOMETHING = re.compile(r"\b(?:sections?|steps?) \d[\d.]*", re.I)
+_RULES = re.compile(r"\brules? (\d+(?:(?:, | and )\d+)*)", re.I)
 
 
 def prose(source: str) -> Iterator[tuple[int, str]]:
@@ -199,29 +203,57 @@ def prose(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, text
 
 
-def wrong_citations(source: str) -> list[str]:
-    """What a module cites and nobody can look up."""
+def wrong_citations(source: str, folder: Path = ROOT) -> list[str]:
+    """What a module in a folder cites and nobody can look up."""
     wrong = []
+    numbered = {
+        rule.rpartition("-")[2]
+        for citation in _CITATION.findall(ast.get_docstring(ast.parse(source)) or "")
+        for rule in _anchors(ROOT / citation.partition("#")[0])
+        if re.fullmatch(re.escape(citation.partition("#")[2]) + r"-\d+", rule)
+    }
     for line, text in prose(source):
         for citation in _CITATION.findall(text):
             path, _, anchor = citation.partition("#")
             page = ROOT / path
             if not page.is_file() or (anchor and anchor not in _anchors(page)):
                 wrong.append(f"{line}: {citation}")
+        for page_name in _NAMES_A_PAGE.findall(text):
+            if not any((place / page_name).is_file() for place in (ROOT, folder)):
+                wrong.append(f"{line}: {page_name} is no page of the repository")
+        if "RFC" not in text:
+            wrong += [f"{line}: {number} of what?" for number in _NUMBER_OF_SOMETHING.findall(text)]
+        for rules in _RULES.findall(text):
+            wrong += [
+                f"{line}: rule {number}" for number in re.findall(r"\d+", rules) if number not in numbered
+            ]
     return wrong
 
 
 def test_citations_lead_somewhere() -> None:
-    assert [f"{name(path)}:{wrong}" for path in SOURCES for wrong in wrong_citations(path.read_text())] == []
+    assert [
+        f"{name(path)}:{wrong}"
+        for path in SOURCES
+        for wrong in wrong_citations(path.read_text(), path.parent)
+    ] == []
 
 
-def test_a_citation_that_leads_nowhere_would_be_noticed() -> None:
-    assert wrong_citations('"""As docs/spec/dcp.md#flow-control says."""\n# docs/spec/tap.md') == []
-    assert wrong_citations("# docs/spec/dcp.md#fluss-kontrolle") == ["1: docs/spec/dcp.md#fluss-kontrolle"]
-    assert wrong_citations('def f():\n    """docs/spec/smtp.md"""') == ["2: docs/spec/smtp.md"]
-    assert (
-        wrong_citations('PAGE = "docs/spec/smtp.md"') == []
-    )  # no citation: what code does with it is its own
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ('"""As docs/spec/dcp.md#flow-control says."""\n# docs/spec/tap.md, RFC 5802 section 5', []),
+        ("# docs/spec/dcp.md#flow-manners", ["1: docs/spec/dcp.md#flow-manners"]),
+        ("# dcp.md says so", ["1: dcp.md is no page of the repository"]),
+        ('x = 1\n"""Section 5.2 of something."""', ["2: Section 5.2 of what?"]),
+        ("# as step 3 asks", ["1: step 3 of what?"]),
+        ('"""docs/spec/dcp.md#stream-request"""\nx = 1  # rules 6, 7', []),
+        ('"""docs/spec/dcp.md#stream-request"""\nx = 1  # rules 6 and 77', ["2: rule 77"]),
+        ("x = 1  # rule 6", ["1: rule 6"]),
+        ('PAGE = "docs/spec/smtp.md"', []),  # no citation: what code does with it is its own business
+    ],
+)
+def test_a_citation_that_leads_nowhere_would_be_noticed(source: str, wrong: list[str]) -> None:
+    assert wrong_citations(source) == wrong
 
 
 # examples

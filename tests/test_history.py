@@ -226,7 +226,7 @@ def as_written(
     m: int | None,
     strict: bool,
 ) -> int | None:
-    """Section 5.2 of dcp.md, step by step, as it is written there."""
+    """docs/spec/dcp.md#rollback-decision, rule by rule, as it is written there."""
     if s == 0 and (not strict or vb_uuid == 0):
         return None
     if s < p and s != 0 and q != p and not (m is not None and s >= m and m <= p):
@@ -366,7 +366,8 @@ def test_rollback_to_0_may_mean_that_only_the_newest_branch_is_unknown() -> None
 
 def test_older_branch_is_not_tried_for_what_the_newer_one_gave() -> None:
     assert retreat(Position.at(2222, 4), 0, log=TWO).position == Position.BEGINNING
-    # start == branch point, as section 5.3 asks, but the snapshot was folded by changes of 2222
+    # start == branch point, which is enough in the documents, but the snapshot was folded by changes of 2222:
+    # docs/spec/dcp.md#rollback-at-the-receiver-1
     assert retreat(Position(2222, 3, 1, 6), 0, log=TWO).position == Position.BEGINNING
 
 

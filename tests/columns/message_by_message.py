@@ -1,8 +1,8 @@
 """A second decoder of DCP changes, written from the documents: plain struct, one message at a time.
 
 It shares no code with the columns that it is compared with, nor with `wire`; numbers stand here as they do in
-`dcp.md`. Beside it a source of buffers: every kind of frame, well-formed or broken, with values that hold
-forged frames.
+`docs/spec/dcp.md`. Beside it a source of buffers: every kind of frame, well-formed or broken, with values
+that hold forged frames.
 """
 
 from __future__ import annotations

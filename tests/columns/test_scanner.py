@@ -168,7 +168,7 @@ def test_stream_ids_are_skipped() -> None:
 
 
 def test_counted_bytes() -> None:
-    """Section 8 of dcp.md: 55, 42, 45 and 44 bytes and key and value; 3 more with a stream id."""
+    """docs/spec/dcp.md#counted-bytes: 55, 42, 45 and 44 bytes and key and value; 3 more with a stream id."""
     changes = (
         plain.mutation(1, b"abc", b"de"),
         plain.frame(0x58, extras=DELETION, key=b"abc"),

@@ -390,7 +390,7 @@ def _range_collapsed(self: Position, marker: SnapshotRange | None = None) -> Sna
 
 
 def _older_claim_by_start(sent: Position, log: FailoverLog) -> history.Retreat | None:
-    """Section 5.3 as it is written, with no thought for a snapshot that goes on beyond the branch point."""
+    """docs/spec/dcp.md#rollback-at-the-receiver-1 as the documents have it, with the start alone."""
     if len(log.entries) == 1 or sent.seqno > log.newest.seqno or sent.vb_uuid != log.newest.vb_uuid:
         return None
     older = FailoverLog(log.entries[1:])

@@ -428,7 +428,7 @@ def counted(frame: Frame) -> bool:
 
 @dataclass
 class StreamModel:
-    """A consumer's view of one stream: it refuses whatever breaks the rules of dcp.md section 6."""
+    """A consumer's view of one stream: it refuses whatever breaks docs/spec/dcp.md#checks-of-a-receiver."""
 
     last_seqno: int = 0
     position: Position = Position.BEGINNING

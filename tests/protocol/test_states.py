@@ -15,7 +15,7 @@ from tailrace.protocol.states import (
     StreamState,
 )
 
-# dcp.md section 13, as it stands there.
+# docs/spec/dcp.md#states-of-a-stream, as it stands there.
 LEAVES_TO = {
     "pending": {"backfilling", "dead"},
     "backfilling": {"in-memory", "takeover-send", "dead"},

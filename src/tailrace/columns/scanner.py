@@ -350,7 +350,8 @@ def _split_keys(data: Bytes, start: Offsets, end: Offsets, columns: Columns) -> 
         framing_length[flexible] = key_length[flexible] >> 8
         key_length[flexible] &= 0xFF
         # Servers send deletions and expirations of streams with an id with a framing length of 0: the id is
-        # in the body all the same (dcp.md, 2.21). No seqno is so high that it could start with that byte.
+        # in the body all the same (docs/spec/dcp.md#stream-id-without-length). No seqno is so high that it
+        # could start with that byte.
         opcode, extras_length = columns["opcode"][flexible], columns["extras_length"][flexible]
         body_start = start[flexible] + HEADER_SIZE
         forgotten = (opcode == DELETION) | (opcode == EXPIRATION)

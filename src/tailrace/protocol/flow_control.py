@@ -1,4 +1,4 @@
-"""Flow control, the sender's half: how many bytes may be on their way (dcp.md section 8).
+"""Flow control, the sender's half: how many bytes may be on their way (docs/spec/dcp.md#flow-control).
 
 The rule looks at each message by itself: it may go if *less* than the window is outstanding, whatever its own
 size. So one message may overshoot, and of many messages back to back exactly those may go that *begin* below

@@ -1,4 +1,4 @@
-"""No-ops and dead peers, the producer's half (dcp.md section 9).
+"""No-ops and dead peers, the producer's half (docs/spec/dcp.md#silence).
 
 A no-op goes out every interval from the opening on, whatever else is sent, as the servers do it: a consumer
 that only reads would otherwise never say anything, and could not be told from a dead one. Only one is

@@ -76,7 +76,7 @@ CONNECTION_TRANSITIONS: Mapping[tuple[ConnectionState, ConnectionInput], Connect
 }
 
 
-# A producer's stream: dcp.md section 13.
+# A producer's stream: docs/spec/dcp.md#states-of-a-stream
 
 
 class StreamState(Enum):

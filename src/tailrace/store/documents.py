@@ -410,7 +410,7 @@ class VBucket(ReceivedHistory):
     def _resolve(  # noqa: PLR0917
         self, key: bytes, rev: int, cas: int, expiry: int, flags: int, datatype: int, *, deleted: bool
     ) -> None:
-        """Refuse what loses against the stored version (header.md 7.6)."""
+        """Refuse what loses against the stored version (docs/spec/header.md#conflict-resolution)."""
         frame = self.get_any(key)
         if frame is None:
             return

@@ -57,7 +57,8 @@ FORMAT_VERSION = 2
 """1 had a smaller sector in a block's checksum, which was that of the frames alone: see `checksum`."""
 
 # Frames: the header and the extras in one struct. magic, opcode, key length, extras length, datatype,
-# vbucket, total body length, opaque, cas; then the extras of dcp.md 2.8, 2.9 (V2), 2.10 and 2.16.
+# vbucket, total body length, opaque, cas; then the extras of docs/spec/dcp.md#mutation,
+# docs/spec/dcp.md#deletion (V2), docs/spec/dcp.md#expiration and docs/spec/dcp.md#system-event.
 
 MUTATION = struct.Struct(">HHBBHI4xQQQII7x")  # magic and opcode in one; opaque, lock time, nmeta, nru are 0
 DELETION = struct.Struct(">BBHBBHIIQQQIB")

@@ -1,4 +1,4 @@
-"""Values and datatypes for every kind of consumer (dcp.md section 12), and system events as FlatBuffers."""
+"""Values and datatypes for every kind of reader (docs/spec/dcp.md#values), and events as FlatBuffers."""
 
 from __future__ import annotations
 

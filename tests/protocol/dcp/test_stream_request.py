@@ -1,4 +1,4 @@
-"""The decision on a stream request: every step of dcp.md section 4, and their order."""
+"""The decision on a stream request: every rule of docs/spec/dcp.md#stream-request, and their order."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_success_has_the_failover_log(bucket: FakeBucket, consumer: Consumer) ->
     assert (answer.extras_length, answer.key_length, answer.datatype) == (0, 0, 0)
 
 
-# 2, 3
+# rules 2, 3
 
 
 @pytest.mark.parametrize("vbucket", [4, 1023, 0xFFFF])
@@ -78,7 +78,7 @@ def test_states(bucket: FakeBucket, consumer: Consumer, state: VBucketState, act
     assert answer.status == (Status.SUCCESS if state in readable else Status.NOT_MY_VBUCKET)
 
 
-# 4
+# rule 4
 
 
 @pytest.mark.parametrize("uuid", [0, UUID])
@@ -92,7 +92,7 @@ def test_from_latest_on_a_branch_that_is_unknown(consumer: Consumer) -> None:
     assert answer.status == Status.ROLLBACK
 
 
-# 5
+# rule 5
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_noop_is_mandatory(
     assert consumer.request().status == status
 
 
-# 6, 7
+# rules 6, 7
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_out_of_range(consumer: Consumer, fields: dict[str, int]) -> None:
     assert consumer.request(**fields).status == Status.ERANGE
 
 
-# 8
+# rule 8
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_no_privilege(consumer: Consumer) -> None:
     assert consumer.request(value={"collections": ["8"]}).status == Status.SUCCESS
 
 
-# 9, 10, 11
+# rules 9, 10, 11
 
 
 def test_stream_id_missing_or_unexpected(bucket: FakeBucket, consumer: Consumer) -> None:
@@ -275,7 +275,7 @@ def test_dead_stream_is_replaced(bucket: FakeBucket, consumer: Consumer) -> None
     assert consumer.streams[consumer.answers[-2].opaque].last_seqno == HIGH
 
 
-# 12: the worked cases of dcp.md section 5.2; the rule itself is tested with `history`.
+# rule 12: the worked cases of docs/spec/dcp.md#rollback-decision; that rule itself is tested with `history`.
 
 LOG = FailoverLog((FailoverEntry(0x2222, 3), FailoverEntry(0x1111, 0)))
 ONE = FailoverLog((FailoverEntry(0x1111, 0),))
@@ -335,7 +335,7 @@ def test_purge_above_all_that_a_filter_asks_for(bucket: FakeBucket, consumer: Co
     assert consumer.request(1, **at(0), value={"collections": ["0"]}).status == Status.SUCCESS
 
 
-# 13, 14
+# rules 13, 14
 
 
 def test_disk_only_beyond_the_disk(bucket: FakeBucket, consumer: Consumer) -> None:
@@ -367,7 +367,7 @@ def test_takeover_never_ends_by_itself(consumer: Consumer) -> None:
     assert consumer.producer.stats()["stream_0_end_seqno"] == 2**64 - 1
 
 
-# 16, 17
+# rules 16, 17
 
 
 def test_memory_is_short(consumer: Consumer) -> None:

@@ -1,4 +1,6 @@
-"""What a DCP connection agreed on: the flags of Open, and the control keys (dcp.md sections 2.1 and 3).
+"""What a DCP connection agreed on: the flags of Open, and the control keys.
+
+The rules are docs/spec/dcp.md#open and docs/spec/dcp.md#control-keys.
 
 One function per key, found by name. Each takes the value as text and either sets an option or says with which
 status the key is refused. Most keys apply to streams that are requested afterwards.

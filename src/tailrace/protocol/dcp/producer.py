@@ -46,7 +46,8 @@ ON_DISK_OPAQUE = 0x6469736B
 """Of a Seqno Acknowledged of one of our own replicas: what it speaks of is on disk, not only in memory."""
 _TAKEOVER = (StreamState.TAKEOVER_SEND, StreamState.TAKEOVER_WAIT)
 
-# What a consumer may answer to a message of a stream without losing the connection: dcp.md section 6.
+# What a consumer may answer to a message of a stream without losing the connection:
+# docs/spec/dcp.md#answers-that-keep-the-connection
 _TOLERATED = frozenset(
     {Status.SUCCESS, Status.NOT_MY_VBUCKET, Status.DCP_STREAM_NOT_FOUND, Status.OPAQUE_NO_MATCH}
 )

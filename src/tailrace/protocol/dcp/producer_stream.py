@@ -9,7 +9,7 @@ read costs one chunk and nothing more. `send_into` goes round:
     otherwise                           ask the vbucket for the next snapshot, or wait for a change
 
 Where the changes come from, memory or disk, is the vbucket's decision for each snapshot; the states of
-dcp.md section 13 follow from it.
+docs/spec/dcp.md#states-of-a-stream follow from it.
 """
 
 from __future__ import annotations

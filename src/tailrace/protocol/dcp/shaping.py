@@ -1,4 +1,6 @@
-"""From the store's frames to those of one connection (dcp.md sections 2.8 to 2.10, 2.16, 2.21, 11 and 12).
+"""From the store's frames to those of one connection.
+
+The layouts are docs/spec/dcp.md#mutation and those below it; what a value holds is docs/spec/dcp.md#values.
 
 A frame was made once, in the store, in the richest form: with collection prefix, delete time, xattrs, as it
 was compressed. Most consumers can take most frames as they are, so a chunk goes through these steps, each for
@@ -104,7 +106,7 @@ class Shaper:
         return ShapedFrames(data, offsets, first_seqno, last_seqno)
 
     def choose(self, chunk: Chunk, *, skip_deletes: bool = False) -> tuple[Bytes, Offsets]:
-        """Steps 1 and 2: the frames that are for the stream, with values that its consumer can take."""
+        """The first two steps: the frames that are for the stream, with values that its consumer can take."""
         data, offsets = chunk.data, chunk.offsets
         wanted = self._filter.wanted(chunk)
         if skip_deletes and chunk.traits & _TOMBSTONES:
@@ -160,7 +162,7 @@ class Shaper:
         )
         return b"".join((header, extras, frame[key_at:value_at], value))
 
-    # values: section 12
+    # docs/spec/dcp.md#values
 
     def _document(self, value: bytes, datatype: int) -> tuple[bytes, int]:
         options = self._options

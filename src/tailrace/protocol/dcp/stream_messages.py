@@ -49,7 +49,7 @@ class StreamMessages:
         ).encode()
 
     def marker(self, start: int, end: int, flags: int, purge_seqno: int) -> bytes:
-        """A snapshot begins. Which layout: dcp.md section 2.7.
+        """A snapshot begins. Which layout: docs/spec/dcp.md#snapshot-marker.
 
         Without sync writes every change is visible, and none is or was prepared.
         """

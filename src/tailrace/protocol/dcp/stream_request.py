@@ -1,7 +1,7 @@
-"""May a stream start? The decision on a stream request, step by step (dcp.md section 4).
+"""May a stream start? The decision on a stream request, rule by rule (docs/spec/dcp.md#stream-request).
 
-The steps have numbers in the document and are taken in its order: the first that fails decides, and with
-which status. What is left is an `Accepted` request, from which the stream is made.
+The rules have numbers and are applied in their order: the first that applies decides, and with
+which status; comments name them. What is left is an `Accepted` request, from which the stream is made.
 """
 
 from __future__ import annotations
@@ -80,35 +80,35 @@ def decide(
 ) -> Accepted:
     """The stream that a request asks for, or `StreamRefused`.
 
-    ``is_live`` knows whether the connection has a stream of a vbucket and stream id. Step 1, a connection
-    that is about to be closed, is not asked.
+    ``is_live`` knows whether the connection has a stream of a vbucket and stream id. Rule 1, a connection
+    that is about to be closed, is the caller's.
     """
     if request.value and not options.collections:
         raise StreamRefused(Status.EINVAL)
     bucket = host.bucket
     flags = request.flags
-    vbucket = _vbucket(bucket, request.vbucket, flags)  # 2, 3
+    vbucket = _vbucket(bucket, request.vbucket, flags)  # rules 2, 3
     if flags & _CACHE_TRANSFER:
         raise StreamRefused(Status.NOT_SUPPORTED)  # as control `cache_transfer` is refused, see `controls`
     start, range_start, range_end = request.start_seqno, request.snapshot_start, request.snapshot_end
     vb_uuid = request.vb_uuid
-    if flags & _FROM_LATEST:  # 4
+    if flags & _FROM_LATEST:  # rule 4
         start = range_start = range_end = vbucket.high_seqno
         vb_uuid = vb_uuid or vbucket.uuid
-    if (options.xattrs or options.collections) and not options.noop:  # 5
+    if (options.xattrs or options.collections) and not options.noop:  # rule 5
         raise StreamRefused(Status.NOT_SUPPORTED)
-    if start > request.end_seqno or not range_start <= start <= range_end:  # 6, 7
+    if start > request.end_seqno or not range_start <= start <= range_end:  # rules 6, 7
         raise StreamRefused(Status.ERANGE)
-    value, filter_ = _filter(request, options, host)  # 8
-    if (value.stream_id is not None) != options.stream_ids:  # 9
+    value, filter_ = _filter(request, options, host)  # rule 8
+    if (value.stream_id is not None) != options.stream_ids:  # rule 9
         raise StreamRefused(Status.DCP_STREAMID_INVALID)
     stream_id = value.stream_id or 0
-    if options.sync_writes and (value.collections is not None or value.scope is not None):  # 10
+    if options.sync_writes and (value.collections is not None or value.scope is not None):  # rule 10
         raise StreamRefused(Status.NOT_SUPPORTED)
-    if is_live(request.vbucket, stream_id):  # 11
+    if is_live(request.vbucket, stream_id):  # rule 11
         raise StreamRefused(Status.KEY_EEXISTS)
     filtered_high = _filtered_high(filter_, vbucket)
-    rollback_to = rollback_seqno(  # 12
+    rollback_to = rollback_seqno(  # rule 12
         Position(vb_uuid, start, range_start, range_end),
         vbucket.failover_log,
         high_seqno=vbucket.high_seqno,
@@ -119,7 +119,7 @@ def decide(
     )
     if rollback_to is not None:
         raise StreamRefused(Status.ROLLBACK, rollback_to)
-    end = request.end_seqno  # 13
+    end = request.end_seqno  # rule 13
     if flags & _TAKE_OVER:
         end = MAX_U64
     if flags & _DISK_ONLY:
@@ -128,14 +128,14 @@ def decide(
         end = vbucket.high_seqno if filtered_high is None else filtered_high
     is_replica = vbucket.state == VBucketState.REPLICA
     if is_replica and start > vbucket.high_seqno:
-        # It has heard of the active's branches, and not got yet what the reader has of the older ones.
+        # docs/spec/dcp.md#stream-request-behind-replica
         raise StreamRefused(Status.ETMPFAIL)
-    if start > end or start > vbucket.high_seqno:  # 14
+    if start > end or start > vbucket.high_seqno:  # rule 14
         raise StreamRefused(Status.ERANGE)
-    # 15 only concerns the snapshot's end, which nothing after this depends on
-    if host.memory_is_short():  # 16
+    # rule 15 only concerns the snapshot's end, which nothing after this depends on
+    if host.memory_is_short():  # rule 16
         raise StreamRefused(Status.ENOMEM)
-    if is_replica and not vbucket.complete_seqno and vbucket.received.end:  # 17
+    if is_replica and not vbucket.complete_seqno and vbucket.received.end:  # rule 17
         raise StreamRefused(Status.ETMPFAIL)
     return Accepted(
         vbucket, request.opaque, stream_id, flags, start, end, range_start, value.purge_seqno, filter_

@@ -1,4 +1,6 @@
-"""TAP, the producer's half of a connection: connecting, acknowledgements, time and takeover (tap.md).
+"""TAP, the producer's half of a connection: connecting, acknowledgements, time and takeover.
+
+The rules are those of docs/spec/tap.md.
 
 What is sent, and in which order, is `sender`; what is kept when the connection is gone, `clients`.
 """

@@ -1,4 +1,4 @@
-"""A vbucket moves to the reader of a TAP stream (tap.md section 7).
+"""A vbucket moves to the reader of a TAP stream (docs/spec/tap.md#takeover).
 
     sending      all there is and all that changes, as on any stream
     giving up    almost everything has arrived: the vbuckets are dead here, so nothing more is written;

@@ -110,7 +110,7 @@ class _UprProducer(StreamProducer):
     # Requests.
 
     def _open_stream(self, request: UprAStreamRequest | UprBStreamRequest) -> None:
-        """May a stream start? The drafts' rules are those of dialects.md section 4.1."""
+        """May a stream start? The rule of both drafts is docs/spec/upr.md#rollback."""
         host = self._host
         vbucket = _readable(host, request.vbucket)
         self._check(request)
