@@ -181,8 +181,8 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in _anchors(other), f"{name(page)}: {target}"
 
 
-# Citations: comments and docstrings name a rule by page and anchor, `docs/spec/dcp.md#flow-control`. Where the
-# docstring of a module cites numbered rules, comments may name them by their numbers alone.
+# Citations: comments and docstrings name a rule by page and anchor, `docs/spec/dcp.md#flow-control`. Where
+# the docstring of a module cites numbered rules, comments may name them by their numbers alone.
 
 
 SOURCES = sorted(path for folder in ("src", "tests", "bench") for path in (ROOT / folder).rglob("*.py"))
