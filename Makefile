@@ -18,6 +18,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check src tests bench docs
 	$(BIN)/ruff format --check src tests bench docs
 	$(BIN)/mypy
+	MYPYPATH=bench $(BIN)/mypy bench
 
 # The tests of `tailrace invalidate` need a real Redis and a real memcached, which come from Debian's packages.
 caches:

@@ -73,7 +73,7 @@ def serve(count: int, size: int) -> None:
             first = connection.recv(3, socket.MSG_PEEK)
             if first == b"raw":
                 connection.recv(3)
-                data = memoryview(rows.reshape(-1))
+                data = rows.reshape(-1).data
                 for at in range(0, len(data), PIECE_BYTES):
                     connection.sendall(data[at : at + PIECE_BYTES])
             else:
@@ -120,7 +120,7 @@ def produce(connection: socket.socket, rows: np.ndarray, port: int) -> None:
                 marker = DcpSnapshotMarker(start=1, end=len(rows), flags=2, opaque=frame.opaque).encode()
                 end = DcpStreamEnd(opaque=frame.opaque).encode()
                 connection.sendall(accepted + marker)
-                pending = memoryview(rows.reshape(-1))
+                pending = rows.reshape(-1).data
             elif frame.is_request:
                 if frame.opcode == DcpOpcode.CONTROL and frame.key == b"connection_buffer_size":
                     window = int(frame.value)

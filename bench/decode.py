@@ -145,7 +145,7 @@ def measure(options: argparse.Namespace, value_size: int) -> dict[str, float]:
             seconds.append(clock() - began)
         return seconds
 
-    contenders = {
+    contenders: dict[str, Callable[[], list[float]]] = {
         "memcpy": memcpy,
         "columnar": lambda: decoding(columnar),
         "per_message": lambda: decoding(per_message),

@@ -38,7 +38,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ class Watch:
             self.changes += what.changes
             self._changed.notify_all()
 
-    def wait_caught_up(self, positions: dict[int, Position] | None = None) -> float:
+    def wait_caught_up(self, positions: Mapping[int, Position] | None = None) -> float:
         """Until the table is where the bucket is; when that was."""
         if positions:
             self._positions = dict(positions)

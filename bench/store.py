@@ -32,6 +32,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from tailrace.store.base import StoreSettings
@@ -214,8 +215,8 @@ class Rocks:
             put(entry[: self._PLACE_BYTES], frame + key + value)
 
     def _settle(self) -> None:
-        due = ("mem-table-flush-pending", "num-running-flushes")
-        due += ("compaction-pending", "num-running-compactions")
+        due = ["mem-table-flush-pending", "num-running-flushes"]
+        due += ["compaction-pending", "num-running-compactions"]
         while any(self._database.property_int_value(f"rocksdb.{one}") for one in due):
             time.sleep(0.001)
 
@@ -322,16 +323,14 @@ def run(args: argparse.Namespace, root: str) -> None:
     for turns in everybody:
         contender = turns.contender
         documents = source.load()
-        turns.loading_s = turns.take(
-            lambda contender=contender, documents=documents: contender.write(documents)
-        )
+        turns.loading_s = turns.take(partial(contender.write, documents))
         show(f"{turns.name}: load, fsync per 1,000", f"{args.docs / turns.loading_s:,.0f}/s")
         turns.cpu_s = 0.0
     count = -(-args.updates // args.rounds // BATCH) * BATCH
     for seed in range(args.rounds):
         for turns in everybody:
             contender, batches = turns.contender, source.updates(count, seed)
-            took = turns.take(lambda contender=contender, batches=batches: contender.write(batches))
+            took = turns.take(partial(contender.write, batches))
             turns.rounds_s.append(took)
     for turns in everybody:
         turns.compacting_s = turns.take(turns.contender.compact)
@@ -354,7 +353,7 @@ def run(args: argparse.Namespace, root: str) -> None:
     rng = random.Random(3)
     wanted = source.documents([rng.randrange(args.docs) for _ in range(min(args.docs, 200_000))])
     for turns in everybody:
-        seconds = turns.take(lambda turns=turns: turns.contender.get(wanted))
+        seconds = turns.take(partial(turns.contender.get, wanted))
         show(f"{turns.name}: gets", f"{len(wanted.keys) / seconds:,.0f}/s")
         turns.contender.close()
     more_of_ours(ours)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 __all__ = ["LINKS", "Talk", "pcap_file", "pcapng_file", "tcp_packet"]
@@ -38,7 +39,7 @@ def _ethertype(packet: bytes) -> bytes:
     return b"\x86\xdd" if packet[0] >> 4 == 6 else b"\x08\x00"
 
 
-LINKS = {
+LINKS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
     # name: (link type, wrap)
     "ethernet": (1, lambda p: bytes(12) + _ethertype(p) + p + bytes(max(0, 46 - len(p)))),
     "vlan": (1, lambda p: bytes(12) + b"\x81\x00\x00\x07" + _ethertype(p) + p),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 
-def make_certificate(directory, name, *, issuer=None):
+def make_certificate(
+    directory: Path, name: str, *, issuer: tuple[Path, Path] | None = None
+) -> tuple[Path, Path]:
     """A certificate and its key; its own authority unless there is an issuer."""
     cert, key, request = (directory / f"{name}.{kind}" for kind in ("crt", "key", "csr"))
     extensions = directory / f"{name}.ext"

@@ -108,7 +108,7 @@ def test_no_text_shows_the_password() -> None:
     assert str(found) == "couchbase://ada@h:11210/b"
 
 
-text_without_nul = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)
+text_without_nul = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)  # type: ignore[arg-type]
 names = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,10}[A-Za-z0-9_])?", fullmatch=True)
 hosts = st.one_of(
     st.lists(names, min_size=1, max_size=4).map(".".join),

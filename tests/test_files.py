@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tailrace.errors import StoreCorrupt, StoreLocked
 from tailrace.files import (
     DiskFile,
     DiskFiles,
+    Files,
     MemoryFiles,
     NotDurable,
     atomic_write,
@@ -30,13 +32,16 @@ from tailrace.testing.faulty_files import (
 
 
 @pytest.fixture(params=["disk", "memory", "simulated"])
-def files(request: pytest.FixtureRequest, tmp_path: Path):
-    return {"disk": lambda: DiskFiles(tmp_path), "memory": MemoryFiles, "simulated": SimulatedDisk}[
-        request.param
-    ]()
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
+    makers: dict[str, Callable[[], Files]] = {
+        "disk": lambda: DiskFiles(tmp_path),
+        "memory": MemoryFiles,
+        "simulated": SimulatedDisk,
+    }
+    return makers[request.param]()
 
 
-def test_a_file_from_birth_to_death(files) -> None:
+def test_a_file_from_birth_to_death(files: Files) -> None:
     files.make_directory("d")
     file = files.create("d/a")
     file.append([b"one", memoryview(b"two"), bytearray(b""), b"three"])
@@ -47,7 +52,11 @@ def test_a_file_from_birth_to_death(files) -> None:
     buffer = bytearray(5)
     file.read_into(memoryview(buffer), 6)
     assert buffer == b"three"
-    for read in (lambda: file.read(6, 6), lambda: file.read_into(memoryview(bytearray(6)), 6)):
+    reads: list[Callable[[], object]] = [
+        lambda: file.read(6, 6),
+        lambda: file.read_into(memoryview(bytearray(6)), 6),
+    ]
+    for read in reads:
         with pytest.raises(StoreCorrupt, match="d/a"):
             read()
     with pytest.raises(FileExistsError):
@@ -67,7 +76,7 @@ def test_a_file_from_birth_to_death(files) -> None:
     assert files.names("nowhere") == []
 
 
-def test_replacing(files) -> None:
+def test_replacing(files: Files) -> None:
     files.replace("a", b"old")
     files.replace("a", b"new")
     file = files.open("a")
@@ -75,7 +84,7 @@ def test_replacing(files) -> None:
     assert files.names("") == ["a"]
 
 
-def test_the_lock(files) -> None:
+def test_the_lock(files: Files) -> None:
     files.lock("LOCK")
     other = DiskFiles(files.root) if isinstance(files, DiskFiles) else files
     with pytest.raises(StoreLocked):
@@ -90,7 +99,7 @@ def test_many_parts_and_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rng = random.Random(1)
     writev = os.writev
 
-    def short(fd: int, parts: list) -> int:
+    def short(fd: int, parts: list[bytes]) -> int:
         assert len(parts) <= 1024
         data = b"".join(parts)
         return writev(fd, [data[: rng.randint(1, len(data))]])
@@ -169,7 +178,8 @@ def test_a_replacement_is_old_or_new_whatever_happens() -> None:
                 disk = SimulatedDisk()
                 disk.replace("a", b"old" * 1000)
                 files = FaultyFiles(
-                    disk, at_call(call, lambda size, f=fault, r=rng: Fault(f(), r.randint(0, size)))
+                    disk,
+                    at_call(call, lambda size, f=fault, r=rng: Fault(f(), r.randint(0, size))),  # type: ignore[misc]
                 )
                 try:
                     files.replace("a", b"new" * 1000)
@@ -207,7 +217,7 @@ def test_what_a_power_cut_leaves() -> None:
         kinds.add((len(data) < 4000, b"\0" * 100 in data, b"u" * 512 in data))
     assert len(kinds) >= 4
     FaultyFiles(disk)
-    file.lose_unsynced()
+    file.lose_unsynced()  # type: ignore[attr-defined]
     file.sync()
     assert any(
         disk.power_cut(random.Random(seed)).open("a").read(4000, 0)[1000:] != b"u" * 3000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +21,12 @@ collection_ids = st.sampled_from([0, 1, 8, 0x7F, 0x80, 0x555, 0x3FFF, 0x4000, 0x
 def changes(draw: st.DrawFn) -> Message:
     """A mutation, deletion or expiration in any collection."""
     key = encode_leb128(draw(collection_ids)) + draw(st.binary(min_size=1, max_size=20))
-    common = {"by_seqno": draw(st.integers(1, 2**64 - 1)), "rev_seqno": 1, "key": key, "vbucket": 3}
+    common: dict[str, Any] = {
+        "by_seqno": draw(st.integers(1, 2**64 - 1)),
+        "rev_seqno": 1,
+        "key": key,
+        "vbucket": 3,
+    }
     opcode = draw(st.sampled_from([DcpOpcode.MUTATION, DcpOpcode.DELETION, DcpOpcode.EXPIRATION]))
     if opcode == DcpOpcode.MUTATION:
         return DcpMutation(**common, value=draw(st.binary(max_size=50)))
@@ -36,7 +43,7 @@ def bulk(messages: list[Message]) -> tuple[np.ndarray, np.ndarray, list[bytes]]:
 
 @settings(deadline=None)
 @given(st.lists(changes(), min_size=1, max_size=20), st.integers(0, 2**32 - 1), st.data())
-def test_bulk_is_the_same_as_one_by_one(messages: list[Message], opaque: int, data: st.DataObject) -> None:
+def test_bulk_is_the_same_as_one_by_one(messages: list[Any], opaque: int, data: st.DataObject) -> None:
     chunk, offsets, frames = bulk(messages)
 
     assert seqnos_at(chunk, offsets).tolist() == [message.by_seqno for message in messages]

@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ def events(data: bytes, port: int | None = None) -> list[pcap.Bytes | pcap.Gap |
     return found + list(streams.finish())
 
 
-def pieces(data: bytes, port: int | None = None) -> list[pcap.Bytes | pcap.Gap]:
+def pieces(data: bytes, port: int | None = None) -> list[Any]:
     return [event for event in events(data, port) if not isinstance(event, pcap.ConversationEnded)]
 
 

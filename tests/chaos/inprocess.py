@@ -29,7 +29,7 @@ class Frame:
 
     def mapInArrow(self, function: Callable[..., Iterator[pa.RecordBatch]], _ddl: str) -> Frame:
         sent = pickle.dumps(function)  # as it goes to the executors
-        return Frame([lambda part=part: pickle.loads(sent)(iter(part())) for part in self._partitions])
+        return Frame([lambda part=part: pickle.loads(sent)(iter(part())) for part in self._partitions])  # type: ignore[misc]
 
     def collect(self) -> list[SimpleNamespace]:
         return [
@@ -61,7 +61,7 @@ class Query:
             self._reader.commit(self._start)
         reader = pickle.loads(pickle.dumps(self._reader))
         partitions = self._reader.partitions(self._start, end)
-        self._apply(Frame([lambda part=part: reader.read(part) for part in partitions]), self._batch)
+        self._apply(Frame([lambda part=part: reader.read(part) for part in partitions]), self._batch)  # type: ignore[misc]
         self._batch += 1
         self._start = end
         return True
@@ -116,14 +116,14 @@ class Spark:
 
         def options(**given: str) -> Any:
             found.update(given)
-            return reader
+            return reader  # type: ignore[has-type]
 
         frame = SimpleNamespace()
-        reader = SimpleNamespace(format=lambda _name: reader, options=options, load=lambda: frame)
+        reader = SimpleNamespace(format=lambda _name: reader, options=options, load=lambda: frame)  # type: ignore[has-type]
         frame.writeStream = _Writer(found, self.started)
         return reader
 
     def range(self, first: int, last: int, numPartitions: int) -> Frame:
         numbers = [range(first + part, last, numPartitions) for part in range(numPartitions)]
         ids = [pa.record_batch([pa.array(part, pa.int64())], names=["id"]) for part in numbers]
-        return Frame([lambda batch=batch: [batch] for batch in ids])
+        return Frame([lambda batch=batch: [batch] for batch in ids])  # type: ignore[misc]

@@ -56,7 +56,7 @@ class Chaos:
         self._compare()
 
     def _compare(self) -> None:
-        verdict = ts.verify(Spark(), self.world.node.url, self.table)
+        verdict = ts.verify(Spark(), self.world.node.url, self.table)  # type: ignore[arg-type]
         check_version(self.world, self.table)
         bucket, rows = self.world.state(), table_state(self.table)
         if verdict.equal != (bucket == rows):
@@ -74,12 +74,17 @@ class Chaos:
         options = {"spoolDir": str(self.directory), "retryFor": "120", **life.options}
         try:
             query = ts.mirror(
-                spark, self.world.node.url, self.table, once=life.once, work_dir=work_dir, options=options
+                spark,  # type: ignore[arg-type]
+                self.world.node.url,
+                self.table,
+                once=life.once,
+                work_dir=work_dir,
+                options=options,
             )
             if life.once:
                 query.awaitTermination()
             else:
-                self._run_on(query)
+                self._run_on(query)  # type: ignore[arg-type]
         except Killed:
             pass
         except OSError as error:

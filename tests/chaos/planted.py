@@ -51,7 +51,7 @@ def _identity_without_vb_uuid() -> AbstractContextManager[Any]:
 
 
 def _old_versions_not_restored() -> AbstractContextManager[Any]:
-    original = rewrite.fold
+    original = rewrite.fold  # type: ignore[attr-defined]
 
     def fold(
         held: pa.Table, changes: pa.Table, *, reset: Mapping[int, pa.Table], keep_deletes: bool
@@ -83,7 +83,7 @@ def _position_before_the_commit() -> AbstractContextManager[Any]:
     def commit(self: MirrorTable, added: Any, removed: Any, positions: Any, resets: Any = None) -> None:
         if positions != self.current.positions:
             original(self, [], [], positions)
-            mirroring.crash_point("mirror.before-commit")
+            mirroring.crash_point("mirror.before-commit")  # type: ignore[attr-defined]
         original(self, added, removed, positions, resets)
 
     return mock.patch.object(MirrorTable, "commit", commit)

@@ -47,7 +47,11 @@ class Mirrors:
                 mock.patch.object(mirroring, "_observed", lambda frame: frame),
             ):
                 query = ts.mirror(
-                    spark, self.node.url, self.tables, once=True, work_dir=self.directory / "work"
+                    spark,  # type: ignore[arg-type]
+                    self.node.url,
+                    self.tables,
+                    once=True,
+                    work_dir=self.directory / "work",
                 )
                 query.awaitTermination()
         except Killed:
@@ -71,7 +75,7 @@ class Mirrors:
 
     def assert_equal(self) -> None:
         for uri in self.tables.values():
-            verdict = ts.verify(Spark(), self.node.url, uri)
+            verdict = ts.verify(Spark(), self.node.url, uri)  # type: ignore[arg-type]
             assert verdict.equal, verdict.differences
             assert verdict.documents == verdict.rows > 0
             assert verdict.behind == 0

@@ -110,7 +110,7 @@ class Kills:
         figures = (self.directory / "metrics.prom").read_text()
         assert 'tailrace_mirror_lag_changes{bucket="default",table="' in figures, figures
         check_version(self.world, self.table)
-        verdict = ts.verify(Spark(), self.world.node.url, self.table)
+        verdict = ts.verify(Spark(), self.world.node.url, self.table)  # type: ignore[arg-type]
         bucket, rows = self.world.state(), table_state(self.table)
         if (verdict.equal, bucket == rows) != (True, True):
             raise NotEqual("; ".join(map(str, verdict.differences)))

@@ -18,10 +18,11 @@ from tailrace.cli.main import main
 from tailrace.cli.spark_options import explained_query_error
 from tailrace.client.kv import KvClient
 from tailrace.errors import ConnectError
+from tailrace.testing.running import RunningNode
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[tailrace.testing.Node]:
+def node() -> Iterator[RunningNode]:
     with tailrace.testing.node(vbuckets=4) as running:
         running.set("k", 1)
         yield running
@@ -52,7 +53,7 @@ def test_a_command_of_a_group_that_is_missing(capfd: pytest.CaptureFixture[str])
 
 
 def test_a_port_in_use_is_that_of_its_option(
-    capfd: pytest.CaptureFixture[str], taken: str, tmp_path: Path, node: tailrace.testing.Node
+    capfd: pytest.CaptureFixture[str], taken: str, tmp_path: Path, node: RunningNode
 ) -> None:
     serve = ("serve", "--memory", "--vbuckets", "1")
     assert error(capfd, 1, *serve, "--port", taken).endswith("choose another --port\n")
@@ -76,7 +77,7 @@ def test_files_are_named(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert "choose another" in error(capfd, 1, "serve", "--port", 0, "--data", tmp_path)
 
 
-def test_what_the_server_refuses(capfd: pytest.CaptureFixture[str], node: tailrace.testing.Node) -> None:
+def test_what_the_server_refuses(capfd: pytest.CaptureFixture[str], node: RunningNode) -> None:
     highest = str((1 << 64) - 1)  # a CAS is any 64-bit number
     assert "another CAS" in error(capfd, 1, "set", node.url, "k", "2", "--cas", highest)
     assert "no such document" in error(capfd, 1, "set", node.url, "nobody", "2", "--cas", "1")
@@ -85,7 +86,7 @@ def test_what_the_server_refuses(capfd: pytest.CaptureFixture[str], node: tailra
     assert node.get("k") == 1
 
 
-def test_readers_that_can_not_connect(capfd: pytest.CaptureFixture[str], node: tailrace.testing.Node) -> None:
+def test_readers_that_can_not_connect(capfd: pytest.CaptureFixture[str], node: RunningNode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     for command in ("tail", "stats"):
@@ -96,9 +97,7 @@ def test_readers_that_can_not_connect(capfd: pytest.CaptureFixture[str], node: t
 
 
 @pytest.mark.parametrize("command", ["tail", "replicate"])
-def test_a_name_is_for_tap(
-    capfd: pytest.CaptureFixture[str], node: tailrace.testing.Node, command: str
-) -> None:
+def test_a_name_is_for_tap(capfd: pytest.CaptureFixture[str], node: RunningNode, command: str) -> None:
     target = [node.url] if command == "replicate" else []
     line = error(capfd, 2, command, node.url, *target, "--to", "now", "--tap-name", "me")
     assert "--dialect tap" in line and "tap_settings" not in line
@@ -113,7 +112,7 @@ def test_a_name_is_for_tap(
         ("<&-", "set {} k", 2),
     ],
 )
-def test_a_closed_stream_is_no_bug(node: tailrace.testing.Node, closed: str, command: str, code: int) -> None:
+def test_a_closed_stream_is_no_bug(node: RunningNode, closed: str, command: str, code: int) -> None:
     line = f"{sys.executable} -m tailrace {command.format(node.url)} {closed}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code and "bug" not in done.stderr, done
@@ -163,7 +162,7 @@ def test_a_query_that_lost_its_node_is_no_difference() -> None:
 
 @pytest.mark.parametrize("command", ["plan", "vacuum"])
 def test_a_table_is_no_file(
-    capfd: pytest.CaptureFixture[str], node: tailrace.testing.Node, tmp_path: Path, command: str
+    capfd: pytest.CaptureFixture[str], node: RunningNode, tmp_path: Path, command: str
 ) -> None:
     file = tmp_path / "file"
     file.touch()

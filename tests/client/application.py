@@ -73,9 +73,8 @@ def events_of(batch: pa.RecordBatch) -> Iterator[Any]:
     """What the rows of a batch tell, as the events that `changes` would give."""
     for row in batch.to_pylist():
         numbers = ("vb_uuid", "seqno", "rev", "cas", "snapshot_start", "snapshot_end")
-        vb_uuid, seqno, rev, cas, *snapshot = (
-            None if row[one] is None else row[one] % 2**64 for one in numbers
-        )
+        unsigned: list[Any] = [None if row[name] is None else row[name] % 2**64 for name in numbers]
+        vb_uuid, seqno, rev, cas, start, end = unsigned
         if row["op"] == "rollback":
             yield Rollback(row["vbucket"], vb_uuid, seqno)
             continue
@@ -83,12 +82,12 @@ def events_of(batch: pa.RecordBatch) -> Iterator[Any]:
             yield Flush(row["vbucket"])
             continue
         place = row["vbucket"], vb_uuid, seqno, rev, cas, row["key"]
-        yield Snapshot(row["vbucket"], vb_uuid, *snapshot, "memory")
+        yield Snapshot(row["vbucket"], vb_uuid, start, end, "memory")
         if row["op"] == "mutation":
             is_json = row["datatype"] == "json"
-            yield Mutation(*place, row["value"], row["flags"], row["expiry"], is_json, tuple(snapshot))
+            yield Mutation(*place, row["value"], row["flags"], row["expiry"], is_json, (start, end))
         else:
-            yield Deletion(*place, 0, tuple(snapshot))
+            yield Deletion(*place, 0, (start, end))
 
 
 def server_state(node: Any, keys: Iterable[bytes]) -> dict[int, dict[bytes, tuple[int, bytes]]]:

@@ -19,8 +19,10 @@ from tailrace.wire.header import Frame
 from tailrace.wire.message import Direction, Response
 
 UUID = 0xABCDEF
-FEATURES = (Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.DUPLEX)
-FEATURES += (Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.COLLECTIONS)
+FEATURES: tuple[Feature, ...] = (
+    *(Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.DUPLEX),
+    *(Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.COLLECTIONS),
+)
 
 
 class FakeServer:
@@ -41,6 +43,7 @@ class FakeServer:
         self.revision = 1
         self.requests: list[Frame] = []
         self.connections: list[Connection] = []
+        self.asked: list[Any] = []  # for tests that want to remember requests
         self.features = FEATURES
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]

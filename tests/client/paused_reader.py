@@ -29,4 +29,4 @@ def main(url: str, how: str, window_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -429,7 +430,7 @@ def test_a_source_ends_after_a_server_that_left_before_it_had_heard_all():
 
 def two_snapshots_and_a_half(connection, request):
     """Of two vbuckets, interleaved, in one go."""
-    connection.server.asked = [*getattr(connection.server, "asked", []), request]
+    connection.server.asked.append(request)
     if len(connection.server.asked) == 2:
         a, b = connection.server.asked
         connection.send(
@@ -444,8 +445,8 @@ def test_a_batch_ends_where_a_snapshot_does(connect):
     with FakeServer(two_snapshots_and_a_half, vbuckets=2) as server:
         source = connect(server.url)
         batches = source.batches()
-        shown = []
-        while sum(map(len, (rows for rows, _ in shown))) < 9:
+        shown: list[tuple[list[Any], list[bool]]] = []
+        while sum(len(rows) for rows, _ in shown) < 9:
             batch = next(batches)
             rows = list(zip(batch["vbucket"].to_pylist(), batch["seqno"].to_pylist(), strict=True))
             positions = source.positions()

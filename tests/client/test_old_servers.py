@@ -198,7 +198,7 @@ def test_a_tap_dump_ends_when_the_server_closes(connect):
         events = taken(connect(server.url, dialect="tap"), 9, end="now")
         assert [type(one).__name__ for one in events] == ["Mutation", "StreamEnd"]
         request = TapConnect.decode(next(one for one in server.requests if one.opcode == 0x40))
-        assert request.flags & 0x02
+        assert request.flags is not None and request.flags & 0x02
 
 
 @pytest.mark.covers("tap.ttl")

@@ -18,6 +18,7 @@ import pytest
 import tailrace.testing
 from tailrace.cli.main import main
 from tailrace.client.checkpoints import FileState
+from tailrace.client.events import Event
 from tailrace.client.jsonlines import json_line
 from tailrace.client.recording import Recording
 from tailrace.client.replay import ReplayServer
@@ -46,7 +47,7 @@ def lines(out):
 
 
 def test_json_lines_have_the_promised_shape():
-    events = [
+    events: list[Event] = [
         tailrace.Mutation(7, 187349, 12, 1, 1731, b"user::1", b'{"a": 1.10}', 0, 0, 1, (1, 12)),
         tailrace.Mutation(7, 187349, 12, 1, 1731, b"\xff", b"\xff\x00", 5, 9, 0, (1, 12), 8, {"x": 1}),
         tailrace.Mutation(7, 187349, 12, 1, 1731, b"k", b'{"a":\n NaN}', 0, 0, 1, (1, 12)),

@@ -44,6 +44,7 @@ def documents(node, *, deleted=False):
                 for one in scope["collections"]:
                     names[int(one["uid"], 16)] = f"{scope['name']}.{one['name']}"
         for event in source.changes(end="now"):
+            about: tuple[object, ...]
             if isinstance(event, Mutation):
                 about = (event.value, event.flags, event.expiry, event.datatype, json.dumps(event.xattrs))
             elif isinstance(event, Deletion | Expiration):

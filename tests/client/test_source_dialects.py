@@ -255,7 +255,9 @@ def test_tap_begins_again_where_the_node_has_forgotten(node, connect):
     write(node, 30)
     source = connect(node.url, dialect="tap")
     changes = source.changes()
-    events = list(itertools.islice((one for one in changes if isinstance(one, Mutation)), 30))
+    events: list[object] = list(
+        itertools.islice((event for event in changes if isinstance(event, Mutation)), 30)
+    )
     node.delete(KEYS[3])
     node.restart()
     node.set(KEYS[40], 1)

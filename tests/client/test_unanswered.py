@@ -39,8 +39,8 @@ def test_the_bucket_has_another_number_of_vbuckets(connect, count, push):
             seen += isinstance(next(changes), Mutation)
         server.revision, server.owners = 2, [[0]] * count
         if push:
-            fields = {"epoch": 1, "revision": 2, "key": b"default", "value": server.config()}
-            server.connections[0].send(ClustermapChangeNotification(**fields).encode())
+            pushed = ClustermapChangeNotification(epoch=1, revision=2, key=b"default", value=server.config())
+            server.connections[0].send(pushed.encode())
         else:
             server.connections[0].close()
         with pytest.raises(RemoteProtocolError, match=f"{count} vbuckets"):

@@ -151,7 +151,7 @@ def _fails_over_without_ending() -> Iterator[None]:
 
 
 def _promotes_the_first() -> AbstractContextManager[Any]:
-    original = coordinator.without
+    original = coordinator.without  # type: ignore[attr-defined]
 
     def without(chains: Any, dead: str, best: Any) -> Any:
         return original(chains, dead, lambda number, left: left[-1])

@@ -72,8 +72,8 @@ class Proxy:
             try:
                 await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for one in both:
-                    one.cancel()
+                for flow in both:
+                    flow.cancel()
                 await asyncio.gather(*both, return_exceptions=True)
         except (OSError, asyncio.CancelledError):
             pass

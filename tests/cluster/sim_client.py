@@ -146,6 +146,7 @@ class Client:
         self._number += 1
         framing = b"" if level is None else encode_frame_infos([Durability(level, 20_000).encode()])
         wire_key = b"\0" + key
+        request: Delete | Set
         if self.rng.random() < 0.15:
             request = Delete(vbucket=vbucket, key=wire_key, opaque=self._opaque, framing=framing)
         else:

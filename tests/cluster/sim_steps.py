@@ -132,7 +132,8 @@ class Steps:
             self._lose(machine.name)
             world.fail_over(machine.name)
         elif is_sealed:
-            machine.bucket.store.forget_memory()  # a snapshot that was one is two now
+            # a snapshot that was one is two now
+            machine.bucket.store.forget_memory()  # type: ignore[attr-defined]
             for wire in wires:
                 wire.cut()
             if machine.name in self._torn() and self.rng.random() < 0.5:

@@ -153,7 +153,7 @@ def documents(vbucket: History) -> dict[bytes, bytes]:
     """The live documents of a copy, expired ones too: nobody has made an expiration of them yet."""
     found = {}
     for key in KEYS:
-        frame = vbucket.get_any(b"\0" + key)
+        frame = vbucket.get_any(b"\0" + key)  # type: ignore[attr-defined]
         if frame is not None and not (document := Document.of(frame)).deleted:
             found[document.key] = document.value
     return found

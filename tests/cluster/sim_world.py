@@ -300,7 +300,7 @@ class World:
         self._until(self._is_equal, "the copies don't become equal")
         for reader in (self.mirror, self.copy_reader):
             self._until(
-                lambda reader=reader: self._is_equal() and self._has_all(reader),
+                lambda reader=reader: self._is_equal() and self._has_all(reader),  # type: ignore[misc]
                 f"the {reader.PLACE} does not become equal",
             )
         self._check()

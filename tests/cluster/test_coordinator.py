@@ -140,7 +140,7 @@ def test_copies_go_when_the_new_ones_have_all_that_was_answered() -> None:
     world.fail_over(active)
     assert coordinator.chains[0][0] == old
     assert world.machines[old].vbucket(0).high_seqno == high
-    steps.close()
+    steps.close()  # type: ignore[attr-defined]
     world.settle()
     world.close()
 

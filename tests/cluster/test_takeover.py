@@ -219,7 +219,7 @@ def break_off(monkeypatch, *, when):
             def __getattr__(self, name):
                 return getattr(self.to, name)
 
-        return real(source, Cut(target))
+        return real(source, Cut(target))  # type: ignore[arg-type]
 
     monkeypatch.setattr(takeover, "_carry", carry)
 
@@ -508,11 +508,11 @@ def test_under_a_writer_by_tls(tls_nodes, pki, dialect):
     source, target, _ = tls_nodes
     tls = tailrace.TlsOptions(ca_file=pki[0])
     urls = [parse(tls_url(one)) for one in (source, target)]
-    take_over(*urls, [], tls=tls)
+    take_over(urls[0], urls[1], [], tls=tls)
     writer = Writer(tls_url(source), tls=tls)
     writer.start()
     wait_until(lambda: writer.writes > 100, writer)
-    moved = take_over(*urls, MOVING, dialect=dialect, tls=tls)
+    moved = take_over(urls[0], urls[1], MOVING, dialect=dialect, tls=tls)
     assert moved.vbuckets == MOVING
     before = writer.writes
     wait_until(lambda: writer.writes > before + 200, writer)
@@ -532,9 +532,9 @@ def test_a_takeover_by_tap_and_tls_that_breaks_is_undone(tls_nodes, pki, monkeyp
         source.set(f"k{number}", number, vbucket=1)
     break_off(monkeypatch, when=when)
     with pytest.raises(TailraceError, match="1 of 1 vbuckets could not be moved"):
-        take_over(*urls, [1], dialect="tap", tls=tls)
+        take_over(urls[0], urls[1], [1], dialect="tap", tls=tls)
     assert states(source) == ["active"] * VBUCKETS and states(target) == ["dead"] * VBUCKETS
-    assert take_over(*urls, [1], dialect="tap", tls=tls).vbuckets == [1]
+    assert take_over(urls[0], urls[1], [1], dialect="tap", tls=tls).vbuckets == [1]
     assert all(target.get(f"k{number}", vbucket=1) == number for number in range(20))
 
 
@@ -623,9 +623,9 @@ def frame_of(data):
 def test_a_state_that_waits_is_not_set_when_the_connection_is_gone(goes):
     """Who gave the takeover up may have made the vbucket active elsewhere."""
     by_tap, by_dcp = Waiting(), Waiting()
-    tap = TapReplica(by_tap, lambda: None, 0.0)
+    tap = TapReplica(by_tap, lambda: None, 0.0)  # type: ignore[arg-type]
     tap.receive_frame(frame_of(TapVBucketSet(state=1, vbucket=0).encode()), 0.0)
-    dcp = DcpReplica(by_dcp, lambda: None, 0.0, dialled=True)
+    dcp = DcpReplica(by_dcp, lambda: None, 0.0, dialled=True)  # type: ignore[arg-type]
     while (sent := b"".join(dcp.data_to_send(1 << 16))) and sent[1] == DcpOpcode.CONTROL:
         dcp.receive_frame(frame_of(Response(opcode=DcpOpcode.CONTROL).encode()), 0.0)
     dcp.add_stream(0, int(AddStreamFlag.TAKE_OVER), lambda *_: None)
@@ -647,7 +647,7 @@ def test_a_state_that_waits_is_not_set_when_the_connection_is_gone(goes):
 def test_a_vbucket_is_not_given_up_when_nobody_takes_it_any_more(goes):
     """Who gave the takeover up may have seen that it is still active, and left it at that."""
     host = Waiting()
-    giving = Takeover(host, 0.0, lambda failed: None)
+    giving = Takeover(host, 0.0, lambda failed: None)  # type: ignore[arg-type]
     assert giving.advance([0], 0) == []
     if goes:
         giving.close()

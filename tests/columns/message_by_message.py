@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -41,7 +42,7 @@ class Decoded:
 
 
 def decode(
-    data: bytes, *, collections: dict[int, tuple[str, str]] | None = None, limit: int = LIMIT
+    data: bytes, *, collections: Mapping[int, tuple[str, str]] | None = None, limit: int = LIMIT
 ) -> Decoded:
     """Everything at the start of a buffer, up to the first frame that is broken or not whole."""
     found = Decoded()
@@ -76,7 +77,7 @@ def _size(data: bytes, at: int, limit: int) -> int:
     return 24 + body
 
 
-def _row(frame: bytes, collections: dict[int, tuple[str, str]] | None) -> dict[str, Any] | None:
+def _row(frame: bytes, collections: Mapping[int, tuple[str, str]] | None) -> dict[str, Any] | None:
     magic, opcode, keys, extras_length, datatype, vbucket, body, _, cas = HEADER.unpack_from(frame)
     if magic not in (0x80, 0x08) or opcode not in OPS:
         return None
@@ -141,7 +142,7 @@ def _collection(key: bytes) -> tuple[int, bytes]:
     return number, key[place + 1 :]
 
 
-def finish(row: dict[str, Any], names: dict[int, tuple[str, str]], bucket: str) -> dict[str, Any]:
+def finish(row: dict[str, Any], names: Mapping[int, tuple[str, str]], bucket: str) -> dict[str, Any]:
     """A row as the columns show it: inflated, xattrs apart, names instead of numbers."""
     value, datatype, xattrs = row["value"], row["datatype"], None
     if value and datatype & 2:

@@ -7,11 +7,11 @@ import struct
 from datetime import UTC, datetime
 from typing import Any
 
-import message_by_message as plain
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from columns import message_by_message as plain
 from tailrace.columns import SCHEMA, Names, decode, scan, to_batch
 from tailrace.errors import FramingError, MalformedMessage
 from tailrace.snappy import deflate
@@ -23,8 +23,14 @@ DELETION = struct.pack(">QQH", 4, 1, 0)
 
 
 def batch_of(*changes: bytes, **options: object) -> list[dict[str, object]]:
-    context = {"names": Names("default"), "vb_uuid": 1, "snapshot_start": 2, "snapshot_end": 3, **options}
-    batch = to_batch(scan(b"".join(changes)), **context)
+    context: dict[str, Any] = {
+        "names": Names("default"),
+        "vb_uuid": 1,
+        "snapshot_start": 2,
+        "snapshot_end": 3,
+        **options,
+    }
+    batch = to_batch(scan(b"".join(changes)), **(context | options))
     batch.validate(full=True)
     return batch.to_pylist()
 
@@ -190,10 +196,9 @@ def test_rows_can_be_chosen_and_have_their_own_numbers() -> None:
         assert batch["snapshot_end"].to_pylist() == [None] * 4
     with pytest.raises(ValueError, match="29 entries for 4 rows"):
         to_batch(frames, slice(5, 9), names=Names("b"), vb_uuid=numbers, snapshot_start=1, snapshot_end=1)
+    too_narrow: Any = numbers.astype(np.uint32)
     with pytest.raises(ValueError, match="width"):
-        to_batch(
-            frames, names=Names("b"), vb_uuid=numbers.astype(np.uint32), snapshot_start=1, snapshot_end=1
-        )
+        to_batch(frames, names=Names("b"), vb_uuid=too_narrow, snapshot_start=1, snapshot_end=1)
 
 
 def test_no_rows() -> None:

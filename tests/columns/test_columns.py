@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import message_by_message as plain
 import pytest
 
+from columns import message_by_message as plain
 from tailrace.columns import SCHEMA, Names, ScannedFrames, scan, to_batch, walk
 from tailrace.errors import FramingError, MalformedMessage
 
-ERRORS = {plain.Framing: FramingError, plain.Malformed: MalformedMessage, None: type(None)}
+ERRORS: dict[type[Exception] | None, type] = {
+    plain.Framing: FramingError,
+    plain.Malformed: MalformedMessage,
+    None: type(None),
+}
 NAMES = Names("travel", plain.Buffers.NAMES)
 
 
@@ -49,7 +53,8 @@ def check(data: bytes, *, collections: bool = False, contents: bool = True) -> S
     assert list(frames.controls) == expected.controls
     assert frames.size.tolist() == expected.sizes
     assert frames.opaque.tolist() == expected.opaques
-    for known, column in zip(frames.common, (frames.opcode, frames.datatype, frames.collection), strict=True):
+    looked_at: tuple[Any, ...] = (frames.opcode, frames.datatype, frames.collection)
+    for known, column in zip(frames.common, looked_at, strict=True):
         assert known is None or set(column.tolist()) <= {known}
     for control in frames.controls:
         assert frames.frame(control).encode() == data[control.start : control.end]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import struct
+from typing import Any
 
-import message_by_message as plain
 import numpy as np
 import pytest
 
+from columns import message_by_message as plain
 from tailrace.columns import scan, scanner
 from tailrace.errors import FrameTooLarge, FramingError, MalformedMessage, RemoteProtocolError
 from tailrace.wire.codes import DcpOpcode
@@ -137,7 +138,7 @@ def test_wire_takes_what_scan_takes() -> None:
         )
         frames = scan(frame)
         try:
-            message = DCP.decode(Frame.parse(frame), Direction.TO_CONSUMER)
+            message: Any = DCP.decode(Frame.parse(frame), Direction.TO_CONSUMER)
         except MalformedMessage as error:
             assert str(frames.error) == str(error)
             continue
@@ -149,7 +150,7 @@ def test_wire_takes_what_scan_takes() -> None:
 
 
 def test_stream_ids_are_skipped() -> None:
-    framing = {"magic": 0x08, "framing": b"\x22\x01\x02", "key": b"key"}
+    framing: dict[str, Any] = {"magic": 0x08, "framing": b"\x22\x01\x02", "key": b"key"}
     forgotten = {**framing, "framing_length": 0}
     expected = plain.mutation(4, magic=0x08, framing=b"\x22\x01\x02") + b"".join(
         plain.frame(opcode, extras=extras, **how)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-import message_by_message as plain
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from columns import message_by_message as plain
 from tailrace.columns import walk
 
 

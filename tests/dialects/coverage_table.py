@@ -113,8 +113,8 @@ def required() -> dict[str, str]:
     found.update((f"tap.{one}", declared) for one, declared in _TAP_MORE.items())
     for flag in TapConnectFlag:
         found[f"tap.connect.flag.0x{flag.value:02x}"] = f"TapConnectFlag.{flag.name}"
-    for flag in TapFlag:
-        found[f"tap.flag.0x{flag.value:02x}"] = f"TapFlag.{flag.name}"
+    for message_flag in TapFlag:
+        found[f"tap.flag.0x{message_flag.value:02x}"] = f"TapFlag.{message_flag.name}"
     for code in TapOpaque:
         found[f"tap.opaque.{code.value}"] = f"TapOpaque.{code.name}"
     return found

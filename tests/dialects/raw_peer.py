@@ -9,6 +9,7 @@ import socket
 import struct
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 HEADER = struct.Struct(">BBHBBHIIQ")
 NEVER = 2**64 - 1
@@ -226,8 +227,8 @@ class Upr:
         assert found.magic == 0x80
         if found.opcode == 0x53:
             return {0: "over-ok", 1: "over-state"}[int.from_bytes(found.extras, "big")]
-        names = ["begin", "", "start", "end", "mutation", "deletion", "expiration", "flush", "state"]
-        return names[found.opcode - 0x52]
+        words = ["begin", "", "start", "end", "mutation", "deletion", "expiration", "flush", "state"]
+        return words[found.opcode - 0x52]
 
 
 @dataclass
@@ -236,7 +237,7 @@ class UprReader:
 
     draft: Upr
     vbucket: int
-    documents: dict[bytes, tuple] = field(default_factory=dict)
+    documents: dict[bytes, tuple[Any, ...]] = field(default_factory=dict)
     committed: int = 0
     words: list[str] = field(default_factory=list)
     _inside: bool = False
@@ -344,7 +345,7 @@ class TapReader:
 
     peer: Peer
     acks: bool = True
-    documents: dict[int, dict[bytes, tuple]] = field(default_factory=dict)
+    documents: dict[int, dict[bytes, tuple[Any, ...]]] = field(default_factory=dict)
     log: list[Packet] = field(default_factory=list)
     checkpoints: dict[int, int] = field(default_factory=dict)  # last closed
     number: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import Any
 
 from dialects.raw_peer import TIMEOUT_S, Packet, Peer, Upr, packet
 
@@ -101,7 +102,7 @@ class Connection(Peer):
         """Messages without anything to them."""
         self.send(b"".join(self.word(one) for one in words))
 
-    def word(self, word: str, **header: int) -> bytes:
+    def word(self, word: str, **header: Any) -> bytes:
         header = {"half": self.vbucket, "opaque": self.opaque, **header}
         if self.draft.name == "upr-a":
             opcode, byte_5 = {

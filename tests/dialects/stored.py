@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 
 def documents_of(node, number, *, deletions=False):
@@ -12,7 +13,8 @@ def documents_of(node, number, *, deletions=False):
 
     def read(one):
         vbucket = one.buckets["default"].store.vbuckets[number]
-        found, position = {}, 0
+        found: dict[bytes, tuple[Any, ...]] = {}
+        position = 0
         while (snapshot := vbucket.snapshot_after(position)) is not None:
             while (chunk := snapshot.read()) is not None:
                 ends = [*chunk.offsets.tolist()[1:], len(chunk.data)]

@@ -6,6 +6,7 @@ import random
 import struct
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ class RawDcpReader:
     """The plainest DCP consumer."""
 
     peer: Peer
-    documents: dict[int, dict[bytes, tuple]] = field(default_factory=dict)
+    documents: dict[int, dict[bytes, tuple[Any, ...]]] = field(default_factory=dict)
     position: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # seqno, range
     uuids: dict[int, int] = field(default_factory=dict)
 
@@ -168,7 +169,7 @@ class Readers:
         else:
             self.upr[draft.name][number].take(found)
 
-    def maps(self) -> dict[str, dict[int, dict[bytes, tuple]]]:
+    def maps(self) -> dict[str, dict[int, dict[bytes, tuple[Any, ...]]]]:
         assert self.tap is not None and self.dcp is not None
         return {
             "tap": self.tap.documents,

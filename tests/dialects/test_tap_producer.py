@@ -453,7 +453,7 @@ def test_a_kept_reader_goes_on_and_gets_again_what_it_did_not_acknowledge(strict
     with Peer(strict) as peer:
         again = TapReader(peer).connect(b"kept", ACK | LIST, vbucket_list(1))
         first = again.next()
-        assert (first.code, first.opaque) == (0, last + 1)
+        assert (first.code, first.opaque) == (0, last + 1)  # type: ignore[operator]
         again.read("opaque 8")
         assert "opaque 1" not in again.words()
         keys = [one.tap_key for one in again.log if one.opcode == 0x41]

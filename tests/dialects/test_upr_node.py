@@ -583,7 +583,7 @@ def test_flush_reaches_a_stream_that_waits_for_its_turn_to_be_read(draft):
         for number in range(200):
             node.set(f"k{number}", b"v" * 200_000, vbucket=number % 4)
         node.call(
-            lambda one: (one.buckets["default"].store.seal(), one.buckets["default"].store.forget_memory())
+            lambda one: (one.buckets["default"].store.seal(), one.buckets["default"].store.forget_memory())  # type: ignore[attr-defined]
         )
         with Peer(node, receive_buffer=4096) as peer:
             readers = {number: UprReader(draft, number) for number in range(4)}

@@ -437,7 +437,7 @@ class StreamModel:
     keys: set[bytes] = field(default_factory=set)
     is_oso: bool = False
     oso_high: int = 0
-    items: list[Message] = field(default_factory=list)
+    items: list[Any] = field(default_factory=list)
     markers: list[DcpSnapshotMarker] = field(default_factory=list)
     ended: int | None = None
     documents: dict[bytes, Message] = field(default_factory=dict)

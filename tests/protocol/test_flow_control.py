@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,13 +44,13 @@ XATTR_VALUE = b"\0\0\0\x0d\0\0\0\x09_sys\x00{}\x00\x00"
 V1, V2 = PRODUCER, FULL
 
 
-def one_of_each(kind: str) -> tuple[FakeBucket, dict[str, object], int, dict[str, str]]:
+def one_of_each(kind: str) -> tuple[FakeBucket, dict[str, object], int, dict[str, Any]]:
     """A bucket, the stream request, the open flags and the controls that make the message come."""
     bucket = FakeBucket()
     bucket.use_collections()
     vbucket = bucket.vbuckets[0]
     request: dict[str, object] = {}
-    controls: dict[str, str] = {}
+    controls: dict[str, Any] = {}
     flags = FULL
     if kind == "mutation":
         vbucket.set(KEY, VALUE)

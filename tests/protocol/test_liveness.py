@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protocol.producer_fakes import COLLECTIONS, Consumer, FakeBucket, FakeHost
@@ -53,7 +55,7 @@ def test_never_dead_without_a_timeout() -> None:
 # On a connection.
 
 
-def connected(**controls: str) -> Consumer:
+def connected(**controls: Any) -> Consumer:
     consumer = Consumer(FakeBucket(), host=FakeHost(FakeBucket(), COLLECTIONS))
     consumer.open(**controls)
     return consumer

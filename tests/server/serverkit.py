@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from tailrace import rng
 from tailrace.clock import ManualClock
@@ -35,7 +35,7 @@ class Wire:
         self._framer = Framer(limit=1 << 30)
         self._opaque = 0x10
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,7 +56,7 @@ class Wire:
             self._framer.feed(data)
         return found
 
-    def receive(self) -> Message:
+    def receive(self) -> Any:
         frame = self.frame()
         return DCP.decode(frame, Direction.TO_CONSUMER)
 
@@ -175,5 +175,5 @@ def ask(bench: Bench, session: Session, *messages: Message | bytes) -> list[Fram
     return take(session)
 
 
-def decode(frame: Frame) -> Message:
+def decode(frame: Frame) -> Any:
     return KV.decode(frame, Direction.TO_CONSUMER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -103,7 +104,7 @@ def test_a_replica_is_equal_to_its_active(nodes: list[RunningNode]) -> None:
         active.set("dies", 1, expiry=2_000_000_000, vbucket=vbucket)
     replica.replicate(range(4), active)
     for vbucket in range(4):
-        until(lambda at=vbucket: same(active, replica, at), f"vbucket {vbucket} is not equal")
+        until(partial(same, active, replica, vbucket), f"vbucket {vbucket} is not equal")
     write(active, 10, first=100)
     active.delete("key-8", vbucket=0)
     until(lambda: same(active, replica, 0), "later changes did not come")
@@ -451,7 +452,7 @@ def test_bytes_are_acknowledged(replica: RunningNode) -> None:
         node.set_vbucket_state(0, VBucketState.REPLICA)
         with Controller(node.port) as peer:
             opaque = peer.begin()
-            sent = [marker(opaque, 0, 1000)]
+            sent: list[Message] = [marker(opaque, 0, 1000)]
             sent += [mutation(opaque, at, b"k%d" % at) for at in range(1, 1001)]
             peer.send(*sent)
             acked = 0

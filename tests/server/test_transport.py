@@ -6,8 +6,10 @@ import asyncio
 import errno
 import select
 import socket
+from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -111,7 +113,7 @@ def test_what_is_written_comes_in_order_however_much_it_is(connected):
             transport = recorder.transport
             transport.set_write_buffer_limits(high=100_000)
             assert transport.get_write_buffer_size() == 0
-            parts = [b"first", MUCH, b"", b"between", memoryview(MUCH)[5:], bytearray(b"last")]
+            parts: list[Any] = [b"first", MUCH, b"", b"between", memoryview(MUCH)[5:], bytearray(b"last")]
             for part in parts:
                 transport.write(part)
             assert transport.get_write_buffer_size() > 100_000
@@ -131,8 +133,8 @@ def test_many_are_written_in_order_however_much_it_is(connected, waits):
         async with connected() as (recorder, peer):
             transport = recorder.transport
             before = [MUCH, b"before"] if waits else []
-            few = [b"first", bytearray(b""), memoryview(b"second")]
-            many = [
+            few: list[Any] = [b"first", bytearray(b""), memoryview(b"second")]
+            many: list[Any] = [
                 b"third",
                 MUCH,
                 b"",
@@ -271,7 +273,7 @@ def test_a_bug_closes_the_connection_and_is_logged(connected, caplog):
 class Answering(Recorder):
     """Writes answers to what it receives, then looks at what those before it have not sent yet."""
 
-    def __init__(self, before: list[Recorder], answers: list[bytes], then: str | None) -> None:
+    def __init__(self, before: Sequence[Recorder], answers: list[bytes], then: str | None) -> None:
         super().__init__()
         self._before, self._answers, self._then = before, answers, then
         self.unsent: list[int] = []
@@ -440,19 +442,30 @@ class TestPoller:
                 if end:
                     done.set()
 
+            def read() -> None:
+                here.recv(1)
+                note("read", end=False)
+
+            def once(remove: Callable[[int], None], what: str) -> Callable[[], None]:
+                def ready() -> None:
+                    remove(fd)
+                    note(what, end=True)
+
+                return ready
+
             there.send(b"x")
             poller.remove_writer(fd)  # it was never there
-            poller.add_reader(fd, lambda: (here.recv(1), note("read", end=False)))
-            poller.add_writer(fd, lambda: (poller.remove_writer(fd), note("written", end=True)))
+            poller.add_reader(fd, read)
+            poller.add_writer(fd, once(poller.remove_writer, "written"))
             await in_time(done.wait())
             assert sorted(called) == ["read", "written"]
             poller.remove_reader(fd)
             done.clear()
             called.clear()
             there.send(b"x")  # nobody asks
-            poller.add_writer(fd, lambda: (poller.remove_writer(fd), note("written again", end=True)))
+            poller.add_writer(fd, once(poller.remove_writer, "written again"))
             await in_time(done.wait())
-            poller.add_reader(fd, lambda: (poller.remove_reader(fd), note("read again", end=True)))
+            poller.add_reader(fd, once(poller.remove_reader, "read again"))
             done.clear()
             await in_time(done.wait())
             assert called == ["written again", "read again"]

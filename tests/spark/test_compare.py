@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,14 +46,15 @@ def test_each_kind_of_difference_is_named() -> None:
     assert differences([], [row("a")]) == ["extra a"]
     assert differences([row("a", deleted=True)], [row("a")]) == ["extra a"]
     assert differences([row("a", 1)], [row("a", 2)]) == ["extra a", "missing a"]
-    for column, other in {
+    others: dict[str, Any] = {
         "value": "1",
         "cas": 9,
         "rev": 9,
         "flags": 9,
         "expiry": 9,
         "datatype": "raw",
-    }.items():
+    }
+    for column, other in others.items():
         assert differences([row("a")], [row("a", **{column: other})]) == ["different a"], column
 
 

@@ -136,7 +136,7 @@ def test_two_mirrors_on_one_table_and_one_is_fenced(spark: Any, node: Any, table
     fill(node, 20, 1, "w")
     wait_until_equal(second, node, table)
     with pytest.raises(Exception, match="taken over by another mirror"):
-        first.awaitTermination(_PATIENCE_S)
+        first.awaitTermination(_PATIENCE_S)  # type: ignore[arg-type]
     assert second.isActive
     second.stop()
     assert_equal(spark, node, table)

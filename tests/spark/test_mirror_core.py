@@ -193,7 +193,7 @@ class Driver:
 def _bytes(text: str | None, encoded: str | None) -> bytes:
     import base64
 
-    return base64.b64decode(encoded) if text is None else text.encode()
+    return base64.b64decode(encoded or "") if text is None else text.encode()
 
 
 @pytest.mark.parametrize("seed", range(12))

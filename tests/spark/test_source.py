@@ -37,7 +37,7 @@ def test_the_columns_are_those_of_the_decoder(spark: Any) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
-    assert to_arrow_schema(StructType.fromDDL(DDL), timezone="UTC") == SCHEMA
+    assert to_arrow_schema(StructType.fromDDL(DDL), timezone="UTC") == SCHEMA  # type: ignore[arg-type]
 
 
 def test_a_batch_read_gives_every_change(spark: Any, node: Node) -> None:

@@ -144,7 +144,7 @@ class Script:
 def begin(files: Files, seed: int, *, looking: bool = True) -> tuple[Engine, Script]:
     engine = open_store(files, seed)
     bucket = engine.create_bucket("default", VBUCKETS)
-    return engine, Script(bucket, engine._clock, seed, looking=looking)
+    return engine, Script(bucket, engine._clock, seed, looking=looking)  # type: ignore[arg-type]
 
 
 def rehearse(seed: int, operations: int) -> Script:

@@ -7,6 +7,7 @@ import struct
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def u(data: bytes, at: int, size: int) -> int:
     return int.from_bytes(data[at : at + size], "little")
 
 
-def a_store() -> tuple[MemoryFiles, list[bytes]]:
+def a_store() -> tuple[MemoryFiles, list[Any]]:
     files = MemoryFiles()
     engine = Engine(files=files, clock=ManualClock())
     bucket = engine.create_bucket("default", 2)

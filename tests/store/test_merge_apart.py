@@ -46,13 +46,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every merge is large enough. The processes that were started."""
     monkeypatch.setattr(compaction, "APART_BYTES", 0)
     processes: list[Any] = []
-    start = apart.subprocess.Popen
+    start = apart.subprocess.Popen  # type: ignore[attr-defined]
 
     def popen(*args: Any, **options: Any) -> Any:
         processes.append(start(*args, **options))
         return processes[-1]
 
-    monkeypatch.setattr(apart.subprocess, "Popen", popen)
+    monkeypatch.setattr(apart.subprocess, "Popen", popen)  # type: ignore[attr-defined]
     return processes
 
 
@@ -141,7 +141,7 @@ def test_no_process_to_be_had(
 ) -> None:
     here = merged_here(tmp_path, ASKED["superseded"])
     monkeypatch.setattr(compaction, "APART_BYTES", 0)
-    monkeypatch.setattr(apart.sys, *missing, raising=False)
+    monkeypatch.setattr(apart.sys, *missing, raising=False)  # type: ignore[attr-defined]
     with caplog.at_level(logging.WARNING):
         assert merged(on_disk(tmp_path / "apart"), ASKED["superseded"]) == here
     assert "no process for a merge" in caplog.text

@@ -76,7 +76,7 @@ def a_store(seed: int) -> MemoryFiles:
 
 def content(segment: Segment) -> list[tuple[object, ...]]:
     """Everything that a segment says, but for where its blocks begin."""
-    found = []
+    found: list[tuple[object, ...]] = []
     for number in range(VBUCKETS):
         piece = segment.piece(number)
         if piece is not None:

@@ -12,6 +12,7 @@ from tailrace.clock import ManualClock
 from tailrace.files import MemoryFiles
 from tailrace.store.base import Compaction, StoreSettings
 from tailrace.store.bucket import Bucket
+from tailrace.store.documents import VBucket
 from tailrace.store.engine import Engine
 from tailrace.store.format import Document
 from tailrace.store.vbucket import History
@@ -75,7 +76,7 @@ class Pair:
         return self.engine.buckets["r"]
 
     @property
-    def replica(self) -> History:
+    def replica(self) -> VBucket:
         found = self.bucket.vbuckets[0]
         assert found is not None
         return found
@@ -109,7 +110,7 @@ class Pair:
 
     def _replicate(self, withheld: int) -> None:
         replica = self.replica
-        frames, end = frames_after(self.active, replica.high_seqno)
+        frames, end = frames_after(self.active, replica.high_seqno)  # type: ignore[arg-type]
         if not frames:
             return
         replica.begin_snapshot(replica.high_seqno + 1, end)

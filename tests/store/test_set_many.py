@@ -77,7 +77,7 @@ def test_as_one_by_one(seed: int, datatype: int) -> None:
         prepare(bucket, rng)
         told: list[int] = []
         for vb in bucket:
-            vb.on_append(lambda number=vb.id, told=told: told.append(number))
+            vb.on_append(lambda number=vb.id, told=told: told.append(number))  # type: ignore[misc]
         for _ in range(3):
             clock.advance(rng.random())
             count = rng.randrange(40)
@@ -89,7 +89,7 @@ def test_as_one_by_one(seed: int, datatype: int) -> None:
                 bucket.set_many(numbers, keys, values, datatype)
                 continue
             for number, key, value in zip(numbers, keys, values, strict=True):
-                vb = bucket.vbuckets[number]
+                vb = bucket.vbuckets[number]  # type: ignore[assignment]
                 if way == "set" or key[0] or datatype > 1:  # others are not for `put`
                     vb.set(key, value, datatype=datatype)
                 else:
@@ -153,7 +153,7 @@ def test_together_where_nothing_is_unusual(monkeypatch: pytest.MonkeyPatch) -> N
             vb.rev_floor = 5
         bucket.vbuckets[1].collection_high_seqno([0, 8])
         told: list[int] = []
-        bucket.vbuckets[2].on_append(lambda told=told: told.append(2))
+        bucket.vbuckets[2].on_append(lambda told=told: told.append(2))  # type: ignore[misc]
         numbers, names = rng.choices(range(VBUCKETS), k=200), rng.choices(keys, k=200)
         values = [rng.randbytes(rng.randrange(50)) for _ in names]
         if many:

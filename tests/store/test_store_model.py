@@ -289,5 +289,5 @@ TestModelOnDisk.settings = settings(short, max_examples=15)
 
 
 @pytest.mark.long
-class TestLongModel(StoreMachine.TestCase):
+class TestLongModel(StoreMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(short, max_examples=5_000, stateful_step_count=200)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_documents():
 
 def test_many_documents():
     with tailrace.testing.node(vbuckets=16) as node:
-        documents = {f"k{at}": at if at % 3 else b"\xff%d" % at for at in range(100)}
+        documents: dict[str | bytes, Any] = {f"k{at}": at if at % 3 else b"\xff%d" % at for at in range(100)}
         node.set_many(documents)
         assert {key: node.get(key) for key in documents} == documents
         node.set_many({"first": 1, b"second": 2}, vbucket=3)

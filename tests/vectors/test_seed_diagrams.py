@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import repeat
 from pathlib import Path
@@ -123,7 +123,7 @@ def _meanings(vector: Vector) -> dict[str, Iterator[bytes]]:
     return {**{name: iter(values) for name, values in found.items()}, "reserved": _zeros(stated)}
 
 
-def _zeros(stated: dict[str, object]) -> Iterator[bytes]:
+def _zeros(stated: Mapping[str, object]) -> Iterator[bytes]:
     width = 1 if "ttl" in stated else 4
     return repeat(bytes(width), 3 if width == 1 else 1) if "reserved" in stated else iter(())
 

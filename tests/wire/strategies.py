@@ -40,7 +40,7 @@ def _records(*formats: str) -> st.SearchStrategy[bytes]:
     """A value of whole records, each packed by one of the formats."""
     one = st.one_of(
         *(
-            st.tuples(*map(_of_code, code)).map(lambda numbers, code=code: struct.pack(">" + code, *numbers))
+            st.tuples(*map(_of_code, code)).map(lambda numbers, code=code: struct.pack(">" + code, *numbers))  # type: ignore[misc]
             for code in formats
         )
     )
@@ -226,12 +226,12 @@ def frames(draw: st.DrawFn, magic: int | None = None, opcode: int | None = None)
     """Any frame, whether or not somebody knows what it means."""
     magic = draw(st.sampled_from(Magic)) if magic is None else magic
     extras, key = draw(st.binary(max_size=60)), draw(st.binary(max_size=60))
-    return Frame(
+    return Frame(  # type: ignore[misc]
         magic,
         draw(_number(8)) if opcode is None else opcode,
         len(key),
         len(extras),
-        *(draw(_number(bits)) for bits in (8, 16, 32, 64)),
+        *(draw(_number(bits)) for bits in (8, 16, 32, 64)),  # type: ignore[arg-type]
         framing=draw(frame_infos()) if Magic(magic).is_flexible else b"",
         body=extras + key + draw(st.binary(max_size=60)),
     )

@@ -143,7 +143,7 @@ def test_what_breaks_a_declared_rule_is_not_sent(dialect: Dialect, cls: type[Mes
     if cls.CAS is Part.FORBIDDEN:
         broken.append(replace(good, cas=1))
     if cls.LAYOUTS[0].fields:
-        broken.append(replace(good, **{cls.LAYOUTS[0].names[-1]: 1 << 64}))
+        broken.append(replace(good, **{cls.LAYOUTS[0].names[-1]: 1 << 64}))  # type: ignore[arg-type]
     broken.append(replace(good, opaque=1 << 32))
     for message in broken:
         with pytest.raises(LocalProtocolError):

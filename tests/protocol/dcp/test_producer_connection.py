@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -287,7 +288,7 @@ def test_answers_come_in_the_order_of_requests_and_before_the_stream(bucket: Fak
 # Answers of the consumer
 
 
-def fails_with(bucket: FakeBucket, status: int, opcode: int = DcpOpcode.MUTATION, **controls: str) -> bool:
+def fails_with(bucket: FakeBucket, status: int, opcode: int = DcpOpcode.MUTATION, **controls: Any) -> bool:
     consumer = Consumer(bucket)
     consumer.open(**controls)
     consumer.respond(opcode, 0x1001, status)
@@ -361,7 +362,7 @@ def test_streams_move_at_the_same_pace() -> None:
     assert all(stream.last_seqno == 40 for stream in consumer.streams.values())
 
 
-def backfilling(count: int, size: int, **controls: str) -> Consumer:
+def backfilling(count: int, size: int, **controls: Any) -> Consumer:
     bucket = FakeBucket(count)
     for vbucket in bucket.vbuckets:
         for number in range(size):

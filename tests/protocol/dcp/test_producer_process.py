@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,7 +93,7 @@ class Reader:
     def send(self, *messages: bytes) -> None:
         self.socket.sendall(b"".join(messages))
 
-    def request_all(self, **fields: int) -> None:
+    def request_all(self, **fields: Any) -> None:
         self.send(*(DcpStreamRequest(vbucket=n, opaque=n, **fields).encode() for n in range(VBUCKETS)))
 
     def frame(self) -> Frame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protocol.producer_fakes import (
@@ -54,7 +56,7 @@ def filled(bucket: FakeBucket, count: int = 5, vbucket: int = 0) -> None:
         bucket.vbuckets[vbucket].set(b"key%d" % number, b"value%d" % number)
 
 
-def opened(bucket: FakeBucket, flags: int = FULL, **controls: str) -> Consumer:
+def opened(bucket: FakeBucket, flags: int = FULL, **controls: Any) -> Consumer:
     consumer = Consumer(bucket)
     consumer.open(flags, **controls)
     return consumer

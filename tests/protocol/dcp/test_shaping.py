@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ NO_SNAPPY = COLLECTIONS - {int(Feature.SNAPPY)}
 
 
 def streamed(
-    bucket: FakeBucket, flags: int, *, snappy: bool = True, **controls: str
+    bucket: FakeBucket, flags: int, *, snappy: bool = True, **controls: Any
 ) -> list[tuple[bytes, int]]:
     """Value and datatype of every item."""
     consumer = Consumer(bucket, features=COLLECTIONS if snappy else NO_SNAPPY)

@@ -153,24 +153,24 @@ def test_runs_have_a_limit(bucket):
 def test_states_are_kept_as_long_as_they_should(bucket):
     clients = TapClients(bucket, 3)
     plain = clients.find_or_make("plain", 0.0)
-    clients.disconnected(plain, 10.0, 0.0)
+    clients.disconnected(plain, 10.0, 0.0)  # type: ignore[arg-type]
     assert clients.get("plain") is None
     kept = clients.find_or_make("kept", 0.0)
-    clients.disconnected(kept, 10.0, 5.0)
+    clients.disconnected(kept, 10.0, 5.0)  # type: ignore[arg-type]
     assert clients.find_or_make("kept", 14.0) is kept
-    clients.disconnected(kept, 20.0, 1e9)
+    clients.disconnected(kept, 20.0, 1e9)  # type: ignore[arg-type]
     assert clients.find_or_make("kept", 20.0 + 3_600.5) is not kept  # never longer than an hour
     registered = clients.find_or_make("registered", 0.0)
     registered.flags = TapConnectFlag.REGISTERED_CLIENT
     registered.cursors[2] = TapCursor(2, 77, 5, 5)
-    clients.disconnected(registered, 10.0, 0.0)
+    clients.disconnected(registered, 10.0, 0.0)  # type: ignore[arg-type]
     assert clients.find_or_make("registered", 1e9) is registered
     again = TapClients(bucket, 3).find_or_make("registered", 0.0)  # as after a restart
     assert again is not None and again.is_registered
     assert (again.cursors[2].vb_uuid, again.cursors[2].resume_at) == (77, 5)
     clients.find_or_make("third", 0.0)
     assert clients.find_or_make("fourth", 0.0) is None
-    clients.disconnected(registered, 10.0, 0.0)
+    clients.disconnected(registered, 10.0, 0.0)  # type: ignore[arg-type]
     clients.deregister("registered")
     assert "registered" not in bucket.cursors
     assert clients.find_or_make("fourth", 0.0) is not None
