@@ -308,6 +308,24 @@ def test_damaged_data_is_one_line(tmp_path):
     assert re.fullmatch(r"tailrace: error: .*MANIFEST.*\n", done.stderr)
 
 
+def test_a_lost_log_is_one_line_until_the_loss_is_accepted(tmp_path):
+    with serving(tmp_path, "--data", "data", "--vbuckets", "1") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        process.wait(TIMEOUT_S)
+    (log,) = (tmp_path / "data").glob("bucket.default/log-*")
+    log.unlink()
+    done = run("--port", "0", "--data", "data", cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"tailrace: error: .*{log.name} is missing.*--accept-loss.*\n", done.stderr)
+    with serving(tmp_path, "--data", "data", "--accept-loss"):
+        pass
+    with serving(tmp_path, "--data", "data"):
+        pass
+    done = run("--memory", "--accept-loss", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--memory" in done.stderr
+
+
 def test_files_are_private(tmp_path):
     with serving(tmp_path, "--data", "data", "--vbuckets", "1"):
         for path in (tmp_path / "data").rglob("*"):

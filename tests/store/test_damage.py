@@ -16,6 +16,7 @@ from tailrace.store.format import LOG, Document
 from tailrace.store.log import log_header, read_log
 
 DIRECTORY = "bucket.default/"
+SYNCED = DIRECTORY + "SYNCED"
 
 
 def store(files: MemoryFiles):
@@ -43,10 +44,12 @@ def torn() -> tuple[MemoryFiles, str, int]:
     bucket.flush()
     path = newest_log(files)
     start = len(files.files[path])
+    mark = bytes(files.files[SYNCED])
     for i in range(200):
         bucket.vbuckets[i % 2].set(b"\0k%d" % (i % 20), b"second" * 40)
     bucket.flush()
     engine.crash()
+    files.files[SYNCED][:] = mark  # a mark is written when its batch is durable, and this one never was
     assert len(files.files[path]) - start > 60_000
     return files, path, start
 
@@ -115,10 +118,12 @@ def test_a_document_that_looks_like_a_batch_is_none() -> None:
     engine, bucket = store(files)
     bucket.flush()
     start = len(files.files[newest_log(files)])
+    mark = bytes(files.files[SYNCED])
     bucket.vbuckets[0].set(b"\0b", piece)
     bucket.flush()
     path = newest_log(files)
     engine.crash()
+    files.files[SYNCED][:] = mark
     files.files[path][start + 20] ^= 1
     _, bucket = store(files)
     assert bucket.vbuckets[0].get(b"\0b") is None
@@ -162,11 +167,8 @@ def test_every_flipped_byte_of_everything_else(sealed) -> None:
     """Nothing is lost or changed in silence: the same is read, or the file is named."""
     wanted = read_all(copy_of(sealed))
     found = 0
-    newest = newest_log(sealed)
     for path, data in sealed.files.items():
         for place in range(0, len(data), 5 if "segment" in path else 3):
-            if path == newest and place >= LOG.size:
-                continue
             copy = copy_of(sealed)
             copy.files[path][place] ^= 0x10
             try:
@@ -182,10 +184,9 @@ def test_missing_files_are_named(sealed) -> None:
     for path in sealed.files:
         copy = copy_of(sealed)
         del copy.files[path]
-        if path in ("LOCK", newest_log(sealed)):
-            continue  # what was in the newest log can't be known without it
-        with pytest.raises(StoreCorrupt, match="FORMAT" if path == "FORMAT" else "log|segment|MANIFEST"):
-            read_all(copy)
+        if path != "LOCK":
+            with pytest.raises(StoreCorrupt, match=re.escape(path)):
+                read_all(copy)
 
 
 def test_a_lost_log_in_the_middle_is_named() -> None:

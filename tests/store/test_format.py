@@ -41,7 +41,7 @@ def a_store() -> tuple[MemoryFiles, list[Any]]:
 def test_a_log() -> None:
     files, frames = a_store()
     data = bytes(files.files["bucket.default/log-0000000001"])
-    assert data[:5] == b"TRLG\2"
+    assert data[:5] == b"TRLG\3"
     assert [u(data, at, 8) for at in (8, 16, 24, 32)] == [1, 0, 0, 1]
     salt = u(data, 40, 4)
     assert u(data, 60, 4) == zlib.crc32(data[:60])
@@ -83,7 +83,7 @@ def test_a_segment_and_the_manifest() -> None:
     assert entry["clips"] == {}
     assert manifest["vbuckets"]["1"]["high_seqno"] == 2_000
     data = bytes(files.files["bucket.default/" + entry["file"]])
-    assert data[:5] == b"TRSG\2"
+    assert data[:5] == b"TRSG\3"
     foot = len(data) - 48
     assert u(data, foot + 44, 4) == zlib.crc32(data[foot : foot + 44])
     table, entries, count, pairs = (u(data, foot + at, 8) for at in (0, 8, 16, 24))
@@ -136,7 +136,26 @@ def checksum(body: bytes) -> tuple[int, int]:
 
 def test_the_format_file() -> None:
     files, _ = a_store()
-    assert bytes(files.files["FORMAT"]) == b"tailrace store, format \2\n"
+    assert bytes(files.files["FORMAT"]) == b"tailrace store, format \3\n"
+
+
+def test_the_marks() -> None:
+    """The last one says where the newest log ends."""
+    files, _ = a_store()
+    data = bytes(files.files["bucket.default/SYNCED"])
+    log = bytes(files.files["bucket.default/log-0000000001"])
+    marks = [data[at : at + 32] for at in range(0, len(data), 32)]
+    assert len(marks) == 1 + 2_000 // 500 + 1
+    for mark in marks:
+        assert mark[:4] == b"TRMK"
+        assert u(mark, 28, 4) == zlib.crc32(mark[:28])
+    assert [u(marks[-1], at, 8) for at in (4, 12, 20)] == [1, len(log), len(marks) + 1]
+
+
+def test_the_list_of_buckets() -> None:
+    files, _ = a_store()
+    text = b'["default"]'
+    assert bytes(files.files["BUCKETS"]) == b"%08x %s\n" % (zlib.crc32(text), text)
 
 
 FORMAT_1 = Path(__file__).parent / "data" / "format-1.zip"
@@ -155,16 +174,16 @@ def stream(bucket: Bucket) -> list[int]:
 def test_a_store_of_format_1_is_read_and_goes_on_as_a_newer_one(tmp_path: Path) -> None:
     zipfile.ZipFile(FORMAT_1).extractall(tmp_path)
     with Engine(tmp_path, clock=ManualClock()) as engine:
-        assert (tmp_path / "FORMAT").read_bytes() == b"tailrace store, format \2\n"
+        assert (tmp_path / "FORMAT").read_bytes() == b"tailrace store, format \3\n"
         bucket = engine.buckets["default"]
         bucket.seal()
         assert stream(bucket) == [1, 2, 3, *range(1, 402)]
         assert bucket.vbuckets[1].get(b"\0k399").endswith(b"\0k399" + b"399 " * 75)
         assert bucket.vbuckets[1].get(b"\0in the log").endswith(b"\0in the log1")
-        assert {path.read_bytes()[4] for path in tmp_path.glob("*/segment-*")} == {1, 2}
+        assert {path.read_bytes()[4] for path in tmp_path.glob("*/segment-*")} == {1, 3}
         bucket.compact()
         assert stream(bucket) == [1, 2, 3, *range(1, 402)]
-        assert {path.read_bytes()[4] for path in tmp_path.glob("*/segment-*")} == {2}
+        assert {path.read_bytes()[4] for path in tmp_path.glob("*/segment-*")} == {3}
 
 
 @pytest.mark.parametrize("at", [64, 1_000, 8_000, 60_000, 100_000])

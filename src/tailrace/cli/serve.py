@@ -42,6 +42,7 @@ class _Options:
     host: str
     port: int
     data: Path | None
+    accept_loss: bool
     buckets: tuple[str, ...]
     vbuckets: int | None
     users: dict[str, str]
@@ -71,6 +72,11 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
     help="Directory of the documents.  [default: ./tailrace-data]",
 )
 @click.option("--memory", is_flag=True, help="Keep the documents in memory only.")
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Start although files of --data are missing or damaged, without what they held.",
+)
 @click.option(
     "--bucket", "buckets", multiple=True, metavar="NAME", help="Bucket; may be repeated.  [default: default]"
 )
@@ -112,6 +118,7 @@ def command(  # the options, in the order of the help
     port: int,
     data: Path | None,
     memory: bool,
+    accept_loss: bool,
     buckets: tuple[str, ...],
     vbuckets: int | None,
     users: tuple[str, ...],
@@ -141,6 +148,8 @@ def command(  # the options, in the order of the help
         settings.memory_quota = memory_quota
     if memory and data is not None:
         raise UsageError("--data and --memory exclude each other")
+    if memory and accept_loss:
+        raise UsageError("--accept-loss is about files, and --memory has none: leave one of them out")
     for name in buckets:
         check_bucket_name(name)
     if vbuckets is not None and vbuckets & (vbuckets - 1):
@@ -152,6 +161,7 @@ def command(  # the options, in the order of the help
         host=host,
         port=port,
         data=None if memory else data or Path("tailrace-data"),
+        accept_loss=accept_loss,
         buckets=tuple(dict.fromkeys(buckets)) or ("default",),
         vbuckets=vbuckets,
         users=who,
@@ -296,7 +306,7 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
         tls_sockets = _listen(listen, options.host, options.tls_port, "--tls-port")
     store_settings = options.settings.for_store()
     store_settings.tombstone_value = tombstone_value
-    engine = Engine(options.data, settings=store_settings)
+    engine = Engine(options.data, settings=store_settings, accept_loss=options.accept_loss)
     try:
         _make_buckets(engine, options)
         server = Server(

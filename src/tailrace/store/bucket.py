@@ -22,7 +22,9 @@ from .collections import Manifest
 from .documents import VBucket
 from .journal import CommitJob, HybridClock
 from .log import Batch
+from .losses import LossPolicy
 from .recovery import recover
+from .rewriting import rewrite_what_is_left
 from .sealing import SealedStore
 from .vbucket import History
 
@@ -46,6 +48,7 @@ class Bucket(SealedStore):
         super().__init__(name, directory, files, settings, HybridClock(clock), rng)
         self.rng = rng
         self.persistence = True
+        self.is_segment_lost = False  # until what is left is written anew
         self.persisted: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)  # seqno of each vbucket on disk
         self.pending: list[bytes] = []  # frames that are not on disk, in the order of their making
         self.notes: list[int] = []  # ... and their notes
@@ -84,24 +87,37 @@ class Bucket(SealedStore):
             for number in range(vbucket_count):
                 bucket.set_state(number, VBucketState.ACTIVE)
         bucket._commit_now({"clean": False})
+        if not bucket.journal.synced.is_written:
+            raise StoreError("its first mark could not be written")
         bucket.manifest_file.change(lambda _base, _table: (base, []))
         if not bucket.manifest_file.is_durable:
             raise StoreError("its manifest may not survive")
         return bucket
 
     @classmethod
-    def open(cls, *args: Any) -> Bucket:
-        """A bucket that is there. After an unclean stop every active vbucket begins a new branch."""
+    def open(cls, *args: Any, accept_loss: bool = False, has_marks: bool = True) -> Bucket:
+        """A bucket that is there. After an unclean stop every active vbucket begins a new branch, and so it
+        does if somebody accepts that something may be lost.
+        """
         bucket = cls(*args)
-        clean = recover(bucket)
-        if not clean:
-            for vbucket in bucket:
-                if vbucket.state == VBucketState.ACTIVE:
-                    log = vbucket.failover_log
-                    vbucket.failover_log = bucket.branched(log, vbucket.high_seqno, bucket.new_uuid(log))
-                    bucket.queue_meta(vbucket)
-        # Before anything is served it must be on disk that this run has not stopped cleanly yet.
+        clean = recover(bucket, LossPolicy(accept=accept_loss), has_marks=has_marks)
+        for vbucket in bucket:
+            log = vbucket.failover_log
+            if bucket.is_segment_lost:
+                # Changes of any age are gone: there is no seqno from which a reader, or a replica's active,
+                # could go on.
+                vbucket.failover_log = FailoverLog.new(bucket.new_uuid(log))
+            elif vbucket.state == VBucketState.ACTIVE and (accept_loss or not clean):
+                vbucket.failover_log = bucket.branched(log, vbucket.high_seqno, bucket.new_uuid(log))
+            else:
+                continue
+            bucket.queue_meta(vbucket)
+        # Before anything is served it must be on disk that this run has not stopped cleanly yet, and that
+        # there are new branches before it can't be seen any more that something was lost.
         bucket._commit_now({"clean": False})
+        if bucket.is_segment_lost:
+            bucket.seal()
+            rewrite_what_is_left(bucket)
         return bucket
 
     def close(self) -> None:
@@ -119,7 +135,7 @@ class Bucket(SealedStore):
         self._closed = True
         for vbucket in self:
             vbucket.give_up_waiters()
-        self.journal.rotate()
+        self.journal.close()
         self.segments = []
 
     def abandon(self) -> None:

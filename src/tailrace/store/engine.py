@@ -7,6 +7,7 @@ import os
 import random
 import re
 from collections.abc import Mapping
+from itertools import count
 from types import TracebackType
 
 from ..clock import SYSTEM, Clock
@@ -16,16 +17,19 @@ from ..rng import source
 from .base import StoreSettings
 from .bucket import Bucket
 from .format import FORMAT_VERSION
-from .manifest_file import MANIFEST
+from .losses import LOST, LossPolicy, lost
+from .manifest_file import MANIFEST, read_json, write_json
 
 __all__ = ["Engine", "check_bucket_name"]
 
 MAGIC = b"tailrace store, format "
 FORMAT = "FORMAT"
 LOCK = "LOCK"
+BUCKETS = "BUCKETS"
 PREFIX = "bucket."
 MAKING = "MAKING"
 DELETED = "DELETED"
+_FIRST_WITH_LISTS = 3  # the format since which the files BUCKETS and SYNCED must be there
 _NAME = re.compile(r"[A-Za-z0-9_%-][A-Za-z0-9_.%-]{0,99}", re.ASCII)
 
 
@@ -49,6 +53,7 @@ class Engine:
         settings: StoreSettings | None = None,
         clock: Clock = SYSTEM,
         rng: random.Random | None = None,
+        accept_loss: bool = False,
     ) -> None:
         if files is None:
             files = MemoryFiles() if directory is None else DiskFiles(directory)
@@ -56,6 +61,7 @@ class Engine:
         self.settings = settings or StoreSettings()
         self._clock = clock
         self._rng = rng or source()
+        self._policy = LossPolicy(accept=accept_loss)
         self._buckets: dict[str, Bucket] = {}
         try:
             files.make_directory("")
@@ -64,11 +70,16 @@ class Engine:
         except OSError as error:
             raise self._unusable(error) from error
         try:
-            if version < FORMAT_VERSION:  # what is older is read, and what is written from now on is new
-                files.replace(FORMAT, MAGIC + bytes([FORMAT_VERSION]) + b"\n")
-            for name in files.names(""):
-                if name.startswith(PREFIX):
-                    self._open(name)
+            if not version:  # a new store; the list comes first, so that with FORMAT it is always there
+                self._list_buckets()
+                self._write_format()
+            self._open_buckets(version or FORMAT_VERSION)
+            is_older = version < FORMAT_VERSION and all(
+                bucket.journal.synced.is_written for bucket in self._buckets.values()
+            )
+            if (version and is_older) or self._policy.losses:
+                # What is older is read, and what is written from now on is new.
+                self._write_format()
         except OSError as error:
             files.unlock()
             raise self._unusable(error) from error
@@ -92,9 +103,13 @@ class Engine:
         """
         names = self.files.names("")
         if FORMAT not in names:
-            if any(name.startswith(PREFIX) for name in names):
-                raise StoreCorrupt(f"{FORMAT} is missing from the data directory: restore it from a copy")
-            if foreign := [name for name in names if name not in (LOCK, FORMAT + ".new")]:
+            if any(name.startswith(PREFIX) for name in names) or (
+                BUCKETS in names and self._listed_buckets(0) != set()
+            ):
+                self._policy.report(lost(f"{FORMAT} is missing from the data directory"))
+                return FORMAT_VERSION
+            ours = (LOCK, FORMAT + ".new", BUCKETS, BUCKETS + ".new")
+            if foreign := [name for name in names if name not in ours]:
                 raise StoreError(
                     f"the data directory is not empty and no store: it has {foreign[0]!r}, choose another one"
                 )
@@ -103,7 +118,8 @@ class Engine:
         data = file.read(file.size, 0)
         file.close()
         if len(data) != len(MAGIC) + 2 or not data.startswith(MAGIC):
-            raise StoreCorrupt(f"{FORMAT} in the data directory is damaged: restore it from a copy")
+            self._policy.report(lost(f"{FORMAT} in the data directory is damaged"))
+            return FORMAT_VERSION
         version: int = data[len(MAGIC)]
         if version > FORMAT_VERSION:
             raise StoreTooNew(
@@ -112,17 +128,72 @@ class Engine:
             )
         return version
 
-    def _open(self, directory: str) -> None:
-        name = directory.removeprefix(PREFIX)
+    def _write_format(self) -> None:
+        self.files.replace(FORMAT, MAGIC + bytes([FORMAT_VERSION]) + b"\n")
+
+    def _list_buckets(self, *, without: str = "") -> None:
+        """Note which buckets there are: one whose directory is gone was not there otherwise."""
+        write_json(self.files, BUCKETS, sorted(name for name in self._buckets if name != without))
+
+    def _listed_buckets(self, version: int) -> set[str] | None:
+        """The buckets that must be there; None if that is not known."""
+        try:
+            return set(read_json(self.files, BUCKETS))
+        except FileNotFoundError:
+            if version >= _FIRST_WITH_LISTS:
+                self._policy.report(lost(f"{BUCKETS} is missing from the data directory"))
+        except StoreCorrupt as error:
+            self._policy.report(error)
+        return None
+
+    def _open_buckets(self, version: int) -> None:
+        listed = self._listed_buckets(version)
+        there = [name for name in self.files.names("") if name.startswith(PREFIX)]
+        for name in sorted(listed or ()):
+            if PREFIX + name not in there:
+                self._policy.report(lost(f"{PREFIX}{name} is missing from the data directory"))
+        for directory in there:
+            name = directory.removeprefix(PREFIX)
+            is_listed = listed is not None and name in listed
+            try:
+                self._open(name, directory, is_listed=is_listed, has_marks=version >= _FIRST_WITH_LISTS)
+            except StoreCorrupt as error:
+                self._policy.report(error)
+                self._set_aside(directory)
+        if listed is None or listed != set(self._buckets):
+            self._list_buckets()
+
+    def _open(self, name: str, directory: str, *, is_listed: bool, has_marks: bool) -> None:
         names = self.files.names(directory)
         if MANIFEST not in names:
-            if names and not {MAKING, DELETED} & set(names):
-                raise StoreCorrupt(f"{directory}/{MANIFEST} is missing: restore it from a copy")
+            is_unfinished = not is_listed and (not names or MAKING in names)
+            if not is_unfinished and DELETED not in names:
+                raise lost(f"{directory}/{MANIFEST} is missing")
             self._remove(directory)  # its creation or deletion was broken off
             return
         if MAKING in names:
             self.files.unlink(f"{directory}/{MAKING}")
-        self._buckets[name] = Bucket.open(name, directory, self.files, self.settings, self._clock, self._rng)
+        self._buckets[name] = Bucket.open(
+            name,
+            directory,
+            self.files,
+            self.settings,
+            self._clock,
+            self._rng,
+            accept_loss=self._policy.accept,
+            has_marks=has_marks,
+        )
+
+    def _set_aside(self, directory: str) -> None:
+        """Keep what is left of a bucket that can't be opened under another name."""
+        names = set(self.files.names(""))
+        aside = next(name for number in count() if (name := f"{LOST}{number or ''}{directory}") not in names)
+        self.files.make_directory(aside)
+        for name in self.files.names(directory):
+            self.files.rename(f"{directory}/{name}", f"{aside}/{name}")
+        self.files.sync_directory(aside)
+        self.files.remove_directory(directory)
+        self.files.sync_directory("")
 
     def create_bucket(
         self,
@@ -143,7 +214,7 @@ class Engine:
             self.files.sync_directory("")
             self.files.create(f"{directory}/{MAKING}").close()
             self.files.sync_directory(directory)
-            self._buckets[name] = Bucket.create(
+            bucket = Bucket.create(
                 name,
                 directory,
                 self.files,
@@ -154,7 +225,10 @@ class Engine:
                 active=active,
             )
             self.files.unlink(f"{directory}/{MAKING}")
+            self._buckets[name] = bucket
+            self._list_buckets()
         except (OSError, StoreError) as error:
+            self._buckets.pop(name, None)
             with contextlib.suppress(OSError):
                 self._remove(directory)
             raise StoreError(f"bucket {name!r} could not be created: {error}") from error
@@ -173,6 +247,7 @@ class Engine:
         if MANIFEST in self.files.names(directory):
             self.files.rename(f"{directory}/{MANIFEST}", f"{directory}/{DELETED}")
             self.files.sync_directory(directory)
+            self._list_buckets(without=directory.removeprefix(PREFIX))
         marks = (MAKING, DELETED)
         for name in self.files.names(directory):
             if name not in marks:

@@ -34,6 +34,8 @@ __all__ = [
     "FOOTER",
     "FORMAT_VERSION",
     "LOG",
+    "MARK",
+    "MARK_MAGIC",
     "MUTATION",
     "MUTATION_EXTRAS",
     "MUTATION_HEADS",
@@ -53,8 +55,10 @@ __all__ = [
     "vbuckets_at",
 ]
 
-FORMAT_VERSION = 2
-"""1 had a smaller sector in a block's checksum, which was that of the frames alone: see `checksum`."""
+FORMAT_VERSION = 3
+"""1 had a smaller sector in a block's checksum, which was that of the frames alone: see `checksum`. 1 and 2
+had no files BUCKETS and SYNCED, so they can't tell that a bucket or the newest log is gone.
+"""
 
 # Frames: the header and the extras in one struct. magic, opcode, key length, extras length, datatype,
 # vbucket, total body length, opaque, cas; then the extras of docs/spec/dcp.md#mutation,
@@ -318,6 +322,13 @@ BATCH = struct.Struct("<4sIQQIIQI4x")
 LOG_MAGIC = b"TRLG"
 BATCH_MAGIC = b"TRBT"
 assert (LOG.size, BATCH.size) == (64, 48)
+
+# A mark in the SYNCED file: magic, number and valid bytes of the newest log, number of the next batch,
+# checksum.
+
+MARK = struct.Struct("<4sQQQI")
+MARK_MAGIC = b"TRMK"
+assert MARK.size == 32
 
 # A segment: header, blocks, pairs, directory, footer. A block: magic, checksum of the rest of this header,
 # checksum of the columns, vbucket, traits of all frames, frames, bytes of frames, earliest expiry, first and

@@ -13,6 +13,7 @@ from ..clock import Clock
 from ..errors import StoreError
 from ..files import Files
 from .log import Batch, LogHeader, LogWriter, log_name
+from .synced_file import Mark, SyncedFile
 
 if TYPE_CHECKING:
     from .bucket import Bucket
@@ -71,6 +72,7 @@ class Journal:
         self._directory = directory
         self._rng = rng
         self._writer: LogWriter | None = None
+        self.synced = SyncedFile(files, directory)
 
     def follow(self, number: int, valid_bytes: int, next_batch: int, highest: int) -> None:
         """Go on behind the logs that were found."""
@@ -86,12 +88,19 @@ class Journal:
             self.rotate()
             raise
         self.valid_bytes, self.next_batch = writer.valid_bytes, writer.next_batch
+        self.synced.write(Mark(self.number, self.valid_bytes, self.next_batch))
 
     def rotate(self) -> None:
         """The next batch begins a new log."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        self.synced.close()
+
+    def close(self) -> None:
+        """A clean stop: the last mark is durable, too."""
+        self.synced.close(sync=True)
+        self.rotate()
 
     def _start(self) -> LogWriter:
         self._highest += 1

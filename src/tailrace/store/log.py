@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import StoreCorrupt, StoreTooNew
+from ..errors import StoreTooNew
 from ..files import Buffer, File, Files
 from ..frames import seqnos_at
 from .format import BATCH, BATCH_MAGIC, FORMAT_VERSION, LOG, LOG_MAGIC, vbuckets_at
+from .losses import lost
 
 __all__ = ["Batch", "LogHeader", "LogWriter", "Logged", "log_header", "log_name", "log_number", "read_log"]
 
@@ -146,10 +147,6 @@ def read_log(file: File, header: LogHeader, valid_bytes: int | None) -> Iterator
 
     `valid_bytes` is what the next log says of this one; None for the newest, whose last batch may be torn.
     """
-    if valid_bytes is not None and valid_bytes > file.size:
-        raise StoreCorrupt(
-            f"{file.path} ends at byte {file.size}, but {valid_bytes} were synced: restore it from a copy"
-        )
     data = file.read(file.size if valid_bytes is None else valid_bytes, 0)
     at, number = LOG.size, header.first_batch
     while at < len(data):
@@ -157,7 +154,7 @@ def read_log(file: File, header: LogHeader, valid_bytes: int | None) -> Iterator
         batch = _decode(data, at, end, header.salt) if end is not None else None
         if end is None or batch is None:
             if valid_bytes is not None or _has_batch_after(data, at, header.salt, number):
-                raise StoreCorrupt(f"{file.path} is damaged at byte {at}: restore it from a copy")
+                raise lost(f"{file.path} is damaged at byte {at}")
             return
         yield end, batch
         at, number = end, number + 1

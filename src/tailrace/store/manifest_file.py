@@ -15,11 +15,22 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from ..errors import StoreCorrupt
 from ..files import Files, NotDurable
+from .losses import lost
 from .segment import Segment
 
-__all__ = ["MANIFEST", "Base", "Clips", "ManifestFile", "Table", "clips_of", "spliced", "with_clips"]
+__all__ = [
+    "MANIFEST",
+    "Base",
+    "Clips",
+    "ManifestFile",
+    "Table",
+    "clips_of",
+    "read_json",
+    "spliced",
+    "with_clips",
+    "write_json",
+]
 
 MANIFEST = "MANIFEST"
 
@@ -30,6 +41,23 @@ Table: TypeAlias = "list[tuple[str, Clips]]"
 """The segments, oldest first: the name of each, and up to which seqno it still counts for vbuckets that were
 rolled back.
 """
+
+
+def read_json(files: Files, path: str) -> Any:
+    """What `write_json` wrote; StoreCorrupt if it is not that."""
+    file = files.open(path)
+    data = file.read(file.size, 0)
+    file.close()
+    crc, _, text = data.rstrip(b"\n").partition(b" ")
+    if b"%08x" % zlib.crc32(text) != crc:
+        raise lost(f"{path} is damaged")
+    return json.loads(text)
+
+
+def write_json(files: Files, path: str, content: Any) -> None:
+    """Replace a file by JSON with its checksum in front."""
+    text = json.dumps(content, separators=(",", ":")).encode()
+    files.replace(path, b"%08x %s\n" % (zlib.crc32(text), text))
 
 
 class ManifestFile:
@@ -48,13 +76,7 @@ class ManifestFile:
 
     def read(self) -> Table:
         """Take over what the file says; its segments."""
-        file = self._files.open(self._path)
-        data = file.read(file.size, 0)
-        file.close()
-        crc, _, text = data.rstrip(b"\n").partition(b" ")
-        if b"%08x" % zlib.crc32(text) != crc:
-            raise StoreCorrupt(f"{self._path} is damaged: restore it from a copy")
-        self.base = json.loads(text)
+        self.base = read_json(self._files, self._path)
         self.base["vbuckets"] = _by_number(self.base["vbuckets"])
         self._table = [(one["file"], _by_number(one["clips"])) for one in self.base.pop("segments")]
         return self._table
@@ -69,9 +91,8 @@ class ManifestFile:
         with self._lock:
             base, table = edit(self.base, self._table)
             content = {**base, "segments": [{"file": name, "clips": clips} for name, clips in table]}
-            text = json.dumps(content, separators=(",", ":")).encode()
             try:
-                self._files.replace(self._path, b"%08x %s\n" % (zlib.crc32(text), text))
+                write_json(self._files, self._path, content)
                 self.is_durable = True
             except NotDurable:
                 # It counts from now on. But the old one may come back, so what that one names must stay.

@@ -1,13 +1,15 @@
 """Opening a bucket: the manifest, the segments' footers, and the logs behind them.
 
 Only what is not sealed is read in full, so opening costs the same for a thousand documents and for a million.
-A log's last batch may be torn by a crash, if it is the newest log; anything else that does not fit is
-StoreCorrupt, and nothing is changed on disk before everything has been read.
+A log's last batch may be torn by a crash, if it is the newest log and the SYNCED file does not say that the
+batch was durable; anything else that does not fit is StoreCorrupt, or a loss that somebody accepts (see
+`losses`). Nothing is changed on disk before everything has been read.
 """
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreCorrupt
@@ -15,7 +17,10 @@ from ..files import File
 from ..history import FailoverLog
 from .format import LOG
 from .log import Batch, LogHeader, log_header, log_name, log_number, read_log
-from .segment import Segment, segment_name
+from .losses import LossPolicy, lost, set_aside
+from .manifest_file import MANIFEST
+from .segment import Segment, segment_name, segment_number
+from .synced_file import SYNCED
 
 if TYPE_CHECKING:
     from .bucket import Bucket
@@ -25,56 +30,121 @@ __all__ = ["recover"]
 MAX_LOGS = 16
 
 
-def recover(bucket: Bucket) -> bool:
-    """Bring a bucket to where its files say it was; whether it was stopped cleanly."""
+def recover(bucket: Bucket, policy: LossPolicy, *, has_marks: bool) -> bool:
+    """Bring a bucket to where its files say it was; whether it was stopped cleanly and nothing is lost.
+
+    What is missing or damaged goes to the policy. ``has_marks`` says that there must be a SYNCED file: stores
+    of older formats have none.
+    """
     table = bucket.manifest_file.read()
     base = bucket.manifest_file.base
     bucket.make_room(base["vbucket_count"])
     bucket.take_bucket_json(base)
     for name, clips in table:
-        segment = _open_segment(bucket, name)
-        for clipped, seqno in clips.items():
-            segment.clip(clipped, seqno)
-        bucket.segments.append(segment)
+        segment = _open_segment(bucket, name, policy)
+        if segment is not None:
+            for clipped, seqno in clips.items():
+                segment.clip(clipped, seqno)
+            bucket.segments.append(segment)
+    is_segment_lost = len(bucket.segments) < len(table)
     for number, meta in base["vbuckets"].items():
         log = FailoverLog.from_json(meta["failover_log"])
         bucket.new_vbucket(number, meta["state"], log).take_json(meta)
     bucket.clock.last = base["cas"]
 
-    clean = bool(base["clean"])
-    chain = _log_chain(bucket, base["sealed_log"])
-    number, valid_bytes, next_batch = base["sealed_log"], 0, base["next_batch"]
-    for place, (file, header) in enumerate(chain):
-        if header.first_batch != next_batch:
-            raise StoreCorrupt(
-                f"{file.path} begins with batch {header.first_batch}, but {next_batch} comes next: "
-                "a log is missing or damaged, restore it from a copy"
-            )
-        following = chain[place + 1][1] if place + 1 < len(chain) else None
-        number, valid_bytes = header.number, LOG.size
-        for end, batch in read_log(file, header, following.previous_bytes if following else None):
-            _replay(bucket, batch)
-            bucket.clock.last = max(bucket.clock.last, batch.cas_ceiling)
-            clean = bool(batch.meta.get("clean"))
-            valid_bytes, next_batch = end, next_batch + 1
-        file.close()
+    clean, end = _read_logs(bucket, policy)
+    _check_mark(bucket, policy, end, has_marks=has_marks)
     for vbucket in bucket:
         vbucket.recovered()
 
-    _remove_leftovers(bucket, {header.number for _, header in chain})
-    highest = max([*_log_numbers(bucket), number], default=0)
-    bucket.journal.follow(number, valid_bytes, next_batch, highest)
-    bucket.next_segment = max((segment.number for segment in bucket.segments), default=0) + 1
-    bucket.rotate_soon = len(chain) > MAX_LOGS
-    return clean
+    numbers = _log_numbers(bucket)
+    unused = [number for number in numbers if number > base["sealed_log"] and number not in end.logs]
+    if policy.losses:
+        there = set(bucket.files.names(bucket.directory))
+        unused_segments = {name for name, _ in table} - {segment.name for segment in bucket.segments}
+        names = sorted({*unused_segments, *map(log_name, unused)} & there)
+        set_aside(bucket.files, bucket.directory, names)
+    _remove_leftovers(bucket, end.logs)
+    bucket.journal.follow(end.log, end.valid_bytes, end.next_batch, max([*numbers, end.log], default=0))
+    segments = (segment_number(name) or 0 for name, _ in table)
+    bucket.next_segment = max(segments, default=0) + 1
+    bucket.rotate_soon = len(end.logs) > MAX_LOGS
+    bucket.is_segment_lost = is_segment_lost
+    return clean and not policy.losses
 
 
-def _open_segment(bucket: Bucket, name: str) -> Segment:
+@dataclass(slots=True)
+class _LogsEnd:
+    """Where the logs of a bucket end."""
+
+    log: int
+    valid_bytes: int
+    next_batch: int
+    logs: set[int] = field(default_factory=set)  # those that were read
+
+
+def _open_segment(bucket: Bucket, name: str, policy: LossPolicy) -> Segment | None:
     path = f"{bucket.directory}/{name}"
     try:
         return Segment(bucket.files, path)
     except FileNotFoundError:
-        raise StoreCorrupt(f"{path} is missing: restore it from a copy") from None
+        policy.report(lost(f"{path} is missing"))
+    except StoreCorrupt as error:
+        policy.report(error)
+    return None
+
+
+def _read_logs(bucket: Bucket, policy: LossPolicy) -> tuple[bool, _LogsEnd]:
+    """Do again what the logs that are not sealed say; whether the last of it was a clean stop."""
+    base = bucket.manifest_file.base
+    clean = bool(base["clean"])
+    end = _LogsEnd(base["sealed_log"], 0, base["next_batch"])
+    chain = _log_chain(bucket, base["sealed_log"], policy)
+    try:
+        for place, (file, header) in enumerate(chain):
+            if header.first_batch != end.next_batch:
+                raise lost(
+                    f"{file.path} begins with batch {header.first_batch}, but {end.next_batch} comes next: "
+                    "a log is missing or damaged"
+                )
+            following = chain[place + 1][1] if place + 1 < len(chain) else None
+            end.log, end.valid_bytes = header.number, LOG.size
+            end.logs.add(header.number)
+            valid_bytes = following.previous_bytes if following else None
+            if valid_bytes is not None and valid_bytes > file.size:
+                policy.report(lost(f"{file.path} ends at byte {file.size}, but {valid_bytes} were synced"))
+                valid_bytes = None
+            for stop, batch in read_log(file, header, valid_bytes):
+                _replay(bucket, batch)
+                bucket.clock.last = max(bucket.clock.last, batch.cas_ceiling)
+                clean = bool(batch.meta.get("clean"))
+                end.valid_bytes, end.next_batch = stop, end.next_batch + 1
+    except StoreCorrupt as error:
+        policy.report(error)
+    for file, _ in chain:
+        file.close()
+    return clean, end
+
+
+def _check_mark(bucket: Bucket, policy: LossPolicy, end: _LogsEnd, *, has_marks: bool) -> None:
+    """Whether everything was read that was ever durable, as far as the SYNCED file tells."""
+    synced = bucket.journal.synced
+    try:
+        mark = synced.read()
+    except FileNotFoundError:
+        if has_marks:
+            policy.report(lost(f"{synced.path} is missing"))
+        return
+    if mark is None:
+        policy.report(lost(f"{synced.path} is damaged"))
+    elif mark.next_batch > end.next_batch and not policy.losses:
+        name = log_name(mark.log)
+        what = "is missing"
+        if name in bucket.files.names(bucket.directory):
+            what = f"ends at byte {end.valid_bytes if mark.log == end.log else 0}"
+        policy.report(
+            lost(f"{bucket.directory}/{name} {what}, but {mark.valid_bytes} bytes of it were synced")
+        )
 
 
 def _log_numbers(bucket: Bucket) -> list[int]:
@@ -82,30 +152,31 @@ def _log_numbers(bucket: Bucket) -> list[int]:
     return sorted(number for number in numbers if number is not None)
 
 
-def _log_chain(bucket: Bucket, sealed_log: int) -> list[tuple[File, LogHeader]]:
+def _log_chain(bucket: Bucket, sealed_log: int, policy: LossPolicy) -> list[tuple[File, LogHeader]]:
     """The logs that are not sealed, oldest first; each names the one before it."""
-    found: dict[int, tuple[File, LogHeader]] = {}
+    logs: dict[int, tuple[File, LogHeader]] = {}
     for number in _log_numbers(bucket):
         if number <= sealed_log:
             continue
         file = bucket.files.open(f"{bucket.directory}/{log_name(number)}")
         header = log_header(file)
         if header is not None and header.number == number:
-            found[number] = file, header
-        elif file.size > LOG.size or header is not None:
+            logs[number] = file, header
+            continue
+        if file.size > LOG.size or header is not None:
             # The header is synced before anything is written behind it.
-            raise StoreCorrupt(f"{file.path} has a damaged header: restore it from a copy")
-        else:
-            file.close()
+            policy.report(lost(f"{file.path} has a damaged header"))
+        file.close()
     chain: list[tuple[File, LogHeader]] = []
-    number = max(found, default=0)
+    number = max(logs, default=0)
     while number > sealed_log:
-        if number not in found:
-            raise StoreCorrupt(
-                f"{bucket.directory}/{log_name(number)} is missing or damaged: restore it from a copy"
-            )
-        chain.insert(0, found[number])
-        number = found[number][1].previous
+        if number not in logs:
+            policy.report(lost(f"{bucket.directory}/{log_name(number)} is missing or damaged"))
+            chain.clear()  # nothing can follow what is lost
+            number = max((earlier for earlier in logs if earlier < number), default=0)
+            continue
+        chain.insert(0, logs[number])
+        number = logs[number][1].previous
     return chain
 
 
@@ -154,9 +225,10 @@ def _by_vbucket(batch: Batch) -> dict[int, tuple[list[bytes], list[int]]]:
 
 
 def _remove_leftovers(bucket: Bucket, logs: set[int]) -> None:
-    """Files of work that was broken off, or that were replaced and not yet removed."""
-    keep = {"MANIFEST", *map(log_name, logs), *(segment_name(s.number) for s in bucket.segments)}
+    """Files of work that was broken off, or that were replaced and not yet removed; nobody else's."""
+    keep = {MANIFEST, SYNCED, *map(log_name, logs), *(segment_name(s.number) for s in bucket.segments)}
     for name in bucket.files.names(bucket.directory):
-        if name not in keep:
+        is_ours = log_number(name) is not None or segment_number(name) is not None or name.endswith(".new")
+        if is_ours and name not in keep:
             with contextlib.suppress(OSError):
                 bucket.files.unlink(f"{bucket.directory}/{name}")

@@ -35,6 +35,7 @@ from .format import (
     checksum,
     padded,
 )
+from .losses import lost
 
 __all__ = ["Block", "Frames", "Piece", "Segment", "segment_name", "segment_number"]
 
@@ -147,17 +148,17 @@ class Segment:
         self.file = files.open(path)
         size = self.file.size
         if size < SEGMENT.size + FOOTER.size:
-            raise self.corrupt("it is too short")
+            raise lost(f"{path} is damaged (it is too short)")
         foot = self.file.read(FOOTER.size, size - FOOTER.size)
         offset, count, self.frames, self.pairs, table_crc, magic, version, crc = FOOTER.unpack(foot)
         if magic != SEGMENT_MAGIC or zlib.crc32(foot[:-4]) != crc:
-            raise self.corrupt("its footer is damaged")
+            raise lost(f"{path} is damaged (its footer)")
         if version > FORMAT_VERSION:
             raise StoreTooNew(f"{path} has format {version}, this Tailrace reads up to {FORMAT_VERSION}")
         self.version = version
         table = self.file.read(count * DIRECTORY.itemsize, offset)
         if zlib.crc32(table) != table_crc:
-            raise self.corrupt("its directory is damaged")
+            raise lost(f"{path} is damaged (its directory)")
         self.size = size
         self.directory = np.frombuffer(table, DIRECTORY)
         self.clips: dict[int, int] = {}
@@ -165,9 +166,7 @@ class Segment:
         self._pieces: dict[int, Piece | None] = {}
 
     def corrupt(self, what: str) -> StoreCorrupt:
-        return StoreCorrupt(
-            f"{self.path} is damaged ({what}): restore it from a copy, or start over without it"
-        )
+        return StoreCorrupt(f"{self.path} is damaged ({what}): restore it from a copy")
 
     def clip(self, vbucket: int, seqno: int) -> None:
         """Everything of a vbucket above this seqno is gone."""

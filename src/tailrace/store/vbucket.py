@@ -283,6 +283,10 @@ class History:
 
     # The index.
 
+    def load_index(self) -> dict[bytes, int]:
+        """The index of its keys, built if it is not there."""
+        return self._index if self._index is not None else self._load()
+
     def _load(self) -> dict[bytes, int]:
         """Build the index from every change that is left, in order: the newest stays."""
         index: dict[bytes, int] = {}

@@ -1,0 +1,61 @@
+"""Making a bucket whole again after a segment was lost and the loss accepted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .index import SEQNO
+from .manifest_file import Base, Table
+from .segment import Segment, segment_name
+from .segment_writer import Pieces, SegmentWriter
+from .snapshot import in_sorted
+
+if TYPE_CHECKING:
+    from .bucket import Bucket
+
+__all__ = ["rewrite_what_is_left"]
+
+_NO_SEQNOS = np.empty(0, np.uint64)
+
+
+def rewrite_what_is_left(bucket: Bucket) -> None:
+    """Put the newest version of each document into one new segment, after a segment was lost.
+
+    The lost one also knew which changes superseded which, so the others together would show a document in
+    two versions. Everything must be sealed. Older versions go: no state between is whole.
+    """
+    number, bucket.next_segment = bucket.next_segment, bucket.next_segment + 1
+    path = f"{bucket.directory}/{segment_name(number)}"
+    file = bucket.files.create(path)
+    try:
+        writer = SegmentWriter(file, number)
+        for vbucket in bucket:
+            index = vbucket.load_index()
+            newest = np.sort(np.fromiter((entry & SEQNO for entry in index.values()), np.uint64, len(index)))
+            for piece in vbucket.pieces:
+                for frames in piece.blocks():
+                    kept = frames.keep(in_sorted(frames.seqnos, newest))
+                    if len(kept.seqnos):
+                        count = len(kept.seqnos)
+                        writer.add(Pieces([vbucket.id], kept, [count], _NO_SEQNOS, _NO_SEQNOS, [0]))
+        writer.finish()
+    finally:
+        file.close()
+    bucket.files.sync_directory(bucket.directory)
+    segment = Segment(bucket.files, path)
+    for vbucket in bucket:
+        vbucket.rollback_floor = vbucket.high_seqno
+    floors = {vbucket.id: vbucket.high_seqno for vbucket in bucket}
+
+    def edit(base: Base, _: Table) -> tuple[Base, Table]:
+        states = {
+            vbucket: {**state, "rollback_floor": floors.get(vbucket, 0), "items": None}
+            for vbucket, state in base["vbuckets"].items()
+        }
+        return {**base, "vbuckets": states}, [(segment.name, {})]
+
+    bucket.manifest_file.change(edit)
+    bucket.replace_segments(bucket.segments, segment, drop=True)
+    bucket.forget_memory()
