@@ -1,4 +1,4 @@
-"""Changes of a bucket in a notebook: each cell begins with ``# %%`` (VS Code, Jupyter with Jupytext, Spyder)."""
+"""Changes of a bucket in a notebook; a cell begins with ``# %%`` (VS Code, Jupyter with Jupytext, Spyder)."""
 
 # %% Where the bucket is; `tailrace serve --memory` and `tailrace load couchbase://127.0.0.1` make one
 import os

@@ -173,8 +173,9 @@ class Source:
         *,
         vbuckets: Iterable[int] | None = None,
     ) -> AsyncGenerator[Piece, None]:
-        """What came in one go, for who wants to choose between events and batches; done with when the next
-        is asked for.
+        """What came in one go, for an application that chooses between events and batches.
+
+        A piece is done with when the next one is asked for.
         """
         reading = await self.begin(start, end, vbuckets=vbuckets)
         try:

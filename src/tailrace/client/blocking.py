@@ -92,8 +92,10 @@ class BlockingSource:
         loop.close()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The pump's loop, if somebody runs it: not in a process that was forked from its own, and not while
-        Python ends, when threads like the pump's stand still.
+        """The pump's loop, if somebody runs it.
+
+        Nobody does in a process that was forked from its own, nor while Python ends: threads like the pump's
+        stand still then.
         """
         is_running = self._thread is not None and self._thread.is_alive() and not sys.is_finalizing()
         return self._loop if is_running else None
@@ -160,8 +162,9 @@ class BlockingSource:
         *,
         vbuckets: Iterable[int] | None = None,
     ) -> Generator[Piece, None, None]:
-        """What came in one go, for who wants to choose between events and batches; done with when the next
-        is asked for.
+        """What came in one go, for an application that chooses between events and batches.
+
+        A piece is done with when the next one is asked for.
         """
         reading = self._await(self._source.begin(start, end, vbuckets=vbuckets))
         try:

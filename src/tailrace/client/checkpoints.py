@@ -36,9 +36,11 @@ class MemoryState:
         self.positions: dict[int, SavedPosition] = {}
 
     def load(self) -> dict[int, SavedPosition]:
+        """What was saved last."""
         return dict(self.positions)
 
     def save(self, positions: Mapping[int, SavedPosition]) -> None:
+        """Keep these."""
         self.positions = dict(positions)
 
 
@@ -52,6 +54,7 @@ class FileState:
         self._texts: dict[int, tuple[SavedPosition, str]] = {}
 
     def load(self) -> dict[int, SavedPosition]:
+        """What the file holds; empty if there is none, `UsageError` if it is no state file of this bucket."""
         try:
             with self.path.open("rb") as file:
                 text = file.read(_MAX_BYTES + 1)
@@ -72,6 +75,7 @@ class FileState:
         return positions
 
     def save(self, positions: Mapping[int, SavedPosition]) -> None:
+        """Replace the file; it is durable when this returns."""
         from ..files import atomic_write
 
         lines = ",\n".join(

@@ -169,8 +169,10 @@ def _specs(tables: str | Mapping[str, str]) -> list[TableSpec]:
 def _missing(
     specs: list[TableSpec], options: Options, bucket: str, storage_options: dict[str, str] | None
 ) -> tuple[str, ...]:
-    """The collections that the bucket does not have. One with a table has been dropped, and the table will
-    be emptied; one without has never been there, or is misspelt.
+    """The collections that the bucket does not have.
+
+    One with a table has been dropped, and the table will be emptied; one without has never been there, or is
+    misspelt.
     """
     if all(spec.is_default for spec in specs):
         return ()

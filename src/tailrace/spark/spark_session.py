@@ -1,6 +1,6 @@
-"""A Spark session that works after ``pip install "tailrace[spark]"``: Python for the workers, Java if there
-is none.
+"""A Spark session that works after ``pip install "tailrace[spark]"``.
 
+It has a Python for the workers, and a Java if there is none.
 `session` sets what Spark needs from its surroundings and nothing else; every other setting is the caller's.
 People who build their own session call `prepare_environment` before they do, or set ``PYSPARK_PYTHON``.
 """

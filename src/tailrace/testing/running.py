@@ -306,9 +306,9 @@ class RunningNode:
         takeover: bool = False,
         dialect: str = "dcp",
     ) -> None:
-        """Receive these vbuckets from another node from now on, or (None) from nobody any more; a vbucket
-        that is not here, or is active, becomes a replica. Other vbuckets are received as before.
+        """Receive these vbuckets from another node from now on, or (None) from nobody any more.
 
+        A vbucket that is not here, or is active, becomes a replica. Other vbuckets are received as before.
         The node asks for them in a dialect that has requests: ``dcp``, ``upr-a`` or ``upr-b``.
         """
         flags = int(AddStreamFlag.TAKE_OVER) if takeover else 0
@@ -469,8 +469,10 @@ class _Server(Server):
         super().run(job)
 
     async def kill(self) -> None:
-        """As `stop`, but nothing is written any more. Jobs that run are waited for: a thread can't be killed,
-        and it is as if the kill had come a little later.
+        """As `stop`, but nothing is written any more.
+
+        Jobs that run are waited for: a thread can't be killed, and it is as if the kill had come a little
+        later.
         """
         await self.close_sockets()
         for connection in list(self.connections):
