@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import base64
 import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -63,7 +67,8 @@ def test_server_computes_the_rfc_example(mechanism, monkeypatch):
     nonce, challenge, client_final, server_final = RFC[mechanism]
     attributes = dict(part.split(b"=", 1) for part in challenge.split(b","))
     monkeypatch.setattr(rng_, "nonce", lambda _: attributes[b"r"][len(nonce) :])
-    source = Fixed(base64.b64decode(attributes[b"s"]))
+    monkeypatch.setattr(sasl.Users, "salt", lambda *_: base64.b64decode(attributes[b"s"]))
+    source = random.Random(0)
     server = sasl.SaslServer(sasl.Users({"user": "pencil"}, source), source)
     answer = server.auth(mechanism.encode(), b"n,,n=user,r=" + nonce)
     assert answer == (Status.AUTH_CONTINUE, challenge)
@@ -128,6 +133,59 @@ def test_unknown_user_looks_like_a_known_one(mechanism):
     assert salt_of(b"bob") == salt_of(b"bob")
     assert salt_of(b"bob") != salt_of(b"eve")
     assert len(salt_of(b"ada")) == len(salt_of(b"bob"))
+
+
+def calls_made(act: Callable[[], object]) -> Counter[str]:
+    """Every function that is called, in Python and in C, and how often."""
+    calls: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, function: object) -> None:
+        if event == "call":
+            calls[frame.f_code.co_qualname] += 1
+        elif event == "c_call":
+            calls[getattr(function, "__qualname__", repr(function))] += 1
+
+    sys.setprofile(note)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def attempt(server: sasl.SaslServer, mechanism: str, user: str) -> None:
+    """A login with a wrong password, as far as it goes."""
+    client = sasl.client_for(mechanism, user, "wrong", random.Random(3))
+    name, first = mechanism.encode(), client.start()
+    answer = server.auth(name, first)
+    if answer.status == Status.AUTH_CONTINUE:
+        # a proof of the right form costs the server the same as the client's, and no derivation here
+        nonce = answer.value.split(b",")[0]
+        size = {"SCRAM-SHA1": 20, "SCRAM-SHA256": 32, "SCRAM-SHA512": 64}[mechanism]
+        server.step(name, b"c=biws," + nonce + b",p=" + base64.b64encode(bytes(size)))
+
+
+@pytest.mark.parametrize("mechanism", sasl.MECHANISMS)
+@pytest.mark.parametrize("attempts_before", [0, 1, 5])
+def test_the_work_is_the_same_for_a_known_name_and_an_unknown_one(mechanism, attempts_before):
+    work = []
+    for user in ("ada", "bob"):
+        server = server_with(ada="secret", eve="other")
+        for _ in range(attempts_before):
+            attempt(server, mechanism, user)
+        work.append(calls_made(lambda server=server, user=user: attempt(server, mechanism, user)))
+    known, unknown = work
+    assert known == unknown
+    assert sum(known.values()) > 10
+
+
+def test_no_login_derives_keys_once_they_are_derived(monkeypatch):
+    users = sasl.Users({"ada": "secret"}, random.Random(1), iterations=1_000)
+    users.derive()
+    monkeypatch.setattr(sasl.Credential, "derive", lambda *_: pytest.fail("keys are derived in a login"))
+    for mechanism in sasl.MECHANISMS:
+        for user in ("ada", "bob"):
+            attempt(sasl.SaslServer(users, random.Random(2)), mechanism, user)
 
 
 def challenge_of(

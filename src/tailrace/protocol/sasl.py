@@ -8,8 +8,8 @@
 
 Only the comma separates attributes: nonces of real clients hold blanks. In user names ``=2C`` and ``=3D``
 stand for ``,`` and ``=``. Names and passwords are UTF-8 as they are, without SASLprep, as the servers in the
-field do it. What either side computes is compared in constant time, and a user that doesn't exist is answered
-like one that does, so that the answers don't tell who exists.
+field do it. What either side computes is compared in constant time, and a name that doesn't exist takes the
+same path as one that does (see `Users`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import hmac
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from .. import rng as rng_
 from ..errors import LoginError, UsageError
@@ -197,9 +197,17 @@ class Answer(NamedTuple):
 
 _REFUSED = Answer(Status.AUTH_ERROR)
 
+_Keys: TypeAlias = tuple[bytes, bytes]
+"""Stored key and server key of one user."""
+
 
 class Users:
-    """Who may log in. Credentials are derived when they are first needed and then kept."""
+    """Who may log in.
+
+    A known name and an unknown one take the same path: no branch depends on whether a name exists, and what
+    is kept of a password is derived for all users at once, never for the one who asks. So neither the answers
+    nor the time that they take tell who exists.
+    """
 
     def __init__(
         self, passwords: Mapping[str, str], rng: random.Random, *, iterations: int = DEFAULT_ITERATIONS
@@ -209,37 +217,46 @@ class Users:
                 f"SCRAM iterations go from {MIN_ITERATIONS} to {MAX_ITERATIONS}, not {iterations}"
             )
         self._passwords = dict(passwords)
-        self._rng = rng
         self._iterations = iterations
         self._secret = rng.randbytes(32)
-        self._credentials: dict[tuple[str, str], Credential] = {}
+        self._nobody = rng.randbytes(64)
+        self._digests = {name: self._digest(password) for name, password in self._passwords.items()}
+        self._keys: dict[str, dict[str, _Keys]] = {}
 
-    def __contains__(self, username: object) -> bool:
-        return username in self._passwords
+    def derive(self) -> None:
+        """Do the expensive part for every user and mechanism now, not in the first login."""
+        for mechanism in _HASHES:
+            self._keys_of(mechanism)
 
     def check_password(self, username: str, password: str) -> bool:
         """Whether PLAIN may let this user in."""
-        known = self._passwords.get(username)
-        # an unknown user costs a comparison too
-        same = hmac.compare_digest(
-            password.encode(), (known if known is not None else password + "!").encode()
-        )
-        return same and known is not None
+        expected = self._digests.get(username, self._nobody)
+        return hmac.compare_digest(self._digest(password), expected)
 
     def credential(self, mechanism: str, username: str) -> Credential:
         """What to check a SCRAM proof against; for an unknown user one that no proof fits."""
-        password = self._passwords.get(username)
-        if password is None:
-            # the same user must see the same salt again, or the salt would tell that there is no such user
-            name = _HASHES[mechanism]
-            made_up = hmac.digest(self._secret, f"{mechanism} {username}".encode(), "sha512")
-            size = hashlib.new(name).digest_size
-            return Credential(made_up[:SALT_BYTES], self._iterations, made_up[:size], made_up[:size])
-        found = self._credentials.get((mechanism, username))
-        if found is None:
-            found = Credential.derive(mechanism, password, self._rng.randbytes(SALT_BYTES), self._iterations)
-            self._credentials[mechanism, username] = found
-        return found
+        size = hashlib.new(_HASHES[mechanism]).digest_size
+        nobody = self._nobody[:size], self._nobody[:size]
+        stored_key, server_key = self._keys_of(mechanism).get(username, nobody)
+        return Credential(self.salt(mechanism, username), self._iterations, stored_key, server_key)
+
+    def salt(self, mechanism: str, username: str) -> bytes:
+        """The same for a name each time, whether the name exists or not."""
+        return hmac.digest(self._secret, f"{mechanism} {username}".encode(), "sha256")[:SALT_BYTES]
+
+    def _digest(self, password: str) -> bytes:
+        """As long for any password as the one of nobody: lengths are compared in the open."""
+        return hmac.digest(self._secret, password.encode(), "sha512")
+
+    def _keys_of(self, mechanism: str) -> dict[str, _Keys]:
+        keys = self._keys.get(mechanism)
+        if keys is None:
+            keys = self._keys[mechanism] = {}
+            for name, password in self._passwords.items():
+                salt = self.salt(mechanism, name)
+                derived = Credential.derive(mechanism, password, salt, self._iterations)
+                keys[name] = derived.stored_key, derived.server_key
+        return keys
 
 
 class _Exchange(NamedTuple):
@@ -247,7 +264,6 @@ class _Exchange(NamedTuple):
 
     mechanism: str
     username: str
-    known: bool
     credential: Credential
     channel: bytes
     nonce: bytes
@@ -314,17 +330,16 @@ class SaslServer:
         nonce = client_nonce + rng_.nonce(self._rng)
         salt = base64.b64encode(credential.salt)
         challenge = b"r=%b,s=%b,i=%d" % (nonce, salt, credential.iterations)
-        known = username in self._users
         signed = bare + b"," + challenge
-        self._exchange = _Exchange(mechanism, username, known, credential, channel, nonce, signed)
+        self._exchange = _Exchange(mechanism, username, credential, channel, nonce, signed)
         return Answer(Status.AUTH_CONTINUE, challenge)
 
     def _final(self, exchange: _Exchange, value: bytes) -> Answer:
-        without_proof, found, encoded = value.rpartition(b",p=")
+        without_proof, separator, encoded = value.rpartition(b",p=")
         proof = _base64(encoded)
         attributes = without_proof.split(b",")
         expected = [b"c=" + base64.b64encode(exchange.channel), b"r=" + exchange.nonce]
-        if not found or proof is None or attributes[:2] != expected:
+        if not separator or proof is None or attributes[:2] != expected:
             return _REFUSED
         name, credential = _HASHES[exchange.mechanism], exchange.credential
         signed = exchange.signed + b"," + without_proof
@@ -332,7 +347,7 @@ class SaslServer:
         if len(proof) != len(signature):
             return _REFUSED
         stored_key = hashlib.new(name, _xor(proof, signature)).digest()
-        if not hmac.compare_digest(stored_key, credential.stored_key) or not exchange.known:
+        if not hmac.compare_digest(stored_key, credential.stored_key):
             return _REFUSED
         self.username = exchange.username
         server_signature = hmac.digest(credential.server_key, signed, name)
@@ -345,9 +360,9 @@ class SaslServer:
 def _server_first(challenge: bytes) -> tuple[bytes, bytes, int]:
     """Nonce, salt and iterations of ``r=…,s=…,i=…``; nothing else may stand there."""
     attributes = challenge.split(b",")
-    if len(challenge) > MAX_MESSAGE or [one[:2] for one in attributes] != [b"r=", b"s=", b"i="]:
+    if len(challenge) > MAX_MESSAGE or [attribute[:2] for attribute in attributes] != [b"r=", b"s=", b"i="]:
         raise LoginError("the server's first SCRAM message is not r=NONCE,s=SALT,i=ITERATIONS")
-    nonce, salt_text, iterations_text = (one[2:] for one in attributes)
+    nonce, salt_text, iterations_text = (attribute[2:] for attribute in attributes)
     salt = _base64(salt_text)
     if not salt or len(salt) > MAX_SALT:
         raise LoginError("the server's SCRAM salt is empty, too long or not base64")

@@ -61,6 +61,8 @@ class Node:
         self.rng = rng_.source() if rng is None else rng
         self.needs_login = bool(users)
         self.users = Users(users or dict([DEFAULT_USER]), self.rng)
+        if self.needs_login:
+            self.users.derive()  # here, so that no login holds up the loop for it
         self.counters = Counters()
         self.sessions: dict[Session, None] = {}  # in the order in which they came
         self.address = NodeAddress(port=0)
