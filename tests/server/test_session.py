@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.serverkit import Bench, ask, decode, frames_of, take
-from tailrace.wire import admin, kv
+from tailrace.wire import admin, dcp, kv, tap
 from tailrace.wire.codes import Datatype, DurabilityLevel, Feature, Op, RequestFrameId, Status
 from tailrace.wire.fields import Durability, FrameInfo, encode_frame_infos
 from tailrace.wire.header import HEADER
@@ -243,6 +243,58 @@ def test_login_is_needed_before_anything_else():
     # a failed attempt takes the login away
     assert ask(bench, session, plain("ada", "wrong"))[0].status == Status.AUTH_ERROR
     assert ask(bench, session, kv.Get(key=b"a"))[0].status == Status.EACCESS
+
+
+def test_a_login_that_begins_ends_the_one_before():
+    bench = Bench(users={"ada": "secret"})
+    session = bench.session()
+    ask(bench, session, hello(Feature.XERROR), plain("ada", "secret"))
+    begun = ask(bench, session, admin.SaslAuth(key=b"SCRAM-SHA1", value=b"n,,n=bob,r=x"))
+    assert begun[0].status == Status.AUTH_CONTINUE
+    assert ask(bench, session, kv.Get(key=b"a"))[0].status == Status.EACCESS
+
+
+def test_who_begins_a_second_login_has_the_time_of_a_first_one():
+    bench = Bench(users={"ada": "secret"}, auth_timeout=10, idle_timeout=0)
+    session = bench.session()
+    ask(bench, session, plain("ada", "secret"))
+    bench.advance(60)
+    ask(bench, session, admin.SaslAuth(key=b"SCRAM-SHA1", value=b"n,,n=ada,r=x"))
+    bench.advance(9)
+    assert not session.closed
+    bench.advance(2)
+    assert session.closed
+
+
+STREAM_OPENINGS = {
+    "dcp producer": [dcp.DcpOpen(key=b"s", flags=1), dcp.DcpStreamRequest(end_seqno=2**64 - 1)],
+    "dcp replica": [dcp.DcpOpen(key=b"s", flags=0)],
+    "tap": [tap.TapConnect(key=b"s")],
+}
+
+
+@pytest.mark.parametrize("opening", STREAM_OPENINGS)
+@pytest.mark.parametrize("password", ["secret", "wrong"])
+@pytest.mark.parametrize("users", [{"ada": "secret"}, None])
+def test_a_login_beside_a_change_stream_is_refused(opening, password, users):
+    """Whoever opened the stream may go on reading it; nobody else takes it over, with a login or without."""
+    bench = Bench(users=users)
+    session = bench.session()
+    ask(bench, session, hello(Feature.XERROR), plain("ada", "secret") if users else admin.Noop())
+    ask(bench, session, *STREAM_OPENINGS[opening])
+    assert session.handler is not None
+    attempts = [
+        plain("ada", password),
+        admin.SaslAuth(key=b"SCRAM-SHA1", value=b"n,,n=ada,r=x"),
+        admin.SaslStep(key=b"SCRAM-SHA1", value=b"c=biws,r=x,p=AAAA"),
+    ]
+    for _ in range(bench.settings.max_logins):
+        for login in attempts:
+            answers = [frame for frame in ask(bench, session, login) if frame.opcode == login.OPCODE]
+            assert [frame.status for frame in answers] == [Status.NOT_SUPPORTED]
+    assert session.authenticated
+    assert session.handler is not None
+    assert not session.closed
 
 
 def test_unknown_opcode_before_login_is_refused_for_the_login():

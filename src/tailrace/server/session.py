@@ -96,7 +96,7 @@ class Session:
         self._finishing: str | None = None
         self._held: deque[Frame] = deque()  # behind an unfinished command, beside a change stream
         self._held_bytes = 0
-        self._opened_at = self._last_frame_at = now
+        self._without_login_since = self._last_frame_at = now
 
     # receiving
 
@@ -447,14 +447,22 @@ class Session:
         self.prefixed_keys = Feature.COLLECTIONS in self.features
         self.mutation_seqno = Feature.MUTATION_SEQNO in self.features
 
+    def login_begun(self) -> None:
+        """A login goes on with another step; the one before it is over, where logins count."""
+        self._log_out()
+
+    def _log_out(self) -> None:
+        if self.authenticated and self.node.needs_login:
+            self.authenticated = False
+            self._without_login_since = self.node.clock.monotonic()
+
     def login_done(self, *, ok: bool) -> None:
         """A login ended; a peer that fails too often is disconnected after its answer."""
         if ok:
             self.authenticated = True
             self._limit = self.node.settings.max_frame
             return
-        # a failed attempt takes an earlier login away, where logins count
-        self.authenticated = not self.node.needs_login
+        self._log_out()  # a failed attempt takes an earlier login away
         self.failed_logins += 1
         self.node.counters.auth_errors += 1
         if self.failed_logins >= self.node.settings.max_logins:
@@ -512,7 +520,7 @@ class Session:
         timers = [one.deadline for one in self._waiting if isinstance(one, Pending) and one.answer is None]
         settings = self.node.settings
         if not self.authenticated:
-            timers.append(self._opened_at + settings.auth_timeout)
+            timers.append(self._without_login_since + settings.auth_timeout)
         elif settings.idle_timeout and self.handler is None:
             timers.append(self._last_frame_at + settings.idle_timeout)
         if self.handler is not None and (timer := self.handler.next_timer()) is not None:
@@ -528,7 +536,7 @@ class Session:
                 one.fail(one.on_timeout, "it took too long")
         settings = self.node.settings
         if not self.authenticated:
-            if now >= self._opened_at + settings.auth_timeout:
+            if now >= self._without_login_since + settings.auth_timeout:
                 self.close("no login in time")
         elif (
             settings.idle_timeout

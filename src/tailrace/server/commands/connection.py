@@ -56,9 +56,13 @@ def login(call: Call[admin.SaslAuth]) -> Reply:
     """One step of a login; the answer says whether there is another."""
     request, session = call.request, call.session
     call.node.counters.auth_cmds += 1
+    if session.handler is not None:
+        raise Refused(Status.NOT_SUPPORTED, "a change stream belongs to the user who opened it")
     step = session.sasl.step if request.OPCODE == Op.SASL_STEP else session.sasl.auth
     answer = step(request.key, request.value)
-    if answer.status != Status.AUTH_CONTINUE:
+    if answer.status == Status.AUTH_CONTINUE:
+        session.login_begun()
+    else:
         session.login_done(ok=answer.status == Status.SUCCESS)
     return encode_response(request.OPCODE, request.opaque, answer.status, value=answer.value)
 
