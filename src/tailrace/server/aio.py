@@ -18,6 +18,7 @@ from .node import Node
 from .session import Session
 from .topology import NodeAddress
 from .transport import PlainTransport, accept_plain
+from .turn import TURN_S
 from .upstream import Upstream
 from .web import serve_http
 
@@ -393,19 +394,24 @@ class Connection(asyncio.Protocol):
             self._pump()
 
     def _move(self, session: Session | Upstream, transport: asyncio.Transport) -> bool:
-        """Move what the session has to the transport, as long as it takes it; a stream to a fast reader would
-        never end, so other connections get their turn in between: then it is True.
+        """Move what the session has to the transport, as long as it takes it. A stream to a fast reader, or
+        requests of a fast writer, would never end, so other connections have their turn in between: then it
+        is True.
         """
         self._pumping = True
-        left = _TURN_BYTES
+        left, turn_ends = _TURN_BYTES, self._monotonic() + TURN_S
         try:
-            while not self._full and (parts := session.data_to_send(_WRITE_BYTES)):
-                self.send(transport, parts)
-                left -= sum(map(len, parts))
-                parts.clear()  # what was sent is read over with what comes next, while it is in the cache
+            while not self._full:
+                parts = session.data_to_send(_WRITE_BYTES)
+                if parts:
+                    self.send(transport, parts)
+                    left -= sum(map(len, parts))
+                    parts.clear()  # what was sent is read over with what comes next, while it is in the cache
+                elif not session.has_backlog:
+                    break
                 if not session.has_more:
                     break
-                if left <= 0:
+                if left <= 0 or self._monotonic() >= turn_ends:
                     if not self._pump_due:
                         self._pump_due = True
                         asyncio.get_running_loop().call_soon(self._go_on)

@@ -8,7 +8,8 @@
 Requests are answered in their order. An answer that takes time (the disk, a compaction) keeps its place in a
 queue, and the answers behind it wait there; nothing else waits. A change stream's answers are not in that
 queue, so beside one the requests wait themselves. A peer that has too many unfinished commands, or does not
-read its answers, is not read any further: `wants_data` says so.
+read its answers, is not read any further: `wants_data` says so. Nor is one that has sent more than fits into
+its turn (see `turn`): `has_backlog` says so, and `data_to_send` goes on with it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..wire.message import Message
 from . import commands, fastpath, negotiate
 from .call import COMMANDS, Call, Pending, Refused, encode_response
 from .streams import StreamHost, may_overtake, open_handler
+from .turn import TURN_S
 
 if TYPE_CHECKING:
     from .bucket import ServedBucket
@@ -46,6 +48,10 @@ _TAP_OPCODES = range(TapOpcode.CONNECT, TapOpcode.CHECKPOINT_END + 1)
 _RESPONSES = (Magic.RESPONSE, Magic.FLEX_RESPONSE)
 _PIECE_BYTES = 64
 """About what a piece of a request takes beside its bytes: a peer may send them one by one."""
+
+_LARGE_BYTES = 1 << 20
+_FRONT_BYTES = HEADER_SIZE + 0xFF
+"""Header and framing extras of any request."""
 
 
 def _nothing() -> None:
@@ -139,9 +145,30 @@ class Session:
             self._have += len(data)
             if self._have < self._need:
                 return
-            data = b"".join(self._parts)
-            self._parts.clear()
+            is_large = self._need >= _LARGE_BYTES and len(self._parts[0]) >= _FRONT_BYTES
+            if is_large and self._takes_requests():
+                data = self._receive_large(now)
+            else:
+                data = b"".join(self._parts)
+                self._parts.clear()
         self._process(data, now)
+
+    def _receive_large(self, now: float) -> bytes:
+        """Take a large request whose parts are all there; returns what came behind it.
+
+        Only its body is joined. Joined with the header first it would be copied twice, and a copy of 20 MiB
+        holds everybody up for some milliseconds.
+        """
+        first, last = self._parts[0], self._parts[-1]
+        frame = Frame.parse(first[:_FRONT_BYTES])  # its body is cut short
+        end = len(last) - (self._have - self._need)
+        body: list[bytes | memoryview]
+        body = [memoryview(first)[HEADER_SIZE + len(frame.framing) :], *self._parts[1:-1], last[:end]]
+        self._parts.clear()
+        frame.body = b"".join(body)
+        body.clear()
+        self._receive_frame(frame, now)
+        return last[end:]
 
     @property
     def room(self) -> int:
@@ -164,7 +191,17 @@ class Session:
     @property
     def wants_data(self) -> bool:
         """Whether the peer should be read."""
+        return self._takes_requests() and not self.has_backlog
+
+    def _takes_requests(self) -> bool:
         return not self.closed and not self._held_up() and self._held_bytes < self._max_output
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether requests have come that only wait for the connection's next turn."""
+        if self._held and not self._unfinished:
+            return not self._held_up()
+        return bool(self._parts) and self._need <= self._have and not self._held_up()
 
     def _held_up(self) -> bool:
         return (
@@ -177,8 +214,10 @@ class Session:
     def _process(self, data: bytes, now: float) -> None:
         at, end = 0, len(data)
         need = HEADER_SIZE
+        monotonic = self.node.clock.monotonic
+        turn_ends = monotonic() + TURN_S
         try:
-            while self.wants_data:
+            while self._takes_requests():
                 # not beside a change stream, whose answers must be asked for first
                 if (
                     self.bucket is not None
@@ -189,6 +228,8 @@ class Session:
                     at, answers = fastpath.run(self, self.bucket, data, at)
                     if answers:
                         self.send_answer(answers)
+                    if monotonic() >= turn_ends:
+                        break
                 if end - at < HEADER_SIZE or self._queued >= self._max_output:
                     break
                 need = frame_size(data, at, self._limit)
@@ -198,6 +239,8 @@ class Session:
                 at += need
                 need = HEADER_SIZE
                 self._receive_frame(frame, now)
+                if monotonic() >= turn_ends:
+                    break
         except FramingError as error:
             self.close(str(error))
         if at:
@@ -233,10 +276,14 @@ class Session:
 
     def _take_held(self, now: float) -> None:
         """Take up the requests that waited, up to the next one that takes time."""
+        monotonic = self.node.clock.monotonic
+        turn_ends = monotonic() + TURN_S
         while self._held and not (self._unfinished or self.closed or self._held_up()):
             frame = self._held.popleft()
             self._held_bytes -= frame.size + _PIECE_BYTES
             self._take_request(frame, now)
+            if monotonic() >= turn_ends:
+                break
         if self.bucket is not None:
             self.bucket.settle()
 
@@ -483,20 +530,13 @@ class Session:
         """
         out: list[bytes | memoryview] = []
         size = 0
-        while size < max_bytes:
-            if self._held and not self._ready and not self._unfinished:
-                self._take_held(self.node.clock.monotonic() if now is None else now)
-            if not self._ready and self._parts and self._need <= self._have and not self._held_up():
-                data = b"".join(self._parts)
-                self._parts.clear()
-                self._process(data, self.node.clock.monotonic() if now is None else now)
-            if not self._ready:
-                break
+        if not self._ready and self.has_backlog:
+            self._go_on(self.node.clock.monotonic() if now is None else now)
+        if self._ready:
             out += self._ready
-            ready = sum(map(len, self._ready))
+            size = sum(map(len, self._ready))
             self._ready.clear()
-            self._queued -= ready
-            size += ready
+            self._queued -= size
         if self.handler is not None and size < max_bytes and not self.closed:
             parts = self.handler.data_to_send(max_bytes - size)
             out += parts
@@ -506,12 +546,19 @@ class Session:
         self.node.counters.bytes_written += size
         return out
 
+    def _go_on(self, now: float) -> None:
+        """The next turn of what has come: first what waited behind an unfinished command."""
+        if self._held:
+            self._take_held(now)
+        else:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            self._process(data, now)
+
     @property
     def has_more(self) -> bool:
-        """Whether it makes sense to ask for data again at once."""
-        return (
-            self.handler is not None or bool(self._ready) or (bool(self._parts) and self._need <= self._have)
-        )
+        """Whether it makes sense to ask for data again."""
+        return self.handler is not None or bool(self._ready) or self.has_backlog
 
     # time
 

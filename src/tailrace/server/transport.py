@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 
+from .turn import TURN_S
+
 __all__ = ["PlainTransport", "accept_plain"]
 
 log = logging.getLogger("tailrace.server")
@@ -29,6 +31,8 @@ _OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_S = 1.0
 _IN_A_ROW = 16
 """As many sockets are served before the loop's other work has its turn; all that are ready at once."""
+_POLL_S = 2 * TURN_S
+"""... and for as long."""
 _READABLE, _WRITABLE = 1, 4  # EPOLLIN and EPOLLOUT
 _BUG = "a bug in what handles a connection, which is closed"
 _HELD = 16
@@ -55,6 +59,10 @@ class Poller:
         self._held_bytes = 0
         self._readers: dict[int, Callable[[], None]] = {}
         self._writers: dict[int, Callable[[], None]] = {}
+        self._due: deque[tuple[int, int]] = deque()
+        """Ready, and not served yet. They are kept, because the kernel puts those that it has named behind
+        all others: some would never have their turn.
+        """
 
     def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
         self._change(fd, self._readers, callback)
@@ -90,18 +98,25 @@ class Poller:
                 self._loop.add_reader(self._epoll.fileno(), self._poll)
 
     def _poll(self) -> None:
-        readers, writers, poll = self._readers, self._writers, self._epoll.poll
-        left = _IN_A_ROW
-        while left > 0 and (ready := poll(0)):
-            left -= len(ready)
-            self.holds = len(ready) > 1
+        readers, writers, due, time = self._readers, self._writers, self._due, self._loop.time
+        left, turn_ends = _IN_A_ROW, time() + _POLL_S
+        while left > 0:
+            if not due:
+                due.extend(self._epoll.poll(0))
+                if not due:
+                    return
+            left -= len(due)
+            self.holds = len(due) > 1
             try:
-                for fd, events in ready:
+                while due:
+                    fd, events = due.popleft()
                     # A callback may have ended what another one was to be called for.
                     if events & ~_WRITABLE and (read := readers.get(fd)) is not None:
                         read()
                     if events & ~_READABLE and (write := writers.get(fd)) is not None:
                         write()
+                    if time() >= turn_ends:
+                        return  # the others are the first of the next time
             finally:
                 self.holds = False
                 if self._held:

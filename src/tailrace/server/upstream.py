@@ -26,6 +26,7 @@ from ..wire.framing import Framer
 from ..wire.header import Frame
 from .negotiate import datatypes
 from .streams import StreamHost
+from .turn import TURN_S
 
 if TYPE_CHECKING:
     from .bucket import ServedBucket
@@ -95,6 +96,7 @@ class Upstream:
         self.handler: DcpReplica | None = None
         self.features: frozenset[int] = frozenset()
         self.closed = False
+        self._out_of_turn = False  # frames may have come that wait for the next turn
         self._bucket = bucket
         self._deadline = now + node.settings.auth_timeout
         self._out: list[bytes | memoryview] = []
@@ -139,9 +141,15 @@ class Upstream:
         return b""
 
     def _process(self, now: float) -> None:
+        monotonic = self.node.clock.monotonic
+        turn_ends = monotonic() + TURN_S
+        self._out_of_turn = False
         try:
-            while self.wants_data and (frame := self._framer.maybe_frame()) is not None:
+            while self._takes_frames() and (frame := self._framer.maybe_frame()) is not None:
                 self._receive_frame(frame, now)
+                if monotonic() >= turn_ends:
+                    self._out_of_turn = True
+                    break
         except TailraceError as error:
             self.close(str(error))
 
@@ -173,7 +181,15 @@ class Upstream:
 
     @property
     def wants_data(self) -> bool:
+        return self._takes_frames() and not self._out_of_turn
+
+    def _takes_frames(self) -> bool:
         return not self.closed and (self.handler is None or not self.handler.is_busy)
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether frames may have come that only wait for the connection's next turn."""
+        return self._out_of_turn and self._takes_frames()
 
     # sending
 
@@ -188,7 +204,7 @@ class Upstream:
 
     @property
     def has_more(self) -> bool:
-        return self.handler is not None
+        return self.handler is not None or self.has_backlog
 
     # time
 

@@ -1,0 +1,274 @@
+"""How long a health check waits while others keep the node busy: its p50 and p99 beside each kind of load.
+
+    python bench/fairness.py [--seconds S] [--mib N] [--only NAME,...]
+
+A `tailrace serve` process with users holds ``--mib`` MiB of documents. A process of its own sends a NOOP
+every 5 ms, on a connection that is logged in, and waits for the answer. Meanwhile another one, for some
+seconds:
+
+    idle      does nothing
+    flood     sends 100,000 requests, without a login, that are refused; again and again
+    write     writes values of 20 MiB
+    streams   opens 1,000 streams on a connection, closes it, and begins again
+    backfill  reads everything from disk (1 GiB by default)
+    seal      writes as fast as it can, so that log files are filled and sealed
+    merge     has the bucket compacted while it writes
+
+Target: p99 of at most 50 ms beside each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+from tailrace.wire.admin import Compact, Noop, SaslAuth
+from tailrace.wire.codes import AddStreamFlag, Feature, Op, OpenFlag
+from tailrace.wire.dcp import DcpControl, DcpOpen, DcpStreamRequest
+from tailrace.wire.framing import Framer
+from tailrace.wire.header import Frame
+from tailrace.wire.kv import Get, Set
+
+TARGET_MS = 50.0
+PROBE_S = 0.005
+VBUCKETS = 1024
+FLOOD = 100_000
+STREAMS = 1_000
+LARGE = 20 << 20
+LOGIN = SaslAuth(key=b"PLAIN", value=b"\0bench\0secret").encode()
+HELLO = Frame(0x80, Op.HELLO, body=struct.pack(">H", Feature.XERROR)).encode()
+READ_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def node(directory: Path) -> Iterator[int]:
+    """A node with users, in a process of its own; its port."""
+    ready = directory / "ready.json"
+    command = [sys.executable, "-m", "tailrace", "serve", "--port", "0", "--vbuckets", str(VBUCKETS)]
+    command += ["--user", "bench:secret", "--data", str(directory / "data"), "--ready-file", str(ready)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            while not ready.exists():
+                if process.poll() is not None:
+                    raise SystemExit("the node did not start")
+                time.sleep(0.05)
+            yield json.loads(ready.read_text())["port"]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+class Peer:
+    """A connection, logged in or not."""
+
+    def __init__(self, port: int, *, login: bool = True) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._framer = Framer(limit=1 << 30)
+        self.call(HELLO)
+        if login:
+            assert self.call(LOGIN).status == 0
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def call(self, request: bytes) -> Frame:
+        self.socket.sendall(request)
+        return self.answers(1)
+
+    def answers(self, count: int) -> Frame:
+        """The last of so many answers."""
+        for _ in range(count):
+            while (frame := self._framer.maybe_frame()) is None:
+                data = self.socket.recv(READ_BYTES)
+                assert data, "the node closed the connection"
+                self._framer.feed(data)
+        return frame
+
+    def take(self, size: int) -> None:
+        """So many bytes, unread."""
+        while size > 0:
+            data = self.socket.recv(READ_BYTES)
+            assert data, "the node closed the connection"
+            size -= len(data)
+
+    def exchange(self, requests: bytes, size: int) -> None:
+        """Send requests while ``size`` bytes of answers are taken."""
+        sender = threading.Thread(target=self.socket.sendall, args=(requests,))
+        sender.start()
+        self.take(size)
+        sender.join()
+
+
+def probe(port: int, stop: Event, result: multiprocessing.connection.Connection) -> None:
+    """The health check: milliseconds that each answer took."""
+    noop, taken_ms = Noop().encode(), []
+    with Peer(port) as peer:
+        result.send(None)
+        while not stop.is_set():
+            began = time.perf_counter()
+            peer.call(noop)
+            taken_ms.append((time.perf_counter() - began) * 1e3)
+            time.sleep(PROBE_S)
+    result.send(taken_ms)
+
+
+def idle(port: int, until: Callable[[], bool]) -> None:
+    while not until():
+        time.sleep(0.05)
+
+
+def flood(port: int, until: Callable[[], bool]) -> None:
+    request = Get(key=b"a").encode()
+    with Peer(port, login=False) as peer:
+        size = len(peer.call(request).encode())
+        while not until():
+            peer.exchange(request * FLOOD, size * FLOOD)
+
+
+def write(port: int, until: Callable[[], bool]) -> None:
+    value = random.Random(1).randbytes(LARGE)
+    with Peer(port) as peer:
+        number = 0
+        while not until():
+            number += 1
+            request = Set(vbucket=number % VBUCKETS, key=b"large%d" % (number % 8), value=value)
+            peer.call(request.encode())
+            time.sleep(0.2)
+
+
+def opened(port: int) -> Peer:
+    peer = Peer(port)
+    peer.call(DcpOpen(key=b"bench-%d" % os.getpid(), flags=OpenFlag.PRODUCER).encode())
+    peer.call(DcpControl(key=b"enable_noop", value=b"true").encode())
+    return peer
+
+
+def streams(port: int, until: Callable[[], bool]) -> None:
+    from_now_on = (
+        DcpStreamRequest(vbucket=number, opaque=number, flags=AddStreamFlag.FROM_LATEST).encode()
+        for number in range(STREAMS)
+    )
+    requests = b"".join(from_now_on)
+    while not until():
+        with opened(port) as peer:
+            peer.socket.sendall(requests)
+            peer.answers(STREAMS)
+
+
+def backfill(port: int, until: Callable[[], bool]) -> None:
+    to_latest = (
+        DcpStreamRequest(vbucket=number, opaque=number, flags=AddStreamFlag.TO_LATEST).encode()
+        for number in range(VBUCKETS)
+    )
+    requests = b"".join(to_latest)
+    while not until():
+        with opened(port) as peer:
+            peer.socket.sendall(requests)
+            peer.socket.settimeout(2.0)  # nothing more for so long: it is over
+            with contextlib.suppress(TimeoutError):
+                peer.take(1 << 40)
+
+
+def seal(port: int, until: Callable[[], bool]) -> None:
+    value, depth = random.Random(1).randbytes(1024), 200
+    with Peer(port) as peer:
+        first = 0
+        while not until():
+            numbers = range(first, first + depth)
+            peer.socket.sendall(
+                b"".join(Set(vbucket=n % VBUCKETS, key=b"s%d" % n, value=value).encode() for n in numbers)
+            )
+            peer.answers(depth)
+            first = (first + depth) % 200_000
+
+
+def merge(port: int, until: Callable[[], bool]) -> None:
+    with Peer(port) as peer:
+        number = 0
+        while not until():
+            number += 1
+            peer.call(Set(vbucket=number % VBUCKETS, key=b"m", value=b"x" * 1024).encode())
+            peer.call(Compact(vbucket=number % VBUCKETS).encode())
+
+
+LOADS = {
+    "idle": idle,
+    "flood": flood,
+    "write": write,
+    "streams": streams,
+    "backfill": backfill,
+    "seal": seal,
+    "merge": merge,
+}
+
+
+def run_load(name: str, port: int, stop: Event) -> None:
+    LOADS[name](port, stop.is_set)
+
+
+def measure(name: str, port: int, seconds: float) -> bool:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    stop_load, stop_probe = context.Event(), context.Event()
+    prober = context.Process(target=probe, args=(port, stop_probe, there))
+    prober.start()
+    here.recv()
+    load = context.Process(target=run_load, args=(name, port, stop_load))
+    load.start()
+    time.sleep(seconds)
+    stop_load.set()
+    load.join()
+    stop_probe.set()
+    taken_ms: list[float] = here.recv()
+    prober.join()
+    taken_ms.sort()
+    p50, p99 = statistics.median(taken_ms), taken_ms[int(len(taken_ms) * 0.99)]
+    ok = p99 <= TARGET_MS
+    print(
+        f"{name:<9} {len(taken_ms):>6,} checks  p50 {p50:7.2f} ms  p99 {p99:7.2f} ms  "
+        f"max {taken_ms[-1]:7.1f} ms  target {TARGET_MS:.0f} ms: {'ok' if ok else 'MISSED'}",
+        flush=True,
+    )
+    return ok
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--mib", type=int, default=1024, help="documents of 1 KiB that the node holds")
+    parser.add_argument("--only", help=f"some of {', '.join(LOADS)}")
+    options = parser.parse_args()
+    os.environ.setdefault("PYTHONPATH", str(Path(__file__).parent.parent / "src"))
+    names = options.only.split(",") if options.only else list(LOADS)
+    with tempfile.TemporaryDirectory() as directory, node(Path(directory)) as port:
+        url = f"couchbase://bench:secret@127.0.0.1:{port}"
+        command = [sys.executable, "-m", "tailrace", "load", url, "--size", "1024"]
+        subprocess.run([*command, "--docs", str(options.mib << 10)], check=True, stdout=subprocess.DEVNULL)
+        time.sleep(2.0)  # what the load has left to seal and merge
+        missed = sum(not measure(name, port, options.seconds) for name in names)
+    if missed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

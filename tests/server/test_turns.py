@@ -1,0 +1,217 @@
+"""Nobody has the loop for long: what a connection may do in one turn is bounded, whatever it sends.
+
+Time passes here with every look at the clock, so that work can be counted.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from server.serverkit import Bench, frames_of
+from tailrace.clock import ManualClock
+from tailrace.protocol.handshake import Credentials
+from tailrace.server import fastpath
+from tailrace.server.session import Session
+from tailrace.server.transport import Poller
+from tailrace.server.turn import TURN_S
+from tailrace.server.upstream import Source, Upstream
+from tailrace.wire import admin, dcp, kv
+from tailrace.wire.codes import Feature, Status
+from tailrace.wire.header import Frame
+
+STEP_S = TURN_S / 20
+PER_TURN = 21
+"""Looks at the clock in a turn."""
+
+
+class RunningClock(ManualClock):
+    """Every look at it takes a moment."""
+
+    def monotonic(self) -> float:
+        self.advance(STEP_S)
+        return super().monotonic()
+
+
+class Turns:
+    """A session whose clock runs, and the answers of each turn."""
+
+    def __init__(self, bench: Bench) -> None:
+        bench.clock = bench.node.clock = RunningClock()
+        self.session: Session = bench.session()
+
+    def exchange(self, data: bytes) -> list[list[Frame]]:
+        """Send, then ask for what there is, as the pump does: the answers by turn."""
+        answers = self.session.exchange(data, self.session.node.clock.monotonic())
+        turns = [list(frames_of(answers))] if answers else []
+        while True:
+            parts = self.session.data_to_send()
+            turns.append(list(frames_of(b"".join(map(bytes, parts)))))
+            if not self.session.has_backlog and not parts:
+                return turns[:-1]
+            assert self.session.wants_data is not self.session.has_backlog
+
+
+def hello(*features: int) -> bytes:
+    return admin.Hello(value=b"".join(code.to_bytes(2, "big") for code in features)).encode()
+
+
+FLOODS = {
+    "refused without a login": kv.Get(key=b"a"),
+    "unknown opcode": Frame(0x80, 0xEE),
+    "the long way": admin.Version(),
+    "malformed": Frame(0x80, 0x00, body=b"x"),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_flood_is_taken_up_in_turns(flood):
+    users = {"ada": "secret"} if "login" in flood else None
+    turns = Turns(Bench(users=users))
+    turns.exchange(hello(Feature.XERROR))
+    request, count = FLOODS[flood].encode(), 5_000
+    answers = turns.exchange(request * count)
+    assert sum(map(len, answers)) == count
+    assert max(map(len, answers)) <= PER_TURN
+
+
+def test_the_answers_of_all_turns_stand_in_the_order_of_the_requests():
+    turns = Turns(Bench())
+    requests = b"".join(
+        (admin.Version if opaque % 3 else kv.Get)(opaque=opaque, key=b"" if opaque % 3 else b"k").encode()
+        for opaque in range(1_000)
+    )
+    answers = turns.exchange(requests)
+    assert [frame.opaque for turn in answers for frame in turn] == list(range(1_000))
+
+
+def test_quiet_requests_that_have_no_answer_are_taken_up_too():
+    bench = Bench()
+    turns = Turns(bench)
+    count = 3_000
+    requests = b"".join(kv.AddQ(key=b"k%d" % n, value=b"v").encode() for n in range(count))
+    answers = turns.exchange(requests)
+    assert len(answers) >= count // PER_TURN
+    assert not any(answers)
+    assert not turns.session.has_backlog
+    assert bench.engine.buckets["default"].vbuckets[0].item_count == count
+
+
+def test_the_fast_path_looks_at_the_clock_now_and_then():
+    turns = Turns(Bench())
+    request = kv.Set(key=b"key", value=b"v").encode()
+    count = 20 * fastpath._TURN_BYTES // len(request)
+    answers = turns.exchange(request * count)
+    assert sum(map(len, answers)) == count
+    # a look at the clock for each piece of _TURN_BYTES; all at once without it
+    assert len(answers) >= 1
+    at, out = fastpath.run(turns.session, turns.session.bucket, request * count, 0)
+    assert fastpath._TURN_BYTES <= at < fastpath._TURN_BYTES + len(request)
+    assert out
+
+
+def test_a_thousand_stream_openings_are_taken_up_in_turns():
+    turns = Turns(Bench(vbuckets=1024))
+    opening = dcp.DcpOpen(key=b"reader", flags=1).encode()
+    turns.exchange(hello(Feature.XERROR) + opening)
+    requests = b"".join(
+        dcp.DcpStreamRequest(vbucket=n, opaque=n, end_seqno=2**64 - 1).encode() for n in range(1_000)
+    )
+    answers = turns.exchange(requests)
+    opened = [frame for turn in answers for frame in turn if frame.magic == 0x81]
+    assert [frame.opaque for frame in opened] == list(range(1_000))
+    assert all(frame.status == Status.SUCCESS for frame in opened)
+    assert max(map(len, answers)) <= 2 * PER_TURN  # the first two come to one
+
+
+def test_what_waited_behind_an_unfinished_command_is_taken_up_in_turns():
+    bench = Bench(vbuckets=1024)
+    turns = Turns(bench)
+    session = turns.session
+    turns.exchange(hello(Feature.XERROR) + dcp.DcpOpen(key=b"reader", flags=1).encode())
+    bench.engine.buckets["default"].vbuckets[0].set(b"\0k", b"v")
+    session.receive_data(admin.Compact(vbucket=0).encode(), bench.now)
+    assert session.unfinished == 1
+    count = 500
+    for n in range(count):
+        session.receive_data(admin.Version(opaque=n).encode(), bench.now)
+    bench.run_jobs()
+    assert session.unfinished == 0
+    answers = turns.exchange(b"")
+    versions = [[frame for frame in turn if frame.opcode == admin.Version.OPCODE] for turn in answers]
+    assert [frame.opaque for turn in versions for frame in turn] == list(range(count))
+    assert max(map(len, versions)) <= PER_TURN
+
+
+def test_a_replica_takes_up_what_comes_in_turns():
+    bench = Bench()
+    bench.clock = bench.node.clock = RunningClock()
+    link = Upstream(bench.node, bench.node.buckets["default"], Source("h", 1, Credentials("a", "b")), 0.0)
+    taken: list[Frame] = []
+    link._receive_frame = lambda frame, now: taken.append(frame)  # type: ignore[method-assign]
+    link.exchange(dcp.DcpNoop().encode() * 1_000, bench.now)
+    turns = [len(taken)]
+    while link.has_backlog:
+        assert not link.wants_data
+        link.data_to_send()
+        turns.append(len(taken) - sum(turns))
+    assert sum(turns) == 1_000
+    assert max(turns) <= PER_TURN
+    assert link.wants_data
+
+
+LARGE = bytes(range(256)) * (5 << 12)  # 5 MiB
+
+
+@pytest.mark.parametrize("piece_bytes", [200, 5_000, 256 << 10])
+@pytest.mark.parametrize("with_framing", [False, True])
+def test_a_large_write_comes_whole_however_it_is_cut(piece_bytes, with_framing):
+    bench = Bench()
+    session = bench.session()
+    framing = b"\x50" if with_framing else b""  # preserve ttl
+    stored = kv.Set(key=b"large", value=LARGE, framing=framing, opaque=1).encode()
+    data = stored + kv.Get(key=b"large", opaque=2).encode() + admin.Version(opaque=3).encode()
+    out = b""
+    for at in range(0, len(data), piece_bytes):
+        session.receive_data(data[at : at + piece_bytes], bench.now)
+        while parts := session.data_to_send(1 << 30):
+            out += b"".join(map(bytes, parts))
+    answers = list(frames_of(out))
+    assert [(frame.opaque, frame.status) for frame in answers] == [(1, 0), (2, 0), (3, 0)]
+    assert answers[1].value == LARGE
+
+
+class Loop:
+    """Only what a poller asks of a loop; every look at its clock takes a moment."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def time(self) -> float:
+        self.now += TURN_S / 2
+        return self.now
+
+    def add_reader(self, *_: object) -> None: ...
+
+    def remove_reader(self, *_: object) -> None: ...
+
+
+def test_many_sockets_that_are_always_ready_have_their_turns_one_as_often_as_the_other():
+    loop = Loop()
+    poller, served = Poller(loop), Counter[int]()  # type: ignore[arg-type]
+    pairs = [socket.socketpair() for _ in range(64)]
+    for here, there in pairs:
+        there.send(b"x")  # nobody reads it
+        poller.add_reader(here.fileno(), partial(served.update, [here.fileno()]))
+    for _ in range(64):
+        before = served.total()
+        poller._poll()
+        assert 1 <= served.total() - before <= 5
+    assert len(served) == len(pairs)
+    assert max(served.values()) - min(served.values()) <= 1
+    for pair in pairs:
+        for end in pair:
+            end.close()
