@@ -14,6 +14,7 @@ from tailrace.wire import admin, dcp, kv, tap
 from tailrace.wire.codes import Datatype, DurabilityLevel, Feature, Op, RequestFrameId, Status
 from tailrace.wire.fields import Durability, FrameInfo, encode_frame_infos
 from tailrace.wire.header import HEADER
+from tailrace.wire.message import Message
 
 
 def hello(*features: int) -> admin.Hello:
@@ -266,7 +267,7 @@ def test_who_begins_a_second_login_has_the_time_of_a_first_one():
     assert session.closed
 
 
-STREAM_OPENINGS = {
+STREAM_OPENINGS: dict[str, list[Message]] = {
     "dcp producer": [dcp.DcpOpen(key=b"s", flags=1), dcp.DcpStreamRequest(end_seqno=2**64 - 1)],
     "dcp replica": [dcp.DcpOpen(key=b"s", flags=0)],
     "tap": [tap.TapConnect(key=b"s")],

@@ -22,6 +22,7 @@ from tailrace.server.upstream import Source, Upstream
 from tailrace.wire import admin, dcp, kv
 from tailrace.wire.codes import Feature, Status
 from tailrace.wire.header import Frame
+from tailrace.wire.message import Message
 
 STEP_S = TURN_S / 20
 PER_TURN = 21
@@ -59,7 +60,7 @@ def hello(*features: int) -> bytes:
     return admin.Hello(value=b"".join(code.to_bytes(2, "big") for code in features)).encode()
 
 
-FLOODS = {
+FLOODS: dict[str, Frame | Message] = {
     "refused without a login": kv.Get(key=b"a"),
     "unknown opcode": Frame(0x80, 0xEE),
     "the long way": admin.Version(),
@@ -108,6 +109,7 @@ def test_the_fast_path_looks_at_the_clock_now_and_then():
     assert sum(map(len, answers)) == count
     # a look at the clock for each piece of _TURN_BYTES; all at once without it
     assert len(answers) >= 1
+    assert turns.session.bucket is not None
     at, out = fastpath.run(turns.session, turns.session.bucket, request * count, 0)
     assert fastpath._TURN_BYTES <= at < fastpath._TURN_BYTES + len(request)
     assert out
