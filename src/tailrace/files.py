@@ -29,7 +29,9 @@ __all__ = [
     "MemoryFiles",
     "NotDurable",
     "atomic_write",
+    "put_file",
     "whole_file",
+    "whole_file_in",
 ]
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -98,6 +100,10 @@ class Files(Protocol):
 
     def rename(self, old: str, new: str) -> None: ...
 
+    def link(self, old: str, new: str) -> None:
+        """A second name for a file; FileExistsError if it is taken."""
+        ...
+
     def unlink(self, path: str) -> None: ...
 
     def make_directory(self, path: str) -> None:
@@ -139,6 +145,33 @@ def replace_file(files: Files, path: str, data: bytes) -> None:
         raise NotDurable(error.errno, error.strerror, path) from error
 
 
+def put_file(files: Files, path: str, data: bytes, *, beside: str) -> bool:
+    """Write a whole file under a name that must be free; whether it was. Durable when it returns, and nobody
+    sees a part of it. ``beside`` is the name to write it under first: no other writer may use the same.
+
+    An OSError says that the file is not there, `NotDurable` that it is but may be gone after a power cut.
+    """
+    try:
+        file = files.create(beside)
+        try:
+            file.append([data])
+            file.sync()
+        finally:
+            file.close()
+        try:
+            files.link(beside, path)
+        except FileExistsError:
+            return False
+    finally:
+        with contextlib.suppress(OSError):
+            files.unlink(beside)
+    try:
+        files.sync_directory(path.rpartition("/")[0])
+    except OSError as error:
+        raise NotDurable(error.errno, error.strerror, path) from error
+    return True
+
+
 def atomic_write(path: str | os.PathLike[str], data: bytes, *, private: bool = False) -> None:
     """Write a whole file anywhere on disk: write beside, sync, rename, sync the directory.
 
@@ -168,7 +201,16 @@ def whole_file(path: str | os.PathLike[str], *, keep: bool = False) -> Iterator[
     unless something was written that is worth to ``keep``.
     """
     target = Path(path)
-    files, beside = DiskFiles(target.parent, mode=_SHARED), target.name + ".new"
+    with whole_file_in(DiskFiles(target.parent, mode=_SHARED), target.name, keep=keep) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def whole_file_in(files: Files, path: str, *, keep: bool = False) -> Iterator[FileWriter]:
+    """`whole_file` in a tree of files."""
+    beside, target = path + ".new", Path(path)
+    if isinstance(files, DiskFiles):
+        target = files.root / path
     with contextlib.suppress(FileNotFoundError):
         files.unlink(beside)
     file = files.create(beside)
@@ -181,9 +223,9 @@ def whole_file(path: str | os.PathLike[str], *, keep: bool = False) -> Iterator[
             if done or (keep and file.size):
                 with _error_names(target):
                     file.sync()
-                    files.rename(beside, target.name)
+                    files.rename(beside, path)
                     renamed = True
-                    files.sync_directory("")
+                    files.sync_directory(path.rpartition("/")[0])
         finally:
             file.close()
             if not renamed:
@@ -319,6 +361,7 @@ class DiskFiles:
     def __init__(self, root: str | os.PathLike[str], *, mode: int = _PRIVATE) -> None:
         self.root = Path(root)
         self._mode = mode
+        self._directory_mode = mode | mode >> 2 & 0o111  # who may read a directory may enter it
         self._lock_fd = -1
 
     def lock(self, path: str) -> None:
@@ -353,13 +396,33 @@ class DiskFiles:
     def rename(self, old: str, new: str) -> None:
         (self.root / old).replace(self.root / new)
 
+    def link(self, old: str, new: str) -> None:
+        try:
+            (self.root / new).hardlink_to(self.root / old)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            self._copy(old, new)  # a file system without hard links
+
+    def _copy(self, old: str, new: str) -> None:
+        source, target = self.open(old), self.create(new)
+        try:
+            target.append([source.read(source.size, 0)])
+            target.sync()
+        except OSError:
+            self.unlink(new)
+            raise
+        finally:
+            source.close()
+            target.close()
+
     def unlink(self, path: str) -> None:
         (self.root / path).unlink()
 
     def make_directory(self, path: str) -> None:
         target = (self.root / path).absolute()
         missing = [one for one in (target, *target.parents) if not one.exists()]
-        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target.mkdir(mode=self._directory_mode, parents=True, exist_ok=True)
         for one in missing:
             _sync_directory(one.parent)
 
@@ -447,6 +510,11 @@ class MemoryFiles:
 
     def rename(self, old: str, new: str) -> None:
         self.files[new] = self.files.pop(old)
+
+    def link(self, old: str, new: str) -> None:
+        if new in self.files:
+            raise FileExistsError(errno.EEXIST, "it is there already", new)
+        self.files[new] = self.files[old]
 
     def unlink(self, path: str) -> None:
         try:

@@ -114,6 +114,10 @@ class FaultyFiles:
         self._guard("rename", new)
         self.inner.rename(old, new)
 
+    def link(self, old: str, new: str) -> None:
+        self._guard("link", new)
+        self.inner.link(old, new)
+
     def unlink(self, path: str) -> None:
         self._guard("unlink", path)
         self.inner.unlink(path)
@@ -261,6 +265,12 @@ class SimulatedDisk:
     def rename(self, old: str, new: str) -> None:
         node = self.nodes[new] = self.nodes.pop(old)
         self._change({new: node, old: None})
+
+    def link(self, old: str, new: str) -> None:
+        if new in self.nodes:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+        node = self.nodes[new] = self.nodes[old]
+        self._change({new: node})
 
     def unlink(self, path: str) -> None:
         try:
