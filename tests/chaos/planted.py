@@ -116,7 +116,7 @@ def _retry_applied_twice() -> Iterator[None]:
         yield
 
 
-def _copied(held: MirrorTable, file: table.DataFile) -> table.DataFile:
+def _copied(held: MirrorTable, file: table.GroupFile) -> table.GroupFile:
     rows = table.read_rows(held.uri, [file.path], held.schema)
     return table.write_file(rows, held.uri, f"again-{file.path}")
 

@@ -26,7 +26,7 @@ from ..rng import unique_name
 from .fold import as_text
 from .source.feed import open_source
 from .source.options import parse_options
-from .table import DataFile, MirrorTable, read_rows, write_file
+from .table import GroupFile, MirrorTable, read_rows, write_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -98,7 +98,7 @@ class ChangeLog:
 class Logged:
     """What a task has for the log."""
 
-    added: tuple[DataFile, ...]
+    added: tuple[GroupFile, ...]
     positions: dict[int, Position]
     changes: int
 

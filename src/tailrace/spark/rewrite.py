@@ -26,7 +26,7 @@ from ..rng import unique_name
 from .archived_modules import forget_packages_in_archives
 from .changelog import ChangeLog, Logger
 from .fold import DOCUMENT_OPS, fold, table_schema
-from .table import DataFile, MirrorTable, file_system, read_rows, write_file
+from .table import GroupFile, MirrorTable, file_system, read_rows, write_file
 
 __all__ = ["CHANGES", "RESULT_DDL", "GroupResult", "Reset", "Rewrite", "Target"]
 
@@ -65,7 +65,7 @@ class GroupResult:
 
     target: int
     group: int
-    added: tuple[DataFile, ...]
+    added: tuple[GroupFile, ...]
     removed: tuple[str, ...]
     positions: dict[int, Position]
     """VBuckets that are whole, and where they stand."""
@@ -96,7 +96,7 @@ class GroupResult:
         return cls(
             target,
             group,
-            tuple(DataFile(*file) for file in found["added"]),
+            tuple(GroupFile(*file) for file in found["added"]),
             tuple(found["removed"]),
             {int(vbucket): Position.at(*pair) for vbucket, pair in found["positions"].items()},
             tuple(found["staged"]),
@@ -167,7 +167,7 @@ class Rewrite:
         reset = {vbucket: self._rows_at(target, one.version, vbucket) for vbucket, one in resets.items()}
         held = self._rows(target, files)
         after = fold(held, changes, reset=reset, keep_deletes=target.keep_deletes)
-        added: tuple[DataFile, ...] = ()
+        added: tuple[GroupFile, ...] = ()
         if after.num_rows:
             name = f"part-{group:04d}-{unique_name()}.parquet"
             added = (write_file(after, target.uri, name, storage_options=self.storage_options),)

@@ -39,13 +39,14 @@ from ..errors import TailraceError, UsageError
 from ..files import atomic_write
 from ..model import MAX_U64, Position, parse_u64
 from ..rng import unique_name
+from ..table.contract import Fenced, TableChanged
 
 __all__ = [
-    "DataFile",
     "Fenced",
+    "GroupFile",
+    "GroupVersion",
     "MirrorTable",
     "TableChanged",
-    "TableVersion",
     "file_system",
     "format_compact",
     "parse_compact",
@@ -75,16 +76,8 @@ _LONG = frozenset({"value", "value_base64"})
 """Columns whose smallest and largest value help nobody."""
 
 
-class Fenced(TailraceError):
-    """Another mirror has taken the table over."""
-
-
-class TableChanged(TailraceError):
-    """Somebody who is no mirror changed the table's files; the batch must be computed again."""
-
-
 @dataclass(frozen=True, slots=True)
-class DataFile:
+class GroupFile:
     """A Parquet file of the table, and which vbuckets it has rows of."""
 
     path: str
@@ -100,7 +93,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class TableVersion:
+class GroupVersion:
     """A version of the table that a mirror made."""
 
     version: int
@@ -130,8 +123,8 @@ class MirrorTable:
         self._current = next(self.versions(), None)
         self._source = self._newest(SOURCE)
         self._run: str | None = None
-        self._files: dict[int, list[DataFile]] = {}
-        self._known: tuple[int, list[TableVersion]] | None = None
+        self._files: dict[int, list[GroupFile]] = {}
+        self._known: tuple[int, list[GroupVersion]] | None = None
         """All versions, as they were when the newest was this one."""
         self._existing: dict[str, bool] = {}
 
@@ -206,7 +199,7 @@ class MirrorTable:
         return int(self._delta.version())
 
     @property
-    def current(self) -> TableVersion:
+    def current(self) -> GroupVersion:
         """The newest version that a mirror made."""
         assert self._current is not None
         return self._current
@@ -217,12 +210,12 @@ class MirrorTable:
         found: dict[str, Any] = json.loads(self._source or "{}")
         return found
 
-    def versions(self) -> Iterator[TableVersion]:
+    def versions(self) -> Iterator[GroupVersion]:
         """Every version that a mirror made and whose log is still there, newest first."""
         for commit in self._history():
             if POSITIONS in commit:
                 resets = json.loads(commit.get(RESETS, "{}"))
-                yield TableVersion(
+                yield GroupVersion(
                     int(commit[VERSION]),
                     parse_compact(commit[POSITIONS]),
                     str(commit.get(RUN, "")),
@@ -277,7 +270,7 @@ class MirrorTable:
 
     # files
 
-    def files(self, version: int | None = None) -> list[DataFile]:
+    def files(self, version: int | None = None) -> list[GroupFile]:
         """The files of the newest version, or of an earlier one."""
         version = self.version if version is None else version
         if version not in self._files:
@@ -286,7 +279,7 @@ class MirrorTable:
             self._files[version] = self._list_files(version)
         return self._files[version]
 
-    def _list_files(self, version: int) -> list[DataFile]:
+    def _list_files(self, version: int) -> list[GroupFile]:
         delta = self._delta
         if version != self.version:
             delta = DeltaTable(self.uri, version=version, storage_options=self._storage_options)
@@ -297,7 +290,7 @@ class MirrorTable:
             first, last = row.get("min.vbucket"), row.get("max.vbucket")
             known = {"min.vbucket", "max.vbucket"} <= names and first is not None and last is not None
             found.append(
-                DataFile(
+                GroupFile(
                     row["path"],
                     row["size_bytes"],
                     row["num_records"] or 0,
@@ -327,7 +320,7 @@ class MirrorTable:
 
     def commit(
         self,
-        added: Sequence[DataFile],
+        added: Sequence[GroupFile],
         removed: Iterable[str],
         positions: Mapping[int, Position],
         resets: Mapping[int, int] | None = None,
@@ -351,7 +344,7 @@ class MirrorTable:
         """Give every group of vbuckets files of its own again, where somebody has joined them (OPTIMIZE)."""
         schema = self.schema
         filesystem, root = file_system(self.uri, self._storage_options)
-        added: list[DataFile] = []
+        added: list[GroupFile] = []
         removed: list[str] = []
         for file in self.files():
             last = min(file.last_vbucket, len(group_of) - 1)
@@ -410,7 +403,7 @@ class MirrorTable:
         except CommitFailedError as error:
             self._raise_lost_race(error)
         self._delta.update_incremental()
-        self._current = TableVersion(version, dict(positions), self._run, dict(resets))
+        self._current = GroupVersion(version, dict(positions), self._run, dict(resets))
 
     def _raise_lost_race(self, error: CommitFailedError) -> None:
         """Somebody else committed first: another mirror, or somebody who tidies up."""
@@ -472,7 +465,7 @@ def read_rows(
 
 def write_file(
     rows: pa.Table, uri: str, name: str, *, storage_options: Mapping[str, str] | None = None
-) -> DataFile:
+) -> GroupFile:
     """Write rows as one Parquet file under ``uri``; in a table it counts once it is committed."""
     sink = pa.BufferOutputStream()
     repeating = [name for name in rows.column_names if name not in _DISTINCT]
@@ -486,10 +479,10 @@ def write_file(
         with filesystem.open_output_stream(f"{root}/{name}") as out:
             out.write(data)
     first, last = pc.min_max(rows["vbucket"]).as_py().values()
-    return DataFile(name, data.size, rows.num_rows, first, last)
+    return GroupFile(name, data.size, rows.num_rows, first, last)
 
 
-def _stats(file: DataFile) -> str:
+def _stats(file: GroupFile) -> str:
     return json.dumps(
         {
             "numRecords": file.rows,

@@ -1,0 +1,295 @@
+"""What a mirrored table is, whatever its format: the types that join its parts.
+
+Tasks write files and answer with a `TaskResult`; the driver puts the answers of a round into one `Commit`;
+a `Table` makes a `TableVersion` of it, or says why it can't.
+
+    StorageError       the table's store can't be reached, or refuses
+    TableDamaged       a file of the table is gone or is not what was written; names the file
+    Fenced             another mirror has taken the table over
+    TableChanged       somebody else's commit came between; compute again
+    ForeignRows        somebody who is no mirror changed rows
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+from pyroaring import BitMap
+
+from ..errors import TailraceError
+from ..model import Position
+
+if TYPE_CHECKING:
+    from .store import TableStore
+
+__all__ = [
+    "FOREIGN",
+    "Commit",
+    "DataFile",
+    "Fenced",
+    "ForeignRows",
+    "MaintenanceReport",
+    "NewFile",
+    "StorageError",
+    "Table",
+    "TableChanged",
+    "TableDamaged",
+    "TableVersion",
+    "TaskResult",
+    "Vector",
+]
+
+FOREIGN = "foreign"
+"""The kind of a file that we did not write."""
+
+
+class StorageError(TailraceError):
+    """The store of a table can't be reached, or refuses what was asked; one line without secrets."""
+
+
+class TableDamaged(TailraceError):
+    """A file of the table is gone, or is not what was written; the message names it."""
+
+
+class Fenced(TailraceError):
+    """Another mirror has taken the table over."""
+
+
+class TableChanged(TailraceError):
+    """Somebody else committed in between; what was to be committed must be computed again."""
+
+
+class ForeignRows(TailraceError):
+    """Somebody who is no mirror changed rows, so that the table is no longer a state of the bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Where the deletion vector of a file is, as the log says it."""
+
+    storage: str
+    path_or_inline: str
+    offset: int | None
+    size: int
+    cardinality: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file of the table, or one that is to be part of it."""
+
+    path: str
+    """Relative to the table, decoded."""
+    size: int
+    rows: int
+    """Physical rows, those that are masked too."""
+    kind: str
+    """``base``, ``tier0``, ``tier1``, …; `FOREIGN` if we did not write it."""
+    low: int
+    high: int
+    """The smallest and largest h1 of its rows, unsigned 64 bits."""
+    index_offset: int | None
+    """Where the arrays h1 and h2 stand (rows x u64 little-endian each); None: there are none."""
+    stats: str
+    """The statistics of its columns, JSON as Delta has it; `tailrace.table.stats` makes it."""
+    modified_ms: int
+    vector: Vector | None = None
+    schema_id: int = 0
+    """Which set of typed columns it was written with."""
+
+    @property
+    def live_rows(self) -> int:
+        """Rows that are not masked."""
+        return self.rows - (self.vector.cardinality if self.vector else 0)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> DataFile:
+        vector = fields.get("vector")
+        return cls(**{**fields, "vector": Vector(**vector) if vector else None})
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """What a task wrote; not yet visible."""
+
+    file: DataFile
+    masked: bytes = b""
+    """Rows of it that are dead from the start: a portable 32-bit roaring bitmap; b"" if none."""
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What a task of a round answers."""
+
+    added: tuple[NewFile, ...] = ()
+    masked: Mapping[str, bytes] = field(default_factory=dict)
+    """By path of a file of the table: rows to mask (portable roaring); some may be masked already."""
+    changes: int = 0
+    rows_written: int = 0
+    bytes_written: int = 0
+
+    _PREFIX = struct.Struct("<I")
+
+    def to_bytes(self) -> bytes:
+        """For the way to the driver: the size of the head, the head as JSON, then the bitmaps."""
+        bitmaps = [new.masked for new in self.added] + list(self.masked.values())
+        head = json.dumps(
+            {
+                "added": [[new.file.to_json(), len(new.masked)] for new in self.added],
+                "masked": [[path, len(bitmap)] for path, bitmap in self.masked.items()],
+                "counts": [self.changes, self.rows_written, self.bytes_written],
+            }
+        ).encode()
+        return b"".join([self._PREFIX.pack(len(head)), head, *bitmaps])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TaskResult:
+        """Reads what `to_bytes` wrote."""
+        (size,) = cls._PREFIX.unpack_from(data)
+        start = cls._PREFIX.size + size
+        head = json.loads(data[cls._PREFIX.size : start])
+        added = []
+        for fields, length in head["added"]:
+            added.append(NewFile(DataFile.from_json(fields), data[start : start + length]))
+            start += length
+        masked = {}
+        for path, length in head["masked"]:
+            masked[path] = data[start : start + length]
+            start += length
+        return cls(tuple(added), masked, *head["counts"])
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What is to become the next version."""
+
+    operation: str
+    """``TAILRACE ROUND``, ``TAILRACE ROLLBACK``, ``TAILRACE COMPACT``, …: what the history shows."""
+    positions: Mapping[int, Position] | None = None
+    """Of the vbuckets that move; None: all stay where they are."""
+    added: Sequence[NewFile] = ()
+    removed: Sequence[str] = ()
+    """Paths."""
+    masked: Mapping[str, BitMap] = field(default_factory=dict)
+    """By path: rows that die now, besides those that are dead."""
+    vectors: Mapping[str, BitMap] = field(default_factory=dict)
+    """By path: all dead rows, exactly (a rollback); of `readded` files too."""
+    readded: Sequence[DataFile] = ()
+    """Files of an earlier version that come back."""
+    resets: Mapping[int, int] = field(default_factory=dict)
+    """VBuckets that go back, and to which seqno."""
+    data_change: bool = True
+    """Whether it changes what readers see; compaction does not."""
+    based_on: int | None = None
+    """The version that the masks were computed against."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """For the history."""
+    schema: pa.Schema | None = None
+    """The table's columns from now on, if they change; columns can only be added."""
+    repaired: bool = False
+    """The rows are right again after `ForeignRows`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """A version of the table and where every vbucket stands in it."""
+
+    version: int
+    timestamp_ms: int
+    operation: str
+    positions: Mapping[int, Position]
+    """A vbucket that is not in it stands at the beginning."""
+    run: str = ""
+    """Which run of which mirror made it; empty if it was none."""
+    resets: Mapping[int, int] = field(default_factory=dict)
+    """VBuckets that this version set back, and to which seqno."""
+
+    def position(self, vbucket: int) -> Position:
+        """Where a vbucket stood."""
+        return self.positions.get(vbucket, Position.BEGINNING)
+
+
+@dataclass(frozen=True)
+class MaintenanceReport:
+    """What a table's maintenance did, or would do."""
+
+    checkpoint: int | None = None
+    """The version that a checkpoint was made of."""
+    versions_kept: int = 0
+    """Versions that a rollback can return to."""
+    versions_dropped: int = 0
+    log_files_removed: int = 0
+    files_removed: int = 0
+    bytes_removed: int = 0
+    files_waiting: int = 0
+    """Files that no version needs, but that are too young to go."""
+    bytes_waiting: int = 0
+    more: bool = False
+    """There was more to do than fits into one call."""
+
+
+class Table(Protocol):
+    """A mirrored table, opened at its newest version."""
+
+    @property
+    def uri(self) -> str: ...
+
+    @property
+    def store(self) -> TableStore: ...
+
+    @property
+    def source(self) -> Mapping[str, Any]:
+        """The bucket and collection that it mirrors."""
+        ...
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    @property
+    def secret(self) -> bytes:
+        """16 bytes, the key of the hash of its keys."""
+        ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def current(self) -> TableVersion: ...
+
+    def claim(self, run: str | None = None, *, accept_foreign: bool = False) -> str:
+        """Take the table over: whoever wrote it before is fenced. The name of the run."""
+        ...
+
+    def refresh(self) -> None:
+        """Take note of what others committed; `Fenced`, `ForeignRows`."""
+        ...
+
+    def versions(self) -> Iterator[TableVersion]:
+        """Those that are kept, newest first."""
+        ...
+
+    def lineage(self, vbucket: int) -> Iterator[tuple[int, Position]]:
+        """The versions to whose rows a vbucket can return, newest first, and where it stood in each."""
+        ...
+
+    def files(self, version: int | None = None) -> list[DataFile]: ...
+
+    def mask(self, file: DataFile) -> BitMap:
+        """Its dead rows; a copy."""
+        ...
+
+    def commit(self, commit: Commit) -> int:
+        """The version that it makes; `TableChanged`, `Fenced`, `ForeignRows`."""
+        ...
+
+    def maintain(self, *, busy_since_ms: int | None = None, dry_run: bool = False) -> MaintenanceReport:
+        """Thin out earlier versions, shorten the log, delete what nobody needs; bounded in work."""
+        ...
