@@ -86,7 +86,7 @@ def test_marker_alone_moves_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("start", "end", "status"),
-    [(9, 8, 0x04), (3, 5, 0x22), (4, 5, 0x22), (6, 6, None), (5, 5, None), (1, 6, None)],
+    [(9, 8, 0x04), (3, 5, 0x22), (4, 5, 0x22), (6, 6, None), (5, 5, None), (1, 6, None), (1, 1 << 55, 0x22)],
 )
 def test_marker_behind_the_reader_is_refused(start: int, end: int, status: int | None) -> None:
     position = Position.at(1, 5)

@@ -22,6 +22,9 @@ from .errors import MalformedMessage, UsageError
 from .wire.codes import Status
 
 __all__ = [
+    "MAX_CAS",
+    "MAX_REV",
+    "MAX_SEQNO",
     "MAX_U64",
     "Position",
     "SnapshotRange",
@@ -32,6 +35,18 @@ __all__ = [
 ]
 
 MAX_U64 = (1 << 64) - 1
+
+# What is taken from a peer. Beyond it a number is refused when it comes: once it is stored, the next change
+# that is numbered from it could not be written. Expiry, delete time and flags may have all of their 32 bits.
+
+MAX_SEQNO = (1 << 55) - 1
+"""The highest seqno of a change, of a snapshot's end, and of a purge. A store numbers changes with 56 bits:
+one that becomes active at this limit has as many left.
+"""
+MAX_REV = (1 << 63) - 1
+"""The highest rev seqno; the versions made here count on from it."""
+MAX_CAS = (1 << 63) - 1
+"""The highest CAS; as nanoseconds it is the year 2262. The clock of a node follows what it has seen."""
 _MAX_VBUCKET = 0xFFFF
 
 
@@ -140,6 +155,8 @@ class Position:
         """
         if start > end:
             raise MalformedMessage(f"snapshot marker [{start}, {end}] ends before it starts", Status.EINVAL)
+        if end > MAX_SEQNO:
+            raise MalformedMessage(f"snapshot marker [{start}, {end}] is beyond all seqnos", Status.ERANGE)
         if start < self.seqno and end <= self.seqno:
             raise MalformedMessage(
                 f"snapshot marker [{start}, {end}] lies behind seqno {self.seqno}", Status.ERANGE

@@ -323,6 +323,9 @@ class TestWithMeta:
         assert wire.frame().status == Status.EINVAL
 
     def test_set_and_delete(self, wire, key):
+        for rev, cas in ((1 << 63, 1000), (1, 1 << 63), (ALL_ONES, 1000)):
+            assert wire.refused(kv.SetWithMeta(key=key, rev_seqno=rev, meta_cas=cas)) == Status.EINVAL
+            assert wire.refused(kv.DelWithMeta(key=key, rev_seqno=rev, meta_cas=cas)) == Status.EINVAL
         wire.ok(kv.SetWithMeta(key=key, value=b"1", flags=9, rev_seqno=5, meta_cas=1000))
         meta = wire.ok(kv.GetMeta(key=key))
         assert (meta.rev_seqno, meta.cas, meta.flags) == (5, 1000, 9)

@@ -13,6 +13,7 @@ import pytest
 import tailrace.testing
 from server.controller import Controller, marker, mutation, until
 from server.serverkit import Bench, Wire
+from tailrace.model import MAX_SEQNO
 from tailrace.protocol.handshake import Credentials
 from tailrace.server.node import Node
 from tailrace.server.topology import NodeAddress, bucket_map
@@ -358,6 +359,26 @@ def test_a_snapshot_of_which_nothing_came_is_not_waited_for(replica: RunningNode
         peer.send(marker(opaque, 0, 7))
         assert peer.status_of(mutation(opaque, 7)) == 0
         assert ask() == Status.SUCCESS
+
+
+@pytest.mark.parametrize("number", [MAX_SEQNO + 1, 1 << 63, (1 << 64) - 1])
+def test_numbers_that_are_too_high_are_refused_when_they_come(replica: RunningNode, number: int) -> None:
+    """Once stored, nothing could be written behind them."""
+    with Controller(replica.port) as peer:
+        opaque = peer.begin()
+        assert peer.status_of(marker(opaque, 0, number)) == Status.ERANGE
+        assert peer.status_of(marker(opaque, 0, MAX_SEQNO)) == 0
+        assert peer.status_of(mutation(opaque, number)) == Status.ERANGE
+        high = max(number, 1 << 63)
+        for rev, cas in ((high, 1), (1, high)):
+            change = DcpMutation(key=b"k", by_seqno=1, rev_seqno=rev, cas=cas, vbucket=0, opaque=opaque)
+            assert peer.status_of(change) == Status.EINVAL
+        assert peer.status_of(mutation(opaque, MAX_SEQNO)) == 0
+    with Wire(replica.port) as wire:
+        wire.ok(admin.SetVBucket(vbucket=0, state=VBucketState.ACTIVE))
+        wire.ok(Set(key=b"k", value=b"overwritten"))
+        wire.ok(Set(key=b"k", value=b"again"))
+    replica.call(lambda node: node.buckets["default"].store.flush())
 
 
 @pytest.mark.parametrize("v7", [True, False])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from crash_script import open_store
-from helpers_store import stream, values
 
+from store.crash_script import open_store
+from store.helpers_store import stream, values
 from tailrace.errors import StoreCorrupt
 from tailrace.files import MemoryFiles
 from tailrace.store.bucket import Bucket

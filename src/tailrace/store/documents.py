@@ -33,7 +33,7 @@ from .format import (
     frame_key,
 )
 from .index import EXISTS, REV_SHIFT, SEQNO
-from .received import ReceivedHistory
+from .received import ReceivedHistory, check_metadata
 
 __all__ = ["VBucket"]
 
@@ -356,6 +356,7 @@ class VBucket(ReceivedHistory):
         resolve: bool = True,
         regenerate_cas: bool = False,
     ) -> Written:
+        check_metadata(rev, 0 if regenerate_cas else meta_cas)
         if cas or self._locks:
             self._check_cas(key, cas)
         if add and self.get(key) is not None:
@@ -391,6 +392,7 @@ class VBucket(ReceivedHistory):
         regenerate_cas: bool = False,
         expiration: bool = False,
     ) -> Written:
+        check_metadata(rev, 0 if regenerate_cas else meta_cas)
         if cas or self._locks:
             self._check_cas(key, cas)
         if resolve:

@@ -45,6 +45,7 @@ __all__ = [
     "TOMBSTONE",
     "Document",
     "canonical",
+    "cas_of",
     "checksum",
     "collection_of",
     "counted",
@@ -181,6 +182,11 @@ def frame_key(frame: bytes) -> bytes:
     """The key as it stands in the frame."""
     start = HEADER_SIZE + frame[4]
     return frame[start : start + _U16.unpack_from(frame, 2)[0]]
+
+
+def cas_of(frame: bytes) -> int:
+    """The document's CAS."""
+    return int.from_bytes(frame[16:24], "big")
 
 
 def index_key(frame: bytes) -> bytes:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..clock import Clock
 from ..errors import StoreError
 from ..files import Files
+from ..model import MAX_CAS
 from .log import Batch, LogHeader, LogWriter, log_name
 from .synced_file import Mark, SyncedFile
 
@@ -23,7 +24,6 @@ __all__ = ["BaseJob", "CommitJob", "HybridClock", "Journal"]
 
 CAS_MARGIN_NS = 5_000_000_000
 _TIME = ~0xFFFF
-_MAX_OBSERVED = 1 << 63
 
 
 class HybridClock:
@@ -48,8 +48,8 @@ class HybridClock:
         return cas
 
     def observe(self, cas: int) -> None:
-        """Another node made this one. Values that no clock can have reached are not followed."""
-        if self.last < cas < _MAX_OBSERVED:
+        """Another node made this one."""
+        if self.last < cas <= MAX_CAS:
             self.last = cas
 
     def now_s(self) -> int:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import DocumentRefused
 from ..history import FailoverLog
+from ..model import MAX_CAS, MAX_REV, MAX_SEQNO
 from ..wire.codes import DcpOpcode, Status, SystemEventId
 from .base import SnapshotRange
-from .format import SYSTEM, SYSTEM_EVENT, index_key, system_event, traits_of
+from .format import SYSTEM, SYSTEM_EVENT, cas_of, index_key, system_event, traits_of
 from .index import BEGINS, EXISTS, entry_of
 from .vbucket import History
 
@@ -21,6 +22,14 @@ __all__ = ["ReceivedHistory"]
 
 _MAX_FOLDED = 16
 """Received snapshots with gaps that are remembered one by one; older ones are remembered as one."""
+
+
+def check_metadata(rev: int, cas: int) -> None:
+    """`DocumentRefused` for numbers from elsewhere with which no later version could be made."""
+    if rev > MAX_REV:
+        raise DocumentRefused(Status.EINVAL, f"rev {rev} is too high")
+    if cas > MAX_CAS:
+        raise DocumentRefused(Status.EINVAL, f"CAS {cas} is too high")
 
 
 class ReceivedHistory(History):
@@ -73,6 +82,10 @@ class ReceivedHistory(History):
     def begin_snapshot(self, start: int, end: int, purge_seqno: int = 0) -> None:
         if start > end:
             raise DocumentRefused(Status.EINVAL, f"a snapshot from {start} to {end}")
+        if end > MAX_SEQNO or purge_seqno > MAX_SEQNO:
+            raise DocumentRefused(
+                Status.ERANGE, f"a snapshot up to {max(end, purge_seqno)}: too high a seqno"
+            )
         if start < self.high_seqno and end <= self.high_seqno:
             raise DocumentRefused(
                 Status.ERANGE, f"a snapshot from {start} to {end} when {self.high_seqno} is here"
@@ -97,11 +110,12 @@ class ReceivedHistory(History):
                 f"seqno {seqno} after {self.high_seqno}, in a snapshot up to {self.received.end}",
             )
         traits = traits_of(frame)
+        check_metadata(0 if traits & SYSTEM else int.from_bytes(frame[32:40], "big"), cas_of(frame))
         self._take_purge()
         if seqno != self.high_seqno + 1:
             self._has_gaps = True
         self._tail.expect(seqno)
-        self._bucket.clock.observe(int.from_bytes(frame[16:24], "big"))
+        self._bucket.clock.observe(cas_of(frame))
         if traits & SYSTEM:
             self._append_system(frame, seqno)
         else:

@@ -1,0 +1,95 @@
+"""Numbers that a peer sends have limits, and are refused when they come: afterwards it would be too late."""
+
+from __future__ import annotations
+
+import pytest
+
+from store.conftest import Home
+from tailrace.errors import DocumentRefused
+from tailrace.model import MAX_CAS, MAX_REV, MAX_SEQNO
+from tailrace.store.documents import VBucket
+from tailrace.store.format import DELETION, MUTATION, MUTATION_START
+from tailrace.wire.codes import DcpOpcode, Status, VBucketState
+
+TOO_HIGH = [MAX_SEQNO + 1, 1 << 56, 1 << 63, (1 << 64) - 1]
+
+
+def mutation(seqno: int, rev: int = 1, cas: int = 1, key: bytes = b"\0k") -> bytes:
+    return MUTATION.pack(MUTATION_START, len(key), 31, 0, 0, 31 + len(key), cas, seqno, rev, 0, 0) + key
+
+
+def deletion(seqno: int, rev: int = 1, cas: int = 1, key: bytes = b"\0k") -> bytes:
+    body = 21 + len(key)
+    fields = (0x80, DcpOpcode.DELETION, len(key), 21, 0, 0, body, 0, cas, seqno, rev, 0, 0)
+    return DELETION.pack(*fields) + key
+
+
+def replica(home: Home) -> VBucket:
+    bucket = home.bucket(2)
+    bucket.set_state(0, VBucketState.REPLICA)
+    vbucket = bucket.vbuckets[0]
+    assert vbucket is not None
+    return vbucket
+
+
+def refuses(vbucket: VBucket, status: Status, what: str, *args: object) -> None:
+    before = vbucket.high_seqno, vbucket.received, vbucket.purge_seqno, vbucket.deleted_rev
+    with pytest.raises(DocumentRefused) as refused:
+        getattr(vbucket, what)(*args)
+    assert refused.value.status == status
+    assert (vbucket.high_seqno, vbucket.received, vbucket.purge_seqno, vbucket.deleted_rev) == before
+
+
+@pytest.mark.parametrize("number", TOO_HIGH)
+def test_seqnos_of_a_replica(home: Home, number: int) -> None:
+    vbucket = replica(home)
+    refuses(vbucket, Status.ERANGE, "begin_snapshot", 0, number)
+    refuses(vbucket, Status.ERANGE, "begin_snapshot", number, number)
+    refuses(vbucket, Status.ERANGE, "begin_snapshot", 0, 9, number)
+    vbucket.begin_snapshot(0, MAX_SEQNO, MAX_SEQNO)
+    refuses(vbucket, Status.ERANGE, "receive", mutation(number))
+
+
+@pytest.mark.parametrize("number", [MAX_REV + 1, (1 << 64) - 1])
+@pytest.mark.parametrize("change", [mutation, deletion])
+def test_revs_and_cas_values_of_a_replica(home: Home, number: int, change) -> None:
+    vbucket = replica(home)
+    vbucket.begin_snapshot(0, 9)
+    refuses(vbucket, Status.EINVAL, "receive", change(1, rev=number))
+    refuses(vbucket, Status.EINVAL, "receive", change(1, cas=number))
+    vbucket.receive(change(1, rev=MAX_REV, cas=MAX_CAS))
+
+
+@pytest.mark.parametrize("number", [MAX_REV + 1, (1 << 64) - 1])
+def test_metadata_that_was_made_elsewhere(home: Home, number: int) -> None:
+    vbucket = home.bucket(2).vbuckets[0]
+    assert vbucket is not None
+    refuses(vbucket, Status.EINVAL, "set_with_meta", b"\0k", b"", 0, 0, number, 5)
+    refuses(vbucket, Status.EINVAL, "delete_with_meta", b"\0k", 0, 0, number, 5)
+    refuses(vbucket, Status.EINVAL, "set_with_meta", b"\0k", b"", 0, 0, 5, number)
+    refuses(vbucket, Status.EINVAL, "delete_with_meta", b"\0k", 0, 0, 5, number)
+    vbucket.set_with_meta(b"\0k", b"", 0xFFFFFFFF, 0xFFFFFFFF, MAX_REV, MAX_CAS)
+
+
+def test_a_vbucket_at_its_limits_goes_on(home: Home) -> None:
+    """It becomes active, and its documents are overwritten in every way; the other vbuckets' changes go to
+    disk with it.
+    """
+    vbucket = replica(home)
+    vbucket.begin_snapshot(0, MAX_SEQNO)
+    vbucket.receive(mutation(MAX_SEQNO - 1, MAX_REV, MAX_CAS, b"\0a"))
+    vbucket.receive(deletion(MAX_SEQNO, MAX_REV, MAX_CAS, b"\0b"))
+    bucket = home.bucket()
+    bucket.set_state(0, VBucketState.ACTIVE)
+    bucket.vbuckets[1].set(b"\0other", b"1")
+    vbucket.set(b"\0a", b"2")
+    vbucket.put(b"\0a", b"3", 0, 0, 0)
+    bucket.set_many([0, 0], [b"\0a", b"\0b"], [b"4", b"5"])
+    vbucket.delete(b"\0b")
+    bucket.flush()
+    assert vbucket.persisted_seqno == vbucket.high_seqno == MAX_SEQNO + 5
+    bucket.seal()
+    bucket.compact()
+    bucket = home.crash()
+    assert bucket.vbuckets[0].get(b"\0a").endswith(b"4")
+    assert bucket.vbuckets[1].get(b"\0other").endswith(b"1")
