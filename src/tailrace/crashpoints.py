@@ -19,6 +19,9 @@ CRASH_POINTS = (
     "mirror.after-commit",
     "mirror.after-batch",
     "mirror.in-recovery",
+    "table.in-lookup",
+    "table.in-write",
+    "table.after-compaction",
 )
 """Every name that may be given, in the order in which a batch comes to them (after-batch: before Spark writes
 its commit log; in-recovery: at the start). One that is misspelt would make a test that can't fail."""

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeAlias
@@ -30,6 +31,7 @@ __all__ = [
     "NotDurable",
     "atomic_write",
     "put_file",
+    "user_folder",
     "whole_file",
     "whole_file_in",
 ]
@@ -547,3 +549,13 @@ def _too_short(path: str, end: int) -> StoreCorrupt:
     return StoreCorrupt(
         f"{path} is shorter than {end} bytes: restore it from a copy, or start over without it"
     )
+
+
+def user_folder() -> Path:
+    """A folder among the system's temporary files that is this user's alone."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    place = Path(tempfile.gettempdir()) / f"tailrace-{user}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    if hasattr(os, "getuid") and place.stat().st_uid != user:  # somebody put it there for us
+        return Path(tempfile.mkdtemp(prefix="tailrace-"))
+    return place

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from ...errors import StoreLocked
-from ...files import DiskFiles
+from ...files import DiskFiles, user_folder
 
 __all__ = ["Scratch"]
 
@@ -27,7 +27,7 @@ class Scratch:
     """
 
     def __init__(self, place: str | os.PathLike[str] | None, kind: str) -> None:
-        where = _own_place() if place is None else Path(place)
+        where = user_folder() if place is None else Path(place)
         where.mkdir(parents=True, exist_ok=True)
         for lock in where.glob(f"{kind}-*/{_LOCK}"):
             _remove_if_left(lock.parent)
@@ -45,16 +45,6 @@ class Scratch:
             shutil.rmtree(self.path, ignore_errors=True)
             self._held.unlock()
             self._held = None
-
-
-def _own_place() -> Path:
-    """A folder that is this user's alone."""
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    place = Path(tempfile.gettempdir()) / f"tailrace-{user}"
-    place.mkdir(mode=0o700, exist_ok=True)
-    if hasattr(os, "getuid") and place.stat().st_uid != user:  # somebody put it there for us
-        return Path(tempfile.mkdtemp(prefix="tailrace-"))
-    return place
 
 
 def _remove_if_left(directory: Path) -> None:

@@ -1,0 +1,221 @@
+"""A data file of the table: rows in the order of h1, and their index between the last page and the footer.
+
+Parquet's offsets are absolute and its footer is found from the end of the file, so that readers of Parquet
+never see what stands between pages and footer.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from .. import rng as dice
+from ..clock import SYSTEM, Clock
+from .contract import DataFile
+from .hashing import Hashes
+from .store import TableStore
+
+__all__ = [
+    "BASE",
+    "FIRST_TIER",
+    "MAX_FILE_BYTES",
+    "MAX_FILE_ROWS",
+    "TIER",
+    "DataFileWriter",
+    "new_name",
+    "size_of",
+]
+
+BASE = "base"
+"""The kind of a file whose range no other file of the base overlaps."""
+TIER = "tier"
+"""... with a number: a file of rows that lie above the base."""
+FIRST_TIER = f"{TIER}0"
+
+MAX_FILE_ROWS = 320_000
+MAX_FILE_BYTES = 96 << 20
+"""What a data file holds at the most, as rows in memory. One document alone may be larger."""
+
+_GROUP_ROWS = 64 << 10
+_GROUP_BYTES = 8 << 20
+"""A row group: what a reader of a few rows of a file must decode."""
+
+_STATISTICS = ("key", "vbucket", "seqno", "event_time")
+"""Columns by whose smallest and largest value engines skip files."""
+_LONG = frozenset({"value", "value_base64", "key_base64"})
+_DISTINCT = frozenset({"key", "value", "seqno", "cas", "event_time"})
+"""Columns whose values hardly repeat: dictionaries of them would be made in vain."""
+
+_STATISTICS_CHARACTERS = 32
+_HIGHEST = "\U0010ffff"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def size_of(rows: pa.Table | pa.RecordBatch) -> int:
+    """Bytes of rows in memory; what a slice does not show does not count."""
+    return int(rows.nbytes)
+
+
+def new_name(rng: random.Random) -> str:
+    """A name that no other file has."""
+    return f"part-{uuid.UUID(bytes=rng.randbytes(16), version=4)}.parquet"
+
+
+@dataclass
+class _Range:
+    """The smallest and the largest value of a column, over all rows of a file."""
+
+    low: Any = None
+    high: Any = None
+
+    def add(self, column: pa.ChunkedArray) -> None:
+        low, high = pc.min_max(column).as_py().values()
+        if low is not None:
+            self.low = low if self.low is None else min(self.low, low)
+            self.high = high if self.high is None else max(self.high, high)
+
+
+class DataFileWriter:
+    """Writes one file. Rows must come in rising order of h1; nothing is visible before `close`."""
+
+    def __init__(
+        self,
+        store: TableStore,
+        schema: pa.Schema,
+        *,
+        kind: str,
+        clock: Clock = SYSTEM,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.path = new_name(rng or dice.source())
+        self.kind = kind
+        self._clock = clock
+        self._schema = schema
+        self._creating = store.create(self.path)
+        self._out = self._creating.__enter__()
+        self._h1: list[Hashes] = []
+        self._h2: list[Hashes] = []
+        self._ranges = {name: _Range() for name in _STATISTICS if name in schema.names}
+        self._nulls = dict.fromkeys(self._ranges, 0)
+        self.rows = 0
+        self.bytes = 0
+        """Of the rows in memory."""
+        try:
+            self._parquet = pq.ParquetWriter(self._out, schema, **_parquet_options(schema))
+        except BaseException as error:
+            self._abandon(error)
+            raise
+
+    def write(self, rows: pa.Table, h1: Hashes, h2: Hashes) -> None:
+        """Append rows."""
+        if not rows.num_rows:
+            return
+        try:
+            for name, values in self._ranges.items():
+                values.add(rows[name])
+                self._nulls[name] += rows[name].null_count
+            size = size_of(rows)
+            per_group = max(1, min(_GROUP_ROWS, _GROUP_BYTES * rows.num_rows // max(1, size)))
+            self._parquet.write_table(rows, row_group_size=per_group)
+        except BaseException as error:
+            self._abandon(error)
+            raise
+        self._h1.append(h1)
+        self._h2.append(h2)
+        self.rows += rows.num_rows
+        self.bytes += size
+
+    def close(self) -> DataFile:
+        """Write index and footer; the file is durable when this returns."""
+        h1 = np.concatenate(self._h1) if self._h1 else np.zeros(0, np.uint64)
+        try:
+            offset = self._out.tell()
+            self._out.write(h1.astype("<u8", copy=False).tobytes())
+            for part in self._h2:
+                self._out.write(part.astype("<u8", copy=False).tobytes())
+            self._parquet.close()
+            size = self._out.tell()
+        except BaseException as error:
+            self._abandon(error)
+            raise
+        self._creating.__exit__(None, None, None)
+        return DataFile(
+            path=self.path,
+            size=size,
+            rows=self.rows,
+            kind=self.kind,
+            low=int(h1[0]) if self.rows else 0,
+            high=int(h1[-1]) if self.rows else 0,
+            index_offset=offset,
+            stats=self._stats(),
+            modified_ms=self._clock.time_ns() // 1_000_000,
+        )
+
+    def abandon(self) -> None:
+        """Nothing of the file stays."""
+        self._abandon(_Abandoned())
+
+    def _abandon(self, error: BaseException) -> None:
+        try:
+            self._creating.__exit__(type(error), error, error.__traceback__)
+        except BaseException as raised:
+            if raised is not error:
+                raise
+
+    def _stats(self) -> str:
+        ranges = {name: values for name, values in self._ranges.items() if values.low is not None}
+        return json.dumps(
+            {
+                "numRecords": self.rows,
+                "minValues": {name: _smallest(values.low) for name, values in ranges.items()},
+                "maxValues": {name: _largest(values.high) for name, values in ranges.items()},
+                "nullCount": self._nulls,
+            },
+            separators=(",", ":"),
+        )
+
+
+class _Abandoned(Exception):
+    """Tells the store that a file is given up on purpose."""
+
+
+def _parquet_options(schema: pa.Schema) -> dict[str, Any]:
+    return {
+        "compression": "snappy",
+        "use_dictionary": [field.name for field in schema if field.name not in _DISTINCT],
+        "write_statistics": [field.name for field in schema if field.name not in _LONG],
+        "store_schema": False,
+    }
+
+
+def _smallest(value: Any) -> Any:
+    """As Delta's statistics have it: a text may be cut, so that it is not larger."""
+    if isinstance(value, str):
+        return value[:_STATISTICS_CHARACTERS]
+    return _instant(value) if isinstance(value, datetime) else value
+
+
+def _largest(value: Any) -> Any:
+    """A text that is cut gets a character behind it that is above all others."""
+    if isinstance(value, str):
+        return value if len(value) <= _STATISTICS_CHARACTERS else value[:_STATISTICS_CHARACTERS] + _HIGHEST
+    if isinstance(value, datetime):  # Delta keeps milliseconds: cut, it must not be smaller than the largest
+        return _instant(value, up=True)
+    return value
+
+
+def _instant(value: datetime, *, up: bool = False) -> str:
+    micros = (value.astimezone(UTC) - _EPOCH) // _MICROSECOND
+    millis = -(-micros // 1000) if up else micros // 1000
+    moment = _EPOCH + millis * 1000 * _MICROSECOND
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,121 @@
+"""The live rows of a table: files read in bounded batches, without the rows that are masked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from .contract import DataFile, TableDamaged
+from .hashing import KeyHash
+from .index import open_index, row_numbers
+from .store import TableStore
+
+__all__ = ["read_rows_at", "scan"]
+
+_BATCH_BYTES = 8 << 20
+_BATCH_ROWS = 64 << 10
+
+
+def scan(
+    store: TableStore,
+    files: Iterable[DataFile],
+    masks: Mapping[str, BitMap],
+    schema: pa.Schema,
+    *,
+    key_hash: KeyHash,
+    columns: Sequence[str] | None = None,
+    vbuckets: tuple[int, int] | None = None,
+    filters: pc.Expression | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Live rows of files; ``masks`` has the dead ones by path.
+
+    ``vbuckets`` is the first and the last that is wanted. A column that a file does not have is null.
+    """
+    for file in files:
+        if vbuckets is not None and (file.high >> 48 < vbuckets[0] or file.low >> 48 > vbuckets[1]):
+            continue
+        alive = np.ones(file.rows, dtype=np.bool_)
+        mask = masks.get(file.path)
+        if mask:
+            alive[row_numbers(mask)] = False
+        if vbuckets is not None:
+            alive &= _of_vbuckets(store, file, key_hash, *vbuckets)
+        yield from read_rows_at(store, file, alive, schema, columns=columns, filters=filters)
+
+
+def read_rows_at(
+    store: TableStore,
+    file: DataFile,
+    wanted: NDArray[np.bool_],
+    schema: pa.Schema,
+    *,
+    columns: Sequence[str] | None = None,
+    filters: pc.Expression | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The wanted rows of a file, in their order; row groups without any are not read."""
+    if not wanted.any():
+        return
+    fields = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    try:
+        parquet = pq.ParquetFile(store.open(file.path))
+    except (OSError, ValueError) as error:
+        raise TableDamaged(file.path, str(error)) from error
+    with parquet:
+        yield from _read(parquet, file, wanted, fields, filters)
+
+
+def _read(
+    parquet: pq.ParquetFile,
+    file: DataFile,
+    wanted: NDArray[np.bool_],
+    fields: pa.Schema,
+    filters: pc.Expression | None,
+) -> Iterator[pa.RecordBatch]:
+    there = set(parquet.schema_arrow.names)
+    names = [name for name in fields.names if name in there]
+    first = 0
+    for number in range(parquet.num_row_groups):
+        group = parquet.metadata.row_group(number)
+        chosen = wanted[first : first + group.num_rows]
+        first += group.num_rows
+        if not chosen.any():
+            continue
+        per_batch = max(1, min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)))
+        done = 0
+        try:
+            for batch in parquet.iter_batches(batch_size=per_batch, row_groups=[number], columns=names):
+                own = chosen[done : done + batch.num_rows]
+                done += batch.num_rows
+                rows = batch if own.all() else batch.filter(pa.array(own))
+                rows = _shaped(rows, fields)
+                if filters is not None:
+                    rows = rows.filter(filters)
+                if rows.num_rows:
+                    yield rows
+        except (OSError, ValueError) as error:
+            raise TableDamaged(file.path, str(error)) from error
+
+
+def _shaped(rows: pa.RecordBatch, fields: pa.Schema) -> pa.RecordBatch:
+    there = set(rows.schema.names)
+    columns = [
+        rows[field.name].cast(field.type) if field.name in there else pa.nulls(rows.num_rows, field.type)
+        for field in fields
+    ]
+    return pa.record_batch(columns, schema=fields)
+
+
+def _of_vbuckets(
+    store: TableStore, file: DataFile, key_hash: KeyHash, first: int, last: int
+) -> NDArray[np.bool_]:
+    index = open_index(store, file, key_hash)
+    low, high = index.bounds(first, last)
+    chosen = np.zeros(file.rows, dtype=np.bool_)
+    chosen[np.arange(low, high) if index.rows is None else index.rows[low:high]] = True
+    return chosen

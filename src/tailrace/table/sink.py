@@ -1,0 +1,197 @@
+"""The executors' half of a round: changes of a stream become files of the table, and masks of older rows.
+
+Changes are gathered until they fill a file, each document once, and are written in the order of h1. What a
+file replaces is looked up at once: in the files of the table, and in those that the same sink wrote before.
+So memory does not grow with a snapshot, and nothing is visible before the driver commits the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from ..crashpoints import crash_point
+from .contract import DataFile, NewFile, TaskResult
+from .datafile import BASE, FIRST_TIER, MAX_FILE_BYTES, MAX_FILE_ROWS, DataFileWriter, size_of
+from .hashing import Hashes, KeyHash
+from .index import FileIndex
+from .lookup import Documents, find_rows, rows_of_vbuckets
+from .rows import document_ops, rows_of, vbuckets_of
+from .store import TableStore
+
+__all__ = ["RowSink", "TableWriter", "newest_of_each"]
+
+
+@dataclass(frozen=True)
+class TableWriter:
+    """What a task needs to write to a table; picklable."""
+
+    store: TableStore
+    schema: pa.Schema
+    secret: bytes
+    files: tuple[DataFile, ...]
+    """Of the version that the round is based on."""
+    keep_deletes: bool = False
+    max_bytes: int = MAX_FILE_BYTES
+    max_rows: int = MAX_FILE_ROWS
+
+    def sink(self, fresh: Iterable[int] = ()) -> RowSink:
+        """For the changes of one task; ``fresh`` are vbuckets without a row in the table."""
+        return RowSink(self, frozenset(fresh))
+
+
+@dataclass
+class _Written:
+    """A file of this sink."""
+
+    file: DataFile
+    index: FileIndex
+    masked: BitMap = field(default_factory=BitMap)
+
+    def overlaps(self, other: DataFile) -> bool:
+        return self.file.low <= other.high and other.low <= self.file.high
+
+
+class RowSink:
+    """Takes the changes of a task, in the order in which each vbucket's stream has them."""
+
+    def __init__(self, writer: TableWriter, fresh: frozenset[int]) -> None:
+        self._writer = writer
+        self._fresh = fresh
+        self._hash = KeyHash(writer.secret)
+        self._waiting: list[pa.Table] = []
+        self._waiting_bytes = 0
+        self._waiting_rows = 0
+        self._written: list[_Written] = []
+        self._masked: dict[str, BitMap] = {}
+        self._discarded: set[int] = set()
+        self._changes = 0
+
+    def add(self, changes: pa.Table | pa.RecordBatch) -> None:
+        """Changes of documents of this table's collection; all other rows of a stream are left out here."""
+        table = pa.Table.from_batches([changes]) if isinstance(changes, pa.RecordBatch) else changes
+        table = table.filter(pc.is_in(table["op"], value_set=document_ops()))
+        for part in self._cut(table):
+            self._waiting.append(part)
+            self._waiting_rows += part.num_rows
+            self._waiting_bytes += size_of(part)
+            self._changes += part.num_rows
+            if self._waiting_bytes >= self._writer.max_bytes or self._waiting_rows >= self._writer.max_rows:
+                self.flush()
+
+    def _cut(self, table: pa.Table) -> Iterable[pa.Table]:
+        """Parts that fit into a file each."""
+        size = size_of(table)
+        if size <= self._writer.max_bytes:
+            return [table] if table.num_rows else []
+        half = table.num_rows // 2
+        if not half:
+            return [table]
+        return [*self._cut(table.slice(0, half)), *self._cut(table.slice(half))]
+
+    def discard(self, vbuckets: Iterable[int]) -> None:
+        """What came of these vbuckets does not count, and neither does what still comes of them."""
+        self._discarded.update(vbuckets)
+
+    def flush(self) -> None:
+        """Write what waits to a file. Files don't overlap if this is called between ranges of vbuckets."""
+        changes = self._take_waiting()
+        if not changes.num_rows:
+            return
+        h1, h2 = self._hash.hash(changes["key"], vbuckets_of(changes))
+        newest = newest_of_each(h1, h2)
+        self._mask(Documents(h1[newest], h2[newest]))
+        if not self._writer.keep_deletes:
+            newest = newest[_is_mutation(changes)[newest]]
+        if len(newest):
+            rows = rows_of(changes.take(pa.array(newest)), keep_deletes=self._writer.keep_deletes)
+            self._write(rows, h1[newest], h2[newest])
+
+    def finish(self) -> TaskResult:
+        """Write the rest. The files are durable; the driver's commit makes them part of the table."""
+        self.flush()
+        self._mask_discarded()
+        added = []
+        for written in self._written:
+            if len(written.masked) < written.file.rows:  # the others are left for the cleaning
+                file = replace(written.file, kind=self._kind(written))
+                added.append(NewFile(file, written.masked.serialize() if written.masked else b""))
+        return TaskResult(
+            added=tuple(added),
+            masked={path: rows.serialize() for path, rows in self._masked.items() if rows},
+            changes=self._changes,
+            rows_written=sum(written.file.rows for written in self._written),
+            bytes_written=sum(written.file.size for written in self._written),
+        )
+
+    def _take_waiting(self) -> pa.Table:
+        waiting, self._waiting = self._waiting, []
+        self._waiting_rows = self._waiting_bytes = 0
+        if not waiting:
+            return pa.table({})
+        changes = pa.concat_tables(waiting)
+        if self._discarded:
+            gone = pa.array(sorted(self._discarded), pa.int32())
+            changes = changes.filter(pc.invert(pc.is_in(changes["vbucket"], value_set=gone)))
+        return changes
+
+    def _mask(self, documents: Documents) -> None:
+        """Mask what these documents had before, in the table and in this sink's own files."""
+        crash_point("table.in-lookup")
+        for file, rows in find_rows(self._writer.store, self._writer.files, self._hash, documents):
+            self._masked.setdefault(file.path, BitMap()).update(rows)
+        for written in self._written:
+            near = documents.between(written.file.low, written.file.high)
+            if len(near):
+                written.masked.update(written.index.find(near.h1, near.h2))
+
+    def _write(self, rows: pa.Table, h1: Hashes, h2: Hashes) -> None:
+        writer = DataFileWriter(self._writer.store, self._writer.schema, kind=FIRST_TIER)
+        writer.write(rows, h1, h2)
+        crash_point("table.in-write")
+        self._written.append(_Written(writer.close(), FileIndex(h1, h2)))
+
+    def _mask_discarded(self) -> None:
+        if not self._discarded:
+            return
+        for written in self._written:
+            for vbucket in self._discarded:
+                written.masked.update(written.index.of_vbucket(vbucket))
+        looked_up = [file for file in self._writer.files if file.path in self._masked]
+        for path, rows in rows_of_vbuckets(
+            self._writer.store, looked_up, self._hash, self._discarded
+        ).items():
+            self._masked[path] -= rows
+
+    def _kind(self, written: _Written) -> str:
+        """``base`` if all rows of its range stand in this file, in this sink and in the table."""
+        vbuckets = range(written.file.low >> 48, (written.file.high >> 48) + 1)
+        if not self._fresh.issuperset(vbuckets):
+            return FIRST_TIER
+        others = [other.file for other in self._written if other is not written]
+        others += [file for file in self._writer.files if file.kind == BASE]
+        return FIRST_TIER if any(written.overlaps(other) for other in others) else BASE
+
+
+def newest_of_each(h1: Hashes, h2: Hashes) -> NDArray[np.intp]:
+    """Where each document stands for the last time, in the order of h1 (and h2)."""
+    order = np.argsort(h1, kind="stable")
+    if len(order) < 2:
+        return order
+    same_h1 = h1[order][1:] == h1[order][:-1]
+    if (same_h1 & (h2[order][1:] != h2[order][:-1])).any():  # two documents with one h1
+        order = np.lexsort((h2, h1))
+        same_h1 = h1[order][1:] == h1[order][:-1]
+    same = same_h1 & (h2[order][1:] == h2[order][:-1])
+    newest: NDArray[np.intp] = order[np.append(~same, True)]
+    return newest
+
+
+def _is_mutation(changes: pa.Table) -> NDArray[np.bool_]:
+    return np.asarray(pc.equal(changes["op"], "mutation").to_numpy(), dtype=np.bool_)
