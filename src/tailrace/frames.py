@@ -7,15 +7,18 @@ of many frames at once is here, where neither has to load the other.
 from __future__ import annotations
 
 from enum import IntFlag
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from .wire.header import HEADER_SIZE
+from .wire.dcp import MUTATION
+from .wire.header import HEADER_LAYOUT, HEADER_SIZE
+from .wire.layout import Field, numpy_code
 
 __all__ = [
     "CHUNK_BYTES",
+    "OPCODE_AT",
     "Bytes",
     "Chunk",
     "Mask",
@@ -23,6 +26,7 @@ __all__ = [
     "Trait",
     "collections_at",
     "cut_out",
+    "field_everywhere",
     "frames_of",
     "keys_at",
     "seqnos_at",
@@ -38,9 +42,12 @@ CHUNK_BYTES = 1536 << 10
 for a byte, because whoever receives it has to be woken as often.
 """
 
-_EXTRAS_LENGTH_AT = 4
-_OPAQUE_AT = 12
-_SEQNO_AT = HEADER_SIZE
+OPCODE_AT = HEADER_LAYOUT.at("opcode")
+"""Where the byte that names a frame's message stands in it."""
+_EXTRAS_LENGTH_AT = HEADER_LAYOUT.at("extras_length")
+_OPAQUE = HEADER_LAYOUT.field("opaque")
+_SEQNO = (HEADER_LAYOUT + MUTATION).field("by_seqno")
+"""Every change begins its extras with it."""
 _LEB128_BYTES = 5
 
 
@@ -68,24 +75,29 @@ class Chunk(NamedTuple):
     traits: int  # of all frames together, see Trait
 
 
+def field_everywhere(data: Bytes, field: Field) -> npt.NDArray[Any]:
+    """A field of the frame that would begin at each offset, aligned or not, without a copy: index it with the
+    offsets at which frames do begin.
+    """
+    count = max(len(data) - field.offset - field.size + 1, 0)
+    return np.ndarray((count,), numpy_code(field), data, field.offset, (1,))
+
+
 def set_opaques(data: Bytes, offsets: Offsets, opaque: int) -> None:
     """Give every frame this opaque, where it has 0 as all frames of a store."""
     written = opaque.to_bytes(4, "big")
     if written.count(0) < 2:
-        # A view of every four bytes that follow each other, aligned or not.
-        words = np.ndarray((len(data) - _OPAQUE_AT - 3,), ">u4", data, _OPAQUE_AT, (1,))
-        words[offsets] = opaque
+        field_everywhere(data, _OPAQUE)[offsets] = opaque
         return
     # Most are small numbers, vbuckets or counters: a byte takes a third of the time of four that lie anyhow.
-    for place, byte in enumerate(written, _OPAQUE_AT):
+    for place, byte in enumerate(written, _OPAQUE.offset):
         if byte:
             data[place:][offsets] = byte
 
 
 def seqnos_at(data: Bytes, offsets: Offsets) -> npt.NDArray[np.uint64]:
     """The seqno of every frame."""
-    words = np.ndarray((len(data) - 7,), ">u8", data, strides=(1,))
-    return words[offsets + _SEQNO_AT].astype(np.uint64)
+    return field_everywhere(data, _SEQNO)[offsets].astype(np.uint64)
 
 
 def keys_at(data: Bytes, offsets: Offsets) -> Offsets:

@@ -25,8 +25,9 @@ from ..wire import dcp
 from ..wire.codes import Datatype, DcpOpcode, Magic
 from ..wire.dialect import DCP
 from ..wire.fields import decode_leb128
-from ..wire.header import HEADER_SIZE, MAX_FRAME, Frame, frame_size
-from ..wire.message import DOCUMENT, MAX_KEY, Direction, Layout
+from ..wire.header import HEADER_LAYOUT, HEADER_SIZE, MAX_FRAME, Frame, frame_size
+from ..wire.layout import Layout
+from ..wire.message import DOCUMENT, MAX_KEY, Direction
 from .walk import frame_end, frame_starts
 
 __all__ = ["SCAN_LIMIT", "Buffer", "ControlFrame", "ScannedFrames", "gather", "scan"]
@@ -83,31 +84,25 @@ def _field(code: str, offset: int) -> _Field:
     return _Field(word, dtype, place, ((1 << 8 * size) - 1) << 8 * behind)
 
 
-def _extras(layout: Layout, names: dict[str, str]) -> dict[str, _Field]:
-    """Fields of the extras, as they stand behind a header without framing extras."""
-    offsets = {one.name: (one.code, HEADER_SIZE + one.offset) for one in layout.fields}
-    return {name: _field(*offsets[declared]) for name, declared in names.items()}
+def _fields(layout: Layout, names: dict[str, str]) -> dict[str, _Field]:
+    """Fields by the names of their columns; the values are their names in the layout."""
+    declared = {name: layout.field(of) for name, of in names.items()}
+    return {name: _field(field.code, field.offset) for name, field in declared.items()}
 
 
-_HEADER_FIELDS = {
-    "magic": _field("B", 0),
-    "opcode": _field("B", 1),
-    "key_length": _field("H", 2),
-    "extras_length": _field("B", 4),
-    "datatype": _field("B", 5),
-    "vbucket": _field("H", 6),
-    "opaque": _field("I", 12),
-    "cas": _field("Q", 16),
-}
 _EXTRAS_FIELDS = {
-    **_extras(
-        dcp.MUTATION,
+    **_fields(
+        HEADER_LAYOUT + dcp.MUTATION,
         {"seqno": "by_seqno", "rev": "rev_seqno", "flags": "flags", "expiry": "expiry", "nmeta": "nmeta"},
     ),
     # shorter extras, and another use of the same bytes
-    **_extras(dcp.DELETION_V1, {"deletion_nmeta": "nmeta"}),
+    **_fields(HEADER_LAYOUT + dcp.DELETION_V1, {"deletion_nmeta": "nmeta"}),
 }
-_FIELDS = {**_HEADER_FIELDS, **_EXTRAS_FIELDS}
+_FIELDS = {
+    # all of the header but the body length, which the walk has followed
+    **_fields(HEADER_LAYOUT, {name: name for name in HEADER_LAYOUT.names if name != "body_length"}),
+    **_EXTRAS_FIELDS,
+}
 _GROUPS = (slice(0, 2), slice(2, 5), slice(5, 7))
 """Words that share their memory: CAS, seqno and rev become columns as they are, and should not keep the rest
 alive."""

@@ -14,22 +14,21 @@ Where they don't meet, the plain walk goes on alone. The result is always that o
 
 from __future__ import annotations
 
-import struct
 import sys
 from itertools import pairwise
 
 import numpy as np
 
-from ..frames import Bytes, Offsets
-from ..wire.header import HEADER_SIZE
+from ..frames import Bytes, Offsets, field_everywhere
+from ..wire.header import HEADER_LAYOUT, HEADER_SIZE
 
 __all__ = ["frame_end", "frame_starts", "lockstep_walk", "plain_walk"]
 
-_TOTAL_BODY_AT = 8
-_TOTAL_BODY = struct.Struct(f">{_TOTAL_BODY_AT}xI")
+_BODY_LENGTH = HEADER_LAYOUT.field("body_length")
+_unpack_body_length = HEADER_LAYOUT.only("body_length").struct.unpack_from
 
 # Opcode and extras length: with the magic before them the same in all frames of a kind, and rare elsewhere.
-_KIND_AT = (1, 4)
+_KIND_AT = (HEADER_LAYOUT.at("opcode"), HEADER_LAYOUT.at("extras_length"))
 
 # Fewer frames than this are walked plainly: the lockstep walk costs about 0.1 ms before it saves anything.
 _LOCKSTEP_FRAMES = 1200
@@ -71,7 +70,7 @@ def _equal_frames(data: Bytes, size: int) -> Offsets:
 
     Nothing at all is found where a few of the places say that there is no use in looking at every one.
     """
-    total_body = _total_bodies(data)
+    total_body = _body_lengths(data)
     starts = np.arange(0, len(total_body), size)
     is_other = total_body[starts[:: len(starts) // _SAMPLE_FRAMES]] != size - HEADER_SIZE
     if is_other.any():
@@ -81,23 +80,22 @@ def _equal_frames(data: Bytes, size: int) -> Offsets:
     return starts[: at + 1] if is_other[at] else starts
 
 
-def _total_bodies(data: Bytes) -> Offsets:
+def _body_lengths(data: Bytes) -> Offsets:
     """The body length of a header at every offset, without a copy: fancy indexing reads what is asked for."""
-    count = len(data) - HEADER_SIZE + 1
-    return np.ndarray((count,), dtype=">u4", buffer=data, offset=_TOTAL_BODY_AT, strides=(1,))
+    return field_everywhere(data, _BODY_LENGTH)[: len(data) - HEADER_SIZE + 1]
 
 
 def frame_end(data: Bytes, start: int) -> int:
     """Where the frame ends whose header is there; the rest of it need not be."""
-    (total_body,) = _TOTAL_BODY.unpack_from(data.data, start)
-    return start + HEADER_SIZE + int(total_body)
+    (body_length,) = _unpack_body_length(data.data, start)
+    return start + HEADER_SIZE + int(body_length)
 
 
 def plain_walk(data: Bytes, at: int = 0, count: int = sys.maxsize, until: int = sys.maxsize) -> Offsets:
     """Up to ``count`` frame starts from ``at`` on and before ``until``, one after the other."""
     view = data.data
     found: list[int] = []
-    append, unpack_from = found.append, _TOTAL_BODY.unpack_from
+    append, unpack_from = found.append, _unpack_body_length
     last = min(len(view) - HEADER_SIZE, until - 1)
     for _ in range(count):
         if at > last:
@@ -157,7 +155,7 @@ def _walk_lanes(data: Bytes, lanes: Offsets) -> tuple[Offsets, Offsets, Offsets]
     last = len(data) - HEADER_SIZE
     limits = np.empty_like(lanes)
     limits[:-1], limits[-1] = lanes[1:], last + 1
-    total_body = _total_bodies(data)
+    total_body = _body_lengths(data)
     table = np.empty((_MAX_STEPS + 1, len(lanes)), dtype=np.int64)
     table[0] = at = lanes
     is_inside = True

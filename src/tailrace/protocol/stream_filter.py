@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import MalformedMessage
-from ..frames import Bytes, Chunk, Mask, Trait, collections_at
+from ..frames import OPCODE_AT, Bytes, Chunk, Mask, Trait, collections_at
 from ..wire.codes import DcpOpcode, Status, SystemEventId
 from ..wire.dcp import DcpSystemEvent
 from ..wire.fields import parse_json
@@ -30,7 +30,6 @@ _HEX_32 = re.compile(r"[0-9a-fA-F]{1,8}")
 _HEX_64 = re.compile(r"[0-9a-fA-F]{1,16}")
 _DECIMAL_64 = re.compile(r"[0-9]{1,20}")
 _MAX_U64 = (1 << 64) - 1
-_OPCODE_AT = 1
 _DEFAULT = frozenset({0})
 _NOT_PLAIN = int(Trait.COLLECTION | Trait.SYSTEM_EVENT)
 _SCOPE_EVENTS = (SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED)
@@ -178,7 +177,7 @@ class StreamFilter:
         passed = np.zeros(len(offsets), np.bool_)
         begin = 0
         ends = np.append(offsets[1:], len(data))
-        for place in np.flatnonzero(data[offsets + _OPCODE_AT] == DcpOpcode.SYSTEM_EVENT).tolist():
+        for place in np.flatnonzero(data[offsets + OPCODE_AT] == DcpOpcode.SYSTEM_EVENT).tolist():
             passed[begin:place] = self._pass(data, offsets[begin:place])
             frame = data[offsets[place] : ends[place]].tobytes()
             passed[place] = self._follow(DcpSystemEvent.decode(Frame.parse(frame)))

@@ -9,7 +9,8 @@ from ..errors import MalformedMessage
 from .codes import Datatype, Magic, Op, ServerOpcode, Status, VBucketState
 from .dcp import DcpFailoverLogResponse
 from .fields import is_json
-from .message import NO_EXTRAS, Direction, Message, Part, Response, layout, message
+from .layout import NO_EXTRAS, layout
+from .message import Direction, Message, Part, Response, message
 
 JSON = int(Datatype.JSON)
 

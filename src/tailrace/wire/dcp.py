@@ -25,7 +25,8 @@ from .codes import (
 )
 from .fields import decode_failover_log, encode_failover_log
 from .header import Frame
-from .message import DOCUMENT, Direction, Message, Part, Response, layout, message
+from .layout import layout
+from .message import DOCUMENT, Direction, Message, Part, Response, message
 
 __all__ = [
     "DELETION_V1",

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ..errors import MalformedMessage
 from .codes import DcpOpcode, DurabilityLevel
 from .dcp import ON_ERROR, check_seqno
-from .message import DOCUMENT, Direction, Message, Part, Response, layout, message
+from .layout import layout
+from .message import DOCUMENT, Direction, Message, Part, Response, message
 
 __all__ = [
     "CacheTransferRecord",

@@ -21,9 +21,11 @@ from dataclasses import dataclass
 
 from ..errors import FrameTooLarge, FramingError, LocalProtocolError
 from .codes import Magic
+from .layout import layout
 
 __all__ = [
     "HEADER",
+    "HEADER_LAYOUT",
     "HEADER_SIZE",
     "MAX_FRAME",
     "MAX_FRAME_BEFORE_LOGIN",
@@ -32,9 +34,20 @@ __all__ = [
     "frame_size",
 ]
 
-HEADER = struct.Struct(">BBHBBHIIQ")
-HEADER_SIZE = 24
-assert HEADER.size == HEADER_SIZE
+HEADER_LAYOUT = layout("""
+    B magic          who speaks, and in which form
+    B opcode         which message
+    H key_length     of a flexible frame: a byte for the framing extras, a byte for the key
+    B extras_length  bytes of the extras
+    B datatype       what the value is; UPR draft A: the subtype
+    H vbucket        of a response: the status
+    I body_length    bytes behind the header
+    I opaque         repeated in the answer
+    Q cas            version of the document
+""")
+HEADER = HEADER_LAYOUT.struct
+HEADER_SIZE = HEADER_LAYOUT.size
+assert HEADER_SIZE == 24
 
 MAX_FRAME = 30 * 1024 * 1024
 """The largest frame that is accepted by default, header included."""
@@ -45,9 +58,9 @@ MAX_FRAME_BEFORE_LOGIN = 16 * 1024
 MAX_NAME_BYTES = 200
 """The longest name that a peer may give itself or its change stream."""
 
-_FLEXIBLE = (Magic.FLEX_REQUEST, Magic.FLEX_RESPONSE)
+_FLEXIBLE = frozenset({int(Magic.FLEX_REQUEST), int(Magic.FLEX_RESPONSE)})
 _MAGICS = frozenset(int(magic) for magic in Magic)
-_TOTAL_BODY = struct.Struct(">I")
+_LENGTHS = HEADER_LAYOUT.only("magic", "key_length", "extras_length", "body_length").struct
 
 
 @dataclass(slots=True)
@@ -162,16 +175,14 @@ def frame_size(buffer: bytes | bytearray | memoryview, offset: int = 0, limit: i
     Refuses at once what can't be framed: a magic that nobody knows, a size above the limit, and lengths that
     don't fit into the body. There is no way to find the next frame after that.
     """
-    magic = buffer[offset]
+    magic, keys, extras_length, total = _LENGTHS.unpack_from(buffer, offset)
     if magic not in _MAGICS:
         raise FramingError(f"no frame starts with the byte 0x{magic:02x}")
-    total: int = _TOTAL_BODY.unpack_from(buffer, offset + 8)[0]
-    size = HEADER_SIZE + total
+    size: int = HEADER_SIZE + total
     if size > limit:
         raise FrameTooLarge(size, limit)
-    inner = buffer[offset + 4] + buffer[offset + 3]
     # a flexible frame has its framing length where others have the upper half of the key length
-    inner += buffer[offset + 2] if magic in _FLEXIBLE else buffer[offset + 2] << 8
+    inner = extras_length + (keys if magic not in _FLEXIBLE else (keys >> 8) + (keys & 0xFF))
     if inner > total:
         raise FramingError(f"framing, extras and key need {inner} bytes, the body has {total}")
     return size

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from ..errors import MalformedMessage
 from .codes import Op
-from .message import DOCUMENT, NO_EXTRAS, Message, Part, Response, layout, message
+from .layout import NO_EXTRAS, layout
+from .message import DOCUMENT, Message, Part, Response, message
 
 QUIET_SUCCESS = "only on error"
 QUIET_MISS = "only on a hit or an error"

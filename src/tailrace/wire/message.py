@@ -25,7 +25,6 @@ from __future__ import annotations
 import enum
 import re
 import struct
-from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform
@@ -33,19 +32,16 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform
 from ..errors import LocalProtocolError, MalformedMessage
 from .codes import Datatype, Magic, Status
 from .header import Frame
+from .layout import NO_EXTRAS, Layout
 
 __all__ = [
     "DOCUMENT",
     "MAX_KEY",
-    "NO_EXTRAS",
     "Direction",
-    "Field",
-    "Layout",
     "Message",
     "Part",
     "Response",
     "Unknown",
-    "layout",
     "message",
 ]
 
@@ -78,54 +74,6 @@ class Direction(enum.Enum):
         """The way back."""
         return Direction.TO_CONSUMER if self is Direction.TO_PRODUCER else Direction.TO_PRODUCER
 
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field of the extras."""
-
-    code: str
-    name: str
-    offset: int
-    about: str
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return struct.calcsize(">" + self.code)
-
-
-class Layout:
-    """The extras of a message: named fields in order, big-endian, without gaps."""
-
-    __slots__ = ("fields", "names", "size", "struct")
-
-    def __init__(self, declared: Iterable[tuple[str, str, str]]) -> None:
-        found: list[Field] = []
-        offset = 0
-        for code, name, about in declared:
-            found.append(Field(code, name, offset, about))
-            offset += found[-1].size
-        self.fields = tuple(found)
-        self.names = tuple(one.name for one in found)
-        self.struct = struct.Struct(">" + "".join(one.code for one in found))
-        self.size = self.struct.size
-        assert self.size == offset
-
-    def __add__(self, more: Layout) -> Layout:
-        """This layout with more fields behind it."""
-        return Layout((one.code, one.name, one.about) for one in (*self.fields, *more.fields))
-
-
-def layout(text: str) -> Layout:
-    """A layout from lines of ``code name  what it is``."""
-    declared = []
-    for line in text.strip().splitlines():
-        code, name, about = [*line.split(None, 2), ""][:3]
-        declared.append((code, name, about))
-    return Layout(declared)
-
-
-NO_EXTRAS = Layout(())
 
 T = TypeVar("T", bound="Message")
 

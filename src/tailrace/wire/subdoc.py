@@ -8,7 +8,8 @@ from typing import ClassVar
 from ..errors import MalformedMessage
 from .codes import Datatype, Op, Status
 from .kv import MutationResponse
-from .message import NO_EXTRAS, Message, Part, layout, message
+from .layout import NO_EXTRAS, layout
+from .message import Message, Part, message
 
 JSON = int(Datatype.JSON)
 

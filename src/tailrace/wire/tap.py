@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Self
 from ..errors import LocalProtocolError, MalformedMessage
 from .codes import Op, TapConnectFlag, TapFlag, TapOpcode, VBucketState
 from .header import Frame
-from .message import DOCUMENT, NO_EXTRAS, Direction, Layout, Message, Part, Response, layout, message
+from .layout import NO_EXTRAS, Layout, layout
+from .message import DOCUMENT, Direction, Message, Part, Response, message
 
 __all__ = [
     "TAP_MESSAGES",

@@ -25,7 +25,8 @@ from .codes import (
 from .dcp import DcpFailoverLogResponse
 from .fields import decode_failover_log
 from .header import Frame
-from .message import DOCUMENT, Direction, Layout, Message, Part, Response, layout, message
+from .layout import Layout, layout
+from .message import DOCUMENT, Direction, Message, Part, Response, message
 
 __all__ = [
     "UPR_A_MESSAGES",

@@ -29,7 +29,8 @@ from ...wire.dcp import (
     DcpSystemEvent,
 )
 from ...wire.dialect import DCP
-from ...wire.header import HEADER_SIZE, Frame
+from ...wire.header import HEADER_LAYOUT, HEADER_SIZE, Frame
+from ...wire.layout import record
 from ...wire.message import Direction
 from ..receive_buffer import Block
 
@@ -49,14 +50,11 @@ __all__ = [
     "deliver",
 ]
 
-HEADER = np.dtype(
-    {
-        "names": ("magic", "opcode", "keys", "extras", "datatype", "vbucket", "body", "opaque", "cas"),
-        "formats": ("u1", "u1", ">u2", "u1", "u1", ">u2", ">u4", ">u4", ">u8"),
-    }
+_HEADER = record(HEADER_LAYOUT)
+_WITH_SEQNO = record(HEADER_LAYOUT + DcpSeqnoAdvanced.LAYOUTS[0])
+assert all(
+    shape.at("by_seqno") == DcpSeqnoAdvanced.LAYOUTS[0].at("by_seqno") for shape in DcpSystemEvent.LAYOUTS
 )
-_SEQNO_AT = 24
-_SEQNO = np.dtype([("seqno", ">u8")])
 
 _MARKER_V1 = DcpSnapshotMarker.LAYOUTS[0].struct
 _CARRIES_SEQNO = (DcpOpcode.SYSTEM_EVENT, DcpOpcode.SEQNO_ADVANCED)
@@ -228,7 +226,7 @@ class ChangeDelivery:
 
 def control_headers(frames: ScannedFrames) -> NDArray[np.void]:
     """The headers of all control frames of a scan."""
-    return gather(frames.data, frames.control_start, HEADER)
+    return gather(frames.data, frames.control_start, _HEADER)
 
 
 @dataclass(slots=True)
@@ -269,8 +267,8 @@ def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[in
         np.isin(headers["opcode"], _CARRIES_SEQNO) & (headers["magic"] == Magic.REQUEST)
     )
     if len(carrying):
-        at = frames.control_start[ordered[carrying]] + _SEQNO_AT
-        seqno[control_at[carrying]] = gather(frames.data, at, _SEQNO)["seqno"]
+        at = frames.control_start[ordered[carrying]]
+        seqno[control_at[carrying]] = gather(frames.data, at, _WITH_SEQNO)["by_seqno"]
     is_boundary = ~is_row
     is_boundary[control_at[carrying]] = False
 
@@ -370,7 +368,7 @@ class _Runs:
         self._data = chunk.frames.data.data
         headers = chunk.headers
         self._magics, self._opcodes, self._extras, self._vbuckets, self._sizes = (
-            headers[name].tolist() for name in ("magic", "opcode", "extras", "vbucket", "body")
+            headers[name].tolist() for name in ("magic", "opcode", "extras_length", "vbucket", "body_length")
         )
         self._work: dict[int, _StreamDraft | None] = {}
         self.runs: list[SnapshotRun] = []

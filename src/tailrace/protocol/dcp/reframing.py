@@ -14,11 +14,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...frames import Bytes, Offsets, keys_at
+from ...frames import Bytes, Offsets, field_everywhere, keys_at
 from ...wire.codes import Datatype, Feature, OpenFlag
 from ...wire.dcp import DELETION_V2, EXPIRATION, MUTATION
-from ...wire.header import HEADER_SIZE
-from ...wire.message import NO_EXTRAS, Layout, Message, Part
+from ...wire.header import HEADER_LAYOUT, HEADER_SIZE
+from ...wire.layout import NO_EXTRAS, Layout, record
+from ...wire.message import Message, Part
 from .controls import ConnectionOptions
 
 __all__ = [
@@ -32,35 +33,14 @@ __all__ = [
 
 Record: TypeAlias = "np.dtype[np.void]"
 
-_NUMPY_CODES = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
-_HEADER = [
-    ("magic", "u1"),
-    ("opcode", "u1"),
-    ("key_length", ">u2"),
-    ("extras_length", "u1"),
-    ("datatype", "u1"),
-    ("vbucket", ">u2"),
-    ("body_length", ">u4"),
-    ("opaque", ">u4"),
-    ("cas", ">u8"),
-]
+_KEY_LENGTH = HEADER_LAYOUT.field("key_length")
 _PREFIX = 1
 """Only the default collection gets here: its prefix is the byte 00 in front of the key."""
 
 
-def _record(*layouts: Layout) -> Record:
-    """Header and extras as one record."""
-    declared = [
-        (one.name, _NUMPY_CODES.get(one.code, f"V{one.size}")) for own in layouts for one in own.fields
-    ]
-    made = np.dtype([*_HEADER, *declared])
-    assert made.itemsize == HEADER_SIZE + sum(own.size for own in layouts)
-    return made
-
-
-STORED_MUTATION = _record(MUTATION)
-STORED_DELETION = _record(DELETION_V2)
-STORED_EXPIRATION = _record(EXPIRATION)
+STORED_MUTATION = record(HEADER_LAYOUT + MUTATION)
+STORED_DELETION = record(HEADER_LAYOUT + DELETION_V2)
+STORED_EXPIRATION = record(HEADER_LAYOUT + EXPIRATION)
 
 
 class Form:
@@ -87,7 +67,7 @@ class Form:
         self.has_value = message.VALUE is not Part.FORBIDDEN if has_value is None else has_value
         self.has_datatype = self.has_value and bool(message.DATATYPES)
         self._stored = stored
-        self._made = _record(layout, private)
+        self._made = record(HEADER_LAYOUT + layout + private)
         self._given = {
             "magic": int(message.MAGIC),
             "opcode": int(message.OPCODE),
@@ -127,7 +107,7 @@ def reframe(
 
     ``datatypes`` are the bits that the consumer may see.
     """
-    key_lengths = (data[offsets + 2].astype(np.int64) << 8) + data[offsets + 3] - _PREFIX
+    key_lengths = field_everywhere(data, _KEY_LENGTH)[offsets].astype(np.int64) - _PREFIX
     starts = keys_at(data, offsets) + _PREFIX
     ends = np.append(offsets[1:], len(data))
     sizes = np.empty(len(offsets), np.int64)

@@ -23,22 +23,31 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...frames import Bytes, Chunk, Offsets, Trait, cut_out, frames_of, keys_at, set_opaques
+from ...frames import (
+    OPCODE_AT,
+    Bytes,
+    Chunk,
+    Offsets,
+    Trait,
+    cut_out,
+    field_everywhere,
+    frames_of,
+    keys_at,
+    set_opaques,
+)
 from ...snappy import deflate, inflate
 from ...wire.codes import Datatype, DcpOpcode, Magic, RequestFrameId
 from ...wire.dcp import DELETION_V1, DELETION_V2, EXPIRATION, DcpSystemEvent
 from ...wire.fields import FrameInfo, encode_frame_infos, join_xattrs, split_xattrs
-from ...wire.header import HEADER, HEADER_SIZE, MAX_FRAME, Frame
+from ...wire.header import HEADER, HEADER_LAYOUT, HEADER_SIZE, MAX_FRAME, Frame
 from ..stream_filter import StreamFilter
 from .controls import ConnectionOptions
 from .flatbuffer import system_event_value
 
 __all__ = ["ShapedFrames", "Shaper", "stream_id_framing"]
 
-_OPCODE_AT = 1
-_KEY_LENGTH_AT = 2
-_DATATYPE_AT = 5
-_BODY_LENGTH_AT = 8
+_KEY_LENGTH, _BODY_LENGTH = HEADER_LAYOUT.field("key_length"), HEADER_LAYOUT.field("body_length")
+_DATATYPE_AT = HEADER_LAYOUT.at("datatype")
 _DATATYPES = 8
 _SEQNO = struct.Struct(">Q")
 _SYSTEM_XATTR = "_"
@@ -110,7 +119,7 @@ class Shaper:
         data, offsets = chunk.data, chunk.offsets
         wanted = self._filter.wanted(chunk)
         if skip_deletes and chunk.traits & _TOMBSTONES:
-            opcodes = data[offsets + _OPCODE_AT]
+            opcodes = data[offsets + OPCODE_AT]
             living = (opcodes != DcpOpcode.DELETION) & (opcodes != DcpOpcode.EXPIRATION)
             wanted = living if wanted is None else wanted & living
         if wanted is not None and not wanted.all():
@@ -121,7 +130,7 @@ class Shaper:
 
     def _rewrite(self, data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
         """Make anew what has to be; runs of other frames stay as they are."""
-        opcodes = data[offsets + _OPCODE_AT]
+        opcodes = data[offsets + OPCODE_AT]
         places = np.flatnonzero(self._rewritten[opcodes, data[offsets + _DATATYPE_AT] % _DATATYPES])
         if not len(places):
             return data, offsets
@@ -270,10 +279,8 @@ def _rewritten(taken: _Taken) -> tuple[npt.NDArray[np.bool_], int]:
 def _without_prefix(data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
     """Frames of the default collection without the byte 00 in front of their keys."""
     # Lengths become smaller as numbers, not as bytes: a body length may end in 00.
-    key_lengths = np.ndarray((len(data) - 1,), ">u2", data, strides=(1,))
-    body_lengths = np.ndarray((len(data) - 3,), ">u4", data, strides=(1,))
-    key_lengths[offsets + _KEY_LENGTH_AT] -= 1
-    body_lengths[offsets + _BODY_LENGTH_AT] -= 1
+    field_everywhere(data, _KEY_LENGTH)[offsets] -= 1
+    field_everywhere(data, _BODY_LENGTH)[offsets] -= 1
     return cut_out(data, keys_at(data, offsets)), offsets - np.arange(len(offsets))
 
 
@@ -282,9 +289,8 @@ def _with_framing(data: Bytes, offsets: Offsets, framing: bytes) -> tuple[Bytes,
     size = len(framing)
     # Keys have up to 251 bytes, so the byte in front of the key length is free for the framing's.
     data[offsets] = Magic.FLEX_REQUEST
-    data[offsets + _KEY_LENGTH_AT] = size
-    body_lengths = np.ndarray((len(data) - 3,), ">u4", data, strides=(1,))
-    body_lengths[offsets + _BODY_LENGTH_AT] += size
+    data[offsets + _KEY_LENGTH.offset] = size
+    field_everywhere(data, _BODY_LENGTH)[offsets] += size
     shifted = offsets + size * np.arange(len(offsets))
     view = data.data
     pieces: list[bytes | memoryview] = []

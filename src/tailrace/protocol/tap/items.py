@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...frames import Bytes, Chunk, Offsets, Trait, frames_of, seqnos_at
+from ...frames import OPCODE_AT, Bytes, Chunk, Offsets, Trait, field_everywhere, frames_of, seqnos_at
 from ...wire.codes import DcpOpcode, TapConnectFlag, TapFlag
-from ...wire.message import layout
+from ...wire.dcp import MUTATION
+from ...wire.header import HEADER_LAYOUT
+from ...wire.layout import layout
 from ...wire.tap import TAP_TTL, TapDelete, TapMutation
 from ..dcp.reframing import (
     STORED_DELETION,
@@ -29,11 +31,12 @@ Seqnos = npt.NDArray[np.uint64]
 Ttls = Callable[[int, Seqnos], "npt.NDArray[np.uint8] | None"]
 """The TTLs to send the changes of a vbucket with; None: all were made here."""
 
-_OPCODE_AT = 1
-_OPAQUE_AT = 12
-_FLAGS_AT = 27  # the low byte; the high one has no flags
-_TTL_AT = 28
-_EXPIRY_AT = 44
+_SENT = HEADER_LAYOUT + TapDelete.LAYOUTS[0]
+"""Header and the extras that every message of TAP begins with."""
+_OPAQUE = HEADER_LAYOUT.field("opaque")
+_FLAGS_AT = _SENT.at("tap_flags") + 1  # the low byte; the high one has no flags
+_TTL_AT = _SENT.at("ttl")
+_EXPIRY = (HEADER_LAYOUT + MUTATION).field("expiry")
 _EXPIRED = 0
 """The kind of a mutation whose time has come: it is sent as the delete that it is about to become."""
 
@@ -82,8 +85,7 @@ class TapBatch:
 
     def number(self, start: int, stop: int, numbers: npt.NDArray[np.uint32]) -> None:
         """Give messages their TAP sequence numbers."""
-        words = np.ndarray((len(self.data) - 3,), ">u4", self.data, strides=(1,))
-        words[self.offsets[start:stop] + _OPAQUE_AT] = numbers
+        field_everywhere(self.data, _OPAQUE)[self.offsets[start:stop]] = numbers
 
     def ask_for_acks(self, places: Offsets) -> None:
         """Set the ack flag of these messages."""
@@ -110,10 +112,10 @@ class TapShaper:
         data, offsets = self._shaper.choose(chunk, skip_deletes=self._living_only)
         if not len(offsets):
             return None
-        kinds = data[offsets + _OPCODE_AT]
+        kinds = data[offsets + OPCODE_AT]
         if chunk.traits & Trait.EXPIRES:
-            words = np.ndarray((len(data) - 3,), ">u4", data, strides=(1,))
-            times = words[np.minimum(offsets + _EXPIRY_AT, len(data) - 4)]
+            expiries = field_everywhere(data, _EXPIRY)
+            times = expiries[np.minimum(offsets, len(expiries) - 1)]
             kinds[(kinds == DcpOpcode.MUTATION) & (times != 0) & (times <= now_s)] = _EXPIRED
         seqnos = seqnos_at(data, offsets)
         ttls = self._ttls(vbucket, seqnos)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from ...errors import DocumentRefused, MalformedMessage
 from ...wire.codes import Status, TapFlag, TapOpaque, TapOpcode, VBucketState
+from ...wire.dcp import MUTATION
 from ...wire.dialect import TAP
 from ...wire.fields import checked_key
-from ...wire.header import Frame
+from ...wire.header import HEADER_LAYOUT, Frame
 from ...wire.message import Direction, Message
 from ...wire.tap import (
     TapAck,
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TapReplica"]
 
-_REV = slice(32, 40)  # of a stored frame
+_REV_AT = (HEADER_LAYOUT + MUTATION).at("rev_seqno")  # of a stored frame, whatever change it is
 _PREFIX = b"\0"
-_TTL_AT = 4
+_TTL_AT = TapDelete.LAYOUTS[0].at("ttl")
 _FATAL = frozenset({TapOpcode.VBUCKET_SET, TapOpcode.CHECKPOINT_START, TapOpcode.CHECKPOINT_END})
 """A peer that gets these wrong can't be followed any further."""
 
@@ -278,7 +279,7 @@ def _key(message: Message) -> bytes:
 
 def _next_rev(vbucket: VBucket, key: bytes) -> int:
     frame = vbucket.get_any(key)
-    return 1 if frame is None else int.from_bytes(frame[_REV], "big") + 1
+    return 1 if frame is None else int.from_bytes(frame[_REV_AT : _REV_AT + 8], "big") + 1
 
 
 def _empty(number: int, bucket: Bucket) -> list[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from ...frames import Chunk, seqnos_at
+from ...frames import OPCODE_AT, Chunk, seqnos_at
 from ...wire.codes import (
     DcpOpcode,
     StreamEndStatus,
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from ..handler import Host
 
 __all__ = ["UprAMessages", "UprBMessages", "UprMessages", "UprStream"]
-
-_OPCODE_AT = 1
 
 
 class UprMessages(StreamMessages):
@@ -141,7 +139,7 @@ class UprShaper(Shaper):
         if not len(offsets):
             return None
         edges = seqnos_at(data, offsets[[0, -1]])
-        kinds = data[offsets + _OPCODE_AT]
+        kinds = data[offsets + OPCODE_AT]
         data, offsets = reframe(
             data, offsets, kinds, self._forms, opaque=self._opaque, datatypes=self._datatypes
         )

@@ -1,0 +1,138 @@
+"""Layouts: the fixed fields of headers and extras, declared once, and everything that is derived from them.
+
+    CAS_LAYOUT = layout('''
+        I opaque  chosen by who asks
+        Q cas     the version
+    ''')
+    CAS_LAYOUT.struct                        packs and unpacks all fields
+    CAS_LAYOUT.at("cas")                     where a field begins
+    CAS_LAYOUT.only("cas").struct            packs and unpacks some fields; the others are zeros, or skipped
+    record(CAS_LAYOUT)                       the same bytes as a numpy record, for many at a time
+    (HEADER_LAYOUT + MUTATION).only(...)     a header with the extras behind it
+
+Whoever reads or writes bytes without making messages of them takes places and sizes from here, never as
+numbers of its own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["NO_EXTRAS", "Field", "Layout", "layout", "numpy_code", "record"]
+
+_UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_NUMPY_CODES = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a layout."""
+
+    code: str
+    name: str
+    offset: int
+    about: str
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return struct.calcsize(">" + self.code)
+
+
+class Layout:
+    """Named fields in order, big-endian. A field without a name is a gap, which nobody reads."""
+
+    __slots__ = ("fields", "names", "size", "struct")
+
+    def __init__(self, declared: Iterable[tuple[str, str, str]]) -> None:
+        fields: list[Field] = []
+        codes = ""
+        offset = 0
+        for code, name, about in declared:
+            field = Field(code, name, offset, about)
+            if name:
+                fields.append(field)
+            codes += code
+            offset += field.size
+        self.fields = tuple(fields)
+        self.names = tuple(field.name for field in fields)
+        self.struct = struct.Struct(">" + codes)
+        self.size = self.struct.size
+        assert self.size == offset
+
+    def __add__(self, more: Layout) -> Layout:
+        """This layout with more fields behind it; neither has gaps."""
+        fields = (*self.fields, *more.fields)
+        joined = Layout((field.code, field.name, field.about) for field in fields)
+        assert joined.size == self.size + more.size
+        return joined
+
+    def field(self, name: str) -> Field:
+        """The field of this name."""
+        return {field.name: field for field in self.fields}[name]
+
+    def at(self, name: str) -> int:
+        """Where a field begins."""
+        return self.field(name).offset
+
+    def only(self, *wanted: str) -> Layout:
+        """The same bytes with some of the fields, in their order; the rest are gaps.
+
+        ``magic+opcode`` takes neighbours as one number, named like that. ``opaque:4s`` reads a field with
+        another code of the same size.
+        """
+        declared: list[tuple[str, str, str]] = []
+        end = 0
+        for one in wanted:
+            name, _, code = one.partition(":")
+            parts = [self.field(part) for part in name.split("+")]
+            size = sum(part.size for part in parts)
+            first, last = parts[0], parts[-1]
+            assert first.offset >= end and last.offset + last.size == first.offset + size, one
+            if first.offset > end:
+                declared.append((f"{first.offset - end}x", "", ""))
+            code = code or (first.code if len(parts) == 1 else _UNSIGNED[size])
+            declared.append((code, name, first.about))
+            end = first.offset + size
+        if self.size > end:
+            declared.append((f"{self.size - end}x", "", ""))
+        chosen = Layout(declared)
+        assert chosen.size == self.size
+        return chosen
+
+
+def layout(text: str) -> Layout:
+    """A layout from lines of ``code name  what it is``."""
+    declared = []
+    for line in text.strip().splitlines():
+        code, name, about = [*line.split(None, 2), ""][:3]
+        declared.append((code, name, about))
+    return Layout(declared)
+
+
+def numpy_code(field: Field) -> str:
+    """What numpy calls the type of a field; bytes, if it is no number."""
+    return _NUMPY_CODES.get(field.code, f"V{field.size}")
+
+
+def record(of: Layout) -> np.dtype[np.void]:
+    """A layout as a numpy record, whose fields have the layout's names; a gap of it has none."""
+    import numpy as np  # not for those who only encode and decode messages
+
+    return np.dtype(
+        {
+            "names": list(of.names),
+            "formats": [numpy_code(field) for field in of.fields],
+            "offsets": [field.offset for field in of.fields],
+            "itemsize": of.size,
+        }
+    )
+
+
+NO_EXTRAS = Layout(())
