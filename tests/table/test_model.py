@@ -212,6 +212,18 @@ def weaken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashing.KeyHash, "hash", weak)
 
 
+def test_vbuckets_that_come_one_after_the_other_become_files_of_the_base(tmp_path: Path) -> None:
+    world = World(tmp_path / "table", 0)
+    task = world.writer(100).sink(range(VBUCKETS))
+    for vbucket in range(VBUCKETS):
+        for first in range(0, 36, 9):
+            task.add(changes_table((vbucket, f"k{key}", key + 1, "{}") for key in range(first, first + 9)))
+    files = [new.file for new in task.finish().added]
+    assert [file.kind for file in files] == ["base"] * len(files)
+    assert len(files) > 2
+    assert sum(file.rows for file in files) == VBUCKETS * 36
+
+
 @pytest.mark.long
 def test_many_seeds(tmp_path: Path) -> None:
     for seed in range(100, 400):

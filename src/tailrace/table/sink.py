@@ -83,7 +83,7 @@ class RowSink:
             self._waiting_bytes += size_of(part)
             self._changes += part.num_rows
             if self._waiting_bytes >= self._writer.max_bytes or self._waiting_rows >= self._writer.max_rows:
-                self.flush()
+                self._make_room()
 
     def _cut(self, table: pa.Table) -> Iterable[pa.Table]:
         """Parts that fit into a file each."""
@@ -99,11 +99,29 @@ class RowSink:
         """What came of these vbuckets does not count, and neither does what still comes of them."""
         self._discarded.update(vbuckets)
 
-    def flush(self) -> None:
-        """Write what waits to a file. Files don't overlap if this is called between ranges of vbuckets."""
+    def _make_room(self) -> None:
+        """Write what waits, but for the vbucket that is coming in, if it is not the most of it: where
+        vbuckets come one after the other the files don't overlap.
+        """
         changes = self._take_waiting()
         if not changes.num_rows:
             return
+        last = changes["vbucket"][-1]
+        coming = pc.equal(changes["vbucket"], last)
+        if 2 * pc.sum(coming).as_py() < changes.num_rows:
+            rest = changes.filter(coming)
+            changes = changes.filter(pc.invert(coming))
+            self._waiting = [rest]
+            self._waiting_rows, self._waiting_bytes = rest.num_rows, size_of(rest)
+        self._store(changes)
+
+    def flush(self) -> None:
+        """Write what waits to a file."""
+        changes = self._take_waiting()
+        if changes.num_rows:
+            self._store(changes)
+
+    def _store(self, changes: pa.Table) -> None:
         h1, h2 = self._hash.hash(changes["key"], vbuckets_of(changes))
         newest = newest_of_each(h1, h2)
         self._mask(Documents(h1[newest], h2[newest]))
