@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: caches test lint check demo soak chaos simulate campaign docs clean
+.PHONY: caches test lint check coverage demo soak chaos simulate campaign docs clean
 
 test: lint check
 
@@ -28,6 +28,14 @@ caches:
 
 check: $(STAMP) caches
 	$(BIN)/pytest -n 2 --dist loadgroup
+
+# What the suite runs, by package, and the functions that it never runs. TESTS=tests/store looks at a part of it.
+coverage: $(STAMP) caches
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n 2 --dist loadgroup $(TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage json --quiet -o .coverage.json
+	$(BIN)/python tests/coverage_by_package.py .coverage.json
 
 soak: $(STAMP)
 	$(BIN)/pytest -n 2 -m long --timeout 0
