@@ -15,10 +15,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tailrace.cli.serve import _warn_of_a_small_disk
+from tailrace.store.base import StoreSettings
 from tailrace.wire import admin, kv
 from tailrace.wire.codes import Status
 from tailrace.wire.framing import Framer
@@ -324,6 +327,16 @@ def test_a_lost_log_is_one_line_until_the_loss_is_accepted(tmp_path):
     done = run("--memory", "--accept-loss", cwd=tmp_path)
     assert done.returncode == 2
     assert "--memory" in done.stderr
+
+
+def test_a_disk_that_is_too_small_is_told(tmp_path, monkeypatch, caplog):
+    """Of a full disk with less than four times the quota a node may not recover."""
+    for size, told in ((8 << 20, True), (16 << 20, False)):
+        caplog.clear()
+        usage = SimpleNamespace(total=size)
+        monkeypatch.setattr("shutil.disk_usage", lambda _, usage=usage: usage)
+        _warn_of_a_small_disk(tmp_path, StoreSettings(memory_quota=4 << 20))
+        assert ("16.0 MiB" in caplog.text) is told
 
 
 def test_files_are_private(tmp_path):

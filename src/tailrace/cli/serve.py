@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import signal
 import socket
 import ssl
@@ -21,14 +22,17 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import StoreError, UsageError
+from ..units import format_size
 from .common import SIZE, Integer, cant_listen
 from .common import command as make_command
 
 if TYPE_CHECKING:
     from ..server.aio import Server
     from ..server.settings import Settings
+    from ..store.base import StoreSettings
     from ..store.engine import Engine
 
+_log = logging.getLogger(__name__)
 _VBUCKETS = 1024
 _GIVE_BACK_S = 5.0
 _MAX_USERS = 10_000
@@ -319,6 +323,7 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
             )
         )
         if options.data is not None:
+            _warn_of_a_small_disk(options.data, store_settings)
             server.watch_disk(options.data)
         await server.start(sockets, tls_sockets, options.tls)
         web_port = None
@@ -328,6 +333,19 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
         engine.close()
         raise
     return server, web_port
+
+
+def _warn_of_a_small_disk(data: Path, settings: StoreSettings) -> None:
+    size, least = shutil.disk_usage(data).total, settings.least_disk_bytes
+    if size < least:
+        _log.warning(
+            "the disk of %r has %s: with a memory quota of %s it needs %s, or writes may stay refused once "
+            "it was full; give a smaller --memory-quota",
+            str(data),
+            format_size(size),
+            format_size(settings.memory_quota),
+            format_size(least),
+        )
 
 
 def _make_buckets(engine: Engine, options: _Options) -> None:

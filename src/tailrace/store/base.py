@@ -90,6 +90,13 @@ class StoreSettings:
     )
     """What of a value with xattrs (value, datatype) a deletion keeps: the server keeps the system xattrs."""
 
+    @property
+    def least_disk_bytes(self) -> int:
+        """A node whose disk has this size and was full accepts writes again when half of it is free. On a
+        smaller one it may not: sealing what is in memory needs room for the log and the segment at once.
+        """
+        return 4 * self.memory_quota
+
 
 class Job(Protocol):
     """Work that may be done on another thread: run it there, then finish it on the owner's."""

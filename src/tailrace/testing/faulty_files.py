@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from ..errors import StoreCorrupt, StoreLocked
-from ..files import Buffer, File, Files, replace_file
+from ..files import Buffer, File, Files, MemoryFiles, replace_file
 
 __all__ = [
     "Fault",
     "FaultyFiles",
     "PowerCut",
     "SimulatedDisk",
+    "SmallDisk",
     "at_call",
     "io_error",
     "kill_myself",
@@ -176,6 +177,28 @@ class FaultyFile:
 
     def close(self) -> None:
         self._inner.close()
+
+
+class SmallDisk(MemoryFiles):
+    """A disk in memory on which no more than so many bytes fit; ``foreign_bytes`` are somebody else's."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.foreign_bytes = 0
+
+    @property
+    def free_bytes(self) -> int:
+        return self.capacity - self.foreign_bytes - sum(map(len, self.files.values()))
+
+    def create(self, path: str) -> File:
+        if self.free_bytes <= 0:
+            raise no_space()
+        return FaultyFile(FaultyFiles(self, self._full), super().create(path))
+
+    def _full(self, _call: int, name: str, _path: str, size: int) -> Fault | None:
+        free = self.free_bytes
+        return Fault(no_space(), max(free, 0)) if name == "append" and size > free else None
 
 
 @dataclass(slots=True, eq=False)
