@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tailrace.client.invalidate import cache_at
 from tailrace.errors import ConnectError, LoginError, RemoteProtocolError, TailraceError, UsageError
-from tailrace.wire.codes import Op
 from tailrace.wire.header import HEADER
 
 OPAQUE = slice(12, 16)
@@ -28,13 +27,9 @@ async def redis_request(reader):
 
 
 async def memcached_request(reader):
-    """The next frames, up to a fence."""
-    taken = b""
-    while True:
-        header = await reader.readexactly(HEADER.size)
-        taken += header + await reader.readexactly(int.from_bytes(header[8:12], "big"))
-        if header[1] == Op.NOOP:
-            return taken
+    """The next frame."""
+    header = await reader.readexactly(HEADER.size)
+    return header + await reader.readexactly(int.from_bytes(header[8:12], "big"))
 
 
 class FakeCache:
@@ -162,11 +157,11 @@ def test_a_redis_that_is_still_loading_is_asked_again():
         meet("redis", b"-LOADING Redis is loading the dataset in memory\r\n")
 
 
-def answer(opcode=0x0A, *, magic=0x81, status=0, opaque=None, body=b"", length=None):
-    """A frame in answer to the fence that a request ends with."""
+def answer(opcode=0x04, *, magic=0x81, status=0, opaque=None, body=b"", length=None):
+    """A frame in answer to a deletion."""
 
     def made(request):
-        number = struct.unpack(">I", request[-24:][OPAQUE])[0] if opaque is None else opaque
+        number = struct.unpack(">I", request[OPAQUE])[0] if opaque is None else opaque
         size = len(body) if length is None else length
         return HEADER.pack(magic, opcode, 0, 0, 0, status, size, number, 0) + body
 
@@ -180,9 +175,11 @@ def answer(opcode=0x0A, *, magic=0x81, status=0, opaque=None, body=b"", length=N
         (answer(length=0xFFFF_FFFF), RemoteProtocolError),
         (answer(length=1 << 20), RemoteProtocolError),
         (answer(magic=0x80), RemoteProtocolError),
-        (answer(0x14, status=0x20), ConnectError),
+        (answer(0x14, status=0x20), RemoteProtocolError),
+        (answer(status=0x20), ConnectError),
         (answer(status=0x85), ConnectError),
-        (answer(opaque=77), ConnectError),  # an answer to something else: not the fence
+        (answer(opaque=77), RemoteProtocolError),  # an answer to something else
+        (answer(opaque=0x8000_0001), RemoteProtocolError),
         (b"", ConnectError),
     ],
 )
@@ -192,7 +189,7 @@ def test_memcached_says_nonsense(hostile, error):
 
 
 def test_a_memcached_that_is_busy_is_asked_again():
-    assert meet("memcached", answer(status=0x85), answer(), retry_for_s=60).connections == 2
+    assert meet("memcached", answer(status=0x85), answer(), retry_for_s=60).connections == 1
 
 
 @given(

@@ -11,9 +11,9 @@ import pytest
 
 from client.fake_server import UUID, FakeServer, accepted, marker, mutation, noop
 from tailrace import Mutation
-from tailrace.client.backoff import Backoff
 from tailrace.client.catalog import Catalog
 from tailrace.client.progress import Progress
+from tailrace.client.retry import Backoff
 from tailrace.errors import ConnectError, RemoteProtocolError
 from tailrace.model import Position
 from tailrace.protocol.dcp.delivery import Stream

@@ -69,11 +69,12 @@ def collection_option(function: F) -> F:
     )(function)
 
 
-def open_kv(url: ConnectionString, options: dict[str, Any]) -> KvClient:
+def open_kv(url: ConnectionString, options: dict[str, Any], *, wants_seqnos: bool = True) -> KvClient:
     """A key-value client for a command."""
     from ..client.kv import KvClient
 
-    return KvClient(url, tls=tls_from(options) if url.tls else None, agent="tailrace-cli")
+    tls = tls_from(options) if url.tls else None
+    return KvClient(url, tls=tls, wants_seqnos=wants_seqnos, agent="tailrace-cli")
 
 
 def source_options(function: F) -> F:

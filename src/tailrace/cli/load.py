@@ -29,7 +29,7 @@ from .common import (
 from .common import command as make_command
 
 if TYPE_CHECKING:
-    from ..client.kv import WriteBatch
+    from ..client.pipeline import WriteBatch
 
 MAX_SIZE = 20 << 20
 
@@ -58,7 +58,7 @@ tailrace dump couchbase://127.0.0.1 | tailrace load couchbase://127.0.0.1:11310 
     metavar="FILE.jsonl",
     help='Load lines {"key":…,"value":…} instead, or what tail --json and dump wrote; - is stdin.',
 )
-@json_option("Write how many writes it were, and how long they took, as JSON.")
+@json_option("Print the number of writes that the server took, and the seconds, as JSON.")
 @tls_options
 def command(
     url: ConnectionString,
@@ -91,7 +91,7 @@ def command(
         raise UsageError("a prefix has 1 to 200 bytes")
     most = 1 << 30 if rate is None else max(1, rate // 20)
     expires_at_s = int(SYSTEM.time_ns() / 1e9 + ttl)
-    with open_kv(url, tls) as client:
+    with open_kv(url, tls, wants_seqnos=False) as client:
         shape: dict[str, Any] = {
             "collections": client.collections,
             "json_type": client.json_type,
@@ -109,18 +109,20 @@ def command(
             shape |= {"collection_ids": ids, "xattrs": client.xattrs}
             batches = from_json_lines(_lines(source), client.vbucket_count, **shape)
         begin_s = SYSTEM.monotonic()
-        written = 0
+        taken = needless = 0
         with progress("writing", total) as bar:
-            for count in client.write_many(batches):
-                written += count
-                bar.advance(count)
+            for written in client.write_many(batches):
+                taken += written.taken
+                needless += written.needless
+                bar.advance(written.answered)
                 if rate is not None:
-                    sleep(max(0.0, begin_s + written / rate - SYSTEM.monotonic()))
+                    sleep(max(0.0, begin_s + (taken + needless) / rate - SYSTEM.monotonic()))
         seconds = SYSTEM.monotonic() - begin_s
     if as_json:
-        JsonLines().write({"writes": written, "seconds": round(seconds, 3)})
+        JsonLines().write({"writes": taken, "needless": needless, "seconds": round(seconds, 3)})
     else:
-        note(f"{written} writes in {seconds:.1f} s, {written / max(seconds, 1e-9):,.0f} a second")
+        besides = f"; {needless} deletions of what was not there" if needless else ""
+        note(f"{taken} writes in {seconds:.1f} s, {taken / max(seconds, 1e-9):,.0f} a second{besides}")
 
 
 def _lines(source: Path) -> Iterator[bytes]:

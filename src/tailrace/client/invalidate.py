@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
@@ -20,20 +20,24 @@ from urllib.parse import unquote, urlsplit
 from .. import rng as rng_
 from ..clock import SystemClock
 from ..connstr import ConnectionString
-from ..errors import ConnectError, LoginError, RemoteProtocolError, UsageError
-from ..wire.codes import Magic, Op, Status
+from ..errors import ConnectError, LoginError, RemoteProtocolError, StatusError, UsageError
+from ..wire.admin import Flush as FlushRequest
+from ..wire.codes import Status
 from ..wire.framing import Framer
-from ..wire.header import HEADER, Frame
+from ..wire.header import Frame
+from ..wire.kv import Delete
+from ..wire.message import MAX_KEY, Message
 from .aio import connect
-from .backoff import Backoff
 from .events import Deletion, Event, Expiration, Flush, Mutation, Rollback, SystemEvent
+from .pipeline import Pipeline, AnswerKind, answers_in
+from .retry import Backoff
+from .write_batches import batched
 
 __all__ = ["Cache", "Memcached", "Redis", "cache_at", "follow"]
 
 BATCH_KEYS = 1_000
 REMEMBERED = 1_000
 """Changes of each vbucket whose keys are known when they are taken back."""
-_MAX_MEMCACHED_KEY = 250
 _MAX_MEMCACHED_ANSWER_BYTES = 1 << 16
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_ANSWER_DEPTH = 2
@@ -108,7 +112,7 @@ class Cache(ABC):
                 if now - failing_since >= self._retry_for_s:
                     host, port = self._address
                     raise ConnectError(
-                        f"the cache at {host}:{port} can't be reached: {error or 'no answer'}"
+                        f"the cache at {host}:{port} can't be reached: {str(error) or 'no answer'}"
                     ) from None
                 await asyncio.sleep(backoff.next_s())
             except BaseException:  # an answer may be on its way, which would be taken for that of the next
@@ -195,7 +199,7 @@ class Redis(Cache):
 def _refusal(reason: str) -> Exception:
     """What the error of a Redis means; its first word is what kind it is of."""
     kind = reason.partition(" ")[0]
-    if kind in ("LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "CLUSTERDOWN"):
+    if kind in ("LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "CLUSTERDOWN", "READONLY"):
         return _Busy(reason)
     made = LoginError if kind in ("NOAUTH", "WRONGPASS", "NOPERM") else ConnectError
     return made(f"redis refuses: {reason[:200]}")
@@ -206,46 +210,53 @@ def _short(answer: Any) -> str:
 
 
 class Memcached(Cache):
-    """The binary protocol: deletes that are only answered when they fail, then a fence."""
+    """The binary protocol; every delete is answered, and one that is refused for now is sent again."""
 
     DEFAULT_PORT = 11211
-    _fences = 0
 
     async def _remove(self, keys: Sequence[bytes]) -> None:
-        await self._call(
-            b"".join(
-                HEADER.pack(Magic.REQUEST, Op.DELETEQ, len(key), 0, 0, 0, len(key), 0, 0) + key
-                for key in keys
-                if len(key) <= _MAX_MEMCACHED_KEY  # a longer one is in no memcached
-            ),
-        )
+        requests = (Delete(key=key) for key in keys if len(key) <= MAX_KEY)  # a longer one is in no memcached
+        await self._send(requests)
 
     async def _clear(self) -> None:
-        await self._call(HEADER.pack(Magic.REQUEST, Op.FLUSH, 0, 0, 0, 0, 0, 0, 0))
+        await self._send([FlushRequest()])
 
-    async def _call(self, requests: bytes) -> None:
-        self._fences = (self._fences + 1) & 0xFFFF_FFFF
-        fence = HEADER.pack(Magic.REQUEST, Op.NOOP, 0, 0, 0, 0, 0, self._fences, 0)
-        framer = Framer(_MAX_MEMCACHED_ANSWER_BYTES)
-        async with asyncio.timeout(_TIMEOUT_S):
-            self._writer.write(requests + fence)
-            await self._writer.drain()
-            while True:
-                data = await self._reader.read(1 << 16)
-                if not data:
-                    raise EOFError("the cache closed the connection")
-                framer.feed(data)
-                if any(self._is_fence(frame) for frame in framer.frames()):
-                    return
+    async def _send(self, requests: Iterable[Message]) -> None:
+        pipeline: Pipeline[Memcached] = Pipeline(
+            rng=rng_.source(), patience_s=self._retry_for_s, judge=_judge_memcached
+        )
+        framer, clock = Framer(_MAX_MEMCACHED_ANSWER_BYTES), SystemClock()
+        for batch in batched(requests):
+            pipeline.add(batch)
+            while not pipeline.is_empty:
+                for _, data in pipeline.to_send(clock.monotonic(), lambda _: self):
+                    self._writer.write(data)
+                if pipeline.is_due(self):
+                    async with asyncio.timeout(_TIMEOUT_S):
+                        await self._writer.drain()
+                        data = await self._reader.read(1 << 16)
+                    if not data:
+                        raise EOFError("the cache closed the connection")
+                    framer.feed(data)
+                    self._take(pipeline, framer, clock.monotonic())
+                elif (retry_at := pipeline.next_timer()) is not None:
+                    await asyncio.sleep(retry_at - clock.monotonic())
+                pipeline.finished()
 
-    def _is_fence(self, frame: Frame) -> bool:
-        if frame.magic != Magic.RESPONSE:
-            raise RemoteProtocolError("memcached asks instead of answering")
-        if frame.status in (Status.EBUSY, Status.ETMPFAIL):
-            raise _Busy("memcached is busy")
-        if frame.status not in (Status.SUCCESS, Status.KEY_ENOENT):
-            raise ConnectError(f"memcached refuses with status 0x{frame.status:02x}")
-        return frame.opcode == Op.NOOP and frame.opaque == self._fences
+    def _take(self, pipeline: Pipeline[Memcached], framer: Framer, now: float) -> None:
+        for answers in answers_in(framer):
+            if isinstance(answers, Frame):
+                raise RemoteProtocolError("memcached sends something that is no answer to a request")
+            try:
+                pipeline.receive(self, answers, now)
+            except StatusError as error:
+                raise ConnectError(f"memcached refuses with status 0x{error.status:02x}") from None
+
+
+def _judge_memcached(_opcode: int, status: int) -> AnswerKind:
+    if status in (Status.SUCCESS, Status.KEY_ENOENT):
+        return AnswerKind.TAKEN
+    return AnswerKind.AGAIN if status in (Status.EBUSY, Status.ETMPFAIL) else AnswerKind.FAILED
 
 
 def cache_at(where: str, *, prefix: str = "", retry_for_s: float = 60.0) -> Cache:

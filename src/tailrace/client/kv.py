@@ -2,7 +2,7 @@
 
 Every operation is a script (see `protocol.script`) that knows nothing of sockets; `KvClient` runs it over a
 blocking one, on the node that has the vbucket, and follows the cluster map when that changes. Bulk writes
-(`write_many`) are pipelined: quiet requests made in advance, a fence behind each batch.
+(`write_many`) are pipelined, see `pipeline`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from time import sleep
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import __version__
 from .. import rng as rng_
 from ..clock import SYSTEM, Clock
-from ..connstr import Address, ConnectionString, parse
+from ..connstr import ConnectionString, parse
 from ..errors import ConnectError, RemoteProtocolError, StatusError, UsageError
 from ..history import FailoverLog
 from ..protocol.handshake import KV_FEATURES, Credentials, Introduction
@@ -29,7 +29,6 @@ from ..wire.admin import (
     GetCollectionId,
     GetCollectionsManifest,
     GetFailoverLog,
-    Noop,
     Rewind,
     SeqnoPersistence,
     SetCollectionsManifest,
@@ -37,29 +36,25 @@ from ..wire.admin import (
     Stat,
     StopPersistence,
 )
-from ..wire.codes import Datatype, Feature, Op, Status, VBucketState
+from ..wire.codes import Datatype, Feature, Status, VBucketState
 from ..wire.fields import encode_leb128
 from ..wire.kv import Delete, Get, GetMeta, Set
-from .cluster_map import ClusterMap, vbucket_of
-from .kv_connection import FENCE_OPAQUE, KvConnection
+from .cluster_map import vbucket_of
+from .kv_connection import KvConnection
+from .kv_nodes import KvNodes
+from .retry import RETRIED, Backoff
 from .tls import TlsOptions
 
-__all__ = ["Document", "KvClient", "Meta", "Stored", "WriteBatch"]
+if TYPE_CHECKING:
+    from .pipeline import BatchResult, WriteBatch
+
+__all__ = ["Document", "KvClient", "Meta", "Stored"]
 
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 10.0
+DEFAULT_PATIENCE_S = 60.0
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.01, 0.5
-_BATCHES_IN_FLIGHT = 2
-# a deletion of what is not there, and a version that the server has or knows a newer one of
-_NOTHING_TO_DO = frozenset(
-    {
-        (Status.KEY_ENOENT, Op.DELETEQ),
-        (Status.KEY_EEXISTS, Op.SETQ_WITH_META),
-        (Status.KEY_EEXISTS, Op.DELQ_WITH_META),
-    }
-)
-_TEMPORARY = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.LOCKED, Status.NOT_INITIALIZED})
 
 
 class Document(NamedTuple):
@@ -91,19 +86,6 @@ class Stored(NamedTuple):
     seqno: int
 
 
-class WriteBatch(Protocol):
-    """Requests made in advance, request ``i`` with opaque ``i``; quiet ones, so that only errors answer."""
-
-    @property
-    def vbuckets(self) -> Sequence[int]:
-        """The vbucket of each."""
-        ...
-
-    def select(self, indices: Sequence[int] | None) -> bytes | memoryview:
-        """The bytes of some of the requests, in that order; None is all of them."""
-        ...
-
-
 # scripts
 
 
@@ -125,7 +107,8 @@ class KvClient:
     """Reads and writes documents of one bucket, wherever in the cluster they are.
 
     Not for several threads at once. Operations that the server can't do right now, or that went to the wrong
-    node, are tried again for ``timeout_s``.
+    node, are tried again for ``timeout_s``, bulk writes as long as some are taken in ``patience_s``.
+    A server that need not say the seqno of each write (``wants_seqnos``) is a little faster.
     """
 
     def __init__(
@@ -133,24 +116,27 @@ class KvClient:
         where: str | ConnectionString,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        patience_s: float = DEFAULT_PATIENCE_S,
         tls: TlsOptions | None = None,
+        wants_seqnos: bool = True,
         agent: str = f"tailrace-kv/{__version__}",
         clock: Clock = SYSTEM,
         rng: random.Random | None = None,
     ) -> None:
         self._where = parse(where) if isinstance(where, str) else where
         self._timeout_s = timeout_s
+        self._patience_s = patience_s
         self._clock = clock
         self._rng = rng or rng_.source()
-        self._tls = (tls or TlsOptions()).context() if self._where.tls else None
+        context = (tls or TlsOptions()).context() if self._where.tls else None
         credentials = None
         if self._where.username is not None:
             credentials = Credentials(self._where.username, self._where.password or "")
-        self._introduction = Introduction(
-            agent, self._where.bucket, credentials, KV_FEATURES, allow_plain=self._where.tls
+        features = tuple(one for one in KV_FEATURES if wants_seqnos or one != Feature.MUTATION_SEQNO)
+        introduction = Introduction(
+            agent, self._where.bucket, credentials, features, allow_plain=self._where.tls
         )
-        self._connections: dict[Address, KvConnection] = {}
-        self._map = self._bootstrap()
+        self._nodes = KvNodes(self._where, introduction, tls=context, timeout_s=timeout_s)
         self._collections: dict[str, int] = {"_default._default": 0}
 
     def __enter__(self) -> KvClient:
@@ -163,33 +149,31 @@ class KvClient:
 
     def close(self) -> None:
         """Let go of all connections."""
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
+        self._nodes.close()
 
     @property
     def vbucket_count(self) -> int:
         """How many vbuckets the bucket has."""
-        return self._map.vbucket_count
+        return self._nodes.map.vbucket_count
 
     @property
     def collections(self) -> bool:
         """Whether keys carry a collection id on the wire."""
-        return self._anywhere().collections
+        return self._nodes.anywhere().collections
 
     @property
     def json_type(self) -> bool:
         """Whether the server takes the JSON datatype."""
-        return Feature.JSON in self._anywhere().session.features
+        return Feature.JSON in self._nodes.anywhere().session.features
 
     @property
     def xattrs(self) -> bool:
         """Whether the server takes xattrs with a document."""
-        return Feature.XATTR in self._anywhere().session.features
+        return Feature.XATTR in self._nodes.anywhere().session.features
 
     def vbucket_of(self, key: bytes | str) -> int:
         """Where a key lives."""
-        return vbucket_of(_bytes(key), self._map.vbucket_count)
+        return vbucket_of(_bytes(key), self._nodes.map.vbucket_count)
 
     # documents
 
@@ -222,7 +206,7 @@ class KvClient:
         """Store a document: bytes as they are, anything else as JSON."""
         vbucket, wire_key = self._place(key, collection)
         body, kind = _value(value, datatype)
-        if not self._connection_for(vbucket).session.features & {Feature.JSON}:
+        if not self._nodes.connection_for(vbucket).session.features & {Feature.JSON}:
             kind &= ~Datatype.JSON
         return self._write(
             vbucket,
@@ -258,12 +242,12 @@ class KvClient:
 
     def stats(self, group: str = "") -> dict[str, str]:
         """The statistics of the first node that answers."""
-        return self._anywhere().run(stats(group))
+        return self._nodes.anywhere().run(stats(group))
 
     def high_seqnos(self) -> dict[int, int]:
         """By vbucket, over all nodes."""
         found: dict[int, int] = {}
-        for connection in self._everywhere():
+        for connection in self._nodes.everywhere():
             answer = connection.run(ask(GetAllVbSeqnos(state=VBucketState.ACTIVE), "get all vb seqnos"))
             found |= answer.seqnos
         return found
@@ -275,13 +259,13 @@ class KvClient:
 
     def manifest(self) -> dict[str, Any]:
         """The bucket's scopes and collections."""
-        answer = self._anywhere().run(ask(GetCollectionsManifest(), "get collections manifest"))
+        answer = self._nodes.anywhere().run(ask(GetCollectionsManifest(), "get collections manifest"))
         return _json_object(answer.value, "the collections manifest")
 
     def set_manifest(self, manifest: dict[str, Any]) -> None:
         """Give every node new scopes and collections."""
         text = json.dumps(manifest, separators=(",", ":")).encode()
-        for connection in self._everywhere():
+        for connection in self._nodes.everywhere():
             request = SetCollectionsManifest(value=text, datatype=int(Datatype.JSON))
             connection.run(ask(request, "set collections manifest"))
         self._collections = {"_default._default": 0}
@@ -291,13 +275,15 @@ class KvClient:
         scope, dot, name = path.rpartition(".")
         full = f"{scope}.{name}" if dot else f"_default.{path}"
         if full not in self._collections:
-            answer = self._anywhere().run(ask(GetCollectionId(value=full.encode()), f"collection {full}"))
+            answer = self._nodes.anywhere().run(
+                ask(GetCollectionId(value=full.encode()), f"collection {full}")
+            )
             self._collections[full] = answer.collection_id
         return self._collections[full]
 
     def flush(self) -> None:
         """Delete everything, on every node."""
-        for connection in self._everywhere():
+        for connection in self._nodes.everywhere():
             connection.run(ask(Flush(), "flush"))
 
     # the time machine and other tools for tests
@@ -313,7 +299,7 @@ class KvClient:
             raise UsageError("a rewind goes either to a seqno or back by a number of changes")
         mode, number = (0, to_seqno) if to_seqno is not None else (1, lose or 0)
         found: dict[int, int] = {}
-        for connection, share in self._shares(vbuckets):
+        for connection, share in self._nodes.shares(vbuckets):
             value = b"".join(vbucket.to_bytes(2, "big") for vbucket in share)
             answer = connection.run(ask(Rewind(mode=mode, number=number, value=value), "rewind"))
             ends = _json_object(answer.value, "the answer to a rewind")
@@ -329,67 +315,27 @@ class KvClient:
 
     def persist(self, *, on: bool) -> None:
         """Start or stop writing to disk, on every node."""
-        for connection in self._everywhere():
+        for connection in self._nodes.everywhere():
             connection.run(persistence(on=on))
 
     # many writes at once
 
-    def write_many(self, batches: Iterable[WriteBatch]) -> Iterator[int]:
-        """Send batches of quiet writes, two under way at a time; gives the size of each that is done.
+    def write_many(self, batches: Iterable[WriteBatch]) -> Iterator[BatchResult]:
+        """Write batches of requests, two under way at a time; gives what became of each that is done.
 
-        What a node can't take now, or is not its own, is sent again; any other refusal is a `StatusError`.
+        The answer to each request decides. What a node can't take now, or what is not its own, is sent again;
+        any other refusal is a `StatusError`, and so is it when nothing is taken for ``patience_s``.
         """
-        under_way: list[tuple[WriteBatch, list[tuple[KvConnection, Sequence[int] | None]]]] = []
-        for batch in batches:
-            under_way.append((batch, self._send_batch(batch)))
-            if len(under_way) >= _BATCHES_IN_FLIGHT:
-                yield self._finish_batch(*under_way.pop(0))
-        for one in under_way:
-            yield self._finish_batch(*one)
+        from .bulk_writer import BulkWriter
 
-    def _send_batch(
-        self, batch: WriteBatch, indices: Sequence[int] | None = None
-    ) -> list[tuple[KvConnection, Sequence[int] | None]]:
-        fence = Noop(opaque=FENCE_OPAQUE).encode()
-        shares: list[tuple[KvConnection, Sequence[int] | None]]
-        if len(self._map.nodes) == 1:
-            shares = [(self._connection_for(0), indices)]
-        else:
-            by_node: dict[int, list[int]] = {}
-            for index in range(len(batch.vbuckets)) if indices is None else indices:
-                by_node.setdefault(self._map.active[batch.vbuckets[index]], []).append(index)
-            shares = [(self._connection_for(batch.vbuckets[some[0]]), some) for some in by_node.values()]
-        for connection, share in shares:
-            connection.write(batch.select(share), fence)
-        return shares
-
-    def _finish_batch(
-        self, batch: WriteBatch, shares: list[tuple[KvConnection, Sequence[int] | None]]
-    ) -> int:
-        deadline, delay_s = self._clock.monotonic() + self._timeout_s, _RETRY_FIRST_S
-        while True:
-            again: list[int] = []
-            status = 0
-            for connection, _ in shares:
-                for error in connection.errors_before_fence():
-                    if error.opaque >= len(batch.vbuckets):
-                        raise RemoteProtocolError(f"an answer with opaque {error.opaque} to no request")
-                    if error.status == Status.SUCCESS:
-                        continue  # not as quiet as it should be
-                    if error.status not in _TEMPORARY and error.status != Status.NOT_MY_VBUCKET:
-                        if (error.status, error.opcode) in _NOTHING_TO_DO:
-                            continue
-                        raise StatusError(error.status, f"write to vbucket {batch.vbuckets[error.opaque]}")
-                    status = error.status
-                    again.append(error.opaque)
-            if not again:
-                return len(batch.vbuckets)
-            if self._clock.monotonic() > deadline:
-                raise StatusError(status, f"{len(again)} writes are refused for {self._timeout_s:g} s")
-            if status == Status.NOT_MY_VBUCKET:
-                self._refresh()
-            delay_s = self._pause(delay_s)
-            shares = self._send_batch(batch, again)
+        writer = BulkWriter(
+            self._nodes,
+            patience_s=self._patience_s,
+            timeout_s=self._timeout_s,
+            clock=self._clock,
+            rng=self._rng,
+        )
+        return writer.write(batches)
 
     # nodes
 
@@ -398,8 +344,8 @@ class KvClient:
         logical = _bytes(key)
         if not 1 <= len(logical) <= 250:
             raise UsageError(f"a key has 1 to 250 bytes, not {len(logical)}")
-        vbucket = vbucket_of(logical, self._map.vbucket_count)
-        connection = self._connection_for(vbucket)
+        vbucket = vbucket_of(logical, self._nodes.map.vbucket_count)
+        connection = self._nodes.connection_for(vbucket)
         if connection.collections:
             return vbucket, encode_leb128(self.collection_id(collection) if collection else 0) + logical
         if collection:
@@ -412,98 +358,27 @@ class KvClient:
 
     def _on(self, vbucket: int, make: Any) -> Any:
         """Run a script on the vbucket's node; made anew for each attempt."""
-        if not 0 <= vbucket < self._map.vbucket_count:
-            raise UsageError(f"there is no vbucket {vbucket}, the last is {self._map.vbucket_count - 1}")
-        deadline, delay_s = self._clock.monotonic() + self._timeout_s, _RETRY_FIRST_S
+        self._nodes.check(vbucket)
+        deadline = self._clock.monotonic() + self._timeout_s
+        backoff = Backoff(self._rng, first_s=_RETRY_FIRST_S, most_s=_RETRY_MOST_S)
         while True:
+            connection: KvConnection | None = None
             try:
-                return self._connection_for(vbucket).run(make())
+                connection = self._nodes.connection_for(vbucket)
+                return connection.run(make())
             except StatusError as error:
-                moved = error.status == Status.NOT_MY_VBUCKET
-                if not (moved or error.status in _TEMPORARY) or self._clock.monotonic() > deadline:
+                if error.status not in RETRIED or self._clock.monotonic() > deadline:
                     raise
-                if moved:
-                    self._refresh()
+                if error.status == Status.NOT_MY_VBUCKET:
+                    self._nodes.refresh()
             except ConnectError:
+                if connection is not None:
+                    self._nodes.drop(connection)
                 # With other nodes there is hope: one of them may have the vbucket by now.
-                if len(self._map.nodes) == 1 or self._clock.monotonic() > deadline:
+                if self._nodes.is_alone or self._clock.monotonic() > deadline:
                     raise
-                self._refresh()
-            delay_s = self._pause(delay_s)
-
-    def _pause(self, delay_s: float) -> float:
-        """Wait before another attempt, a little differently each time; gives the next delay."""
-        sleep(delay_s * self._rng.uniform(0.5, 1.0))
-        return min(delay_s * 2, _RETRY_MOST_S)
-
-    def _bootstrap(self) -> ClusterMap:
-        reasons = []
-        for address in self._where.addresses:
-            try:
-                connection = self._connect(address)
-            except ConnectError as error:
-                reasons.append(str(error))
-                if len(self._where.addresses) == 1:
-                    raise
-                continue
-            found = self._map_of(connection)
-            if found is not None:
-                return found
-            reasons.append(f"{address} has no cluster map yet")
-        raise ConnectError("; ".join(reasons))
-
-    def _map_of(self, connection: KvConnection) -> ClusterMap | None:
-        config = connection.session.config
-        if config is None:
-            # an old server without maps: it is alone, and says itself how many vbuckets it has
-            answer = connection.run(ask(GetAllVbSeqnos(), "get all vb seqnos"))
-            count = max(answer.seqnos, default=-1) + 1
-            return ClusterMap.single(connection.address, count) if count else None
-        return ClusterMap.parse(config, connection.address, tls=self._where.tls)
-
-    def _refresh(self) -> None:
-        """Ask around for a newer map."""
-        for address in dict.fromkeys((*self._map.nodes, *self._where.addresses)):
-            if (old := self._connections.pop(address, None)) is not None:
-                old.close()
-            try:
-                found = self._map_of(self._connect(address))
-            except ConnectError:
-                continue
-            if found is not None and found.is_newer_than(self._map):
-                self._map = found
-                return
-
-    def _connect(self, address: Address) -> KvConnection:
-        made = KvConnection(address, self._introduction, tls=self._tls, timeout_s=self._timeout_s)
-        self._connections[address] = made
-        return made
-
-    def _connection(self, address: Address) -> KvConnection:
-        return self._connections.get(address) or self._connect(address)
-
-    def _connection_for(self, vbucket: int) -> KvConnection:
-        address = self._map.node_of(vbucket)
-        if address is None:
-            raise StatusError(Status.NOT_MY_VBUCKET, f"no node has vbucket {vbucket}")
-        return self._connection(address)
-
-    def _anywhere(self) -> KvConnection:
-        return self._connection(self._map.nodes[0])
-
-    def _everywhere(self) -> list[KvConnection]:
-        return [self._connection(address) for address in self._map.nodes]
-
-    def _shares(self, vbuckets: Sequence[int] | None) -> list[tuple[KvConnection, Sequence[int]]]:
-        """Nodes and which of the vbuckets they have; an empty list is all that they have."""
-        if vbuckets is None:
-            return [(connection, ()) for connection in self._everywhere()]
-        by_node: dict[Address | None, list[int]] = {}
-        for vbucket in vbuckets:
-            if not 0 <= vbucket < self._map.vbucket_count:
-                raise UsageError(f"there is no vbucket {vbucket}, the last is {self._map.vbucket_count - 1}")
-            by_node.setdefault(self._map.node_of(vbucket), []).append(vbucket)
-        return [(self._connection_for(some[0]), some) for some in by_node.values()]
+                self._nodes.refresh()
+            sleep(backoff.next_s())
 
 
 def _found(request: Any) -> Script[Any]:

@@ -3,40 +3,56 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import ssl
-from collections.abc import Iterator
-from typing import TypeVar
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from .. import rng as rng_
 from ..connstr import Address
 from ..errors import ConnectError, RemoteProtocolError
 from ..protocol.handshake import HandshakeResult, Introduction, handshake
 from ..protocol.script import Script, ScriptRunner
-from ..wire.codes import Magic, Op
+from ..wire.codes import Magic
 from ..wire.framing import Framer
 from ..wire.header import Frame
 
-__all__ = ["FENCE_OPAQUE", "KvConnection", "dial"]
+if TYPE_CHECKING:
+    from .pipeline import Answers
+
+__all__ = ["PIPELINED", "KvConnection", "dial", "no_connection", "wait"]
 
 T = TypeVar("T")
 
-FENCE_OPAQUE = 0xFFFF_FFFF
-"""The opaque of the NOOP behind a batch of quiet requests."""
+PIPELINED = 0x8000_0000
+"""Requests of a pipeline have opaques from here on, those of scripts smaller ones."""
 
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _RECEIVE_BYTES = 256 * 1024
 
 
 class KvConnection:
-    """A blocking socket to one node, past its handshake."""
+    """A socket to one node, past its handshake: conversations one at a time (`run`), and beside them a
+    pipeline whose requests are queued (`queue`) and whose answers are kept until they are taken.
+
+    The socket never blocks. Whoever sends reads at the same time: a server whose answers nobody reads stops
+    reading requests, and an answer may be longer than its request (a refusal can carry a cluster map).
+    """
 
     def __init__(
         self, address: Address, introduction: Introduction, *, tls: ssl.SSLContext | None, timeout_s: float
     ) -> None:
         self.address = address
+        self._timeout_s = timeout_s
         self._socket = dial(address, tls, timeout_s)
+        self._socket.settimeout(0)
         self._framer = Framer()
         self._opaque = 0
+        self._outbox: deque[memoryview] = deque()
+        self._answers: list[Frame] = []
+        """To pipelined requests, which came while a script had its conversation."""
         try:
             self.session: HandshakeResult = self.run(handshake(introduction, rng_.source()))
         except BaseException:
@@ -53,61 +69,122 @@ class KvConnection:
             self._opaque + 0x10000
         ) & 0x7FFF_0000  # an answer that comes late fits no later script
         runner = ScriptRunner(script, self._opaque)
-        self._send(runner.start())
+        self.queue(runner.start())
         while not runner.done:
             frame = self._receive()
             if not runner.expects(frame):
                 raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which nobody waits for")
             if more := runner.receive(frame):
-                self._send(more)
+                self.queue(more)
         return runner.result  # type: ignore[return-value]
 
-    def write(self, data: bytes | memoryview, fence: bytes) -> None:
-        """Send a batch of quiet requests and the fence behind it."""
-        self._send(data)
-        self._send(fence)
+    # pipelined requests
 
-    def errors_before_fence(self) -> Iterator[Frame]:
-        """What the quiet requests before the next fence have to say."""
-        while True:
-            frame = self._receive()
-            if frame.opaque == FENCE_OPAQUE and frame.opcode == Op.NOOP:
-                return
-            yield frame
+    def queue(self, data: bytes | memoryview) -> None:
+        """Send this behind what is queued already; as much as the socket takes, at once."""
+        if data:
+            self._outbox.append(memoryview(data))
+            self._flush()
+
+    def exchange(self) -> bool:
+        """Send and receive what is possible without waiting; whether anything was."""
+        before = len(self._outbox)
+        sent = self._flush()
+        return self._read() or sent or len(self._outbox) < before
+
+    def take_answers(self) -> list[Answers]:
+        """The answers to pipelined requests that have come."""
+        from .pipeline import Answers, answers_in, one_answer
+
+        answers = [one_answer(frame) for frame in self._answers]
+        self._answers.clear()
+        for part in answers_in(self._framer):
+            if isinstance(part, Answers):
+                answers.append(part)
+            elif not self._is_push(part):
+                raise RemoteProtocolError(f"an answer with opaque {part.opaque}, which nobody waits for")
+        return answers
+
+    @property
+    def waits_to_send(self) -> bool:
+        """Not all that was queued is sent."""
+        return bool(self._outbox)
 
     def detach(self) -> tuple[socket.socket, bytes]:
         """The socket, to go on with it in another way, and what came and was not read yet."""
+        self._socket.settimeout(self._timeout_s)
         return self._socket, self._framer.take_rest()
 
     def close(self) -> None:
         self._socket.close()
 
-    def _send(self, data: bytes | memoryview) -> None:
-        try:
-            self._socket.sendall(data)
-        except OSError as error:
-            raise ConnectError(f"the connection to {self.address} was lost: {_reason(error)}") from error
+    # the socket
 
     def _receive(self) -> Frame:
         while True:
             frame = self._framer.maybe_frame()
             if frame is not None:
-                if frame.magic == Magic.SERVER_REQUEST:
-                    continue  # a push of the cluster map; we ask when we need it
-                if frame.is_request:
-                    raise RemoteProtocolError(
-                        f"the server sends a request (0x{frame.opcode:02x}) to a client"
-                    )
+                if self._is_push(frame):
+                    continue
+                if frame.opaque >= PIPELINED:
+                    self._answers.append(frame)
+                    continue
                 return frame
-            try:
-                data = self._socket.recv(_RECEIVE_BYTES)
-            except TimeoutError:
-                raise ConnectError(f"{self.address} does not answer") from None
-            except OSError as error:
-                raise ConnectError(f"the connection to {self.address} was lost: {_reason(error)}") from error
-            if not data:
-                raise ConnectError(f"{self.address} closed the connection")
-            self._framer.feed(data)
+            if not wait([self], self._timeout_s):
+                raise ConnectError(f"{self.address} does not answer")
+            self.exchange()
+
+    def _is_push(self, frame: Frame) -> bool:
+        """Whether the frame is a push of the cluster map, for which we ask when we need it."""
+        if frame.magic != Magic.SERVER_REQUEST and frame.is_request:
+            raise RemoteProtocolError(f"the server sends a request (0x{frame.opcode:02x}) to a client")
+        return frame.magic == Magic.SERVER_REQUEST
+
+    def _flush(self) -> bool:
+        is_sent = False
+        try:
+            while self._outbox:
+                sent = self._socket.send(self._outbox[0])
+                is_sent = True
+                if sent < len(self._outbox[0]):
+                    self._outbox[0] = self._outbox[0][sent:]
+                else:
+                    self._outbox.popleft()
+        except _NOT_NOW:
+            pass
+        except OSError as error:
+            raise ConnectError(f"the connection to {self.address} was lost: {_reason(error)}") from error
+        return is_sent
+
+    def _read(self) -> bool:
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except _NOT_NOW:
+            return False
+        except OSError as error:
+            raise ConnectError(f"the connection to {self.address} was lost: {_reason(error)}") from error
+        if not data:
+            raise ConnectError(f"{self.address} closed the connection")
+        self._framer.feed(data)
+        return True
+
+    def is_pending(self) -> bool:
+        """Whether bytes have come that no poll shows."""
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+
+def wait(connections: Sequence[KvConnection], timeout_s: float) -> list[KvConnection]:
+    """Those that have something to read, or room for what they have to send."""
+    if ready := [connection for connection in connections if connection.is_pending()]:
+        return ready
+    poll, by_number = select.poll(), {}
+    for connection in connections:
+        by_number[connection.fileno()] = connection
+        poll.register(connection, select.POLLIN | (select.POLLOUT if connection.waits_to_send else 0))
+    return [by_number[number] for number, _ in poll.poll(max(0.0, timeout_s) * 1000)]
 
 
 def dial(address: Address, tls: ssl.SSLContext | None, timeout_s: float) -> socket.socket:

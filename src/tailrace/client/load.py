@@ -10,8 +10,9 @@ import base64
 import binascii
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -23,14 +24,13 @@ from .. import rng
 from ..errors import InputError
 from ..wire.codes import Datatype
 from ..wire.fields import encode_leb128, join_xattrs
-from ..wire.kv import DeleteQ, SetQ
+from ..wire.kv import Delete, Set
 from ..wire.message import MAX_KEY, Message
 from .cluster_map import vbucket_of
+from .write_batches import BATCH_BYTES, BATCH_REQUESTS, FrameBatch, RowsBatch, batched
 
-__all__ = ["FrameBatch", "MadeUp", "RowsBatch", "batched", "from_json_lines"]
+__all__ = ["MadeUp", "from_json_lines"]
 
-BATCH_BYTES = 1 << 20
-BATCH_DOCUMENTS = 4_096
 POOL_BYTES = 1 << 20
 MAX_LINE = 32 << 20
 _HEADER_AND_EXTRAS = 32
@@ -38,20 +38,6 @@ _EXPIRY_AT = 28
 _DEFAULT = "_default._default"
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .", dtype=np.uint8)
 assert len(_LETTERS) == 64
-
-
-class RowsBatch:
-    """Requests of one length, one a row."""
-
-    def __init__(self, rows: NDArray[np.uint8], vbuckets: Sequence[int]) -> None:
-        self.rows = rows
-        self.vbuckets = vbuckets
-
-    def select(self, indices: Sequence[int] | None) -> bytes | memoryview:
-        if indices is None:
-            return memoryview(self.rows.data).cast("B")
-        chosen: bytes = self.rows[np.asarray(indices)].tobytes()
-        return chosen
 
 
 @dataclass(frozen=True)
@@ -73,7 +59,7 @@ class MadeUp:
         """The key of a document; all are equally long."""
         return f"{self.prefix}{number:0{self._digits}d}".encode()
 
-    @property
+    @cached_property
     def _digits(self) -> int:
         return max(8, len(str(max(self.docs - 1, 0))))
 
@@ -105,7 +91,7 @@ class MadeUp:
     def _sets(self, vbucket_count: int, kind: int, prefix: bytes, most: int) -> Iterator[RowsBatch]:
         head, tail = self._around()
         text_bytes = self.size - len(head) - len(tail)
-        template = SetQ(
+        template = Set(
             key=prefix + self.key(0), value=head + b" " * text_bytes + tail, datatype=kind
         ).encode()
         number_at = _HEADER_AND_EXTRAS + len(prefix) + len(self.prefix.encode())
@@ -116,7 +102,7 @@ class MadeUp:
         # each text is cut out of one long random one: a copy costs a tenth of random letters
         letters = _LETTERS[generator.integers(0, 64, POOL_BYTES + text_bytes, dtype=np.uint8)]
         texts = sliding_window_view(letters, max(text_bytes, 1))
-        step = max(1, min(most, BATCH_DOCUMENTS, BATCH_BYTES // len(template)))
+        step = max(1, min(most, BATCH_REQUESTS, BATCH_BYTES // len(template)))
         for first in range(0, self.docs, step):
             last = min(first + step, self.docs)
             numbers = np.arange(first, last)
@@ -132,19 +118,19 @@ class MadeUp:
             expiring = np.flatnonzero(expires[first:last])
             if len(expiring):
                 rows[expiring, _EXPIRY_AT : _EXPIRY_AT + 4] = _octets(self.expires_at_s, 4)
-            yield RowsBatch(rows, vbuckets)
+            yield RowsBatch(rows, vbuckets, numbers)
 
     def _deletions(self, vbucket_count: int, prefix: bytes, most: int) -> Iterator[RowsBatch]:
         if not self.docs:
             return
-        template = DeleteQ(key=prefix + self.key(0)).encode()
+        template = Delete(key=prefix + self.key(0)).encode()
         number_at = len(template) - self._digits
         numbers = self.deleted
-        step = max(1, min(most, BATCH_DOCUMENTS))
+        step = max(1, min(most, BATCH_REQUESTS))
         for first in range(0, len(numbers), step):
             some = numbers[first : first + step]
             vbuckets = self._vbuckets(some, vbucket_count)
-            yield RowsBatch(self._rows(template, some, vbuckets, number_at), vbuckets)
+            yield RowsBatch(self._rows(template, some, vbuckets, number_at), vbuckets, some)
 
     def _rows(
         self,
@@ -153,11 +139,10 @@ class MadeUp:
         vbuckets: list[int],
         number_at: int,
     ) -> NDArray[np.uint8]:
-        """The template once for each number, with its own vbucket, opaque and key."""
+        """The template once for each number, with its own vbucket and key."""
         count = len(numbers)
         rows = np.tile(np.frombuffer(template, dtype=np.uint8), (count, 1))
         rows[:, 6:8] = np.array(vbuckets, dtype=">u2").view(np.uint8).reshape(count, 2)
-        rows[:, 12:16] = np.arange(count, dtype=">u4").view(np.uint8).reshape(count, 4)
         rest = numbers.copy()
         for place in reversed(range(self._digits)):
             rest, digit = np.divmod(rest, 10)
@@ -173,37 +158,6 @@ class MadeUp:
         if self._has_id:
             return b'{"id":"' + b"0" * self._digits + b'","text":"', b'"}'
         return (b'"', b'"') if self.size >= 2 else (b"7" * self.size, b"")
-
-
-class FrameBatch:
-    """Requests of any length."""
-
-    def __init__(self) -> None:
-        self.frames: list[bytes] = []
-        self.vbuckets: list[int] = []
-        self.size_bytes = 0
-
-    def add(self, frame: bytes, vbucket: int) -> None:
-        """One more request."""
-        self.frames.append(frame)
-        self.vbuckets.append(vbucket)
-        self.size_bytes += len(frame)
-
-    def select(self, indices: Sequence[int] | None) -> bytes | memoryview:
-        return b"".join(self.frames if indices is None else [self.frames[index] for index in indices])
-
-
-def batched(requests: Iterable[Message], most: int = BATCH_DOCUMENTS) -> Iterator[FrameBatch]:
-    """Requests, each with its vbucket, in batches of a bounded size."""
-    batch = FrameBatch()
-    for request in requests:
-        request.opaque = len(batch.frames)
-        batch.add(request.encode(), request.vbucket)
-        if len(batch.frames) >= min(most, BATCH_DOCUMENTS) or batch.size_bytes >= BATCH_BYTES:
-            yield batch
-            batch = FrameBatch()
-    if batch.frames:
-        yield batch
 
 
 class _Parser:
@@ -293,7 +247,7 @@ def from_json_lines(
 
 def _request(
     line: bytes, parser: _Parser, prefixes: Mapping[str, bytes], *, json_type: bool, takes_xattrs: bool
-) -> tuple[SetQ | DeleteQ, bytes] | None:
+) -> tuple[Set | Delete, bytes] | None:
     if len(line) > MAX_LINE:
         raise ValueError(f"it has more than {MAX_LINE} bytes")
     try:
@@ -319,7 +273,7 @@ def _request(
         raise ValueError(f"its key has {len(raw_key)} bytes, not 1 to {MAX_KEY - 5}")
     wire_key = _prefix(document, prefixes) + raw_key
     if op != "mutation":
-        return DeleteQ(key=wire_key), raw_key
+        return Delete(key=wire_key), raw_key
     if "value" not in document and "value_base64" not in document:
         raise ValueError("it has no value")
     value = _member(document, "value")
@@ -332,7 +286,7 @@ def _request(
             raise ValueError("it has xattrs, and the server takes none (without them, dump has no --xattrs)")
         body, kind = join_xattrs(found, body), kind | int(Datatype.XATTR)
     flags, expiry = (_u32(document.get(name, 0), name) for name in ("flags", "expiry"))
-    return SetQ(key=wire_key, value=body, flags=flags, expiry=expiry, datatype=kind), raw_key
+    return Set(key=wire_key, value=body, flags=flags, expiry=expiry, datatype=kind), raw_key
 
 
 def _prefix(document: dict[str, Any], prefixes: Mapping[str, bytes]) -> bytes:

@@ -11,41 +11,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..connstr import Address, ConnectionString
-from ..errors import ConnectError, LoginError, RemoteProtocolError, StatusError
+from ..errors import ConnectError, RemoteProtocolError
 from ..protocol.dcp.reader import DcpReader, ReaderSettings
 from ..protocol.handshake import Credentials, Introduction
 from ..protocol.script import Script
 from ..wire.admin import GetAllVbSeqnos, GetClusterConfig
 from ..wire.codes import Status
-from .backoff import Backoff
 from .cluster_map import ClusterMap
 from .dialects import DCP_SPEECH, Speech
+from .retry import Backoff, is_temporary
 
-__all__ = ["Node", "Nodes", "is_passing"]
+__all__ = ["Node", "Nodes"]
 
 _POLL_S = 2.5
 """How often to ask for a new map while a vbucket has no node, or a node can't be reached."""
-
-_PASSING = frozenset(
-    {
-        Status.ETMPFAIL,
-        Status.EBUSY,
-        Status.ENOMEM,
-        Status.NOT_INITIALIZED,
-        Status.NO_BUCKET,
-        Status.BUCKET_PAUSED,
-        Status.CONFIG_ONLY,
-        Status.RATE_LIMITED_MAX_CONNECTIONS,
-        Status.WOULD_THROTTLE,
-    }
-)
-
-
-def is_passing(error: Exception) -> bool:
-    """Whether another attempt may have more luck: not after a wrong password or a broken protocol."""
-    if isinstance(error, StatusError):
-        return error.status in _PASSING
-    return isinstance(error, ConnectError | OSError) and not isinstance(error, LoginError)
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +145,7 @@ class Nodes:
             node.troubled_since = now
         node.retry_at = now + node.backoff.next_s()
         self.on_change()
-        if not is_passing(error):
+        if not is_temporary(error):
             raise error
         if self.map is None:
             self._next_seed(error)

@@ -13,7 +13,7 @@ from ..history import FailoverLog, rollback_seqno
 from ..model import MAX_U64, Position, check_u64
 from ..protocol.dcp.delivery import Stream
 from ..protocol.dcp.reader import ANSWER_S
-from .backoff import Backoff
+from .retry import Backoff
 
 __all__ = ["MAX_POINTS", "Points", "Progress", "SavedPosition", "State"]
 

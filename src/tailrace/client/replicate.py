@@ -28,15 +28,16 @@ from ..errors import UsageError
 from ..protocol.tap.reader import TapSettings
 from ..wire.codes import Datatype, WithMetaOption
 from ..wire.fields import encode_leb128, join_xattrs
-from ..wire.kv import DelWithMetaQ, SetWithMeta, SetWithMetaQ
+from ..wire.kv import DelWithMeta, SetWithMeta
 from .blocking import connect_sync
 from .bounds import End, Start
 from .cluster_map import vbucket_of
 from .dialects import CANNOT
 from .events import Change, Deletion, Expiration, Flush, Mutation, Rollback, SystemEvent
 from .kv import KvClient
-from .load import batched
 from .manifest import with_changes
+from .options import SourceOptions
+from .write_batches import batched
 
 __all__ = ["Replicated", "Replicator"]
 
@@ -105,7 +106,10 @@ class Replicator:
                 connect_sync(self._source_where, autosave=False, **self._options)
             )
             self._origin = stack.enter_context(KvClient(self._source_where, tls=tls))
-            self._target = stack.enter_context(KvClient(self._target_where, tls=tls))
+            patience_s = self._options.get("retry_for_s", SourceOptions().retry_for_s)
+            self._target = stack.enter_context(
+                KvClient(self._target_where, tls=tls, patience_s=patience_s, wants_seqnos=False)
+            )
             self._open = stack.pop_all()
         return self
 
@@ -165,7 +169,7 @@ class Replicator:
                 how |= WithMetaOption.SKIP_CONFLICT_RESOLUTION
                 how |= 0 if change.cas else WithMetaOption.REGENERATE_CAS
             yield self._request(
-                SetWithMetaQ if is_live else DelWithMetaQ,
+                SetWithMeta if is_live else DelWithMeta,
                 place,
                 value=value,
                 datatype=datatype,
@@ -183,8 +187,8 @@ class Replicator:
         return kind(key=prefix + place.key, vbucket=vbucket, **fields)
 
     def _write(self, requests: Iterable[SetWithMeta]) -> None:
-        for count in self._target.write_many(batched(requests)):
-            self.done.changes += count
+        for written in self._target.write_many(batched(requests)):
+            self.done.changes += written.answered
 
     def _save(self) -> None:
         """Positions may be saved once a crash of the target can't lose what lies before them."""
@@ -214,7 +218,7 @@ class Replicator:
         held = self._held(vbucket)
         forced = WithMetaOption.SKIP_CONFLICT_RESOLUTION
         self._write(
-            self._request(DelWithMetaQ, place, rev_seqno=_NEVER.rev, meta_cas=_NEVER.cas, options=forced)
+            self._request(DelWithMeta, place, rev_seqno=_NEVER.rev, meta_cas=_NEVER.cas, options=forced)
             for place, version in held.items()
             if place not in wanted and version != _NEVER
         )

@@ -28,13 +28,13 @@ from ..protocol.dcp.delivery import (
 from ..protocol.dcp.reader import DcpReader
 from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
-from .backoff import Backoff
 from .bounds import ReadOptions, SeenEnd, check_vbuckets
 from .catalog import Catalog
-from .nodes import Node, Nodes, is_passing
+from .nodes import Node, Nodes
 from .piece import Piece, end_reason
 from .progress import Progress, SavedPosition, State
 from .questions import high_seqnos, persisted_seqno, seqnos_and_logs
+from .retry import Backoff, is_temporary
 
 __all__ = ["Reading"]
 
@@ -438,7 +438,7 @@ class Reading:
             if not (refused.value and self._nodes.apply(refused.value, address)):
                 self._nodes.ask_for_map(self._now)
             self._wait(one, f"{address} no longer has vbucket {one.vbucket}")
-        elif status == Status.KEY_EEXISTS or is_passing(StatusError(status)):
+        elif status == Status.KEY_EEXISTS or is_temporary(StatusError(status)):
             self._wait(one, f"{address} answers {status_name(status)} to {what}")
         elif status == Status.EACCESS:
             raise LoginError("this user may not read the bucket's changes; give it the privilege")

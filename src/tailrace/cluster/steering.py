@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from time import sleep
 from typing import Any, TypeVar
 
+from .. import rng as rng_
+from ..client.retry import TEMPORARY, Backoff
+from ..clock import SYSTEM
 from ..protocol.script import Script, ask, expect
 from ..wire.admin import (
     DelVBucket,
@@ -22,6 +26,9 @@ from ..wire.message import Message
 __all__ = ["Report", "Row", "Steering"]
 
 T = TypeVar("T")
+
+RETRY_FOR_S = 10.0
+"""How long a node that can't do something now is asked again."""
 
 Row = dict[str, Any]
 """How a vbucket stands: state, seqnos, where it comes from."""
@@ -75,12 +82,24 @@ class Steering(ABC):
         value = json.dumps(manifest).encode()
         self._run(ask(SetCollectionsManifest(value=value), "set collections manifest"))
 
-    def _all(self, requests: list[Message]) -> None:
-        if requests:
-            self._run(_all(requests))
+    def _all(self, requests: Sequence[Message]) -> None:
+        """Ask for all of these; what the node can't do now is asked again for a while."""
+        backoff = Backoff(rng_.source(), first_s=0.01, most_s=0.5)
+        deadline = SYSTEM.monotonic() + RETRY_FOR_S
+        while requests:
+            is_last = SYSTEM.monotonic() > deadline
+            requests = self._run(_refused(requests, may_refuse=not is_last))
+            if requests:
+                sleep(backoff.next_s())
 
 
-def _all(requests: list[Message]) -> Script[None]:
+def _refused(requests: Sequence[Message], *, may_refuse: bool) -> Script[list[Message]]:
+    """Those of the requests that the node can't do now; any other refusal is an error."""
     answers = yield requests
+    refused = []
     for answer, request in zip(answers, requests, strict=True):
-        expect(answer, f"{request.name()} of vbucket {request.vbucket}")
+        if may_refuse and answer.status in TEMPORARY:
+            refused.append(request)
+        else:
+            expect(answer, f"{request.name()} of vbucket {request.vbucket}")
+    return refused

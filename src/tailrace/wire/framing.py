@@ -62,6 +62,14 @@ class Framer:
         while (frame := self.maybe_frame()) is not None:
             yield frame
 
+    def peek(self) -> memoryview:
+        """What is buffered, to be looked at; to be released before the framer is used again."""
+        return memoryview(self._buffer)[self._read :]
+
+    def skip(self, size: int) -> None:
+        """Pass over whole frames that `peek` has shown."""
+        self._read += size
+
     def take_rest(self) -> bytes:
         """What is buffered, taken out: for a connection that goes on with another reader."""
         rest = bytes(self._buffer[self._read :])

@@ -1,0 +1,147 @@
+"""The nodes of a bucket as the key-value client knows them: the cluster map and a connection to each."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+
+from ..connstr import Address, ConnectionString
+from ..errors import ConnectError, StatusError, UsageError
+from ..protocol.handshake import Introduction
+from ..protocol.script import ask
+from ..wire.admin import GetAllVbSeqnos, GetClusterConfig
+from ..wire.codes import Status
+from .cluster_map import ClusterMap
+from .kv_connection import KvConnection
+
+__all__ = ["KvNodes"]
+
+
+class KvNodes:
+    """Connections are made when they are needed, and made again when they were lost."""
+
+    def __init__(
+        self,
+        where: ConnectionString,
+        introduction: Introduction,
+        *,
+        tls: ssl.SSLContext | None,
+        timeout_s: float,
+    ) -> None:
+        self._where = where
+        self._introduction = introduction
+        self._tls = tls
+        self._timeout_s = timeout_s
+        self._connections: dict[Address, KvConnection] = {}
+        try:
+            self.map = self._bootstrap()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    # connections
+
+    def connection(self, address: Address) -> KvConnection:
+        """The connection to a node."""
+        return self._connections.get(address) or self._connect(address)
+
+    def connection_for(self, vbucket: int) -> KvConnection:
+        """The connection to the node that has a vbucket."""
+        self.check(vbucket)
+        address = self.map.node_of(vbucket)
+        if address is None:
+            raise StatusError(Status.NOT_MY_VBUCKET, f"no node has vbucket {vbucket}")
+        return self.connection(address)
+
+    def anywhere(self) -> KvConnection:
+        """A connection for what every node can answer."""
+        return self.connection(self.map.nodes[0])
+
+    def everywhere(self) -> list[KvConnection]:
+        """A connection to each node."""
+        return [self.connection(address) for address in self.map.nodes]
+
+    def shares(self, vbuckets: Sequence[int] | None) -> list[tuple[KvConnection, Sequence[int]]]:
+        """Nodes and which of the vbuckets they have; for None, which is all of them, with an empty list."""
+        if vbuckets is None:
+            return [(connection, ()) for connection in self.everywhere()]
+        by_node: dict[KvConnection, list[int]] = {}
+        for vbucket in vbuckets:
+            by_node.setdefault(self.connection_for(vbucket), []).append(vbucket)
+        return list(by_node.items())
+
+    def drop(self, connection: KvConnection) -> None:
+        """A connection is lost, or of no use any more."""
+        connection.close()
+        if self._connections.get(connection.address) is connection:
+            del self._connections[connection.address]
+
+    def check(self, vbucket: int) -> None:
+        """`UsageError` if there is no such vbucket."""
+        if not 0 <= vbucket < self.map.vbucket_count:
+            raise UsageError(f"there is no vbucket {vbucket}, the last is {self.map.vbucket_count - 1}")
+
+    @property
+    def is_alone(self) -> bool:
+        """There is one node, and no other could have taken over what it had."""
+        return len(self.map.nodes) == 1
+
+    # the map
+
+    def refresh(self) -> None:
+        """Ask around for a newer map."""
+        for address in dict.fromkeys((*self.map.nodes, *self._where.addresses)):
+            try:
+                newer = self._ask_for_map(address)
+            except ConnectError:
+                if (lost := self._connections.get(address)) is not None:
+                    self.drop(lost)
+                continue
+            if newer is not None and newer.is_newer_than(self.map):
+                self.map = newer
+                return
+
+    def _ask_for_map(self, address: Address) -> ClusterMap | None:
+        if (known := self._connections.get(address)) is None:
+            return self._first_map(self._connect(address))
+        try:
+            answer = known.run(ask(GetClusterConfig(), "get cluster config"))
+        except StatusError:
+            return None  # it has no maps, or none now
+        return ClusterMap.parse(answer.value, address, tls=self._where.tls)
+
+    def _bootstrap(self) -> ClusterMap:
+        reasons = []
+        for address in self._where.addresses:
+            try:
+                connection = self._connect(address)
+            except ConnectError as error:
+                reasons.append(str(error))
+                if len(self._where.addresses) == 1:
+                    raise
+                continue
+            first = self._first_map(connection)
+            if first is not None:
+                return first
+            reasons.append(f"{address} has no cluster map yet")
+        raise ConnectError("; ".join(reasons))
+
+    def _first_map(self, connection: KvConnection) -> ClusterMap | None:
+        config = connection.session.config
+        if config is None:
+            # an old server without maps: it is alone, and says itself how many vbuckets it has
+            answer = connection.run(ask(GetAllVbSeqnos(), "get all vb seqnos"))
+            count = max(answer.seqnos, default=-1) + 1
+            return ClusterMap.single(connection.address, count) if count else None
+        return ClusterMap.parse(config, connection.address, tls=self._where.tls)
+
+    def _connect(self, address: Address) -> KvConnection:
+        made = KvConnection(address, self._introduction, tls=self._tls, timeout_s=self._timeout_s)
+        self._connections[address] = made
+        return made

@@ -1,0 +1,380 @@
+"""Many requests under way at once, each known by its opaque until its own answer has come.
+
+Sans-IO, and the one place for it: `load`, `replicate` and whoever else writes in bulk go through
+`KvClient.write_many`, `invalidate` through its memcached; both are pumps around a `Pipeline`.
+
+An operation moves like this, and is done only by an answer that carries its opaque:
+
+    waiting  --sent--------> in flight
+    in flight --refused----> waiting      a status of `RETRIED`, sent again after a pause that grows
+    in flight --peer lost--> waiting      nobody knows whether it was done; doing it twice does no harm
+    in flight --answered---> done         it was taken, or there was nothing to do
+
+Every operation is answered, successes too: a quiet one says nothing when it was done, and then only the order
+of the answers tells, which a server may change. Two operations with the same key are never under way
+together, so that one which is sent again does not undo what came after it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from enum import IntEnum
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import RemoteProtocolError, StatusError
+from ..wire.codes import Magic, Op, Status
+from ..wire.framing import Framer
+from ..wire.header import HEADER_SIZE, Frame
+from .kv_connection import PIPELINED
+from .retry import RETRIED, Backoff
+
+__all__ = [
+    "Answers",
+    "BatchResult",
+    "Pipeline",
+    "AnswerKind",
+    "WriteBatch",
+    "answers_in",
+    "judge",
+    "one_answer",
+]
+
+# a deletion of what is not there, and a version that the server has or knows a newer one of
+_NOTHING_TO_DO = frozenset(
+    {
+        (Op.DELETE, Status.KEY_ENOENT),
+        (Op.SET_WITH_META, Status.KEY_EEXISTS),
+        (Op.DEL_WITH_META, Status.KEY_EEXISTS),
+    }
+)
+_BATCHES = 2
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.01, 0.5
+_FEW = 8  # fewer answers than this are read one by one
+
+Peer = TypeVar("Peer", bound=Hashable)
+Indices: TypeAlias = NDArray[np.intp]
+
+
+class WriteBatch(Protocol):
+    """Requests made in advance; no two of them have the same key."""
+
+    @property
+    def vbuckets(self) -> Sequence[int]:
+        """The vbucket of each."""
+        ...
+
+    @property
+    def opcodes(self) -> Sequence[int]:
+        """The opcode of each."""
+        ...
+
+    def stamp(self, first_opaque: int) -> None:
+        """Give request ``i`` the opaque ``first_opaque + i``."""
+        ...
+
+    def select(self, indices: Indices | None) -> bytes | memoryview:
+        """The bytes of some of the requests, in that order; None is all of them."""
+        ...
+
+    def shares_key_with(self, other: WriteBatch) -> bool:
+        """Whether some key may be in both."""
+        ...
+
+
+class BatchResult(NamedTuple):
+    """What became of a batch."""
+
+    taken: int
+    """Operations that the server did."""
+    needless: int
+    """Operations that left everything as it was: there was nothing to delete, or nothing newer to store."""
+
+    @property
+    def answered(self) -> int:
+        """All of them."""
+        return self.taken + self.needless
+
+
+class AnswerKind(IntEnum):
+    """What an answer says."""
+
+    TAKEN = 0
+    NEEDLESS = 1
+    AGAIN = 2
+    FAILED = 3
+
+
+def judge(opcode: int, status: int) -> AnswerKind:
+    """What an answer to a write of a key-value server says."""
+    if status == Status.SUCCESS:
+        return AnswerKind.TAKEN
+    if (opcode, status) in _NOTHING_TO_DO:
+        return AnswerKind.NEEDLESS
+    return AnswerKind.AGAIN if status in RETRIED else AnswerKind.FAILED
+
+
+# answers
+
+
+class Answers(NamedTuple):
+    """Answers with the same opcode and status."""
+
+    opcode: int
+    status: int
+    opaques: NDArray[np.uint32]
+
+
+def one_answer(frame: Frame) -> Answers:
+    """A single one."""
+    return Answers(frame.opcode, frame.status, np.array([frame.opaque], dtype=np.uint32))
+
+
+def answers_in(framer: Framer) -> Iterator[Answers | Frame]:
+    """What has come: frames, and in place of pipelined answers in a row that look alike all of them at once.
+
+    Most answers differ in opaque and CAS only, so they stand one behind the other like the rows of a table.
+    """
+    while True:
+        if many := _alike(framer):
+            yield many
+        elif (frame := framer.maybe_frame()) is None:
+            return
+        elif frame.magic == Magic.RESPONSE and frame.opaque >= PIPELINED:
+            yield one_answer(frame)
+        else:
+            yield frame
+
+
+def _alike(framer: Framer) -> Answers | None:
+    with framer.peek() as data:
+        if len(data) < HEADER_SIZE or data[0] != Magic.RESPONSE or data[12] < PIPELINED >> 24:
+            return None
+        size = HEADER_SIZE + int.from_bytes(data[8:12], "big")
+        if len(data) < _FEW * size:
+            return None
+        table = np.frombuffer(data, dtype=np.uint8, count=len(data) // size * size).reshape(-1, size)
+        fits = (table[:, :12] == table[0, :12]).all(axis=1) & (table[:, 12] >= PIPELINED >> 24)
+        count = int(fits.argmin()) if not fits.all() else len(fits)
+        opaques = table[:count, 12:16].copy().view(">u4").ravel().astype(np.uint32)
+        opcode, status = data[1], int.from_bytes(data[6:8], "big")
+        del table, fits
+    framer.skip(count * size)
+    return Answers(opcode, status, opaques)
+
+
+# operations
+
+
+class OperationState(IntEnum):
+    WAITING = 0
+    IN_FLIGHT = 1
+    DONE = 2
+
+
+class _OpenBatch:
+    """A batch that is under way."""
+
+    def __init__(self, requests: WriteBatch, first_opaque: int) -> None:
+        requests.stamp(first_opaque)
+        count = len(requests.vbuckets)
+        self.requests = requests
+        self.first_opaque = first_opaque
+        self.vbuckets = np.asarray(requests.vbuckets, dtype=np.intp)
+        self.opcodes = np.asarray(requests.opcodes, dtype=np.uint8)
+        self.states = np.full(count, OperationState.WAITING, dtype=np.uint8)
+        self.peers = np.full(count, -1, dtype=np.int32)
+        """Where an operation was sent last, as the pipeline counts its peers."""
+        self.taken = self.needless = 0
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    @property
+    def is_done(self) -> bool:
+        return self.taken + self.needless == len(self)
+
+    def waiting(self) -> Indices:
+        return np.flatnonzero(self.states == OperationState.WAITING)
+
+
+class Pipeline(Generic[Peer]):
+    """A window of operations under way at one or more peers.
+
+    The pump adds batches while it `has_room_for` them, sends what `to_send` gives, hands in every answer
+    (`receive`) and the end of a connection (`lost`), asks for a new cluster map when ``is_misled``, waits no
+    longer than until `next_timer`, and learns from `finished` what is done.
+
+    It gives up, with a `StatusError`, at a refusal that another attempt does not mend, and when for
+    ``patience_s`` nothing was taken of what is refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        rng: random.Random,
+        patience_s: float,
+        judge: Callable[[int, int], AnswerKind] = judge,
+        first_opaque: int = PIPELINED,
+    ) -> None:
+        self._patience_s = patience_s
+        self._judge = judge
+        self._backoff = Backoff(rng, first_s=_RETRY_FIRST_S, most_s=_RETRY_MOST_S)
+        self._next_opaque = first_opaque
+        self._batches: list[_OpenBatch] = []
+        self._peers: list[Peer] = []
+        self._numbers: dict[Peer, int] = {}
+        self._retry_at: float | None = None
+        self._failing_since: float | None = None
+        self._round_sent = self._round_refused = 0
+        self.taken = 0
+        """Operations that were done so far, in batches that are not finished, too."""
+        self.is_misled = False
+        """A peer does not have a vbucket that an operation was sent to it for."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is under way."""
+        return not self._batches
+
+    def has_room_for(self, requests: WriteBatch) -> bool:
+        """Whether a batch may be added; not while a server asks for time."""
+        return (
+            len(self._batches) < _BATCHES
+            and self._retry_at is None
+            and not any(requests.shares_key_with(batch.requests) for batch in self._batches)
+        )
+
+    def add(self, requests: WriteBatch) -> None:
+        """Take up a batch."""
+        count = len(requests.vbuckets)
+        if self._next_opaque + count > 0xFFFF_FFFF:
+            self._next_opaque = PIPELINED  # those before are long done
+        self._batches.append(_OpenBatch(requests, self._next_opaque))
+        self._next_opaque += count
+
+    def to_send(
+        self, now: float, route: Callable[[int], Peer | None]
+    ) -> list[tuple[Peer, bytes | memoryview]]:
+        """What is to be sent now, and to whom; ``route`` tells who has a vbucket, None if nobody does."""
+        if self._retry_at is not None and now < self._retry_at:
+            return []
+        self._retry_at = None
+        todo = [(batch, waiting) for batch in self._batches if len(waiting := batch.waiting())]
+        if todo:
+            if self._round_refused * 2 <= self._round_sent:
+                self._backoff.reset()
+            self._round_sent = self._round_refused = 0
+        sending: list[tuple[Peer, bytes | memoryview]] = []
+        for batch, waiting in todo:
+            vbuckets = batch.vbuckets[waiting]
+            places = np.full(int(vbuckets.max()) + 1, -1, dtype=np.int32)
+            for vbucket in np.unique(vbuckets).tolist():
+                peer = route(vbucket)
+                places[vbucket] = -1 if peer is None else self._number_of(peer)
+            where = places[vbuckets]
+            for number in np.unique(where).tolist():
+                share = waiting[where == number]
+                if number < 0:
+                    self.is_misled = True
+                    self._refuse(len(share), Status.NOT_MY_VBUCKET, now)
+                    continue
+                batch.states[share] = OperationState.IN_FLIGHT
+                batch.peers[share] = number
+                self._round_sent += len(share)
+                data = batch.requests.select(None if len(share) == len(batch) else share)
+                sending.append((self._peers[number], data))
+        return sending
+
+    def receive(self, peer: Peer, answers: Answers, now: float) -> None:
+        """Take answers of a peer."""
+        opaques = answers.opaques.astype(np.int64)
+        left = len(opaques)
+        for batch in self._batches:
+            indices = opaques - batch.first_opaque
+            ours = indices[(indices >= 0) & (indices < len(batch))]
+            if len(ours):
+                left -= len(ours)
+                self._take(batch, ours, answers, peer, now)
+        if left:
+            raise RemoteProtocolError(f"{left} answers to no request, opcode 0x{answers.opcode:02x}")
+
+    def lost(self, peer: Peer, now: float) -> int:
+        """A connection is gone, and the answers that were due on it; how many those are."""
+        count = 0
+        if (number := self._numbers.get(peer)) is not None:
+            for batch in self._batches:
+                gone = (batch.states == OperationState.IN_FLIGHT) & (batch.peers == number)
+                batch.states[gone] = OperationState.WAITING
+                count += int(np.count_nonzero(gone))
+        if count:
+            self._refuse(count, Status.ETMPFAIL, now)
+        return count
+
+    def is_due(self, peer: Peer) -> bool:
+        """Whether an answer of this peer is to come."""
+        number = self._numbers.get(peer)
+        return number is not None and any(
+            bool(((batch.states == OperationState.IN_FLIGHT) & (batch.peers == number)).any())
+            for batch in self._batches
+        )
+
+    def next_timer(self) -> float | None:
+        """When refused operations are sent again; until then there may be answers to wait for."""
+        return self._retry_at
+
+    def finished(self) -> list[BatchResult]:
+        """Batches that were finished since this was asked last, each with all of its operations answered."""
+        done = [BatchResult(batch.taken, batch.needless) for batch in self._batches if batch.is_done]
+        if done:
+            self._batches = [batch for batch in self._batches if not batch.is_done]
+        return done
+
+    def _take(self, batch: _OpenBatch, indices: Indices, answers: Answers, peer: Peer, now: float) -> None:
+        due = batch.states[indices] == OperationState.IN_FLIGHT
+        due &= batch.peers[indices] == self._number_of(peer)
+        due &= batch.opcodes[indices] == answers.opcode
+        if not due.all() or (len(indices) > 1 and len(np.unique(indices)) != len(indices)):
+            raise RemoteProtocolError("an answer fits no request that waits for one")
+        kind = self._judge(answers.opcode, answers.status)
+        if kind == AnswerKind.FAILED:
+            vbucket = batch.vbuckets[indices[0]]
+            raise StatusError(
+                answers.status, f"a write to vbucket {vbucket} is refused, after {self.taken} were taken"
+            )
+        if kind == AnswerKind.AGAIN:
+            batch.states[indices] = OperationState.WAITING
+            self.is_misled |= answers.status == Status.NOT_MY_VBUCKET
+            self._refuse(len(indices), answers.status, now)
+            return
+        batch.states[indices] = OperationState.DONE
+        self._failing_since = None
+        if kind == AnswerKind.TAKEN:
+            batch.taken += len(indices)
+            self.taken += len(indices)
+        else:
+            batch.needless += len(indices)
+
+    def _refuse(self, count: int, status: int, now: float) -> None:
+        """Operations have to be sent again, after a pause."""
+        self._round_refused += count
+        if self._failing_since is None:
+            self._failing_since = now
+        if now - self._failing_since >= self._patience_s:
+            waiting = sum(len(batch.waiting()) for batch in self._batches)
+            raise StatusError(
+                status,
+                f"{waiting} writes are refused for {self._patience_s:g} s, after {self.taken} were taken",
+            )
+        if self._retry_at is None:
+            self._retry_at = now + self._backoff.next_s()
+
+    def _number_of(self, peer: Peer) -> int:
+        number = self._numbers.get(peer)
+        if number is None:
+            number = self._numbers[peer] = len(self._peers)
+            self._peers.append(peer)
+        return number

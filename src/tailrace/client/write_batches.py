@@ -1,0 +1,104 @@
+"""Batches of ready-made requests, as `pipeline.Pipeline` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..wire.message import Message
+from .pipeline import Indices, WriteBatch
+
+__all__ = ["BATCH_BYTES", "BATCH_REQUESTS", "FrameBatch", "RowsBatch", "batched"]
+
+BATCH_BYTES = 1 << 20
+BATCH_REQUESTS = 4_096
+_OPAQUE_AT = 12
+
+
+class RowsBatch:
+    """Requests of one length, one a row, for documents that are numbered."""
+
+    def __init__(self, rows: NDArray[np.uint8], vbuckets: Sequence[int], documents: NDArray[np.intp]) -> None:
+        self.rows = rows
+        self.vbuckets = vbuckets
+        self.documents = documents
+        """In ascending order, each once."""
+
+    @property
+    def opcodes(self) -> Sequence[int]:
+        column: list[int] = self.rows[:, 1].tolist()
+        return column
+
+    def stamp(self, first_opaque: int) -> None:
+        count = len(self.rows)
+        opaques = np.arange(first_opaque, first_opaque + count, dtype=">u4")
+        self.rows[:, _OPAQUE_AT : _OPAQUE_AT + 4] = opaques.view(np.uint8).reshape(count, 4)
+
+    def select(self, indices: Indices | None) -> bytes | memoryview:
+        if indices is None:
+            return memoryview(self.rows.data).cast("B")
+        chosen: bytes = self.rows[indices].tobytes()
+        return chosen
+
+    def shares_key_with(self, other: WriteBatch) -> bool:
+        if not isinstance(other, RowsBatch):
+            return True  # nobody knows
+        ours, theirs = self.documents, other.documents
+        if not len(ours) or not len(theirs) or ours[-1] < theirs[0] or theirs[-1] < ours[0]:
+            return False
+        return bool(np.intersect1d(ours, theirs, assume_unique=True).size)
+
+
+class FrameBatch:
+    """Requests of any length, each with a key of its own."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.vbuckets: list[int] = []
+        self.opcodes: list[int] = []
+        self.keys: set[bytes] = set()
+        self.size_bytes = 0
+        self._first_opaque = 0
+
+    def add(self, request: Message) -> None:
+        """One more request; its key must not be in the batch yet."""
+        frame = request.encode()
+        self.frames.append(frame)
+        self.vbuckets.append(request.vbucket)
+        self.opcodes.append(frame[1])
+        self.keys.add(request.key)
+        self.size_bytes += len(frame)
+
+    def stamp(self, first_opaque: int) -> None:
+        self._first_opaque = first_opaque
+
+    def select(self, indices: Indices | None) -> bytes | memoryview:
+        chosen = np.arange(len(self.frames)) if indices is None else indices
+        frames = [self.frames[index] for index in chosen.tolist()]
+        data = bytearray().join(frames)
+        ends = np.cumsum(np.fromiter(map(len, frames), dtype=np.intp, count=len(frames)))
+        starts = np.concatenate(([0], ends[:-1])).astype(np.intp)
+        opaques = (self._first_opaque + chosen).astype(">u4").view(np.uint8).reshape(-1, 4)
+        octets = np.frombuffer(data, dtype=np.uint8)
+        octets[(starts + _OPAQUE_AT)[:, None] + np.arange(4)] = opaques
+        return memoryview(data)
+
+    def shares_key_with(self, other: WriteBatch) -> bool:
+        return not isinstance(other, FrameBatch) or not self.keys.isdisjoint(other.keys)
+
+
+def batched(requests: Iterable[Message], most: int = BATCH_REQUESTS) -> Iterator[FrameBatch]:
+    """Requests in batches of a bounded size; one whose key is in the batch already begins the next."""
+    batch = FrameBatch()
+    for request in requests:
+        if request.key in batch.keys:
+            yield batch
+            batch = FrameBatch()
+        batch.add(request)
+        if len(batch.frames) >= min(most, BATCH_REQUESTS) or batch.size_bytes >= BATCH_BYTES:
+            yield batch
+            batch = FrameBatch()
+    if batch.frames:
+        yield batch
