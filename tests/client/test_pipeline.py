@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from client.fake_server import FakeServer
 from tailrace.client.kv import KvClient
 from tailrace.client.load import MadeUp
-from tailrace.client.pipeline import Answers, Pipeline, AnswerKind, answers_in, judge
+from tailrace.client.pipeline import AnswerKind, Answers, Pipeline, answers_in, judge
 from tailrace.client.retry import RETRIED
 from tailrace.client.write_batches import batched
 from tailrace.errors import ConnectError, RemoteProtocolError, StatusError

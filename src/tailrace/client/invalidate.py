@@ -29,7 +29,7 @@ from ..wire.kv import Delete
 from ..wire.message import MAX_KEY, Message
 from .aio import connect
 from .events import Deletion, Event, Expiration, Flush, Mutation, Rollback, SystemEvent
-from .pipeline import Pipeline, AnswerKind, answers_in
+from .pipeline import AnswerKind, Pipeline, answers_in
 from .retry import Backoff
 from .write_batches import batched
 

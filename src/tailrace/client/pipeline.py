@@ -33,10 +33,10 @@ from .kv_connection import PIPELINED
 from .retry import RETRIED, Backoff
 
 __all__ = [
+    "AnswerKind",
     "Answers",
     "BatchResult",
     "Pipeline",
-    "AnswerKind",
     "WriteBatch",
     "answers_in",
     "judge",
