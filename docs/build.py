@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from dialects.coverage_table import implemented, rows  # noqa: E402
 from tailrace.cli.main import COMMANDS, cli  # noqa: E402
+from tailrace.protocol.states import MACHINES  # noqa: E402
 from tailrace.server.settings import table  # noqa: E402
 from tailrace.spark.source.options import OPTIONS  # noqa: E402
 from tailrace.wire import admin, codes, dcp, dcp_replication, describe, header, kv, subdoc, tap, upr  # noqa: E402
@@ -241,7 +242,11 @@ def index_page() -> str:
     ]
     for name, title, dialect, modules, about in GROUPS:
         lines.append(f"| [{title}]({name}.md) | {len(messages_of(dialect, modules))} | {about} |")
-    lines += [f"| [Codes](codes.md) | | Every number that has a name: {len(ENUMS)} lists. |", ""]
+    lines += [
+        f"| [Codes](codes.md) | | Every number that has a name: {len(ENUMS)} lists. |",
+        f"| [States](states.md) | | {len(MACHINES)} machines and their transitions. |",
+        "",
+    ]
     layout = inspect.getdoc(header) or ""
     lines += ["## The frame", "", "```text", layout, "```", ""]
     lines += [
@@ -419,6 +424,33 @@ def _value(value: object) -> str:
     return "none" if value is None else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
+# the state machines
+
+
+def states_page() -> str:
+    """Every machine of `protocol/states.py`, drawn from its table."""
+    lines = [
+        MADE,
+        "",
+        "# States and transitions",
+        "",
+        "Every machine of `src/tailrace/protocol/states.py`, drawn from its table. What is not drawn",
+        "can't happen: it is a protocol error of the peer, or a bug.",
+    ]
+    for about, transitions in MACHINES.items():
+        states = list(type(next(iter(transitions))[0]))
+        place = {state: f"s{number}" for number, state in enumerate(states)}
+        lines += ["", f"## {about}", "", "```mermaid", "stateDiagram-v2"]
+        lines += [f'    state "{state.value}" as {place[state]}' for state in states]
+        lines.append(f"    [*] --> {place[states[0]]}")
+        lines += [
+            f"    {place[state]} --> {place[target]}: {happened.value}"
+            for (state, happened), target in transitions.items()
+        ]
+        lines.append("```")
+    return "\n".join(lines) + "\n"
+
+
 # what the older dialects are tested with
 
 
@@ -460,6 +492,7 @@ def pages() -> dict[Path, str]:
         folder / "dialect-coverage.md": coverage_page(),
         folder / "protocol" / "README.md": index_page(),
         folder / "protocol" / "codes.md": codes_page(),
+        folder / "protocol" / "states.md": states_page(),
     }
     for name, title, dialect, modules, about in GROUPS:
         messages = messages_of(dialect, modules)

@@ -26,8 +26,9 @@ from tailrace.connstr import parse
 from tailrace.errors import ConnectError, StatusError, TailraceError, UsageError
 from tailrace.model import SnapshotRange
 from tailrace.protocol.dcp.replica import DcpReplica
+from tailrace.protocol.states import TapTakeoverState
 from tailrace.protocol.tap.replica import TapReplica
-from tailrace.protocol.tap.takeover import Takeover, TakeoverPhase
+from tailrace.protocol.tap.takeover import TapTakeover
 from tailrace.server.settings import Settings
 from tailrace.wire.codes import AddStreamFlag, DcpOpcode, VBucketState
 from tailrace.wire.dcp import DcpSetVBucketState, DcpStreamRequestResponse
@@ -253,11 +254,11 @@ def test_a_source_that_sees_late_that_a_takeover_by_tap_broke(nodes, monkeypatch
         handlers = {one: getattr(one._session, "handler", None) for one in server.connections}
         found = {one: handler._takeover for one, handler in handlers.items() if handler is not None}
         transports[:] = [one._transport for one in found]
-        return [one.phase for one in found.values()]
+        return [one.state for one in found.values()]
 
     def carry(old, new):
         sockets.append(old)
-        while source.call(phases) != [TakeoverPhase.GIVING_UP]:
+        while source.call(phases) != [TapTakeoverState.GIVING_UP]:
             for one in select.select([old, new], [], [], 0.05)[0]:
                 (new if one is old else old).sendall(one.recv(1 << 16))
         source.call(lambda _: transports[0].pause_reading())
@@ -647,7 +648,7 @@ def test_a_state_that_waits_is_not_set_when_the_connection_is_gone(goes):
 def test_a_vbucket_is_not_given_up_when_nobody_takes_it_any_more(goes):
     """Who gave the takeover up may have seen that it is still active, and left it at that."""
     host = Waiting()
-    giving = Takeover(host, 0.0, lambda failed: None)  # type: ignore[arg-type]
+    giving = TapTakeover(host, 0.0, lambda failed: None)  # type: ignore[arg-type]
     assert giving.advance([0], 0) == []
     if goes:
         giving.close()

@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tailrace.errors import LocalProtocolError
-from tailrace.protocol.states import (
-    CONNECTION_TRANSITIONS,
-    STREAM_TRANSITIONS,
-    ConnectionInput,
-    ConnectionState,
-    Machine,
-    StreamInput,
-    StreamState,
-)
+from tailrace.protocol import states
+from tailrace.protocol.states import MACHINES, STREAM_TRANSITIONS, Machine, StreamState
 
-# docs/spec/dcp.md#states-of-a-stream, as it stands there.
-LEAVES_TO = {
-    "pending": {"backfilling", "dead"},
-    "backfilling": {"in-memory", "takeover-send", "dead"},
-    "in-memory": {"backfilling", "dead"},
-    "takeover-send": {"takeover-wait", "dead"},
-    "takeover-wait": {"takeover-send", "dead"},
-    "dead": {"dead"},
-}
+SPEC = Path(__file__).parents[2] / "docs" / "spec" / "dcp.md"
 
 
-def test_stream_table_is_the_documents() -> None:
-    found: dict[str, set[str]] = {state.value: set() for state in StreamState}
+def test_the_stream_of_a_producer_is_the_documents() -> None:
+    section = SPEC.read_text().split("\n## States of a stream\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([a-z-]+) \| (.*) \|$", section, re.M)
+    written = {
+        state: set(re.findall(r"[a-z-]+", re.sub(r"\(.*?\)", "", targets)))
+        for state, targets in rows
+        if state != "state"
+    }
+    left: dict[str, set[str]] = {state.value: set() for state in StreamState}
     for (state, _), target in STREAM_TRANSITIONS.items():
-        found[state.value].add(target.value)
-    assert found == LEAVES_TO
+        if state is not target:
+            left[state.value].add(target.value)
+    assert left == written
 
 
-@pytest.mark.parametrize("state", StreamState)
-@pytest.mark.parametrize("happened", StreamInput)
-def test_stream(state: StreamState, happened: StreamInput) -> None:
-    machine = Machine(STREAM_TRANSITIONS, state)
-    target = STREAM_TRANSITIONS.get((state, happened))
+def kinds(table: Mapping[Any, Any]) -> tuple[list[Enum], list[Enum]]:
+    """All states and all inputs of a table."""
+    state, happened = map(type, next(iter(table)))
+    assert issubclass(state, Enum) and issubclass(happened, Enum)
+    return list(state), list(happened)
+
+
+CASES = [
+    pytest.param(table, state, happened, id=f"{about}: {state.value}, {happened.value}")
+    for about, table in MACHINES.items()
+    for state in kinds(table)[0]
+    for happened in kinds(table)[1]
+]
+
+
+@pytest.mark.parametrize(("table", "state", "happened"), CASES)
+def test_every_state_with_every_input(table: Mapping[Any, Enum], state: Enum, happened: Enum) -> None:
+    machine = Machine(table, state)
+    target = table.get((state, happened))
     if target is None:
         with pytest.raises(LocalProtocolError, match=state.value):
             machine.feed(happened)
@@ -46,14 +59,14 @@ def test_stream(state: StreamState, happened: StreamInput) -> None:
         assert machine.feed(happened) is machine.state is target
 
 
-@pytest.mark.parametrize("state", ConnectionState)
-@pytest.mark.parametrize("happened", ConnectionInput)
-def test_connection(state: ConnectionState, happened: ConnectionInput) -> None:
-    machine = Machine(CONNECTION_TRANSITIONS, state)
-    if happened is ConnectionInput.CLOSED:
-        assert machine.feed(happened) is ConnectionState.CLOSED
-    elif state is ConnectionState.NEW:
-        assert machine.feed(happened) is ConnectionState.OPEN
-    else:
-        with pytest.raises(LocalProtocolError):
-            machine.feed(happened)
+def test_every_state_can_be_reached_and_every_input_happens() -> None:
+    for about, table in MACHINES.items():
+        all_states, inputs = kinds(table)
+        assert {all_states[0], *table.values()} == {*all_states}, about
+        assert {happened for _, happened in table} == {*inputs}, about
+
+
+def test_every_table_is_listed() -> None:
+    tables = {name: table for name, table in vars(states).items() if name.endswith("_TRANSITIONS")}
+    assert len(tables) == len(MACHINES)
+    assert all(any(table is listed for listed in MACHINES.values()) for table in tables.values())

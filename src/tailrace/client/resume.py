@@ -302,7 +302,7 @@ class Reading:
         streams = [self.progress[stream.vbucket] for stream in link.streams.values()]
         has_moved = any(one.has_moved for one in streams)
         for one in streams:
-            one.stream.is_open = False
+            one.stream.given_up()
             if one.state is State.OPEN and not one.leave(self._now, is_proven=has_moved):
                 self._wait(one, why)
             elif one.state in (State.OPEN, State.REQUESTED):
@@ -483,7 +483,7 @@ class Reading:
             if any(stream is one.stream for stream in link.streams.values()):
                 link.close_stream(one.vbucket)
         one.leave(self._now)
-        one.stream.is_open = False
+        one.stream.given_up()
 
     def _chosen(self, vbuckets: Iterable[int]) -> list[Progress]:
         unknown = [vbucket for vbucket in vbuckets if vbucket not in self.progress]

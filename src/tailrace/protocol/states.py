@@ -4,26 +4,41 @@ Rules of this file:
 
 * A machine is an enum of states, an enum of inputs (what happened, in the past tense) and one table from
   (state, input) to the next state.
-* What is not in a table can't happen. If it does, it is our own mistake: `LocalProtocolError`.
+* What is not in a table can't happen. If it does, it is our own mistake: `LocalProtocolError`. What a peer
+  can do at the wrong time is looked at before it is given to the machine, and is a protocol error.
 * No code: `Machine` is all there is, and what a transition *does* stands where the input is given.
+* `MACHINES` lists them all, for the docs (`docs/protocol/states.md` is drawn from it) and for the tests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..errors import LocalProtocolError
 
 __all__ = [
     "CONNECTION_TRANSITIONS",
+    "MACHINES",
+    "READER_STREAM_TRANSITIONS",
+    "REPLICA_STREAM_TRANSITIONS",
     "STREAM_TRANSITIONS",
+    "TAP_TAKEOVER_TRANSITIONS",
+    "UPR_STREAM_TRANSITIONS",
     "ConnectionInput",
     "ConnectionState",
     "Machine",
+    "ReaderStreamInput",
+    "ReaderStreamState",
+    "ReplicaStreamInput",
+    "ReplicaStreamState",
     "StreamInput",
     "StreamState",
+    "TapTakeoverInput",
+    "TapTakeoverState",
+    "UprStreamInput",
+    "UprStreamState",
 ]
 
 S = TypeVar("S", bound=Enum)
@@ -48,11 +63,11 @@ class Machine(Generic[S, I]):
         return self.state
 
 
-# A DCP connection, seen by the producer.
+# A connection of a node, as producer (all streams) or as replica (DCP and UPR).
 
 
 class ConnectionState(Enum):
-    """Where a producer's connection stands."""
+    """Where a node's connection stands."""
 
     NEW = "new"
     """No Open has been accepted yet."""
@@ -62,7 +77,7 @@ class ConnectionState(Enum):
 
 
 class ConnectionInput(Enum):
-    """What happens to a producer's connection."""
+    """What happens to a node's connection."""
 
     OPENED = "opened"
     CLOSED = "closed"
@@ -118,3 +133,161 @@ STREAM_TRANSITIONS: Mapping[tuple[StreamState, StreamInput], StreamState] = {
     (StreamState.TAKEOVER_WAIT, StreamInput.STATE_ANSWERED): StreamState.TAKEOVER_SEND,
     **{(state, StreamInput.ENDED): StreamState.DEAD for state in StreamState},
 }
+
+
+# A stream of a reader. It outlives the connections that carry it, and is not told when one is lost: the next
+# request is what it sees of that.
+
+
+class ReaderStreamState(Enum):
+    """Where a reader's stream stands."""
+
+    CLOSED = "closed"
+    """Not asked for, refused, ended, or given up by the reader."""
+    REQUESTED = "requested"
+    """Asked for and not answered; or the server has emptied the vbucket, and its new branch is to come."""
+    OPEN = "open"
+
+
+class ReaderStreamInput(Enum):
+    """What happens to a reader's stream."""
+
+    ASKED = "asked for"
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    FLUSHED = "flushed"
+    """TAP and UPR: all of the vbucket is gone, and the stream goes on with a new branch."""
+    ENDED = "ended"
+    GIVEN_UP = "given up"
+    """By the reader: it closed the stream, or its connection is gone."""
+
+
+READER_STREAM_TRANSITIONS: Mapping[tuple[ReaderStreamState, ReaderStreamInput], ReaderStreamState] = {
+    **{(state, ReaderStreamInput.ASKED): ReaderStreamState.REQUESTED for state in ReaderStreamState},
+    (ReaderStreamState.REQUESTED, ReaderStreamInput.ACCEPTED): ReaderStreamState.OPEN,
+    (ReaderStreamState.REQUESTED, ReaderStreamInput.REFUSED): ReaderStreamState.CLOSED,
+    (ReaderStreamState.OPEN, ReaderStreamInput.FLUSHED): ReaderStreamState.REQUESTED,
+    (ReaderStreamState.OPEN, ReaderStreamInput.ENDED): ReaderStreamState.CLOSED,
+    **{(state, ReaderStreamInput.GIVEN_UP): ReaderStreamState.CLOSED for state in ReaderStreamState},
+}
+
+
+# A stream of a replica: one vbucket that a node receives by DCP or UPR.
+
+
+class ReplicaStreamState(Enum):
+    """Where a replica's stream stands."""
+
+    WAITING = "waiting"
+    """For the connection's own controls to be answered."""
+    REQUESTED = "requested"
+    ROLLING_BACK = "rolling back"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class ReplicaStreamInput(Enum):
+    """What happens to a replica's stream."""
+
+    ASKED = "asked for"
+    """At first; from an older place after a rollback, or under an older name of the same place; and in UPR
+    for the new branch after a flush."""
+    ACCEPTED = "accepted"
+    ROLLBACK_BEGAN = "rollback began"
+    """The active has another history, or in UPR none any more: the vbucket goes back."""
+    CLOSED = "closed"
+
+
+REPLICA_STREAM_TRANSITIONS: Mapping[tuple[ReplicaStreamState, ReplicaStreamInput], ReplicaStreamState] = {
+    (ReplicaStreamState.WAITING, ReplicaStreamInput.ASKED): ReplicaStreamState.REQUESTED,
+    (ReplicaStreamState.REQUESTED, ReplicaStreamInput.ASKED): ReplicaStreamState.REQUESTED,
+    (ReplicaStreamState.REQUESTED, ReplicaStreamInput.ACCEPTED): ReplicaStreamState.OPEN,
+    (ReplicaStreamState.REQUESTED, ReplicaStreamInput.ROLLBACK_BEGAN): ReplicaStreamState.ROLLING_BACK,
+    (ReplicaStreamState.OPEN, ReplicaStreamInput.ROLLBACK_BEGAN): ReplicaStreamState.ROLLING_BACK,
+    (ReplicaStreamState.ROLLING_BACK, ReplicaStreamInput.ASKED): ReplicaStreamState.REQUESTED,
+    **{
+        (state, ReplicaStreamInput.CLOSED): ReplicaStreamState.CLOSED
+        for state in ReplicaStreamState
+        if state is not ReplicaStreamState.CLOSED
+    },
+}
+
+
+# A stream of UPR while it is translated: the drafts say apart that a stream begins, and on which branch.
+
+
+class UprStreamState(Enum):
+    """Where a stream of UPR stands on its way into DCP."""
+
+    ASKED = "asked for"
+    """Neither the answer nor the failover log has come."""
+    LOG_KNOWN = "log known"
+    AWAITING_LOG = "awaiting log"
+    """Accepted; what comes waits until the log is known."""
+    OPEN = "open"
+    """What comes is said in DCP."""
+    AWAITING_BRANCH = "awaiting branch"
+    """Flushed: what comes waits for the log of the new branch."""
+
+
+class UprStreamInput(Enum):
+    """What happens to a stream of UPR."""
+
+    ACCEPTED = "accepted"
+    LOG_CAME = "log came"
+    FLUSHED = "flushed"
+
+
+UPR_STREAM_TRANSITIONS: Mapping[tuple[UprStreamState, UprStreamInput], UprStreamState] = {
+    (UprStreamState.ASKED, UprStreamInput.LOG_CAME): UprStreamState.LOG_KNOWN,
+    (UprStreamState.ASKED, UprStreamInput.ACCEPTED): UprStreamState.AWAITING_LOG,
+    (UprStreamState.LOG_KNOWN, UprStreamInput.ACCEPTED): UprStreamState.OPEN,
+    (UprStreamState.AWAITING_LOG, UprStreamInput.LOG_CAME): UprStreamState.OPEN,
+    (UprStreamState.OPEN, UprStreamInput.FLUSHED): UprStreamState.AWAITING_BRANCH,
+    (UprStreamState.AWAITING_BRANCH, UprStreamInput.LOG_CAME): UprStreamState.OPEN,
+}
+
+
+# A takeover by TAP: docs/spec/tap.md#takeover
+
+
+class TapTakeoverState(Enum):
+    """How far a takeover is."""
+
+    SENDING = "sending"
+    """All there is and all that changes, as on any stream."""
+    GIVING_UP = "giving up"
+    """The vbuckets become dead here; waits until that is on disk."""
+    FINISHING = "finishing"
+    """The rest is sent and acknowledged."""
+    ACTIVATING = "activating"
+    """The reader was told to make them active."""
+    CLOSED = "closed"
+
+
+class TapTakeoverInput(Enum):
+    """What happens to a takeover."""
+
+    ALMOST_SENT = "almost all arrived"
+    GIVEN_UP = "dead on disk"
+    ALL_ARRIVED = "all arrived"
+    CLOSED = "closed"
+
+
+TAP_TAKEOVER_TRANSITIONS: Mapping[tuple[TapTakeoverState, TapTakeoverInput], TapTakeoverState] = {
+    (TapTakeoverState.SENDING, TapTakeoverInput.ALMOST_SENT): TapTakeoverState.GIVING_UP,
+    (TapTakeoverState.GIVING_UP, TapTakeoverInput.GIVEN_UP): TapTakeoverState.FINISHING,
+    (TapTakeoverState.FINISHING, TapTakeoverInput.ALL_ARRIVED): TapTakeoverState.ACTIVATING,
+    **{(state, TapTakeoverInput.CLOSED): TapTakeoverState.CLOSED for state in TapTakeoverState},
+}
+
+
+MACHINES: Mapping[str, Mapping[tuple[Any, Any], Any]] = {
+    "A connection of a node": CONNECTION_TRANSITIONS,
+    "A stream of a producer": STREAM_TRANSITIONS,
+    "A stream of a reader": READER_STREAM_TRANSITIONS,
+    "A stream of a replica": REPLICA_STREAM_TRANSITIONS,
+    "A stream of UPR, translated": UPR_STREAM_TRANSITIONS,
+    "A takeover by TAP": TAP_TAKEOVER_TRANSITIONS,
+}
+"""Every table, with what it is about."""

@@ -33,6 +33,7 @@ from ...wire.header import HEADER_LAYOUT, HEADER_SIZE, Frame
 from ...wire.layout import record
 from ...wire.message import Direction
 from ..receive_buffer import Block
+from ..states import READER_STREAM_TRANSITIONS, Machine, ReaderStreamInput, ReaderStreamState
 
 __all__ = [
     "Carried",
@@ -74,10 +75,20 @@ class Stream:
     """The newest purge that the server told about; 0 is none. Forgotten when the consumer goes back."""
     undo_to: int | None = None
     """A rollback that the application has not been told about yet."""
-    is_open: bool = False
-    """The server has accepted the last request, and not ended the stream since."""
     answer_at: int | None = None
     """The marker wants an answer when the change with this seqno is here."""
+    machine: Machine[ReaderStreamState, ReaderStreamInput] = field(
+        default_factory=lambda: Machine(READER_STREAM_TRANSITIONS, ReaderStreamState.CLOSED)
+    )
+
+    def asked(self) -> None:
+        """It is asked for, on whatever connection: what an earlier one had begun counts no more."""
+        self.machine.feed(ReaderStreamInput.ASKED)
+        self.marker = None
+
+    def given_up(self) -> None:
+        """The reader does not read it any more, or the connection is gone that it was open on."""
+        self.machine.feed(ReaderStreamInput.GIVEN_UP)
 
 
 # what stands between the changes
@@ -239,9 +250,12 @@ class _StreamDraft:
     log: FailoverLog | None
     purge_seqno: int
     undo_to: int | None
-    is_open: bool
     answer_at: int | None
-    is_over: bool = False
+    machine: Machine[ReaderStreamState, ReaderStreamInput]
+
+    @property
+    def is_open(self) -> bool:
+        return self.machine.state is ReaderStreamState.OPEN
 
 
 def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[int]) -> ChangeDelivery:
@@ -421,7 +435,7 @@ class _Runs:
                 stream = work.stream
                 stream.position, stream.marker = work.position, work.marker
                 stream.log, stream.purge_seqno, stream.undo_to = work.log, work.purge_seqno, work.undo_to
-                stream.is_open, stream.answer_at = work.is_open, work.answer_at
+                stream.answer_at, stream.machine = work.answer_at, work.machine
 
     def _find(self, opaque: int) -> _StreamDraft | None:
         stream = self._streams.get(opaque)
@@ -436,8 +450,8 @@ class _Runs:
                 stream.log,
                 stream.purge_seqno,
                 stream.undo_to,
-                stream.is_open,
                 stream.answer_at,
+                Machine(READER_STREAM_TRANSITIONS, stream.machine.state),
             )
         self._work[opaque] = found
         return found
@@ -472,11 +486,11 @@ class _Runs:
             if work is not None:
                 self._check_vbucket(ended.vbucket, work)
                 self.happened.append((at, StreamEnded(work.stream, ended.status)))
-                work.is_open, work.is_over = False, True
+                work.machine.feed(ReaderStreamInput.ENDED)
         elif work is not None and opcode == DcpOpcode.FLUSH:
             self.happened.append((at, VBucketFlushed(work.stream)))
             work.position, work.marker, work.answer_at = Position.BEGINNING, None, None
-            work.is_open = False
+            work.machine.feed(ReaderStreamInput.FLUSHED)
         elif work is not None:
             self._marker(control, work, at)
 
@@ -499,7 +513,7 @@ class _Runs:
         self.happened.append((at, MarkerReceived(work.stream, start, end, flags)))
 
     def _answered(self, frame: Frame, opaque: int, work: _StreamDraft, at: int) -> None:
-        if work.is_open or work.is_over:
+        if work.machine.state is not ReaderStreamState.REQUESTED:
             raise RemoteProtocolError(
                 f"the stream request of vbucket {work.stream.vbucket} is answered twice"
             )
@@ -507,7 +521,7 @@ class _Runs:
         if answer.status != Status.SUCCESS:
             self.finished.append(opaque)
             self.happened.append((at, RequestRefused(work.stream, answer.status, answer.value)))
-            work.is_over = True
+            work.machine.feed(ReaderStreamInput.REFUSED)
             return
         try:
             work.log = FailoverLog.from_bytes(answer.value)
@@ -515,7 +529,7 @@ class _Runs:
             raise MalformedMessage(str(error)) from None
         work.position = work.position.on_branch(work.log.newest.vb_uuid)
         work.marker = work.answer_at = None
-        work.is_open = True
+        work.machine.feed(ReaderStreamInput.ACCEPTED)
         self.happened.append((at, StreamOpened(work.stream, work.position, work.undo_to)))
         work.undo_to = None
 

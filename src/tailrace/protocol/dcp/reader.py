@@ -380,7 +380,7 @@ class DcpReader:
         """A stream that is being asked for; its opaque."""
         assert stream.vbucket not in self._opaque_of, "a stream is opened once at a time"
         opaque = self._new_opaque()
-        stream.is_open, stream.marker = False, None
+        stream.asked()
         self._streams[opaque] = stream
         self._opaque_of[stream.vbucket] = opaque
         return opaque
@@ -395,7 +395,7 @@ class DcpReader:
         opaque = self._opaque_of.pop(vbucket, None)
         if opaque is not None:
             self._retired.add(opaque)
-            self._streams.pop(opaque).is_open = False
+            self._streams.pop(opaque).given_up()
         return opaque
 
     def close_stream(self, vbucket: int) -> None:

@@ -55,9 +55,17 @@ from ...wire.dcp import (
 from ...wire.dcp_replication import DcpSeqnoAcknowledged
 from ...wire.header import MAX_NAME_BYTES, Frame
 from ...wire.message import Message, Response
+from ..states import (
+    CONNECTION_TRANSITIONS,
+    ConnectionInput,
+    ConnectionState,
+    Machine,
+    ReplicaStreamInput,
+    ReplicaStreamState,
+)
 from .producer import ON_DISK_OPAQUE
 from .replica_controls import ReplicaControls
-from .replica_stream import ReplicaStream, StreamPhase
+from .replica_stream import ReplicaStream
 from .request_checks import UNASKED, check_change, check_request
 
 if TYPE_CHECKING:
@@ -101,7 +109,7 @@ class DcpReplica:
         self._now = now
         self._features = host.features
         self._name = ""
-        self._is_open = False
+        self._machine = Machine(CONNECTION_TRANSITIONS, ConnectionState.NEW)
         self._out: deque[bytes] = deque()
         self._controls = ReplicaControls()
         self._streams: dict[int, ReplicaStream] = {}  # by vbucket
@@ -110,7 +118,6 @@ class DcpReplica:
         self._next_opaque = _FIRST_OPAQUE
         self._unacked_bytes = 0
         self._last_ack = self._last_heard = now
-        self._is_closed = False
         self._figures = {"received_bytes": 0, "acked_bytes": 0, "received_changes": 0, "rollbacks": 0}
         if dialled:
             self._begin()
@@ -119,7 +126,11 @@ class DcpReplica:
 
     @property
     def is_open(self) -> bool:
-        return self._is_open
+        return self._machine.state is not ConnectionState.NEW
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._machine.state is ConnectionState.CLOSED
 
     def receive_frame(self, frame: Frame, now: float) -> None:
         if self.close_requested is not None:
@@ -128,7 +139,7 @@ class DcpReplica:
         if not frame.is_request:
             self._receive_answer(frame)
             return
-        if self._is_open and frame.opcode not in (DcpOpcode.NOOP, DcpOpcode.ADD_STREAM):
+        if self.is_open and frame.opcode not in (DcpOpcode.NOOP, DcpOpcode.ADD_STREAM):
             self._count(frame.size)
         try:
             self._receive_request(frame)
@@ -145,13 +156,13 @@ class DcpReplica:
         timers = []
         if self._unacked_bytes:
             timers.append(self._last_ack + ACK_INTERVAL_S)
-        if self._is_open and (silence_s := self._silence_s()):
+        if self.is_open and (silence_s := self._silence_s()):
             timers.append(self._last_heard + silence_s)
         return min(timers, default=None)
 
     def handle_timer(self, now: float) -> None:
         self._now = now
-        if self._is_open and (silence_s := self._silence_s()) and now >= self._last_heard + silence_s:
+        if self.is_open and (silence_s := self._silence_s()) and now >= self._last_heard + silence_s:
             self._disconnect("nothing was received for too long")
         elif self._unacked_bytes and now >= self._last_ack + ACK_INTERVAL_S:
             self._acknowledge()
@@ -165,13 +176,13 @@ class DcpReplica:
             **self._figures,
         }
         for number, stream in self._streams.items():
-            figures[f"stream_{number}_state"] = stream.phase.value
+            figures[f"stream_{number}_state"] = stream.state.value
             figures[f"stream_{number}_opaque"] = stream.opaque
             figures[f"stream_{number}_cur_snapshot_end"] = stream.marker_end
         return figures
 
     def close(self, reason: str) -> None:
-        self._is_closed = True
+        self._machine.feed(ConnectionInput.CLOSED)
         for number in list(self._streams):
             self._forget(number, reason)
         self._out.clear()
@@ -187,7 +198,7 @@ class DcpReplica:
 
     def _receive_open(self, frame: Frame, message: Message) -> None:
         assert isinstance(message, DcpOpen)
-        if self._is_open:
+        if self.is_open:
             raise MalformedMessage("the connection is open already")
         if len(message.key) > MAX_NAME_BYTES:
             raise MalformedMessage(f"a name has up to {MAX_NAME_BYTES} bytes")
@@ -198,7 +209,7 @@ class DcpReplica:
 
     def _begin(self) -> None:
         """Open: agree with the producer on what the streams are like, one thing at a time."""
-        self._is_open = True
+        self._machine.feed(ConnectionInput.OPENED)
         self._controls.begin(self._host)
         self._negotiate()
 
@@ -207,7 +218,7 @@ class DcpReplica:
             self._send(self._controls.request())
             return
         for stream in self._streams.values():
-            if stream.phase is StreamPhase.WAITING:
+            if stream.state is ReplicaStreamState.WAITING:
                 self._request(stream)
 
     def _control_answered(self, frame: Frame) -> None:
@@ -242,7 +253,7 @@ class DcpReplica:
         stream = self._streams.get(vbucket)
         if stream is None:
             return False
-        if stream.phase is not StreamPhase.WAITING:
+        if stream.state is not ReplicaStreamState.WAITING:
             self._closed_opaques[stream.opaque] = vbucket
             if len(self._closed_opaques) > _MAX_CLOSED:
                 del self._closed_opaques[next(iter(self._closed_opaques))]
@@ -251,9 +262,9 @@ class DcpReplica:
         return True
 
     @property
-    def vbuckets(self) -> Mapping[int, StreamPhase]:
+    def vbuckets(self) -> Mapping[int, ReplicaStreamState]:
         """What is being received, and how far each is with that."""
-        return {number: stream.phase for number, stream in self._streams.items()}
+        return {number: stream.state for number, stream in self._streams.items()}
 
     def _receive_add_stream(self, frame: Frame, message: Message) -> None:
         assert isinstance(message, DcpAddStream)
@@ -286,7 +297,7 @@ class DcpReplica:
         if stream is None:
             self._closed_opaques.pop(frame.opaque, None)  # closed before it was answered
             return
-        if stream.phase is not StreamPhase.REQUESTED:
+        if stream.state is not ReplicaStreamState.REQUESTED:
             self._disconnect("a stream request was answered twice")
             return
         try:
@@ -314,7 +325,7 @@ class DcpReplica:
         if step.undo_to is None:
             self._request(stream, step.position)
             return
-        stream.phase = StreamPhase.ROLLING_BACK
+        stream.machine.feed(ReplicaStreamInput.ROLLBACK_BEGAN)
         self._figures["rollbacks"] += 1
         _log.info(
             "%s: vbucket %d goes back from seqno %d to %d",
@@ -339,7 +350,9 @@ class DcpReplica:
         stream = self._streams.pop(vbucket)
         del self._by_opaque[stream.opaque]
         self._host.release_vbucket(vbucket, self)
-        if tell and stream.phase is StreamPhase.OPEN:
+        was_open = stream.state is ReplicaStreamState.OPEN
+        stream.machine.feed(ReplicaStreamInput.CLOSED)
+        if tell and was_open:
             self.on_end(vbucket, why)
 
     # What is streamed.
@@ -348,7 +361,7 @@ class DcpReplica:
         opcode = frame.opcode
         if check_request(frame, self._host) is not None:
             raise MalformedMessage("a stream id came to a node that consumes")
-        if opcode != DcpOpcode.OPEN and not self._is_open:
+        if opcode != DcpOpcode.OPEN and not self.is_open:
             raise MalformedMessage("there is no DCP command before Open")
         if opcode == DcpOpcode.NOOP:
             self._answer(frame)
@@ -367,7 +380,7 @@ class DcpReplica:
         if self._closed_opaques.get(frame.opaque) == frame.vbucket:
             return None
         stream = self._streams.get(frame.vbucket)
-        if stream is None or stream.phase is not StreamPhase.OPEN:
+        if stream is None or stream.state is not ReplicaStreamState.OPEN:
             raise DocumentRefused(Status.DCP_STREAM_NOT_FOUND, f"no stream of vbucket {frame.vbucket}")
         if stream.opaque != frame.opaque:
             raise DocumentRefused(Status.OPAQUE_NO_MATCH, f"the stream has opaque {stream.opaque}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import DocumentRefused
@@ -12,21 +11,12 @@ from ...history import FailoverLog, Retreat, retreat
 from ...model import MAX_U64, Position
 from ...wire.codes import Status
 from ...wire.dcp import DcpStreamRequest
+from ..states import REPLICA_STREAM_TRANSITIONS, Machine, ReplicaStreamInput, ReplicaStreamState
 
 if TYPE_CHECKING:
     from ...store.base import VBucket
 
-__all__ = ["ReplicaStream", "StreamPhase"]
-
-
-class StreamPhase(Enum):
-    """Where a passive stream stands."""
-
-    WAITING = "waiting"
-    """For the connection's own controls to be answered."""
-    REQUESTED = "requested"
-    ROLLING_BACK = "rolling back"
-    OPEN = "open"
+__all__ = ["ReplicaStream"]
 
 
 @dataclass(slots=True)
@@ -38,13 +28,19 @@ class ReplicaStream:
     flags: int
     done: Callable[[int, int], None]
     """Called once with the status of the stream request and the opaque."""
-    phase: StreamPhase = StreamPhase.WAITING
+    machine: Machine[ReplicaStreamState, ReplicaStreamInput] = field(
+        default_factory=lambda: Machine(REPLICA_STREAM_TRANSITIONS, ReplicaStreamState.WAITING)
+    )
     sent: Position = Position.BEGINNING
     marker_start: int = 0
     marker_end: int = 0
     ack_at: int = 0
     """The seqno after which the marker is to be answered; 0: it is not."""
     waits_for_disk: bool = False
+
+    @property
+    def state(self) -> ReplicaStreamState:
+        return self.machine.state
 
     def standing(self) -> Position:
         """Where the vbucket stands, as a stream request says it."""
@@ -67,11 +63,11 @@ class ReplicaStream:
 
     def ask_from(self, position: Position | None) -> None:
         """It is asked for from where the vbucket stands, or under an older name of the same place."""
-        self.phase = StreamPhase.REQUESTED
+        self.machine.feed(ReplicaStreamInput.ASKED)
         self.sent = self.standing() if position is None else position
 
     def request(self) -> DcpStreamRequest:
-        """What says so."""
+        """The request for it."""
         return DcpStreamRequest(
             opaque=self.opaque,
             vbucket=self.vbucket.id,
@@ -91,7 +87,7 @@ class ReplicaStream:
             # A snapshot that was announced on another connection, and nothing of it came: this active may not
             # have it, and whoever reads us must not wait for it.
             vbucket.drop_snapshot()
-        self.phase = StreamPhase.OPEN
+        self.machine.feed(ReplicaStreamInput.ACCEPTED)
 
     def way_back(self, seqno: int) -> Retreat:
         """The active has another history above a seqno: to where, of what the vbucket really had."""

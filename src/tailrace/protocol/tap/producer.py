@@ -25,7 +25,7 @@ from .acks import AckLog
 from .clients import TapClient, TapControl, TapCursor
 from .items import TapShaper
 from .sender import TapSender
-from .takeover import Takeover
+from .takeover import TapTakeover
 
 if TYPE_CHECKING:
     from ...store.base import VBucket
@@ -144,7 +144,7 @@ class TapProducer(TapSender):
             "backfill_completed": str(
                 all(one.backfill_end is None for one in self._client.cursors.values())
             ).lower(),
-            "takeover": "" if self._takeover is None else self._takeover.phase.value,
+            "takeover": "" if self._takeover is None else self._takeover.state.value,
         }
 
     def close(self, reason: str) -> None:
@@ -226,7 +226,7 @@ class TapProducer(TapSender):
             client.owes_flush = False
             self._controls.append(TapControl("flush", host.bucket.flushes))
         if flags & TapConnectFlag.TAKEOVER_VBUCKETS:
-            self._takeover = Takeover(host, self._now, self._takeover_moved)
+            self._takeover = TapTakeover(host, self._now, self._takeover_moved)
         if self._listed is not None:
             client.cursors = {at: one for at, one in client.cursors.items() if at in self._listed}
         numbers = vbuckets if self._listed is None else sorted(self._listed)
@@ -393,7 +393,7 @@ class TapProducer(TapSender):
             return True
         return False
 
-    def _advance_takeover(self, takeover: Takeover) -> bool:
+    def _advance_takeover(self, takeover: TapTakeover) -> bool:
         cursors = [self._client.cursors[number] for number in self._served_vbuckets()]
         if any(one.backfill_end is not None or one.controls for one in cursors):
             return False

@@ -31,7 +31,7 @@ from ..handler import Host
 from .acks import AckLog, wire_number, wire_numbers
 from .clients import TapClient, TapControl, TapCursor
 from .items import TapBatch, TapShaper
-from .takeover import Takeover
+from .takeover import TapTakeover
 
 if TYPE_CHECKING:
     from ...store.base import Snapshot, VBucket
@@ -66,7 +66,7 @@ class TapSender:
         self._shaper = TapShaper(frozenset(), 0, host.tap.hops.ttls)
         self._listed: frozenset[int] | None = None
         self._closed_only = False
-        self._takeover: Takeover | None = None
+        self._takeover: TapTakeover | None = None
         self._controls: deque[TapControl] = deque()
         self._gate = 0
         self._ready: deque[TapCursor] = deque()

@@ -13,71 +13,69 @@ are faster than the stream, they are asked to wait after ``takeover_max_time``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ...wire.codes import VBucketState
+from ..states import TAP_TAKEOVER_TRANSITIONS, Machine, TapTakeoverInput, TapTakeoverState
 
 if TYPE_CHECKING:
     from ...store.base import Bucket
     from ..handler import Host
 
-__all__ = ["Takeover", "TakeoverPhase"]
+__all__ = ["TapTakeover"]
 
 UNACKED_BEFORE_GIVING_UP = 10
 
 
-class TakeoverPhase(Enum):
-    """How far a takeover is."""
-
-    SENDING = "sending"
-    GIVING_UP = "giving up"
-    FINISHING = "finishing"
-    ACTIVATING = "activating"
-
-
-class Takeover:
+class TapTakeover:
     """The takeover of the vbuckets of one connection."""
 
     def __init__(self, host: Host, now: float, moved: Callable[[str | None], None]) -> None:
         """``moved`` is called when it goes on by itself, with why it can't if it can't."""
-        self.phase = TakeoverPhase.SENDING
+        self._machine = Machine(TAP_TAKEOVER_TRANSITIONS, TapTakeoverState.SENDING)
         self.given_up: frozenset[int] = frozenset()
         self._host = host
         self._moved = moved
         self._hold_at = now + host.settings.takeover_max_time
         self._held: set[int] = set()
-        self._is_closed = False
+
+    @property
+    def state(self) -> TapTakeoverState:
+        return self._machine.state
+
+    @property
+    def is_closed(self) -> bool:
+        return self._machine.state is TapTakeoverState.CLOSED
 
     @property
     def is_final(self) -> bool:
         """The vbuckets are dead here: what is left must get through without waiting."""
-        return self.phase in (TakeoverPhase.FINISHING, TakeoverPhase.ACTIVATING)
+        return self.state in (TapTakeoverState.FINISHING, TapTakeoverState.ACTIVATING)
 
     @property
     def is_over(self) -> bool:
         """All that is left is the answer to the last messages."""
-        return self.phase is TakeoverPhase.ACTIVATING
+        return self.state is TapTakeoverState.ACTIVATING
 
     def advance(self, vbuckets: list[int], unacked: int) -> list[int]:
         """Nothing waits to be sent, and so many messages are unanswered: take the next step. The vbuckets
         that the reader is to make active now.
         """
-        if self.phase is TakeoverPhase.SENDING and unacked < UNACKED_BEFORE_GIVING_UP:
-            self.phase = TakeoverPhase.GIVING_UP
+        if self.state is TapTakeoverState.SENDING and unacked < UNACKED_BEFORE_GIVING_UP:
+            self._machine.feed(TapTakeoverInput.ALMOST_SENT)
             self.given_up = frozenset(vbuckets)
             self._host.rewrite(partial(self._give_up, vbuckets), self._are_dead)
-        elif self.phase is TakeoverPhase.FINISHING and not unacked:
+        elif self.state is TapTakeoverState.FINISHING and not unacked:
             if not self._are_all_dead():
                 self._moved("the takeover was called off: a vbucket is not dead any more")
                 return []
-            self.phase = TakeoverPhase.ACTIVATING
+            self._machine.feed(TapTakeoverInput.ALL_ARRIVED)
             return sorted(self.given_up)
         return []
 
     def _give_up(self, vbuckets: list[int], bucket: Bucket) -> list[int]:
-        if self._is_closed:  # while this had to wait: whoever controls the takeover has gone on
+        if self.is_closed:  # while this had to wait: whoever controls the takeover has gone on
             return []
         for number in vbuckets:
             bucket.set_state(number, VBucketState.DEAD)
@@ -88,18 +86,18 @@ class Takeover:
         return all(one is not None and one.state == VBucketState.DEAD for one in found)
 
     def _are_dead(self, failed: str | None) -> None:
-        if not self._is_closed:
+        if not self.is_closed:
             self._release()
             if failed is None:
-                self.phase = TakeoverPhase.FINISHING
+                self._machine.feed(TapTakeoverInput.GIVEN_UP)
             self._moved(failed)
 
     def next_timer(self) -> float | None:
-        return self._hold_at if self.phase is TakeoverPhase.SENDING and not self._held else None
+        return self._hold_at if self.state is TapTakeoverState.SENDING and not self._held else None
 
     def handle_timer(self, now: float, vbuckets: list[int]) -> None:
         """Writers had their time."""
-        if self.phase is TakeoverPhase.SENDING and now >= self._hold_at and not self._held:
+        if self.state is TapTakeoverState.SENDING and now >= self._hold_at and not self._held:
             self._held = set(vbuckets)
             for number in self._held:
                 self._host.hold_writes(number, hold=True)
@@ -107,7 +105,7 @@ class Takeover:
 
     def close(self) -> None:
         """The connection is gone; states stay as they are, for whoever controls the takeover."""
-        self._is_closed = True
+        self._machine.feed(TapTakeoverInput.CLOSED)
         self._release()
 
     def _release(self) -> None:

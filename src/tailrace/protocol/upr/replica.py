@@ -22,7 +22,8 @@ from ...wire.codes import AddStreamFlag, DcpOpcode, Op, Status
 from ...wire.framing import Framer
 from ...wire.header import MAX_FRAME, Frame
 from ..dcp.replica import DcpReplica, roll_back
-from ..dcp.replica_stream import ReplicaStream, StreamPhase
+from ..dcp.replica_stream import ReplicaStream
+from ..states import ConnectionInput, ReplicaStreamInput
 from .translation import UprATranslation, UprBTranslation, UprTranslation
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class UprReplica(DcpReplica):
 
     def _begin(self) -> None:
         """There is nothing to agree on."""
-        self._is_open = True
+        self._machine.feed(ConnectionInput.OPENED)
 
     @property
     def is_busy(self) -> bool:
@@ -107,7 +108,7 @@ class UprReplica(DcpReplica):
         """All is gone; the stream goes on with a new branch, whose log comes like the answer to a request."""
         stream = self._receiving(frame)
         assert stream is not None  # none is closed while its connection lives
-        stream.phase = StreamPhase.ROLLING_BACK
+        stream.machine.feed(ReplicaStreamInput.ROLLBACK_BEGAN)
         stream.marker_end = 0
         stream.sent = Position.BEGINNING
         self._rewrite(partial(roll_back, stream.vbucket.id, 0), partial(self._flushed, stream))
@@ -116,7 +117,7 @@ class UprReplica(DcpReplica):
         if failed is not None:
             self._disconnect(f"vbucket {stream.vbucket.id}: {failed}")
         elif self._streams.get(stream.vbucket.id) is stream:
-            stream.phase = StreamPhase.REQUESTED
+            stream.machine.feed(ReplicaStreamInput.ASKED)
 
     # what is asked for
 

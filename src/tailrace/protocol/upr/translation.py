@@ -59,6 +59,7 @@ from ...wire.upr import (
     UprBStreamStart,
 )
 from ..dcp.translation import DcpTranslation
+from ..states import UPR_STREAM_TRANSITIONS, Machine, UprStreamInput, UprStreamState
 
 __all__ = ["UprATranslation", "UprBTranslation", "UprTranslation"]
 
@@ -84,9 +85,9 @@ class _Upr:
     is_certain: bool
     """The log is surely that of the stream."""
     log: bytes | None = None
-    is_accepted: bool = False
-    is_told: bool = False
-    """The answer to the request was passed on."""
+    machine: Machine[UprStreamState, UprStreamInput] = field(
+        default_factory=lambda: Machine(UPR_STREAM_TRANSITIONS, UprStreamState.ASKED)
+    )
     held: list[bytes] = field(default_factory=list)
     """Changes of the open snapshot; the last of them stands at ``seqno``."""
     held_bytes: int = 0
@@ -95,6 +96,14 @@ class _Upr:
     """With what came the snapshot is at its end."""
     waiting: list[Frame] = field(default_factory=list)
     """What came before it is known on which branch it is."""
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.machine.state not in (UprStreamState.ASKED, UprStreamState.LOG_KNOWN)
+
+    @property
+    def is_open(self) -> bool:
+        return self.machine.state is UprStreamState.OPEN
 
 
 class UprTranslation(DcpTranslation, ABC):
@@ -187,7 +196,7 @@ class UprTranslation(DcpTranslation, ABC):
             raise RemoteProtocolError(
                 f"a message with opaque 0x{frame.opaque:x}, which no stream of ours has"
             )
-        if found.is_accepted and found.log is None:
+        if found.is_accepted and not found.is_open:
             found.waiting.append(frame)
             self._waiting_bytes += _cost(frame)
             if self._waiting_bytes > WAITING_BYTES:
@@ -226,24 +235,23 @@ class UprTranslation(DcpTranslation, ABC):
             if one.is_whole:
                 self._pass_snapshot_on(one)
             return
-        if one.is_told and decode_failover_log(log)[0][1]:
-            # it was asked for because of a flush, which makes a branch at 0
+        if one.machine.state is UprStreamState.AWAITING_BRANCH and decode_failover_log(log)[0][1]:
+            # a flush makes a branch at 0
             raise ConnectError(f"vbucket {one.vbucket} was taken back while it was flushed")
         one.log = log
-        if one.is_accepted:
+        if one.machine.feed(UprStreamInput.LOG_CAME) is UprStreamState.OPEN:
             self._tell_opened(one, log)
 
     def _accepted(self, one: _Upr) -> None:
-        one.is_accepted = True
-        if one.log is not None:
+        if one.machine.feed(UprStreamInput.ACCEPTED) is UprStreamState.OPEN:
+            assert one.log is not None
             self._tell_opened(one, one.log)
 
     def _tell_opened(self, one: _Upr, log: bytes) -> None:
-        one.is_told = True
         self._say_opened(one.opaque, log)
         waiting, one.waiting = one.waiting, []
         for index, frame in enumerate(waiting):
-            if one.log is None:  # a flush was among them
+            if not one.is_open:  # a flush was among them
                 one.waiting = waiting[index:]
                 return
             self._waiting_bytes -= _cost(frame)
@@ -334,6 +342,7 @@ class UprTranslation(DcpTranslation, ABC):
         one.exact = one.seqno = 0
         self._say_flush(one.opaque, one.vbucket)
         one.log = None
+        one.machine.feed(UprStreamInput.FLUSHED)
         self._ask_for_log(one)
 
     def _ended(self, one: _Upr, status: int) -> None:
