@@ -62,88 +62,98 @@ class Settings:
     """The limits and intervals of a node; those of the same name go on to the store."""
 
     # connections
-    max_connections: int = _setting(_NUMBER, 10_000, "connections at once; one more is closed at once", 1)
-    auth_timeout: float = _setting(_SECONDS, 30.0, "for a peer that must log in and doesn't", 0.1)
-    max_logins: int = _setting(_NUMBER, 6, "failed logins on a connection before it is closed", 1)
-    idle_timeout: float = _setting(_SECONDS, 360.0, "without a whole frame from the peer; 0: never")
-    max_frame: int = _setting(_SIZE, MAX_FRAME, "the largest frame; more closes the connection", 1024)
-    max_frame_before_login: int = _setting(_SIZE, MAX_FRAME_BEFORE_LOGIN, "... before the login", 1024)
+    max_connections: int = _setting(_NUMBER, 10_000, "open connections; any more are closed at once", 1)
+    auth_timeout: float = _setting(_SECONDS, 30.0, "for a peer to log in", 0.1)
+    max_logins: int = _setting(_NUMBER, 6, "failed logins before a connection is closed", 1)
+    idle_timeout: float = _setting(
+        _SECONDS, 360.0, "without a complete frame before a peer is disconnected; 0: never"
+    )
+    max_frame: int = _setting(_SIZE, MAX_FRAME, "largest frame; a larger one closes the connection", 1024)
+    max_frame_before_login: int = _setting(
+        _SIZE, MAX_FRAME_BEFORE_LOGIN, "largest frame before the login", 1024
+    )
     max_output: int = _setting(
-        _SIZE, 1 << 20, "answers that wait for a peer before it is no longer read", 4096
+        _SIZE, 1 << 20, "unsent answers to a peer before its requests are no longer read", 4096
     )
     max_unread: int = _setting(
         _SIZE,
         256 << 20,
-        "answers that wait for all peers together; beyond it, who takes none for longest is disconnected",
+        "unsent answers to all peers; above this, the peer that has read none for longest is disconnected",
         1 << 20,
     )
     max_unprocessed: int = _setting(
         _SIZE,
         256 << 20,
-        "requests of all peers together that came only in part; beyond it, who began first is disconnected",
+        "incomplete requests of all peers; above this, the peer with the oldest one is disconnected",
         1 << 20,
     )
-    max_in_flight: int = _setting(_NUMBER, 32, "unfinished commands of a peer before it is no longer read", 1)
+    max_in_flight: int = _setting(
+        _NUMBER, 32, "unfinished commands of a peer before its requests are no longer read", 1
+    )
     drain_timeout: float = _setting(
         _SECONDS,
         5.0,
-        "for unfinished commands when the node stops, and a peer that takes no more of its last answers",
+        "to finish commands and deliver the last answers when the node stops",
     )
 
     # documents
-    max_value: int = _setting(_SIZE, _STORE.max_value, "the largest value of a document", 1)
-    max_inflated: int = _setting(_SIZE, 30 << 20, "the largest value that is inflated", 1)
+    max_value: int = _setting(_SIZE, _STORE.max_value, "largest value of a document", 1)
+    max_inflated: int = _setting(_SIZE, 30 << 20, "largest value after inflating", 1)
     max_json_check: int = _setting(
-        _SIZE, 1 << 20, "the largest value that is looked through for JSON; above it the writer is believed"
+        _SIZE, 1 << 20, "largest value that is checked for JSON; above this the writer is trusted"
     )
-    answer_cache: int = _setting(_SIZE, 32 << 20, "ready-made answers to gets, a bucket")
-    persist_timeout: float = _setting(_SECONDS, 30.0, "for a command that waits for the disk", 0.001)
+    answer_cache: int = _setting(_SIZE, 32 << 20, "cache of ready-made answers to gets, per bucket")
+    persist_timeout: float = _setting(_SECONDS, 30.0, "a command may wait for the disk", 0.001)
 
     compact_timeout: float = _setting(
-        _SECONDS, 600.0, "for a compaction or a rewind that is waited for", 0.001
+        _SECONDS, 600.0, "a compaction or rewind may take while a command waits for it", 0.001
     )
 
     # change streams
-    backfill_buffer: int = _setting(_SIZE, 8 << 20, "read from disk and not yet sent, a connection", 65536)
-    slow_backfill_timeout: float = _setting(_SECONDS, 720.0, "for a backfill that nobody reads")
-    takeover_max_time: float = _setting(_SECONDS, 60.0, "of a takeover before writes are held up", 0.1)
+    backfill_buffer: int = _setting(_SIZE, 8 << 20, "read from disk and not yet sent, per connection", 65536)
+    slow_backfill_timeout: float = _setting(_SECONDS, 720.0, "a backfill may go unread")
+    takeover_max_time: float = _setting(_SECONDS, 60.0, "a takeover may take before writes are held up", 0.1)
     replication_buffer: int = _setting(
-        _SIZE, 10 << 20, "sent by another node and not yet acknowledged, a connection", 65536
+        _SIZE, 10 << 20, "sent by another node and not yet acknowledged, per connection", 65536
     )
     replication_noop_interval: float = _setting(
-        _SECONDS, 5.0, "between signs of life of another node that is replicated", 0.1
+        _SECONDS, 5.0, "between no-ops of a node that is replicated", 0.1
     )
-    tap_keepalive: float = _setting(_SECONDS, 0.0, "that a TAP reader's place is kept; at most an hour")
-    tap_noop_interval: float = _setting(_SECONDS, 200.0, "silence after which a TAP reader gets a no-op", 0.1)
+    tap_keepalive: float = _setting(
+        _SECONDS, 0.0, "to keep a TAP reader's place after it leaves; at most an hour"
+    )
+    tap_noop_interval: float = _setting(_SECONDS, 200.0, "of silence before a TAP reader gets a no-op", 0.1)
     tap_ack_interval: int = _setting(_NUMBER, 1_000, "messages between two TAP acks", 1)
     tap_ack_window: int = _setting(_NUMBER, 10, "ack intervals that a TAP reader may be behind", 1)
-    tap_ack_grace: float = _setting(_SECONDS, 300.0, "for a TAP reader whose window is full", 0.1)
-    tap_backoff: float = _setting(_SECONDS, 5.0, "for a TAP reader that asks for time", 0.001)
+    tap_ack_grace: float = _setting(_SECONDS, 300.0, "a TAP reader's window may stay full", 0.1)
+    tap_backoff: float = _setting(_SECONDS, 5.0, "to pause when a TAP reader asks for time", 0.001)
     tap_seed_checkpoints: bool = _setting(
-        _BOOLEAN, False, "TAP checkpoint messages as the document draws them"
+        _BOOLEAN, False, "send TAP checkpoint messages as the document draws them"
     )
-    max_tap_clients: int = _setting(_NUMBER, 1_000, "TAP readers of a bucket, those that are kept too", 1)
+    max_tap_clients: int = _setting(_NUMBER, 1_000, "TAP readers of a bucket, remembered ones included", 1)
 
     # the store
     memory_quota: int = _setting(
-        _SIZE, _STORE.memory_quota, "for changes in memory; beyond it writes wait", 1 << 20
+        _SIZE, _STORE.memory_quota, "for changes in memory; above this, writes wait", 1 << 20
     )
     checkpoint_share: float = _setting(
-        _SHARE, _STORE.checkpoint_share, "of memory_quota: changes in memory for streams"
+        _SHARE, _STORE.checkpoint_share, "share of memory_quota for changes that streams read from memory"
     )
     checkpoint_items: int = _setting(
         _NUMBER, _STORE.checkpoint_items, "changes of a vbucket in one checkpoint", 1
     )
     flush_interval: float = _setting(_SECONDS, _STORE.flush_interval, "between group commits", 0.001)
     segment_fanout: int = _setting(
-        _NUMBER, _STORE.segment_fanout, "sealed segments of a size before they are merged", 2
+        _NUMBER, _STORE.segment_fanout, "sealed segments of similar size before they are merged", 2
     )
-    quiet_time: float = _setting(_SECONDS, _STORE.quiet_time, "without a commit before merging for readers")
+    quiet_time: float = _setting(
+        _SECONDS, _STORE.quiet_time, "without a commit before segments are merged for readers"
+    )
     garbage_share: float = _setting(
-        _SHARE, _STORE.garbage_share, "of sealed bytes superseded before all are merged"
+        _SHARE, _STORE.garbage_share, "share of superseded bytes at which all segments are merged"
     )
     history_changes: int = _setting(
-        _NUMBER, _STORE.history_changes, "newest changes of a vbucket that rewind can undo"
+        _NUMBER, _STORE.history_changes, "newest changes of each vbucket that rewind can undo"
     )
     tombstone_age: float = _setting(_SECONDS, _STORE.tombstone_age, "before compaction forgets a deletion")
     expiry_pager_interval: float = _setting(

@@ -68,7 +68,7 @@ class HelloResponse(Response):
 
 @message
 class SaslResponse(Response):
-    """The login is done, goes on (0x21) or has failed (0x20); the value is the server's challenge."""
+    """The login has succeeded, continues (0x21) or has failed (0x20); the value is the server's challenge."""
 
     OK = frozenset({Status.SUCCESS, Status.AUTH_CONTINUE})
     VALUE = Part.OPTIONAL
@@ -186,7 +186,7 @@ class ObserveResponse(Response):
 
 @message
 class CollectionIdResponse(Response):
-    """The id of a collection, and the manifest that says so."""
+    """The id of a collection, and the uid of the manifest."""
 
     LAYOUTS = (
         layout("""
@@ -201,7 +201,7 @@ class CollectionIdResponse(Response):
 
 @message
 class ScopeIdResponse(Response):
-    """The id of a scope, and the manifest that says so."""
+    """The id of a scope, and the uid of the manifest."""
 
     LAYOUTS = (
         layout("""
@@ -250,7 +250,7 @@ class Flush(Message):
 
 @message
 class FlushQ(Flush):
-    """Flush that says nothing on success."""
+    """Flush that is silent on success."""
 
     OPCODE = Op.FLUSHQ
     REPLY = "only on error"
@@ -258,7 +258,7 @@ class FlushQ(Flush):
 
 @message
 class Noop(Message):
-    """Nothing but an answer: a fence, or a sign of life."""
+    """Does nothing but get an answer: a fence, or a sign of life."""
 
     OPCODE = Op.NOOP
     DIRECTION = None
@@ -301,7 +301,7 @@ class Verbosity(Message):
 
 @message
 class Hello(Message):
-    """Introduces the client and asks for features; each hello clears those of the one before."""
+    """Introduces the client and asks for features; each HELLO revokes those granted before."""
 
     OPCODE = Op.HELLO
     KEY = Part.OPTIONAL
@@ -706,15 +706,15 @@ class Rewind(Message):
 
 @message
 class Replicate(Message):
-    """Tells a node which vbuckets it shall receive, and from where. Tailrace's own command.
+    """Tells a node which vbuckets to receive, and from where. Tailrace's own command.
 
-     The value is a JSON object: ``{"sources": [{"host": "127.0.0.1", "port": 11210, "vbuckets": [0, 1],
-    "takeover": [2], "dialect": "dcp", "username": …, "password": …}, …]}``. It is the whole truth: what is
-     not named is not received any more. Without a value nothing changes. The node dials the source and asks
-    for the vbuckets in the dialect: ``dcp``, which is meant if there is none, ``upr-a`` (without takeover) or
-    ``upr-b``. With ``"tls": {"ca": "PEM …", "verify": true}`` it dials by TLS and believes those
-    certificates, or without ``ca`` those of its system. The answer is a JSON object that says of each vbucket
-    of the node how it stands.
+    The value is a JSON object: ``{"sources": [{"host": "127.0.0.1", "port": 11210, "vbuckets": [0, 1],
+    "takeover": [2], "dialect": "dcp", "username": …, "password": …}, …]}``. The list is complete: a vbucket
+    that it does not name is no longer received. Without a value nothing changes. The node connects to the
+    source and requests the vbuckets in the dialect: ``dcp`` (the default), ``upr-a`` (without takeover) or
+    ``upr-b``. With ``"tls": {"ca": "PEM …", "verify": true}`` it connects over TLS and trusts those
+    certificates, or those of its system if there is no ``ca``. The answer is a JSON object with the state of
+    each vbucket of the node.
     """
 
     OPCODE = Op.REPLICATE

@@ -188,7 +188,7 @@ class DcpAddStreamResponse(Response):
 
 @message
 class DcpAddStream(Message):
-    """Asks a consumer to request a stream from its producer. From a controller."""
+    """Tells a replica to request a stream from its producer. Sent by a controller."""
 
     OPCODE = DcpOpcode.ADD_STREAM
     LAYOUTS = (layout("I flags  as in the stream request"),)
@@ -220,10 +220,10 @@ class DcpStreamRequest(Message):
         layout("""
             I flags           see AddStreamFlag
             I reserved        0
-            Q start_seqno     the last seqno that the consumer has
+            Q start_seqno     the last seqno that the reader has
             Q end_seqno       where the stream may end; 2^64-1 is never
-            Q vb_uuid         the branch of history that the consumer is on; 0 is none
-            Q snapshot_start  start of the last snapshot that the consumer saw
+            Q vb_uuid         the branch of history that the reader is on; 0 is none
+            Q snapshot_start  start of the last snapshot that the reader saw
             Q snapshot_end    end of it
         """),
     )
@@ -348,7 +348,7 @@ MUTATION = layout("""
     I flags      chosen by the writer, opaque to us
     I expiry     unix seconds; 0 is never
     I lock_time  seconds that the document stays locked; sent as 0
-    H nmeta      bytes of extended metadata behind the value; sent as 0
+    H nmeta      bytes of extended metadata after the value; sent as 0
     B nru        cache hint, ignored
 """)
 
@@ -480,7 +480,7 @@ class DcpFlush(Message):
 
 @message
 class DcpSetVBucketState(Message):
-    """Takeover: the consumer's vbucket changes its state. The answer is part of the takeover."""
+    """Takeover: the replica's vbucket changes its state. The answer is part of the takeover."""
 
     OPCODE = DcpOpcode.SET_VBUCKET_STATE
     LAYOUTS = (layout("B state  1 active, 2 replica, 3 pending, 4 dead"),)
@@ -496,7 +496,7 @@ class DcpSetVBucketState(Message):
 
 @message
 class DcpNoop(Message):
-    """Are you there? To be answered at once with the same opaque."""
+    """Are you there? Must be answered at once with the same opaque."""
 
     OPCODE = DcpOpcode.NOOP
     DIRECTION = Direction.TO_CONSUMER
@@ -505,7 +505,7 @@ class DcpNoop(Message):
 
 @message
 class DcpBufferAck(Message):
-    """The consumer has processed this many bytes. Never answered."""
+    """The receiver has processed this many bytes. Never answered."""
 
     OPCODE = DcpOpcode.BUFFER_ACK
     LAYOUTS = (layout("I acked_bytes  bytes that are free again"),)
@@ -530,7 +530,7 @@ _EVENT_SIZES = {0: {0: 16, 1: 20}, 1: {0: 16}, 3: {0: 12}, 4: {0: 12}, 5: {}}
 
 @message
 class DcpSystemEvent(Message):
-    """A collection or scope came, went or changed. The key is its name, without a collection prefix."""
+    """A collection or scope was created, dropped or changed. The key is its name, without a prefix."""
 
     OPCODE = DcpOpcode.SYSTEM_EVENT
     LAYOUTS = (
@@ -586,7 +586,7 @@ class DcpSystemEvent(Message):
 
 @message
 class DcpSeqnoAdvanced(Message):
-    """The stream has come to this seqno although the change there is not for it."""
+    """The stream has passed this seqno; the change there is not for this reader."""
 
     OPCODE = DcpOpcode.SEQNO_ADVANCED
     LAYOUTS = (layout("Q by_seqno  position that the stream has reached"),)

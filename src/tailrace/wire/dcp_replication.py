@@ -99,7 +99,7 @@ class DcpCommit(Message):
 
 @message
 class DcpAbort(Message):
-    """A prepared write is given up."""
+    """A prepared write is abandoned."""
 
     OPCODE = DcpOpcode.ABORT
     LAYOUTS = (

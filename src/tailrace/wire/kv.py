@@ -20,7 +20,7 @@ QUIET_MISS = "only on a hit or an error"
 
 @message
 class MutationResponse(Response):
-    """A write was done; with the MutationSeqno feature it says where in the vbucket's history."""
+    """A write was made; with the MutationSeqno feature the answer says where in the vbucket's history."""
 
     LAYOUTS = (
         NO_EXTRAS,
@@ -111,7 +111,7 @@ class Get(Message):
 
 @message
 class GetQ(Get):
-    """Get that says nothing on a miss."""
+    """Get that is silent on a miss."""
 
     OPCODE = Op.GETQ
     REPLY = QUIET_MISS
@@ -127,7 +127,7 @@ class GetK(Get):
 
 @message
 class GetKQ(Get):
-    """Get that answers with the key, and says nothing on a miss."""
+    """Get that answers with the key, and is silent on a miss."""
 
     OPCODE = Op.GETKQ
     RESPONSE = GetKResponse
@@ -156,7 +156,7 @@ class Set(Message):
 
 @message
 class SetQ(Set):
-    """Set that says nothing on success."""
+    """Set that is silent on success."""
 
     OPCODE = Op.SETQ
     REPLY = QUIET_SUCCESS
@@ -172,7 +172,7 @@ class Add(Set):
 
 @message
 class AddQ(Add):
-    """Add that says nothing on success."""
+    """Add that is silent on success."""
 
     OPCODE = Op.ADDQ
     REPLY = QUIET_SUCCESS
@@ -187,7 +187,7 @@ class Replace(Set):
 
 @message
 class ReplaceQ(Replace):
-    """Replace that says nothing on success."""
+    """Replace that is silent on success."""
 
     OPCODE = Op.REPLACEQ
     REPLY = QUIET_SUCCESS
@@ -204,7 +204,7 @@ class Delete(Message):
 
 @message
 class DeleteQ(Delete):
-    """Delete that says nothing on success."""
+    """Delete that is silent on success."""
 
     OPCODE = Op.DELETEQ
     REPLY = QUIET_SUCCESS
@@ -233,7 +233,7 @@ class Increment(Message):
 
 @message
 class IncrementQ(Increment):
-    """Increment that says nothing on success."""
+    """Increment that is silent on success."""
 
     OPCODE = Op.INCREMENTQ
     REPLY = QUIET_SUCCESS
@@ -241,14 +241,14 @@ class IncrementQ(Increment):
 
 @message
 class Decrement(Increment):
-    """Takes from a counter, down to 0."""
+    """Subtracts from a counter, down to 0."""
 
     OPCODE = Op.DECREMENT
 
 
 @message
 class DecrementQ(Increment):
-    """Decrement that says nothing on success."""
+    """Decrement that is silent on success."""
 
     OPCODE = Op.DECREMENTQ
     REPLY = QUIET_SUCCESS
@@ -256,7 +256,7 @@ class DecrementQ(Increment):
 
 @message
 class Append(Message):
-    """Puts bytes behind a document's value."""
+    """Appends bytes to a document's value."""
 
     OPCODE = Op.APPEND
     KEY = Part.REQUIRED
@@ -267,7 +267,7 @@ class Append(Message):
 
 @message
 class AppendQ(Append):
-    """Append that says nothing on success."""
+    """Append that is silent on success."""
 
     OPCODE = Op.APPENDQ
     REPLY = QUIET_SUCCESS
@@ -275,14 +275,14 @@ class AppendQ(Append):
 
 @message
 class Prepend(Append):
-    """Puts bytes before a document's value."""
+    """Prepends bytes to a document's value."""
 
     OPCODE = Op.PREPEND
 
 
 @message
 class PrependQ(Append):
-    """Prepend that says nothing on success."""
+    """Prepend that is silent on success."""
 
     OPCODE = Op.PREPENDQ
     REPLY = QUIET_SUCCESS
@@ -311,7 +311,7 @@ class Gat(Touch):
 
 @message
 class GatQ(Gat):
-    """Get and touch that says nothing on a miss."""
+    """Get and touch that is silent on a miss."""
 
     OPCODE = Op.GATQ
     REPLY = QUIET_MISS
@@ -332,7 +332,7 @@ class GetLocked(Message):
 
 @message
 class UnlockKey(Message):
-    """Takes a lock away; the CAS is that of the lock."""
+    """Releases a lock; the CAS is that of the lock."""
 
     OPCODE = Op.UNLOCK_KEY
     KEY = Part.REQUIRED
@@ -361,7 +361,7 @@ class GetMeta(Message):
 
 @message
 class GetMetaQ(GetMeta):
-    """Get meta that says nothing on a miss."""
+    """Get meta that is silent on a miss."""
 
     OPCODE = Op.GETQ_META
     REPLY = QUIET_MISS
@@ -374,7 +374,7 @@ _META = layout("""
     Q meta_cas   the CAS to store; the header's is the one that the document must have
 """)
 _OPTIONS = layout("I options  see WithMetaOption")
-_NMETA = layout("H nmeta  bytes of extended metadata behind the value; ignored")
+_NMETA = layout("H nmeta  bytes of extended metadata after the value; ignored")
 
 
 @message
@@ -407,7 +407,7 @@ class SetWithMeta(Message):
 
 @message
 class SetWithMetaQ(SetWithMeta):
-    """Set with meta that says nothing on success."""
+    """Set with meta that is silent on success."""
 
     OPCODE = Op.SETQ_WITH_META
     REPLY = QUIET_SUCCESS
@@ -422,7 +422,7 @@ class AddWithMeta(SetWithMeta):
 
 @message
 class AddWithMetaQ(SetWithMeta):
-    """Add with meta that says nothing on success."""
+    """Add with meta that is silent on success."""
 
     OPCODE = Op.ADDQ_WITH_META
     REPLY = QUIET_SUCCESS
@@ -437,7 +437,7 @@ class DelWithMeta(SetWithMeta):
 
 @message
 class DelWithMetaQ(SetWithMeta):
-    """Del with meta that says nothing on success."""
+    """Del with meta that is silent on success."""
 
     OPCODE = Op.DELQ_WITH_META
     REPLY = QUIET_SUCCESS

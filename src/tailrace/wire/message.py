@@ -279,7 +279,7 @@ class Message:
 
 @message
 class Response(Message):
-    """An answer without a body. Also what every error looks like: no extras, no key, perhaps a text."""
+    """An answer without a body. Also what every error looks like: no extras, no key, an optional text."""
 
     MAGIC = Magic.RESPONSE
     DIRECTION = Direction.TO_CONSUMER

@@ -39,7 +39,7 @@ TAP_TTL = 255
 """What a producer sends; each relay takes one off."""
 
 _COMMON = layout("""
-    H private_length  bytes of the engine-private section behind the extras
+    H private_length  bytes of the engine-private section after the extras
     H tap_flags       see TapFlag
     B ttl             hops left; 0 is refused
     3s reserved       0
@@ -57,7 +57,7 @@ _ID = struct.Struct(">Q")
 
 @message
 class TapAck(Response):
-    """The consumer's answer to a producer message: its opcode and opaque, a status, perhaps a text."""
+    """The receiver's answer to a producer message: its opcode and opaque, a status, an optional text."""
 
     DIRECTION = Direction.TO_PRODUCER
     KEY = Part.OPTIONAL  # one reader puts a random text there
@@ -78,7 +78,7 @@ class TapConnectOptions:
 
 @message
 class TapConnect(Message):
-    """Opens a TAP stream. The name may be empty; values stand in the body, lowest flag first."""
+    """Opens a TAP stream. The name may be empty; values are in the body, lowest flag first."""
 
     OPCODE = TapOpcode.CONNECT
     LAYOUTS = (NO_EXTRAS, layout("I flags  see TapConnectFlag; missing is 0"))
@@ -229,7 +229,7 @@ class TapMutation(_TapItem):
 
 @message
 class TapDelete(_TapItem):
-    """A document was deleted. Engine private: u64 rev seqno, directly behind the 8-byte extras (T3)."""
+    """A document was deleted. Engine private: u64 rev seqno, directly after the 8-byte extras (T3)."""
 
     OPCODE = TapOpcode.DELETE
 
@@ -243,7 +243,7 @@ class TapFlush(_TapPush):
 
 @message
 class TapOpaqueMessage(_TapPush):
-    """A control code; unknown codes are for nobody and are ignored (T13)."""
+    """A control code; unknown codes are ignored (T13)."""
 
     OPCODE = TapOpcode.OPAQUE
 
@@ -261,7 +261,7 @@ class TapOpaqueMessage(_TapPush):
 
 @message
 class TapVBucketSet(_TapPush):
-    """Takeover: the consumer's vbucket changes its state."""
+    """Takeover: the replica's vbucket changes its state."""
 
     OPCODE = TapOpcode.VBUCKET_SET
 
@@ -362,7 +362,7 @@ class TapCheckpointStart(_TapCheckpoint):
 
 @message
 class TapCheckpointEnd(_TapCheckpoint):
-    """The checkpoint is whole."""
+    """The checkpoint is complete."""
 
     OPCODE = TapOpcode.CHECKPOINT_END
     SERVER_KEY = b"checkpoint_end"

@@ -65,9 +65,9 @@ _SKIPPED = 8
 """Draft A announces 8 bytes more than it draws, most likely the CAS: to be skipped (A1, A2, A10 to A13)."""
 
 _RESUME = layout("""
-    Q start_seqno  the last seqno that the consumer has
+    Q start_seqno  the last seqno that the reader has
     Q end_seqno    where the stream may end; 2^64-1 is never
-    Q vb_uuid      the branch of history that the consumer is on
+    Q vb_uuid      the branch of history that the reader is on
     Q high_seqno   the high seqno when that branch was made
 """)
 _CHANGE = layout("""
@@ -174,7 +174,7 @@ class UprAFailoverLog(_UprA):
 
 @message
 class UprARollback(_UprA):
-    """The consumer must go back to a seqno first. The seqno is the value; as extras it is accepted (A4)."""
+    """The reader must first go back to a seqno. The seqno is the value; as extras it is accepted (A4)."""
 
     OPCODE = UprAOpcode.RESPONSE
     TYPE = UprAResponseType.ROLLBACK
@@ -212,7 +212,7 @@ class UprASnapshotStart(_UprA):
 
 @message
 class UprASnapshotEnd(_UprA):
-    """The snapshot is whole: only here is the state consistent."""
+    """The snapshot is complete: only now is the state consistent."""
 
     OPCODE = UprAOpcode.STREAM_MESSAGE
     TYPE = UprAMessageType.SNAPSHOT_END
@@ -390,7 +390,7 @@ class UprBSnapshotStart(_UprBPush):
 
 @message
 class UprBSnapshotEnd(_UprBPush):
-    """The snapshot is whole: only here is the state consistent."""
+    """The snapshot is complete: only now is the state consistent."""
 
     OPCODE = UprBOpcode.SNAPSHOT_END
 
@@ -444,7 +444,7 @@ class UprBFlush(_UprBPush):
 
 @message
 class UprBSetVBucketState(_UprBPush):
-    """The vbucket changes its state; pending and replica are swapped against DCP (B5)."""
+    """The vbucket changes its state; pending and replica are swapped compared with DCP (B5)."""
 
     OPCODE = UprBOpcode.SET_VBUCKET_STATE
     LAYOUTS = (layout("B state  1 active, 2 pending, 3 replica, 4 dead"),)
