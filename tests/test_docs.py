@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import functools
 import importlib.util
 import io
 import json
@@ -154,6 +155,7 @@ def _mkdocs_slug(heading: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", ascii_only).strip().lower())
 
 
+@functools.cache
 def _anchors(page: Path) -> set[str]:
     return {*map(_github_slug, _headings(page)), *_EXPLICIT_ANCHOR.findall(page.read_text())}
 

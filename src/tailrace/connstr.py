@@ -4,6 +4,8 @@
 
 ``couchbases://`` is the same over TLS. User, password and bucket may be percent-encoded; an IPv6 address
 stands in brackets. No text made here ever shows the password.
+
+Rules: docs/spec/servers.md#connection-string.
 """
 
 from __future__ import annotations

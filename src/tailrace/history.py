@@ -12,6 +12,9 @@ from that: the producer's rollback decision (`rollback_seqno`, `upr_rollback_seq
 about the answer (`retreat`), and the same conversation held by somebody who knows both sides (`plan`).
 
 Store, producer, client, Spark source and mirror all use this module; the rule is written nowhere else.
+
+Rules: docs/spec/dcp.md#failover-log, docs/spec/dcp.md#rollback-decision,
+docs/spec/dcp.md#rollback-at-the-receiver, docs/spec/upr.md#rollback.
 """
 
 from __future__ import annotations

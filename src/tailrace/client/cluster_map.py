@@ -1,4 +1,7 @@
-"""Which node has which vbucket: the cluster map, and the hash that finds a key's vbucket."""
+"""Which node has which vbucket: the cluster map, and the hash that finds a key's vbucket.
+
+Rules: docs/spec/bootstrap.md#cluster-config, docs/spec/bootstrap.md#key-to-vbucket.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a reader asks a node beside its streams: how far vbuckets are, on which branches, what is on disk."""
+"""What a reader asks a node beside its streams: how far vbuckets are, on which branches, what is on disk.
+
+Rules: docs/spec/servers.md#observe-seqno.
+"""
 
 from __future__ import annotations
 

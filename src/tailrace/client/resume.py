@@ -3,6 +3,8 @@
 Sans-IO, and the same under both pumps. A `Reading` is one run of `changes()` or `batches()`: it has a
 `Progress` for each vbucket and moves it on when the pump gives it a `turn`, when a piece of the streams is
 taken (`take`) and when the application is done with it (`finish`).
+
+Rules: docs/spec/dcp.md#what-a-reader-keeps, docs/spec/dcp.md#rollback-at-the-receiver.
 """
 
 from __future__ import annotations

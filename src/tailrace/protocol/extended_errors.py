@@ -1,4 +1,7 @@
-"""What a peer that has not asked for extended errors (HELLO, XERROR) sees instead of them."""
+"""What a peer that has not asked for extended errors (HELLO, XERROR) sees instead of them.
+
+Rules: docs/spec/header.md#error-bodies.
+"""
 
 from __future__ import annotations
 

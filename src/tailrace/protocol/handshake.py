@@ -2,6 +2,8 @@
 
 The client's half is a script (see `script`); the server's half is `grant_features` here and `SaslServer` in
 `sasl`, since a server answers each of these commands by itself and in any order.
+
+Rules: docs/spec/bootstrap.md.
 """
 
 from __future__ import annotations

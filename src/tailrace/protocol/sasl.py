@@ -10,6 +10,8 @@ Only the comma separates attributes: nonces of real clients hold blanks. In user
 stand for ``,`` and ``=``. Names and passwords are UTF-8 as they are, without SASLprep, as the servers in the
 field do it. What either side computes is compared in constant time, and a name that doesn't exist takes the
 same path as one that does (see `Users`).
+
+Rules: docs/spec/bootstrap.md#login.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Four kinds of streams: of the whole bucket, of some collections, of a scope (collections that come later
 too), and the *legacy* stream of a connection without collections, which sees the default collection only and
 no system events. The filter follows the system events that pass by: it knows when it has nothing left.
+
+Rules: docs/spec/dcp.md#stream-request-message, docs/spec/dcp.md#collections.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ disk. Replicas say how far they are; what they say is forgotten when their conne
 changes.
 
 Without a map the node is alone, and its own disk is the majority.
+
+Rules: docs/spec/servers.md#durable-writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What HELLO grants."""
+"""What HELLO grants.
+
+Rules: docs/spec/header.md#hello.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ A node alone makes its own map from the states of its vbuckets; in a cluster the
 node (SET_CLUSTER_CONFIG), and that text is handed out as it came. Maps are ordered by (epoch, rev), and
 clients only take a greater one: a node's own maps have epoch 1 and begin at the time of its start, so that a
 restarted node is never behind itself.
+
+Rules: docs/spec/bootstrap.md#cluster-config, docs/spec/servers.md#order-of-configs.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The server does not believe a client that says "JSON": it looks, as real servers do, so that the bit on a
 stored document can be trusted by everybody who reads it.
+
+Rules: docs/spec/header.md#datatype, docs/spec/header.md#xattr-section.
 """
 
 from __future__ import annotations

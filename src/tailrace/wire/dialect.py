@@ -2,6 +2,8 @@
 
 Opcodes collide between the dialects, so a frame is named by (dialect, direction, magic, opcode), in UPR draft
 A also by byte 5. All dialects share the key-value commands; each table adds its own messages on top of them.
+
+Rules: docs/dialects.md#which-dialect-a-connection-speaks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The encodings inside fields: LEB128 collection ids, framing extras, JSON, xattr sections, failover logs."""
+"""The encodings inside fields: LEB128 collection ids, framing extras, JSON, xattr sections, failover logs.
+
+Rules: docs/spec/header.md#framing-extras, docs/spec/header.md#xattr-section, docs/spec/dcp.md#leb128.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Framer: feed bytes, get frames."""
+"""Framer: feed bytes, get frames.
+
+Rules: docs/spec/header.md#magic.
+"""
 
 from __future__ import annotations
 

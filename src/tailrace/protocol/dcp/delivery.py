@@ -5,6 +5,8 @@ ends). When the application wants it, `deliver` checks the chunk against the str
 moves their positions on. Nothing here handles one change after the other. All frames of one stream that stand
 between two of its control frames are a *run*: one snapshot, one history, rising seqnos. Rules are checked
 for whole arrays, positions move once for each run.
+
+Rules: docs/spec/dcp.md#snapshots, docs/spec/dcp.md#checks-of-a-receiver.
 """
 
 from __future__ import annotations

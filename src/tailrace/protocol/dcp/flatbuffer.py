@@ -9,6 +9,8 @@ is (0: the field has its default). Everything is little-endian and aligned to it
     DroppedCollection                        0 uid u64, 1 scope u32, 2 collection u32
     Scope (created)                          0 uid u64, 1 scope u32, 2 name
     DroppedScope                             0 uid u64, 1 scope u32
+
+Rules: docs/spec/servers.md#flatbuffers-system-events.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@
 Two speeds. What keeps the connection alive is handled as it comes, however busy the application is; what
 belongs to streams waits in the order in which it came until the application takes it, and the server's window
 bounds how much that can be.
+
+Rules: docs/spec/dcp.md#flow-control, docs/spec/dcp.md#silence.
 """
 
 from __future__ import annotations

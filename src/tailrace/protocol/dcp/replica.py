@@ -12,6 +12,8 @@ and calls `add_stream`. From then on it is the same:
 A change is refused that does not fit: of no stream, of another stream (opaque), with a seqno that is not
 above the last one or outside its snapshot. What the vbucket holds can be trusted up to the end of its last
 complete snapshot; the store knows where that is, its readers and a promotion go by it.
+
+Rules: docs/spec/dcp.md#add-stream, docs/spec/dcp.md#checks-of-a-receiver, docs/spec/dcp.md#takeover.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A producer may refuse most of them and is worth streaming from all the same. Flow control is not one of those:
 without it a node could be made to hold any amount.
+
+Rules: docs/spec/dcp.md#control-keys-of-a-replica.
 """
 
 from __future__ import annotations

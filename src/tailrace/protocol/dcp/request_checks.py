@@ -1,5 +1,7 @@
 """What holds for the requests of a DCP connection beyond their shapes: for all, and for those that a node
 gets that consumes.
+
+Rules: docs/spec/dcp.md#connection, docs/spec/dcp.md#errors-by-message.
 """
 
 from __future__ import annotations

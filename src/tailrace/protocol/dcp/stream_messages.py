@@ -1,4 +1,7 @@
-"""The messages of one DCP stream that are not changes: markers, ends, and what stands between changes."""
+"""The messages of one DCP stream that are not changes: markers, ends, and what stands between changes.
+
+Rules: docs/spec/dcp.md#snapshots, docs/spec/dcp.md#stream-end.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 An answer acknowledges its message and everything before it. What is kept of a message is only what is needed
 to send it again: for items the seqnos, since the store has the changes; for other messages what they said.
 To send again means to go back: every vbucket returns to the last change that arrived.
+
+Rules: docs/spec/tap.md#acknowledgements.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ the beginning, and counted.
 Changes that came by TAP are sent on with a lower TTL. How low is remembered for runs of seqnos, in memory and
 up to a limit: what is forgotten goes out like a change made here, and is then stopped by the next node that
 has the very same version. So a ring falls silent in any case; the TTL also stops what has no version.
+
+Rules: docs/spec/tap.md#registered-client, docs/spec/tap.md#ttl.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Stored changes as TAP mutations and deletes, a chunk at a time."""
+"""Stored changes as TAP mutations and deletes, a chunk at a time.
+
+Rules: docs/spec/tap.md#mutation, docs/spec/tap.md#delete.
+"""
 
 from __future__ import annotations
 

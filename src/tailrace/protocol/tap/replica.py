@@ -6,6 +6,8 @@ what is sent twice is stored once. The TTL that it came with goes along, see `ta
 
 A peer that begins a vbucket anew empties a replica or pending one. An active vbucket is never emptied by
 that: it has documents of its own, and in a ring every node is active.
+
+Rules: docs/spec/tap.md#a-node-that-receives.
 """
 
 from __future__ import annotations

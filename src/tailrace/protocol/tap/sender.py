@@ -6,6 +6,8 @@
 
 The session pulls, so nothing is read before there is room for it. One snapshot is open at a time, and it is
 let go of when the reader stalls: a cursor can always be taken up again from the store.
+
+Rules: docs/spec/tap.md#order-of-messages, docs/spec/tap.md#sequence-number.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The drafts have neither an open nor flow control: the first request binds the connection, and what the
 transport takes is the limit. A stream can only be closed with the connection, and nothing that the producer
 sends is ever answered.
+
+Rules: docs/spec/upr.md#draft-a, docs/spec/upr.md#draft-b.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ is not complete.
 The drafts lack some things. There is no window, so while the disk does not keep up nothing is read; no no-ops
 that the producer sends, so a silent one is asked for a sign of life; no answers to what is pushed, so what
 can't be taken ends the connection; and a stream is closed with its connection only.
+
+Rules: docs/spec/upr.md#consistency.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The cluster map, and what TAP readers leave behind."""
+"""The cluster map, and what TAP readers leave behind.
+
+Rules: docs/spec/servers.md#pushed-configs, docs/spec/header.md#other-commands.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Scopes and collections."""
+"""Scopes and collections.
+
+Rules: docs/spec/header.md#collection-commands.
+"""
 
 from __future__ import annotations
 

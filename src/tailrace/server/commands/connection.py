@@ -1,4 +1,7 @@
-"""Greeting, login and what else a connection asks about itself and the server."""
+"""Greeting, login and what else a connection asks about itself and the server.
+
+Rules: docs/spec/header.md#connection-commands.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Documents: get, set and their relatives, counters, append, touch, locks.
 
 What a request brings is looked at before the vbucket: its value, then its key, which is the order of servers.
+
+Rules: docs/spec/header.md#document-commands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Virtual xattrs, which tell about a document, and macros, which write such facts into a real one."""
+"""Virtual xattrs, which tell about a document, and macros, which write such facts into a real one.
+
+Rules: docs/spec/servers.md#virtual-xattrs-and-macros.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Documents with the metadata that they have elsewhere."""
+"""Documents with the metadata that they have elsewhere.
+
+Rules: docs/spec/header.md#with-meta-commands, docs/spec/header.md#conflict-resolution.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Body and xattrs are edited as two JSON texts: the xattrs together are an object of their own, so that one
 editor (`subdoc`) serves both. A command with several paths sees and makes one version of the document.
+
+Rules: docs/spec/servers.md#sub-document-requests.
 """
 
 from __future__ import annotations

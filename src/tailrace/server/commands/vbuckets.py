@@ -1,4 +1,7 @@
-"""VBuckets, seqnos and persistence."""
+"""VBuckets, seqnos and persistence.
+
+Rules: docs/spec/header.md#vbucket-commands.
+"""
 
 from __future__ import annotations
 
