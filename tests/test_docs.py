@@ -135,6 +135,22 @@ def test_every_dependency_is_explained() -> None:
     assert [extra for extra in project["optional-dependencies"] if f"`{extra}`" not in page] == []
 
 
+def test_decisions_have_a_number_a_state_and_four_parts() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(
+        r"^\| (\d+) \| \[(.+)\]\((\d{4}-[\w-]+\.md)\) \| (.+) \|$", (folder / "README.md").read_text(), re.M
+    )
+    records = sorted(folder.glob("[0-9]*.md"))
+    assert [record.name for record in records] == [path for _, _, path, _ in listed]
+    for number, (record, (listed_number, title, _, state)) in enumerate(zip(records, listed, strict=True), 1):
+        text = record.read_text()
+        assert int(listed_number) == number == int(record.name[:4])
+        assert text.startswith(f"# {number}. {title}\n\nState: {state}.\n"), record.name
+        assert re.findall("^## (.+)$", text, re.M) == ["Context", "Decision", "Why", "Consequences"], (
+            record.name
+        )
+
+
 # links
 
 
