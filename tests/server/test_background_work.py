@@ -130,3 +130,43 @@ def test_a_segment_that_cannot_be_written_is_not_tried_without_end(monkeypatch):
     bench.run_jobs()
     assert store.segments
     assert all(generation.sealed for generation in store.generations)
+
+
+def test_files_are_removed_and_memory_is_freed_by_a_job(monkeypatch):
+    """Not while the loop waits: a log of 64 MiB takes 20 ms to remove."""
+    bench = Bench(flush_interval="1h", memory_quota="1m")
+    session = bench.session()
+    store = bench.engine.buckets["default"]
+    removed: list[str] = []
+    unlink = store.files.unlink
+    in_job: list[bool] = [False]
+
+    def note(path: str) -> None:
+        assert in_job[0]
+        removed.append(path)
+        unlink(path)
+
+    monkeypatch.setattr(store.files, "unlink", note)
+    for _ in range(8):
+        for start in range(0, 500, 50):
+            numbers = range(start, start + 50)
+            ask(bench, session, *[kv.Set(key=b"k%d" % n, value=b"x" * 1000) for n in numbers])
+        while bench.jobs:
+            job, done = bench.jobs.pop(0)
+            in_job[0] = True
+            job.run()
+            in_job[0] = False
+            done()
+    assert removed
+    assert not bench.node.busy
+
+
+def test_a_node_is_busy_while_files_are_removed():
+    bench = Bench(flush_interval="1h", memory_quota="1m")
+    bucket = bench.node.buckets["default"]
+    bucket.store.manifest_file.retire(["default/none"])  # type: ignore[attr-defined]
+    bucket._remove_files()
+    assert bench.node.busy
+    assert not bucket.busy  # nothing that a rollback would have to wait for
+    bench.run_jobs()
+    assert not bench.node.busy

@@ -201,7 +201,7 @@ class Node:
     @property
     def busy(self) -> bool:
         """A job is under way, and must be finished before `close`."""
-        return any(bucket.busy for bucket in self.buckets.values())
+        return any(bucket.has_jobs for bucket in self.buckets.values())
 
     def stop_sessions(self, reason: str) -> Iterable[Session]:
         """Take no more requests, receive nothing more; those that are unfinished."""

@@ -477,6 +477,14 @@ class Bucket(Protocol):
         """
         ...
 
+    def remove_later(self) -> None:
+        """From now on files that nothing needs any more wait for `begin_removal`."""
+        ...
+
+    def begin_removal(self) -> Job | None:
+        """What removes such files, if there are any; ask after each job of maintenance."""
+        ...
+
     def compact(self, compaction: Compaction = ...) -> None:
         """The same, blocking; flushes first."""
         ...

@@ -123,6 +123,7 @@ class SealJob(BaseJob):
         bucket = self._bucket
         self._generation.sealed = True
         self._generation.logged = []
+        self._tails = []
         bucket.replace_segments([], self._segment, drop=False)
         bucket.remove_logs(self._generation.last_log)
         bucket.maintained(self)

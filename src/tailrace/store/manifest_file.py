@@ -67,6 +67,8 @@ class ManifestFile:
         self.base: Base = {}
         """The state at the end of the newest log that is sealed."""
         self.is_durable = True
+        self.removes_later = False
+        """Somebody asks for `begin_removal`."""
         self._files = files
         self._directory = directory
         self._path = f"{directory}/{MANIFEST}"
@@ -106,11 +108,37 @@ class ManifestFile:
         removed when the bucket is opened again.
         """
         self._retired |= dict.fromkeys(paths)
+        if not self.removes_later and (removal := self.begin_removal()) is not None:
+            removal.run()
+
+    def begin_removal(self, forgotten: list[list[Any]] | None = None) -> RemovalJob | None:
+        """What removes the files that nothing needs any more, and frees what nobody reads in memory; None if
+        there is nothing of either.
+        """
+        paths: list[str] = []
         if self.is_durable:
-            for path in self._retired:
-                with contextlib.suppress(OSError):
-                    self._files.unlink(path)
-            self._retired.clear()
+            paths, self._retired = list(self._retired), {}
+        return RemovalJob(self._files, paths, forgotten or []) if paths or forgotten else None
+
+
+class RemovalJob:
+    """Removes files and frees memory, which takes some milliseconds where there is much of it."""
+
+    def __init__(self, files: Files, paths: list[str], forgotten: list[list[Any]]) -> None:
+        self._files = files
+        self._paths = paths
+        self._forgotten = forgotten
+
+    def run(self) -> None:
+        for path in self._paths:
+            with contextlib.suppress(OSError):
+                self._files.unlink(path)
+        for members in self._forgotten:
+            while members:  # one by one, so that other threads may go on in between
+                members.pop()
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
 
 
 def _by_number(members: dict[str, T]) -> dict[int, T]:

@@ -22,6 +22,7 @@ from .merging import Losses
 from .segment import Segment
 
 if TYPE_CHECKING:
+    from .checkpoint import Tail
     from .documents import VBucket
 
 __all__ = ["SealedStore"]
@@ -50,6 +51,7 @@ class SealedStore:
         self.segments: list[Segment] = []  # oldest first
         self.epoch = 0  # rises whenever `segments` or a clip changes
         self.generations: list[Generation] = []  # complete ones whose changes are in memory, oldest first
+        self._forgotten: list[list[tuple[int, Tail]]] = []  # left memory, and wait for `begin_removal`
         # Half of the room for checkpoints: one generation grows, the one before serves slower streams.
         self.generation_bytes = int(settings.memory_quota * settings.checkpoint_share) // 2
         self._complete_bytes = 0  # of all `generations`
@@ -143,7 +145,9 @@ class SealedStore:
                 vbucket.forget_tail(generation)
             # They name each other: without this the frames would stay until the collector looks for circles,
             # which a node has it do next to never.
-            generation.tails.clear()
+            forgotten, generation.tails = generation.tails, []
+            if self.manifest_file.removes_later:
+                self._forgotten.append(forgotten)
             self.memory_bytes -= generation.bytes
             self._complete_bytes -= generation.bytes
 
@@ -179,6 +183,13 @@ class SealedStore:
             return None
         self._merging = MergeJob(self, plan_compaction(self, compaction), asked=True, alone=alone)
         return self._merging
+
+    def remove_later(self) -> None:
+        self.manifest_file.removes_later = True
+
+    def begin_removal(self) -> Job | None:
+        forgotten, self._forgotten = self._forgotten, []
+        return self.manifest_file.begin_removal(forgotten)
 
     def compact(self, compaction: Compaction | None = None) -> None:
         self._settle()
