@@ -260,13 +260,16 @@ def _raise_file_limit(connections: int) -> None:
 def _tune_interpreter() -> None:
     """What the defaults cost a server: full collections that find nothing, and 5 ms for every system call of
     the event loop while a job computes on its thread. And new memory for every block that a stream reads.
+
+    The youngest objects are looked at often enough that it takes a few milliseconds: the streams of a closed
+    connection refer to each other, and freeing 50,000 objects at once held everybody up for 40 ms and more.
     """
     from ..server.allocator import keep_buffers
 
     keep_buffers()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(10_000, 20, 250)
     sys.setswitchinterval(0.000_5)
 
 
