@@ -57,18 +57,19 @@ READ_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
-def node(directory: Path) -> Iterator[int]:
-    """A node with users, in a process of its own; its port."""
+def node(directory: Path, *arguments: str) -> Iterator[tuple[int, int]]:
+    """A node with users, in a process of its own; its port and process id."""
     ready = directory / "ready.json"
     command = [sys.executable, "-m", "tailrace", "serve", "--port", "0", "--vbuckets", str(VBUCKETS)]
     command += ["--user", "bench:secret", "--data", str(directory / "data"), "--ready-file", str(ready)]
+    command += arguments
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
             while not ready.exists():
                 if process.poll() is not None:
                     raise SystemExit("the node did not start")
                 time.sleep(0.05)
-            yield json.loads(ready.read_text())["port"]
+            yield json.loads(ready.read_text())["port"], process.pid
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
@@ -158,7 +159,7 @@ def write(port: int, until: Callable[[], bool]) -> None:
 
 def opened(port: int) -> Peer:
     peer = Peer(port)
-    peer.call(DcpOpen(key=b"bench-%d" % os.getpid(), flags=OpenFlag.PRODUCER).encode())
+    peer.call(DcpOpen(key=b"bench-%d" % peer.socket.getsockname()[1], flags=OpenFlag.PRODUCER).encode())
     peer.call(DcpControl(key=b"enable_noop", value=b"true").encode())
     return peer
 
@@ -260,7 +261,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("PYTHONPATH", str(Path(__file__).parent.parent / "src"))
     names = options.only.split(",") if options.only else list(LOADS)
-    with tempfile.TemporaryDirectory() as directory, node(Path(directory)) as port:
+    with tempfile.TemporaryDirectory() as directory, node(Path(directory)) as (port, _):
         url = f"couchbase://bench:secret@127.0.0.1:{port}"
         command = [sys.executable, "-m", "tailrace", "load", url, "--size", "1024"]
         subprocess.run([*command, "--docs", str(options.mib << 10)], check=True, stdout=subprocess.DEVNULL)

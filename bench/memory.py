@@ -1,0 +1,162 @@
+"""What a node holds while it is busy, and when it is idle again.
+
+    python bench/memory.py [--seconds S] [--idle S] [--mib N]
+
+A `tailrace serve --memory-quota 256m` process, its resident memory (RSS) sampled every 20 ms:
+
+    base     after the start and one small document written, read and streamed
+    streams  four readers read ``--mib`` MiB of documents of 1 KiB from disk at the same time
+    writers  two writers of values of 16 KiB, as fast as the node takes them
+
+After each, ``--idle`` seconds with nothing to do.
+
+Targets: at most base + quota + 10 % while it writes; at most base + 10 % when it is idle again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+from fairness import VBUCKETS, Peer, backfill, node, opened
+from tailrace.wire.codes import AddStreamFlag, Status
+from tailrace.wire.dcp import DcpStreamRequest
+from tailrace.wire.kv import Get, Set
+
+QUOTA_MIB = 256
+SAMPLE_S = 0.02
+VALUE = random.Random(1).randbytes(16 << 10)
+DEPTH = 16
+
+
+def rss_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+class Sampled:
+    """The highest resident memory while in a ``with`` block."""
+
+    def __init__(self, pid: int) -> None:
+        self.peak_mib = 0.0
+        self._pid = pid
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> Sampled:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(SAMPLE_S):
+            self.peak_mib = max(self.peak_mib, rss_mib(self._pid))
+
+
+def warm_up(port: int) -> None:
+    with Peer(port) as peer:
+        peer.call(Set(key=b"warm", value=b"{}").encode())
+        peer.call(Get(key=b"warm").encode())
+    with opened(port) as reader:
+        reader.call(DcpStreamRequest(flags=AddStreamFlag.TO_LATEST).encode())
+
+
+def write(port: int, name: bytes, until: Callable[[], bool]) -> None:
+    """Values of 16 KiB; refused ones are sent again, as a client would."""
+    with Peer(port) as peer:
+        first = 0
+        while not until():
+            numbers = range(first, first + DEPTH)
+            peer.socket.sendall(
+                b"".join(
+                    Set(vbucket=n % VBUCKETS, key=b"%b%d" % (name, n % 50_000), value=VALUE).encode()
+                    for n in numbers
+                )
+            )
+            if peer.answers(DEPTH).status == Status.ETMPFAIL:
+                time.sleep(0.01)
+            else:
+                first += DEPTH
+
+
+def write_until(port: int, name: bytes, stop: Event) -> None:
+    write(port, name, stop.is_set)
+
+
+def read_until(port: int, _name: bytes, stop: Event) -> None:
+    backfill(port, stop.is_set)
+
+
+@contextlib.contextmanager
+def running(work: Callable[[int, bytes, Event], None], port: int, count: int) -> Iterator[None]:
+    """So many processes at work, while in the block."""
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    processes = [context.Process(target=work, args=(port, b"%d-" % n, stop)) for n in range(count)]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for process in processes:
+            process.join()
+
+
+def report(what: str, mib: float, limit_mib: float | None = None) -> bool:
+    ok = limit_mib is None or mib <= limit_mib
+    verdict = "" if limit_mib is None else f"  target {limit_mib:6.0f} MiB: {'ok' if ok else 'MISSED'}"
+    print(f"{what:<28} {mib:7.0f} MiB{verdict}", flush=True)
+    return ok
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--idle", type=float, default=15.0)
+    parser.add_argument("--mib", type=int, default=512)
+    options = parser.parse_args()
+    os.environ.setdefault("PYTHONPATH", str(Path(__file__).parent.parent / "src"))
+    arguments = ["--memory-quota", f"{QUOTA_MIB}m"]
+    with tempfile.TemporaryDirectory() as directory, node(Path(directory), *arguments) as (port, pid):
+        warm_up(port)
+        time.sleep(2.0)
+        base = rss_mib(pid)
+        report("base", base)
+        url = f"couchbase://bench:secret@127.0.0.1:{port}"
+        command = [sys.executable, "-m", "tailrace", "load", url, "--size", "1024"]
+        with Sampled(pid) as loading:
+            subprocess.run([*command, "--docs", str(options.mib << 10)], check=True, stdout=subprocess.DEVNULL)
+        results = [report("loading", loading.peak_mib, 1.1 * (base + QUOTA_MIB))]
+        time.sleep(options.idle)
+        results.append(report("idle after loading", rss_mib(pid), 1.1 * base))
+        with Sampled(pid) as streaming, running(read_until, port, 4):
+            time.sleep(options.seconds)
+        report("four large streams", streaming.peak_mib)
+        time.sleep(options.idle)
+        results.append(report("idle after streams", rss_mib(pid), 1.1 * base))
+        with Sampled(pid) as writing, running(write_until, port, 2):
+            time.sleep(options.seconds)
+        results.append(report("two fast writers", writing.peak_mib, 1.1 * (base + QUOTA_MIB)))
+        time.sleep(options.idle)
+        results.append(report("idle after writers", rss_mib(pid), 1.1 * base))
+    if not all(results):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
