@@ -2,11 +2,12 @@
 
     python bench/memory.py [--seconds S] [--idle S] [--mib N]
 
-A `tailrace serve --memory-quota 256m` process, its resident memory (RSS) sampled every 20 ms:
+A `tailrace serve --memory-quota 256m` process, its resident memory (RSS) sampled every 20 ms. It holds
+``--mib`` MiB of documents of 1 KiB and 20,000 of 16 KiB; what it takes for their index is part of the base,
+which is measured when it is idle.
 
-    base     after the start and one small document written, read and streamed
-    streams  four readers read ``--mib`` MiB of documents of 1 KiB from disk at the same time
-    writers  two writers of values of 16 KiB, as fast as the node takes them
+    streams  four readers read everything from disk, at the same time and again and again
+    writers  two writers overwrite the documents of 16 KiB, as fast as the node takes them
 
 After each, ``--idle`` seconds with nothing to do.
 
@@ -38,6 +39,7 @@ QUOTA_MIB = 256
 SAMPLE_S = 0.02
 VALUE = random.Random(1).randbytes(16 << 10)
 DEPTH = 16
+KEYS = 10_240  # a multiple of VBUCKETS: a key stays in its vbucket
 
 
 def rss_mib(pid: int) -> float:
@@ -75,26 +77,30 @@ def warm_up(port: int) -> None:
         reader.call(DcpStreamRequest(flags=AddStreamFlag.TO_LATEST).encode())
 
 
-def write(port: int, name: bytes, until: Callable[[], bool]) -> None:
-    """Values of 16 KiB; refused ones are sent again, as a client would."""
+def write(peer: Peer, name: bytes, first: int) -> None:
+    """Some values of 16 KiB; refused ones are sent again, as a client would."""
+    keys = [(n % VBUCKETS, b"%b%d" % (name, n % KEYS)) for n in range(first, first + DEPTH)]
+    requests = b"".join(Set(vbucket=number, key=key, value=VALUE).encode() for number, key in keys)
+    while True:
+        peer.socket.sendall(requests)
+        if peer.answers(DEPTH).status != Status.ETMPFAIL:
+            return
+        time.sleep(0.01)
+
+
+def write_once(port: int) -> None:
     with Peer(port) as peer:
-        first = 0
-        while not until():
-            numbers = range(first, first + DEPTH)
-            peer.socket.sendall(
-                b"".join(
-                    Set(vbucket=n % VBUCKETS, key=b"%b%d" % (name, n % 50_000), value=VALUE).encode()
-                    for n in numbers
-                )
-            )
-            if peer.answers(DEPTH).status == Status.ETMPFAIL:
-                time.sleep(0.01)
-            else:
-                first += DEPTH
+        for name in (b"0-", b"1-"):
+            for first in range(0, KEYS, DEPTH):
+                write(peer, name, first)
 
 
 def write_until(port: int, name: bytes, stop: Event) -> None:
-    write(port, name, stop.is_set)
+    with Peer(port) as peer:
+        first = 0
+        while not stop.is_set():
+            write(peer, name, first)
+            first += DEPTH
 
 
 def read_until(port: int, _name: bytes, stop: Event) -> None:
@@ -127,28 +133,27 @@ def report(what: str, mib: float, limit_mib: float | None = None) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--idle", type=float, default=15.0)
+    parser.add_argument("--idle", type=float, default=30.0)
     parser.add_argument("--mib", type=int, default=512)
     options = parser.parse_args()
     os.environ.setdefault("PYTHONPATH", str(Path(__file__).parent.parent / "src"))
     arguments = ["--memory-quota", f"{QUOTA_MIB}m"]
     with tempfile.TemporaryDirectory() as directory, node(Path(directory), *arguments) as (port, pid):
-        warm_up(port)
-        time.sleep(2.0)
-        base = rss_mib(pid)
-        report("base", base)
+        report("after the start", rss_mib(pid))
         url = f"couchbase://bench:secret@127.0.0.1:{port}"
         command = [sys.executable, "-m", "tailrace", "load", url, "--size", "1024"]
-        with Sampled(pid) as loading:
-            subprocess.run([*command, "--docs", str(options.mib << 10)], check=True, stdout=subprocess.DEVNULL)
-        results = [report("loading", loading.peak_mib, 1.1 * (base + QUOTA_MIB))]
+        command += ["--docs", str(options.mib << 10)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        write_once(port)
+        warm_up(port)
         time.sleep(options.idle)
-        results.append(report("idle after loading", rss_mib(pid), 1.1 * base))
+        base = rss_mib(pid)
+        report("base: with documents, idle", base)
         with Sampled(pid) as streaming, running(read_until, port, 4):
             time.sleep(options.seconds)
         report("four large streams", streaming.peak_mib)
         time.sleep(options.idle)
-        results.append(report("idle after streams", rss_mib(pid), 1.1 * base))
+        results = [report("idle after streams", rss_mib(pid), 1.1 * base)]
         with Sampled(pid) as writing, running(write_until, port, 2):
             time.sleep(options.seconds)
         results.append(report("two fast writers", writing.peak_mib, 1.1 * (base + QUOTA_MIB)))

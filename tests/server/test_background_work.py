@@ -170,3 +170,29 @@ def test_a_node_is_busy_while_files_are_removed():
     assert not bucket.busy  # nothing that a rollback would have to wait for
     bench.run_jobs()
     assert not bench.node.busy
+
+
+def test_changes_leave_memory_when_nobody_writes_any_more():
+    bench = Bench(flush_interval=1, memory_quota="64m", idle_timeout=0)
+    session = bench.session()
+    store = bench.engine.buckets["default"]
+    write(bench, session, 6_000)
+    assert store.memory_bytes > 5 << 20
+    for _ in range(60):
+        bench.advance(1.0)
+        bench.run_jobs()
+    assert store.memory_bytes == 0
+    get = ask(bench, session, kv.Get(key=b"k7", vbucket=3))
+    assert [frame.value for frame in get] == [b"x" * 1000]
+
+
+def test_a_little_that_is_not_sealed_stays_in_memory():
+    """A segment for every pause of a slow writer would cost more than it frees."""
+    bench = Bench(flush_interval=1, memory_quota="64m", idle_timeout=0)
+    write(bench, bench.session(), 100)
+    store = bench.engine.buckets["default"]
+    for _ in range(60):
+        bench.advance(1.0)
+        bench.run_jobs()
+    assert store.memory_bytes > 100_000
+    assert not store.segments

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _VBUCKETS = 1024
 _GIVE_BACK_S = 5.0
+_IDLE_BYTES = 64 << 10
+"""Less than this in that time is a node with nothing to do."""
 _MAX_USERS = 10_000
 _MAX_USERS_FILE = 1 << 20
 
@@ -282,7 +284,7 @@ async def _serve(options: _Options) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     server, web_port = await _start(options)
-    _give_memory_back(loop)
+    _give_memory_back(loop, server, 0)
     try:
         _tell(options, server, web_port)
         await stopped.wait()
@@ -293,12 +295,17 @@ async def _serve(options: _Options) -> None:
             raise StoreError(f"{error}; the node has stopped, and what was not on disk is lost") from error
 
 
-def _give_memory_back(loop: asyncio.AbstractEventLoop) -> None:
-    """Now and then, for as long as the loop runs."""
+def _give_memory_back(loop: asyncio.AbstractEventLoop, server: Server, moved_before: int) -> None:
+    """Now and then, for as long as the loop runs; all that is free, where next to nothing has moved since."""
     from ..server.allocator import give_back
 
-    give_back()
-    loop.call_later(_GIVE_BACK_S, _give_memory_back, loop)
+    counters = server.node.counters
+    moved = counters.bytes_read + counters.bytes_written
+    is_idle = moved - moved_before < _IDLE_BYTES and not server.node.busy
+    if is_idle:
+        gc.collect(1)  # connections that were closed; what is older is left alone, it may be much
+    give_back(everything=is_idle)
+    loop.call_later(_GIVE_BACK_S, _give_memory_back, loop, server, moved)
 
 
 async def _start(options: _Options) -> tuple[Server, int | None]:

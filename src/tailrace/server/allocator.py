@@ -25,6 +25,7 @@ _M_ARENA_MAX = -8
 
 _LARGEST_KEPT_BYTES = 4 << 20  # larger ones go back at once
 _KEPT_BYTES = 16 << 20  # of memory that is free, altogether
+_LEFT_BYTES = 1 << 20  # free, and not worth looking for
 _WORTH_IT_BYTES = 32 << 20  # free between things in use, before it is worth a walk through all of it
 
 
@@ -45,13 +46,15 @@ def keep_buffers() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-def give_back() -> None:
-    """Give memory that is free, and more than is kept, back to the system; takes some milliseconds if there
-    is much of it, and next to nothing otherwise.
+def give_back(*, everything: bool = False) -> None:
+    """Give memory that is free back to the system: what is more than is kept, or ``everything`` where nothing
+    is going on. Takes some milliseconds if there is much of it, and next to nothing otherwise.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallinfo2.restype = _Figures
         figures = library.mallinfo2()
-        if figures.free - figures.top > _WORTH_IT_BYTES:
+        if everything and figures.free > _LEFT_BYTES:
+            library.malloc_trim(0)
+        elif figures.free - figures.top > _WORTH_IT_BYTES:
             library.malloc_trim(_KEPT_BYTES)

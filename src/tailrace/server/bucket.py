@@ -43,6 +43,9 @@ _CACHE_ENTRY_BYTES = 400
 _MIN_MAINTENANCE_S = 1.0
 """Between two looks for maintenance that no job has led to."""
 
+_REST_S = 10.0
+"""Without a commit, before changes that are on disk leave memory."""
+
 _MAX_SEALING = 16
 _PAGER_BATCH = 1_000
 
@@ -216,7 +219,16 @@ class ServedBucket:
             # Jobs lead to maintenance, but nobody who stops writing makes any: what is due because it is
             # quiet, or was tried and failed, is found here.
             self._maintain_at = now + self._maintenance_s
+            if now - self.store.last_change >= _REST_S:
+                self._rest()
             self._advance()
+
+    def _rest(self) -> None:
+        """Nobody writes: the memory that only makes streams faster goes back."""
+        self.store.rest()
+        self._remove_files()
+        if self.store.rotate_soon:
+            self._begin_flush()
 
     def settle(self) -> None:
         """The end of a batch of requests: one commit for all that asked for one, or because there is so much

@@ -477,6 +477,15 @@ class Bucket(Protocol):
         """
         ...
 
+    last_change: float
+    """When changes were last committed, on the monotonic clock."""
+
+    def rest(self) -> None:
+        """Nobody has written for a while: sealed changes leave memory. If much is not sealed yet, the next
+        flush has it sealed (`rotate_soon`); rest again after that.
+        """
+        ...
+
     def remove_later(self) -> None:
         """From now on files that nothing needs any more wait for `begin_removal`."""
         ...

@@ -12,6 +12,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,8 @@ from .losses import lost
 __all__ = ["Batch", "LogHeader", "LogWriter", "Logged", "log_header", "log_name", "log_number", "read_log"]
 
 PREFIX = "log-"
+PIECE_BYTES = 4 << 20
+"""Of a batch that is written at once."""
 
 
 def log_name(number: int) -> str:
@@ -60,36 +63,58 @@ class Batch:
     cas_ceiling: int = 0
     logged: Logged | None = None  # after encode
 
-    def encode(self, number: int, salt: int) -> list[Buffer]:
-        """The bytes of the batch, in parts."""
+    def encode(self, number: int, salt: int) -> Iterator[list[Buffer]]:
+        """The bytes of the batch, to be written one piece after the other.
+
+        A large batch is joined piece by piece, and again when it is written: joined as a whole it would take
+        as much memory as all the changes that wait for the disk.
+        """
         lengths = np.fromiter(map(len, self.frames), "<u4", len(self.frames))
         notes = np.array(self.notes, "<u8")
         columns = lengths.tobytes() + notes.tobytes()
-        frames = b"".join(self.frames)
+        size = int(lengths.sum(dtype=np.int64))
+        edges = _edges(lengths)
+        crc, joined, logged = zlib.crc32(columns, salt), b"", []
+        for start, stop in pairwise(edges):
+            joined = b"".join(self.frames[start:stop])
+            crc = zlib.crc32(joined, crc)
+            logged.append(_places(joined, lengths[start:stop]))
         if self.frames:
-            data = np.frombuffer(frames, np.uint8)
-            offsets = np.cumsum(lengths, dtype=np.int64) - lengths
-            self.logged = Logged(
-                vbuckets_at(data, offsets).astype(np.uint16),
-                seqnos_at(data, offsets),
-                lengths,
-                np.fromiter(map(zlib.crc32, self.frames), np.uint32, len(self.frames)),
-                notes,
-            )
+            vbuckets, seqnos = (np.concatenate(column) for column in zip(*logged, strict=True))
+            crcs = np.fromiter(map(zlib.crc32, self.frames), np.uint32, len(self.frames))
+            self.logged = Logged(vbuckets, seqnos, lengths, crcs, notes)
         meta = json.dumps(self.meta, separators=(",", ":")).encode() if self.meta else b""
-        body_crc = zlib.crc32(meta, zlib.crc32(frames, zlib.crc32(columns, salt)))
+        body_crc = zlib.crc32(meta, crc)
         head = BATCH.pack(
-            BATCH_MAGIC,
-            0,
-            number,
-            self.cas_ceiling,
-            len(self.frames),
-            len(meta),
-            len(frames),
-            body_crc,
+            BATCH_MAGIC, 0, number, self.cas_ceiling, len(self.frames), len(meta), size, body_crc
         )
         head = head[:4] + zlib.crc32(head[8:], salt).to_bytes(4, "little") + head[8:]
-        return [head, columns, frames, meta]
+        if len(edges) <= 2:
+            yield [head, columns, joined, meta]
+            return
+        del joined
+        yield [head, columns]
+        for start, stop in pairwise(edges):
+            yield [b"".join(self.frames[start:stop])]
+        yield [meta]
+
+
+def _edges(lengths: npt.NDArray[np.uint32]) -> list[int]:
+    """Where to cut a batch's frames into pieces of about `PIECE_BYTES`; the first and the last edge are its
+    ends.
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if not len(ends):
+        return [0]
+    cuts = np.searchsorted(ends, np.arange(PIECE_BYTES, int(ends[-1]), PIECE_BYTES), "right")
+    return sorted({0, *cuts.tolist(), len(ends)})
+
+
+def _places(joined: bytes, lengths: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """VBucket and seqno of every frame."""
+    data = np.frombuffer(joined, np.uint8)
+    offsets = np.cumsum(lengths, dtype=np.int64) - lengths
+    return vbuckets_at(data, offsets).astype(np.uint16), seqnos_at(data, offsets)
 
 
 class LogHeader(NamedTuple):
@@ -120,7 +145,8 @@ class LogWriter:
         """Append and sync. After an OSError this writer is of no more use; `valid_bytes` stays what was
         synced.
         """
-        self._file.append(batch.encode(self.next_batch, self._salt))
+        for parts in batch.encode(self.next_batch, self._salt):
+            self._file.append(parts)
         self._file.sync()
         self.valid_bytes = self._file.size
         self.next_batch += 1

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["SealedStore"]
 
 
+_WORTH_SEALING_BYTES = 4 << 20
+"""Less may stay in memory, and in its log, while nobody writes."""
+
+
 class SealedStore:
     """The part of a bucket that looks after its files and its memory."""
 
@@ -150,6 +154,14 @@ class SealedStore:
                 self._forgotten.append(forgotten)
             self.memory_bytes -= generation.bytes
             self._complete_bytes -= generation.bytes
+
+    def rest(self) -> None:
+        """Nobody writes: what is in memory only for the sake of speed leaves it."""
+        if self._closed or self.memory_bytes == 0:
+            return
+        if self.growing_bytes() >= _WORTH_SEALING_BYTES:
+            self.rotate_soon = True
+        self.forget_memory()
 
     # Maintenance.
 

@@ -1,0 +1,40 @@
+"""A batch is the same bytes in whatever pieces it is written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.store import log
+from tailrace.store.log import Batch, Logged
+from tailrace.wire.dcp import DcpMutation
+
+
+def encoded(frames: list[bytes], piece_bytes: int) -> tuple[list[int], bytes, Batch]:
+    batch = Batch(frames=list(frames), notes=list(range(len(frames))), meta={"a": 1}, cas_ceiling=7)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(log, "PIECE_BYTES", piece_bytes)
+        pieces = [b"".join(map(bytes, parts)) for parts in batch.encode(3, 99)]
+    return list(map(len, pieces)), b"".join(pieces), batch
+
+
+@given(
+    sizes=st.lists(st.integers(0, 3000), max_size=60),
+    piece_bytes=st.integers(1, 5000),
+)
+def test_pieces_are_bounded_and_make_the_same_batch(sizes, piece_bytes):
+    frames = [
+        DcpMutation(vbucket=n % 5, by_seqno=n + 1, rev_seqno=1, key=b"\0k", value=bytes(size)).encode()
+        for n, size in enumerate(sizes)
+    ]
+    _, whole, at_once = encoded(frames, 1 << 30)
+    pieces, data, batch = encoded(frames, piece_bytes)
+    assert data == whole
+    largest = max(map(len, frames), default=0)
+    assert all(size <= piece_bytes + largest for size in pieces[1:-1])
+    if frames:
+        assert batch.logged is not None
+        assert at_once.logged is not None
+        for name in Logged._fields:
+            assert getattr(batch.logged, name).tolist() == getattr(at_once.logged, name).tolist()
