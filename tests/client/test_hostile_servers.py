@@ -383,7 +383,7 @@ def test_what_has_come_counts_before_it_was_looked_at(monkeypatch):
             before = link.received_bytes
             connection.send(packet)
             await until(lambda: link.received_bytes == before + len(packet))
-            link._last_heard -= 3600
+            link._silence.last_heard -= 3600
             reading.progress[0].requested_at -= 3600
             source._ring()
             assert (await piece).row_count == 1

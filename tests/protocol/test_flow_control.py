@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.producer_fakes import COLLECTIONS, FULL, PRODUCER, Consumer, FakeBucket
-from tailrace.protocol.flow_control import SendWindow
+from tailrace.protocol.flow_control import ACK_INTERVAL_S, ReceiveWindow, SendWindow
 from tailrace.wire.codes import AddStreamFlag, DcpOpcode, OpenFlag, Status, SystemEventId
 
 
@@ -35,6 +35,40 @@ def test_window() -> None:
     window.resize(0)
     window.resize(50)
     assert window.room == 50, "turned off, it forgets"
+
+
+def test_a_receiver_acknowledges_a_share_of_the_window() -> None:
+    window = ReceiveWindow(1000, now=0.0)
+    assert window.next_timer() is None, "nothing to acknowledge"
+    assert not window.processed(199)
+    assert window.processed(1)
+    assert window.take(now=1.0) == 200
+    assert window.take(now=1.0) == 0
+    assert (window.acknowledged_bytes, window.unacknowledged_bytes) == (200, 0)
+
+
+def test_a_receiver_of_a_large_window_acknowledges_sooner() -> None:
+    window = ReceiveWindow(1 << 30, now=0.0, ack_at_bytes=500)
+    assert not window.processed(499)
+    assert window.processed(1)
+
+
+def test_a_receiver_does_not_keep_a_little_to_itself_for_ever() -> None:
+    window = ReceiveWindow(1000, now=0.0)
+    window.processed(1)
+    assert window.next_timer() == ACK_INTERVAL_S
+    assert not window.is_late(ACK_INTERVAL_S - 0.1)
+    assert window.is_late(ACK_INTERVAL_S)
+    window.postpone(ACK_INTERVAL_S)
+    assert (window.is_late(ACK_INTERVAL_S), window.next_timer()) == (False, 2 * ACK_INTERVAL_S)
+    assert window.take(2 * ACK_INTERVAL_S) == 1
+    assert not window.is_late(100.0)
+
+
+def test_an_acknowledgement_has_32_bits() -> None:
+    window = ReceiveWindow(1000, now=0.0)
+    window.processed((1 << 32) + 5)
+    assert [window.take(0.0), window.take(0.0), window.take(0.0)] == [(1 << 32) - 1, 6, 0]
 
 
 # One message of a kind, and what it must count. k is 4 with the prefix, v 5.

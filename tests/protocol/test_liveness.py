@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from protocol.producer_fakes import COLLECTIONS, Consumer, FakeBucket, FakeHost
-from tailrace.protocol.liveness import DEFAULT_INTERVAL_S, FIRST_NOOP_OPAQUE, ProducerLiveness
+from tailrace.protocol.liveness import (
+    DEFAULT_INTERVAL_S,
+    FIRST_NOOP_OPAQUE,
+    ProducerLiveness,
+    Silence,
+    silence_limit_s,
+)
 from tailrace.wire.codes import DcpOpcode, Status
 
 
@@ -114,3 +120,36 @@ def test_turned_off_again() -> None:
     pass_time(consumer, 10_000)
     assert consumer.noops == []
     assert consumer.producer.close_requested is None
+
+
+# The receiver's half.
+
+
+def test_the_longer_of_two_intervals_and_the_idle_timeout() -> None:
+    assert silence_limit_s(20.0) == 40.0
+    assert silence_limit_s(20.0, 360.0) == 360.0
+    assert silence_limit_s(200.0, 360.0) == 400.0
+
+
+def test_silence() -> None:
+    silence = Silence(100.0)
+    assert not silence.is_too_long(139.9, 40.0)
+    assert silence.is_too_long(140.0, 40.0)
+    assert not silence.is_too_long(1e9, None), "without a limit it may last for ever"
+    assert (silence.next_timer(40.0), silence.next_timer(None)) == (140.0, None)
+    silence.heard(139.0)
+    assert not silence.is_too_long(140.0, 40.0)
+    assert silence.seconds(140.0) == 1.0
+
+
+def test_a_peer_that_sends_no_noops_is_asked_once() -> None:
+    silence = Silence(0.0)
+    assert silence.next_timer(40.0, 20.0) == 20.0
+    assert not silence.must_ask(19.9, 20.0)
+    assert silence.must_ask(20.0, 20.0)
+    assert not silence.must_ask(30.0, 20.0), "it has been asked"
+    assert silence.next_timer(40.0, 20.0) == 40.0, "now it is to be given up"
+    silence.heard(35.0)
+    assert not silence.must_ask(60.0, 20.0), "the answer itself is still to come"
+    silence.answered()
+    assert silence.must_ask(60.0, 20.0)

@@ -1,15 +1,24 @@
-"""Flow control, the sender's half: how many bytes may be on their way (docs/spec/dcp.md#flow-control).
+"""Flow control: how many bytes may be on their way (docs/spec/dcp.md#flow-control), both halves.
 
-The rule looks at each message by itself: it may go if *less* than the window is outstanding, whatever its own
-size. So one message may overshoot, and of many messages back to back exactly those may go that *begin* below
-the window. That is one comparison per message, or one binary search for a whole chunk of them.
+The sender's rule looks at each message by itself: it may go if *less* than the window is outstanding,
+whatever its own size. So one message may overshoot, and of many messages back to back exactly those may go
+that *begin* below the window. That is one comparison per message, or one binary search for a whole chunk.
+
+The receiver acknowledges what it has processed when that is a good share of the window, and now and then if
+it is less (docs/spec/dcp.md#flow-control-5).
 """
 
 from __future__ import annotations
 
 import sys
 
-__all__ = ["SendWindow"]
+__all__ = ["ReceiveWindow", "SendWindow"]
+
+ACK_SHARE = 0.2
+"""The part of the window that the receiver has processed when it acknowledges."""
+ACK_INTERVAL_S = 5.0
+"""How long it keeps a smaller amount to itself."""
+_MOST_IN_ONE = 0xFFFF_FFFF
 
 
 class SendWindow:
@@ -42,3 +51,42 @@ class SendWindow:
         """The consumer has processed this much; more than there is counts as all of it."""
         self.acknowledged_bytes += acked_bytes
         self.outstanding = max(0, self.outstanding - acked_bytes)
+
+
+class ReceiveWindow:
+    """Bytes that were processed and not acknowledged, and when to do that."""
+
+    __slots__ = ("_ack_at_bytes", "_looked_at", "acknowledged_bytes", "unacknowledged_bytes")
+
+    def __init__(self, size_bytes: int, now: float, *, ack_at_bytes: int | None = None) -> None:
+        """``ack_at_bytes``: acknowledge so many at the latest, however large the window is."""
+        share = size_bytes * ACK_SHARE
+        self._ack_at_bytes = share if ack_at_bytes is None else min(share, ack_at_bytes)
+        self._looked_at = now
+        self.unacknowledged_bytes = 0
+        self.acknowledged_bytes = 0
+
+    def processed(self, counted_bytes: int) -> bool:
+        """So many more are processed; whether to acknowledge now."""
+        self.unacknowledged_bytes += counted_bytes
+        return self.unacknowledged_bytes >= self._ack_at_bytes
+
+    def is_late(self, now: float) -> bool:
+        """Whether to acknowledge what there is, because that is due now and then."""
+        return bool(self.unacknowledged_bytes) and now >= self._looked_at + ACK_INTERVAL_S
+
+    def next_timer(self) -> float | None:
+        """When to ask `is_late`."""
+        return self._looked_at + ACK_INTERVAL_S if self.unacknowledged_bytes else None
+
+    def postpone(self, now: float) -> None:
+        """Nothing can be acknowledged now: there is no room for more."""
+        self._looked_at = now
+
+    def take(self, now: float) -> int:
+        """How much to acknowledge with one message, which counts as sent; ask again until it is 0."""
+        taken = min(self.unacknowledged_bytes, _MOST_IN_ONE)
+        self.unacknowledged_bytes -= taken
+        self.acknowledged_bytes += taken
+        self._looked_at = now
+        return taken

@@ -1,14 +1,24 @@
-"""No-ops and dead peers, the producer's half (docs/spec/dcp.md#silence).
+"""No-ops and dead peers (docs/spec/dcp.md#silence).
 
-A no-op goes out every interval from the opening on, whatever else is sent, as the servers do it: a consumer
-that only reads would otherwise never say anything, and could not be told from a dead one. Only one is
-unanswered at a time. The peer is given up when nothing at all came from it for the idle timeout, and never
-before two intervals.
+A producer of DCP sends a no-op every interval from the opening on, whatever else is sent, as the servers do
+it: a reader that only reads would otherwise never say anything, and could not be told from a dead one. Only
+one is unanswered at a time. In the older dialects the receiver asks for a sign of life instead.
+
+On both sides the peer is given up when nothing at all came from it for two intervals, or for the idle timeout
+if that is longer (docs/spec/dcp.md#silence-rule).
 """
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT_INTERVAL_S", "FIRST_NOOP_OPAQUE", "MAX_INTERVAL_S", "MIN_INTERVAL_S", "ProducerLiveness"]
+__all__ = [
+    "DEFAULT_INTERVAL_S",
+    "FIRST_NOOP_OPAQUE",
+    "MAX_INTERVAL_S",
+    "MIN_INTERVAL_S",
+    "ProducerLiveness",
+    "Silence",
+    "silence_limit_s",
+]
 
 DEFAULT_INTERVAL_S = 20.0
 MIN_INTERVAL_S = 0.1
@@ -17,14 +27,59 @@ FIRST_NOOP_OPAQUE = 10_000_001
 """Servers number their no-ops from here, so that they can't be taken for a stream's."""
 
 
+def silence_limit_s(interval_s: float, idle_timeout_s: float = 0.0) -> float:
+    """How long a peer may say nothing that sends or answers a no-op every interval."""
+    return max(2 * interval_s, idle_timeout_s)
+
+
+class Silence:
+    """How long nothing came from the peer. Limits are given with each question; None: there is none."""
+
+    __slots__ = ("is_asking", "last_heard")
+
+    def __init__(self, now: float) -> None:
+        self.last_heard = now
+        self.is_asking = False
+        """The peer was asked for a sign of life, and has not answered."""
+
+    def heard(self, now: float) -> None:
+        """Something came."""
+        self.last_heard = now
+
+    def answered(self) -> None:
+        """The sign of life that was asked for came."""
+        self.is_asking = False
+
+    def seconds(self, now: float) -> float:
+        """For how long it has been silent."""
+        return now - self.last_heard
+
+    def is_too_long(self, now: float, limit_s: float | None) -> bool:
+        """The peer is dead."""
+        return limit_s is not None and now >= self.last_heard + limit_s
+
+    def must_ask(self, now: float, interval_s: float) -> bool:
+        """Whether to ask for a sign of life now; it counts as asked."""
+        if self.is_asking or now < self.last_heard + interval_s:
+            return False
+        self.is_asking = True
+        return True
+
+    def next_timer(self, limit_s: float | None, interval_s: float | None = None) -> float | None:
+        """When to ask again whether it is too long, or with an interval whether the peer must be asked."""
+        if interval_s is not None and not self.is_asking:
+            return self.last_heard + interval_s
+        return None if limit_s is None else self.last_heard + limit_s
+
+
 class ProducerLiveness:
     """When to send a no-op, and when the peer is dead; nothing of both before `enable`."""
 
     __slots__ = (
         "_idle_timeout_s",
         "_last_noop",
-        "_last_received",
         "_next_opaque",
+        "_silence",
         "enabled",
         "interval_s",
         "unanswered",
@@ -36,7 +91,7 @@ class ProducerLiveness:
         self.unanswered: int | None = None
         self._idle_timeout_s = idle_timeout_s
         self._last_noop = now
-        self._last_received = now
+        self._silence = Silence(now)
         self._next_opaque = FIRST_NOOP_OPAQUE
 
     def enable(self, *, on: bool, now: float) -> None:
@@ -47,7 +102,7 @@ class ProducerLiveness:
 
     def received(self, now: float) -> None:
         """Something came from the peer."""
-        self._last_received = now
+        self._silence.heard(now)
 
     def answered(self, opaque: int) -> bool:
         """A no-op was answered; False if it is not the one that waits."""
@@ -67,18 +122,17 @@ class ProducerLiveness:
 
     def is_dead(self, now: float) -> bool:
         """Nothing came for too long."""
-        deadline = self._deadline()
-        return deadline is not None and now >= deadline
+        return self._silence.is_too_long(now, self._limit_s())
 
     def next_timer(self) -> float | None:
         """When to ask again."""
         if not self.enabled:
             return None
-        deadline = self._deadline()
         noop = None if self.unanswered is not None else self._last_noop + self.interval_s
-        return min((one for one in (deadline, noop) if one is not None), default=None)
+        timers = (self._silence.next_timer(self._limit_s()), noop)
+        return min((timer for timer in timers if timer is not None), default=None)
 
-    def _deadline(self) -> float | None:
+    def _limit_s(self) -> float | None:
         if not self.enabled or not self._idle_timeout_s:
             return None
-        return self._last_received + max(self._idle_timeout_s, 2 * self.interval_s)
+        return silence_limit_s(self.interval_s, self._idle_timeout_s)

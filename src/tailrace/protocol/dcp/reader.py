@@ -31,7 +31,9 @@ from ...wire.admin import ClustermapChangeNotification
 from ...wire.codes import ControlKey, DcpOpcode, Feature, Magic, OpenFlag, Status, status_name
 from ...wire.dcp import DcpBufferAck, DcpCloseStream, DcpControl, DcpOpen, DcpStreamRequest
 from ...wire.header import HEADER, MAX_FRAME, Frame
+from ..flow_control import ReceiveWindow
 from ..handshake import HandshakeResult, Introduction, handshake
+from ..liveness import Silence, silence_limit_s
 from ..receive_buffer import BLOCK_BYTES, ReceiveBuffer
 from ..script import Script, ScriptRunner
 from .delivery import ChangeDelivery, ReceivedChunk, Stream, control_headers, deliver
@@ -47,10 +49,8 @@ __all__ = [
 
 T = TypeVar("T")
 
-ACK_SHARE = 0.2
 ACK_BYTES = 50 * 1024
-"""Bytes are acknowledged when they reach the smaller of a share of the window and this."""
-ACK_INTERVAL_S = 5.0
+"""So many bytes are acknowledged at once at the latest."""
 ANSWER_S = 30.0
 """How long a server that is alive may take to answer a question."""
 SLACK_BYTES = 32 << 20
@@ -185,7 +185,7 @@ class DcpReader:
         """Called with each cluster map that is pushed, with nothing if it only changed; and with the time."""
         self.on_wire: Callable[[bool, bytes | memoryview], None] | None = None
         """Called with the bytes of the streams, both ways: whether we sent them, whole frames."""
-        self.received_bytes = self.acked_bytes = 0
+        self.received_bytes = 0
         self._buffer = ReceiveBuffer(max(_LEAST_BLOCK, min(BLOCK_BYTES, settings.buffer_bytes // 5)))
         self._out = bytearray()
         self._chunks: deque[ReceivedChunk] = deque()
@@ -195,9 +195,9 @@ class DcpReader:
         self._next_opaque = FIRST_STREAM_OPAQUE
         self._scripts: dict[int, _Question] = {}
         self._next_script = 0
-        self._last_heard = self._last_ack = now
+        self._silence = Silence(now)
+        self._window = ReceiveWindow(settings.buffer_bytes, now, ack_at_bytes=ACK_BYTES)
         self._grew = False
-        self._unacked = 0
         self._unread = 0
         self.ask(self._opening(introduction, rng), self._opened, now)
 
@@ -221,7 +221,7 @@ class DcpReader:
         left = memoryview(data)
         while left:
             if self.is_full:
-                self.process(self._last_heard)
+                self.process(self._silence.last_heard)
             room = self.get_buffer()
             count = min(len(room), len(left))
             room[:count] = left[:count]
@@ -248,7 +248,7 @@ class DcpReader:
         if not self._grew:
             return
         self._grew = False
-        self._last_heard = now
+        self._silence.heard(now)
         self._scan()
 
     def close_received(self) -> None:
@@ -312,7 +312,7 @@ class DcpReader:
 
     def _pushed(self, frame: Frame) -> None:
         if frame.opcode == ClustermapChangeNotification.OPCODE:
-            self.on_config(ClustermapChangeNotification.decode(frame).value, self._last_heard)
+            self.on_config(ClustermapChangeNotification.decode(frame).value, self._silence.last_heard)
 
     # questions beside the streams
 
@@ -437,16 +437,17 @@ class DcpReader:
 
     def acknowledge(self, count: int) -> None:
         """The application has used so many bytes."""
-        self._unacked += count
-        if self._unacked >= min(ACK_BYTES, self.settings.buffer_bytes * ACK_SHARE):
-            self._acknowledge()
+        if self._window.processed(count):
+            self._acknowledge(self._silence.last_heard)
 
-    def _acknowledge(self) -> None:
-        while self._unacked:
-            part = min(self._unacked, 0xFFFF_FFFF)
-            self._send(DcpBufferAck(acked_bytes=part, opaque=_SCRIPT_OPAQUES - 1).encode())
-            self.acked_bytes += part
-            self._unacked -= part
+    def _acknowledge(self, now: float) -> None:
+        while count := self._window.take(now):
+            self._send(DcpBufferAck(acked_bytes=count, opaque=_SCRIPT_OPAQUES - 1).encode())
+
+    @property
+    def acked_bytes(self) -> int:
+        """What the application has used, and the server knows of."""
+        return self._window.acknowledged_bytes
 
     # bytes out, time
 
@@ -475,16 +476,12 @@ class DcpReader:
         """How long the server may be silent; None if it may for ever."""
         if self.granted is not None and not self.granted.noop:
             return None
-        return 2 * self.settings.noop_interval_s
+        return silence_limit_s(self.settings.noop_interval_s)
 
     def next_timer(self) -> float | None:
         """When `handle_timer` has something to do."""
-        times = self._answers_due()
-        if self._silence_s is not None:
-            times.append(self._last_heard + self._silence_s)
-        if self._unacked:
-            times.append(self._last_ack + ACK_INTERVAL_S)
-        return min(times, default=None)
+        timers = (*self._answers_due(), self._silence.next_timer(self._silence_s), self._window.next_timer())
+        return min((timer for timer in timers if timer is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
         """Time has passed: small amounts are acknowledged after all.
@@ -492,11 +489,13 @@ class DcpReader:
         A server that is dead, or owes an answer for too long, is a `ConnectError`.
         """
         self._check_answers(now)
-        if self._silence_s is not None and now - self._last_heard >= self._silence_s:
-            raise ConnectError(f"the server has been silent for {now - self._last_heard:.0f} s")
-        if now - self._last_ack >= ACK_INTERVAL_S:
-            self._last_ack = now
-            self._acknowledge()
+        self._check_silence(now, self._silence_s)
+        if self._window.is_late(now):
+            self._acknowledge(now)
+
+    def _check_silence(self, now: float, limit_s: float | None) -> None:
+        if self._silence.is_too_long(now, limit_s):
+            raise ConnectError(f"the server has been silent for {self._silence.seconds(now):.0f} s")
 
     def _answers_due(self) -> list[float]:
         """When we lose patience with each question."""

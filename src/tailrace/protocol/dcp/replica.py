@@ -57,6 +57,8 @@ from ...wire.dcp import (
 from ...wire.dcp_replication import DcpSeqnoAcknowledged
 from ...wire.header import MAX_NAME_BYTES, Frame
 from ...wire.message import Message, Response
+from ..flow_control import ReceiveWindow
+from ..liveness import Silence, silence_limit_s
 from ..states import (
     CONNECTION_TRANSITIONS,
     ConnectionInput,
@@ -84,8 +86,6 @@ OPEN_FLAGS = (
 )
 """What a node opens its producer with: documents exactly as they are stored."""
 
-ACK_SHARE = 0.2
-ACK_INTERVAL_S = 5.0
 _FIRST_OPAQUE = 1
 _MAX_CLOSED = 4096
 _BEFORE_V7: Mapping[int, int] = {
@@ -118,9 +118,9 @@ class DcpReplica:
         self._by_opaque: dict[int, ReplicaStream] = {}
         self._closed_opaques: dict[int, int] = {}  # closed here; what still comes is swallowed
         self._next_opaque = _FIRST_OPAQUE
-        self._unacked_bytes = 0
-        self._last_ack = self._last_heard = now
-        self._figures = {"received_bytes": 0, "acked_bytes": 0, "received_changes": 0, "rollbacks": 0}
+        self._window = ReceiveWindow(host.settings.replication_buffer, now)
+        self._silence = Silence(now)
+        self._figures = {"received_bytes": 0, "received_changes": 0, "rollbacks": 0}
         if dialled:
             self._begin()
 
@@ -137,7 +137,8 @@ class DcpReplica:
     def receive_frame(self, frame: Frame, now: float) -> None:
         if self.close_requested is not None:
             return
-        self._now = self._last_heard = now
+        self._now = now
+        self._silence.heard(now)
         if not frame.is_request:
             self._receive_answer(frame)
             return
@@ -155,18 +156,14 @@ class DcpReplica:
         return out
 
     def next_timer(self) -> float | None:
-        timers = []
-        if self._unacked_bytes:
-            timers.append(self._last_ack + ACK_INTERVAL_S)
-        if self.is_open and (silence_s := self._silence_s()):
-            timers.append(self._last_heard + silence_s)
-        return min(timers, default=None)
+        timers = (self._window.next_timer(), self._silence.next_timer(self._silence_s()))
+        return min((timer for timer in timers if timer is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
         self._now = now
-        if self.is_open and (silence_s := self._silence_s()) and now >= self._last_heard + silence_s:
+        if self._silence.is_too_long(now, self._silence_s()):
             self._disconnect("nothing was received for too long")
-        elif self._unacked_bytes and now >= self._last_ack + ACK_INTERVAL_S:
+        elif self._window.is_late(now):
             self._acknowledge()
 
     def stats(self) -> Mapping[str, int | str]:
@@ -174,7 +171,8 @@ class DcpReplica:
             "type": "consumer",
             "name": self._name,
             "num_streams": len(self._streams),
-            "unacked_bytes": self._unacked_bytes,
+            "unacked_bytes": self._window.unacknowledged_bytes,
+            "acked_bytes": self._window.acknowledged_bytes,
             **self._figures,
         }
         for number, stream in self._streams.items():
@@ -189,12 +187,12 @@ class DcpReplica:
             self._forget(number, reason)
         self._out.clear()
 
-    def _silence_s(self) -> float:
-        """How long the producer may be silent; it sends no-ops meanwhile."""
+    def _silence_s(self) -> float | None:
+        """How long the producer may be silent, which sends no-ops meanwhile; None if it may for ever."""
         settings = self._host.settings
-        if not settings.idle_timeout:
-            return 0.0
-        return max(float(settings.idle_timeout), 2.0 * float(settings.replication_noop_interval))
+        if not self.is_open or not settings.idle_timeout:
+            return None
+        return silence_limit_s(settings.replication_noop_interval, settings.idle_timeout)
 
     # Opening.
 
@@ -537,18 +535,16 @@ class DcpReplica:
 
     def _count(self, size: int) -> None:
         self._figures["received_bytes"] += size
-        self._unacked_bytes += size
-        if self._unacked_bytes > self._host.settings.replication_buffer * ACK_SHARE:
+        if self._window.processed(size):
             self._acknowledge()
 
     def _acknowledge(self) -> None:
         """Room for more, unless what came is more than the disk can keep up with."""
-        self._last_ack = self._now
         if self._host.memory_is_short():
+            self._window.postpone(self._now)
             return
-        self._send(DcpBufferAck(acked_bytes=self._unacked_bytes))
-        self._figures["acked_bytes"] += self._unacked_bytes
-        self._unacked_bytes = 0
+        while count := self._window.take(self._now):
+            self._send(DcpBufferAck(acked_bytes=count))
 
     # Sending.
 

@@ -17,12 +17,12 @@ import random
 from abc import abstractmethod
 from typing import ClassVar
 
-from ...errors import ConnectError
 from ...wire.admin import Noop
 from ...wire.codes import DcpOpcode, Feature, Magic
 from ...wire.framing import Framer
 from ...wire.header import MAX_FRAME, Frame
 from ..handshake import READER_FEATURES, HandshakeResult, Introduction, handshake
+from ..liveness import silence_limit_s
 from ..script import Script
 from .reader import FIRST_STREAM_OPAQUE, MAX_FRAME_BEFORE_OPEN, DcpReader, Granted, ReaderSettings
 from .translation import DcpTranslation
@@ -51,7 +51,6 @@ class TranslatingReader(DcpTranslation, DcpReader):
         self._raw = Framer(MAX_FRAME_BEFORE_OPEN)
         self._room = memoryview(bytearray(_RAW_BYTES))
         self._made = bytearray()
-        self._is_asking = False
         super().__init__(introduction, settings, rng=rng, now=now)
 
     def _opening(self, introduction: Introduction, rng: random.Random) -> Script[Granted]:
@@ -80,7 +79,7 @@ class TranslatingReader(DcpTranslation, DcpReader):
         if not self._grew:
             return
         self._grew = False
-        self._last_heard = now
+        self._silence.heard(now)
         for frame in self._raw.frames():
             if self._is_answer(frame):
                 self._made += frame.encode()
@@ -123,24 +122,27 @@ class TranslatingReader(DcpTranslation, DcpReader):
             self.is_spent = True
 
     def acknowledge(self, count: int) -> None:
-        self.acked_bytes += count
+        self._window.processed(count)
+        self._window.take(self._silence.last_heard)
 
     def next_timer(self) -> float | None:
-        silent = self._last_heard + self.settings.noop_interval_s * (2 if self._is_asking else 1)
-        return min([silent, *self._answers_due()])
+        interval_s = self.settings.noop_interval_s
+        # before it is open nobody is asked for a sign of life
+        silent = self._silence.next_timer(
+            silence_limit_s(interval_s), interval_s if self.granted is not None else None
+        )
+        return min((timer for timer in (silent, *self._answers_due()) if timer is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
         self._check_answers(now)
-        silent_s = now - self._last_heard
-        if silent_s >= 2 * self.settings.noop_interval_s:
-            raise ConnectError(f"the server has been silent for {silent_s:.0f} s")
-        if silent_s >= self.settings.noop_interval_s and not self._is_asking and self.granted is not None:
-            self._is_asking = True
+        interval_s = self.settings.noop_interval_s
+        self._check_silence(now, silence_limit_s(interval_s))
+        if self.granted is not None and self._silence.must_ask(now, interval_s):
             # whatever comes is a sign of life, so this answer itself is never overdue
             self.ask(_sign_of_life(), self._heard, math.inf)
 
     def _heard(self, _: None) -> None:
-        self._is_asking = False
+        self._silence.answered()
 
 
 def _sign_of_life() -> Script[None]:

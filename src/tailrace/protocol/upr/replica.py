@@ -48,7 +48,8 @@ class UprReplica(DcpReplica):
     def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
         self._made = bytearray()
         self._framer = Framer(MAX_FRAME + _GROWTH)
-        self._is_asking = self._is_held_up = self._is_rewriting = False
+        self._is_rewriting = False
+        self._held_up_at: float | None = None
         group = f"tailrace-replication:{host.own_name}"
         self._upr = self.TRANSLATION(
             self._made, self._append, self._new_opaque, group=group, for_replica=True
@@ -68,7 +69,7 @@ class UprReplica(DcpReplica):
 
     @property
     def is_busy(self) -> bool:
-        return self._is_rewriting or self._is_held_up
+        return self._is_rewriting or self._held_up_at is not None
 
     @is_busy.setter
     def is_busy(self, busy: bool) -> None:
@@ -79,8 +80,8 @@ class UprReplica(DcpReplica):
     def receive_frame(self, frame: Frame, now: float) -> None:
         if self.close_requested is not None:
             return
-        self._last_heard = now
-        self._is_asking = False
+        self._silence.heard(now)
+        self._silence.answered()
         if frame.opcode != Op.NOOP:
             self._upr.receive(frame)
             self._take(now)
@@ -144,29 +145,28 @@ class UprReplica(DcpReplica):
 
     def _acknowledge(self) -> None:
         """Nothing is said; but if what came is more than the disk can keep up with, nothing more is taken."""
-        self._last_ack = self._now
-        self._is_held_up = self._host.memory_is_short()
-        if not self._is_held_up:
-            self._figures["acked_bytes"] += self._unacked_bytes
-            self._unacked_bytes = 0
+        if self._host.memory_is_short():
+            self._held_up_at = self._now
+            self._window.postpone(self._now)
+        else:
+            self._held_up_at = None
+            self._window.take(self._now)
 
     def next_timer(self) -> float | None:
-        timers = [super().next_timer()]
-        if self._is_held_up:
-            timers.append(self._last_ack + LOOK_AGAIN_S)
-        if not self._is_asking:
-            timers.append(self._last_heard + self._host.settings.replication_noop_interval)
-        return min((one for one in timers if one is not None), default=None)
+        interval_s = self._host.settings.replication_noop_interval
+        timers = [super().next_timer(), self._silence.next_timer(None, interval_s)]
+        if self._held_up_at is not None:
+            timers.append(self._held_up_at + LOOK_AGAIN_S)
+        return min((timer for timer in timers if timer is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
-        if self._is_held_up and now >= self._last_ack + LOOK_AGAIN_S:
-            self._now = self._last_heard = now  # what the producer says is not looked at
+        if self._held_up_at is not None and now >= self._held_up_at + LOOK_AGAIN_S:
+            self._now = now
+            self._silence.heard(now)  # what the producer says is not looked at
             self._acknowledge()
             self._wake()
         super().handle_timer(now)
-        interval_s = self._host.settings.replication_noop_interval
-        if not self._is_asking and now >= self._last_heard + interval_s:
-            self._is_asking = True
+        if self._silence.must_ask(now, self._host.settings.replication_noop_interval):
             self._send(Noop(opaque=_NOOP_OPAQUE))
             self._wake()
 
