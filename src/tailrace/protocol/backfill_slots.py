@@ -17,7 +17,10 @@ __all__ = ["BackfillSlots", "Backfiller"]
 class Backfiller(Protocol):
     """A stream, as far as its backfill goes."""
 
-    sent_bytes: int
+    @property
+    def sent_bytes(self) -> int:
+        """What has gone out so far."""
+        ...
 
     def set_ready(self) -> None:
         """There is something to do again."""

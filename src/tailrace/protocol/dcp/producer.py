@@ -33,18 +33,18 @@ from ...wire.header import MAX_NAME_BYTES, Frame
 from ...wire.message import Message
 from ..handler import Host
 from ..liveness import ProducerLiveness
-from ..states import ConnectionInput, ConnectionState, StreamState
+from ..states import ConnectionInput, ConnectionState
 from .controls import BackfillOrder, ConnectionOptions
 from .producer_stream import ProducerStream
 from .request_checks import check_request, stream_id_of
 from .stream_producer import StreamProducer
 from .stream_request import StreamRefused, decide
+from .takeover import DcpTakeover
 
 __all__ = ["ON_DISK_OPAQUE", "DcpProducer"]
 
 ON_DISK_OPAQUE = 0x6469736B
 """Of a Seqno Acknowledged of one of our own replicas: what it speaks of is on disk, not only in memory."""
-_TAKEOVER = (StreamState.TAKEOVER_SEND, StreamState.TAKEOVER_WAIT)
 
 # What a consumer may answer to a message of a stream without losing the connection:
 # docs/spec/dcp.md#answers-that-keep-the-connection
@@ -81,12 +81,8 @@ class DcpProducer(StreamProducer):
             self._answer(frame, error.status)
 
     def next_timer(self) -> float | None:
-        settings = self._host.settings
         timers = [self._liveness.next_timer(), self._next_backfill_timer()]
-        for stream in self._takeovers:
-            if stream.state in _TAKEOVER and not stream.holds_writes:
-                since = stream.takeover_since
-                timers.append(self._now if since is None else since + settings.takeover_max_time)
+        timers += [takeover.next_timer(self._now) for takeover in self._open_takeovers()]
         return min((timer for timer in timers if timer is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
@@ -100,12 +96,16 @@ class DcpProducer(StreamProducer):
         if opaque is not None:
             self._answers.append(DcpNoop(opaque=opaque).encode())
         self._look_for_stalled_backfills(now)
-        for stream in self._takeovers:
-            if stream.state in _TAKEOVER:
-                if stream.takeover_since is None:
-                    stream.takeover_since = now
-                elif now >= stream.takeover_since + self._host.settings.takeover_max_time:
-                    stream.hold_writes()
+        for takeover in self._open_takeovers():
+            takeover.handle_timer(now)
+
+    def _open_takeovers(self) -> list[DcpTakeover]:
+        """Those whose backfill is over."""
+        return [
+            stream.takeover
+            for stream in self._takeovers
+            if stream.takeover is not None and stream.is_taking_over
+        ]
 
     def privileges_changed(self) -> None:
         """The user's rights are others now: streams of what may no longer be read end."""
@@ -196,7 +196,7 @@ class DcpProducer(StreamProducer):
         options = copy(self._options)
         stream = ProducerStream(accepted, options, self._host, self._slots, self._stream_ready)
         self._streams[message.vbucket, accepted.stream_id] = stream
-        if stream.is_takeover:
+        if stream.takeover is not None:
             self._takeovers.append(stream)
         stream.set_ready()
 

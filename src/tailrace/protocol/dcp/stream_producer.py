@@ -141,7 +141,7 @@ class StreamProducer:
             return
         if stream.is_ready:
             self._ready.remove(stream)
-        if stream.is_takeover:
+        if stream.takeover is not None:
             self._takeovers.remove(stream)
 
     def _next_backfill_timer(self) -> float | None:

@@ -169,7 +169,7 @@ class UprStream(ProducerStream):
         self._is_inside = False  # a snapshot was begun and not ended
         self._flushes = host.bucket.flushes
         self._last_seqno: int | None = None  # of a vbucket whose state has changed
-        self._messages.append(self._draft.say(messages.BEGIN))
+        self._queue.say(self._draft.say(messages.BEGIN))
 
     def stats(self) -> dict[str, int | str]:
         return {**super().stats(), "group_id": self._group.decode(errors="backslashreplace")}
@@ -177,31 +177,31 @@ class UprStream(ProducerStream):
     # What happens to it.
 
     def changed(self) -> None:
-        vbucket, state, log = self._known
+        watched = self._watched
+        vbucket = watched.vbucket
         bucket = self._host.bucket
         if self.is_live and bucket.vbuckets[self.vbucket] is vbucket:
-            if vbucket.failover_log != log:
+            if vbucket.failover_log != watched.log:
                 if bucket.flushes != self._flushes and vbucket.failover_log.newest.seqno == 0:
                     self._flush()
-            elif vbucket.state != state:
+            elif vbucket.state != watched.state:
                 # No more changes come; those that are there still go out before the end.
                 self._last_seqno = vbucket.high_seqno
-                self._known = vbucket, vbucket.state, log
+                watched.state = vbucket.state
         super().changed()
 
     def _flush(self) -> None:
         """All is gone: tell it, and begin again."""
-        vbucket, state, _ = self._known
-        self._known = vbucket, state, vbucket.failover_log
+        watched = self._watched
+        watched.log, watched.high_seqno = watched.vbucket.failover_log, 0
         self._flushes = self._host.bucket.flushes
-        self._high_seqno = 0
         self._close_snapshots()
         self._slots.release(self)
         self._is_parked = False
-        self._batch = None
-        self.position = self._announced_end = self._last_sent_seqno = 0
+        self._queue.drop_batch()
+        self.position = self._marker.announced_end = self._queue.last_seqno = 0
         # What waits to be said stays, in order; only the items between are gone.
-        self._messages.append(self._draft.say(self._draft.FLUSH))
+        self._queue.say(self._draft.say(self._draft.FLUSH))
         self._end_snapshot()
 
     def end(self, status: StreamEndStatus, *, tell: bool = True) -> None:
@@ -209,9 +209,9 @@ class UprStream(ProducerStream):
             return
         super().end(status, tell=tell)
         if tell and self._last_seqno is not None and status == StreamEndStatus.STATE_CHANGED:
-            told = self._draft.new_state(self._known[1])
+            told = self._draft.new_state(self._watched.state)
             if told is not None:
-                self._messages.appendleft(told)
+                self._queue.say_first(told)
 
     # Snapshots.
 
@@ -222,17 +222,17 @@ class UprStream(ProducerStream):
         return super()._next_snapshot()
 
     def _announce(self, snapshot: Snapshot, first_seqno: int) -> None:
-        if self._marker_due and not self._is_inside:
+        if self._marker.is_due and not self._is_inside:
             self._is_inside = True
-            self._messages.append(self._draft.say(self._draft.SNAPSHOT_START))
-        self._marker_due = False
+            self._queue.say(self._draft.say(self._draft.SNAPSHOT_START))
+        self._marker.is_due = False
 
     def _finish(self, snapshot: Snapshot) -> None:
         super()._finish(snapshot)
-        if self.position >= self._announced_end:
+        if self.position >= self._marker.announced_end:
             self._end_snapshot()
 
     def _end_snapshot(self) -> None:
         if self._is_inside:
             self._is_inside = False
-            self._messages.append(self._draft.say(self._draft.SNAPSHOT_END))
+            self._queue.say(self._draft.say(self._draft.SNAPSHOT_END))

@@ -1,0 +1,95 @@
+"""The markers of a producer's stream: what the reader is told of a snapshot, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...wire.codes import MarkerFlag, OsoFlag
+from .controls import ConnectionOptions, Oso
+from .stream_messages import StreamMessages
+from .stream_request import Accepted
+
+if TYPE_CHECKING:
+    from ...store.base import Snapshot
+
+__all__ = ["SnapshotMarker"]
+
+_MEMORY, _DISK, _CHECKPOINT = int(MarkerFlag.MEMORY), int(MarkerFlag.DISK), int(MarkerFlag.CHECKPOINT)
+_DUPLICATES = int(MarkerFlag.MAY_CONTAIN_DUPLICATES)
+
+
+class SnapshotMarker:
+    """The marker of the snapshot that a stream is in, and how far the reader was told to wait."""
+
+    __slots__ = (
+        "_accepted",
+        "_has_oso_begun",
+        "_is_first",
+        "_options",
+        "announced_end",
+        "end",
+        "is_due",
+        "is_oso",
+    )
+
+    def __init__(self, accepted: Accepted, options: ConnectionOptions) -> None:
+        self.announced_end = accepted.start_seqno
+        """Up to here the reader knows that something comes."""
+        self.end = 0
+        """What the marker says; 0: that is not known yet."""
+        self.is_due = False
+        self.is_oso = False
+        """The snapshot may come in any order, and has other messages around it."""
+        self._has_oso_begun = False
+        self._is_first = True
+        self._accepted = accepted
+        self._options = options
+
+    def begin(self, end: int, *, is_initial_backfill: bool) -> None:
+        """The stream takes a snapshot up that ends there. It is announced, unless it goes on with what the
+        last marker has announced.
+        """
+        self.is_due = end > self.announced_end
+        if self.is_due:
+            self.announced_end = self.end = end
+        self.is_oso = (
+            self._options.oso is not Oso.OFF
+            and is_initial_backfill
+            and self._accepted.filter.is_one_collection
+        )
+        self._has_oso_begun = False
+
+    def announce(
+        self, snapshot: Snapshot, first_seqno: int, position: int, says: StreamMessages, extra_flags: int
+    ) -> bytes:
+        """The marker, before the first message with a seqno of the snapshot."""
+        self.is_due = False
+        if self.is_oso:
+            self._has_oso_begun = True
+            return says.oso(OsoFlag.START)
+        vbucket = self._accepted.vbucket
+        purge_seqno = vbucket.purge_seqno
+        # What a replica has received from a disk may all be in its memory, and lacks purged deletions, too.
+        as_memory = snapshot.in_memory and position >= purge_seqno
+        flags = (_MEMORY if as_memory else _DISK) | extra_flags
+        start = snapshot.start
+        if snapshot.checkpoint or not as_memory:
+            flags |= _CHECKPOINT
+        else:
+            start = first_seqno
+        if self._is_first:
+            start = min(start, self._accepted.snapshot_start)
+            self._is_first = False
+        if snapshot.end < self.end and snapshot.start <= vbucket.received.start:
+            # Keys that came before the replica's open snapshot may come again in its rest.
+            flags |= _DUPLICATES
+        return says.marker(start, self.end, flags, purge_seqno)
+
+    def finish(self, end: int, last_sent_seqno: int, says: StreamMessages) -> list[bytes]:
+        """What is said behind a snapshot that has been sent whole, if it came in any order."""
+        if not self._has_oso_begun:
+            return []
+        closing = [says.oso(OsoFlag.END)]
+        if self._options.oso is Oso.WITH_SEQNO_ADVANCED and last_sent_seqno != end:
+            closing.insert(0, says.seqno_advanced(end))
+        return closing

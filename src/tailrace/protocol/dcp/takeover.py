@@ -1,0 +1,137 @@
+"""A vbucket moves to the replica of a DCP stream (docs/spec/dcp.md#takeover), the producer's half.
+
+    takeover-send    all there is; each snapshot from memory is acknowledged
+    takeover-wait    the replica was told a state, pending at first, and has not answered
+    takeover-send    the vbucket is dead here, so nothing more is written; when that is on disk, and the rest
+                     has arrived, the replica is told to be active
+    takeover-wait    when it has answered, the stream is over
+
+The states are the stream's (`states`); what belongs to a takeover only is here. At no time are there two
+active ones: ours is dead, durably, before the replica hears that it is active. If writers are faster than the
+stream, they are asked to wait after ``takeover_max_time``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ...wire.codes import MarkerFlag, VBucketState
+
+if TYPE_CHECKING:
+    from ...store.base import Bucket
+    from ..handler import Host
+    from .watched_vbucket import WatchedVBucket
+
+__all__ = ["DcpTakeover"]
+
+_log = logging.getLogger(__name__)
+
+
+class DcpTakeover:
+    """The takeover of one stream's vbucket."""
+
+    __slots__ = (
+        "_has_asked_for_acks",
+        "_host",
+        "_is_closed",
+        "_is_given_up",
+        "_moved",
+        "_since",
+        "_unacknowledged",
+        "_watched",
+        "holds_writes",
+        "next_state",
+    )
+
+    def __init__(self, host: Host, watched: WatchedVBucket, moved: Callable[[str | None], None]) -> None:
+        """``moved`` is called when it goes on by itself, with why it can't if it can't."""
+        self.next_state = VBucketState.PENDING
+        """What the replica is told next."""
+        self.holds_writes = False
+        """The front end refuses writes until this takeover is over."""
+        self._host = host
+        self._watched = watched
+        self._moved = moved
+        self._since: float | None = None
+        self._has_asked_for_acks = False
+        self._unacknowledged = 0
+        self._is_given_up = True  # no, while that is under way
+        self._is_closed = False
+
+    # Markers.
+
+    def marker_flags(self) -> int:
+        """What the next marker has besides: the replica answers it when its snapshot has arrived."""
+        flags = int(MarkerFlag.ACK)
+        if not self._has_asked_for_acks:
+            flags |= MarkerFlag.CHECKPOINT
+            self._has_asked_for_acks = True
+        self._unacknowledged += 1
+        return flags
+
+    def marker_acknowledged(self) -> bool:
+        """The replica has received a whole snapshot; whether that was still to be told."""
+        if not self._unacknowledged:
+            return False
+        self._unacknowledged -= 1
+        return True
+
+    # States.
+
+    @property
+    def may_tell_state(self) -> bool:
+        """Everything arrived, and the vbucket is what it has to be here before the replica is told."""
+        return self._is_given_up and not self._unacknowledged
+
+    def state_answered(self) -> bool:
+        """The replica's vbucket has the state that it was told to have; whether that was the last step."""
+        if self.next_state == VBucketState.ACTIVE:
+            return True
+        self.next_state = VBucketState.ACTIVE
+        self._is_given_up = False
+        self._host.rewrite(self._give_up, self._given_up)
+        return False
+
+    def _give_up(self, bucket: Bucket) -> list[int]:
+        """The vbucket is dead here from now on; what was written before is still sent."""
+        if self._is_closed:
+            return []
+        self._watched.state = VBucketState.DEAD  # our own change, which the stream survives
+        number = self._watched.vbucket.id
+        bucket.set_state(number, VBucketState.DEAD)
+        return [number]
+
+    def _given_up(self, failed: str | None) -> None:
+        """It is on disk that the vbucket is dead, or could not be written: until then nobody else may be told
+        to be active, because a crash would bring ours back.
+        """
+        if failed is not None:
+            number = self._watched.vbucket.id
+            _log.error("vbucket %d: its takeover ends, the disk refuses: %s", number, failed)
+        self._is_given_up = True
+        self._moved(failed)
+
+    # Time.
+
+    def next_timer(self, now: float) -> float | None:
+        """When writers have had their time."""
+        if self.holds_writes:
+            return None
+        return now if self._since is None else self._since + self._host.settings.takeover_max_time
+
+    def handle_timer(self, now: float) -> None:
+        """It takes too long: the front end must not add to it."""
+        if self._since is None:
+            self._since = now
+        elif not self.holds_writes and now >= self._since + self._host.settings.takeover_max_time:
+            self.holds_writes = True
+            self._host.hold_writes(self._watched.vbucket.id, hold=True)
+
+    def close(self) -> None:
+        """The stream is over."""
+        self._is_closed = True
+        if self.holds_writes:
+            self.holds_writes = False
+            self._host.hold_writes(self._watched.vbucket.id, hold=False)

@@ -1,0 +1,36 @@
+"""A stream's vbucket, as the stream knows it: to notice when it is not the same any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...history import FailoverLog
+    from ...store.base import VBucket
+
+__all__ = ["WatchedVBucket"]
+
+
+class WatchedVBucket:
+    """State, branches and seqno of a vbucket when the stream last looked."""
+
+    __slots__ = ("_vbuckets", "high_seqno", "log", "state", "vbucket")
+
+    def __init__(self, vbucket: VBucket, vbuckets: Sequence[VBucket | None]) -> None:
+        self.vbucket = vbucket
+        self.state = vbucket.state
+        self.log: FailoverLog = vbucket.failover_log
+        self.high_seqno = vbucket.high_seqno
+        self._vbuckets = vbuckets
+
+    def is_same(self) -> bool:
+        """Whether it has only gone on since the last look."""
+        vbucket, before = self.vbucket, self.high_seqno
+        self.high_seqno = high_seqno = vbucket.high_seqno
+        return (
+            high_seqno >= before
+            and vbucket.state == self.state
+            and (vbucket.failover_log is self.log or vbucket.failover_log == self.log)
+            and self._vbuckets[vbucket.id] is vbucket
+        )
