@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: caches test lint check coverage demo soak chaos simulate campaign docs clean
+.PHONY: caches test lint check coverage interop demo soak chaos simulate campaign docs clean
 
 test: lint check
 
@@ -28,6 +28,12 @@ caches:
 
 check: $(STAMP) caches
 	$(BIN)/pytest -n 2 --dist loadgroup
+
+# Readers that others wrote, against our node: java-dcp-client by Maven, gocbcore by Go. What a machine lacks is left
+# out, and said.
+interop: $(STAMP)
+	@for tool in java mvn go; do command -v $$tool >/dev/null || echo "left out: what needs $$tool, which is not installed"; done
+	$(BIN)/pytest -m interop tests/interop
 
 # What the suite runs, by package, and the functions that it never runs. TESTS=tests/store looks at a part of it.
 coverage: $(STAMP) caches
