@@ -198,6 +198,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "client/blocking.py": "the loop of a blocking source",
         "server/aio.py": "jobs of the store, which may wait for the disk",
         "spark/stream.py": "a watcher that ends the reader's process when Spark has gone",
+        "table/log.py": "log files of an object store, many at once",
         "testing/running.py": "the loop of a node inside of a test",
     },
     "processes": {

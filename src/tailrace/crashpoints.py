@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 
-__all__ = ["CRASH_POINTS", "crash_point"]
+__all__ = ["CRASH_POINTS", "TABLE_CRASH_POINTS", "crash_point"]
 
 CRASH_POINTS = (
     "source.after-plan",
@@ -26,11 +26,13 @@ CRASH_POINTS = (
 """Every name that may be given, in the order in which a batch comes to them (after-batch: before Spark writes
 its commit log; in-recovery: at the start). One that is misspelt would make a test that can't fail."""
 
+TABLE_CRASH_POINTS = ("table.before-commit", "table.after-commit", "table.in-checkpoint", "table.in-cleaning")
+"""Those of a table, whoever writes it."""
+
 _AT, _, _COUNT = os.environ.get("TAILRACE_CRASH_AT", "").partition(":")
-if _AT and _AT not in CRASH_POINTS:
-    raise ValueError(
-        f"TAILRACE_CRASH_AT: there is no crash point {_AT!r}; there are {', '.join(CRASH_POINTS)}"
-    )
+if _AT and _AT not in CRASH_POINTS + TABLE_CRASH_POINTS:
+    known = ", ".join(CRASH_POINTS + TABLE_CRASH_POINTS)
+    raise ValueError(f"TAILRACE_CRASH_AT: there is no crash point {_AT!r}; there are {known}")
 _left = int(_COUNT or "1") if _AT else 0
 
 

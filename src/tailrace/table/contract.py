@@ -96,7 +96,7 @@ class DataFile:
     index_offset: int | None
     """Where the arrays h1 and h2 stand (rows x u64 little-endian each); None: there are none."""
     stats: str
-    """The statistics of its columns, JSON as Delta has it; `tailrace.table.stats` makes it."""
+    """The statistics of its columns, JSON as Delta has it."""
     modified_ms: int
     vector: Vector | None = None
     schema_id: int = 0

@@ -1,0 +1,631 @@
+"""A mirror's table as a Delta table: opening it, taking it over, reading what it is, and commits.
+
+The position in the table is the truth, and it is committed with the rows. A run begins with a commit that
+claims the table; a commit is put under the number that follows the version that it was made for, so that of
+two writers one loses, looks, and finds the other's claim.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyroaring import BitMap
+
+from ... import rng
+from ...clock import SYSTEM, Clock
+from ...errors import UsageError
+from ...model import MAX_U64, Position
+from ..contract import (
+    Commit,
+    DataFile,
+    Fenced,
+    ForeignRows,
+    MaintenanceReport,
+    StorageError,
+    TableChanged,
+    TableDamaged,
+    TableVersion,
+    Vector,
+)
+from ..store import TableStore
+from .actions import Action, AddFile, CommitInfo, DomainMetadata, Metadata
+from .cleaning import Cleaner
+from .commits import REPAIR, build_commit, data_file, parse_repairs
+from .log import DeltaLog
+from .positions import RESETS, parse_resets
+from .schema import schema_from_json, schema_to_json
+from .state import PROTOCOL, RUN, FileChanges, TableState, check_readable, check_writable
+from .undo import FileSpan, Manifests, UndoHistory, UndoPolicy, load_history
+from .vectors import decode_inline, decode_stored, vector_path
+
+__all__ = ["DeltaMirrorTable"]
+
+_FORMAT, _SOURCE, _SECRET = "tailrace.format", "tailrace.source", "tailrace.secret"
+_FORMAT_VERSION = "2"
+_OLD_NAME = "tailrace mirror"
+"""What the tables of the old layout are called."""
+
+CHECKPOINT_EVERY = 100
+_STATES = 32
+_MASK_BYTES = 256 << 20
+_EXISTENCE_MS = 60_000
+
+
+class DeltaMirrorTable:
+    """A mirror's table, opened at its newest version."""
+
+    def __init__(
+        self,
+        store: TableStore,
+        state: TableState,
+        *,
+        clock: Clock = SYSTEM,
+        undo: UndoPolicy | None = None,
+        checkpoint_every: int = CHECKPOINT_EVERY,
+    ) -> None:
+        self._store = store
+        self._log = DeltaLog(store)
+        self._manifests = Manifests(store)
+        self._clock = clock
+        self._undo = undo or UndoPolicy()
+        self._checkpoint_every = checkpoint_every
+        self._run: str | None = None
+        self._accepts_foreign = False
+        self._history: UndoHistory | None = None
+        self._missing: tuple[int, list[FileSpan]] | None = None
+        self._states: OrderedDict[int, TableState] = OrderedDict()
+        self._masks = _MaskCache(_MASK_BYTES)
+        self._rows: dict[str, int] = {}
+        self._listed: dict[str, tuple[AddFile, DataFile]] = {}
+        self._checkpoint_at = self._log.last_checkpoint()
+        self._state = state
+        self._cleaner = Cleaner(self._log, self._manifests, self._undo, clock)
+
+    # opening
+
+    @classmethod
+    def open(
+        cls,
+        uri: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        clock: Clock = SYSTEM,
+        undo: UndoPolicy | None = None,
+        store: TableStore | None = None,
+        checkpoint_every: int = CHECKPOINT_EVERY,
+    ) -> DeltaMirrorTable:
+        """The table at ``uri``; an error if there is none or it is no mirror's."""
+        store = store or TableStore(uri, storage_options)
+        state = _load(store)
+        if state is None:
+            raise UsageError(f"there is no table at {store.uri}; run 'tailrace mirror' first")
+        table = cls(store, state, clock=clock, undo=undo, checkpoint_every=checkpoint_every)
+        table._look_back()
+        return table
+
+    @classmethod
+    def open_or_create(
+        cls,
+        uri: str | os.PathLike[str],
+        *,
+        schema: pa.Schema,
+        source: Mapping[str, Any],
+        storage_options: Mapping[str, str] | None = None,
+        clock: Clock = SYSTEM,
+        undo: UndoPolicy | None = None,
+        store: TableStore | None = None,
+        checkpoint_every: int = CHECKPOINT_EVERY,
+    ) -> DeltaMirrorTable:
+        """The table at ``uri``, made if there is none; it must mirror ``source`` and nothing else."""
+        store = store or TableStore(uri, storage_options)
+        if _load(store) is None:
+            _create(store, schema, source, clock)
+        table = cls.open(uri, store=store, clock=clock, undo=undo, checkpoint_every=checkpoint_every)
+        if table.source != dict(source):
+            raise UsageError(
+                f"the table at {store.uri} mirrors {_source_text(table.source)}, not {_source_text(source)}; "
+                "choose another path"
+            )
+        lacking = [field.name for field in schema if field not in list(table.schema)]
+        if lacking or len(table.schema) < len(schema):
+            raise UsageError(
+                f"the table at {store.uri} has other columns; with and without kept deletes are two tables"
+            )
+        return table
+
+    def _look_back(self) -> None:
+        """Find out whether somebody else changed rows after the last commit of a mirror, behind a checkpoint
+        of his.
+        """
+        state = self._state
+        version = self._checkpoint_at
+        while not state.run and state.foreign_since is None and 0 < version <= state.version:
+            try:
+                commit = self._log.read_commit(version)
+            except FileNotFoundError:
+                return
+            info = next((action for action in commit.actions if isinstance(action, CommitInfo)), None)
+            if info is not None and info.fields.get(RUN):
+                return
+            alone = TableState()
+            alone.apply(version, commit.actions)
+            if alone.foreign_since is not None:
+                state.foreign_since = version
+            version -= 1
+
+    # what it is
+
+    @property
+    def uri(self) -> str:
+        """Where it is."""
+        return self._store.uri
+
+    @property
+    def store(self) -> TableStore:
+        """Its files."""
+        return self._store
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """The bucket and collection that it mirrors."""
+        source: dict[str, Any] = json.loads(self._configuration[_SOURCE])
+        return source
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+        return schema_from_json(self._metadata.schema_string)
+
+    @property
+    def secret(self) -> bytes:
+        """The key of the hash of its keys."""
+        return bytes.fromhex(self._configuration[_SECRET])
+
+    @property
+    def version(self) -> int:
+        """The newest version that is known here."""
+        return self._state.version
+
+    @property
+    def current(self) -> TableVersion:
+        """The newest version and its positions."""
+        return self._state.as_version()
+
+    @property
+    def _metadata(self) -> Metadata:
+        assert self._state.metadata is not None
+        return self._state.metadata
+
+    @property
+    def _configuration(self) -> Mapping[str, str]:
+        return self._metadata.configuration
+
+    @property
+    def live_bytes(self) -> int:
+        """The size of the data files of the newest version."""
+        return sum(file.size for file in self._state.files.values())
+
+    # versions
+
+    def versions(self) -> Iterator[TableVersion]:
+        """Every version that can be had back, newest first."""
+        yield from reversed(self._known().versions)
+
+    def lineage(self, vbucket: int) -> Iterator[tuple[int, Position]]:
+        """The versions to whose rows a vbucket can return, newest first, and where it stood in each.
+
+        Versions that a rollback undid are none of them: they hold changes that never happened. Neither are
+        those whose files are gone, nor those in which somebody else had changed rows.
+        """
+        history = self._known()
+        resets = [
+            (version, seqno)
+            for version, which, seqno in parse_resets(self._state.domains.get(RESETS, ""))
+            if which == vbucket
+        ]
+        foreign = [(since, at or self.version + 1) for since, at in parse_repairs(self._state)]
+        if self._state.foreign_since is not None:
+            foreign.append((self._state.foreign_since, self.version + 1))
+        lost = [span for span in self._lost() if span.low <= vbucket <= span.high]
+        for known in reversed(history.versions):
+            version, position = known.version, known.position(vbucket)
+            bound = min((seqno for undone_by, seqno in resets if undone_by > version), default=MAX_U64)
+            if (
+                0 < position.seqno <= bound
+                and not any(since <= version < at for since, at in foreign)
+                and not any(span.born <= version < span.died for span in lost)
+            ):
+                yield version, position
+
+    def _known(self) -> UndoHistory:
+        if self._history is None:
+            horizon_ms = self._now_ms() - self._undo.span_ms - self._undo.every_version_ms
+            self._history = load_history(self._log, self._manifests, self.version, horizon_ms)
+        return self._history
+
+    def _lost(self) -> list[FileSpan]:
+        """What earlier versions name and is no longer there."""
+        if self._missing is None or self._now_ms() - self._missing[0] > _EXISTENCE_MS:
+            there = {file.path for file in self._store.list()}
+            gone = [span for span in self._known().spans if not there.issuperset(span.names)]
+            self._missing = (self._now_ms(), gone)
+        return self._missing[1]
+
+    # files
+
+    def files(self, version: int | None = None) -> list[DataFile]:
+        """The files of the newest version, or of an earlier one."""
+        adds = self._state_of(version).files
+        files = []
+        for path, add in adds.items():
+            known = self._listed.get(path)
+            if known is None or known[0] is not add:
+                known = self._listed[path] = (add, data_file(add, self._rows_of))
+            files.append(known[1])
+        return files
+
+    def schema_of(self, version: int) -> pa.Schema:
+        """The columns of an earlier version."""
+        metadata = self._state_of(version).metadata
+        assert metadata is not None
+        return schema_from_json(metadata.schema_string)
+
+    def _state_of(self, version: int | None) -> TableState:
+        if version is None or version == self.version:
+            return self._state
+        if version > self.version or version < 0:
+            raise UsageError(
+                f"the table at {self.uri} has no version {version}; its newest is {self.version}"
+            )
+        state = self._states.get(version)
+        if state is None:
+            try:
+                state = self._manifests.read(version)
+            except (FileNotFoundError, TableDamaged):
+                nearest = max((known for known in self._states if known < version), default=None)
+                state = self._log.load(version, base=None if nearest is None else self._states[nearest])
+                assert state is not None
+            self._states[version] = state
+            while len(self._states) > _STATES:
+                self._states.popitem(last=False)
+        self._states.move_to_end(version)
+        return state
+
+    def mask(self, file: DataFile) -> BitMap:
+        """Its dead rows; a copy."""
+        return self._mask(file.vector)
+
+    def _mask(self, vector: Vector | None) -> BitMap:
+        if vector is None:
+            return BitMap()
+        rows = self._masks.get(vector)
+        if rows is None:
+            path = vector_path(vector)
+            if path is None:
+                rows = decode_inline(vector)
+            else:
+                try:
+                    stored = self._store.read(path, vector.offset or 0, vector.size + 8)
+                except FileNotFoundError:
+                    raise self._gone(path) from None
+                rows = decode_stored(vector, stored)
+            self._masks.put(vector, rows)
+        return rows.copy()
+
+    def _rows_of(self, add: AddFile) -> int:
+        """How many rows a file has; one of somebody else may not say it."""
+        if add.stats:
+            count = json.loads(add.stats).get("numRecords")
+            if isinstance(count, int):
+                return count
+        if add.path not in self._rows:
+            try:
+                with self._store.open(add.path) as file:
+                    self._rows[add.path] = pq.ParquetFile(file).metadata.num_rows
+            except FileNotFoundError:
+                raise self._gone(add.path) from None
+            except (pa.ArrowException, OSError) as error:
+                text = str(error).partition("\n")[0]
+                raise TableDamaged(f"the file {add.path} of the table is damaged: {text}") from None
+        return self._rows[add.path]
+
+    def _gone(self, path: str) -> TableDamaged:
+        return TableDamaged(
+            f"the file {path} of the table at {self.uri} is gone: somebody deleted it; "
+            "restore it, or make a new table beside this one"
+        )
+
+    # taking over, and what others do
+
+    def claim(self, run: str | None = None, *, accept_foreign: bool = False) -> str:
+        """Take the table over: whoever wrote it before is fenced. The name of the run.
+
+        After `ForeignRows` a claim that ``accept_foreign`` may go on, to repair: until a commit says that it
+        is ``repaired``, nobody else gets so far.
+        """
+        run = run or f"{os.uname().nodename}:{os.getpid()}:{self._clock.time_ns()}"
+        self._accepts_foreign = accept_foreign
+        self._absorb()
+        while True:
+            self._check_rows()
+            check_writable(self._state, self.uri)
+            self._check_files()
+            self._run = run
+            domains: dict[str, str | None] = {RUN: run}
+            if self._state.foreign_since is not None:
+                repairs = [*parse_repairs(self._state), (self._state.foreign_since, None)]
+                domains[REPAIR] = json.dumps(repairs, separators=(",", ":"))
+            if self._try_commit(Commit("TAILRACE CLAIM"), domains):
+                return run
+            self._absorb()
+
+    def refresh(self) -> None:
+        """Take note of what others committed; `Fenced` if it was another mirror, `ForeignRows` if rows are no
+        longer the mirror's.
+        """
+        self._absorb()
+        self._check()
+
+    def _absorb(self) -> None:
+        """Apply the commits that are new."""
+        if self._log.last_checkpoint() > self.version:
+            # The next commits may be cleaned away, and under their numbers may stand what a writer left that
+            # slept for too long.
+            self._reload()
+        for commit in self._log.after(self.version):
+            self._apply(commit.version, commit.actions, commit.written_ms)
+
+    def _reload(self) -> None:
+        """The log has gone on so far that the next commit is no longer in it."""
+        state = _load(self._store)
+        if state is None:
+            raise TableDamaged(f"the log of the table at {self.uri} is gone: somebody deleted it")
+        self._state = state
+        self._checkpoint_at = self._log.last_checkpoint()
+        self._history = self._missing = None
+        self._states.clear()
+        self._look_back()
+
+    def _apply(self, version: int, actions: Sequence[Action], written_ms: int) -> FileChanges:
+        changes = self._state.apply(version, actions, written_ms=written_ms or self._now_ms())
+        if changes.settings:
+            _check_mirror(self._state, self._store)
+        if self._history is not None:
+            self._history.advance(self._state.as_version(), changes)
+        for file in changes.removed:
+            self._listed.pop(file.path, None)
+        return changes
+
+    def _check(self) -> None:
+        owner = self._state.domains.get(RUN, "")
+        if self._run is not None and owner != self._run:
+            raise Fenced(
+                f"the table at {self.uri} was taken over by another mirror ({owner or 'unknown'}); "
+                "stop that one first, or let it go on"
+            )
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        if self._accepts_foreign:
+            return
+        since = self._state.foreign_since
+        if since is None:
+            since = next((since for since, at in parse_repairs(self._state) if at is None), None)
+        if since is not None:
+            raise ForeignRows(
+                f"somebody who is no mirror changed rows of the table at {self.uri} in version {since}: "
+                "run 'tailrace verify --repair', or make a new table beside it"
+            )
+
+    def _check_files(self) -> None:
+        """TableDamaged if a file of the newest version is gone."""
+        there = {file.path for file in self._store.list()}
+        for add in self._state.files.values():
+            for path in (add.path, vector_path(add.vector)):
+                if path is not None and path not in there:
+                    raise self._gone(path)
+
+    # writing
+
+    def commit(self, commit: Commit) -> int:
+        """Make the next version; its number. Whole or not at all.
+
+        `TableChanged` if somebody else's commit came between: compute it again. `Fenced`, `ForeignRows`.
+        """
+        if self._run is None:
+            raise UsageError("the table was not claimed")
+        self._check()
+        self._check_added(commit)
+        while not self._try_commit(commit, {}):
+            before, settings = dict(self._state.files), self._state.metadata
+            self._absorb()
+            self._check()
+            if self._state.files != before or self._state.metadata is not settings or self._state.run:
+                raise TableChanged(f"the table at {self.uri} was changed by somebody else")
+            # a note in the log and nothing else, as a VACUUM leaves it: the same commit is right after it
+        self._checkpoint_if_due()
+        return self.version
+
+    def _try_commit(self, commit: Commit, domains: Mapping[str, str | None]) -> bool:
+        """Whether it was made; if not, somebody else has made one."""
+        assert self._run is not None
+        history = self._history
+        built = build_commit(
+            self._state,
+            commit,
+            self._mask,
+            self._rows_of,
+            run=self._run,
+            now_ms=self._now_ms(),
+            vector_name=rng.unique_name(),
+            commit_id=rng.unique_name(),
+            oldest_version=history.versions[0].version if history and history.versions else 0,
+            domains=domains,
+        )
+        if built.vector_file is not None:
+            self._store.put(built.vector_file.path, built.vector_file.to_bytes())
+        version = self.version + 1
+        if not self._log.commit(version, built.actions):
+            return False
+        for vector, rows in built.masks.items():
+            self._masks.put(vector, rows)
+        self._apply(version, built.actions, self._now_ms())
+        return True
+
+    def _check_added(self, commit: Commit) -> None:
+        """Files that come from far away in time must still be there: a cleaning may have taken them."""
+        old_ms = self._now_ms() - 4 * 60_000
+        for file in [*(new.file for new in commit.added if new.file.modified_ms < old_ms), *commit.readded]:
+            if self._store.head(file.path) is None:
+                raise TableChanged(f"the file {file.path} is gone before it could be committed")
+
+    # maintenance
+
+    def _checkpoint_if_due(self) -> None:
+        if self.version - self._checkpoint_at < self._checkpoint_every:
+            return
+        try:
+            self.checkpoint()
+        except (StorageError, OSError):
+            # The commit stands. The log is only longer than it need be; try again a little later.
+            self._checkpoint_at += max(1, self._checkpoint_every // 10)
+
+    def checkpoint(self) -> None:
+        """Write the state of this version as one file, from which others begin to read."""
+        horizon_ms = self._now_ms() - max(self._undo.span_ms, 60 * 60_000)
+        self._state.tombstones = {
+            path: when_ms for path, when_ms in self._state.tombstones.items() if when_ms >= horizon_ms
+        }
+        self._log.write_checkpoint(self._state, self._state.tombstones)
+        self._checkpoint_at = self.version
+
+    def maintain(
+        self,
+        *,
+        busy_since_ms: int | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> MaintenanceReport:
+        """Thin out earlier versions, shorten the log, delete files that nobody needs; bounded in work.
+
+        Nothing is deleted that was written since ``busy_since_ms``: when the oldest task that is still
+        running began. Without a claim files that no version ever named are left alone for a day, since some
+        mirror may be about to commit them. Does nothing if it was done a minute ago, unless ``force``.
+        """
+        checkpoint = None
+        if self._run is not None and force and not dry_run and self.version > self._checkpoint_at:
+            self.checkpoint()
+            checkpoint = self.version
+        if not (force or dry_run or self._cleaner.due):
+            return MaintenanceReport(checkpoint=checkpoint)
+        listed = list(self._store.list())
+        self._absorb()
+        report = self._cleaner.clean(
+            self._state,
+            self._known(),
+            listed,
+            busy_since_ms=busy_since_ms,
+            owner=self._run is not None,
+            dry_run=dry_run,
+            checkpoint=checkpoint,
+        )
+        if not dry_run:
+            self._states.clear()
+            self._missing = None
+        return report
+
+    def _now_ms(self) -> int:
+        return self._clock.time_ns() // 1_000_000
+
+
+class _MaskCache:
+    """The dead rows of some vectors, those that were used last."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._held: OrderedDict[Vector, BitMap] = OrderedDict()
+        self._size = 0
+
+    def get(self, vector: Vector) -> BitMap | None:
+        rows = self._held.get(vector)
+        if rows is not None:
+            self._held.move_to_end(vector)
+        return rows
+
+    def put(self, vector: Vector, rows: BitMap) -> None:
+        if self._held.pop(vector, None) is None:
+            self._size += vector.size
+        self._held[vector] = rows
+        while self._size > self._limit:
+            oldest, _ = self._held.popitem(last=False)
+            self._size -= oldest.size
+
+
+def _load(store: TableStore) -> TableState | None:
+    """The newest state of the mirror's table in a store; None if there is no table."""
+    local = store.local_path("")
+    if local is not None and local.is_file():
+        raise UsageError(f"{store.uri!r} is a file, and a table is a folder; choose another path")
+    state = DeltaLog(store).load()
+    if state is not None:
+        _check_mirror(state, store)
+    return state
+
+
+def _check_mirror(state: TableState, store: TableStore) -> None:
+    """UsageError if it is not a table that we know how to go on with."""
+    if state.metadata is None:
+        raise TableDamaged(f"the log of the table at {store.uri} has no metadata")
+    configuration = state.metadata.configuration
+    layout = configuration.get(_FORMAT)
+    if layout is None and state.metadata.name == _OLD_NAME:
+        raise UsageError(
+            f"the table at {store.uri} has the layout of an earlier Tailrace, which is no longer written; "
+            "give another path to make a new table beside it, and delete this one when that has caught up"
+        )
+    if layout is None or not {_SOURCE, _SECRET} <= configuration.keys():
+        raise UsageError(
+            f"the Delta table at {store.uri} was not made by 'tailrace mirror'; choose another path"
+        )
+    if layout != _FORMAT_VERSION:
+        raise UsageError(
+            f"the table at {store.uri} was written by a newer Tailrace (format {layout[:20]}); use that one"
+        )
+    check_readable(state, store.uri)
+
+
+def _create(store: TableStore, schema: pa.Schema, source: Mapping[str, Any], clock: Clock) -> None:
+    """Make version 0; if somebody else was faster, his is the table."""
+    now_ms = clock.time_ns() // 1_000_000
+    name = rng.unique_name()
+    metadata = Metadata(
+        id="-".join([name[:8], name[8:12], name[12:16], name[16:20], name[20:]]),
+        schema_string=schema_to_json(schema),
+        configuration={
+            "delta.enableDeletionVectors": "true",
+            _FORMAT: _FORMAT_VERSION,
+            _SOURCE: json.dumps(dict(source)),
+            _SECRET: rng.unique_name(),
+        },
+        name=_OLD_NAME,
+        description=f"mirror of {_source_text(source)}",
+        created_ms=now_ms,
+    )
+    info = {
+        "timestamp": now_ms,
+        "operation": "TAILRACE CREATE",
+        "operationParameters": {},
+        "txnId": rng.unique_name(),
+        RUN: "create",
+    }
+    DeltaLog(store).commit(0, [CommitInfo(info), PROTOCOL, metadata, DomainMetadata(RUN, "")])
+
+
+def _source_text(source: Mapping[str, Any]) -> str:
+    return ".".join(str(source.get(part)) for part in ("bucket", "scope", "collection"))

@@ -1,0 +1,245 @@
+"""Earlier versions, which are the mirror's undo log: which are kept, where they are, and what they need.
+
+Kept are every version of the last ten minutes, the last of each minute for an hour, and the last of each ten
+minutes as far back as undo reaches; in all they may hold no more bytes that the newest version does not need
+than the table has itself. The log is needed for the last ten minutes only: a version that is kept longer has
+a manifest of its own, ``_tailrace/versions/00000000000000000007.json.z``, written from the log before that
+is cleaned. Manifests are derived data: whoever deletes them loses ways back, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..contract import TableDamaged, TableVersion
+from ..store import StoredFile, TableStore
+from .actions import AddFile, parse_action
+from .commits import data_file
+from .log import DeltaLog, LogListing
+from .state import FileChanges, TableState
+from .vectors import vector_path
+
+__all__ = ["FileSpan", "Manifests", "UndoHistory", "UndoPolicy", "kept_versions", "load_history"]
+
+MINUTE_MS = 60_000
+EVERY_VERSION_MS = 10 * MINUTE_MS
+EVERY_MINUTE_MS = 60 * MINUTE_MS
+SAFE_MS = 5 * MINUTE_MS
+"""Versions that are younger are kept whatever is set: somebody may be reading them."""
+SMALL_TABLE_BYTES = 64 << 20
+"""A table that is smaller than this may have so much for its undo."""
+
+_FOLDER = "_tailrace/versions"
+_NAME = re.compile(rf"{_FOLDER}/([0-9]{{20}})\.json\.z")
+_FOREVER = 1 << 63
+
+
+@dataclass(frozen=True)
+class UndoPolicy:
+    """How far back a rollback may lead."""
+
+    span_ms: int = 24 * 60 * MINUTE_MS
+    size: int | None = None
+    """Bytes that earlier versions may hold beyond what the newest needs; None: as many as the table has."""
+
+    @property
+    def every_version_ms(self) -> int:
+        """How long every version is kept."""
+        return max(SAFE_MS, min(EVERY_VERSION_MS, self.span_ms))
+
+    def bytes_allowed(self, table_bytes: int) -> int:
+        return max(table_bytes, SMALL_TABLE_BYTES) if self.size is None else self.size
+
+
+def kept_versions(versions: Sequence[TableVersion], now_ms: int, policy: UndoPolicy) -> list[int]:
+    """Which of some versions, oldest first, are kept by their age. The newest always is."""
+    kept: list[int] = []
+    for version, newer in zip(versions, [*versions[1:], None], strict=True):
+        age = now_ms - version.timestamp_ms
+        step = MINUTE_MS if age <= EVERY_MINUTE_MS else 10 * MINUTE_MS
+        if (
+            newer is None
+            or age <= policy.every_version_ms
+            or (age <= policy.span_ms and version.timestamp_ms // step != newer.timestamp_ms // step)
+        ):
+            kept.append(version.version)
+    return kept
+
+
+@dataclass(slots=True)
+class FileSpan:
+    """From which version to which a file was part of the table with the same vector."""
+
+    path: str
+    vector_file: str | None
+    size: int
+    low: int
+    high: int
+    """The first and last vbucket of its rows."""
+    born: int
+    died: int = _FOREVER
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The files that are needed to read it."""
+        return (self.path,) if self.vector_file is None else (self.path, self.vector_file)
+
+    def newest_of(self, versions: Sequence[int]) -> int | None:
+        """The newest of some versions, in order, that needs it."""
+        place = bisect_left(versions, self.died) - 1
+        return versions[place] if place >= 0 and versions[place] >= self.born else None
+
+
+@dataclass
+class UndoHistory:
+    """Every version that can be had back, oldest first, and the files of each as spans."""
+
+    versions: list[TableVersion] = field(default_factory=list)
+    from_log: int = 0
+    """The first version that the log itself has."""
+    _open: dict[str, FileSpan] = field(default_factory=dict)
+    _closed: list[FileSpan] = field(default_factory=list)
+
+    @property
+    def spans(self) -> Iterator[FileSpan]:
+        yield from self._closed
+        yield from self._open.values()
+
+    def advance(self, version: TableVersion, changes: FileChanges) -> None:
+        """The next version."""
+        self.versions.append(version)
+        for file in changes.removed:
+            self._end(file.path, version.version)
+        for file in changes.added:
+            self._end(file.path, version.version)
+            self._open[file.path] = _span(file, version.version)
+
+    def jump(self, version: TableVersion, files: Mapping[str, AddFile]) -> None:
+        """A later version, with others between that are not known."""
+        spans = {path: _span(file, version.version) for path, file in files.items()}
+        for path, held in list(self._open.items()):
+            span = spans.get(path)
+            if span is None or span.vector_file != held.vector_file:
+                self._end(path, version.version)
+        self.versions.append(version)
+        for path, span in spans.items():
+            self._open.setdefault(path, span)
+
+    def forget(self, kept: Sequence[int]) -> None:
+        """Versions below the log that are not kept."""
+        still = set(kept)
+        self.versions = [
+            version
+            for version in self.versions
+            if version.version >= self.from_log or version.version in still
+        ]
+        oldest = self.versions[0].version if self.versions else 0
+        self._closed = [span for span in self._closed if span.died > oldest]
+
+    def _end(self, path: str, version: int) -> None:
+        span = self._open.pop(path, None)
+        if span is not None:
+            span.died = version
+            self._closed.append(span)
+
+
+def _span(add: AddFile, born: int) -> FileSpan:
+    file = data_file(add, lambda _: 0)
+    return FileSpan(add.path, vector_path(add.vector), add.size, file.low >> 48, file.high >> 48, born)
+
+
+class Manifests:
+    """The versions that are kept beyond the log."""
+
+    def __init__(self, store: TableStore) -> None:
+        self._store = store
+
+    @staticmethod
+    def path(version: int) -> str:
+        return f"{_FOLDER}/{version:020d}.json.z"
+
+    def versions(self) -> list[int]:
+        """Those that there are, oldest first."""
+        return self.parse(self._store.list(_FOLDER))
+
+    @staticmethod
+    def parse(files: Iterable[StoredFile]) -> list[int]:
+        """Those that some files are, oldest first."""
+        names = (match.group(1) for file in files if (match := _NAME.fullmatch(file.path)))
+        return sorted(int(name) for name in names)
+
+    def write(self, state: TableState) -> None:
+        head = {
+            "version": state.version,
+            "timestamp": state.timestamp_ms,
+            "operation": state.operation,
+            "run": state.run,
+        }
+        lines = [head, *({action.NAME: action.to_json()} for action in state.actions())]
+        text = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
+        self._store.put(self.path(state.version), zlib.compress(text.encode(), 3))
+
+    def read(self, version: int) -> TableState:
+        """The state of a version; FileNotFoundError, TableDamaged."""
+        path = self.path(version)
+        data = self._store.read(path)
+        try:
+            head, *lines = (json.loads(line) for line in zlib.decompress(data).splitlines())
+            state = TableState()
+            actions = [action for line in lines if (action := parse_action(line)) is not None]
+            state.apply(int(head["version"]), actions)
+            state.timestamp_ms = int(head["timestamp"])
+            state.operation, state.run = str(head["operation"]), str(head["run"])
+            state.foreign_since = None
+        except (ValueError, KeyError, TypeError, zlib.error) as error:
+            raise TableDamaged(f"{path} is damaged: {error!r}; it may be deleted") from None
+        if state.version != version:
+            raise TableDamaged(f"{path} is that of version {state.version}; it may be deleted")
+        return state
+
+    def delete(self, versions: Iterable[int]) -> None:
+        self._store.delete([self.path(version) for version in versions])
+
+
+def first_version(listing: LogListing, horizon_ms: int) -> int:
+    """Where to begin with the log: the newest checkpoint that is older than that, or the oldest there is;
+    -1 if its beginning is still there.
+    """
+    written = {file.path: file.modified_ms for file in listing.others}
+    old = [
+        version
+        for version in listing.checkpoints
+        if written.get(f"_delta_log/{version:020d}.checkpoint.parquet", horizon_ms) < horizon_ms
+    ]
+    if old:
+        return max(old)
+    return -1 if 0 in listing.commits else min(listing.checkpoints, default=-1)
+
+
+def load_history(log: DeltaLog, manifests: Manifests, last: int, horizon_ms: int) -> UndoHistory:
+    """What is known of the versions up to ``last``."""
+    listing = log.listing()
+    start = first_version(listing, horizon_ms)
+    history = UndoHistory(from_log=max(start, 0))
+    for version in manifests.versions():
+        if version < history.from_log:
+            try:
+                state = manifests.read(version)
+            except (TableDamaged, FileNotFoundError):
+                continue  # a way back less
+            history.jump(state.as_version(), state.files)
+    state = TableState()
+    if start >= 0:
+        found = log.load(start)
+        assert found is not None
+        state = found
+        history.jump(state.as_version(), state.files)
+    for commit in log.read(listing, state.version + 1, last):
+        changes = state.apply(commit.version, commit.actions, written_ms=commit.written_ms)
+        history.advance(state.as_version(), changes)
+    return history
