@@ -78,19 +78,19 @@ def add_file(file: DataFile, vector: Vector | None, *, data_change: bool) -> Add
             tags[_INDEX] = str(file.index_offset)
         if file.schema_id:
             tags[_SCHEMA_ID] = str(file.schema_id)
-    stats = _bounds(file.stats, vector)
+    stats = _bounds(file.stats, vector, file.rows)
     return AddFile(file.path, file.size, file.modified_ms, data_change, stats, tags, vector)
 
 
-def _bounds(stats: str | None, vector: Vector | None) -> str | None:
-    """Statistics that say whether dead rows count in them."""
-    if not stats:
-        return stats
-    fields = json.loads(stats)
+def _bounds(stats: str | None, vector: Vector | None, rows: int) -> str:
+    """Statistics that say whether dead rows count in them. A file with a vector must say how many rows it
+    has; somebody else's may have come without.
+    """
+    fields = json.loads(stats or "{}")
     tight = vector is None
-    if fields.get("tightBounds") == tight or "numRecords" not in fields:
-        return stats
-    return json.dumps({**fields, "tightBounds": tight}, separators=(",", ":"))
+    if fields.get("tightBounds") == tight and fields.get("numRecords") == rows:
+        return stats or "{}"
+    return json.dumps({**fields, "numRecords": rows, "tightBounds": tight}, separators=(",", ":"))
 
 
 def build_commit(
@@ -231,7 +231,7 @@ class _FileActions:
             replace(
                 held,
                 vector=vector,
-                stats=_bounds(held.stats, vector),
+                stats=_bounds(held.stats, vector, rows),
                 data_change=self._commit.data_change,
             )
         )
