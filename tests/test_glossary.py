@@ -65,6 +65,13 @@ def test_the_places_of_words_exist() -> None:
             assert (base / place).exists(), f"{word}: {place}"
 
 
+def test_words_are_in_alphabetical_order() -> None:
+    """Within each table, so that a word is found where one looks for it."""
+    for table in re.findall(r"(?:^\|.*\n)+", GLOSSARY, re.M):
+        column = [row.split("|")[1].strip().strip("`").lower() for row in table.splitlines()[2:]]
+        assert column == sorted(column)
+
+
 def test_a_word_has_one_line() -> None:
     known = [word for word, _ in words()]
     assert len(known) > 50
