@@ -98,11 +98,13 @@ class Peer:
 
     def answers(self, count: int) -> Frame:
         """The last of so many answers."""
+        frame: Frame | None = None
         for _ in range(count):
             while (frame := self._framer.maybe_frame()) is None:
                 data = self.socket.recv(READ_BYTES)
                 assert data, "the node closed the connection"
                 self._framer.feed(data)
+        assert frame is not None
         return frame
 
     def take(self, size: int) -> None:
