@@ -29,6 +29,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")])
 SPEC = sorted((ROOT / "docs" / "spec").glob("*.md"))
+PACKAGE = ROOT / "src" / "tailrace"
 
 RUN = {"console", "sh", "bash", "shell", "python", "py"}
 NOT_RUN = {"text", "mermaid", "json", "toml", "yaml", "sql", "xml", ""}
@@ -197,6 +198,16 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert other.exists(), f"{name(page)}: {target}"
         if anchor and other.suffix == ".md":
             assert anchor in _anchors(other), f"{name(page)}: {target}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "bench" / "README.md"], ids=name)
+def test_modules_that_pages_name_are_there(page: Path) -> None:
+    """A module is named by its path in the repository, in `src` or in the package, or by its name alone."""
+    for module in re.findall(r"`([\w./-]+\.py)(?:::\w+)?`", page.read_text()):
+        places = (ROOT, ROOT / "src", PACKAGE, ROOT / "tests", page.parent)
+        assert any((place / module).exists() for place in places) or (
+            "/" not in module and any(PACKAGE.rglob(module))
+        ), f"{name(page)}: {module}"
 
 
 # Citations: comments and docstrings name a rule by page and anchor, `docs/spec/dcp.md#flow-control`. Where
