@@ -12,11 +12,8 @@ SOURCE = ROOT / "src" / "tailrace"
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 
 STILL_TWICE = {
-    "ClusterMap",
     "Command",
-    "Connection",
     "Document",
-    "Durability",
     "Logged",
     "Node",
     "Piece",
@@ -25,7 +22,6 @@ STILL_TWICE = {
     "Session",
     "Snapshot",
     "SnapshotRange",
-    "Source",
 }
 """Names that are still to be made unique; a name leaves this list when it is."""
 

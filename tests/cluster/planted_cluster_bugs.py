@@ -18,7 +18,7 @@ from tailrace.cluster.coordinator import Coordinator
 from tailrace.model import Position, SnapshotRange
 from tailrace.protocol.dcp.producer_stream import ProducerStream
 from tailrace.protocol.dcp.replica_stream import ReplicaStream
-from tailrace.server.durability import Durability
+from tailrace.server.durability import CopyTracker
 from tailrace.store.base import SnapshotRange as StoreRange
 from tailrace.store.bucket import Bucket as StoreBucket
 from tailrace.store.documents import VBucket
@@ -129,16 +129,16 @@ def _activates_too_early() -> AbstractContextManager[Any]:
 
 
 def _answers_without_a_majority() -> AbstractContextManager[Any]:
-    return mock.patch.object(Durability, "_is_true", lambda self, vbucket, waiter: True)
+    return mock.patch.object(CopyTracker, "_is_true", lambda self, vbucket, waiter: True)
 
 
 def _counts_memory_as_disk() -> AbstractContextManager[Any]:
-    original = Durability.reached
+    original = CopyTracker.reached
 
-    def reached(self: Durability, vbucket: int, name: str, seqno: int, *, on_disk: bool) -> None:
+    def reached(self: CopyTracker, vbucket: int, name: str, seqno: int, *, on_disk: bool) -> None:
         original(self, vbucket, name, seqno, on_disk=True)
 
-    return mock.patch.object(Durability, "reached", reached)
+    return mock.patch.object(CopyTracker, "reached", reached)
 
 
 @contextmanager

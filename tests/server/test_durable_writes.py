@@ -135,7 +135,7 @@ def test_a_move_of_the_vbucket_ends_the_waiting(nodes: list[RunningNode]) -> Non
 
 def test_it_is_answered_when_all_is_true_at_once() -> None:
     """A replica that had it, and was gone before the active's own disk had it, counts no more."""
-    copies = server_durability.Durability()
+    copies = server_durability.CopyTracker()
     addresses = [NodeAddress(port=port, host="127.0.0.1") for port in (1, 2, 3)]
     copies.set_map(bucket_map("default", addresses, [[0, 1, 2]], epoch=2, rev=1, this_node=0))
     answers: list[bool] = []

@@ -17,7 +17,7 @@ from tailrace.model import MAX_SEQNO
 from tailrace.protocol.handshake import Credentials
 from tailrace.server.node import Node
 from tailrace.server.topology import NodeAddress, bucket_map
-from tailrace.server.upstream import Source
+from tailrace.server.upstream import ReplicationSource
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin
 from tailrace.wire.codes import (
@@ -521,7 +521,7 @@ def test_a_node_with_users_replicates_another_with_users() -> None:
         replica.set_vbucket_state(0, VBucketState.REPLICA)
 
         def order(password: str) -> None:
-            source = Source("127.0.0.1", active.port, Credentials("copier", password))
+            source = ReplicationSource("127.0.0.1", active.port, Credentials("copier", password))
             replica.call(
                 lambda node: node.replication["default"].order({0: (source, 0)}, node.clock.monotonic())
             )

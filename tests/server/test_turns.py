@@ -18,7 +18,7 @@ from tailrace.server import fastpath
 from tailrace.server.session import Session
 from tailrace.server.transport import Poller
 from tailrace.server.turn import TURN_S
-from tailrace.server.upstream import Source, Upstream
+from tailrace.server.upstream import ReplicationSource, Upstream
 from tailrace.wire import admin, dcp, kv
 from tailrace.wire.codes import Feature, Status
 from tailrace.wire.header import Frame
@@ -151,7 +151,8 @@ def test_what_waited_behind_an_unfinished_command_is_taken_up_in_turns():
 def test_a_replica_takes_up_what_comes_in_turns():
     bench = Bench()
     bench.clock = bench.node.clock = RunningClock()
-    link = Upstream(bench.node, bench.node.buckets["default"], Source("h", 1, Credentials("a", "b")), 0.0)
+    source = ReplicationSource("h", 1, Credentials("a", "b"))
+    link = Upstream(bench.node, bench.node.buckets["default"], source, 0.0)
     taken: list[Frame] = []
     link._receive_frame = lambda frame, now: taken.append(frame)  # type: ignore[method-assign]
     link.exchange(dcp.DcpNoop().encode() * 1_000, bench.now)

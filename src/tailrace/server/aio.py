@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..store.base import Job
-from .burden import Burden
+from .held_bytes import HeldBytes
 from .node import Node
 from .session import Session
 from .topology import NodeAddress
@@ -78,12 +78,12 @@ class Server:
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
-        self.connections: set[Connection] = set()
+        self.connections: set[ServerConnection] = set()
         self.node = node_of(self._run_job)
         self.node.dial = self._dial
         self._dialling: set[asyncio.Task[None]] = set()
-        self.unread: Burden[Connection] = Burden()
-        self.unprocessed: Burden[Connection] = Burden()
+        self.unread: HeldBytes[ServerConnection] = HeldBytes()
+        self.unprocessed: HeldBytes[ServerConnection] = HeldBytes()
 
     # connections that we make
 
@@ -125,13 +125,13 @@ class Server:
         """Run a job, on one of the threads."""
         job.run()
 
-    def connection(self, *, tls: bool, link: Upstream | None = None) -> Connection:
+    def connection(self, *, tls: bool, link: Upstream | None = None) -> ServerConnection:
         """Make a connection that has just come in, or (``link``) that we made."""
-        return Connection(self, tls=tls, link=link)
+        return ServerConnection(self, tls=tls, link=link)
 
-    # what peers make us hold, see `burden`
+    # what peers make us hold, see `held_bytes`
 
-    def count_unread(self, connection: Connection, size: int) -> None:
+    def count_unread(self, connection: ServerConnection, size: int) -> None:
         """So many bytes of answers wait for a peer that takes no more for now; 0: it goes on."""
         self.unread.count(connection, size)
         while self.unread.total > self.node.settings.max_unread:
@@ -143,7 +143,7 @@ class Server:
             )
             slow.abort()
 
-    def count_unprocessed(self, connection: Connection, size: int) -> None:
+    def count_unprocessed(self, connection: ServerConnection, size: int) -> None:
         """So many bytes of a peer's requests have come that can't be processed yet: mostly the rest of one is
         missing.
         """
@@ -265,7 +265,7 @@ class Server:
         await asyncio.sleep(0)  # transports close in the next turn of the loop
 
 
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """A transport and its session."""
 
     def __init__(self, server: Server, *, tls: bool, link: Upstream | None = None) -> None:

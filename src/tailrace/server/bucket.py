@@ -20,10 +20,10 @@ from ..protocol.tap.clients import TapClients
 from ..store.base import Bucket, Compaction, Job
 from ..store.collections import Manifest
 from ..wire.codes import VBucketState
-from .durability import Durability
+from .durability import CopyTracker
 from .settings import Settings
 from .stats import Histogram
-from .topology import ClusterMap
+from .topology import ServedMap
 
 __all__ = ["RunJob", "ServedBucket", "run_inline"]
 
@@ -63,7 +63,7 @@ class ServedBucket:
         self.store = store
         self.name = store.name
         self.tap = TapClients(store, settings.max_tap_clients)
-        self.map: ClusterMap | None = None
+        self.map: ServedMap | None = None
         """As the coordinator set it; None: the node makes its own."""
         self.plain = True
         """The default collection is there and has no maximum expiry."""
@@ -71,7 +71,7 @@ class ServedBucket:
         """A document may have xattrs, which a plain set must keep; unknown of what was there before us."""
         self.held_vbuckets: set[int] = set()
         """Being taken over by another node: writes wait."""
-        self.durability = Durability()
+        self.durability = CopyTracker()
         self.receiving: dict[int, object] = {}
         """Which connection receives a vbucket from its active."""
         self.flush_times = Histogram()

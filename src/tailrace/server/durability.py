@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..wire.codes import DurabilityLevel
-from .topology import ClusterMap
+from .topology import ServedMap
 
-__all__ = ["Durability"]
+__all__ = ["CopyTracker"]
 
 Done = Callable[[bool], None]
 
@@ -40,7 +40,7 @@ class _Waiter:
     is_over: Callable[[], bool]
 
 
-class Durability:
+class CopyTracker:
     """The copies of one bucket's vbuckets, and who waits for them."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Durability:
         self._reached: dict[int, dict[str, _Reached]] = {}
         self._waiters: dict[int, list[_Waiter]] = {}
 
-    def set_map(self, new: ClusterMap) -> None:
+    def set_map(self, new: ServedMap) -> None:
         """Another map: other copies may count."""
         self._chains, self.own_name = _chains(new)
         for vbucket in list(self._waiters):
@@ -135,7 +135,7 @@ def _majority(chain: list[str | None]) -> int:
     return len(chain) // 2 + 1
 
 
-def _chains(new: ClusterMap) -> tuple[list[list[str | None]], str]:
+def _chains(new: ServedMap) -> tuple[list[list[str | None]], str]:
     """By vbucket the names of its copies, None for one that is missing; and our own name."""
     content = json.loads(new.text)
     servers = content.get("vBucketServerMap")

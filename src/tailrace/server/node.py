@@ -27,7 +27,7 @@ from .replication import Dial, Replication
 from .session import Session
 from .settings import Settings
 from .stats import Counters
-from .topology import ClusterMap, NodeAddress, bucket_map, global_map
+from .topology import NodeAddress, ServedMap, bucket_map, global_map
 
 __all__ = ["DEFAULT_USER", "Node"]
 
@@ -73,8 +73,8 @@ class Node:
         self._run_job = run_job
         self._names: dict[tuple[str, str, Role | None, bytes], Session] = {}  # by bucket, dialect, role, name
         self._rev = max(1, clock.time_ns() // 1_000_000_000)
-        self._own_maps: dict[str, ClusterMap] = {}
-        self.global_map: ClusterMap | None = None
+        self._own_maps: dict[str, ServedMap] = {}
+        self.global_map: ServedMap | None = None
         """As the coordinator set it; None: the node makes its own."""
         self.dial: Dial = lambda link: link.close("this node has no way out")
         """How to reach other nodes; who runs the node knows."""
@@ -116,7 +116,7 @@ class Node:
 
     # the cluster map
 
-    def map_of(self, bucket: ServedBucket) -> ClusterMap:
+    def map_of(self, bucket: ServedBucket) -> ServedMap:
         """The map of a bucket: as it was set, or made from the states of the vbuckets here."""
         if bucket.map is not None:
             return bucket.map
@@ -130,13 +130,13 @@ class Node:
             self._own_maps[bucket.name] = found
         return found
 
-    def map_without_bucket(self) -> ClusterMap:
+    def map_without_bucket(self) -> ServedMap:
         """The map for a connection that has selected no bucket."""
         if self.global_map is None:
             return global_map([self.address], rev=self._rev, this_node=0)
         return self.global_map
 
-    def set_map(self, name: str, new: ClusterMap) -> None:
+    def set_map(self, name: str, new: ServedMap) -> None:
         """The coordinator gives a map; an empty name is the global one."""
         if not name:
             self.global_map = new

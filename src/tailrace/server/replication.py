@@ -18,7 +18,7 @@ from ..errors import MalformedMessage
 from ..protocol.handshake import Credentials
 from ..wire.codes import AddStreamFlag, Status, VBucketState, status_name
 from ..wire.dialect import DCP, UPR_A
-from .upstream import DIALECTS, Source, SourceTls, Upstream
+from .upstream import DIALECTS, ReplicationSource, SourceTls, Upstream
 
 if TYPE_CHECKING:
     from .bucket import ServedBucket
@@ -37,7 +37,7 @@ _TAKE_OVER = int(AddStreamFlag.TAKE_OVER)
 class Order:
     """A vbucket is to be received."""
 
-    source: Source
+    source: ReplicationSource
     flags: int
     retry_at: float = 0.0
     is_asked: bool = False
@@ -53,12 +53,12 @@ class Replication:
         self._node = node
         self._bucket = bucket
         self._orders: dict[int, Order] = {}
-        self._links: dict[Source, Upstream] = {}
-        self._retry_at: dict[Source, float] = {}
+        self._links: dict[ReplicationSource, Upstream] = {}
+        self._retry_at: dict[ReplicationSource, float] = {}
 
     # orders
 
-    def order(self, orders: Mapping[int, tuple[Source, int]], now: float) -> None:
+    def order(self, orders: Mapping[int, tuple[ReplicationSource, int]], now: float) -> None:
         """These and no others, from now on. What is under way and still ordered is not disturbed."""
         for number in [one for one in self._orders if one not in orders]:
             self._drop(number)
@@ -76,7 +76,7 @@ class Replication:
         self._retry_at = {}
         self._advance(now)
 
-    def ordered(self) -> dict[int, tuple[Source, int]]:
+    def ordered(self) -> dict[int, tuple[ReplicationSource, int]]:
         """The orders that stand."""
         return {number: (one.source, one.flags) for number, one in self._orders.items()}
 
@@ -104,7 +104,7 @@ class Replication:
                 link.handler.add_stream(number, order.flags, partial(self._answered, number, order))
                 link.wake()
 
-    def _connect(self, source: Source, now: float) -> None:
+    def _connect(self, source: ReplicationSource, now: float) -> None:
         link = Upstream(self._node, self._bucket, source, now)
         self._links[source] = link
         link.on_open = partial(self._opened, link)
@@ -205,12 +205,12 @@ class Replication:
         return "waiting" if phase is None else phase.value
 
 
-def parse_orders(content: object, vbucket_count: int) -> dict[int, tuple[Source, int]]:
+def parse_orders(content: object, vbucket_count: int) -> dict[int, tuple[ReplicationSource, int]]:
     """The orders of a REPLICATE request; `MalformedMessage` says what is wrong."""
     sources = content.get("sources") if isinstance(content, dict) else None
     if not isinstance(sources, list) or len(sources) > MAX_SOURCES:
         raise MalformedMessage(f"replicate: sources is no list of up to {MAX_SOURCES}")
-    found: dict[int, tuple[Source, int]] = {}
+    found: dict[int, tuple[ReplicationSource, int]] = {}
     for one in sources:
         source = _source(one)
         for name, flags in (("vbuckets", 0), ("takeover", _TAKE_OVER)):
@@ -226,7 +226,7 @@ def parse_orders(content: object, vbucket_count: int) -> dict[int, tuple[Source,
     return found
 
 
-def _source(one: object) -> Source:
+def _source(one: object) -> ReplicationSource:
     if not isinstance(one, dict):
         raise MalformedMessage("replicate: a source is no object")
     host, port = one.get("host"), one.get("port")
@@ -241,10 +241,10 @@ def _source(one: object) -> Source:
         raise MalformedMessage(f"replicate: {dialect} has no word for a takeover")
     name, password = one.get("username"), one.get("password")
     if name is None and password is None:
-        return Source(host, port, dialect=dialect, tls=_tls(one))
+        return ReplicationSource(host, port, dialect=dialect, tls=_tls(one))
     if not isinstance(name, str) or not isinstance(password, str):
         raise MalformedMessage("replicate: username and password are texts, and go together")
-    return Source(host, port, Credentials(name, password), dialect, _tls(one))
+    return ReplicationSource(host, port, Credentials(name, password), dialect, _tls(one))
 
 
 def _tls(one: dict[str, Any]) -> SourceTls | None:

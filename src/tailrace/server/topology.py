@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-__all__ = ["OWN_EPOCH", "ClusterMap", "NodeAddress", "bucket_map", "global_map"]
+__all__ = ["OWN_EPOCH", "NodeAddress", "ServedMap", "bucket_map", "global_map"]
 
 OWN_EPOCH = 1
 MGMT_PORT = 8091
@@ -55,7 +55,7 @@ class NodeAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterMap:
+class ServedMap:
     """A map's version and its text."""
 
     epoch: int
@@ -76,7 +76,7 @@ def bucket_map(
     epoch: int = OWN_EPOCH,
     rev: int,
     this_node: int | None = None,
-) -> ClusterMap:
+) -> ServedMap:
     """The map of a bucket; ``owners`` has for each vbucket the node of its active and of its replicas (-1:
     nobody).
     """
@@ -100,15 +100,15 @@ def bucket_map(
             "vBucketMap": [list(one) for one in owners],
         },
     }
-    return ClusterMap(epoch, rev, _text(content))
+    return ServedMap(epoch, rev, _text(content))
 
 
 def global_map(
     nodes: Sequence[NodeAddress], *, epoch: int = OWN_EPOCH, rev: int, this_node: int | None = None
-) -> ClusterMap:
+) -> ServedMap:
     """The map for a connection without a bucket."""
     content = {"rev": rev, "revEpoch": epoch, "nodesExt": _nodes_ext(nodes, this_node)}
-    return ClusterMap(epoch, rev, _text(content))
+    return ServedMap(epoch, rev, _text(content))
 
 
 def _nodes_ext(nodes: Sequence[NodeAddress], this_node: int | None) -> list[dict[str, Any]]:

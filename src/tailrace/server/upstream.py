@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .bucket import ServedBucket
     from .node import Node
 
-__all__ = ["DIALECTS", "Source", "SourceTls", "Upstream"]
+__all__ = ["DIALECTS", "ReplicationSource", "SourceTls", "Upstream"]
 
 log = logging.getLogger("tailrace.server")
 
@@ -66,7 +66,7 @@ class SourceTls:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ReplicationSource:
     """Where a bucket's changes come from."""
 
     host: str
@@ -85,7 +85,7 @@ class Upstream:
 
     unfinished = 0
 
-    def __init__(self, node: Node, bucket: ServedBucket, source: Source, now: float) -> None:
+    def __init__(self, node: Node, bucket: ServedBucket, source: ReplicationSource, now: float) -> None:
         self.node = node
         self.source = source
         self.peer = str(source)

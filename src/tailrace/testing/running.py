@@ -22,11 +22,11 @@ from ..clock import SYSTEM, Clock
 from ..errors import StoreError, TailraceError
 from ..files import DiskFiles, Files, MemoryFiles
 from ..protocol.sasl import Users
-from ..server.aio import Connection, Server, listen
+from ..server.aio import Server, ServerConnection, listen
 from ..server.bucket import ServedBucket
 from ..server.node import Node
 from ..server.settings import Settings
-from ..server.upstream import Source, Upstream
+from ..server.upstream import ReplicationSource, Upstream
 from ..server.values import checked_value, split_document, tombstone_value
 from ..store.base import Compaction, Job, VBucket, Written
 from ..store.engine import Engine
@@ -323,7 +323,7 @@ class RunningNode:
             replication = node.replication[self.bucket]
             orders = {number: one for number, one in replication.ordered().items() if number not in numbers}
             if source is not None:
-                at = Source(source.host, source.port, dialect=dialect)
+                at = ReplicationSource(source.host, source.port, dialect=dialect)
                 orders.update(dict.fromkeys(numbers, (at, flags)))
             replication.order(orders, node.clock.monotonic())
 
@@ -459,7 +459,7 @@ class _Server(Server):
     slow_disk_s = 0.0
     cut_after: int | None = None
 
-    def connection(self, *, tls: bool, link: Upstream | None = None) -> Connection:
+    def connection(self, *, tls: bool, link: Upstream | None = None) -> ServerConnection:
         if self.cut_after is None:
             return super().connection(tls=tls, link=link)
         return _CutConnection(self, tls=tls, link=link, cut_after=self.cut_after)
@@ -481,7 +481,7 @@ class _Server(Server):
         self.node.engine.crash()
 
 
-class _CutConnection(Connection):
+class _CutConnection(ServerConnection):
     """A connection that breaks at a given byte of what it sends."""
 
     def __init__(self, server: Server, *, tls: bool, link: Upstream | None, cut_after: int) -> None:

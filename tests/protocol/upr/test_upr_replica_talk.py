@@ -14,7 +14,7 @@ from tailrace.clock import ManualClock
 from tailrace.files import MemoryFiles
 from tailrace.protocol.upr import translation
 from tailrace.server.node import Node
-from tailrace.server.upstream import Source
+from tailrace.server.upstream import ReplicationSource
 from tailrace.store.engine import Engine
 from tailrace.wire.codes import VBucketState
 
@@ -64,7 +64,7 @@ class Pair:
             self.replica.bucket.set_state(number, VBucketState.REPLICA)
         self.link = self.session = None
         self.to_active, self.to_replica = bytearray(), bytearray()
-        self.orders = dict.fromkeys(range(VBUCKETS), (Source("active", 1, dialect=draft), 0))
+        self.orders = dict.fromkeys(range(VBUCKETS), (ReplicationSource("active", 1, dialect=draft), 0))
         self.seen = {}
         """The documents of each state that the active had, by vbucket, branch and seqno."""
         self.order()
@@ -297,7 +297,7 @@ def test_whatever_a_producer_says_ends_in_a_closed_connection_or_in_changes(draf
     for number in range(VBUCKETS):
         machine.bucket.set_state(number, VBucketState.REPLICA)
     takeover = data.draw(st.sampled_from([0, 1])) if draft == "upr-b" else 0
-    orders = dict.fromkeys(range(VBUCKETS), (Source("active", 1, dialect=draft), takeover))
+    orders = dict.fromkeys(range(VBUCKETS), (ReplicationSource("active", 1, dialect=draft), takeover))
     machine.node.replication["default"].order(orders, clock.monotonic())
     (link,) = links
     for _ in range(4):  # the handshake, and perhaps the answers to the first requests

@@ -11,7 +11,7 @@ from ...errors import MalformedMessage
 from ...wire import admin
 from ...wire.codes import Datatype, Feature, Status
 from ..call import Call, Refused, Reply, command
-from ..topology import ClusterMap
+from ..topology import ServedMap
 
 
 @command(admin.GetClusterConfig, needs_bucket=False)
@@ -43,7 +43,7 @@ def set_cluster_config(call: Call[admin.SetClusterConfig]) -> Reply:
     if (content.get("revEpoch"), content.get("rev")) != (request.epoch, request.revision):
         raise MalformedMessage("the cluster map has another revision than the request")
     name = request.key.decode("utf-8", "replace")
-    new = ClusterMap(request.epoch, request.revision, request.value)
+    new = ServedMap(request.epoch, request.revision, request.value)
     if name and name not in node.buckets:
         raise Refused(Status.KEY_ENOENT, "there is no such bucket")
     current = node.buckets[name].map if name else node.global_map
