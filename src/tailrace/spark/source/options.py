@@ -145,11 +145,11 @@ class Option:
 
 OPTIONS = (
     Option("connectionString", "connection_string", _text, None, "`couchbase://host[:port][,host2]/bucket`"),
-    Option("username", "username", _text, None, "who logs in; also `TAILRACE_USERNAME`"),
+    Option("username", "username", _text, None, "user to log in as; also `TAILRACE_USERNAME`"),
     Option("password", "password", str, None, "the password; also `TAILRACE_PASSWORD`"),
-    Option("bucket", "bucket", _text, None, "the bucket; wins over the connection string's"),
+    Option("bucket", "bucket", _text, None, "the bucket; overrides the connection string's"),
     Option("scope", "scope", _text, None, "only the collections of this scope"),
-    Option("collections", "collections", _names, None, "only these, as `scope.collection` with commas"),
+    Option("collections", "collections", _names, None, "only these: `scope.collection`, separated by commas"),
     Option(
         "vbuckets", "vbuckets", _vbuckets, None, "only these, such as `0-511`: two queries can share a bucket"
     ),
@@ -158,33 +158,39 @@ OPTIONS = (
         "starting_offsets",
         _offsets,
         None,
-        "`earliest`, `latest` or offsets as the stream reports them; a batch starts at `earliest`, a "
-        "stream at `latest`; a checkpoint wins",
+        "`earliest`, `latest`, or offsets as the stream reports them; by default a batch starts at "
+        "`earliest`, a stream at `latest`; a checkpoint overrides it",
     ),
     Option("endingOffsets", "ending_offsets", _offsets, "latest", "where a batch ends: `latest` or offsets"),
-    Option("maxOffsetsPerTrigger", "max_rows", _count, None, "the most rows of a micro-batch"),
+    Option("maxOffsetsPerTrigger", "max_rows", _count, None, "maximum number of rows in a micro-batch"),
     Option(
         "maxBytesPerTrigger",
         "max_bytes",
         _bytes,
         None,
-        "about the most bytes of a micro-batch, such as `256m`",
+        "approximate maximum size of a micro-batch, such as `256m`",
     ),
-    Option("minPartitions", "min_partitions", _count, None, "tasks of a batch; vbuckets are never split"),
+    Option(
+        "minPartitions",
+        "min_partitions",
+        _count,
+        None,
+        "number of tasks of a batch; vbuckets are never split",
+    ),
     Option(
         "failOnDataLoss",
         "fail_on_data_loss",
         _boolean,
         True,
-        "whether a purge behind the reader stops the query; otherwise the vbucket starts over",
+        "whether deletions that were purged before they were read stop the query; if not, the vbucket starts over",
     ),
     Option(
         "onRollback",
         "on_rollback",
         _one_of("emit", "fail"),
         "emit",
-        "when the source takes changes back: a `rollback` row before the first row of the new "
-        "branch, or failure",
+        "when the bucket takes changes back: `emit` a `rollback` row before the first row of the new "
+        "branch, or `fail`",
     ),
     Option("includeXattrs", "include_xattrs", _boolean, False, "whether the column `xattrs` is filled"),
     Option("noValue", "no_value", _boolean, False, "keys and metadata only"),
@@ -194,7 +200,7 @@ OPTIONS = (
         "compression",
         _one_of("off", "snappy"),
         "off",
-        "how values travel, `off` or `snappy`; they arrive inflated; for slow networks",
+        "compress values on the wire, for slow networks: `off` or `snappy`; they arrive inflated",
     ),
     Option("tlsCaFile", "tls_ca_file", _text, None, "certificates to trust, PEM"),
     Option("tlsClientCert", "tls_client_cert", _text, None, "certificate to log in with, PEM"),
@@ -203,16 +209,18 @@ OPTIONS = (
         "connectTimeout", "connect_timeout_s", _seconds, 10.0, "seconds until a host counts as unreachable"
     ),
     Option(
-        "retryFor", "retry_for_s", _seconds, 60.0, "seconds for which a lost connection is taken up again"
+        "retryFor", "retry_for_s", _seconds, 60.0, "seconds to keep reconnecting after a connection is lost"
     ),
     Option(
         "spoolDir",
         "spool_dir",
         _text,
         None,
-        "where changes wait for their batch; shared if executors are elsewhere",
+        "where changes wait for their batch; must be shared if executors are on other hosts",
     ),
-    Option("spoolSize", "spool_bytes", _bytes, 1 << 30, "how much may wait there before the source has to"),
+    Option(
+        "spoolSize", "spool_bytes", _bytes, 1 << 30, "how much may wait there before the stream is held up"
+    ),
     Option(MIRROR, "mirror", MirrorOption.parse, None, ""),
 )
 
