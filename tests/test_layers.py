@@ -207,7 +207,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "cli/demo.py": "the node of a demonstration",
         "cluster/member.py": "the nodes of a cluster",
         "spark/spark_session.py": "asks Java for its version",
-        "store/apart.py": "merges in a process of their own",
+        "store/merge_process.py": "merges in a process of their own",
     },
 }
 """Which modules break a rule, and why they may: by part and name, wherever they are inside of the part."""

@@ -21,9 +21,9 @@ from tailrace.protocol.dcp.replica_stream import ReplicaStream
 from tailrace.server.durability import CopyTracker
 from tailrace.store.base import SnapshotRange as StoreRange
 from tailrace.store.bucket import Bucket as StoreBucket
-from tailrace.store.documents import VBucket
 from tailrace.store.received import ReceivedHistory
-from tailrace.store.vbucket import History
+from tailrace.store.vbucket import VBucket
+from tailrace.store.vbucket_history import History
 from tailrace.wire.codes import VBucketState
 
 

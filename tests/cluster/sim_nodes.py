@@ -20,7 +20,7 @@ from tailrace.server.settings import Settings
 from tailrace.server.topology import NodeAddress
 from tailrace.store.base import Job
 from tailrace.store.engine import Engine
-from tailrace.store.vbucket import History
+from tailrace.store.vbucket_history import History
 from tailrace.testing.faulty_files import SimulatedDisk
 from tailrace.wire.framing import Framer
 

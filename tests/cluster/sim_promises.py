@@ -9,7 +9,7 @@ from collections.abc import Callable
 from cluster.sim_client import Ack, Client
 from cluster.sim_network import Network
 from cluster.sim_truth import Wrong
-from tailrace.store.vbucket import History
+from tailrace.store.vbucket_history import History
 from tailrace.wire.codes import DurabilityLevel
 
 

@@ -18,7 +18,7 @@ from cluster.sim_world import COORDINATOR, World
 from tailrace.client.cluster_map import vbucket_of
 from tailrace.errors import RollbackImpossible
 from tailrace.store.base import Compaction
-from tailrace.store.vbucket import History
+from tailrace.store.vbucket_history import History
 from tailrace.wire.codes import DurabilityLevel, VBucketState
 
 _CATCH_UP_TURNS = 20

@@ -13,7 +13,7 @@ from hashlib import sha256
 from cluster.sim_nodes import Machine
 from tailrace.history import FailoverLog
 from tailrace.store.format import Document
-from tailrace.store.vbucket import History
+from tailrace.store.vbucket_history import History
 from tailrace.wire.codes import VBucketState
 
 VBUCKETS = 4

@@ -7,8 +7,8 @@ import pytest
 from store.conftest import Home
 from tailrace.errors import DocumentRefused
 from tailrace.model import MAX_CAS, MAX_REV, MAX_SEQNO
-from tailrace.store.documents import VBucket
 from tailrace.store.format import DELETION, MUTATION, MUTATION_START
+from tailrace.store.vbucket import VBucket
 from tailrace.wire.codes import DcpOpcode, Status, VBucketState
 
 TOO_HIGH = [MAX_SEQNO + 1, 1 << 56, 1 << 63, (1 << 64) - 1]

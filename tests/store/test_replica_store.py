@@ -12,10 +12,10 @@ from tailrace.clock import ManualClock
 from tailrace.files import MemoryFiles
 from tailrace.store.base import Compaction, StoreSettings
 from tailrace.store.bucket import Bucket
-from tailrace.store.documents import VBucket
 from tailrace.store.engine import Engine
 from tailrace.store.format import Document
-from tailrace.store.vbucket import History
+from tailrace.store.vbucket import VBucket
+from tailrace.store.vbucket_history import History
 from tailrace.wire.codes import VBucketState
 
 State = dict[bytes, tuple[int, bool]]

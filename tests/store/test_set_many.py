@@ -13,8 +13,8 @@ from tailrace.files import MemoryFiles
 from tailrace.rng import source
 from tailrace.store.base import StoreSettings
 from tailrace.store.bucket import Bucket
-from tailrace.store.documents import VBucket
 from tailrace.store.engine import Engine
+from tailrace.store.vbucket import VBucket
 from tailrace.wire.codes import Status
 
 VBUCKETS = 4

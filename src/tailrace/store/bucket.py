@@ -17,16 +17,16 @@ from ..history import FailoverLog
 from ..rng import vb_uuid
 from ..wire.codes import Status, VBucketState
 from .base import Job, StoreSettings
-from .bulk import set_many
 from .collections import Manifest
-from .documents import VBucket
 from .journal import CommitJob, HybridClock
 from .log import Batch
 from .losses import LossPolicy
 from .recovery import recover
 from .rewriting import rewrite_what_is_left
 from .sealing import SealedStore
-from .vbucket import History
+from .set_many import set_many
+from .vbucket import VBucket
+from .vbucket_history import History
 
 __all__ = ["Bucket"]
 

@@ -23,13 +23,13 @@ import numpy as np
 
 from ..errors import StoreError
 from ..files import DiskFile, DiskFiles, File
-from .apart import ProcessLost, merge_apart
 from .base import Compaction
 from .checkpoint import Tail
 from .format import NOTE_SHIFT, NOTE_TRAITS
 from .journal import BaseJob
 from .log import Logged
 from .manifest_file import Base, Clips, Table, clips_of, spliced, with_clips
+from .merge_process import ProcessLost, merge_in_a_process
 from .merging import GROUP_BYTES, Losses, PiecePlan, merge
 from .segment import Frames, Segment, segment_name
 from .segment_writer import Pieces, SegmentWriter
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Generation", "MergeJob", "SealJob", "choose_merge", "count_droppable", "plan_compaction"]
 
-APART_BYTES = 64 << 20
+OWN_PROCESS_BYTES = 64 << 20
 """A merge of more than that has a process of its own."""
 
 _log = logging.getLogger(__name__)
@@ -287,7 +287,7 @@ class MergeJob(BaseJob):
         # A process takes a while to start: not for little, and not if nobody does anything meanwhile. Files
         # that are not plainly on disk are nobody else's.
         size = sum(piece.frame_bytes for one in plan.vbuckets for piece in one.pieces)
-        self._apart = not alone and size >= APART_BYTES and type(bucket.files) is DiskFiles
+        self._has_own_process = not alone and size >= OWN_PROCESS_BYTES and type(bucket.files) is DiskFiles
         self._cancelled = False
         self._number = bucket.next_segment
         bucket.next_segment += 1
@@ -307,7 +307,7 @@ class MergeJob(BaseJob):
             return
         try:
             segment = _write_segment(
-                self._bucket, self._number, self._write_apart if self._apart else self._write
+                self._bucket, self._number, self._write_in_a_process if self._has_own_process else self._write
             )
         except ProcessLost as error:
             _log.warning("%s; it is done here", error)
@@ -345,11 +345,11 @@ class MergeJob(BaseJob):
         self._losses = merge(self._plan.vbuckets, writer, self._go_on)
         writer.finish()
 
-    def _write_apart(self, file: File) -> None:
+    def _write_in_a_process(self, file: File) -> None:
         files = self._bucket.files
         assert isinstance(files, DiskFiles)
         assert isinstance(file, DiskFile)
-        self._losses = merge_apart(self._plan.vbuckets, files, file, self._number, self._go_on)
+        self._losses = merge_in_a_process(self._plan.vbuckets, files, file, self._number, self._go_on)
 
     def _go_on(self) -> None:
         if self._cancelled:

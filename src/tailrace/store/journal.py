@@ -18,7 +18,7 @@ from .synced_file import Mark, SyncedFile
 
 if TYPE_CHECKING:
     from .bucket import Bucket
-    from .vbucket import History
+    from .vbucket_history import History
 
 __all__ = ["BaseJob", "CommitJob", "HybridClock", "Journal"]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..frames import Mask
 from .base import Compaction
 from .format import TOMBSTONE, delete_times_at, index_key, revs_at
-from .gather import Scattered, gather
+from .piece_reading import Scattered, gather
 from .segment import Frames, Piece, Seqnos, concatenate
 from .segment_writer import Pieces, SegmentWriter, full_blocks
 from .snapshot import Drops, in_sorted

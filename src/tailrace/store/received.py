@@ -13,7 +13,7 @@ from ..wire.codes import DcpOpcode, Status, SystemEventId
 from .base import SnapshotRange
 from .format import SYSTEM, SYSTEM_EVENT, cas_of, index_key, system_event, traits_of
 from .index import BEGINS, EXISTS, entry_of
-from .vbucket import History
+from .vbucket_history import History
 
 if TYPE_CHECKING:
     from .collections import Manifest

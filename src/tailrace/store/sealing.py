@@ -23,7 +23,7 @@ from .segment import Segment
 
 if TYPE_CHECKING:
     from .checkpoint import Tail
-    from .documents import VBucket
+    from .vbucket import VBucket
 
 __all__ = ["SealedStore"]
 

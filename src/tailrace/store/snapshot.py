@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..frames import CHUNK_BYTES, Chunk, Offsets, collections_at, seqnos_at
 from ..wire.header import HEADER_SIZE
 from .format import NOTE_SHIFT, NOTE_TRAITS, SYSTEM, collection_of, frame_key
-from .gather import Scattered
+from .piece_reading import Scattered
 from .segment import Frames, Piece
 
 __all__ = ["NO_DROPS", "DiskSnapshot", "Drops", "MemorySnapshot", "superseded"]

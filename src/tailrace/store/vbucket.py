@@ -1,584 +1,498 @@
-"""A vbucket's history: numbered changes in memory and in segments, the index of its keys, its state and
-branches.
+"""Documents in a vbucket: what each key-value command does, with CAS, locks, expiry and conflict resolution.
 
-What may be written, and under which conditions, is in `documents`; what comes from elsewhere in `received`.
-Here a change is a frame that has its seqno already.
+Every write ends in one frame, made by one pack and two joins, and one `_append`. Refusals are
+`DocumentRefused` with the status that the protocol has for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import random
 
 import numpy as np
 
-from ..history import FailoverLog
-from ..wire.codes import SystemEventId, VBucketState
-from ..wire.header import HEADER_SIZE
-from .base import Snapshot, SnapshotRange
-from .checkpoint import Checkpoints, Tail
+from ..errors import DocumentRefused
+from ..wire.codes import Datatype, DcpOpcode, Status, VBucketState
+from .base import Written
 from .format import (
+    COLLECTION,
+    DATATYPE_TRAITS,
+    DELETED,
+    DELETION,
+    EXPIRATION,
+    EXPIRED,
     EXPIRES,
+    MUTATION,
+    MUTATION_START,
     NO_EXPIRY,
     NOTE_SHIFT,
-    NOTE_TRAITS,
     REPLACES,
-    SYSTEM,
-    TOMBSTONE,
+    Document,
     collection_of,
-    index_key,
-    system_event,
+    counted,
+    expiries_at,
+    frame_key,
 )
-from .index import EXISTS, SEQNO, count_documents, entry_of, forget_collection, index_frames
-from .segment import Piece
-from .snapshot import NO_DROPS, DiskSnapshot, Drops, MemorySnapshot, fold, superseded
+from .index import EXISTS, REV_SHIFT, SEQNO
+from .received import ReceivedHistory, check_metadata
 
-if TYPE_CHECKING:
-    from .bucket import Bucket
-    from .compaction import Generation
+__all__ = ["VBucket"]
 
-__all__ = ["History"]
+_DELETION = int(DcpOpcode.DELETION)
+_EXPIRATION = int(DcpOpcode.EXPIRATION)
+_pack_mutation = MUTATION.pack
+_new_tuple = tuple.__new__  # half the time of Written(...)
+_MAX_LOCKS = 10_000
+_XATTR_ROOM = 1 << 20
 
 
-class History:
-    """State, seqnos, branches, index and changes of one vbucket."""
+class VBucket(ReceivedHistory):
+    """A vbucket with its documents."""
 
-    # What a write needs comes first, so that it lies together: writes go from vbucket to vbucket, and each
-    # place that is not in the processor's cache costs more than the work done there.
-    __slots__ = (  # noqa: RUF023
-        "_index",
-        "_bucket",
-        "high_seqno",
-        "id",
-        "_tail",
-        "_locks",
-        "_items",
-        "_collection_highs",
-        "_checkpoint_end",
-        "_on_append",
-        "_on_change",
-        "rev_floor",
-        "state",
-        "_announced_purge",
-        "_checkpoints",
-        "_folded",
-        "_has_gaps",
-        "_meta_queued",
-        "_next_expiry",
-        "_old",
-        "_pieces",
-        "_pieces_epoch",
-        "_received",
-        "_waiters",
-        "deleted_rev",
-        "events",
-        "extra",
-        "failover_log",
-        "purge_seqno",
-        "rollback_floor",
-    )
+    __slots__ = ()
 
-    def __init__(self, bucket: Bucket, vbucket: int, state: int, log: FailoverLog) -> None:
-        self.id = vbucket
-        self.state = state
-        self.extra: dict[str, Any] | None = None
-        self.failover_log = log
-        self.high_seqno = 0
-        self.purge_seqno = 0
-        self.rollback_floor = 0
-        self._received = SnapshotRange(0, 0)
-        self._announced_purge = 0  # of the snapshot that is being received, if nothing of it is here yet
-        # what is here of the snapshot that is being received has gaps; unknown (True) after a restart
-        self._has_gaps = True
-        self._folded: list[SnapshotRange] = []  # received snapshots with gaps, rising
-        # highest rev of a tombstone that was purged: a document that comes back goes on from there
-        self.rev_floor = 0
-        self.deleted_rev = 0
-        self.events: list[tuple[int, int, int, int]] = []  # seqno, event, collection or scope id, scope id
-        self._bucket = bucket
-        self._index: dict[bytes, int] | None = None
-        self._locks: dict[bytes, tuple[int, float]] = {}  # the CAS that unlocks, and until when (monotonic)
-        self._items: int | None = 0
-        self._tail = Tail(1)
-        self._old: list[Tail] = []
-        self._meta_queued = False
-        self._pieces: tuple[Piece, ...] = ()
-        self._pieces_epoch = -1
-        self._next_expiry = NO_EXPIRY
-        self._collection_highs: dict[int, int] | None = None
-        self._checkpoints = Checkpoints(1, 0)
-        self._checkpoint_end = bucket.settings.checkpoint_items
-        self._on_append: Callable[[], None] | None = None
-        self._on_change: Callable[[], None] | None = None
-        self._waiters: list[tuple[int, Callable[[bool], None]]] = []
+    # Reading.
 
-    # What it is.
-
-    @property
-    def uuid(self) -> int:
-        return self.failover_log.newest.vb_uuid
-
-    @property
-    def persisted_seqno(self) -> int:
-        return int(self._bucket.persisted[self.id])
-
-    @persisted_seqno.setter
-    def persisted_seqno(self, seqno: int) -> None:
-        self._bucket.persisted[self.id] = seqno
-
-    @property
-    def received(self) -> SnapshotRange:
-        if self.state == VBucketState.ACTIVE:
-            return SnapshotRange(self.high_seqno, self.high_seqno)
-        return self._received
-
-    @property
-    def complete_seqno(self) -> int:
-        start, end = self.received
-        return min(start, self.high_seqno) if self.high_seqno < end else self.high_seqno
-
-    def exact_seqno(self, seqno: int) -> int:
-        seqno = min(seqno, self.high_seqno)
-        if seqno > self.received.start and self.high_seqno < self.received.end:
-            seqno = self.complete_seqno
-        seqno = self._folded_around(seqno).start
-        return seqno if seqno >= self.rollback_floor else 0
-
-    def _folded_around(self, seqno: int) -> SnapshotRange:
-        """The received snapshot inside which a seqno lies, where older versions were folded away by whoever
-        sent it; inside of none it is a range by itself.
-
-        In such a snapshot there is no state between its start and its end that the vbucket really had.
-        """
-        for one in self._folded:
-            if one.start < seqno < one.end:
-                return one
-        return SnapshotRange(seqno, seqno)
-
-    @property
-    def item_count(self) -> int:
-        if self._items is None:
-            self._load()
-        return self._items or 0
-
-    @property
-    def tombstone_count(self) -> int:
+    def get(self, key: bytes) -> bytes | None:
         index = self._index if self._index is not None else self._load()
-        return sum(1 for key, entry in index.items() if not entry & EXISTS and key[0] != 1)
+        entry = index.get(key, 0)
+        if not entry & EXISTS:
+            return None
+        frame = self._newest(entry)
+        if frame[44:48] != b"\0\0\0\0" and self._has_expired(frame):
+            if self.state == VBucketState.ACTIVE:
+                self._expire(key, frame, entry)
+            return None
+        return frame
 
-    @property
-    def disk_bytes(self) -> int:
-        return sum(piece.frame_bytes for piece in self.pieces)
+    def get_any(self, key: bytes) -> bytes | None:
+        index = self._index if self._index is not None else self._load()
+        entry = index.get(key, 0)
+        return self._newest(entry) if entry else None
 
-    @property
-    def checkpoint_id(self) -> int:
-        return self._checkpoints.open_id
+    def random_key(self, collection: int = 0) -> bytes | None:
+        index = self._index if self._index is not None else self._load()
+        keys = [key for key, entry in index.items() if entry & EXISTS and collection_of(key) == collection]
+        rng: random.Random = self._bucket.rng
+        while keys:
+            frame = self.get(keys.pop(rng.randrange(len(keys))))
+            if frame is not None:
+                return frame
+        return None
 
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        """Its parts of the sealed segments, in the order of their seqnos."""
-        if self._pieces_epoch != self._bucket.epoch:
-            found = (segment.piece(self.id) for segment in self._bucket.segments)
-            self._pieces = tuple(sorted((piece for piece in found if piece), key=lambda piece: piece.first))
-            self._pieces_epoch = self._bucket.epoch
-        return self._pieces
+    def _newest(self, entry: int) -> bytes:
+        frame = self.frame_at(entry & SEQNO)
+        if frame is None:
+            raise self._bucket.corrupt(f"seqno {entry & SEQNO} of vbucket {self.id} is missing")
+        return frame
 
-    @property
-    def sealed_seqno(self) -> int:
-        """The newest change that is in a segment."""
-        return max([piece.last for piece in self.pieces], default=0)
+    def _has_expired(self, frame: bytes) -> bool:
+        return int.from_bytes(frame[44:48], "big") <= self._bucket.now_s()
 
-    # Changes.
+    # Writing.
 
-    def _append(  # noqa: PLR0917
-        self, key: bytes, frame: bytes, seqno: int, entry: int, old: int, traits: int
-    ) -> None:
-        """A new change. `entry` and `old` are the key's new and old index entries, old 0 if there is none."""
+    def set(  # noqa: PLR0917
+        self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
+    ) -> Written:
+        if cas or self._locks:
+            self._check_cas(key, cas)
+        return self._mutate(key, value, flags, expiry, datatype, self._entry(key))
+
+    def put(self, key: bytes, value: bytes, flags: int, datatype: int, cas: int) -> tuple[int, int]:
+        index, tail, items, bucket = self._index, self._tail, self._items, self._bucket
+        if (
+            cas
+            or index is None
+            or items is None
+            or self._locks
+            or tail.seqnos is not None
+            or self._collection_highs is not None
+            or len(value) > bucket.max_value
+            or bucket.memory_bytes > bucket.memory_limit
+        ):
+            return self.set(key, value, flags, 0, datatype, cas)
+        # As `_mutate` and `_append`, with nothing between: their steps take longer to find than to do.
+        old = index.get(key, 0)
+        cas = bucket.clock.next()
+        seqno = self.high_seqno + 1
+        rev = ((old >> REV_SHIFT) if old else self.rev_floor) + 1
+        length = len(key)
+        frame = (
+            _pack_mutation(
+                MUTATION_START,
+                length,
+                31,
+                datatype,
+                self.id,
+                31 + length + len(value),
+                cas,
+                seqno,
+                rev,
+                flags,
+                0,
+            )
+            + key
+            + value
+        )
+        note = (old & SEQNO) << NOTE_SHIFT
         if old & EXISTS:
-            note = (old & SEQNO) << NOTE_SHIFT | traits | REPLACES
+            note |= REPLACES
         else:
-            note = (old & SEQNO) << NOTE_SHIFT | traits
-        if self._index is not None:
-            self._index[key] = entry
-        bucket = self._bucket
-        if bucket.cache:
-            bucket.cache.pop(key, None)
-        tail = self._tail
-        items = tail.items
-        items.append(frame)
-        items.append(note)
-        if tail.seqnos is not None:
-            tail.seqnos.append(seqno)
-        self.high_seqno = seqno
+            self._items = items + 1
+        index[key] = rev << REV_SHIFT | EXISTS | seqno
+        tail.items += (frame, note)
         bucket.pending.append(frame)
         bucket.notes.append(note)
         bucket.memory_bytes += len(frame)
-        if (entry ^ old) & EXISTS and self._items is not None and not traits & SYSTEM:
-            self._items += 1 if entry & EXISTS else -1
-        if traits:
-            self._note(frame, seqno, traits)
-        if seqno >= self._checkpoint_end or self._on_append is not None or self._collection_highs is not None:
-            self._tell(key, seqno)
-
-    def _tell(self, key: bytes, seqno: int) -> None:
-        """A change is there of which somebody may have to know."""
-        if self._collection_highs is not None:
-            self._collection_highs[collection_of(key)] = seqno
+        self.high_seqno = seqno
         if seqno >= self._checkpoint_end:
-            self._close_checkpoint(seqno)
+            self.close_checkpoint()
         if self._on_append is not None:
             self._on_append()
+        return cas, seqno
 
-    def _note(self, frame: bytes, seqno: int, traits: int) -> None:
-        """What an unusual change means beyond its key."""
-        if traits & TOMBSTONE:
-            self.deleted_rev = max(self.deleted_rev, int.from_bytes(frame[32:40], "big"))
-        if traits & EXPIRES:
-            self._next_expiry = min(self._next_expiry, int.from_bytes(frame[44:48], "big"))
-        if traits & SYSTEM:
-            event, subject = system_event(frame)
-            scope = subject
-            if event in (SystemEventId.COLLECTION_BEGIN, SystemEventId.COLLECTION_END):
-                value = HEADER_SIZE + 13 + int.from_bytes(frame[2:4], "big")
-                scope = int.from_bytes(frame[value + 8 : value + 12], "big")
-            self._bucket.cache.clear()
-            self.events = [*self.events, (seqno, event, subject, scope)]
-            if (seqno, subject) in self.drops:
-                self._items = None
-                if self._index is not None:
-                    forget_collection(self._index, subject, seqno)
-                    self._items = count_documents(self._index)
+    def add(self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Written:
+        if self.get(key) is not None:
+            raise DocumentRefused(Status.KEY_EEXISTS)
+        return self._mutate(key, value, flags, expiry, datatype, self._entry(key))
 
-    @property
-    def drops(self) -> list[tuple[int, int]]:
-        """(seqno, collection) of every event that removed a collection's documents: it ended, or began once
-        more, which is how a collection is emptied.
-        """
-        found = []
-        begun: set[int] = {0}
-        for seqno, event, subject, _ in self.events:
-            if event == SystemEventId.COLLECTION_END or (
-                event == SystemEventId.COLLECTION_BEGIN and subject in begun
-            ):
-                found.append((seqno, subject))
-            if event == SystemEventId.COLLECTION_BEGIN:
-                begun.add(subject)
-        return found
+    def replace(  # noqa: PLR0917
+        self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
+    ) -> Written:
+        self._existing(key, cas)
+        return self._mutate(key, value, flags, expiry, datatype, self._entry(key))
 
-    def _drops_up_to(self, seqno: int) -> Drops:
-        return Drops(self.drops, seqno) if self.events else NO_DROPS
+    def append(self, key: bytes, value: bytes, cas: int = 0, *, front: bool = False) -> Written:
+        document = Document.of(self._existing(key, cas, missing=Status.NOT_STORED))
+        if document.datatype & Datatype.SNAPPY:
+            raise DocumentRefused(Status.NOT_SUPPORTED, "the stored value is compressed")
+        old, datatype = document.value, document.datatype & ~Datatype.JSON
+        body = 4 + int.from_bytes(old[:4], "big") if datatype & Datatype.XATTR and front else 0
+        new = old[:body] + value + old[body:] if front else old + value
+        return self._mutate(key, new, document.flags, document.expiry, datatype, self._entry(key))
 
-    def frame_at(self, seqno: int) -> bytes | None:
-        """The frame with this seqno, from memory or disk."""
-        tail = self._tail
-        if seqno >= tail.first:
-            return tail.frame(seqno)
-        for tail in reversed(self._old):
-            if seqno >= tail.first:
-                return tail.frame(seqno)
-        for piece in reversed(self.pieces):
-            if piece.first <= seqno <= piece.last:
-                return piece.frame(seqno)
-        return None
+    def counter(self, key: bytes, delta: int, initial: int | None, expiry: int = 0) -> tuple[int, Written]:
+        self._check_cas(key, 0)
+        frame = self.get(key)
+        if frame is None:
+            if initial is None:
+                raise DocumentRefused(Status.KEY_ENOENT)
+            text = b"%d" % initial
+            return initial, self._mutate(key, text, 0, expiry, Datatype.JSON, self._entry(key))
+        document = Document.of(frame)
+        number = counted(document.value, delta)
+        text = b"%d" % number
+        written = self._mutate(
+            key, text, document.flags, document.expiry, document.datatype, self._entry(key)
+        )
+        return number, written
 
-    # The index.
+    def touch(self, key: bytes, expiry: int) -> tuple[bytes, Written]:
+        self._check_cas(key, 0)
+        frame = self.get(key)
+        if frame is None:
+            raise DocumentRefused(Status.KEY_ENOENT)
+        old = Document.of(frame)
+        if old.expiry == expiry:
+            return frame, Written(old.cas, old.seqno)
+        written = self._mutate(key, old.value, old.flags, expiry, old.datatype, self._entry(key))
+        return self._tail.items[-2], written
 
-    def load_index(self) -> dict[bytes, int]:
-        """The index of its keys, built if it is not there."""
-        return self._index if self._index is not None else self._load()
+    def delete(self, key: bytes, cas: int = 0) -> Written:
+        frame = self._existing(key, cas)
+        value, datatype = self._tombstone_value(frame)
+        entry = self._entry(key)
+        rev = (entry >> REV_SHIFT) + 1
+        return self._bury(
+            key, _DELETION, value, datatype, rev, self._bucket.clock.next(), self._bucket.now_s()
+        )
 
-    def _load(self) -> dict[bytes, int]:
-        """Build the index from every change that is left, in order: the newest stays."""
-        index: dict[bytes, int] = {}
+    def _mutate(  # noqa: PLR0917
+        self, key: bytes, value: bytes, flags: int, expiry: int, datatype: int, entry: int
+    ) -> Written:
+        """A new version of a document, made here; `entry` is the key's index entry now."""
+        bucket = self._bucket
+        size = len(value)
+        if size > bucket.max_value:
+            self._check_size(size, datatype)
+        if bucket.memory_bytes > bucket.memory_limit:
+            raise bucket.full()
+        seqno = self.high_seqno + 1
+        cas = bucket.clock.next()
+        rev = ((entry >> REV_SHIFT) if entry else self.rev_floor) + 1
+        key_length = len(key)
+        frame = (
+            _pack_mutation(
+                MUTATION_START,
+                key_length,
+                31,
+                datatype,
+                self.id,
+                31 + key_length + size,
+                cas,
+                seqno,
+                rev,
+                flags,
+                expiry,
+            )
+            + key
+            + value
+        )
+        traits = DATATYPE_TRAITS[datatype]
+        if expiry:
+            traits |= EXPIRES
+        if key[0]:
+            traits |= COLLECTION
+        self._append(key, frame, seqno, rev << REV_SHIFT | EXISTS | seqno, entry, traits)
+        return _new_tuple(Written, (cas, seqno))
+
+    def _bury(  # noqa: PLR0917
+        self, key: bytes, opcode: int, value: bytes, datatype: int, rev: int, cas: int, delete_time: int
+    ) -> Written:
+        """A tombstone."""
+        if self._bucket.memory_bytes > self._bucket.memory_limit:
+            raise self._bucket.full()
+        seqno = self.high_seqno + 1
+        entry = self._entry(key)
+        layout, extras = (DELETION, 21) if opcode == _DELETION else (EXPIRATION, 20)
+        fields = (seqno, rev, delete_time, 0) if opcode == _DELETION else (seqno, rev, delete_time)
+        body = extras + len(key) + len(value)
+        head = layout.pack(0x80, opcode, len(key), extras, datatype, self.id, body, 0, cas, *fields)
+        traits = DATATYPE_TRAITS[datatype] | (DELETED if opcode == _DELETION else EXPIRED)
+        if key[0]:
+            traits |= COLLECTION
+        self._locks.pop(key, None)
+        self._append(key, head + key + value, seqno, rev << REV_SHIFT | seqno, entry, traits)
+        return Written(cas, seqno)
+
+    def _tombstone_value(self, frame: bytes) -> tuple[bytes, int]:
+        document = Document.of(frame)
+        if not document.datatype & Datatype.XATTR:
+            return b"", 0
+        return self._bucket.settings.tombstone_value(document.value, document.datatype)
+
+    def _entry(self, key: bytes) -> int:
+        index = self._index if self._index is not None else self._load()
+        return index.get(key, 0)
+
+    def _check_size(self, size: int, datatype: int) -> None:
+        room = _XATTR_ROOM if datatype & Datatype.XATTR else 0
+        if size > self._bucket.max_value + room:
+            raise DocumentRefused(
+                Status.E2BIG,
+                f"a value of {size} bytes: the limit is {self._bucket.max_value} (setting max_value)",
+            )
+
+    def _existing(self, key: bytes, cas: int, missing: int = Status.KEY_ENOENT) -> bytes:
+        """The live document, if the CAS fits and no lock is in the way."""
+        if cas or self._locks:
+            self._check_cas(key, cas, missing)
+        frame = self.get(key)
+        if frame is None:
+            raise DocumentRefused(missing)
+        return frame
+
+    def _check_cas(self, key: bytes, cas: int, missing: int = Status.KEY_ENOENT) -> None:
+        """Refuse if the document has another CAS or is locked; the CAS of the lock opens it."""
+        lock = self._locks.get(key)
+        if lock is not None:
+            if cas == lock[0]:
+                del self._locks[key]
+                return
+            if self._bucket.clock.monotonic() < lock[1]:
+                raise DocumentRefused(Status.KEY_EEXISTS if cas else Status.LOCKED)
+            del self._locks[key]
+        if cas:
+            frame = self.get(key)
+            if frame is None:
+                raise DocumentRefused(missing)
+            if int.from_bytes(frame[16:24], "big") != cas:
+                raise DocumentRefused(Status.KEY_EEXISTS)
+
+    # Locks: in memory only, as on any server.
+
+    def get_locked(self, key: bytes, seconds: float) -> tuple[bytes, int]:
+        frame = self.get(key)
+        if frame is None:
+            raise DocumentRefused(Status.KEY_ENOENT)
+        if self.is_locked(key):
+            raise DocumentRefused(Status.LOCKED)
+        if len(self._locks) >= _MAX_LOCKS:
+            now = self._bucket.clock.monotonic()
+            self._locks = {k: lock for k, lock in self._locks.items() if lock[1] > now}
+            if len(self._locks) >= _MAX_LOCKS:
+                raise DocumentRefused(Status.ETMPFAIL, "too many locks")
+        cas = self._bucket.clock.next()
+        self._locks[key] = cas, self._bucket.clock.monotonic() + seconds
+        return frame, cas
+
+    def unlock(self, key: bytes, cas: int) -> None:
+        if self.get(key) is None:
+            raise DocumentRefused(Status.KEY_ENOENT)
+        if not self.is_locked(key):
+            raise DocumentRefused(Status.NOT_LOCKED)
+        if self._locks[key][0] != cas:
+            raise DocumentRefused(Status.LOCKED)
+        # The lock's CAS stays good for the next change, as if the document had taken it over.
+        self._locks[key] = cas, 0.0
+
+    def is_locked(self, key: bytes) -> bool:
+        lock = self._locks.get(key)
+        return lock is not None and self._bucket.clock.monotonic() < lock[1]
+
+    # With metadata that was made elsewhere.
+
+    def set_with_meta(  # noqa: PLR0917
+        self,
+        key: bytes,
+        value: bytes,
+        flags: int,
+        expiry: int,
+        rev: int,
+        meta_cas: int,
+        datatype: int = 0,
+        *,
+        cas: int = 0,
+        add: bool = False,
+        resolve: bool = True,
+        regenerate_cas: bool = False,
+    ) -> Written:
+        check_metadata(rev, 0 if regenerate_cas else meta_cas)
+        if cas or self._locks:
+            self._check_cas(key, cas)
+        if add and self.get(key) is not None:
+            raise DocumentRefused(Status.KEY_EEXISTS)
+        if resolve:
+            self._resolve(key, rev, meta_cas, expiry, flags, datatype, deleted=False)
+        if len(value) > self._bucket.max_value:
+            self._check_size(len(value), datatype)
+        if self._bucket.memory_bytes > self._bucket.memory_limit:
+            raise self._bucket.full()
+        new_cas = self._meta_cas(meta_cas, regenerate=regenerate_cas)
+        seqno, entry = self.high_seqno + 1, self._entry(key)
+        body = 31 + len(key) + len(value)
+        head = MUTATION.pack(
+            MUTATION_START, len(key), 31, datatype, self.id, body, new_cas, seqno, rev, flags, expiry
+        )
+        traits = DATATYPE_TRAITS[datatype] | (EXPIRES if expiry else 0) | (COLLECTION if key[0] else 0)
+        self._append(key, head + key + value, seqno, rev << REV_SHIFT | EXISTS | seqno, entry, traits)
+        return Written(new_cas, seqno)
+
+    def delete_with_meta(  # noqa: PLR0917
+        self,
+        key: bytes,
+        flags: int,
+        delete_time: int,
+        rev: int,
+        meta_cas: int,
+        value: bytes = b"",
+        datatype: int = 0,
+        *,
+        cas: int = 0,
+        resolve: bool = True,
+        regenerate_cas: bool = False,
+        expiration: bool = False,
+    ) -> Written:
+        check_metadata(rev, 0 if regenerate_cas else meta_cas)
+        if cas or self._locks:
+            self._check_cas(key, cas)
+        if resolve:
+            self._resolve(key, rev, meta_cas, delete_time, flags, datatype, deleted=True)
+        if len(value) > self._bucket.max_value:
+            self._check_size(len(value), datatype)
+        new_cas = self._meta_cas(meta_cas, regenerate=regenerate_cas)
+        opcode = _EXPIRATION if expiration else _DELETION
+        return self._bury(key, opcode, value, datatype, rev, new_cas, delete_time or self._bucket.now_s())
+
+    def _meta_cas(self, meta_cas: int, *, regenerate: bool) -> int:
+        if regenerate or not meta_cas:
+            return self._bucket.clock.next()
+        self._bucket.clock.observe(meta_cas)
+        return meta_cas
+
+    def _resolve(  # noqa: PLR0917
+        self, key: bytes, rev: int, cas: int, expiry: int, flags: int, datatype: int, *, deleted: bool
+    ) -> None:
+        """Refuse what loses against the stored version (docs/spec/header.md#conflict-resolution)."""
+        frame = self.get_any(key)
+        if frame is None:
+            return
+        old = Document.of(frame)
+        if self._bucket.settings.last_write_wins:
+            new_key, old_key = (cas, rev), (old.cas, old.rev)
+        else:
+            new_key, old_key = (rev, cas), (old.rev, old.cas)
+        if new_key != old_key:
+            wins = new_key > old_key
+        elif deleted or old.deleted:
+            wins = False
+        elif expiry != old.expiry:
+            wins = expiry > old.expiry
+        elif flags != old.flags:
+            wins = flags < old.flags
+        else:
+            wins = bool(
+                self._bucket.settings.last_write_wins
+                and datatype & Datatype.XATTR
+                and not old.datatype & Datatype.XATTR
+            )
+        if not wins:
+            raise DocumentRefused(Status.KEY_EEXISTS)
+
+    # Expiry.
+
+    def _expire(self, key: bytes, frame: bytes, entry: int) -> None:
+        if self._bucket.memory_bytes > self._bucket.memory_limit:
+            return  # a reader is not to blame; the next one tries again
+        value, datatype = self._tombstone_value(frame)
+        time_s = int.from_bytes(frame[44:48], "big")
+        rev = (entry >> REV_SHIFT) + 1
+        self._bury(key, _EXPIRATION, value, datatype, rev, self._bucket.clock.next(), time_s)
+
+    def expire_due(self, limit: int = 1_000) -> int:
+        now = self._bucket.now_s()
+        if self._next_expiry > now or self.state != VBucketState.ACTIVE:
+            return 0
+        index = self._index if self._index is not None else self._load()
+        found, next_expiry = self._expired_by(now)
+        due = []
+        for frame, seqno in found:
+            key = frame_key(frame)
+            entry = index.get(key, 0)
+            if entry & SEQNO == seqno and entry & EXISTS:
+                due.append((key, frame, entry))
+        for key, frame, entry in due[:limit]:
+            self._expire(key, frame, entry)
+        self._next_expiry = next_expiry if len(due) <= limit else now
+        return min(len(due), limit)
+
+    def _expired_by(self, now: int) -> tuple[list[tuple[bytes, int]], int]:
+        """Changes whose expiry has come, superseded ones too, and the next expiry after that."""
+        found: list[tuple[bytes, int]] = []
+        following = NO_EXPIRY
         for piece in self.pieces:
+            if piece.min_expiry == NO_EXPIRY:
+                continue
             for frames in piece.blocks():
-                index_frames(index, frames)
+                places = np.flatnonzero(frames.traits & EXPIRES)
+                offsets = frames.offsets[places]
+                expiries = expiries_at(frames.data, offsets)
+                come = expiries <= now
+                following = min([following, *expiries[~come].tolist()])
+                for place, offset in zip(places[come].tolist(), offsets[come].tolist(), strict=True):
+                    stop = offset + int(frames.lengths[place])
+                    found.append((frames.data[offset:stop].tobytes(), int(frames.seqnos[place])))
         sealed = self.sealed_seqno
         for tail in (*self._old, self._tail):
             for place in range(tail.after(sealed), len(tail)):
                 frame, note = tail.items[2 * place : 2 * place + 2]
-                index[index_key(frame)] = entry_of(frame, int.from_bytes(frame[24:32], "big"), note)
-        drops = self.drops
-        for seqno, collection in drops:
-            forget_collection(index, collection, seqno)
-        self._index = index
-        if self._items is None:
-            self._items = count_documents(index)
-        return index
-
-    def forget_purged(self, purged: Iterable[tuple[bytes, int]]) -> None:
-        """Compaction dropped these tombstones."""
-        if self._index is not None:
-            for key, seqno in purged:
-                if self._index.get(key, 0) & SEQNO == seqno:
-                    del self._index[key]
-
-    def collection_high_seqno(self, collections: Iterable[int]) -> int:
-        wanted = set(collections)
-        if not self.events and 0 in wanted:
-            return self.high_seqno
-        highs = self._collection_highs
-        if highs is None:
-            highs = {}
-            for key, entry in (self._index if self._index is not None else self._load()).items():
-                if key[0] != 1:
-                    collection = collection_of(key)
-                    highs[collection] = max(highs.get(collection, 0), entry & SEQNO)
-            self._collection_highs = highs
-        events = (seqno for seqno, event, subject, _ in self.events if event in (0, 1) and subject in wanted)
-        return max([highs.get(collection, 0) for collection in wanted] + list(events), default=0)
-
-    # Streams.
-
-    def snapshot_after(self, after_seqno: int, *, memory: bool = True) -> Snapshot | None:
-        if not memory:
-            return self._persisted_snapshot(after_seqno)
-        if after_seqno >= self.high_seqno:
-            return None
-        first = self._old[0] if self._old else self._tail
-        sealed = self.sealed_seqno
-        if after_seqno + 1 >= first.first or after_seqno >= sealed:
-            checkpoint_id, start, end = self._checkpoints.containing(after_seqno + 1)
-            return self._memory_snapshot(
-                after_seqno,
-                self.high_seqno if end is None else self._folded_around(end).end,
-                checkpoint=start == after_seqno,
-                checkpoint_id=checkpoint_id,
-            )
-        return self._disk_and_memory_snapshot(after_seqno, sealed, self._folded_around(sealed).end)
-
-    def _memory_snapshot(
-        self, after: int, end: int, *, checkpoint: bool = False, checkpoint_id: int = 0
-    ) -> MemorySnapshot | None:
-        frames: list[bytes] = []
-        notes: list[int] = []
-        seqnos: list[int] = []
-        for tail in (*self._old, self._tail):
-            start, stop = tail.after(after), tail.after(end)
-            if start < stop:
-                frames += tail.frames(start, stop)
-                notes += tail.notes(start, stop)
-                seqnos += tail.numbers(start, stop)
-        if not frames:
-            return None
-        # The last change up to `end`: a replica's checkpoint may end in a gap.
-        last = seqnos[-1]
-        kept, traits = fold(frames, seqnos, notes, self._drops_up_to(last))
-        return MemorySnapshot(
-            after + 1, last, kept, traits, checkpoint=checkpoint, checkpoint_id=checkpoint_id
-        )
-
-    def _disk_snapshot(self, after: int, end: int) -> DiskSnapshot:
-        pieces = self.pieces
-        return DiskSnapshot(after, end, pieces, superseded(pieces, after), self._drops_up_to(end))
-
-    def _persisted_snapshot(self, after: int) -> Snapshot | None:
-        """Everything on disk: the segments, and what the logs hold of the changes in memory."""
-        if after >= self.persisted_seqno:
-            return None
-        end = self._folded_around(self.persisted_seqno).end
-        sealed = self.sealed_seqno
-        if after >= sealed:
-            # Not None only if there is a change: a replica that was rolled back may end in a gap.
-            snapshot = self._memory_snapshot(after, end)
-            if snapshot is not None:
-                snapshot.in_memory = False
-                snapshot.checkpoint = True
-            return snapshot
-        return self._disk_and_memory_snapshot(after, sealed, end)
-
-    def _disk_and_memory_snapshot(self, after: int, sealed: int, end: int) -> Snapshot:
-        """The segments, and then the changes in memory up to a seqno."""
-        rest = self._memory_snapshot(sealed, end) if end > sealed else None
-        if rest is None:
-            return self._disk_snapshot(after, sealed)
-        dead = superseded(self.pieces, after)
-        notes: list[int] = []
-        for tail in (*self._old, self._tail):
-            notes += tail.notes(tail.after(sealed), tail.after(rest.end))
-        olds = np.array(notes, np.uint64) >> np.uint64(NOTE_SHIFT)
-        later = olds[(olds > after) & (olds <= sealed)]
-        if len(later):
-            dead = np.union1d(dead, later)
-        drops = self._drops_up_to(rest.end)
-        return DiskSnapshot(after, rest.end, self.pieces, dead, drops, rest=rest)
-
-    def on_append(self, callback: Callable[[], None] | None) -> None:
-        self._on_append = callback
-
-    def on_change(self, callback: Callable[[], None] | None) -> None:
-        self._on_change = callback
-
-    def changed(self) -> None:
-        """Something other than a new change happened that streams must know."""
-        if self._on_change is not None:
-            self._on_change()
-
-    def close_checkpoint(self) -> int:
-        return self._close_checkpoint(self.high_seqno)
-
-    def _close_checkpoint(self, seqno: int) -> int:
-        before = self._checkpoints.open_id
-        self._checkpoints.close(seqno)
-        self._checkpoint_end = self._checkpoints.open_start + self._bucket.settings.checkpoint_items
-        if self._checkpoints.open_id != before:
-            self._bucket.queue_meta(self)
-        return self._checkpoints.open_id
-
-    def checkpoint_start(self, checkpoint_id: int) -> int | None:
-        start = self._checkpoints.start_of(checkpoint_id)
-        first = self._old[0].first if self._old else self._tail.first
-        return start if start is not None and start + 1 >= first else None
-
-    # Durability.
-
-    def when_persisted(self, seqno: int, callback: Callable[[bool], None]) -> None:
-        if seqno <= self.persisted_seqno:
-            callback(True)
-        else:
-            self._waiters.append((seqno, callback))
-            self._bucket.waiting[self] = None
-
-    def tell_waiters(self) -> bool:
-        """A flush has come to its end; whether somebody still waits."""
-        seqno = self.persisted_seqno
-        due = [callback for wanted, callback in self._waiters if wanted <= seqno]
-        self._waiters = [waiter for waiter in self._waiters if waiter[0] > seqno]
-        for callback in due:
-            callback(True)
-        return bool(self._waiters)
-
-    def give_up_waiters(self, after: int = 0) -> None:
-        """What they wait for will never come."""
-        lost = [callback for wanted, callback in self._waiters if wanted > after]
-        self._waiters = [waiter for waiter in self._waiters if waiter[0] <= after]
-        for callback in lost:
-            callback(False)
-
-    def rotate(self, generation: Generation) -> Tail | None:
-        """What is on disk of the growing tail belongs to a generation that is now complete."""
-        tail = self._tail
-        flushed = tail.after(self.persisted_seqno)
-        if not flushed:
-            return None
-        self._tail = tail.part(flushed, len(tail), self.persisted_seqno + 1)
-        tail.cut(flushed)
-        tail.generation = generation
-        self._old.append(tail)
-        return tail
-
-    def forget_tail(self, generation: Generation) -> None:
-        """A generation is sealed and leaves memory."""
-        if self._old and self._old[0].generation is generation:
-            del self._old[0]
-            first = self._old[0].first if self._old else self._tail.first
-            self._checkpoints.forget_before(first - 1)
+                if note & EXPIRES:
+                    expiry = int.from_bytes(frame[44:48], "big")
+                    if expiry <= now:
+                        found.append((frame, int.from_bytes(frame[24:32], "big")))
+                    else:
+                        following = min(following, expiry)
+        return found, following
 
     def drop_after(self, seqno: int) -> None:
-        """The part of a rollback that happens in memory; segments are clipped by the bucket."""
-        # Copies, because a job on another thread may be reading the old ones.
-        kept = [tail for tail in self._old if tail.first <= seqno]
-        self._old = [tail.part(0, tail.after(seqno), tail.first) for tail in kept]
-        for new, old in zip(self._old, kept, strict=True):
-            new.generation = old.generation
-        tail = self._tail
-        if tail.first <= seqno:
-            self._tail = tail.part(0, tail.after(seqno), tail.first)
-        else:
-            self._tail = Tail(seqno + 1)
-        self.high_seqno = seqno
-        self.persisted_seqno = min(self.persisted_seqno, seqno)
-        self._received = SnapshotRange(seqno, seqno)
-        self._announced_purge = 0
-        self._has_gaps = True
-        self._folded = [one for one in self._folded if one.end <= seqno]
-        self.events = [event for event in self.events if event[0] <= seqno]
-        if seqno == 0:
-            self.purge_seqno = self.rollback_floor = self.rev_floor = self.deleted_rev = 0
-        self._index = None
-        self._bucket.cache.clear()
-        self._items = None if seqno else 0
-        self._collection_highs = None
-        self._next_expiry = 0
-        self._checkpoints = Checkpoints(self._checkpoints.open_id + 1, seqno)
-        self._checkpoint_end = seqno + self._bucket.settings.checkpoint_items
-        self._pieces_epoch = -1
-
-    def kept(self) -> dict[str, Any]:
-        """Everything as it is now, for `restore`."""
-        slots = (name for each in type(self).__mro__ for name in getattr(each, "__slots__", ()))
-        return {name: getattr(self, name) for name in slots}
-
-    def restore(self, kept: dict[str, Any]) -> None:
-        """What `drop_after` did is undone."""
-        for name, value in kept.items():
-            setattr(self, name, value)
-
-    # What is stored beside the changes.
-
-    def to_json(self, *, whole: bool) -> dict[str, Any]:
-        """For a batch: what changes without a change. `whole`, for the manifest: all that can't be
-        computed again.
-        """
-        meta: dict[str, Any] = {
-            "state": self.state,
-            "failover_log": self.failover_log.to_json(),
-            "received": list(self._received),
-            "checkpoint": self._checkpoints.open_id,
-            "purge_seqno": self.purge_seqno,
-        }
-        if self._folded:
-            meta["folded"] = [list(one) for one in self._folded]
-        if self.extra is not None:
-            meta["extra"] = self.extra
-        if whole:
-            meta["high_seqno"] = self.high_seqno
-            meta["rollback_floor"] = self.rollback_floor
-            meta["rev_floor"] = self.rev_floor
-            meta["deleted_rev"] = self.deleted_rev
-            meta["items"] = self._items
-            meta["events"] = self.events
-            meta["next_expiry"] = self._next_expiry
-        return meta
-
-    def take_json(self, meta: dict[str, Any]) -> None:
-        """The reverse of `to_json`."""
-        self.state = meta["state"]
-        self.failover_log = FailoverLog.from_json(meta["failover_log"])
-        self._received = SnapshotRange(*meta["received"])
-        self._folded = [SnapshotRange(*one) for one in meta.get("folded", [])]
-        self.extra = meta.get("extra")
-        self.purge_seqno = max(self.purge_seqno, meta.get("purge_seqno", 0))
-        self._checkpoints = Checkpoints(meta["checkpoint"], self._checkpoints.open_start)
-        if "high_seqno" in meta:
-            self.high_seqno = self.persisted_seqno = meta["high_seqno"]
-            self.rollback_floor = meta["rollback_floor"]
-            self.rev_floor = meta["rev_floor"]
-            self.deleted_rev = meta.get("deleted_rev", self.rev_floor)  # before it was kept: of those purged
-            self._items = meta["items"]
-            self.events = [(s, e, i, p) for s, e, i, p in meta["events"]]
-            self._next_expiry = meta["next_expiry"]
-            self._tail = Tail(self.high_seqno + 1)
-            self._checkpoints = Checkpoints(meta["checkpoint"], self.high_seqno)
-
-    def replay(self, frames: Sequence[bytes], notes: Sequence[int]) -> None:
-        """Changes that a log holds."""
-        tail = self._tail
-        for frame, note in zip(frames, notes, strict=True):
-            seqno = int.from_bytes(frame[24:32], "big")
-            tail.expect(seqno)
-            if tail.seqnos is not None:
-                tail.seqnos.append(seqno)
-            tail.items += (frame, note)
-            if note & 0x7F:
-                self._note(frame, seqno, note & NOTE_TRAITS)
-            if self._items is not None and not note & SYSTEM:
-                self._items += (not note & TOMBSTONE) - bool(note & REPLACES)
-        self._bucket.memory_bytes += sum(map(len, frames))
-        self.high_seqno = self.persisted_seqno = int.from_bytes(frames[-1][24:32], "big")
-
-    def recovered(self) -> None:
-        """All logs are read: what comes next is in a checkpoint of its own."""
-        first = self._old[0].first if self._old else self._tail.first
-        self._checkpoints = Checkpoints(self._checkpoints.open_id + 1, first - 1)
-        self._checkpoint_end = first - 1 + self._bucket.settings.checkpoint_items
+        super().drop_after(seqno)
+        self._locks = {}

@@ -25,11 +25,12 @@ from .merging import Losses, PiecePlan, merge
 from .segment import Piece, Segment
 from .segment_writer import SegmentWriter
 
-__all__ = ["ProcessLost", "merge_apart"]
+__all__ = ["ProcessLost", "merge_in_a_process"]
 
 _POLL_S = 0.1
 _PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import tailrace.store.apart as a; a.main()"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from tailrace.store.merge_process import main; main()"
 )
 
 
@@ -65,7 +66,7 @@ class _Unpickler(pickle.Unpickler):
         return piece
 
 
-def merge_apart(
+def merge_in_a_process(
     plans: list[PiecePlan], files: DiskFiles, file: DiskFile, number: int, go_on: Callable[[], None]
 ) -> dict[int, Losses]:
     """`merge` into this empty file, which is whole and synced then. `go_on` may break it off."""

@@ -13,7 +13,7 @@ from store.test_merging import ASKED, VBUCKETS, a_store, content
 from tailrace.clock import ManualClock
 from tailrace.errors import StoreCorrupt
 from tailrace.rng import source
-from tailrace.store import apart, compaction
+from tailrace.store import compaction, merge_process
 from tailrace.store.base import Compaction, Job, StoreSettings
 from tailrace.store.bucket import Bucket
 from tailrace.store.engine import Engine
@@ -44,15 +44,15 @@ def on_disk(directory: Path, seed: int = 1) -> Path:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every merge is large enough. The processes that were started."""
-    monkeypatch.setattr(compaction, "APART_BYTES", 0)
+    monkeypatch.setattr(compaction, "OWN_PROCESS_BYTES", 0)
     processes: list[Any] = []
-    start = apart.subprocess.Popen  # type: ignore[attr-defined]
+    start = merge_process.subprocess.Popen  # type: ignore[attr-defined]
 
     def popen(*args: Any, **options: Any) -> Any:
         processes.append(start(*args, **options))
         return processes[-1]
 
-    monkeypatch.setattr(apart.subprocess, "Popen", popen)  # type: ignore[attr-defined]
+    monkeypatch.setattr(merge_process.subprocess, "Popen", popen)  # type: ignore[attr-defined]
     return processes
 
 
@@ -80,7 +80,7 @@ def merged(directory: Path, asked: Compaction) -> tuple[object, ...]:
 
 def merged_here(tmp_path: Path, asked: Compaction, seed: int = 1) -> tuple[object, ...]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compaction, "APART_BYTES", 1 << 60)
+        patch.setattr(compaction, "OWN_PROCESS_BYTES", 1 << 60)
         return merged(on_disk(tmp_path / "here", seed), asked)
 
 
@@ -125,7 +125,7 @@ def test_a_process_that_dies(
     program: str,
 ) -> None:
     here = merged_here(tmp_path, ASKED["tombstones"])
-    monkeypatch.setattr(apart, "_PROGRAM", program)
+    monkeypatch.setattr(merge_process, "_PROGRAM", program)
     with caplog.at_level(logging.WARNING):
         assert merged(on_disk(tmp_path / "apart"), ASKED["tombstones"]) == here
     assert len(started) == 1
@@ -140,8 +140,8 @@ def test_no_process_to_be_had(
     missing: tuple[str, Any],
 ) -> None:
     here = merged_here(tmp_path, ASKED["superseded"])
-    monkeypatch.setattr(compaction, "APART_BYTES", 0)
-    monkeypatch.setattr(apart.sys, *missing, raising=False)  # type: ignore[attr-defined]
+    monkeypatch.setattr(compaction, "OWN_PROCESS_BYTES", 0)
+    monkeypatch.setattr(merge_process.sys, *missing, raising=False)  # type: ignore[attr-defined]
     with caplog.at_level(logging.WARNING):
         assert merged(on_disk(tmp_path / "apart"), ASKED["superseded"]) == here
     assert "no process for a merge" in caplog.text
@@ -162,7 +162,7 @@ def test_what_it_finds_damaged_is_said(tmp_path: Path, started: list[Any]) -> No
 
 
 def test_it_can_be_broken_off(tmp_path: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "_PROGRAM", NEVER_READY)
+    monkeypatch.setattr(merge_process, "_PROGRAM", NEVER_READY)
     with open_store(on_disk(tmp_path)) as engine:
         bucket = engine.buckets["default"]
         before = state(bucket)

@@ -28,7 +28,7 @@ from .index import ENTRY_BYTES, EXISTS, REV_SHIFT, SEQNO
 
 if TYPE_CHECKING:
     from .bucket import Bucket
-    from .documents import VBucket
+    from .vbucket import VBucket
 
 __all__ = ["set_many"]
 
