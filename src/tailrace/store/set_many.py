@@ -35,7 +35,6 @@ __all__ = ["set_many"]
 _HEAD = np.dtype((np.void, MUTATION.size))
 _LOW = (1 << REV_SHIFT) - 1
 _LIVE = EXISTS + 1  # with this added, an entry whose low bits are all set is of a document with the next rev
-_MAX_REV = (1 << 64) - 1
 _first_byte = itemgetter(0)
 
 
@@ -79,8 +78,6 @@ class _Batch:
                 return False
             # Two columns: the seqno with whether the document was there, and the rev.
             before, revs = np.frombuffer(b"".join(self._olds), "<u8").reshape(-1, 2).T
-            if revs.max() == _MAX_REV:
-                raise OverflowError("there is no rev behind this one")
             cas = bucket.clock.next()
             heads = np.zeros(count, MUTATION_HEADS)
             heads["start"] = MUTATION_START
