@@ -36,7 +36,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from tailrace.store.base import StoreSettings
-from tailrace.store.bucket import Bucket
+from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
 
 TARGET = 2.5
@@ -107,7 +107,7 @@ class Ours:
         self._directory = directory
         self._settings = StoreSettings(history_changes=args.history)
         self._engine = Engine(directory, settings=self._settings)
-        self._bucket: Bucket = self._engine.create_bucket("default", args.vbuckets)
+        self._bucket: EngineBucket = self._engine.create_bucket("default", args.vbuckets)
         self._jobs: dict[Any, threading.Thread] = {}
 
     def write(self, batches: list[Documents]) -> None:

@@ -13,15 +13,9 @@ GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 
 STILL_TWICE = {
     "Command",
-    "Document",
-    "Logged",
     "Node",
-    "Piece",
     "Progress",
-    "Segment",
     "Session",
-    "Snapshot",
-    "SnapshotRange",
 }
 """Names that are still to be made unique; a name leaves this list when it is."""
 

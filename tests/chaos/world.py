@@ -16,7 +16,7 @@ import tailrace.testing
 from spark.naive import Doc, bucket_state
 from tailrace.clock import ManualClock
 from tailrace.errors import DocumentRefused, RollbackImpossible
-from tailrace.store.format import Document
+from tailrace.store.format import StoredDocument
 
 VBUCKETS = 4
 KEYS = 20
@@ -177,7 +177,7 @@ def _documents(vbucket: Any) -> dict[bytes, Doc]:
     for number in range(KEYS):
         for key in (b"key-%d" % number, b"\xfekey-%d" % number):
             frame = vbucket.get_any(b"\0" + key)
-            if frame is not None and not (one := Document.of(frame)).deleted:
+            if frame is not None and not (one := StoredDocument.of(frame)).deleted:
                 found[key] = Doc(one.value, one.seqno, one.rev, one.cas, one.flags, one.expiry)
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from tailrace import Deletion, Expiration, Flush, Mutation, Rollback, SeqnoAdvanced, Snapshot, StreamEnd
-from tailrace.store.format import Document
+from tailrace.store.format import StoredDocument
 
 
 class Application:
@@ -99,7 +99,7 @@ def server_state(node: Any, keys: Iterable[bytes]) -> dict[int, dict[bytes, tupl
         for vbucket, key in chosen:
             frame = running.buckets[node.bucket].store.vbuckets[vbucket].get(b"\0" + key)
             if frame is not None:
-                document = Document.of(frame)
+                document = StoredDocument.of(frame)
                 found.setdefault(vbucket, {})[key] = (document.seqno, document.value)
         return found
 

@@ -19,10 +19,10 @@ from tailrace.model import Position, SnapshotRange
 from tailrace.protocol.dcp.producer_stream import ProducerStream
 from tailrace.protocol.dcp.replica_stream import ReplicaStream
 from tailrace.server.durability import CopyTracker
-from tailrace.store.base import SnapshotRange as StoreRange
-from tailrace.store.bucket import Bucket as StoreBucket
+from tailrace.store.base import ReceivedRange
+from tailrace.store.bucket import EngineBucket
 from tailrace.store.received import ReceivedHistory
-from tailrace.store.vbucket import VBucket
+from tailrace.store.vbucket import EngineVBucket
 from tailrace.store.vbucket_history import History
 from tailrace.wire.codes import VBucketState
 
@@ -39,11 +39,11 @@ class Bug:
 
 
 def _branches_at_the_last_seqno() -> AbstractContextManager[Any]:
-    def promote(self: StoreBucket, vbucket: Any) -> None:
+    def promote(self: EngineBucket, vbucket: Any) -> None:
         log = vbucket.failover_log
         vbucket.failover_log = self.branched(log, vbucket.high_seqno, self.new_uuid(log))
 
-    return mock.patch.object(StoreBucket, "_promote", promote)
+    return mock.patch.object(EngineBucket, "_promote", promote)
 
 
 def _takes_a_part_for_the_whole() -> AbstractContextManager[Any]:
@@ -84,7 +84,7 @@ def _a_copy_believes_the_second_marker() -> AbstractContextManager[Any]:
 
     def begin_snapshot(self: ReceivedHistory, start: int, end: int, purge_seqno: int = 0) -> None:
         original(self, start, end, purge_seqno)
-        self._received = StoreRange(self._received.start, end)
+        self._received = ReceivedRange(self._received.start, end)
 
     return mock.patch.object(ReceivedHistory, "begin_snapshot", begin_snapshot)
 
@@ -103,29 +103,29 @@ def _saves_inside_a_snapshot() -> AbstractContextManager[Any]:
 
 
 def _forgets_what_was_folded() -> AbstractContextManager[Any]:
-    def folded_around(self: History, seqno: int) -> StoreRange:
-        return StoreRange(seqno, seqno)
+    def folded_around(self: History, seqno: int) -> ReceivedRange:
+        return ReceivedRange(seqno, seqno)
 
     return mock.patch.object(History, "_folded_around", folded_around)
 
 
 def _keeps_its_own_log() -> AbstractContextManager[Any]:
-    def set_failover_log(self: VBucket, log: Any) -> None:
+    def set_failover_log(self: EngineVBucket, log: Any) -> None:
         if not self.high_seqno:
             self.failover_log = log
 
-    return mock.patch.object(VBucket, "set_failover_log", set_failover_log)
+    return mock.patch.object(EngineVBucket, "set_failover_log", set_failover_log)
 
 
 def _activates_too_early() -> AbstractContextManager[Any]:
-    original = StoreBucket.set_state
+    original = EngineBucket.set_state
 
-    def set_state(self: StoreBucket, vbucket: int, state: int, **options: Any) -> Any:
+    def set_state(self: EngineBucket, vbucket: int, state: int, **options: Any) -> Any:
         if options.get("takeover") and state == VBucketState.PENDING:
             state = VBucketState.ACTIVE
         return original(self, vbucket, state, **options)
 
-    return mock.patch.object(StoreBucket, "set_state", set_state)
+    return mock.patch.object(EngineBucket, "set_state", set_state)
 
 
 def _answers_without_a_majority() -> AbstractContextManager[Any]:

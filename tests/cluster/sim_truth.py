@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from cluster.sim_nodes import Machine
 from tailrace.history import FailoverLog
-from tailrace.store.format import Document
+from tailrace.store.format import StoredDocument
 from tailrace.store.vbucket_history import History
 from tailrace.wire.codes import VBucketState
 
@@ -100,7 +100,7 @@ class Truth:
         if self._changes.get(name) != frame:
             known = "another" if name in self._changes else "no"
             raise Wrong(
-                f"{machine.name} has {Document.of(frame).key!r} as "
+                f"{machine.name} has {StoredDocument.of(frame).key!r} as "
                 f"(vbucket {name[0]}, {name[1]:#x}, {seqno}), which names {known} change; "
                 f"its log is {vbucket.failover_log.to_json()}"
             )
@@ -126,7 +126,7 @@ class Truth:
         for at in range(1, seqno + 1):
             frame = self._changes.get((number, log.branch_of(at), at))
             if frame is not None:
-                document = Document.of(frame)
+                document = StoredDocument.of(frame)
                 if document.deleted:
                     found.pop(document.key, None)
                 else:
@@ -154,6 +154,6 @@ def documents(vbucket: History) -> dict[bytes, bytes]:
     found = {}
     for key in KEYS:
         frame = vbucket.get_any(b"\0" + key)  # type: ignore[attr-defined]
-        if frame is not None and not (document := Document.of(frame)).deleted:
+        if frame is not None and not (document := StoredDocument.of(frame)).deleted:
             found[document.key] = document.value
     return found

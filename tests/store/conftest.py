@@ -12,7 +12,7 @@ from tailrace.clock import ManualClock
 from tailrace.files import DiskFiles, Files, MemoryFiles
 from tailrace.rng import source
 from tailrace.store.base import StoreSettings
-from tailrace.store.bucket import Bucket
+from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
 
 
@@ -30,21 +30,21 @@ class Home:
         self.engine = Engine(files=self._files(), settings=self.settings, clock=self.clock, rng=self.rng)
         return self.engine
 
-    def bucket(self, vbuckets: int = 4, **kwargs: Any) -> Bucket:
+    def bucket(self, vbuckets: int = 4, **kwargs: Any) -> EngineBucket:
         """The bucket of this home, created if it is not there; opens the store if it is closed."""
         engine = self.engine or self.open()
         if "default" in engine.buckets:
             return engine.buckets["default"]
         return engine.create_bucket("default", vbuckets, **kwargs)
 
-    def restart(self) -> Bucket:
+    def restart(self) -> EngineBucket:
         """A clean stop and a start."""
         assert self.engine is not None
         self.engine.close()
         self.engine = None
         return self.bucket()
 
-    def crash(self) -> Bucket:
+    def crash(self) -> EngineBucket:
         """A kill and a start."""
         assert self.engine is not None
         self.engine.crash()

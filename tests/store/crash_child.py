@@ -28,7 +28,7 @@ from tailrace.files import DiskFiles
 from tailrace.rng import source
 from tailrace.store.base import StoreSettings
 from tailrace.store.engine import Engine
-from tailrace.store.format import Document
+from tailrace.store.format import StoredDocument
 from tailrace.testing.faulty_files import Fault, FaultyFiles, at_call, kill_myself
 
 NUMBER = struct.Struct("<Q")
@@ -153,7 +153,7 @@ def random_kills(directory: str, seed: int, kills: int) -> int:
             for number in range(keys):
                 frame = vb.get(b"\0%d" % number)
                 if frame is not None:
-                    text, _, rest = Document.of(frame).value.partition(b" ")
+                    text, _, rest = StoredDocument.of(frame).value.partition(b" ")
                     assert rest == bytes(int(text) % 900)
                     found[number] = int(text)
         uuids |= {vb.uuid for vb in bucket}

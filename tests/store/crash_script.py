@@ -14,7 +14,7 @@ from tailrace.errors import RollbackImpossible, StoreError
 from tailrace.files import Files, MemoryFiles
 from tailrace.rng import source
 from tailrace.store.base import Compaction, StoreSettings
-from tailrace.store.bucket import Bucket
+from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
 from tailrace.wire.codes import VBucketState
 
@@ -33,7 +33,7 @@ def open_store(files: Files, seed: int) -> Engine:
     return Engine(files=files, settings=settings(), clock=ManualClock(), rng=source(seed))
 
 
-def look(bucket: Bucket) -> dict[str, Any]:
+def look(bucket: EngineBucket) -> dict[str, Any]:
     """All that must survive: every key's newest version, tombstones too, and each vbucket's place in
     history.
     """
@@ -47,14 +47,14 @@ def look(bucket: Bucket) -> dict[str, Any]:
     }
 
 
-def logs(bucket: Bucket) -> dict[int, list[dict[str, int]]]:
+def logs(bucket: EngineBucket) -> dict[int, list[dict[str, int]]]:
     return {vb.id: vb.failover_log.to_json() for vb in bucket}
 
 
 class Script:
     """Runs on a bucket and remembers."""
 
-    def __init__(self, bucket: Bucket, clock: ManualClock, seed: int, *, looking: bool = True) -> None:
+    def __init__(self, bucket: EngineBucket, clock: ManualClock, seed: int, *, looking: bool = True) -> None:
         self.bucket = bucket
         self.clock = clock
         self.seed = seed
@@ -154,7 +154,7 @@ def rehearse(seed: int, operations: int) -> Script:
     return script
 
 
-def check_recovered(bucket: Bucket, script: Script, *, durable: int, newest: int | None = None) -> int:
+def check_recovered(bucket: EngineBucket, script: Script, *, durable: int, newest: int | None = None) -> int:
     """The bucket is as it was after some operation, not before the last durable one, on new branches."""
     found = look(bucket)
     stop = len(script.looks) if newest is None else newest + 1

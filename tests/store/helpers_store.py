@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailrace.store.format import Document, collection_of, system_event
+from tailrace.store.format import StoredDocument, collection_of, system_event
 
 
 def stream(
@@ -34,16 +34,16 @@ def stream(
 
 
 def subject_of(frame: bytes) -> Any:
-    return system_event(frame) if frame[1] == 0x5F else Document.of(frame).key
+    return system_event(frame) if frame[1] == 0x5F else StoredDocument.of(frame).key
 
 
 def seqno_of(frame: bytes) -> int:
     return int.from_bytes(frame[24:32], "big")
 
 
-def state_of(snapshots: list[list[bytes]]) -> dict[bytes, Document]:
+def state_of(snapshots: list[list[bytes]]) -> dict[bytes, StoredDocument]:
     """The documents that a reader has after these snapshots."""
-    documents: dict[bytes, Document] = {}
+    documents: dict[bytes, StoredDocument] = {}
     for frames in snapshots:
         for frame in frames:
             if frame[1] == 0x5F:
@@ -52,7 +52,7 @@ def state_of(snapshots: list[list[bytes]]) -> dict[bytes, Document]:
                     for key in [key for key in documents if collection_of(key) == subject]:
                         del documents[key]
                 continue
-            document = Document.of(frame)
+            document = StoredDocument.of(frame)
             if document.deleted:
                 documents.pop(document.key, None)
             else:

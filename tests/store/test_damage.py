@@ -12,7 +12,7 @@ from store.crash_script import look, open_store
 from store.helpers_store import stream
 from tailrace.errors import StoreCorrupt, StoreError, StoreLocked, StoreTooNew, TailraceError
 from tailrace.files import DiskFiles, MemoryFile, MemoryFiles
-from tailrace.store.format import LOG, Document
+from tailrace.store.format import LOG, StoredDocument
 from tailrace.store.log import log_header, read_log
 
 DIRECTORY = "bucket.default/"
@@ -90,7 +90,7 @@ def test_a_store_with_a_torn_tail_opens(torn) -> None:
         copy.files[path] = bytearray(whole[:length])
         engine, bucket = store(copy)
         assert [vb.high_seqno for vb in bucket] == [10, 0]
-        assert Document.of(bucket.vbuckets[0].get(b"\0k3")).value == b"first"
+        assert StoredDocument.of(bucket.vbuckets[0].get(b"\0k3")).value == b"first"
         bucket.vbuckets[1].set(b"\0after", b"")
         engine.close()
         _, bucket = store(copy)
@@ -262,7 +262,7 @@ def test_leftovers_are_removed() -> None:
     files.files["bucket.half/log-0000000001"] = bytearray()
     files.files["bucket.halfgone/DELETED"] = bytearray(b"what was the manifest")
     engine, bucket = store(files)
-    assert Document.of(bucket.vbuckets[0].get(b"\0a")).value == b"1"
+    assert StoredDocument.of(bucket.vbuckets[0].get(b"\0a")).value == b"1"
     assert set(engine.buckets) == {"default"}
     left = set(files.files)
     assert not any("99" in path or path.endswith(".new") or "half" in path for path in left)

@@ -15,7 +15,7 @@ from tailrace.clock import ManualClock
 from tailrace.errors import StoreCorrupt
 from tailrace.files import MemoryFiles
 from tailrace.frames import seqnos_at
-from tailrace.store.bucket import Bucket
+from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
 
 
@@ -162,7 +162,7 @@ FORMAT_1 = Path(__file__).parent / "data" / "format-1.zip"
 """Of a Tailrace of that time: three documents in a small block, 400 in a large one, one in the log."""
 
 
-def stream(bucket: Bucket) -> list[int]:
+def stream(bucket: EngineBucket) -> list[int]:
     seqnos = []
     for vb in bucket.vbuckets:
         snapshot = vb.snapshot_after(0)

@@ -8,7 +8,7 @@ from store.conftest import Home
 from tailrace.errors import DocumentRefused
 from tailrace.model import MAX_CAS, MAX_REV, MAX_SEQNO
 from tailrace.store.format import DELETION, MUTATION, MUTATION_START
-from tailrace.store.vbucket import VBucket
+from tailrace.store.vbucket import EngineVBucket
 from tailrace.wire.codes import DcpOpcode, Status, VBucketState
 
 TOO_HIGH = [MAX_SEQNO + 1, 1 << 56, 1 << 63, (1 << 64) - 1]
@@ -24,7 +24,7 @@ def deletion(seqno: int, rev: int = 1, cas: int = 1, key: bytes = b"\0k") -> byt
     return DELETION.pack(*fields) + key
 
 
-def replica(home: Home) -> VBucket:
+def replica(home: Home) -> EngineVBucket:
     bucket = home.bucket(2)
     bucket.set_state(0, VBucketState.REPLICA)
     vbucket = bucket.vbuckets[0]
@@ -32,7 +32,7 @@ def replica(home: Home) -> VBucket:
     return vbucket
 
 
-def refuses(vbucket: VBucket, status: Status, what: str, *args: object) -> None:
+def refuses(vbucket: EngineVBucket, status: Status, what: str, *args: object) -> None:
     before = vbucket.high_seqno, vbucket.received, vbucket.purge_seqno, vbucket.deleted_rev
     with pytest.raises(DocumentRefused) as refused:
         getattr(vbucket, what)(*args)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.store import log
-from tailrace.store.log import Batch, Logged
+from tailrace.store.log import Batch, LoggedColumns
 from tailrace.wire.dcp import DcpMutation
 
 
@@ -36,5 +36,5 @@ def test_pieces_are_bounded_and_make_the_same_batch(sizes, piece_bytes):
     if frames:
         assert batch.logged is not None
         assert at_once.logged is not None
-        for name in Logged._fields:
+        for name in LoggedColumns._fields:
             assert getattr(batch.logged, name).tolist() == getattr(at_once.logged, name).tolist()

@@ -10,7 +10,7 @@ from store.crash_script import open_store
 from store.helpers_store import stream, values
 from tailrace.errors import StoreCorrupt
 from tailrace.files import MemoryFiles
-from tailrace.store.bucket import Bucket
+from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
 from tailrace.wire.codes import VBucketState
 
@@ -27,7 +27,7 @@ def newest(files: MemoryFiles, kind: str) -> str:
     return max(path for path in files.files if path.startswith(DIRECTORY + kind))
 
 
-def write(bucket: Bucket, name: bytes, count: int = 20) -> None:
+def write(bucket: EngineBucket, name: bytes, count: int = 20) -> None:
     for i in range(count):
         bucket.vbuckets[i % 2].set(b"\0k%d" % i, name)
 
@@ -56,7 +56,7 @@ def node(request: pytest.FixtureRequest) -> MemoryFiles:
     return files
 
 
-def vb_uuids(bucket: Bucket) -> list[int]:
+def vb_uuids(bucket: EngineBucket) -> list[int]:
     return [vb.uuid for vb in bucket]
 
 
@@ -68,7 +68,7 @@ def refused(files: MemoryFiles, path: str) -> None:
     assert {name: bytes(data) for name, data in files.files.items()} == before
 
 
-def accepted(files: MemoryFiles) -> tuple[Engine, Bucket | None]:
+def accepted(files: MemoryFiles) -> tuple[Engine, EngineBucket | None]:
     """A start that goes on without it; the one after that has nothing to complain about."""
     engine = Engine(files=files, accept_loss=True)
     bucket = engine.buckets.get("default")

@@ -15,7 +15,7 @@ from tailrace.errors import StoreCorrupt
 from tailrace.rng import source
 from tailrace.store import compaction, merge_process
 from tailrace.store.base import Compaction, Job, StoreSettings
-from tailrace.store.bucket import Bucket
+from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
 
 KILLED_AT_ONCE = "import os; os._exit(9)"
@@ -56,13 +56,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return processes
 
 
-def begun(bucket: Bucket, asked: Compaction) -> Job:
+def begun(bucket: EngineBucket, asked: Compaction) -> Job:
     job = bucket.begin_compaction(asked)
     assert job is not None
     return job
 
 
-def state(bucket: Bucket) -> tuple[object, ...]:
+def state(bucket: EngineBucket) -> tuple[object, ...]:
     losses = [(vb.rollback_floor, vb.purge_seqno, vb.rev_floor) for vb in bucket]
     return losses, [content(segment) for segment in bucket.segments]
 

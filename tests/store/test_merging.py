@@ -16,7 +16,7 @@ from tailrace.frames import CHUNK_BYTES
 from tailrace.rng import source
 from tailrace.store import compaction, merging
 from tailrace.store.base import Compaction, StoreSettings
-from tailrace.store.bucket import Bucket
+from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
 from tailrace.store.segment import Segment, concatenate
 
@@ -33,7 +33,7 @@ def open_store(files: MemoryFiles) -> Engine:
     return Engine(files=files, settings=settings, clock=ManualClock(), rng=source(5))
 
 
-def fill(bucket: Bucket, rng: random.Random) -> None:
+def fill(bucket: EngineBucket, rng: random.Random) -> None:
     """Vbuckets of all sizes: none, few changes, more than a block, a frame that is larger than a block."""
     for number, count in enumerate((0, 1, 40, 300, 2, 0, 90, 5, 120, 30, 7, 3)):
         vb = bucket.vbuckets[number]
@@ -49,7 +49,7 @@ def fill(bucket: Bucket, rng: random.Random) -> None:
             vb.set(b"\0large", rng.randbytes(CHUNK_BYTES + 1))
 
 
-def set_collections(bucket: Bucket, uid: int, *names: str) -> None:
+def set_collections(bucket: EngineBucket, uid: int, *names: str) -> None:
     collections = [{"name": "_default", "uid": "0"}, *({"name": name, "uid": "8"} for name in names)]
     manifest = {"uid": f"{uid:x}", "scopes": [{"name": "_default", "uid": "0", "collections": collections}]}
     bucket.set_manifest(json.dumps(manifest).encode())

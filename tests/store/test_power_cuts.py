@@ -10,7 +10,7 @@ import pytest
 from store.crash_script import KEYS, Script, begin, check_recovered, look, open_store, rehearse
 from store.helpers_store import state_of, stream
 from tailrace.errors import StoreError
-from tailrace.store.format import Document
+from tailrace.store.format import StoredDocument
 from tailrace.testing.faulty_files import (
     Fault,
     FaultyFiles,
@@ -31,7 +31,7 @@ def check_whole(bucket) -> None:
             documents = state_of(stream(vb, memory=memory))
             assert len(documents) == vb.item_count
             for key, document in documents.items():
-                assert Document.of(vb.get(key)) == document
+                assert StoredDocument.of(vb.get(key)) == document
 
 
 def cut_and_reopen(disk: SimulatedDisk, script: Script, rng: random.Random, seed: int) -> None:
@@ -170,7 +170,7 @@ def test_a_failed_sync_is_never_counted() -> None:
     assert bucket.journal.number > log  # the file whose sync failed is not trusted again
     for seed in range(20):
         found = open_store(disk.power_cut(random.Random(seed)), 2).buckets["default"]
-        assert Document.of(found.vbuckets[0].get(b"\0k1")).value == b"1"  # type: ignore[arg-type]
+        assert StoredDocument.of(found.vbuckets[0].get(b"\0k1")).value == b"1"  # type: ignore[arg-type]
         assert found.cursors == {"first": {"0": 1}, "second": {"0": 2}}
 
 
@@ -186,7 +186,7 @@ def test_a_full_disk_keeps_serving_reads() -> None:
     vb.set(b"\0k1", b"2")
     with pytest.raises(StoreError, match="No space left"):
         bucket.flush()
-    assert Document.of(vb.get(b"\0k1")).value == b"2"  # type: ignore[arg-type]
+    assert StoredDocument.of(vb.get(b"\0k1")).value == b"2"  # type: ignore[arg-type]
     with pytest.raises(StoreError):
         bucket.rollback({0: 1}, branch=True)
     assert vb.high_seqno == 2
@@ -194,7 +194,7 @@ def test_a_full_disk_keeps_serving_reads() -> None:
         bucket.seal()
     files.plan = None
     bucket.rollback({0: 1}, branch=True)
-    assert Document.of(vb.get(b"\0k1")).value == b"1"  # type: ignore[arg-type]
+    assert StoredDocument.of(vb.get(b"\0k1")).value == b"1"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("merging", [False, True])

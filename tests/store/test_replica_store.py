@@ -11,10 +11,10 @@ from tailrace import rng
 from tailrace.clock import ManualClock
 from tailrace.files import MemoryFiles
 from tailrace.store.base import Compaction, StoreSettings
-from tailrace.store.bucket import Bucket
+from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
-from tailrace.store.format import Document
-from tailrace.store.vbucket import VBucket
+from tailrace.store.format import StoredDocument
+from tailrace.store.vbucket import EngineVBucket
 from tailrace.store.vbucket_history import History
 from tailrace.wire.codes import VBucketState
 
@@ -52,7 +52,7 @@ def frames_after(vbucket: History, seqno: int) -> tuple[list[bytes], int]:
 def applied(state: State, frames: list[bytes]) -> State:
     found = dict(state)
     for frame in frames:
-        document = Document.of(frame)
+        document = StoredDocument.of(frame)
         found[document.key] = document.seqno, document.deleted
     return found
 
@@ -72,11 +72,11 @@ class Pair:
         self.states: list[State] = [{}]  # by seqno
 
     @property
-    def bucket(self) -> Bucket:
+    def bucket(self) -> EngineBucket:
         return self.engine.buckets["r"]
 
     @property
-    def replica(self) -> VBucket:
+    def replica(self) -> EngineVBucket:
         found = self.bucket.vbuckets[0]
         assert found is not None
         return found
@@ -151,7 +151,7 @@ def test_what_a_replica_shows_and_goes_back_to_are_states_of_its_active(
         if frame is None:
             assert deleted, "a live document is missing"
         else:
-            document = Document.of(frame)
+            document = StoredDocument.of(frame)
             assert (document.seqno, document.deleted) == (seqno, deleted)
     assert replica.item_count == sum(not deleted for _, deleted in pair.states[target].values())
 

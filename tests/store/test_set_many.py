@@ -12,9 +12,9 @@ from tailrace.errors import DocumentRefused
 from tailrace.files import MemoryFiles
 from tailrace.rng import source
 from tailrace.store.base import StoreSettings
-from tailrace.store.bucket import Bucket
+from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
-from tailrace.store.vbucket import VBucket
+from tailrace.store.vbucket import EngineVBucket
 from tailrace.wire.codes import Status
 
 VBUCKETS = 4
@@ -24,14 +24,14 @@ MANIFEST = {
 }
 
 
-def a_bucket() -> tuple[Engine, Bucket, ManualClock]:
+def a_bucket() -> tuple[Engine, EngineBucket, ManualClock]:
     clock = ManualClock()
     settings = StoreSettings(checkpoint_items=7, max_value=500)
     engine = Engine(files=MemoryFiles(), settings=settings, clock=clock, rng=source(1))
     return engine, engine.create_bucket("default", VBUCKETS), clock
 
 
-def state(bucket: Bucket) -> dict[str, object]:
+def state(bucket: EngineBucket) -> dict[str, object]:
     return {
         "pending": list(zip(bucket.pending, bucket.notes, strict=True)),
         "memory": bucket.memory_bytes,
@@ -44,7 +44,7 @@ def state(bucket: Bucket) -> dict[str, object]:
     }
 
 
-def prepare(bucket: Bucket, rng: random.Random) -> None:
+def prepare(bucket: EngineBucket, rng: random.Random) -> None:
     """What makes a vbucket unusual: locks, answers that are kept, collections, deletions, no index."""
     if rng.random() < 0.3:
         bucket.set_manifest(json.dumps(MANIFEST).encode())
@@ -158,7 +158,7 @@ def test_together_where_nothing_is_unusual(monkeypatch: pytest.MonkeyPatch) -> N
         values = [rng.randbytes(rng.randrange(50)) for _ in names]
         if many:
             with monkeypatch.context() as patch:
-                patch.setattr(VBucket, "set", None)
+                patch.setattr(EngineVBucket, "set", None)
                 bucket.set_many(numbers, names, values, 1)
         else:
             for number, key, value in zip(numbers, names, values, strict=True):

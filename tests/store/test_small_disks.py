@@ -9,14 +9,14 @@ import pytest
 from tailrace.clock import ManualClock
 from tailrace.errors import DocumentRefused, StoreError
 from tailrace.store.base import StoreSettings
-from tailrace.store.bucket import Bucket
+from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
 from tailrace.testing.faulty_files import SmallDisk
 
 QUOTA = 1 << 20
 
 
-def maintain(bucket: Bucket) -> bool:
+def maintain(bucket: EngineBucket) -> bool:
     """What a node's timer does; whether all of it worked."""
     try:
         bucket.flush()
@@ -27,7 +27,7 @@ def maintain(bucket: Bucket) -> bool:
     return True
 
 
-def fill(bucket: Bucket, rng: random.Random, *, keys: int, burst: int) -> None:
+def fill(bucket: EngineBucket, rng: random.Random, *, keys: int, burst: int) -> None:
     """Write until it is refused and the disk is full, a burst between two commits."""
     for _ in range(500):
         try:
@@ -40,7 +40,7 @@ def fill(bucket: Bucket, rng: random.Random, *, keys: int, burst: int) -> None:
     raise AssertionError("the disk never got full")
 
 
-def attempts_until_written(bucket: Bucket) -> int:
+def attempts_until_written(bucket: EngineBucket) -> int:
     for attempt in range(50):
         maintain(bucket)  # a merge may still have no room; it can wait
         if bucket.memory_bytes <= bucket.memory_limit:

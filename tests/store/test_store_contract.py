@@ -14,7 +14,7 @@ from tailrace.frames import Trait
 from tailrace.history import FailoverLog
 from tailrace.store.base import Compaction
 from tailrace.store.engine import Engine
-from tailrace.store.format import Document, canonical
+from tailrace.store.format import StoredDocument, canonical
 from tailrace.wire.codes import Datatype, Status, VBucketState
 from tailrace.wire.dcp import DcpDeletion, DcpMutation
 from tailrace.wire.header import Frame
@@ -33,7 +33,7 @@ class TestDocuments:
         written = vb.set(b"\0a", b'{"x":1}', flags=0xCAFE, expiry=2_000_000_000, datatype=Datatype.JSON)
         frame = vb.get(b"\0a")
         message = DcpMutation.decode(Frame.parse(frame))
-        document = Document.of(frame)
+        document = StoredDocument.of(frame)
         assert document == (
             b"\0a",
             b'{"x":1}',
@@ -54,9 +54,9 @@ class TestDocuments:
         vb.set(b"\0a", b"1")
         vb.set(b"\0a", b"2")
         vb.delete(b"\0a")
-        assert Document.of(vb.get_any(b"\0a")).rev == 3
+        assert StoredDocument.of(vb.get_any(b"\0a")).rev == 3
         vb.set(b"\0a", b"3")
-        assert Document.of(vb.get(b"\0a")).rev == 4
+        assert StoredDocument.of(vb.get(b"\0a")).rev == 4
         vb = home.crash().vbuckets[0]
         home.bucket().flush()
         assert vb.get(b"\0a") is None  # it was never flushed
@@ -88,7 +88,7 @@ class TestDocuments:
         vb.replace(b"\0a", b"2", flags=7)
         vb.append(b"\0a", b"3")
         vb.append(b"\0a", b"1", front=True)
-        document = Document.of(vb.get(b"\0a"))
+        document = StoredDocument.of(vb.get(b"\0a"))
         assert (document.value, document.flags, document.rev) == (b"123", 7, 4)
 
     def test_prepend_stays_behind_the_xattrs(self, home):
@@ -97,14 +97,14 @@ class TestDocuments:
         xattrs = (len(xattrs) - 4).to_bytes(4, "big") + xattrs[4:]
         vb.set(b"\0a", xattrs + b"body", datatype=Datatype.XATTR)
         vb.append(b"\0a", b"any", front=True)
-        assert Document.of(vb.get(b"\0a")).value == xattrs + b"anybody"
+        assert StoredDocument.of(vb.get(b"\0a")).value == xattrs + b"anybody"
 
     def test_counters(self, home):
         vb = home.bucket().vbuckets[0]
         with refused(Status.KEY_ENOENT):
             vb.counter(b"\0n", 1, None)
         assert vb.counter(b"\0n", 1, 10)[0] == 10
-        assert Document.of(vb.get(b"\0n")).datatype == Datatype.JSON
+        assert StoredDocument.of(vb.get(b"\0n")).datatype == Datatype.JSON
         assert vb.counter(b"\0n", 5, None)[0] == 15
         assert vb.counter(b"\0n", -100, None)[0] == 0
         vb.set(b"\0n", b"%d" % ((1 << 64) - 1))
@@ -119,8 +119,8 @@ class TestDocuments:
         vb.set(b"\0a", b"1", flags=3)
         frame, written = vb.touch(b"\0a", 2_000_000_000)
         assert frame == vb.get(b"\0a")
-        assert Document.of(frame)[:2] == (b"\0a", b"1")
-        assert (Document.of(frame).flags, Document.of(frame).expiry) == (3, 2_000_000_000)
+        assert StoredDocument.of(frame)[:2] == (b"\0a", b"1")
+        assert (StoredDocument.of(frame).flags, StoredDocument.of(frame).expiry) == (3, 2_000_000_000)
         assert written.seqno == vb.high_seqno == 2
         with refused(Status.KEY_ENOENT):
             vb.touch(b"\0b", 1)
@@ -157,7 +157,7 @@ class TestDocuments:
     def test_with_meta_resolves_conflicts_by_rev(self, home):
         vb = home.bucket().vbuckets[0]
         vb.set_with_meta(b"\0a", b"1", 0, 0, rev=5, meta_cas=1000)
-        document = Document.of(vb.get(b"\0a"))
+        document = StoredDocument.of(vb.get(b"\0a"))
         assert (document.rev, document.cas) == (5, 1000)
         for rev, cas in ((4, 9999), (5, 999), (5, 1000)):
             with refused(Status.KEY_EEXISTS):
@@ -165,10 +165,10 @@ class TestDocuments:
         vb.set_with_meta(b"\0a", b"2", 0, 5_000_000_000 & 0xFFFFFFFF, rev=5, meta_cas=1000)  # later expiry
         vb.delete_with_meta(b"\0a", 0, 77, rev=6, meta_cas=1)
         assert vb.get(b"\0a") is None
-        tomb = Document.of(vb.get_any(b"\0a"))
+        tomb = StoredDocument.of(vb.get_any(b"\0a"))
         assert (tomb.rev, tomb.cas, tomb.expiry, tomb.opcode) == (6, 1, 77, 0x58)
         vb.set_with_meta(b"\0a", b"3", 0, 0, rev=1, meta_cas=2, resolve=False)
-        assert Document.of(vb.get(b"\0a")).rev == 1
+        assert StoredDocument.of(vb.get(b"\0a")).rev == 1
 
     def test_with_meta_resolves_conflicts_by_cas_if_asked(self, home):
         home.settings.last_write_wins = True
@@ -177,7 +177,7 @@ class TestDocuments:
         with refused(Status.KEY_EEXISTS):
             vb.set_with_meta(b"\0a", b"2", 0, 0, rev=50, meta_cas=999)
         vb.set_with_meta(b"\0a", b"2", 0, 0, rev=1, meta_cas=1001)
-        assert Document.of(vb.get(b"\0a")).value == b"2"
+        assert StoredDocument.of(vb.get(b"\0a")).value == b"2"
 
     def test_the_cas_clock_never_goes_back(self, home):
         vb = home.bucket().vbuckets[0]
@@ -210,7 +210,7 @@ class TestExpiry:
         assert vb.get(b"\0a") is not None
         home.clock.advance(11)
         assert vb.get(b"\0a") is None
-        tomb = Document.of(vb.get_any(b"\0a"))
+        tomb = StoredDocument.of(vb.get_any(b"\0a"))
         assert (tomb.opcode, tomb.rev, tomb.expiry, tomb.seqno) == (0x59, 2, now + 10, 2)
         assert vb.item_count == 0
         assert [frame[1] for frame in stream(vb)[0]] == [0x59]
@@ -251,7 +251,7 @@ class TestExpiry:
         with refused(Status.KEY_ENOENT):
             vb.replace(b"\0a", b"2")
         vb.add(b"\0a", b"2")
-        assert Document.of(vb.get(b"\0a")).rev == 3
+        assert StoredDocument.of(vb.get(b"\0a")).rev == 3
 
 
 class TestStreams:
@@ -260,7 +260,7 @@ class TestStreams:
         for i in range(100):
             vb.set(b"\0k%d" % (i % 10), b"%d" % i)
         (frames,) = stream(vb)
-        assert [Document.of(frame).value for frame in frames] == [b"%d" % i for i in range(90, 100)]
+        assert [StoredDocument.of(frame).value for frame in frames] == [b"%d" % i for i in range(90, 100)]
         assert stream(vb, after=100) == []
         assert [seqno_of(f) for f in stream(vb, after=97)[0]] == [98, 99, 100]
 
@@ -318,7 +318,7 @@ class TestStreams:
             starts = chunk.offsets.tolist()
             for start, stop in zip(starts, [*starts[1:], len(chunk.data)], strict=True):
                 frames.append(chunk.data[start:stop].tobytes())
-        assert {Document.of(f).value for f in frames} == {b"%d" % i for i in range(100, 300)}
+        assert {StoredDocument.of(f).value for f in frames} == {b"%d" % i for i in range(100, 300)}
         assert seqno_of(frames[-1]) == snapshot.end == 300
 
     def test_what_is_on_disk_only(self, home):
@@ -333,7 +333,7 @@ class TestStreams:
         bucket.flush()
         vb.set(b"\0k0", b"in memory")
         (frames,) = stream(vb, memory=False)
-        found = {Document.of(f).key: Document.of(f).value for f in frames}
+        found = {StoredDocument.of(f).key: StoredDocument.of(f).value for f in frames}
         assert found == {b"\0k%d" % i: b"sealed" if i < 5 else b"flushed" for i in range(15)}
         assert not vb.snapshot_after(0, memory=False).in_memory
 
@@ -516,7 +516,7 @@ class TestRollback:
             else:
                 vb.set(key, b"%d" % i, flags=i)
             state = dict(states[-1])
-            document = Document.of(vb.get_any(key))
+            document = StoredDocument.of(vb.get_any(key))
             state[key] = document
             states.append(state)
             if i == sealed:
@@ -528,14 +528,14 @@ class TestRollback:
             assert vb.uuid != uuid
             assert vb.failover_log.newest.seqno == target
             live = {k: d for k, d in states[target].items() if not d.deleted}
-            assert {k: Document.of(vb.get_any(k)) for k in states[target]} == states[target]
+            assert {k: StoredDocument.of(vb.get_any(k)) for k in states[target]} == states[target]
             assert state_of(stream(vb)) == live
             assert vb.item_count == len(live)
             vb = home.crash().vbuckets[1]
             bucket = home.bucket()
             assert vb.high_seqno == target
             assert state_of(stream(vb)) == live
-            assert {k: Document.of(vb.get_any(k)) for k in states[target]} == states[target]
+            assert {k: StoredDocument.of(vb.get_any(k)) for k in states[target]} == states[target]
 
     def test_a_branch_with_equal_seqnos(self, home):
         bucket = home.bucket()
@@ -659,7 +659,7 @@ class TestCompaction:
         vb = home.restart().vbuckets[0]
         assert (vb.purge_seqno, vb.tombstone_count, vb.item_count) == (15, 0, 6)
         vb.set(b"\0k0", b"")
-        assert Document.of(vb.get(b"\0k0")).rev == 3  # as if the tombstone were still known
+        assert StoredDocument.of(vb.get(b"\0k0")).rev == 3  # as if the tombstone were still known
 
     def test_the_asked_kinds(self, home):
         bucket = home.bucket()
@@ -919,8 +919,8 @@ class TestCollections:
         assert vb.random_key() is None
         vb.set(b"\0a", b"")
         vb.set(b"\x09b", b"")
-        assert Document.of(vb.random_key()).key == b"\0a"
-        assert Document.of(vb.random_key(9)).key == b"\x09b"
+        assert StoredDocument.of(vb.random_key()).key == b"\0a"
+        assert StoredDocument.of(vb.random_key(9)).key == b"\x09b"
         assert vb.random_key(10) is None
 
 
@@ -967,7 +967,7 @@ def mutation(seqno: int, key: bytes = b"k", value: bytes = b"v") -> bytes:
 def test_canonical_forms():
     short = DcpDeletion(by_seqno=1, rev_seqno=2, key=b"k", cas=7, opaque=99, vbucket=3).encode()
     frame = canonical(short, collections=False, delete_time=55)
-    document = Document.of(frame)
+    document = StoredDocument.of(frame)
     assert (document.key, document.rev, document.expiry, document.cas) == (b"\0k", 2, 55, 7)
     assert (frame[4], frame[6:8], frame[12:16]) == (21, b"\0\3", b"\0\0\0\0")
     assert canonical(frame, collections=True) == frame

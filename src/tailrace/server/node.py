@@ -13,12 +13,12 @@ import logging
 import os
 import random
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from .. import rng as rng_
 from ..clock import SYSTEM, Clock
 from ..errors import UsageError
 from ..protocol.sasl import Users
-from ..store.base import Engine
 from ..wire.admin import ClustermapChangeNotification
 from ..wire.codes import Datatype, Feature, VBucketState
 from ..wire.dialect import Role
@@ -28,6 +28,9 @@ from .session import Session
 from .settings import Settings
 from .stats import Counters
 from .topology import NodeAddress, ServedMap, bucket_map, global_map
+
+if TYPE_CHECKING:
+    from ..store.engine import Engine
 
 __all__ = ["DEFAULT_USER", "Node"]
 

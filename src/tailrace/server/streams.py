@@ -16,7 +16,7 @@ from ..protocol.tap.producer import TapProducer
 from ..protocol.tap.replica import TapReplica
 from ..protocol.upr.producer import UprAProducer, UprBProducer
 from ..store.base import Bucket
-from ..store.format import Document, canonical
+from ..store.format import StoredDocument, canonical
 from ..wire.codes import Datatype, DcpOpcode, Status
 from ..wire.dialect import DCP, TAP, UPR_A, UPR_B, Dialect, Role
 from ..wire.fields import checked_key, join_xattrs
@@ -180,7 +180,7 @@ class StreamHost:
         change = canonical(frame.encode(), collections=collections, delete_time=now_s)
         if frame.datatype & ~Datatype.JSON:
             # One value that is not what it says would end the streams of all who want it in another form.
-            value, limit = Document.of(change).value, node.settings.max_inflated
+            value, limit = StoredDocument.of(change).value, node.settings.max_inflated
             xattrs, _, _ = split_document(value, frame.datatype, limit)
             if xattrs and len(join_xattrs(system_xattrs(xattrs), b"")) > MAX_SYSTEM_XATTRS:
                 raise MalformedMessage("its system xattrs are too large", Status.E2BIG)

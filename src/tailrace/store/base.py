@@ -1,14 +1,15 @@
 """The contract of a store: what the server, the producers and the consumers may count on.
 
-One `Engine` is one data directory with buckets; a `Bucket` has a fixed number of vbuckets and one collections
-manifest; a `VBucket` has documents, a state, a failover log and a history of changes numbered by seqno.
+One `engine.Engine` is one data directory with buckets; a `Bucket` has a fixed number of vbuckets and one
+collections manifest; a `VBucket` has documents, a state, a failover log and a history of changes numbered by
+seqno.
 
 **Frames.** Every change is one DCP frame, made once: magic 0x80, opaque 0, the vbucket's id, header CAS =
 document CAS, the datatype as stored, document keys with their collection prefix (LEB128; the default
 collection is ``00``). Mutations are 0x57 with 31 bytes of extras, deletions 0x58 in the V2 layout (21 bytes,
 with delete time), expirations 0x59 (20 bytes), system events 0x5f (13 bytes, key without prefix). `get`
-returns such a frame, snapshots hand them out in bulk. `Document.of(frame)` takes one apart. All *keys* in
-this interface have the prefix.
+returns such a frame, snapshots hand out many at a time. `format.StoredDocument.of(frame)` takes one apart.
+All *keys* in this interface have the prefix.
 
 **Threads.** A bucket has one owner thread (the event loop), and every call is made there, except `Job.run`.
 What takes long is a `Job`: the owner makes it (`begin_flush`, `begin_maintenance`), any thread runs it, the
@@ -41,13 +42,12 @@ __all__ = [
     "Bucket",
     "Chunk",
     "Compaction",
-    "Engine",
     "Job",
-    "Snapshot",
-    "SnapshotRange",
+    "ReceivedRange",
     "StoreSettings",
     "Trait",
     "VBucket",
+    "VBucketSnapshot",
     "Written",
 ]
 
@@ -59,7 +59,7 @@ class Written(NamedTuple):
     seqno: int
 
 
-class SnapshotRange(NamedTuple):
+class ReceivedRange(NamedTuple):
     """Start and end seqno of the snapshot that a replica is receiving, or has received when the high seqno
     is its end.
     """
@@ -112,7 +112,7 @@ class Job(Protocol):
         ...
 
 
-class Snapshot(Protocol):
+class VBucketSnapshot(Protocol):
     """A stable read of a vbucket: everything after a seqno, each key once, as it was at ``end``.
 
     It outlives compactions, rollbacks and writes, and a disk snapshot holds no documents in memory. Snapshots
@@ -147,7 +147,7 @@ class Compaction:
 
 
 class VBucket(Protocol):
-    """One vbucket. Document operations check CAS and locks but not the state: that is the server's
+    """One vbucket. Its operations on documents check CAS and locks but not the state: that is the server's
     question to ask.
     """
 
@@ -161,7 +161,7 @@ class VBucket(Protocol):
     failover_log: FailoverLog
 
     @property
-    def received(self) -> SnapshotRange:
+    def received(self) -> ReceivedRange:
         """The snapshot that is being received, from the last complete one's end; (high, high) for an
         active.
         """
@@ -291,7 +291,7 @@ class VBucket(Protocol):
 
     # Streams.
 
-    def snapshot_after(self, after_seqno: int, *, memory: bool = True) -> Snapshot | None:
+    def snapshot_after(self, after_seqno: int, *, memory: bool = True) -> VBucketSnapshot | None:
         """The next snapshot for a reader that has everything up to `after_seqno`, or None if there is nothing
         newer: the reader is then at the high seqno, also where no change has just that number.
 
@@ -533,32 +533,4 @@ class Bucket(Protocol):
 
     def __iter__(self) -> Iterator[VBucket]:
         """The vbuckets that exist here, by id."""
-        ...
-
-
-class Engine(Protocol):
-    """One data directory, or memory."""
-
-    @property
-    def buckets(self) -> Mapping[str, Bucket]: ...
-
-    def create_bucket(
-        self,
-        name: str,
-        vbucket_count: int = 1024,
-        *,
-        active: bool = True,
-        settings: StoreSettings | None = None,
-    ) -> Bucket:
-        """A new bucket, durable when it returns; with `active` all its vbuckets are active here."""
-        ...
-
-    def delete_bucket(self, name: str) -> None: ...
-
-    def close(self) -> None:
-        """A clean stop: everything flushed, the marker written. Jobs under way must be finished before."""
-        ...
-
-    def crash(self) -> None:
-        """Let go of everything without writing a byte, as a kill does; for tests."""
         ...

@@ -25,15 +25,15 @@ from .recovery import recover
 from .rewriting import rewrite_what_is_left
 from .sealing import SealedStore
 from .set_many import set_many
-from .vbucket import VBucket
+from .vbucket import EngineVBucket
 from .vbucket_history import History
 
-__all__ = ["Bucket"]
+__all__ = ["EngineBucket"]
 
 _ALIVE = (VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING)
 
 
-class Bucket(SealedStore):
+class EngineBucket(SealedStore):
     """One bucket of an engine. See `base.Bucket` for the contract."""
 
     def __init__(  # noqa: PLR0917
@@ -68,7 +68,7 @@ class Bucket(SealedStore):
     # Birth, opening, stopping.
 
     @classmethod
-    def create(cls, *args: Any, vbucket_count: int, active: bool) -> Bucket:
+    def create(cls, *args: Any, vbucket_count: int, active: bool) -> EngineBucket:
         """A new bucket in an empty directory."""
         bucket = cls(*args)
         bucket.make_room(vbucket_count)
@@ -95,7 +95,7 @@ class Bucket(SealedStore):
         return bucket
 
     @classmethod
-    def open(cls, *args: Any, accept_loss: bool = False, has_marks: bool = True) -> Bucket:
+    def open(cls, *args: Any, accept_loss: bool = False, has_marks: bool = True) -> EngineBucket:
         """A bucket that is there. After an unclean stop every active vbucket begins a new branch, and so it
         does if somebody accepts that something may be lost.
         """
@@ -181,24 +181,24 @@ class Bucket(SealedStore):
             pass
         return uuid
 
-    def find(self, number: int) -> VBucket:
+    def find(self, number: int) -> EngineVBucket:
         """A vbucket that is here."""
         vbucket = self.vbuckets[number] if 0 <= number < len(self.vbuckets) else None
         if vbucket is None:
             raise DocumentRefused(Status.NOT_MY_VBUCKET, f"no vbucket {number}")
         return vbucket
 
-    def new_vbucket(self, number: int, state: int, log: FailoverLog | None = None) -> VBucket:
+    def new_vbucket(self, number: int, state: int, log: FailoverLog | None = None) -> EngineVBucket:
         """An empty vbucket; not yet written anywhere."""
         if not 0 <= number < len(self.vbuckets):
             raise DocumentRefused(Status.ERANGE, f"there are {len(self.vbuckets)} vbuckets, no {number}")
-        vbucket = VBucket(self, number, state, log or FailoverLog.new(vb_uuid(self.rng)))
+        vbucket = EngineVBucket(self, number, state, log or FailoverLog.new(vb_uuid(self.rng)))
         self.vbuckets[number] = vbucket
         return vbucket
 
     def set_state(
         self, vbucket: int, state: int, *, takeover: bool = False, extra: Mapping[str, Any] | None = None
-    ) -> VBucket:
+    ) -> EngineVBucket:
         if state not in tuple(VBucketState):
             raise DocumentRefused(Status.EINVAL, f"no vbucket state {state}")
         found = self.vbuckets[vbucket] if 0 <= vbucket < len(self.vbuckets) else None
@@ -216,7 +216,7 @@ class Bucket(SealedStore):
         found.changed()
         return found
 
-    def _promote(self, vbucket: VBucket) -> None:
+    def _promote(self, vbucket: EngineVBucket) -> None:
         """A new branch from the end of the last complete snapshot; what came after that is no state of the
         bucket.
         """
@@ -233,7 +233,7 @@ class Bucket(SealedStore):
         self._commit_now({"deleted": [vbucket]})
         self.remove_vbucket(found)
 
-    def remove_vbucket(self, vbucket: VBucket) -> None:
+    def remove_vbucket(self, vbucket: EngineVBucket) -> None:
         """The part of a deletion that happens in memory."""
         vbucket.give_up_waiters()
         vbucket.drop_after(0)
@@ -318,7 +318,7 @@ class Bucket(SealedStore):
         self.pending = [frame for frame, _ in left]
         self.notes = [note for _, note in left]
 
-    def drop_after(self, vbucket: VBucket, seqno: int) -> None:
+    def drop_after(self, vbucket: EngineVBucket, seqno: int) -> None:
         """The part of a rollback that happens in memory; also when a log is read again."""
         self._clip(vbucket.id, seqno)
         vbucket.drop_after(seqno)

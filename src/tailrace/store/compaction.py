@@ -27,7 +27,7 @@ from .base import Compaction
 from .checkpoint import Tail
 from .format import NOTE_SHIFT, NOTE_TRAITS
 from .journal import BaseJob
-from .log import Logged
+from .log import LoggedColumns
 from .manifest_file import Base, Clips, Table, clips_of, spliced, with_clips
 from .merge_process import ProcessLost, merge_in_a_process
 from .merging import GROUP_BYTES, Losses, PiecePlan, merge
@@ -53,7 +53,7 @@ class Generation:
     last_log: int
     next_batch: int
     tails: list[tuple[int, Tail]] = field(default_factory=list)
-    logged: list[Logged] = field(default_factory=list)  # of its changes, if nothing was rolled back
+    logged: list[LoggedColumns] = field(default_factory=list)  # of its changes, if nothing was rolled back
     bytes: int = 0
     sealed: bool = False
 
@@ -114,7 +114,7 @@ class SealJob(BaseJob):
         first = start = begin = 0
         for last, (stop, end) in enumerate(zip(stops.tolist(), ends, strict=True), 1):
             if end - begin >= GROUP_BYTES or last == len(tails):
-                part = Logged._make(column[start:stop] for column in columns)
+                part = LoggedColumns._make(column[start:stop] for column in columns)
                 writer.add(_sealed(tails[first:last], part))
                 first, start, begin = last, stop, end
         writer.finish()
@@ -133,7 +133,7 @@ class SealJob(BaseJob):
         self._bucket.maintained(self)
 
 
-def _logged_columns(tails: list[tuple[int, Tail]], logged: list[Logged]) -> Logged | None:
+def _logged_columns(tails: list[tuple[int, Tail]], logged: list[LoggedColumns]) -> LoggedColumns | None:
     """What the log knows of the changes in memory, in their order; None if it knows of others."""
     if not logged:
         return None
@@ -142,14 +142,14 @@ def _logged_columns(tails: list[tuple[int, Tail]], logged: list[Logged]) -> Logg
     counts = [len(tail) for _, tail in tails]
     if not np.array_equal(vbuckets[order], np.repeat([vbucket for vbucket, _ in tails], counts)):
         return None
-    return Logged._make(np.concatenate(column)[order] for column in zip(*logged, strict=True))
+    return LoggedColumns._make(np.concatenate(column)[order] for column in zip(*logged, strict=True))
 
 
-def _tail_columns(tails: list[tuple[int, Tail]]) -> Logged:
+def _tail_columns(tails: list[tuple[int, Tail]]) -> LoggedColumns:
     """The same from the changes themselves."""
     frames = list(chain.from_iterable(tail.frames() for _, tail in tails))
     count = len(frames)
-    return Logged(
+    return LoggedColumns(
         np.repeat(np.array([vbucket for vbucket, _ in tails], np.uint16), [len(tail) for _, tail in tails]),
         np.fromiter(chain.from_iterable(tail.numbers() for _, tail in tails), np.uint64, count),
         np.fromiter(map(len, frames), np.uint32, count),
@@ -158,7 +158,7 @@ def _tail_columns(tails: list[tuple[int, Tail]]) -> Logged:
     )
 
 
-def _sealed(tails: list[tuple[int, Tail]], columns: Logged) -> Pieces:
+def _sealed(tails: list[tuple[int, Tail]], columns: LoggedColumns) -> Pieces:
     """Changes in memory as a segment has them."""
     _, seqnos, lengths, crcs, notes = columns
     whole = Frames(

@@ -15,7 +15,7 @@ from ..errors import StoreCorrupt, StoreError, StoreTooNew, UsageError
 from ..files import DiskFiles, Files, MemoryFiles
 from ..rng import source
 from .base import StoreSettings
-from .bucket import Bucket
+from .bucket import EngineBucket
 from .format import FORMAT_VERSION
 from .losses import LOST, LossPolicy, lost
 from .manifest_file import MANIFEST, read_json, write_json
@@ -43,7 +43,10 @@ def check_bucket_name(name: str) -> None:
 
 
 class Engine:
-    """Opens a data directory, or memory if none is given. See `base.Engine` for the contract."""
+    """Opens a data directory, or memory if none is given, and locks it until it is closed.
+
+    With ``accept_loss`` it goes on without files that are missing or damaged, see `losses`.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class Engine:
         self._clock = clock
         self._rng = rng or source()
         self._policy = LossPolicy(accept=accept_loss)
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, EngineBucket] = {}
         try:
             files.make_directory("")
             version = self._check_format()  # before the lock, which leaves a file
@@ -88,7 +91,7 @@ class Engine:
             raise
 
     @property
-    def buckets(self) -> Mapping[str, Bucket]:
+    def buckets(self) -> Mapping[str, EngineBucket]:
         return self._buckets
 
     def _unusable(self, error: OSError) -> StoreError:
@@ -173,7 +176,7 @@ class Engine:
             return
         if MAKING in names:
             self.files.unlink(f"{directory}/{MAKING}")
-        self._buckets[name] = Bucket.open(
+        self._buckets[name] = EngineBucket.open(
             name,
             directory,
             self.files,
@@ -202,7 +205,8 @@ class Engine:
         *,
         active: bool = True,
         settings: StoreSettings | None = None,
-    ) -> Bucket:
+    ) -> EngineBucket:
+        """A new bucket, durable when it returns; with `active` all its vbuckets are active here."""
         check_bucket_name(name)
         if name in self._buckets:
             raise UsageError(f"bucket {name!r} exists already, choose another name")
@@ -214,7 +218,7 @@ class Engine:
             self.files.sync_directory("")
             self.files.create(f"{directory}/{MAKING}").close()
             self.files.sync_directory(directory)
-            bucket = Bucket.create(
+            bucket = EngineBucket.create(
                 name,
                 directory,
                 self.files,
@@ -259,6 +263,7 @@ class Engine:
         self.files.sync_directory("")
 
     def close(self) -> None:
+        """A clean stop: everything flushed, the marker written. Jobs under way must be finished before."""
         try:
             for bucket in self._buckets.values():
                 bucket.close()

@@ -43,7 +43,7 @@ __all__ = [
     "SYSTEM",
     "SYSTEM_EVENT",
     "TOMBSTONE",
-    "Document",
+    "StoredDocument",
     "canonical",
     "cas_of",
     "checksum",
@@ -136,7 +136,7 @@ _HEAD = struct.Struct(">BBHBBHIIQQQ")
 _COLLECTION_EVENT = struct.Struct(">QII")  # manifest uid, scope id, collection id
 
 
-class Document(NamedTuple):
+class StoredDocument(NamedTuple):
     """A document's frame, taken apart. A tombstone has no flags, and its expiry is the time of the
     deletion.
     """
@@ -156,7 +156,7 @@ class Document(NamedTuple):
         return self.opcode != _MUTATION
 
     @classmethod
-    def of(cls, frame: bytes) -> Document:
+    def of(cls, frame: bytes) -> StoredDocument:
         """Take a mutation, deletion or expiration of this store apart."""
         _, opcode, key_length, extras_length, datatype, _, _, _, cas, seqno, rev = _HEAD.unpack_from(frame)
         start = HEADER_SIZE + extras_length

@@ -17,7 +17,7 @@ from .log import Batch, LogHeader, LogWriter, log_name
 from .synced_file import Mark, SyncedFile
 
 if TYPE_CHECKING:
-    from .bucket import Bucket
+    from .bucket import EngineBucket
     from .vbucket_history import History
 
 __all__ = ["BaseJob", "CommitJob", "HybridClock", "Journal"]
@@ -172,7 +172,7 @@ class CommitJob(BaseJob):
     """A group commit. It has its own copy of everything, so that writers go on meanwhile."""
 
     def __init__(
-        self, bucket: Bucket, batch: Batch, meta_of: list[History], rotate: dict[str, Any] | None
+        self, bucket: EngineBucket, batch: Batch, meta_of: list[History], rotate: dict[str, Any] | None
     ) -> None:
         super().__init__()
         self.batch = batch

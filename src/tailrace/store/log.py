@@ -24,7 +24,16 @@ from ..frames import seqnos_at
 from .format import BATCH, BATCH_MAGIC, FORMAT_VERSION, LOG, LOG_MAGIC, vbuckets_at
 from .losses import lost
 
-__all__ = ["Batch", "LogHeader", "LogWriter", "Logged", "log_header", "log_name", "log_number", "read_log"]
+__all__ = [
+    "Batch",
+    "LogHeader",
+    "LogWriter",
+    "LoggedColumns",
+    "log_header",
+    "log_name",
+    "log_number",
+    "read_log",
+]
 
 PREFIX = "log-"
 PIECE_BYTES = 4 << 20
@@ -41,7 +50,7 @@ def log_number(name: str) -> int | None:
     return int(digits) if name.startswith(PREFIX) and len(digits) == 10 and digits.isdecimal() else None
 
 
-class Logged(NamedTuple):
+class LoggedColumns(NamedTuple):
     """What is known of the frames of a batch, in its order. A segment needs it later, when the frames are no
     longer in the processor's cache and looking at them takes twice the time.
     """
@@ -61,7 +70,7 @@ class Batch:
     notes: list[int] = field(default_factory=list)  # of each frame, see format.NOTE_SHIFT
     meta: dict[str, Any] = field(default_factory=dict)
     cas_ceiling: int = 0
-    logged: Logged | None = None  # after encode
+    logged: LoggedColumns | None = None  # after encode
 
     def encode(self, number: int, salt: int) -> Iterator[list[Buffer]]:
         """The bytes of the batch, to be written one piece after the other.
@@ -82,7 +91,7 @@ class Batch:
         if self.frames:
             vbuckets, seqnos = (np.concatenate(column) for column in zip(*logged, strict=True))
             crcs = np.fromiter(map(zlib.crc32, self.frames), np.uint32, len(self.frames))
-            self.logged = Logged(vbuckets, seqnos, lengths, crcs, notes)
+            self.logged = LoggedColumns(vbuckets, seqnos, lengths, crcs, notes)
         meta = json.dumps(self.meta, separators=(",", ":")).encode() if self.meta else b""
         body_crc = zlib.crc32(meta, crc)
         head = BATCH.pack(

@@ -22,7 +22,7 @@ from typing import IO, Any
 from ..errors import StoreError
 from ..files import DiskFile, DiskFiles
 from .merging import Losses, PiecePlan, merge
-from .segment import Piece, Segment
+from .segment import Segment, SegmentPiece
 from .segment_writer import SegmentWriter
 
 __all__ = ["ProcessLost", "merge_in_a_process"]
@@ -42,7 +42,7 @@ class _Pickler(pickle.Pickler):
     """Pieces by name."""
 
     def persistent_id(self, thing: Any) -> Any:
-        return (thing.segment.path, thing.vbucket, thing.clip) if isinstance(thing, Piece) else None
+        return (thing.segment.path, thing.vbucket, thing.clip) if isinstance(thing, SegmentPiece) else None
 
 
 class _Unpickler(pickle.Unpickler):
@@ -53,7 +53,7 @@ class _Unpickler(pickle.Unpickler):
         self._files = files
         self._segments: dict[str, Segment] = {}
 
-    def persistent_load(self, name: Any) -> Piece:
+    def persistent_load(self, name: Any) -> SegmentPiece:
         path, vbucket, clip = name
         segment = self._segments.get(path)
         if segment is None:

@@ -16,7 +16,7 @@ from ..frames import Mask
 from .base import Compaction
 from .format import TOMBSTONE, delete_times_at, index_key, revs_at
 from .piece_reading import Scattered, gather
-from .segment import Frames, Piece, Seqnos, concatenate
+from .segment import Frames, SegmentPiece, Seqnos, concatenate
 from .segment_writer import Pieces, SegmentWriter, full_blocks
 from .snapshot import Drops, in_sorted
 
@@ -38,8 +38,8 @@ class PiecePlan:
     """What a merge does with one vbucket."""
 
     vbucket: int
-    pieces: tuple[Piece, ...]  # of the segments that are merged
-    others: tuple[Piece, ...]  # of the segments that are not
+    pieces: tuple[SegmentPiece, ...]  # of the segments that are merged
+    others: tuple[SegmentPiece, ...]  # of the segments that are not
     floor: int  # versions superseded up to here may go
     sealed_seqno: int  # the newest change in any segment stays: a snapshot from disk ends with it
     complete_seqno: int  # tombstones from here on stay: a promotion goes back to this
@@ -142,7 +142,7 @@ def _merge_alone(plan: PiecePlan, writer: SegmentWriter) -> list[_Sieve]:
     return [sieve]
 
 
-def _parts(pieces: tuple[Piece, ...]) -> Iterator[list[Frames]]:
+def _parts(pieces: tuple[SegmentPiece, ...]) -> Iterator[list[Frames]]:
     """The blocks of several pieces, about `GROUP_BYTES` at a time, so that small blocks don't cost a step
     each.
     """

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..files import File
 from ..frames import Bytes, Mask, Offsets
 from .format import BLOCK, COLUMN_BYTES, padded
-from .segment import Frames, Piece, Segment, Seqnos
+from .segment import Frames, Segment, SegmentPiece, Seqnos
 
 __all__ = ["Gathered", "Scattered", "gather"]
 
@@ -80,7 +80,7 @@ class _Columns:
         return column
 
 
-def gather(pieces: Sequence[Piece]) -> Gathered:
+def gather(pieces: Sequence[SegmentPiece]) -> Gathered:
     """Everything of some pieces, if it is what was written."""
     blocks = [piece.place if piece.count else (0, 0) for piece in pieces]
     pairs = [piece.pairs_place for piece in pieces]
@@ -114,7 +114,7 @@ def gather(pieces: Sequence[Piece]) -> Gathered:
 
 
 def _read(
-    pieces: Sequence[Piece], blocks: list[tuple[int, int]], pairs: list[tuple[int, int]]
+    pieces: Sequence[SegmentPiece], blocks: list[tuple[int, int]], pairs: list[tuple[int, int]]
 ) -> tuple[Bytes, list[int], list[int]]:
     """A buffer with the blocks and the pairs of some pieces, which are at these places (offset and size) of
     their files; and where each of them is in it.
@@ -143,7 +143,7 @@ def _read(
     return data, block_starts, pair_starts
 
 
-def _clipped(pieces: Sequence[Piece], found: Gathered) -> Gathered:
+def _clipped(pieces: Sequence[SegmentPiece], found: Gathered) -> Gathered:
     """Without what rollbacks have taken."""
     if all(piece.clip is None for piece in pieces):
         return found

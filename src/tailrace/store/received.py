@@ -10,7 +10,7 @@ from ..errors import DocumentRefused
 from ..history import FailoverLog
 from ..model import MAX_CAS, MAX_REV, MAX_SEQNO
 from ..wire.codes import DcpOpcode, Status, SystemEventId
-from .base import SnapshotRange
+from .base import ReceivedRange
 from .format import SYSTEM, SYSTEM_EVENT, cas_of, index_key, system_event, traits_of
 from .index import BEGINS, EXISTS, entry_of
 from .vbucket_history import History
@@ -98,7 +98,7 @@ class ReceivedHistory(History):
             # A snapshot that is taken up again may be cut shorter than it was announced at first. What is
             # here of it was folded up to the first end.
             end = max(end, self._received.end)
-        self._received = SnapshotRange(complete, end)
+        self._received = ReceivedRange(complete, end)
         self._announced_purge = purge_seqno
         self._bucket.queue_meta(self)
 
@@ -128,7 +128,7 @@ class ReceivedHistory(History):
 
     def end_snapshot(self) -> None:
         self._take_purge()
-        self._received = SnapshotRange(self.complete_seqno, self.high_seqno)
+        self._received = ReceivedRange(self.complete_seqno, self.high_seqno)
         if self._has_gaps and self._received.start < self._received.end:
             self._note_folded(self._received)
         self._bucket.queue_meta(self)
@@ -141,11 +141,11 @@ class ReceivedHistory(History):
         """Something of the snapshot is here: what was purged before it is missing here, too."""
         self.purge_seqno = max(self.purge_seqno, self._announced_purge)
 
-    def _note_folded(self, received: SnapshotRange) -> None:
+    def _note_folded(self, received: ReceivedRange) -> None:
         needed = min(self.rollback_floor, self.sealed_seqno)  # nobody asks for a state before this
         folded = [one for one in self._folded if one.end > needed] + [received]
         if len(folded) > _MAX_FOLDED:
-            folded[:2] = [SnapshotRange(folded[0].start, folded[1].end)]
+            folded[:2] = [ReceivedRange(folded[0].start, folded[1].end)]
         self._folded = folded
 
     def set_failover_log(self, log: FailoverLog) -> None:

@@ -23,14 +23,14 @@ from .segment import Segment, segment_name, segment_number
 from .synced_file import SYNCED
 
 if TYPE_CHECKING:
-    from .bucket import Bucket
+    from .bucket import EngineBucket
 
 __all__ = ["recover"]
 
 MAX_LOGS = 16
 
 
-def recover(bucket: Bucket, policy: LossPolicy, *, has_marks: bool) -> bool:
+def recover(bucket: EngineBucket, policy: LossPolicy, *, has_marks: bool) -> bool:
     """Bring a bucket to where its files say it was; whether it was stopped cleanly and nothing is lost.
 
     What is missing or damaged goes to the policy. ``has_marks`` says that there must be a SYNCED file: stores
@@ -83,7 +83,7 @@ class _LogsEnd:
     logs: set[int] = field(default_factory=set)  # those that were read
 
 
-def _open_segment(bucket: Bucket, name: str, policy: LossPolicy) -> Segment | None:
+def _open_segment(bucket: EngineBucket, name: str, policy: LossPolicy) -> Segment | None:
     path = f"{bucket.directory}/{name}"
     try:
         return Segment(bucket.files, path)
@@ -94,7 +94,7 @@ def _open_segment(bucket: Bucket, name: str, policy: LossPolicy) -> Segment | No
     return None
 
 
-def _read_logs(bucket: Bucket, policy: LossPolicy) -> tuple[bool, _LogsEnd]:
+def _read_logs(bucket: EngineBucket, policy: LossPolicy) -> tuple[bool, _LogsEnd]:
     """Do again what the logs that are not sealed say; whether the last of it was a clean stop."""
     base = bucket.manifest_file.base
     clean = bool(base["clean"])
@@ -126,7 +126,7 @@ def _read_logs(bucket: Bucket, policy: LossPolicy) -> tuple[bool, _LogsEnd]:
     return clean, end
 
 
-def _check_mark(bucket: Bucket, policy: LossPolicy, end: _LogsEnd, *, has_marks: bool) -> None:
+def _check_mark(bucket: EngineBucket, policy: LossPolicy, end: _LogsEnd, *, has_marks: bool) -> None:
     """Whether everything was read that was ever durable, as far as the SYNCED file tells."""
     synced = bucket.journal.synced
     try:
@@ -147,12 +147,12 @@ def _check_mark(bucket: Bucket, policy: LossPolicy, end: _LogsEnd, *, has_marks:
         )
 
 
-def _log_numbers(bucket: Bucket) -> list[int]:
+def _log_numbers(bucket: EngineBucket) -> list[int]:
     numbers = (log_number(name) for name in bucket.files.names(bucket.directory))
     return sorted(number for number in numbers if number is not None)
 
 
-def _log_chain(bucket: Bucket, sealed_log: int, policy: LossPolicy) -> list[tuple[File, LogHeader]]:
+def _log_chain(bucket: EngineBucket, sealed_log: int, policy: LossPolicy) -> list[tuple[File, LogHeader]]:
     """The logs that are not sealed, oldest first; each names the one before it."""
     logs: dict[int, tuple[File, LogHeader]] = {}
     for number in _log_numbers(bucket):
@@ -180,7 +180,7 @@ def _log_chain(bucket: Bucket, sealed_log: int, policy: LossPolicy) -> list[tupl
     return chain
 
 
-def _replay(bucket: Bucket, batch: Batch) -> None:
+def _replay(bucket: EngineBucket, batch: Batch) -> None:
     """Do again what was done when the batch was written: a rollback, changes, then what holds after them."""
     meta = batch.meta
     metas: dict[str, dict[str, Any]] = meta.get("vbuckets", {})
@@ -224,7 +224,7 @@ def _by_vbucket(batch: Batch) -> dict[int, tuple[list[bytes], list[int]]]:
     return found
 
 
-def _remove_leftovers(bucket: Bucket, logs: set[int]) -> None:
+def _remove_leftovers(bucket: EngineBucket, logs: set[int]) -> None:
     """Files of work that was broken off, or that were replaced and not yet removed; nobody else's."""
     keep = {MANIFEST, SYNCED, *map(log_name, logs), *(segment_name(s.number) for s in bucket.segments)}
     for name in bucket.files.names(bucket.directory):

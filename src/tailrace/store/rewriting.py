@@ -13,14 +13,14 @@ from .segment_writer import Pieces, SegmentWriter
 from .snapshot import in_sorted
 
 if TYPE_CHECKING:
-    from .bucket import Bucket
+    from .bucket import EngineBucket
 
 __all__ = ["rewrite_what_is_left"]
 
 _NO_SEQNOS = np.empty(0, np.uint64)
 
 
-def rewrite_what_is_left(bucket: Bucket) -> None:
+def rewrite_what_is_left(bucket: EngineBucket) -> None:
     """Put the newest version of each document into one new segment, after a segment was lost.
 
     The lost one also knew which changes superseded which, so the others together would show a document in

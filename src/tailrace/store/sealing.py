@@ -16,14 +16,14 @@ from ..files import Files
 from .base import Compaction, Job, StoreSettings
 from .compaction import Generation, MergeJob, SealJob, choose_merge, count_droppable, plan_compaction
 from .journal import BaseJob, CommitJob, HybridClock, Journal
-from .log import Logged, log_number
+from .log import LoggedColumns, log_number
 from .manifest_file import ManifestFile, spliced
 from .merging import Losses
 from .segment import Segment
 
 if TYPE_CHECKING:
     from .checkpoint import Tail
-    from .vbucket import VBucket
+    from .vbucket import EngineVBucket
 
 __all__ = ["SealedStore"]
 
@@ -50,7 +50,7 @@ class SealedStore:
         self.settings = settings
         self.clock = clock
         self.now_s = clock.now_s
-        self.vbuckets: list[VBucket | None] = []
+        self.vbuckets: list[EngineVBucket | None] = []
         self.memory_bytes = 0  # of frames in tails
         self.segments: list[Segment] = []  # oldest first
         self.epoch = 0  # rises whenever `segments` or a clip changes
@@ -59,7 +59,7 @@ class SealedStore:
         # Half of the room for checkpoints: one generation grows, the one before serves slower streams.
         self.generation_bytes = int(settings.memory_quota * settings.checkpoint_share) // 2
         self._complete_bytes = 0  # of all `generations`
-        self.logged: list[Logged] = []  # of the batches since the last complete generation
+        self.logged: list[LoggedColumns] = []  # of the batches since the last complete generation
         self.journal = Journal(files, directory, rng)
         self.manifest_file = ManifestFile(files, directory)
         self.next_segment = 1
@@ -81,7 +81,7 @@ class SealedStore:
     def vbucket_count(self) -> int:
         return len(self.vbuckets)
 
-    def __iter__(self) -> Iterator[VBucket]:
+    def __iter__(self) -> Iterator[EngineVBucket]:
         return (vbucket for vbucket in self.vbuckets if vbucket is not None)
 
     def _settle(self, *, cancel: bool = True) -> None:

@@ -37,7 +37,7 @@ from .format import (
 )
 from .losses import lost
 
-__all__ = ["Block", "Frames", "Piece", "Segment", "segment_name", "segment_number"]
+__all__ = ["Block", "Frames", "Segment", "SegmentPiece", "segment_name", "segment_number"]
 
 PREFIX = "segment-"
 READ_BYTES = CHUNK_BYTES + CHUNK_BYTES // 8
@@ -163,7 +163,7 @@ class Segment:
         self.directory = np.frombuffer(table, DIRECTORY)
         self.clips: dict[int, int] = {}
         self._rows = {vbucket: row for row, vbucket in enumerate(self.directory["vbucket"].tolist())}
-        self._pieces: dict[int, Piece | None] = {}
+        self._pieces: dict[int, SegmentPiece | None] = {}
 
     def corrupt(self, what: str) -> StoreCorrupt:
         return StoreCorrupt(f"{self.path} is damaged ({what}): restore it from a copy")
@@ -179,7 +179,7 @@ class Segment:
         self.clips = clips
         self._pieces = {}
 
-    def piece(self, vbucket: int) -> Piece | None:
+    def piece(self, vbucket: int) -> SegmentPiece | None:
         """A vbucket's part of this segment, or None if there is nothing."""
         try:
             return self._pieces[vbucket]
@@ -187,7 +187,7 @@ class Segment:
             row = self._rows.get(vbucket)
             piece = None
             if row is not None:
-                piece = Piece(self, self.directory[row], self.clips.get(vbucket))
+                piece = SegmentPiece(self, self.directory[row], self.clips.get(vbucket))
                 if not piece.count and not piece.pair_count:
                     piece = None
             self._pieces[vbucket] = piece
@@ -211,7 +211,7 @@ class BlockHead(NamedTuple):
     sum_b: int
 
 
-class Piece:
+class SegmentPiece:
     """The frames of one vbucket in one segment."""
 
     __slots__ = (

@@ -1,8 +1,8 @@
-"""Many documents at once: what `VBucket.set` does, for a batch.
+"""Many documents at once: what `EngineVBucket.set` does, for a batch.
 
 Only what must happen document by document does: looking into the index, numbering, and putting the change
 where the vbucket has its changes. All that stands in the frames is worked out for all of them together, as
-columns. A batch in which anything needs a closer look goes through `VBucket.set`, one after the other.
+columns. A batch in which anything needs a closer look goes through `EngineVBucket.set`, one after the other.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .format import (
 from .index import ENTRY_BYTES, EXISTS, REV_SHIFT, SEQNO
 
 if TYPE_CHECKING:
-    from .bucket import Bucket
-    from .vbucket import VBucket
+    from .bucket import EngineBucket
+    from .vbucket import EngineVBucket
 
 __all__ = ["set_many"]
 
@@ -39,9 +39,13 @@ _first_byte = itemgetter(0)
 
 
 def set_many(
-    bucket: Bucket, numbers: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes], datatype: int
+    bucket: EngineBucket,
+    numbers: Sequence[int],
+    keys: Sequence[bytes],
+    values: Sequence[bytes],
+    datatype: int,
 ) -> None:
-    """`VBucket.set` for many documents, in order."""
+    """`EngineVBucket.set` for many documents, in order."""
     if not len(numbers) == len(keys) == len(values):
         raise ValueError(f"{len(numbers)} vbuckets, {len(keys)} keys, {len(values)} values")
     if not keys or not _Batch(bucket, numbers, keys).set(values, datatype):
@@ -52,16 +56,16 @@ def set_many(
 class _Batch:
     """Documents that are stored together, and what the vbuckets had before."""
 
-    def __init__(self, bucket: Bucket, numbers: Sequence[int], keys: Sequence[bytes]) -> None:
+    def __init__(self, bucket: EngineBucket, numbers: Sequence[int], keys: Sequence[bytes]) -> None:
         self._bucket = bucket
         self._numbers = numbers
         self._keys = keys
-        self._vbuckets: list[VBucket] = []
+        self._vbuckets: list[EngineVBucket] = []
         self._items: list[list[Any]] = []  # where each vbucket has its changes
         self._seqnos: list[int] = []
         self._olds: list[bytes] = []  # the index entries; of a new key only the rev from which it goes on
         self._watched: list[
-            tuple[VBucket, bytes, int]
+            tuple[EngineVBucket, bytes, int]
         ] = []  # changes of which somebody must know, and seqnos
 
     def set(self, values: Sequence[bytes], datatype: int) -> bool:

@@ -11,7 +11,7 @@ from ..frames import CHUNK_BYTES, Chunk, Offsets, collections_at, seqnos_at
 from ..wire.header import HEADER_SIZE
 from .format import NOTE_SHIFT, NOTE_TRAITS, SYSTEM, collection_of, frame_key
 from .piece_reading import Scattered
-from .segment import Frames, Piece
+from .segment import Frames, SegmentPiece
 
 __all__ = ["NO_DROPS", "DiskSnapshot", "Drops", "MemorySnapshot", "superseded"]
 
@@ -59,7 +59,7 @@ class Drops:
 NO_DROPS = Drops((), 0)
 
 
-def superseded(pieces: Sequence[Piece], after: int = 0) -> npt.NDArray[np.uint64]:
+def superseded(pieces: Sequence[SegmentPiece], after: int = 0) -> npt.NDArray[np.uint64]:
     """The seqnos of all changes after one that a later change in these pieces has superseded, sorted."""
     olds = [old for piece in pieces if piece.pair_count for old in (piece.pairs()[1],)]
     if not olds:
@@ -168,7 +168,7 @@ class DiskSnapshot:
         self,
         after: int,
         end: int,
-        pieces: Sequence[Piece],
+        pieces: Sequence[SegmentPiece],
         dead: npt.NDArray[np.uint64],
         drops: Drops,
         *,

@@ -26,7 +26,7 @@ from .format import (
     NO_EXPIRY,
     NOTE_SHIFT,
     REPLACES,
-    Document,
+    StoredDocument,
     collection_of,
     counted,
     expiries_at,
@@ -35,7 +35,7 @@ from .format import (
 from .index import EXISTS, REV_SHIFT, SEQNO
 from .received import ReceivedHistory, check_metadata
 
-__all__ = ["VBucket"]
+__all__ = ["EngineVBucket"]
 
 _DELETION = int(DcpOpcode.DELETION)
 _EXPIRATION = int(DcpOpcode.EXPIRATION)
@@ -45,7 +45,7 @@ _MAX_LOCKS = 10_000
 _XATTR_ROOM = 1 << 20
 
 
-class VBucket(ReceivedHistory):
+class EngineVBucket(ReceivedHistory):
     """A vbucket with its documents."""
 
     __slots__ = ()
@@ -162,7 +162,7 @@ class VBucket(ReceivedHistory):
         return self._mutate(key, value, flags, expiry, datatype, self._entry(key))
 
     def append(self, key: bytes, value: bytes, cas: int = 0, *, front: bool = False) -> Written:
-        document = Document.of(self._existing(key, cas, missing=Status.NOT_STORED))
+        document = StoredDocument.of(self._existing(key, cas, missing=Status.NOT_STORED))
         if document.datatype & Datatype.SNAPPY:
             raise DocumentRefused(Status.NOT_SUPPORTED, "the stored value is compressed")
         old, datatype = document.value, document.datatype & ~Datatype.JSON
@@ -178,7 +178,7 @@ class VBucket(ReceivedHistory):
                 raise DocumentRefused(Status.KEY_ENOENT)
             text = b"%d" % initial
             return initial, self._mutate(key, text, 0, expiry, Datatype.JSON, self._entry(key))
-        document = Document.of(frame)
+        document = StoredDocument.of(frame)
         number = counted(document.value, delta)
         text = b"%d" % number
         written = self._mutate(
@@ -191,7 +191,7 @@ class VBucket(ReceivedHistory):
         frame = self.get(key)
         if frame is None:
             raise DocumentRefused(Status.KEY_ENOENT)
-        old = Document.of(frame)
+        old = StoredDocument.of(frame)
         if old.expiry == expiry:
             return frame, Written(old.cas, old.seqno)
         written = self._mutate(key, old.value, old.flags, expiry, old.datatype, self._entry(key))
@@ -265,7 +265,7 @@ class VBucket(ReceivedHistory):
         return Written(cas, seqno)
 
     def _tombstone_value(self, frame: bytes) -> tuple[bytes, int]:
-        document = Document.of(frame)
+        document = StoredDocument.of(frame)
         if not document.datatype & Datatype.XATTR:
             return b"", 0
         return self._bucket.settings.tombstone_value(document.value, document.datatype)
@@ -416,7 +416,7 @@ class VBucket(ReceivedHistory):
         frame = self.get_any(key)
         if frame is None:
             return
-        old = Document.of(frame)
+        old = StoredDocument.of(frame)
         if self._bucket.settings.last_write_wins:
             new_key, old_key = (cas, rev), (old.cas, old.rev)
         else:

@@ -15,7 +15,7 @@ import numpy as np
 from ..history import FailoverLog
 from ..wire.codes import SystemEventId, VBucketState
 from ..wire.header import HEADER_SIZE
-from .base import Snapshot, SnapshotRange
+from .base import ReceivedRange, VBucketSnapshot
 from .checkpoint import Checkpoints, Tail
 from .format import (
     EXPIRES,
@@ -30,11 +30,11 @@ from .format import (
     system_event,
 )
 from .index import EXISTS, SEQNO, count_documents, entry_of, forget_collection, index_frames
-from .segment import Piece
+from .segment import SegmentPiece
 from .snapshot import NO_DROPS, DiskSnapshot, Drops, MemorySnapshot, fold, superseded
 
 if TYPE_CHECKING:
-    from .bucket import Bucket
+    from .bucket import EngineBucket
     from .compaction import Generation
 
 __all__ = ["History"]
@@ -78,7 +78,7 @@ class History:
         "rollback_floor",
     )
 
-    def __init__(self, bucket: Bucket, vbucket: int, state: int, log: FailoverLog) -> None:
+    def __init__(self, bucket: EngineBucket, vbucket: int, state: int, log: FailoverLog) -> None:
         self.id = vbucket
         self.state = state
         self.extra: dict[str, Any] | None = None
@@ -86,11 +86,11 @@ class History:
         self.high_seqno = 0
         self.purge_seqno = 0
         self.rollback_floor = 0
-        self._received = SnapshotRange(0, 0)
+        self._received = ReceivedRange(0, 0)
         self._announced_purge = 0  # of the snapshot that is being received, if nothing of it is here yet
         # what is here of the snapshot that is being received has gaps; unknown (True) after a restart
         self._has_gaps = True
-        self._folded: list[SnapshotRange] = []  # received snapshots with gaps, rising
+        self._folded: list[ReceivedRange] = []  # received snapshots with gaps, rising
         # highest rev of a tombstone that was purged: a document that comes back goes on from there
         self.rev_floor = 0
         self.deleted_rev = 0
@@ -102,7 +102,7 @@ class History:
         self._tail = Tail(1)
         self._old: list[Tail] = []
         self._meta_queued = False
-        self._pieces: tuple[Piece, ...] = ()
+        self._pieces: tuple[SegmentPiece, ...] = ()
         self._pieces_epoch = -1
         self._next_expiry = NO_EXPIRY
         self._collection_highs: dict[int, int] | None = None
@@ -127,9 +127,9 @@ class History:
         self._bucket.persisted[self.id] = seqno
 
     @property
-    def received(self) -> SnapshotRange:
+    def received(self) -> ReceivedRange:
         if self.state == VBucketState.ACTIVE:
-            return SnapshotRange(self.high_seqno, self.high_seqno)
+            return ReceivedRange(self.high_seqno, self.high_seqno)
         return self._received
 
     @property
@@ -144,7 +144,7 @@ class History:
         seqno = self._folded_around(seqno).start
         return seqno if seqno >= self.rollback_floor else 0
 
-    def _folded_around(self, seqno: int) -> SnapshotRange:
+    def _folded_around(self, seqno: int) -> ReceivedRange:
         """The received snapshot inside which a seqno lies, where older versions were folded away by whoever
         sent it; inside of none it is a range by itself.
 
@@ -153,7 +153,7 @@ class History:
         for one in self._folded:
             if one.start < seqno < one.end:
                 return one
-        return SnapshotRange(seqno, seqno)
+        return ReceivedRange(seqno, seqno)
 
     @property
     def item_count(self) -> int:
@@ -175,7 +175,7 @@ class History:
         return self._checkpoints.open_id
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[SegmentPiece, ...]:
         """Its parts of the sealed segments, in the order of their seqnos."""
         if self._pieces_epoch != self._bucket.epoch:
             found = (segment.piece(self.id) for segment in self._bucket.segments)
@@ -330,7 +330,7 @@ class History:
 
     # Streams.
 
-    def snapshot_after(self, after_seqno: int, *, memory: bool = True) -> Snapshot | None:
+    def snapshot_after(self, after_seqno: int, *, memory: bool = True) -> VBucketSnapshot | None:
         if not memory:
             return self._persisted_snapshot(after_seqno)
         if after_seqno >= self.high_seqno:
@@ -372,7 +372,7 @@ class History:
         pieces = self.pieces
         return DiskSnapshot(after, end, pieces, superseded(pieces, after), self._drops_up_to(end))
 
-    def _persisted_snapshot(self, after: int) -> Snapshot | None:
+    def _persisted_snapshot(self, after: int) -> VBucketSnapshot | None:
         """Everything on disk: the segments, and what the logs hold of the changes in memory."""
         if after >= self.persisted_seqno:
             return None
@@ -387,7 +387,7 @@ class History:
             return snapshot
         return self._disk_and_memory_snapshot(after, sealed, end)
 
-    def _disk_and_memory_snapshot(self, after: int, sealed: int, end: int) -> Snapshot:
+    def _disk_and_memory_snapshot(self, after: int, sealed: int, end: int) -> VBucketSnapshot:
         """The segments, and then the changes in memory up to a seqno."""
         rest = self._memory_snapshot(sealed, end) if end > sealed else None
         if rest is None:
@@ -488,7 +488,7 @@ class History:
             self._tail = Tail(seqno + 1)
         self.high_seqno = seqno
         self.persisted_seqno = min(self.persisted_seqno, seqno)
-        self._received = SnapshotRange(seqno, seqno)
+        self._received = ReceivedRange(seqno, seqno)
         self._announced_purge = 0
         self._has_gaps = True
         self._folded = [one for one in self._folded if one.end <= seqno]
@@ -545,8 +545,8 @@ class History:
         """The reverse of `to_json`."""
         self.state = meta["state"]
         self.failover_log = FailoverLog.from_json(meta["failover_log"])
-        self._received = SnapshotRange(*meta["received"])
-        self._folded = [SnapshotRange(*one) for one in meta.get("folded", [])]
+        self._received = ReceivedRange(*meta["received"])
+        self._folded = [ReceivedRange(*one) for one in meta.get("folded", [])]
         self.extra = meta.get("extra")
         self.purge_seqno = max(self.purge_seqno, meta.get("purge_seqno", 0))
         self._checkpoints = Checkpoints(meta["checkpoint"], self._checkpoints.open_start)

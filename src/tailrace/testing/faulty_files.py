@@ -202,7 +202,7 @@ class SmallDisk(MemoryFiles):
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class Inode:
     """What a name leads to."""
 
     data: bytearray = field(default_factory=bytearray)
@@ -213,7 +213,7 @@ class Node:
 class SimulatedFile:
     """A file on the simulated disk."""
 
-    def __init__(self, path: str, node: Node) -> None:
+    def __init__(self, path: str, node: Inode) -> None:
         self.path = path
         self._node = node
 
@@ -252,10 +252,10 @@ class SimulatedDisk:
     """A disk with a cache: names are durable after `sync_directory`, bytes after `sync`."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
-        self._durable: dict[str, Node] = {}
+        self.nodes: dict[str, Inode] = {}
+        self._durable: dict[str, Inode] = {}
         self._changes: list[
-            tuple[str, dict[str, Node | None]]
+            tuple[str, dict[str, Inode | None]]
         ] = []  # directory, and where its names lead now
         self._locked = False
 
@@ -275,7 +275,7 @@ class SimulatedDisk:
     def create(self, path: str) -> File:
         if path in self.nodes:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        node = self.nodes[path] = Node()
+        node = self.nodes[path] = Inode()
         self._change({path: node})
         return SimulatedFile(path, node)
 
@@ -315,10 +315,10 @@ class SimulatedDisk:
     def replace(self, path: str, data: bytes) -> None:
         replace_file(self, path, data)
 
-    def _change(self, names: dict[str, Node | None]) -> None:
+    def _change(self, names: dict[str, Inode | None]) -> None:
         self._changes.append((next(iter(names)).rpartition("/")[0], names))
 
-    def _apply(self, changes: Iterable[tuple[str, dict[str, Node | None]]]) -> None:
+    def _apply(self, changes: Iterable[tuple[str, dict[str, Inode | None]]]) -> None:
         for _, names in changes:
             for path, node in names.items():
                 if node is None:
@@ -331,13 +331,13 @@ class SimulatedDisk:
         self._apply([change for change in self._changes if rng.random() < 0.5])
         found = SimulatedDisk()
         for path, node in self._durable.items():
-            survivor = Node(_survivor(node, rng))
+            survivor = Inode(_survivor(node, rng))
             survivor.synced = len(survivor.data)
             found.nodes[path] = found._durable[path] = survivor
         return found
 
 
-def _survivor(node: Node, rng: random.Random) -> bytearray:
+def _survivor(node: Inode, rng: random.Random) -> bytearray:
     """A file's bytes after a power cut."""
     data = bytearray(node.data[: rng.randint(node.synced, len(node.data))])
     loose = [*node.holes, (node.synced, len(data))]

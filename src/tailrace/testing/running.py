@@ -30,7 +30,7 @@ from ..server.upstream import ReplicationSource, Upstream
 from ..server.values import checked_value, split_document, tombstone_value
 from ..store.base import Compaction, Job, VBucket, Written
 from ..store.engine import Engine
-from ..store.format import Document
+from ..store.format import StoredDocument
 from ..wire.codes import AddStreamFlag, Datatype, VBucketState
 
 __all__ = ["RunningNode"]
@@ -249,7 +249,7 @@ class RunningNode:
         frame = self._on(key, vbucket, lambda one, full: one.get(full))
         if frame is None:
             return None
-        document = Document.of(frame)
+        document = StoredDocument.of(frame)
         _, body, datatype = split_document(document.value, document.datatype, self.settings.max_inflated)
         return json.loads(body) if datatype & Datatype.JSON else body
 

@@ -14,7 +14,7 @@ from ...frames import CHUNK_BYTES, seqnos_at
 from ..stream_filter import StreamFilter
 
 if TYPE_CHECKING:
-    from ...store.base import Snapshot
+    from ...store.base import VBucketSnapshot
 
 __all__ = ["Preview"]
 
@@ -24,7 +24,7 @@ class Preview:
 
     __slots__ = ("_filter", "_snapshot", "last_seqno")
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: VBucketSnapshot) -> None:
         self.last_seqno = 0
         """Of the last change that is for the stream; 0: none so far."""
         self._snapshot = snapshot

@@ -35,7 +35,7 @@ from .takeover import DcpTakeover
 from .watched_vbucket import WatchedVBucket
 
 if TYPE_CHECKING:
-    from ...store.base import Snapshot
+    from ...store.base import VBucketSnapshot
     from ..handler import Host
 
 __all__ = ["ProducerStream"]
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 class _SnapshotReading:
     """The snapshot that a stream is in."""
 
-    snapshot: Snapshot
+    snapshot: VBucketSnapshot
     skips_deletes: bool
     skipped: int = 0
     """Changes in a row that were not for the stream."""
@@ -297,7 +297,7 @@ class ProducerStream:
         if self.state is StreamState.BACKFILLING:
             self._machine.feed(StreamInput.CAUGHT_UP if self.takeover is None else StreamInput.TAKEOVER_BEGAN)
 
-    def _enter_backfill(self, snapshot: Snapshot) -> bool:
+    def _enter_backfill(self, snapshot: VBucketSnapshot) -> bool:
         """Whether a backfill may begin; if not, the stream waits for a slot or is over."""
         if not self._accepted.survives_purge(snapshot.start):
             self.end(StreamEndStatus.STATE_CHANGED)
@@ -325,7 +325,7 @@ class ProducerStream:
             return 0
         return None
 
-    def _begin(self, snapshot: Snapshot) -> bool:
+    def _begin(self, snapshot: VBucketSnapshot) -> bool:
         """Take a snapshot up, with a marker unless it goes on with what the last one announced; False if it
         has to wait.
 
@@ -380,7 +380,7 @@ class ProducerStream:
             self._ends_after_batch = StreamEndStatus.FILTER_EMPTY
         return len(chunk.data)
 
-    def _finish(self, snapshot: Snapshot) -> None:
+    def _finish(self, snapshot: VBucketSnapshot) -> None:
         """A snapshot has been read whole."""
         reading, self._reading = self._reading, None
         self.position = snapshot.end
@@ -403,7 +403,7 @@ class ProducerStream:
             self._queue.last_seqno = seqno
             reading.skipped = 0
 
-    def _announce(self, snapshot: Snapshot, first_seqno: int) -> None:
+    def _announce(self, snapshot: VBucketSnapshot, first_seqno: int) -> None:
         """Send the snapshot's marker before the first message with a seqno in it."""
         marker = self._marker
         if not marker.is_due:

@@ -10,7 +10,7 @@ from .stream_messages import StreamMessages
 from .stream_request import Accepted
 
 if TYPE_CHECKING:
-    from ...store.base import Snapshot
+    from ...store.base import VBucketSnapshot
 
 __all__ = ["SnapshotMarker"]
 
@@ -60,7 +60,12 @@ class SnapshotMarker:
         self._has_oso_begun = False
 
     def announce(
-        self, snapshot: Snapshot, first_seqno: int, position: int, says: StreamMessages, extra_flags: int
+        self,
+        snapshot: VBucketSnapshot,
+        first_seqno: int,
+        position: int,
+        says: StreamMessages,
+        extra_flags: int,
     ) -> bytes:
         """The marker, before the first message with a seqno of the snapshot."""
         self.is_due = False

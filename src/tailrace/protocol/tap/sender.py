@@ -36,7 +36,7 @@ from .items import TapBatch, TapShaper
 from .takeover import TapTakeover
 
 if TYPE_CHECKING:
-    from ...store.base import Snapshot, VBucket
+    from ...store.base import VBucket, VBucketSnapshot
 
 __all__ = ["TapSender"]
 
@@ -46,7 +46,7 @@ class _OpenSnapshot:
     """A snapshot that is being sent."""
 
     cursor: TapCursor
-    snapshot: Snapshot | None  # None: read to its end
+    snapshot: VBucketSnapshot | None  # None: read to its end
     end: int
     limit: int | None
     batch: TapBatch | None = None

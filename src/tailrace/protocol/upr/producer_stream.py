@@ -50,7 +50,7 @@ from ..dcp.stream_messages import StreamMessages
 from ..dcp.stream_request import Accepted
 
 if TYPE_CHECKING:
-    from ...store.base import Snapshot
+    from ...store.base import VBucketSnapshot
     from ..handler import Host
 
 __all__ = ["UprAMessages", "UprBMessages", "UprMessages", "UprStream"]
@@ -221,13 +221,13 @@ class UprStream(ProducerStream):
             return 0
         return super()._next_snapshot()
 
-    def _announce(self, snapshot: Snapshot, first_seqno: int) -> None:
+    def _announce(self, snapshot: VBucketSnapshot, first_seqno: int) -> None:
         if self._marker.is_due and not self._is_inside:
             self._is_inside = True
             self._queue.say(self._draft.say(self._draft.SNAPSHOT_START))
         self._marker.is_due = False
 
-    def _finish(self, snapshot: Snapshot) -> None:
+    def _finish(self, snapshot: VBucketSnapshot) -> None:
         super()._finish(snapshot)
         if self.position >= self._marker.announced_end:
             self._end_snapshot()

@@ -10,7 +10,7 @@ import json
 from ...errors import MalformedMessage
 from ...store.base import VBucket
 from ...store.collections import DEFAULT, is_legal_name
-from ...store.format import Document, collection_of
+from ...store.format import StoredDocument, collection_of
 from ...wire import admin
 from ...wire.codes import Datatype, Feature, Status
 from ...wire.fields import decode_leb128
@@ -86,7 +86,7 @@ def get_random_key(call: Call[admin.GetRandomKey]) -> Reply:
     for vbucket in vbuckets:
         frame = vbucket.random_key(collection) if vbucket.item_count else None
         if frame is not None:
-            document = Document.of(frame)
+            document = StoredDocument.of(frame)
             assert collection_of(document.key) == collection
             key = document.key if collections else document.key[decode_leb128(document.key)[1] :]
             return document_answer(

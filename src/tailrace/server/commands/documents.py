@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...errors import MalformedMessage
 from ...store.base import VBucket
-from ...store.format import Document, counted
+from ...store.format import StoredDocument, counted
 from ...wire import kv
 from ...wire.codes import Datatype, Op, Status
 from ...wire.fields import join_xattrs
@@ -28,12 +28,12 @@ _NO_CREATION = 0xFFFF_FFFF
 _NOT_PLAIN = int(Datatype.SNAPPY | Datatype.XATTR)
 
 
-def find(vbucket: VBucket, key: bytes) -> Document:
+def find(vbucket: VBucket, key: bytes) -> StoredDocument:
     """The live document; 0x01 if there is none."""
     frame = vbucket.get(key)
     if frame is None:
         raise Refused(Status.KEY_ENOENT)
-    return Document.of(frame)
+    return StoredDocument.of(frame)
 
 
 def incoming(call: Call[Message]) -> tuple[bytes, int]:
@@ -57,14 +57,14 @@ def kept_xattrs(
     if frame is None or not frame[5] & Datatype.XATTR:
         return value, datatype
     limit = call.node.settings.max_inflated
-    old = Document.of(frame)
+    old = StoredDocument.of(frame)
     xattrs, _, _ = split_document(old.value, old.datatype, limit)
     _, body, body_datatype = split_document(value, datatype, limit)
     return join_xattrs(xattrs, body), body_datatype | Datatype.XATTR
 
 
 def document_answer(
-    call: Call[Message], document: Document, cas: int, key: bytes = b"", *, with_xattrs: bool = False
+    call: Call[Message], document: StoredDocument, cas: int, key: bytes = b"", *, with_xattrs: bool = False
 ) -> bytes:
     """A document as the peer may see it: without xattrs, and inflated if it does not know snappy."""
     value, datatype = document.value, document.datatype
@@ -105,7 +105,7 @@ def store(call: Call[kv.Set]) -> Reply:
     key, vbucket = call.key(), call.vbucket()
     expiry = call.expiry(request.expiry)
     if call.preserve_ttl and (frame := vbucket.get(key)) is not None:
-        expiry = Document.of(frame).expiry
+        expiry = StoredDocument.of(frame).expiry
     call.node.counters.cmd_set += 1
     if request.OPCODE in (Op.ADD, Op.ADDQ):
         written = vbucket.add(key, value, request.flags, expiry, datatype)
@@ -129,7 +129,7 @@ def count(call: Call[kv.Increment]) -> Reply:
     delta = request.delta if request.OPCODE in (Op.INCREMENT, Op.INCREMENTQ) else -request.delta
     frame = vbucket.get(key)
     if frame is not None and frame[5] & _NOT_PLAIN:
-        old = Document.of(frame)
+        old = StoredDocument.of(frame)
         xattrs, body, datatype = split_document(old.value, old.datatype, call.node.settings.max_inflated)
         number = counted(body, delta)
         value = b"%d" % number
@@ -159,7 +159,7 @@ def append(call: Call[kv.Append]) -> Reply:
     frame = vbucket.get(key)
     if frame is None:
         raise Refused(Status.NOT_STORED)
-    old = Document.of(frame)
+    old = StoredDocument.of(frame)
     xattrs, body, _ = split_document(old.value, old.datatype, settings.max_inflated)
     body = body + more if request.OPCODE in (Op.APPEND, Op.APPENDQ) else more + body
     whole = join_xattrs(xattrs, body) if xattrs else body
@@ -174,7 +174,7 @@ def touch(call: Call[kv.Touch]) -> Reply:
     frame, written = vbucket.touch(key, call.expiry(call.request.expiry))
     if call.request.OPCODE == Op.TOUCH:
         return call.success(cas=written.cas)
-    return document_answer(call, Document.of(frame), written.cas)
+    return document_answer(call, StoredDocument.of(frame), written.cas)
 
 
 @command(kv.GetLocked)
@@ -185,7 +185,7 @@ def get_locked(call: Call[kv.GetLocked]) -> Reply:
         lock_s = DEFAULT_LOCK_S
     frame, cas = vbucket.get_locked(key, lock_s)
     call.bucket.store.cache.pop(key, None)  # as long as it is locked readers see another CAS
-    return document_answer(call, Document.of(frame), cas)
+    return document_answer(call, StoredDocument.of(frame), cas)
 
 
 @command(kv.UnlockKey)

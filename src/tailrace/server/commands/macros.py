@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from ...store.base import VBucket
-from ...store.format import Document
+from ...store.format import StoredDocument
 from ...wire.codes import Datatype
 
 __all__ = ["MACROS", "crc32c", "expand", "virtual_xattrs"]
@@ -20,7 +20,7 @@ MACROS = frozenset({_CAS, _SEQNO, _CRC32C})
 
 
 def virtual_xattrs(
-    name: str, vbucket: VBucket, document: Document, xattrs: dict[str, bytes], body: bytes
+    name: str, vbucket: VBucket, document: StoredDocument, xattrs: dict[str, bytes], body: bytes
 ) -> str | None:
     """An object with the virtual xattr of this name as its only member; None if there is none."""
     if name == "$document":

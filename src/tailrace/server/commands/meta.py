@@ -6,7 +6,7 @@ Rules: docs/spec/header.md#with-meta-commands, docs/spec/header.md#conflict-reso
 from __future__ import annotations
 
 from ...errors import MalformedMessage
-from ...store.format import Document
+from ...store.format import StoredDocument
 from ...wire import kv
 from ...wire.codes import Datatype, Op, Status, WithMetaOption
 from ..call import Call, Refused, Reply, command
@@ -30,7 +30,7 @@ def get_meta(call: Call[kv.GetMeta]) -> Reply:
     frame = vbucket.get_any(key)
     if frame is None:
         raise Refused(Status.KEY_ENOENT)
-    document = Document.of(frame)
+    document = StoredDocument.of(frame)
     answer = kv.GetMetaResponse(
         opcode=call.request.OPCODE,
         opaque=call.request.opaque,

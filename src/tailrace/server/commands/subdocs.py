@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...errors import MalformedMessage
 from ...store.base import VBucket, Written
-from ...store.format import Document
+from ...store.format import StoredDocument
 from ...wire import subdoc as wire
 from ...wire.codes import Datatype, Op, Status, VBucketState
 from ...wire.fields import join_xattrs
@@ -56,7 +56,7 @@ class _Spec(NamedTuple):
 class _Content:
     """A document taken apart for editing."""
 
-    document: Document | None  # None: it is being made
+    document: StoredDocument | None  # None: it is being made
     xattrs: dict[str, bytes]
     body: bytes
     datatype: int  # of the body
@@ -85,7 +85,7 @@ def _open(call: Call[Message], vbucket: VBucket, key: bytes, doc_flags: int) -> 
         frame = vbucket.get_any(key)
     if frame is None:
         return None
-    document = Document.of(frame)
+    document = StoredDocument.of(frame)
     xattrs, body, datatype = split_document(
         document.value, document.datatype, call.node.settings.max_inflated
     )

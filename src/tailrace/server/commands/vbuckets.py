@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import MalformedMessage, StoreError
 from ...store.base import Compaction, VBucket
-from ...store.format import Document
+from ...store.format import StoredDocument
 from ...wire import admin
 from ...wire.codes import Datatype, Feature, Status, VBucketState
 from ...wire.fields import encode_failover_log
@@ -157,7 +157,7 @@ def observe(call: Call[admin.Observe]) -> Reply:
         frame = vbucket.get_any(key)
         state, cas = _NOT_FOUND, 0
         if frame is not None:
-            document = Document.of(frame)
+            document = StoredDocument.of(frame)
             persisted = document.seqno <= vbucket.persisted_seqno
             cas = document.cas
             if document.deleted:
