@@ -15,11 +15,9 @@ from tailrace.history import (
     MAX_RECEIVED_ENTRIES,
     Action,
     Branch,
-    CommonPoint,
     FailoverEntry,
     FailoverLog,
     claims,
-    common_point,
     plan,
     retreat,
     rollback_seqno,
@@ -298,26 +296,6 @@ def test_upr_reader_below_the_purge_seqno_starts_over() -> None:
 
 
 # Two logs
-
-
-@pytest.mark.parametrize(
-    ("ours", "our_high", "theirs", "their_high", "expected"),
-    [
-        (TWO, 9, TWO, 12, CommonPoint(2222, 9)),
-        (TWO, 9, ONE, 12, CommonPoint(1111, 3)),
-        (TWO, 9, ONE, 2, CommonPoint(1111, 2)),
-        (TWO, 2, ONE, 12, CommonPoint(1111, 2)),
-        (TWO, 9, FailoverLog.of([(3333, 2), (1111, 0)]), 12, CommonPoint(1111, 2)),
-        (TWO, 9, FailoverLog.of([(3333, 7), (2222, 3), (1111, 0)]), 12, CommonPoint(2222, 7)),
-        (TWO, 9, FailoverLog.of([(3333, 0)]), 12, CommonPoint(0, 0)),
-        (FailoverLog.of([(0, 0)]), 9, FailoverLog.of([(0, 0)]), 9, CommonPoint(0, 0)),
-    ],
-)
-def test_common_point(
-    ours: FailoverLog, our_high: int, theirs: FailoverLog, their_high: int, expected: CommonPoint
-) -> None:
-    assert common_point(ours, our_high, theirs, their_high) == expected
-    assert common_point(theirs, their_high, ours, our_high).seqno == expected.seqno
 
 
 def test_claims_are_the_names_that_are_true() -> None:

@@ -59,19 +59,7 @@ class ConnectionString:
 
     def __str__(self) -> str:
         """The connection string without the password: for logs, messages and offsets."""
-        return self._text(show_password=False)
-
-    def with_password(self) -> str:
-        """The whole connection string; `parse` gives the same object again."""
-        return self._text(show_password=True)
-
-    def _text(self, *, show_password: bool) -> str:
-        user = ""
-        if self.username is not None:
-            user = quote(self.username, safe="")
-            if show_password and self.password is not None:
-                user += ":" + quote(self.password, safe="")
-            user += "@"
+        user = "" if self.username is None else quote(self.username, safe="") + "@"
         hosts = ",".join(str(address).replace("%", "%25") for address in self.addresses)
         scheme = "couchbases" if self.tls else "couchbase"
         return f"{scheme}://{user}{hosts}/{quote(self.bucket, safe='')}"

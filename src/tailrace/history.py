@@ -33,13 +33,11 @@ __all__ = [
     "MAX_RECEIVED_ENTRIES",
     "Action",
     "Branch",
-    "CommonPoint",
     "FailoverEntry",
     "FailoverLog",
     "Plan",
     "Retreat",
     "claims",
-    "common_point",
     "plan",
     "retreat",
     "rollback_seqno",
@@ -74,13 +72,6 @@ class Branch(NamedTuple):
 
     start: int
     upper: int
-
-
-class CommonPoint(NamedTuple):
-    """The last seqno up to which two histories agree, and a branch by which both know it; (0, 0) is none."""
-
-    vb_uuid: int
-    seqno: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,21 +220,6 @@ def _pair_from_json(value: Any) -> tuple[int, int]:
     if not isinstance(value, dict) or value.keys() != {"id", "seq"}:
         raise UsageError("a failover entry must be an object with the members id and seq")
     return check_u64(value["id"], "id"), check_u64(value["seq"], "seq")
-
-
-def common_point(ours: FailoverLog, our_high: int, theirs: FailoverLog, their_high: int) -> CommonPoint:
-    """The last seqno up to which two copies hold the same changes, as far as their logs can tell.
-
-    ``our_high`` is the last seqno on which our side depends (`Position.reach`). Two copies whose logs share
-    no branch may still have a common past, but nobody can know: the answer is then (0, 0).
-    """
-    our_branches, their_branches = ours.branches(our_high), theirs.branches(their_high)
-    shared = (
-        CommonPoint(vb_uuid, min(branch.upper, their_branches[vb_uuid].upper, our_high, their_high))
-        for vb_uuid, branch in our_branches.items()
-        if vb_uuid in their_branches
-    )
-    return max(shared, key=lambda point: point.seqno, default=CommonPoint(0, 0))
 
 
 # The producer: may a stream start here?

@@ -395,11 +395,6 @@ def test_json_lines_are_compact_utf_8(capfdbinary: pytest.CaptureFixture[bytes])
         lines.write(float("nan"))
 
 
-def test_bytes_that_are_no_text_come_as_base64() -> None:
-    assert common.text_or_base64("key", "ü".encode()) == {"key": "ü"}
-    assert common.text_or_base64("key", b"\xff\0") == {"key_base64": "/wA="}
-
-
 def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with common.progress("loading", total=10) as bar:
         bar.advance(3)

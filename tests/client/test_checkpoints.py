@@ -127,11 +127,11 @@ def test_points_are_few_and_reach_far_back(seqnos):
     points = Points()
     for seqno in seqnos:
         points.add(seqno)
-    kept = points.to_list()
+    kept = list(points)
     assert kept == sorted(set(kept)) and set(kept) <= set(seqnos)
     assert len(kept) <= MAX_POINTS
     assert kept[-MAX_POINTS // 2 :] == seqnos[-MAX_POINTS // 2 :]
     if seqnos:
         assert kept[0] == seqnos[0]
     points.forget_above(5_000)
-    assert points.to_list() == [one for one in kept if one <= 5_000]
+    assert list(points) == [one for one in kept if one <= 5_000]

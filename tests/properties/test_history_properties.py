@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pytest
 
 from tailrace import history
-from tailrace.history import Action, FailoverLog, common_point, plan, retreat, rollback_seqno
+from tailrace.history import Action, FailoverLog, plan, retreat, rollback_seqno
 from tailrace.model import Position, SnapshotRange
 
 CASES = 2_000
@@ -342,16 +342,13 @@ def run_case(seed: int) -> None:
 
 def check_logs(world: World) -> None:
     """The arithmetic of logs against what really happened."""
-    one, other = world.random.choice(world.copies), world.random.choice(world.copies)
+    one = world.random.choice(world.copies)
     log = FailoverLog.of(one.log)
     starts, vb_uuids = log.boundaries()
     if one.tidy:
         for change in one.past:
             assert log.branch_of(change.seqno) == change.branch
             assert vb_uuids[bisect_left(starts, change.seqno) - 1] == change.branch
-    if one.tidy and other.tidy:
-        point = common_point(log, one.high, FailoverLog.of(other.log), other.high)
-        assert point.seqno == one.agrees_up_to(other)
 
 
 def run_cases(first: int, count: int) -> None:

@@ -7,7 +7,6 @@ line and an exit code.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import errno
 import json
@@ -46,7 +45,6 @@ __all__ = [
     "progress",
     "run",
     "standard_input",
-    "text_or_base64",
     "url_argument",
     "use_colour",
 ]
@@ -212,14 +210,6 @@ class JsonLines:
     def flush(self) -> None:
         """Hand over everything that was written."""
         self._stream.flush()
-
-
-def text_or_base64(name: str, data: bytes) -> dict[str, str]:
-    """Bytes as JSON has them: ``{name: text}``, or ``{name_base64: …}`` where they are not UTF-8."""
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
 class Progress:

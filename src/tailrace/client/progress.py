@@ -51,10 +51,6 @@ class Points:
     def __iter__(self) -> Any:
         return iter(self._seqnos)
 
-    def to_list(self) -> list[int]:
-        """Oldest first."""
-        return list(self._seqnos)
-
 
 class State(Enum):
     """Where a vbucket is on its way."""
