@@ -182,7 +182,7 @@ OPTIONS = (
         "fail_on_data_loss",
         _boolean,
         True,
-        "whether deletions that were purged before they were read stop the query; if not, the vbucket starts over",
+        "whether deletions that were purged unread stop the query; if not, the vbucket starts over",
     ),
     Option(
         "onRollback",
