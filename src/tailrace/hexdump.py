@@ -41,15 +41,15 @@ _SEPARATORS = re.compile(r"0[xX]|\\x|[\s:,;_-]+")
 def parse(text: str) -> list[HexBlock]:
     """The bytes in a text, in order; `InputError` names the line that is none of the known forms."""
     lines = text.splitlines()
-    if found := _drawings(lines):
-        return found
-    if found := _dumps(lines):
-        return found
+    if blocks := _drawings(lines):
+        return blocks
+    if blocks := _dumps(lines):
+        return blocks
     return _plain(lines)
 
 
 def _drawings(lines: Sequence[str]) -> list[HexBlock]:
-    found: list[HexBlock] = []
+    blocks: list[HexBlock] = []
     for number, line in enumerate(lines, 1):
         row = _ROW.fullmatch(line)
         if row is None:
@@ -59,16 +59,16 @@ def _drawings(lines: Sequence[str]) -> list[HexBlock]:
             continue  # a drawing of a layout has words in its cells
         offset = int(row[1])
         if offset == 0:
-            found.append(HexBlock(number, b"", whole=True))
-        if not found or offset != len(found[-1].data):
+            blocks.append(HexBlock(number, b"", whole=True))
+        if not blocks or offset != len(blocks[-1].data):
             raise InputError(f"line {number}: the row at offset {offset} does not follow the one before it")
-        found[-1].data += bytes(int(cell[1], 16) for cell in cells if cell)
-    return found
+        blocks[-1].data += bytes(int(cell[1], 16) for cell in cells if cell)
+    return blocks
 
 
 def _dumps(lines: Sequence[str]) -> list[HexBlock]:
     """Lines that all begin with an offset that counts what came before; else none."""
-    found: list[tuple[int, bytearray]] = []
+    blocks: list[tuple[int, bytearray]] = []
     row: bytes | None = None
     is_folded = False
     for number, line in enumerate(lines, 1):
@@ -81,18 +81,18 @@ def _dumps(lines: Sequence[str]) -> list[HexBlock]:
         if begun is None:
             return []
         offset = int(begun[1], 16)
-        if is_folded and row and not _unfold(found[-1][1], row, offset, number):
+        if is_folded and row and not _unfold(blocks[-1][1], row, offset, number):
             return []
         is_folded = False
-        if begun.re is _DUMP_END and found and offset == len(found[-1][1]):
+        if begun.re is _DUMP_END and blocks and offset == len(blocks[-1][1]):
             continue  # hexdump's last line is the size
         row = _dumped(begun[3], behind_colon=":" in begun[2]) if begun.re is _DUMP else None
         if offset == 0:
-            found.append((number, bytearray()))
-        if row is None or not found or offset != len(found[-1][1]):
+            blocks.append((number, bytearray()))
+        if row is None or not blocks or offset != len(blocks[-1][1]):
             return []
-        found[-1][1].extend(row)
-    return [] if is_folded else [HexBlock(number, bytes(data), whole=True) for number, data in found]
+        blocks[-1][1].extend(row)
+    return [] if is_folded else [HexBlock(number, bytes(data), whole=True) for number, data in blocks]
 
 
 def _unfold(data: bytearray, row: bytes, end: int, number: int) -> bool:
@@ -121,7 +121,7 @@ def _dumped(text: str, *, behind_colon: bool) -> bytes | None:
 
 
 def _plain(lines: Sequence[str]) -> list[HexBlock]:
-    found = []
+    blocks = []
     for number, line in enumerate(lines, 1):
         digits = _SEPARATORS.sub("", line.split("#", 1)[0].strip("\"' \t"))
         if not digits:
@@ -132,5 +132,5 @@ def _plain(lines: Sequence[str]) -> list[HexBlock]:
             )
         if len(digits) % 2:
             raise InputError(f"line {number} has {len(digits)} hex digits, a byte needs two")
-        found.append(HexBlock(number, bytes.fromhex(digits), whole=False))
-    return found
+        blocks.append(HexBlock(number, bytes.fromhex(digits), whole=False))
+    return blocks

@@ -172,13 +172,13 @@ class FailoverLog:
 
         vb_uuid 0 names none, even where a peer sends it.
         """
-        found: dict[int, Branch] = {}
+        by_uuid: dict[int, Branch] = {}
         upper = high_seqno
         for entry in self.entries:
-            found[entry.vb_uuid] = Branch(entry.seqno, upper)
+            by_uuid[entry.vb_uuid] = Branch(entry.seqno, upper)
             upper = entry.seqno
-        found.pop(0, None)
-        return found
+        by_uuid.pop(0, None)
+        return by_uuid
 
     def range_of(self, vb_uuid: int, high_seqno: int) -> Branch | None:
         """Where a branch begins and how far this copy followed it; None if the log doesn't know it."""

@@ -150,7 +150,7 @@ def _interface(order: str, body: bytes) -> _Interface:
     if len(body) < 8:
         raise _damaged("an interface")
     link_type, snap_length = struct.unpack_from(order + "HxxI", body)
-    found = _Interface(link_type, snap_length)
+    interface = _Interface(link_type, snap_length)
     at = 8
     while at + 4 <= len(body):
         code, length = struct.unpack_from(order + "HH", body, at)
@@ -159,13 +159,13 @@ def _interface(order: str, body: bytes) -> _Interface:
             base, exponent = (2, value[0] & 0x7F) if value[0] & 0x80 else (10, value[0])
             if exponent > 30:
                 raise _damaged("an interface")
-            found.ticks_per_s = base**exponent
+            interface.ticks_per_s = base**exponent
         elif code == 14 and length == 8:  # if_tsoffset
-            (found.offset_s,) = struct.unpack(order + "q", value)
+            (interface.offset_s,) = struct.unpack(order + "q", value)
         elif code == 0:
             break
         at += 4 + length + -length % 4
-    return found
+    return interface
 
 
 def _packet(order: str, kind: int, body: bytes, interfaces: list[_Interface]) -> Packet | None:
@@ -296,10 +296,10 @@ def _transport(data: bytes) -> tuple[bytes, bytes, bytes] | None:
 
 
 def _segment(packet: Packet) -> _Segment | None:
-    found = _transport(_network(packet))
-    if found is None:
+    carried = _transport(_network(packet))
+    if carried is None:
         return None
-    source, destination, tcp = found
+    source, destination, tcp = carried
     if len(tcp) < 20:
         return None
     source_port, destination_port, seq = struct.unpack_from(">HHI", tcp)
@@ -470,7 +470,7 @@ class TcpStreams:
         self._waiting_bytes += side.waiting_bytes - waited
         if self._waiting_bytes > MAX_WAITING_IN_ALL:
             raise InputError("too many segments of the capture are missing, choose a --port")
-        if segment.flags & _RST or all(one.is_over for one in conversation.sides.values()):
+        if segment.flags & _RST or all(direction.is_over for direction in conversation.sides.values()):
             yield from self._finish(conversation, packet.time_ns)
             self._over[key] = self._open.pop(key)
             if len(self._over) > MAX_ENDED:
@@ -505,13 +505,13 @@ class TcpStreams:
         self._open.clear()
 
     def _conversation(self, key: frozenset[Endpoint], segment: _Segment) -> _Conversation:
-        found = self._open.get(key)
+        known = self._open.get(key)
         begins = segment.flags & (_SYN | _ACK) == _SYN
-        if found is not None and not (begins and found.syn not in (None, segment.seq)):
-            if begins and found.client is None:
-                found.client, found.syn = segment.source, segment.seq
-            return found
-        if found is None and len(self._open) >= MAX_CONVERSATIONS:
+        if known is not None and not (begins and known.syn not in (None, segment.seq)):
+            if begins and known.client is None:
+                known.client, known.syn = segment.source, segment.seq
+            return known
+        if known is None and len(self._open) >= MAX_CONVERSATIONS:
             raise InputError(f"the capture has more than {MAX_CONVERSATIONS} conversations, choose a --port")
         self._count += 1
         made = _Conversation(

@@ -78,7 +78,7 @@ SCHEMA = pa.schema(
     ]
 )
 
-_TYPES = {one.name: one.type for one in SCHEMA}
+_TYPES = {field.name: field.type for field in SCHEMA}
 
 OPS = tuple(DcpOpcode(opcode).name.lower() for opcode in (MUTATION, DELETION, EXPIRATION))
 """The words of the column `op`, by opcode counted from that of a mutation."""
@@ -293,9 +293,9 @@ def _collection_names(names: Names, ids: NDArray[np.uint32]) -> tuple[pa.Array |
     if common is not None:
         return _names_of(names, common)
     encoded = _array(pa.uint32(), ids).dictionary_encode()
-    found = [_names_of(names, number) for number in encoded.dictionary.to_pylist()]
+    pairs = [_names_of(names, number) for number in encoded.dictionary.to_pylist()]
     index = np.from_dlpack(encoded.indices)
-    return _words([scope for scope, _ in found], index), _words([name for _, name in found], index)
+    return _words([scope for scope, _ in pairs], index), _words([name for _, name in pairs], index)
 
 
 def _names_of(names: Names, number: int) -> tuple[str, str]:

@@ -184,7 +184,7 @@ class ScannedFrames:
     def controls(self) -> Iterator[ControlFrame]:
         """The control frames in stream order."""
         columns = (self.control_row, self.control_start, self.control_end)
-        return map(ControlFrame, *(one.tolist() for one in columns))
+        return map(ControlFrame, *(column.tolist() for column in columns))
 
     def frame(self, control: ControlFrame) -> Frame:
         """A control frame, for the message decoder."""
@@ -219,7 +219,7 @@ def scan(buffer: Buffer, *, collections: bool = False, limit: int = MAX_FRAME) -
     malformed: Mask | None = None
     only_id: int | None = 0
     if rows is None:
-        columns = {name: one.of(words) for name, one in _FIELDS.items()}
+        columns = {name: field.of(words) for name, field in _FIELDS.items()}
         lengths = _split_keys(data, start, end, columns)
         framed = _first(_unframeable(columns, end - start, lengths, limit))
         if framed < len(start):
@@ -263,7 +263,7 @@ def gather(data: Bytes, at: Offsets, dtype: np.dtype[np.void]) -> NDArray[np.voi
     if not len(at) or at[-1] < len(everywhere):
         return everywhere[at].view(dtype)
     inside = int(np.searchsorted(at, len(everywhere)))
-    tail = b"".join(data[one:].tobytes().ljust(size, b"\0")[:size] for one in at[inside:])
+    tail = b"".join(data[offset:].tobytes().ljust(size, b"\0")[:size] for offset in at[inside:])
     return np.concatenate((everywhere[at[:inside]], np.frombuffer(tail, dtype=f"V{size}"))).view(dtype)
 
 
@@ -380,8 +380,8 @@ def _rows(
     behind = np.flatnonzero(lengths.framing)
     if len(behind):
         moved = _gather_words(data, start[behind] + lengths.framing[behind])
-        for name, one in _EXTRAS_FIELDS.items():
-            columns[name][behind] = one.of(moved)
+        for name, field in _EXTRAS_FIELDS.items():
+            columns[name][behind] = field.of(moved)
     opcode, extras_length, nmeta = columns["opcode"], columns["extras_length"], columns["nmeta"]
     removed = np.flatnonzero(opcode != MUTATION)
     if len(removed):

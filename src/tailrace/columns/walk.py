@@ -94,15 +94,15 @@ def frame_end(data: Bytes, start: int) -> int:
 def plain_walk(data: Bytes, at: int = 0, count: int = sys.maxsize, until: int = sys.maxsize) -> Offsets:
     """Up to ``count`` frame starts from ``at`` on and before ``until``, one after the other."""
     view = data.data
-    found: list[int] = []
-    append, unpack_from = found.append, _unpack_body_length
+    starts: list[int] = []
+    append, unpack_from = starts.append, _unpack_body_length
     last = min(len(view) - HEADER_SIZE, until - 1)
     for _ in range(count):
         if at > last:
             break
         append(at)
         at += HEADER_SIZE + unpack_from(view, at)[0]
-    return np.array(found, dtype=np.int64)
+    return np.array(starts, dtype=np.int64)
 
 
 def lockstep_walk(data: Bytes, sample: Offsets) -> Offsets:

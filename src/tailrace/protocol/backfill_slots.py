@@ -65,15 +65,15 @@ class BackfillSlots:
 
     def stalled(self, now: float, timeout_s: float) -> list[Backfiller]:
         """The streams whose backfill has sent nothing for this long; each is named once a timeout."""
-        found = []
+        idle = []
         for stream, seen in self._held.items():
             if seen is None or seen[0] != stream.sent_bytes:
                 self._held[stream] = stream.sent_bytes, now
             elif now >= seen[1] + timeout_s:
                 self._held[stream] = stream.sent_bytes, now
-                found.append(stream)
+                idle.append(stream)
         self._looked_at = min((seen[1] for seen in self._held.values() if seen), default=now)
-        return found
+        return idle
 
     def next_timer(self, now: float, timeout_s: float) -> float | None:
         """When to look for stalled ones again."""

@@ -104,7 +104,7 @@ def _collections(members: Mapping[str, Any]) -> frozenset[int] | None:
     listed = members["collections"]
     if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_COLLECTIONS:
         _refuse(f"collections must be an array of 1 to {MAX_COLLECTIONS} ids")
-    return frozenset(_parse_number(one, "a collection", _HEX_32, 16) for one in listed)
+    return frozenset(_parse_number(text, "a collection", _HEX_32, 16) for text in listed)
 
 
 def _stream_id(members: Mapping[str, Any]) -> int | None:
@@ -214,6 +214,8 @@ class StreamFilter:
 
 def _collections_by_scope(manifest: Mapping[str, Any]) -> dict[int, frozenset[int]]:
     return {
-        int(scope["uid"], 16): frozenset(int(one["uid"], 16) for one in scope.get("collections", ()))
+        int(scope["uid"], 16): frozenset(
+            int(collection["uid"], 16) for collection in scope.get("collections", ())
+        )
         for scope in manifest["scopes"]
     }

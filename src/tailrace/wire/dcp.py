@@ -303,12 +303,12 @@ class DcpSnapshotMarker(Message):
 
     @classmethod
     def _body_fields(cls, frame: Frame) -> dict[str, Any]:
-        found = super(DcpSnapshotMarker, cls)._body_fields(frame)
-        version, value = found.get("version"), found["value"]
+        body = super(DcpSnapshotMarker, cls)._body_fields(frame)
+        version, value = body.get("version"), body["value"]
         if version is None:
             if value:
                 raise MalformedMessage("dcp snapshot marker: V1 has no value")
-            return found
+            return body
         shape = {0: _MARKER_V2_0, 2: _MARKER_V2_2}.get(version)
         if shape is None:
             raise MalformedMessage(f"dcp snapshot marker: there is no version {version}")
@@ -319,7 +319,7 @@ class DcpSnapshotMarker(Message):
         names = ["start", "end", "flags", "max_visible_seqno", "high_completed_seqno"]
         if shape is _MARKER_V2_2:
             names += ["purge_seqno", "high_prepared_seqno"]
-        return {**found, **dict(zip(names, shape.unpack(value), strict=True)), "value": b""}
+        return {**body, **dict(zip(names, shape.unpack(value), strict=True)), "value": b""}
 
     def _body(self) -> tuple[int, bytes]:
         if self.version is None:

@@ -145,7 +145,7 @@ class Description:
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `tailrace decode --json` promises."""
         frame = self.frame
-        found: dict[str, Any] = {
+        shown: dict[str, Any] = {
             "dialect": self.table,
             "direction": self.direction.value,
             "magic": frame.magic,
@@ -153,23 +153,23 @@ class Description:
             "name": self.name,
         }
         if self.has_status:
-            found |= {"status": frame.status, "status_name": status_name(frame.status)}
+            shown |= {"status": frame.status, "status_name": status_name(frame.status)}
         else:
-            found["vbucket"] = frame.vbucket
-        found |= {"opaque": frame.opaque, "cas": str(frame.cas)}
+            shown["vbucket"] = frame.vbucket
+        shown |= {"opaque": frame.opaque, "cas": str(frame.cas)}
         if self._is_upr_a:
-            found["subtype"] = frame.datatype
+            shown["subtype"] = frame.datatype
         else:
-            found |= _number("datatype", frame.datatype, Datatype)
+            shown |= _number("datatype", frame.datatype, Datatype)
         if frame.framing:
-            found["frame_info"] = list(self._frame_infos())
-        found["extras"] = self._extras()
-        found |= _text("key", self.key)
-        found["value_length"] = self.value_length
+            shown["frame_info"] = list(self._frame_infos())
+        shown["extras"] = self._extras()
+        shown |= _text("key", self.key)
+        shown["value_length"] = self.value_length
         if value := self._value():
-            found["value"] = value
-        found["notes"] = list(self.notes)
-        return found
+            shown["value"] = value
+        shown["notes"] = list(self.notes)
+        return shown
 
     def to_text(self) -> list[tuple[str, str]]:
         """Lines of (kind, text), the first one the header; kinds are ``head``, ``field`` and ``note``."""
@@ -223,12 +223,12 @@ class Description:
             yield {"hex": self.frame.framing.hex()}  # the note about it stands in `notes`
             return
         for info in infos:
-            found = _number("id", info.id, names)
+            shown = _number("id", info.id, names)
             if info.data:
-                found["data"] = int.from_bytes(info.data, "big") if len(info.data) <= 2 else info.data.hex()
+                shown["data"] = int.from_bytes(info.data, "big") if len(info.data) <= 2 else info.data.hex()
             with suppress(MalformedMessage):  # what is no durability or duration is bytes
-                found |= _meant(names, info)
-            yield found
+                shown |= _meant(names, info)
+            yield shown
 
     def _extras(self) -> dict[str, Any]:
         """What the message says beyond header, key and value; bare bytes where nobody knows."""
@@ -237,14 +237,14 @@ class Description:
             return {"hex": self.frame.extras.hex()} if self.frame.extras else {}
         if isinstance(message, Response) and message.status not in message.OK:
             return {"hex": self.frame.extras.hex()} if self.frame.extras else {}
-        found: dict[str, Any] = {}
+        shown: dict[str, Any] = {}
         for name, value in message.fields_by_name().items():
             if value is None or name == "private":
                 continue
-            found |= _field(type(message), name, value)
+            shown |= _field(type(message), name, value)
         if isinstance(message, tap.TapMutation | tap.TapDelete):
-            found |= {name: value for name, value in self._properties() if value is not None}
-        return found
+            shown |= {name: value for name, value in self._properties() if value is not None}
+        return shown
 
     def _value(self) -> dict[str, Any]:
         """What the message reads out of its value."""
@@ -253,16 +253,16 @@ class Description:
             return {}
         if isinstance(message, dcp.DcpSystemEvent) and message.version == 2:
             return {}  # a FlatBuffer: not made of integers
-        found: dict[str, Any] = {}
+        shown: dict[str, Any] = {}
         for name, value in self._properties():
-            found |= _field(type(message), name, value)
+            shown |= _field(type(message), name, value)
         if isinstance(message, tap.TapConnect):
             for name, value in asdict(message.options()).items():
                 if value is not None and value != b"":
-                    found |= _field(type(message), name, value)
+                    shown |= _field(type(message), name, value)
         if isinstance(message, dcp.DcpControl):
-            found |= _text("setting", message.value)
-        return found
+            shown |= _text("setting", message.value)
+        return shown
 
     def _properties(self) -> Iterator[tuple[str, Any]]:
         """Name and content of each public property of the message that has one."""
@@ -288,18 +288,18 @@ def describe(
     """Name a frame; this never fails, a malformed one gets a note that tells what is wrong."""
     kind = dialect.find(frame, direction)
     message: Message | None = None
-    found = list(notes)
+    remarks = list(notes)
     meant = kind.as_meant(frame)
     if meant is not frame:
         frame = meant
-        found.append("the stream id is there, though the framing length is 0")
+        remarks.append("the stream id is there, though the framing length is 0")
     try:
         message = kind.decode(frame)
         if frame.framing:
             decode_frame_infos(frame.framing)
     except MalformedMessage as error:
-        found.append(f"malformed: {error}")
-    return Description(frame, dialect, direction, kind, message, found, offset)
+        remarks.append(f"malformed: {error}")
+    return Description(frame, dialect, direction, kind, message, remarks, offset)
 
 
 def _request_of(description: Description) -> type[Message]:
@@ -315,13 +315,13 @@ def _request_of(description: Description) -> type[Message]:
 
 def _property_names(kind: type[Message]) -> tuple[str, ...]:
     """Public properties from the base class down, in the order of declaration."""
-    found = [
+    names = [
         name
         for base in reversed(kind.__mro__)
         for name, value in vars(base).items()
         if isinstance(value, property) and not name.startswith("_") and name not in _NOT_SAID
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(names))
 
 
 # values for JSON
@@ -348,7 +348,7 @@ def _field(kind: type[Message], name: str, value: Any) -> dict[str, Any]:
     if name == "seqnos":
         return {name: {str(vbucket): seqno for vbucket, seqno in value.items()}}
     if meaning is not None and isinstance(value, list):
-        return {name: value, f"{name}_names": [_member(meaning, one) for one in value]}
+        return {name: value, f"{name}_names": [_member(meaning, code) for code in value]}
     if name in _IDS:
         return {name: str(value)}
     if isinstance(value, bytes):
@@ -362,8 +362,8 @@ def _meant(names: type[IntEnum], info: FrameInfo) -> dict[str, Any]:
     """What the bytes of a frame info mean, where they are not the number itself."""
     if names is codes.RequestFrameId and info.id == codes.RequestFrameId.DURABILITY:
         durability = Durability.decode(info)
-        found = _number("level", durability.level, codes.DurabilityLevel)
-        return found if durability.timeout_ms is None else found | {"timeout_ms": durability.timeout_ms}
+        level = _number("level", durability.level, codes.DurabilityLevel)
+        return level if durability.timeout_ms is None else level | {"timeout_ms": durability.timeout_ms}
     if names is codes.ResponseFrameId and info.id in _DURATIONS:
         return {"duration_us": decode_duration_us(info)}
     return {}
@@ -371,7 +371,7 @@ def _meant(names: type[IntEnum], info: FrameInfo) -> dict[str, Any]:
 
 def _number(name: str, value: int, meaning: type[IntEnum] | type[IntFlag]) -> dict[str, Any]:
     if issubclass(meaning, IntFlag):
-        return {name: value, f"{name}_names": [one.name for one in meaning if one.value & value]}
+        return {name: value, f"{name}_names": [flag.name for flag in meaning if flag.value & value]}
     return {name: value, f"{name}_name": _member(meaning, value)}
 
 
@@ -409,7 +409,7 @@ def _readable(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         text = _one_value(name, value)
         names = values.get(f"{name}_names", values.get(f"{name}_name"))
         if names:
-            text += f" ({' '.join(str(one) for one in names) if isinstance(names, list) else names})"
+            text += f" ({' '.join(map(str, names)) if isinstance(names, list) else names})"
         yield name, text
 
 

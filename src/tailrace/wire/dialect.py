@@ -46,8 +46,8 @@ class Dialect:
 
     def find(self, frame: Frame, direction: Direction) -> type[Message]:
         """The class of the message in a frame; `Unknown` if no table names it."""
-        if self is UPR_A and (found := _find_upr_a(frame, direction)) is not None:
-            return found
+        if self is UPR_A and (shape := _find_upr_a(frame, direction)) is not None:
+            return shape
         if frame.magic in (Magic.REQUEST, Magic.FLEX_REQUEST):
             return self._requests.get((direction, frame.opcode), Unknown)
         if frame.magic == Magic.SERVER_REQUEST:
@@ -64,19 +64,19 @@ class Dialect:
 def _messages_of(*modules: ModuleType) -> tuple[type[Message], ...]:
     """Every message that the modules declare, answers aside, in the order in which they stand there."""
     return tuple(
-        found
+        declared
         for module in modules
-        for found in vars(module).values()
-        if isinstance(found, type)
-        and issubclass(found, Message)
-        and not issubclass(found, Response)
-        and found.__module__ == module.__name__
-        and not found.__name__.startswith("_")
+        for declared in vars(module).values()
+        if isinstance(declared, type)
+        and issubclass(declared, Message)
+        and not issubclass(declared, Response)
+        and declared.__module__ == module.__name__
+        and not declared.__name__.startswith("_")
     )
 
 
 KV_MESSAGES = _messages_of(kv, admin, subdoc)
-DCP_MESSAGES = tuple(sorted(_messages_of(dcp, dcp_replication), key=lambda one: one.OPCODE))
+DCP_MESSAGES = tuple(sorted(_messages_of(dcp, dcp_replication), key=lambda shape: shape.OPCODE))
 
 
 def _dialect(name: str, messages: Iterable[type[Message]], *, by_opcode: bool = True) -> Dialect:
@@ -85,16 +85,16 @@ def _dialect(name: str, messages: Iterable[type[Message]], *, by_opcode: bool = 
     responses: dict[tuple[Direction, int], type[Response]] = {}
     server_requests: dict[int, type[Message]] = {}
     server_responses: dict[int, type[Response]] = {}
-    for one in (*KV_MESSAGES, *(own if by_opcode else ())):
-        if one.MAGIC == Magic.SERVER_REQUEST:
-            server_requests[one.OPCODE] = one
-            if one.RESPONSE is not None:
-                server_responses[one.OPCODE] = one.RESPONSE
-        elif one.MAGIC == Magic.REQUEST:
-            for direction in Direction if one.DIRECTION is None else (one.DIRECTION,):
-                requests[direction, one.OPCODE] = one
-                if one.RESPONSE is not None:
-                    responses[direction.opposite, one.OPCODE] = one.RESPONSE
+    for shape in (*KV_MESSAGES, *(own if by_opcode else ())):
+        if shape.MAGIC == Magic.SERVER_REQUEST:
+            server_requests[shape.OPCODE] = shape
+            if shape.RESPONSE is not None:
+                server_responses[shape.OPCODE] = shape.RESPONSE
+        elif shape.MAGIC == Magic.REQUEST:
+            for direction in Direction if shape.DIRECTION is None else (shape.DIRECTION,):
+                requests[direction, shape.OPCODE] = shape
+                if shape.RESPONSE is not None:
+                    responses[direction.opposite, shape.OPCODE] = shape.RESPONSE
     return Dialect(name, own, requests, responses, server_requests, server_responses)
 
 
@@ -104,12 +104,12 @@ UPR_A = _dialect("upr-a", upr.UPR_A_MESSAGES, by_opcode=False)
 UPR_B = _dialect("upr-b", upr.UPR_B_MESSAGES)
 DCP = _dialect("dcp", DCP_MESSAGES)
 
-DIALECTS: Mapping[str, Dialect] = {one.name: one for one in (DCP, UPR_A, UPR_B, TAP, KV)}
+DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (DCP, UPR_A, UPR_B, TAP, KV)}
 
 _UPR_A_TABLE = {
-    (one.DIRECTION, one.OPCODE, one.TYPE): one
-    for one in upr.UPR_A_MESSAGES
-    if one.OPCODE != UprAOpcode.RESPONSE
+    (shape.DIRECTION, shape.OPCODE, shape.TYPE): shape
+    for shape in upr.UPR_A_MESSAGES
+    if shape.OPCODE != UprAOpcode.RESPONSE
 }
 _UPR_A_RESPONSES: dict[int, type[Message]] = {
     UprAResponseType.OK: upr.UprAOk,

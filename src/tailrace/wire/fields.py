@@ -99,7 +99,7 @@ class FrameInfo:
 
 def decode_frame_infos(framing: bytes) -> list[FrameInfo]:
     """The objects in framing extras; a nibble of 15 adds the byte that follows."""
-    found = []
+    infos = []
     at, end = 0, len(framing)
     while at < end:
         number, length = framing[at] >> 4, framing[at] & 0x0F
@@ -116,9 +116,9 @@ def decode_frame_infos(framing: bytes) -> list[FrameInfo]:
             at += 1
         if at + length > end:
             raise MalformedMessage("framing extras are shorter than they say")
-        found.append(FrameInfo(number, framing[at : at + length]))
+        infos.append(FrameInfo(number, framing[at : at + length]))
         at += length
-    return found
+    return infos
 
 
 def encode_frame_infos(infos: Iterable[FrameInfo]) -> bytes:
@@ -224,7 +224,7 @@ def split_xattrs(value: bytes) -> tuple[dict[str, bytes], bytes]:
     end = 4 + _LENGTH.unpack_from(value)[0]
     if end > len(value):
         raise MalformedMessage("an xattr section is longer than its value", Status.XATTR_EINVAL)
-    found: dict[str, bytes] = {}
+    xattrs: dict[str, bytes] = {}
     at = 4
     while at < end:
         if at + 4 > end:
@@ -239,11 +239,11 @@ def split_xattrs(value: bytes) -> tuple[dict[str, bytes], bytes]:
             parse_json(text[:-1])
         except ValueError:
             raise MalformedMessage("an xattr is not UTF-8 and JSON", Status.XATTR_EINVAL) from None
-        if key in found:
+        if key in xattrs:
             raise MalformedMessage("an xattr stands twice", Status.XATTR_EINVAL)
-        found[key] = text[:-1]
+        xattrs[key] = text[:-1]
         at = pair_end
-    return found, value[end:]
+    return xattrs, value[end:]
 
 
 def join_xattrs(xattrs: dict[str, bytes], body: bytes) -> bytes:

@@ -89,12 +89,12 @@ class Layout:
         """
         declared: list[tuple[str, str, str]] = []
         end = 0
-        for one in wanted:
-            name, _, code = one.partition(":")
+        for wish in wanted:
+            name, _, code = wish.partition(":")
             parts = [self.field(part) for part in name.split("+")]
             size = sum(part.size for part in parts)
             first, last = parts[0], parts[-1]
-            assert first.offset >= end and last.offset + last.size == first.offset + size, one
+            assert first.offset >= end and last.offset + last.size == first.offset + size, wish
             if first.offset > end:
                 declared.append((f"{first.offset - end}x", "", ""))
             code = code or (first.code if len(parts) == 1 else _UNSIGNED[size])

@@ -200,16 +200,16 @@ def mend(packet: bytes, dialect: Dialect | None = None) -> Mended | None:
     )
     body = packet[HEADER_SIZE:]
     frame = Frame(magic, opcode, key_length, extras_length, datatype, vbucket, opaque, cas, body=body)
-    for one in _DRAWINGS:
-        if dialect not in (None, one.dialect) or not one.matches(frame, announced):
+    for drawing in _DRAWINGS:
+        if dialect not in (None, drawing.dialect) or not drawing.matches(frame, announced):
             continue
-        frame.extras_length = one.extras
-        frame.body = body + bytes(one.padding)
+        frame.extras_length = drawing.extras
+        frame.body = body + bytes(drawing.padding)
         try:
-            one.dialect.decode(frame, one.direction)
+            drawing.dialect.decode(frame, drawing.direction)
         except MalformedMessage:
             return None
-        return Mended(frame, one.dialect, one.direction, one.notes(announced, len(body)))
+        return Mended(frame, drawing.dialect, drawing.direction, drawing.notes(announced, len(body)))
     return None
 
 

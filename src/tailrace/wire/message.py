@@ -86,9 +86,9 @@ def message(cls: type[T]) -> type[T]:
     code is compiled whenever a process starts.
     """
     made = dataclass(slots=True, kw_only=True, eq=False, repr=False)(cls)
-    names = {one.name for one in fields(made)}
-    for one in made.LAYOUTS:
-        unknown = set(one.names) - names
+    names = {declared.name for declared in fields(made)}
+    for shape in made.LAYOUTS:
+        unknown = set(shape.names) - names
         assert not unknown, f"{cls.__name__}: layout fields without a declaration: {unknown}"
     return made
 
@@ -125,12 +125,12 @@ class Message:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return all(getattr(self, one.name) == getattr(other, one.name) for one in fields(self))
+        return all(getattr(self, field.name) == getattr(other, field.name) for field in fields(self))
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        said = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self))
+        said = (f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
         return f"{type(self).__name__}({', '.join(said)})"
 
     @classmethod
@@ -169,17 +169,17 @@ class Message:
         """Key, value and the fields of the extras, by name."""
         body, key_at = frame.body, frame.extras_length
         value_at = key_at + frame.key_length
-        found = cls._unpack_extras(body[:key_at])
-        found["key"] = body[key_at:value_at]
-        found["value"] = body[value_at:]
-        return found
+        body_fields = cls._unpack_extras(body[:key_at])
+        body_fields["key"] = body[key_at:value_at]
+        body_fields["value"] = body[value_at:]
+        return body_fields
 
     @classmethod
     def _unpack_extras(cls, extras: bytes) -> dict[str, Any]:
-        for one in cls.LAYOUTS:
-            if one.size == len(extras):
-                return dict(zip(one.names, one.struct.unpack(extras), strict=True))
-        sizes = " or ".join(str(one.size) for one in cls.LAYOUTS)
+        for shape in cls.LAYOUTS:
+            if shape.size == len(extras):
+                return dict(zip(shape.names, shape.struct.unpack(extras), strict=True))
+        sizes = " or ".join(str(shape.size) for shape in cls.LAYOUTS)
         raise MalformedMessage(f"{cls.name()}: extras must have {sizes} bytes, not {len(extras)}")
 
     # encoding
@@ -234,11 +234,11 @@ class Message:
             values = [getattr(self, name) for name in best.names]
             if None not in values:
                 return best.struct.pack(*values)
-        for one in self.LAYOUTS:
-            present = all(getattr(self, name) is not None for name in one.names)
-            if present and (best is None or one.size > best.size):
-                best = one
-        left = {name for one in self.LAYOUTS for name in one.names if getattr(self, name) is not None}
+        for shape in self.LAYOUTS:
+            present = all(getattr(self, name) is not None for name in shape.names)
+            if present and (best is None or shape.size > best.size):
+                best = shape
+        left = {name for shape in self.LAYOUTS for name in shape.names if getattr(self, name) is not None}
         if best is None or left - set(best.names):
             raise LocalProtocolError(f"{self.name()}: no layout has exactly the fields that are set")
         return best.struct.pack(*(getattr(self, name) for name in best.names))
@@ -262,8 +262,8 @@ class Message:
     def check_fields(self) -> None:
         """The message's own rules, beyond the presence of its parts."""
 
-    def _refuse_part(self, what: str, found: bytes | int) -> NoReturn:
-        if found:
+    def _refuse_part(self, what: str, present: bytes | int) -> NoReturn:
+        if present:
             raise MalformedMessage(f"{self.name()}: it must not have a {what}")
         raise MalformedMessage(f"{self.name()}: the {what} is missing")
 
@@ -271,10 +271,10 @@ class Message:
 
     def fields_by_name(self) -> dict[str, Any]:
         """What the message says beyond the header, key and value: for people and docs, in layout order."""
-        common = {one.name for one in fields(Message)} | {"opcode", "status"}
+        common = {field.name for field in fields(Message)} | {"opcode", "status"}
         if not getattr(self, "extras", b""):
             common.add("extras")
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in common}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in common}
 
 
 @message
@@ -295,9 +295,9 @@ class Response(Message):
 
     @classmethod
     def _header_fields(cls, frame: Frame) -> dict[str, Any]:
-        found = super(Response, cls)._header_fields(frame)
-        del found["vbucket"]
-        return {**found, "opcode": frame.opcode, "status": frame.status}
+        header = super(Response, cls)._header_fields(frame)
+        del header["vbucket"]
+        return {**header, "opcode": frame.opcode, "status": frame.status}
 
     @classmethod
     def _body_fields(cls, frame: Frame) -> dict[str, Any]:
@@ -305,9 +305,9 @@ class Response(Message):
             return super(Response, cls)._body_fields(frame)
         # the declared fields are not there; those without a default are zero
         absent = {
-            one.name: 0 if one.default is MISSING else one.default
-            for one in fields(cls)
-            if one.name in {name for layout_ in cls.LAYOUTS for name in layout_.names}
+            declared.name: 0 if declared.default is MISSING else declared.default
+            for declared in fields(cls)
+            if declared.name in {name for layout_ in cls.LAYOUTS for name in layout_.names}
         }
         extras, value = frame.extras, frame.value
         if frame.status == Status.ROLLBACK:  # the seqno is the value; as extras it is accepted (B1)
@@ -346,8 +346,8 @@ class Unknown(Message):
 
     @classmethod
     def _header_fields(cls, frame: Frame) -> dict[str, Any]:
-        found = super(Unknown, cls)._header_fields(frame)
-        return {**found, "magic": frame.magic, "opcode": frame.opcode}
+        header = super(Unknown, cls)._header_fields(frame)
+        return {**header, "magic": frame.magic, "opcode": frame.opcode}
 
     @classmethod
     def _unpack_extras(cls, extras: bytes) -> dict[str, Any]:

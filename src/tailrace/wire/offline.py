@@ -89,16 +89,16 @@ class Observer:
                 self._bound = best.dialect
         return best
 
-    def _is_proof(self, found: Description) -> bool:
+    def _is_proof(self, description: Description) -> bool:
         """Whether a message that no other dialect has tells what the conversation is.
 
         Without extras it does not: an answer to a write with an odd status is a draft A message then.
         """
         return (
             self._bound is None
-            and found.table != KV.name
-            and found.frame.extras_length > 0
-            and not issubclass(found.kind, Response)
+            and description.table != KV.name
+            and description.frame.extras_length > 0
+            and not issubclass(description.kind, Response)
         )
 
     def _readings(self, frame: Frame, from_client: bool | None) -> list[Description]:
@@ -130,8 +130,8 @@ class Observer:
     def _try(
         self, dialects: tuple[Dialect, ...], frame: Frame, directions: tuple[Direction, ...]
     ) -> list[Description]:
-        found = [describe(frame, dialect, direction) for dialect in dialects for direction in directions]
-        return sorted(found, key=self._rank, reverse=True)  # stable: the order decides between equals
+        readings = [describe(frame, dialect, direction) for dialect in dialects for direction in directions]
+        return sorted(readings, key=self._rank, reverse=True)  # stable: the order decides between equals
 
     def _rank(self, description: Description) -> tuple[int, int, bool]:
         """How good a reading is: known at all, well-formed, likely, and of the dialect that is known."""
@@ -164,12 +164,12 @@ class Observer:
         dialect, role = bound
         pushes = dialect is TAP and role is Role.CONSUMER
         direction = Direction.TO_CONSUMER if pushes else Direction.TO_PRODUCER
-        found = describe(frame, dialect, direction)
-        if self._direction not in (None, direction) or found.message is None:
+        description = describe(frame, dialect, direction)
+        if self._direction not in (None, direction) or description.message is None:
             return None
         self._bound = dialect
         self._server_is_consumer = role is Role.CONSUMER
-        return found
+        return description
 
 
 def _rank(description: Description) -> tuple[int, int]:
@@ -308,15 +308,17 @@ class Tape:
             self._complain(f"the last {len(self._buffer)} bytes are no whole frame")
 
     def _take(self, size: int) -> Description:
-        found = self._observer.see(
+        description = self._observer.see(
             Frame.parse(self._buffer), from_client=self._from_client, offset=self._offset
         )
         if self._skipped:
-            found.notes.append(f"{self._skipped} bytes before it were passed over, no frame begins there")
+            description.notes.append(
+                f"{self._skipped} bytes before it were passed over, no frame begins there"
+            )
             self._skipped = 0
         self._drop(size)
         self.frames += 1
-        return found
+        return description
 
     def _find_step(self) -> bool:
         """Search for the next frame; not at every call, so that it takes linear time in all."""

@@ -183,7 +183,7 @@ class SubdocMultiLookup(Message):
 
     def specs(self) -> list[tuple[int, int, bytes]]:
         """Opcode, flags and path of each."""
-        found, at, data = [], 0, self.value
+        paths, at, data = [], 0, self.value
         while at < len(data):
             if at + SUBDOC_LOOKUP_SPEC.size > len(data):
                 raise MalformedMessage("subdoc multi lookup: a path is cut off")
@@ -191,12 +191,12 @@ class SubdocMultiLookup(Message):
             at += SUBDOC_LOOKUP_SPEC.size + length
             if at > len(data):
                 raise MalformedMessage("subdoc multi lookup: a path is cut off")
-            found.append((opcode, flags, data[at - length : at]))
-        if len(found) > self.MAX_PATHS:
+            paths.append((opcode, flags, data[at - length : at]))
+        if len(paths) > self.MAX_PATHS:
             raise MalformedMessage(
                 f"subdoc multi lookup: up to {self.MAX_PATHS} paths", Status.SUBDOC_INVALID_COMBO
             )
-        return found
+        return paths
 
     def check_fields(self) -> None:
         self.specs()
@@ -224,7 +224,7 @@ class SubdocMultiMutation(Message):
 
     def specs(self) -> list[tuple[int, int, bytes, bytes]]:
         """Opcode, flags, path and value of each."""
-        found, at, data = [], 0, self.value
+        changes, at, data = [], 0, self.value
         while at < len(data):
             if at + SUBDOC_MUTATION_SPEC.size > len(data):
                 raise MalformedMessage("subdoc multi mutation: a path is cut off")
@@ -234,12 +234,12 @@ class SubdocMultiMutation(Message):
             at = value_at + length
             if at > len(data):
                 raise MalformedMessage("subdoc multi mutation: a path is cut off")
-            found.append((opcode, flags, data[path_at:value_at], data[value_at:at]))
-        if len(found) > self.MAX_PATHS:
+            changes.append((opcode, flags, data[path_at:value_at], data[value_at:at]))
+        if len(changes) > self.MAX_PATHS:
             raise MalformedMessage(
                 f"subdoc multi mutation: up to {self.MAX_PATHS} paths", Status.SUBDOC_INVALID_COMBO
             )
-        return found
+        return changes
 
     def check_fields(self) -> None:
         self.specs()

@@ -103,7 +103,9 @@ class TapConnect(Message):
             value += _COUNT.pack(len(vbuckets)) + b"".join(map(_COUNT.pack, vbuckets))
         if flags & TapConnectFlag.CHECKPOINT:
             checkpoints = options.checkpoints or []
-            value += _COUNT.pack(len(checkpoints)) + b"".join(_CHECKPOINT.pack(*one) for one in checkpoints)
+            value += _COUNT.pack(len(checkpoints)) + b"".join(
+                _CHECKPOINT.pack(*checkpoint) for checkpoint in checkpoints
+            )
         if flags & TapConnectFlag.REGISTERED_CLIENT and options.closed_checkpoints_only is not None:
             value += bytes([options.closed_checkpoints_only])
         return cls(flags=flags, key=name, value=value + options.trailing)
@@ -164,15 +166,15 @@ class _TapPush(Message):
 
     @classmethod
     def _body_fields(cls, frame: Frame) -> dict[str, Any]:
-        found = cls._unpack_extras(frame.extras)
+        body = cls._unpack_extras(frame.extras)
         rest = frame.body[frame.extras_length :]
-        length = found["private_length"]
+        length = body["private_length"]
         if length + frame.key_length > len(rest):
             raise MalformedMessage(f"{cls.name()}: engine private and key are longer than the body")
         private, rest = rest[:length], rest[length:]
-        found["key"], found["value"] = rest[: frame.key_length], rest[frame.key_length :]
-        found.update(cls._unpack_private(private))
-        return found
+        body["key"], body["value"] = rest[: frame.key_length], rest[frame.key_length :]
+        body.update(cls._unpack_private(private))
+        return body
 
     @classmethod
     def _unpack_private(cls, private: bytes) -> dict[str, Any]:
@@ -270,13 +272,13 @@ class TapVBucketSet(_TapPush):
     @classmethod
     def _body_fields(cls, frame: Frame) -> dict[str, Any]:
         # the breakdown in the seed says engine private 0 although the state follows (T4)
-        found = super(TapVBucketSet, cls)._body_fields(frame)
-        if found["private_length"] == 0 and not frame.key_length and len(found["value"]) == _CODE.size:
-            found["state"] = _CODE.unpack(found["value"])[0]
-            found["value"] = b""
-        elif "state" not in found:
+        body = super(TapVBucketSet, cls)._body_fields(frame)
+        if body["private_length"] == 0 and not frame.key_length and len(body["value"]) == _CODE.size:
+            body["state"] = _CODE.unpack(body["value"])[0]
+            body["value"] = b""
+        elif "state" not in body:
             raise MalformedMessage("tap vbucket set: the state is missing")
-        return found
+        return body
 
     @classmethod
     def _unpack_private(cls, private: bytes) -> dict[str, Any]:
@@ -326,14 +328,14 @@ class _TapCheckpoint(_TapPush):
     @classmethod
     def _body_fields(cls, frame: Frame) -> dict[str, Any]:
         if frame.extras_length == _WITH_ITEM.size:
-            found = super(_TapCheckpoint, cls)._body_fields(frame)
-            data, found["value"] = found["value"], b""
+            body = super(_TapCheckpoint, cls)._body_fields(frame)
+            data, body["value"] = body["value"], b""
         else:
-            found = cls._unpack_extras(frame.extras)
+            body = cls._unpack_extras(frame.extras)
             data = frame.body[frame.extras_length :]
         if len(data) != _ID.size:
             raise MalformedMessage(f"{cls.name()}: a checkpoint id has 8 bytes, not {len(data)}")
-        return {**found, "checkpoint_id": _ID.unpack(data)[0]}
+        return {**body, "checkpoint_id": _ID.unpack(data)[0]}
 
     @classmethod
     def _unpack_private(cls, private: bytes) -> dict[str, Any]:

@@ -98,9 +98,9 @@ class _UprA(Message):
 
     @classmethod
     def _header_fields(cls, frame: Frame) -> dict[str, Any]:
-        found = super(_UprA, cls)._header_fields(frame)
-        del found["datatype"]
-        return found
+        header = super(_UprA, cls)._header_fields(frame)
+        del header["datatype"]
+        return header
 
     def _byte_5(self) -> int:
         return self.TYPE

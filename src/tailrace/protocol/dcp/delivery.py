@@ -218,10 +218,10 @@ class ChangeDelivery:
 
     def histories(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
         """For each row the vb_uuid that it was made on, and start and end of its snapshot."""
-        starts = np.array([one.snapshot.start for one in self.runs], dtype=np.uint64)
-        ends = np.array([one.snapshot.end for one in self.runs], dtype=np.uint64)
-        newest = np.array([one.log.newest.vb_uuid for one in self.runs], dtype=np.uint64)
-        newest_from = np.array([one.log.newest.seqno for one in self.runs], dtype=np.uint64)
+        starts = np.array([run.snapshot.start for run in self.runs], dtype=np.uint64)
+        ends = np.array([run.snapshot.end for run in self.runs], dtype=np.uint64)
+        newest = np.array([run.log.newest.vb_uuid for run in self.runs], dtype=np.uint64)
+        newest_from = np.array([run.log.newest.seqno for run in self.runs], dtype=np.uint64)
         of = self.run_of
         seqnos = self.chunk.frames.seqno[self.rows]
         vb_uuids = newest[of]
@@ -231,9 +231,9 @@ class ChangeDelivery:
             for index in np.unique(of[older]).tolist():
                 mine = np.flatnonzero(older & (of == index))
                 first, uuids = self.runs[index].log.boundaries()
-                found = np.searchsorted(np.array(first, dtype=np.uint64), seqnos[mine], side="left") - 1
+                branch = np.searchsorted(np.array(first, dtype=np.uint64), seqnos[mine], side="left") - 1
                 known = np.array((*uuids, 0), dtype=np.uint64)  # -1: older than the log
-                vb_uuids[mine] = known[found]
+                vb_uuids[mine] = known[branch]
         return vb_uuids, starts[of], ends[of]
 
 
@@ -316,7 +316,7 @@ def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[in
         wire_index,
     )
     numbers = np.array(
-        [made.add(ordered, *one) for one in zip(*(column.tolist() for column in columns), strict=True)],
+        [made.add(ordered, *run) for run in zip(*(column.tolist() for column in columns), strict=True)],
         dtype=np.int32,
     )
     run_of = np.empty(total, dtype=np.int32)
@@ -334,7 +334,7 @@ def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[in
     if not isinstance(kept, slice):
         before = np.searchsorted(kept, before)
     delivery.controls = [
-        PlacedEvent(int(before[at]), what) for at, what in sorted(made.happened, key=lambda one: one[0])
+        PlacedEvent(int(before[at]), what) for at, what in sorted(made.happened, key=lambda run: run[0])
     ]
     made.commit()
     return delivery
@@ -365,7 +365,7 @@ def _check_vbuckets(frames: ScannedFrames, run_of: NDArray[np.int32], runs: list
     """Every change must be of the vbucket that its stream was asked for."""
     if not runs or not len(run_of):
         return
-    expected = np.array([one.stream.vbucket for one in runs], dtype=np.uint16)[run_of]
+    expected = np.array([run.stream.vbucket for run in runs], dtype=np.uint16)[run_of]
     wrong = np.flatnonzero((frames.vbucket != expected) & (run_of >= 0))
     if len(wrong):
         first = int(wrong[0])
@@ -443,9 +443,9 @@ class _Runs:
         stream = self._streams.get(opaque)
         if stream is None and opaque not in self._retired:
             raise RemoteProtocolError(f"a message with opaque 0x{opaque:x}, which no stream of ours has")
-        found = None
+        draft = None
         if stream is not None:
-            found = _StreamDraft(
+            draft = _StreamDraft(
                 stream,
                 stream.position,
                 stream.marker,
@@ -455,8 +455,8 @@ class _Runs:
                 stream.answer_at,
                 Machine(READER_STREAM_TRANSITIONS, stream.machine.state),
             )
-        self._work[opaque] = found
-        return found
+        self._work[opaque] = draft
+        return draft
 
     def _is_answer(self, control: int) -> bool:
         return self._magics[control] in (Magic.RESPONSE, Magic.FLEX_RESPONSE)

@@ -143,11 +143,11 @@ class DcpProducer(StreamProducer):
             raise MalformedMessage("there is no DCP command before Open")
         if opcode == DcpOpcode.FLUSH:
             raise MalformedMessage("no DCP server has this command", Status.NOT_SUPPORTED)
-        found = _REQUESTS.get(opcode)
-        if found is None:
+        known = _REQUESTS.get(opcode)
+        if known is None:
             self._disconnect(f"opcode 0x{opcode:02x} is for consumers, this is a producer")
             return
-        shape, receive = found
+        shape, receive = known
         receive(self, frame, shape.decode(frame))
 
     def _receive_open(self, frame: Frame, message: Message) -> None:

@@ -93,18 +93,18 @@ class ReaderSettings:
     @property
     def flags(self) -> int:
         """Of the open request."""
-        found = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
+        asked = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
         if self.include_xattrs:
-            found |= OpenFlag.INCLUDE_XATTRS
+            asked |= OpenFlag.INCLUDE_XATTRS
         if self.no_value:
-            found |= OpenFlag.NO_VALUE
-        return int(found)
+            asked |= OpenFlag.NO_VALUE
+        return int(asked)
 
     def controls(self, session: HandshakeResult) -> list[tuple[bytes, bytes, bool]]:
         """Key, value and whether the connection is of no use without it."""
         # streams with collections or xattrs are refused on connections without noops
         needs_noop = session.collections or self.include_xattrs
-        found = [
+        wanted = [
             (ControlKey.ENABLE_NOOP, b"true", needs_noop),
             (ControlKey.SET_NOOP_INTERVAL, f"{self.noop_interval_s:g}".encode(), False),
             (ControlKey.CONNECTION_BUFFER_SIZE, str(self.buffer_bytes).encode(), True),
@@ -113,14 +113,14 @@ class ReaderSettings:
             (ControlKey.SUPPORTS_CURSOR_DROPPING_VULCAN, b"true", False),
         ]
         if session.collections:
-            found.append((ControlKey.MAX_MARKER_VERSION, b"2.2", False))
+            wanted.append((ControlKey.MAX_MARKER_VERSION, b"2.2", False))
         if self.compress and Feature.SNAPPY in session.features:
-            found.append((ControlKey.FORCE_VALUE_COMPRESSION, b"true", False))
+            wanted.append((ControlKey.FORCE_VALUE_COMPRESSION, b"true", False))
         if self.priority:
-            found.append((ControlKey.SET_PRIORITY, self.priority.encode(), False))
+            wanted.append((ControlKey.SET_PRIORITY, self.priority.encode(), False))
         if self.backfill_order:
-            found.append((ControlKey.BACKFILL_ORDER, self.backfill_order.encode(), False))
-        return found
+            wanted.append((ControlKey.BACKFILL_ORDER, self.backfill_order.encode(), False))
+        return wanted
 
 
 @dataclass(slots=True)
@@ -499,14 +499,16 @@ class DcpReader:
 
     def _answers_due(self) -> list[float]:
         """When we lose patience with each question."""
-        return [one.asked_at + ANSWER_S for one in self._scripts.values()]
+        return [question.asked_at + ANSWER_S for question in self._scripts.values()]
 
     def _check_answers(self, now: float) -> None:
-        for one in self._scripts.values():
-            if now - one.asked_at >= ANSWER_S:
-                raise ConnectError(f"{one.runner.waits_for} is not answered for {now - one.asked_at:.0f} s")
+        for question in self._scripts.values():
+            if now - question.asked_at >= ANSWER_S:
+                raise ConnectError(
+                    f"{question.runner.waits_for} is not answered for {now - question.asked_at:.0f} s"
+                )
 
     @property
     def waits_for(self) -> str:
         """What the connection itself is waiting for, for people; empty if nothing but data."""
-        return ", ".join(one.runner.waits_for for one in self._scripts.values())
+        return ", ".join(question.runner.waits_for for question in self._scripts.values())

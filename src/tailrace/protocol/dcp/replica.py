@@ -235,14 +235,14 @@ class DcpReplica:
         0 if the producer was not asked.
         """
         vbuckets = self._host.bucket.vbuckets
-        found = vbuckets[vbucket] if vbucket < len(vbuckets) else None
-        if found is None or found.state not in _RECEIVING:
+        served = vbuckets[vbucket] if vbucket < len(vbuckets) else None
+        if served is None or served.state not in _RECEIVING:
             done(Status.NOT_MY_VBUCKET, 0)
             return
         if not self._host.claim_vbucket(vbucket, self):
             done(Status.KEY_EEXISTS, 0)
             return
-        stream = ReplicaStream(found, self._next_opaque, flags, done)
+        stream = ReplicaStream(served, self._next_opaque, flags, done)
         self._next_opaque += 1
         self._streams[vbucket] = self._by_opaque[stream.opaque] = stream
         if self._controls.is_done:
@@ -368,11 +368,11 @@ class DcpReplica:
             return
         if opcode == DcpOpcode.FLUSH:
             raise MalformedMessage("no DCP server has this command", Status.NOT_SUPPORTED)
-        found = _REQUESTS.get(opcode)
-        if found is None:
+        known = _REQUESTS.get(opcode)
+        if known is None:
             self._disconnect(f"opcode 0x{opcode:02x} is for producers, this is a consumer")
             return
-        shape, receive = found
+        shape, receive = known
         receive(self, frame, shape.decode(frame))
 
     def _stream_of(self, frame: Frame) -> ReplicaStream | None:

@@ -56,7 +56,7 @@ def stream_id_of(frame: Frame) -> int | None:
     """The stream id in the framing extras of a request, None if there is none; they have nothing else that
     means anything here.
     """
-    found = None
+    stream_id = None
     if frame.framing:
         for info in decode_frame_infos(frame.framing):
             if info.id not in _SIZES:
@@ -64,8 +64,8 @@ def stream_id_of(frame: Frame) -> int | None:
             if len(info.data) != _SIZES[info.id]:
                 raise MalformedMessage(f"frame info {info.id} with {len(info.data)} bytes")
             if info.id == RequestFrameId.DCP_STREAM_ID:
-                found = int.from_bytes(info.data, "big")
-    return found
+                stream_id = int.from_bytes(info.data, "big")
+    return stream_id
 
 
 def check_change(message: Message) -> None:

@@ -37,7 +37,7 @@ _EXTRAS_GROWTH = 64
 def older_features(*, xattrs: bool) -> tuple[int, ...]:
     """What HELLO asks for: no collections, which have no place in these dialects."""
     left_out = {Feature.COLLECTIONS} if xattrs else {Feature.COLLECTIONS, Feature.XATTR}
-    return tuple(one for one in READER_FEATURES if one not in left_out)
+    return tuple(feature for feature in READER_FEATURES if feature not in left_out)
 
 
 class TranslatingReader(DcpTranslation, DcpReader):

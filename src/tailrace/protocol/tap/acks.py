@@ -91,18 +91,20 @@ class AckLog:
         self.acked = max(self.acked, number)
         sent = self._sent
         while sent and sent[0].first <= number:
-            one = sent[0]
-            count = min(number, one.last) - one.first + 1
-            cursor = one.cursor if one.cursor is not None and one.cursor.epoch == one.epoch else None
+            oldest = sent[0]
+            count = min(number, oldest.last) - oldest.first + 1
+            cursor = (
+                oldest.cursor if oldest.cursor is not None and oldest.cursor.epoch == oldest.epoch else None
+            )
             if cursor is not None:
                 cursor.outstanding -= count
                 if not cursor.outstanding:
                     cursor.acked = cursor.position
-                elif one.seqnos is not None:
-                    cursor.acked = int(one.seqnos[count - 1])
-            if one.last > number:
-                assert one.seqnos is not None
-                one.first, one.seqnos = number + 1, one.seqnos[count:]
+                elif oldest.seqnos is not None:
+                    cursor.acked = int(oldest.seqnos[count - 1])
+            if oldest.last > number:
+                assert oldest.seqnos is not None
+                oldest.first, oldest.seqnos = number + 1, oldest.seqnos[count:]
                 return
             sent.popleft()
 
@@ -111,13 +113,13 @@ class AckLog:
         vbucket goes back to its cursor; the rest is returned.
         """
         unclaimed: list[TapControl] = []
-        for one in reversed(self._sent):
-            if one.control is None:
+        for message in reversed(self._sent):
+            if message.control is None:
                 continue
-            if one.cursor is None:
-                unclaimed.insert(0, one.control)
-            elif one.cursor.epoch == one.epoch:
-                one.cursor.controls.insert(0, one.control)
+            if message.cursor is None:
+                unclaimed.insert(0, message.control)
+            elif message.cursor.epoch == message.epoch:
+                message.cursor.controls.insert(0, message.control)
         for cursor in self._cursors():
             cursor.go_back()
         self._sent.clear()
@@ -125,9 +127,13 @@ class AckLog:
         return unclaimed
 
     def _cursors(self) -> Iterator[TapCursor]:
-        for one in self._sent:
-            if one.cursor is not None and one.cursor.epoch == one.epoch and one.cursor.outstanding:
-                yield one.cursor
+        for message in self._sent:
+            if (
+                message.cursor is not None
+                and message.cursor.epoch == message.epoch
+                and message.cursor.outstanding
+            ):
+                yield message.cursor
 
     def __len__(self) -> int:
         return len(self._sent)

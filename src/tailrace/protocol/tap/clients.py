@@ -129,9 +129,16 @@ class TapClient:
     def pack(self) -> bytes:
         """The cursors, as far as the next connection needs them."""
         rows = [
-            [one.vbucket, one.vb_uuid, one.resume_at, one.backfill_end, one.checkpoint_id, one.flushes]
-            + [[control.kind, control.number] for control in one.controls]
-            for one in self.cursors.values()
+            [
+                cursor.vbucket,
+                cursor.vb_uuid,
+                cursor.resume_at,
+                cursor.backfill_end,
+                cursor.checkpoint_id,
+                cursor.flushes,
+            ]
+            + [[control.kind, control.number] for control in cursor.controls]
+            for cursor in self.cursors.values()
         ]
         return zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
 
@@ -185,8 +192,8 @@ class TapHops:
 
     def _of(self, vbucket: int) -> list[tuple[int, int, int]]:
         """The runs of a vbucket; a new branch has other changes under the same seqnos."""
-        found = self._bucket.vbuckets[vbucket]
-        vb_uuid = 0 if found is None else found.uuid
+        served = self._bucket.vbuckets[vbucket]
+        vb_uuid = 0 if served is None else served.uuid
         known = self._runs.get(vbucket)
         if known is None or known[0] != vb_uuid:
             known = self._runs[vbucket] = vb_uuid, []
@@ -207,13 +214,13 @@ class TapHops:
         runs = self._of(vbucket)
         if not runs or seqnos[-1] < runs[0][0] or seqnos[0] > runs[-1][1]:
             return None
-        found = np.full(len(seqnos), TAP_TTL, np.uint8)
+        lowered = np.full(len(seqnos), TAP_TTL, np.uint8)
         begin = max(bisect_right(runs, (int(seqnos[0]), TAP_TTL)) - 1, 0)
         for first, last, ttl in runs[begin:]:
             if first > seqnos[-1]:
                 break
-            found[(seqnos >= first) & (seqnos <= last)] = ttl - 1
-        return found
+            lowered[(seqnos >= first) & (seqnos <= last)] = ttl - 1
+        return lowered
 
     def flushed(self, flushes: int, ttl: int) -> None:
         """The bucket's flush of this number came by TAP."""
@@ -251,7 +258,7 @@ class TapClients:
 
     def find_or_make(self, name: str, now: float) -> TapClient | None:
         """The state of a reader that connects, or a new one; None if there are too many."""
-        for gone in [one for one in self if one.expires_at is not None and one.expires_at <= now]:
+        for gone in [known for known in self if known.expires_at is not None and known.expires_at <= now]:
             self._forget(gone)
         client = self._clients.get(name)
         if client is not None and client.is_complete:

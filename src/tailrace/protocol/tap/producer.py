@@ -142,7 +142,7 @@ class TapProducer(TapSender):
             "suspended": str(self._suspended_until is not None).lower(),
             "pending_vbuckets": len(self._is_ready) + len(self._waiting),
             "backfill_completed": str(
-                all(one.backfill_end is None for one in self._client.cursors.values())
+                all(cursor.backfill_end is None for cursor in self._client.cursors.values())
             ).lower(),
             "takeover": "" if self._takeover is None else self._takeover.state.value,
         }
@@ -329,7 +329,7 @@ class TapProducer(TapSender):
             self._drop_work(cursor)
             cursor.restart(vbucket.uuid)
             cursor.flushes = flushes
-            if not any(one.kind == "flush" for one in self._controls):
+            if not any(control.kind == "flush" for control in self._controls):
                 self._controls.append(TapControl("flush", flushes))
         elif self._is_lost(cursor, vbucket):
             self._client.dropped_cursors += 1
@@ -395,13 +395,13 @@ class TapProducer(TapSender):
 
     def _advance_takeover(self, takeover: TapTakeover) -> bool:
         cursors = [self._client.cursors[number] for number in self._served_vbuckets()]
-        if any(one.backfill_end is not None or one.controls for one in cursors):
+        if any(cursor.backfill_end is not None or cursor.controls for cursor in cursors):
             return False
         if takeover.is_over:
             if not self._acks.unacked:
                 self._complete("the takeover is complete")
             return False
-        states = takeover.advance([one.vbucket for one in cursors], self._acks.unacked)
+        states = takeover.advance([cursor.vbucket for cursor in cursors], self._acks.unacked)
         self._controls += [TapControl("state", VBucketState.ACTIVE, number) for number in states]
         return takeover.is_over or bool(self._ready)  # what it asked for may be done already
 
@@ -436,4 +436,6 @@ class TapProducer(TapSender):
 
 def _has_collections(manifest: Mapping[str, Any]) -> bool:
     """Whether there are more than the default one."""
-    return any(one["uid"] != "0" for scope in manifest["scopes"] for one in scope["collections"])
+    return any(
+        collection["uid"] != "0" for scope in manifest["scopes"] for collection in scope["collections"]
+    )

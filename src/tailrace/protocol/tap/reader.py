@@ -76,7 +76,7 @@ class TapSettings:
 
 
 @dataclass(slots=True, eq=False)
-class _Tap:
+class _ReadVBucket:
     """One vbucket on this connection."""
 
     opaque: int
@@ -93,7 +93,7 @@ class _Tap:
 class _Run:
     """Changes of one vbucket that came in a row."""
 
-    of: _Tap | None = None
+    of: _ReadVBucket | None = None
     first: int = 0
     made: list[bytes] = field(default_factory=list)
     size_bytes: int = 0
@@ -114,7 +114,7 @@ class TapReader(TranslatingReader):
         now: float,
     ) -> None:
         self._tap = tap
-        self._vbuckets: dict[int, _Tap] = {}
+        self._vbuckets: dict[int, _ReadVBucket] = {}
         self._is_connected = self._is_late = False
         self._run = _Run()
         self._acks = bytearray()
@@ -128,7 +128,7 @@ class TapReader(TranslatingReader):
         self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
     ) -> None:
         opaque = self._register(stream)
-        self._vbuckets[stream.vbucket] = _Tap(
+        self._vbuckets[stream.vbucket] = _ReadVBucket(
             opaque,
             stream,
             ends=end_seqno != MAX_U64,
@@ -151,8 +151,8 @@ class TapReader(TranslatingReader):
         if self._is_dump:
             flags |= TapConnectFlag.DUMP
         # only at first: a server that has forgotten the reader must send everything, or a part is missing
-        if not any(one.is_again for one in self._vbuckets.values()):
-            if any(one.seqno for one in self._vbuckets.values()):
+        if not any(reading.is_again for reading in self._vbuckets.values()):
+            if any(reading.seqno for reading in self._vbuckets.values()):
                 options.backfill_date = MAX_U64  # from now on
             else:
                 options.backfill_date = self._tap.backfill_date
@@ -169,7 +169,7 @@ class TapReader(TranslatingReader):
 
     @property
     def _is_dump(self) -> bool:
-        return not self._tap.deletions and any(one.ends for one in self._vbuckets.values())
+        return not self._tap.deletions and any(reading.ends for reading in self._vbuckets.values())
 
     def next_timer(self) -> float | None:
         return 0.0 if self._is_late else super().next_timer()
@@ -206,18 +206,18 @@ class TapReader(TranslatingReader):
         if isinstance(message, TapMutation | TapDelete | TapFlush) and not message.ttl:
             self._send(TapAck(opcode=frame.opcode, opaque=frame.opaque, status=Status.EINVAL).encode())
             return
-        one = self._vbuckets.get(frame.vbucket)
+        reading = self._vbuckets.get(frame.vbucket)
         match message:
             case TapMutation() | TapDelete():
-                if one is None:
+                if reading is None:
                     raise RemoteProtocolError(f"a change of vbucket {frame.vbucket}, which is not read here")
-                if one.stream.vbucket in self._opaque_of:
-                    self._change(one, message)
+                if reading.stream.vbucket in self._opaque_of:
+                    self._change(reading, message)
             case TapFlush():
-                for each in self._vbuckets.values():
-                    self._start_over(each)
-            case TapOpaqueMessage() if one is not None:
-                self._told(one, message.code)
+                for started in self._vbuckets.values():
+                    self._start_over(started)
+            case TapOpaqueMessage() if reading is not None:
+                self._told(reading, message.code)
             case TapOpaqueMessage() | TapVBucketSet() | TapCheckpointStart() | TapCheckpointEnd():
                 pass  # nothing that a reader acts on
             case _:
@@ -225,24 +225,24 @@ class TapReader(TranslatingReader):
         if message.wants_ack:
             self._acks += TapAck(opcode=frame.opcode, opaque=frame.opaque).encode()
 
-    def _told(self, one: _Tap, code: int) -> None:
+    def _told(self, reading: _ReadVBucket, code: int) -> None:
         if code == TapOpaque.INITIAL_VBUCKET_STREAM:
-            self._start_over(one)
-            one.in_backfill = True
+            self._start_over(reading)
+            reading.in_backfill = True
         elif code == TapOpaque.CLOSE_BACKFILL:
-            one.in_backfill = False
-            if one.ends:
-                self._end(one)
+            reading.in_backfill = False
+            if reading.ends:
+                self._end(reading)
 
-    def _change(self, one: _Tap, message: TapMutation | TapDelete) -> None:
+    def _change(self, reading: _ReadVBucket, message: TapMutation | TapDelete) -> None:
         run = self._run
-        if run.of is not one or run.size_bytes > _RUN_BYTES:
+        if run.of is not reading or run.size_bytes > _RUN_BYTES:
             self._end_run()
-            run = self._run = _Run(one, one.seqno + 1)
-        one.seqno += 1
+            run = self._run = _Run(reading, reading.seqno + 1)
+        reading.seqno += 1
         if isinstance(message, TapMutation):
             change: DcpMutation | DcpDeletion = DcpMutation(
-                by_seqno=one.seqno,
+                by_seqno=reading.seqno,
                 rev_seqno=message.rev_seqno or 0,
                 flags=message.item_flags,
                 expiry=message.item_expiry,
@@ -251,16 +251,16 @@ class TapReader(TranslatingReader):
                 value=message.value,
                 # of a value that was left out there is nothing to tell
                 datatype=0 if message.tap_flags & TapFlag.NO_VALUE else message.datatype,
-                opaque=one.opaque,
+                opaque=reading.opaque,
                 vbucket=message.vbucket,
             )
         else:
             change = DcpDeletion(
-                by_seqno=one.seqno,
+                by_seqno=reading.seqno,
                 rev_seqno=message.rev_seqno or 0,
                 cas=message.cas,
                 key=message.key,
-                opaque=one.opaque,
+                opaque=reading.opaque,
                 vbucket=message.vbucket,
             )
         made = change.encode()
@@ -275,25 +275,29 @@ class TapReader(TranslatingReader):
             )
             self._made += b"".join(run.made)
 
-    def _start_over(self, one: _Tap) -> None:
+    def _start_over(self, reading: _ReadVBucket) -> None:
         """Everything of a vbucket comes again, or nothing is left of it."""
         self._end_run()
-        if one.seqno and one.stream.vbucket in self._opaque_of:
-            one.seqno = 0
-            self._say_flush(one.opaque, one.stream.vbucket)
-            self._say_opened(one.opaque, _LOG)
+        if reading.seqno and reading.stream.vbucket in self._opaque_of:
+            reading.seqno = 0
+            self._say_flush(reading.opaque, reading.stream.vbucket)
+            self._say_opened(reading.opaque, _LOG)
 
-    def _end(self, one: _Tap) -> None:
+    def _end(self, reading: _ReadVBucket) -> None:
         self._end_run()
-        del self._vbuckets[one.stream.vbucket]
-        self._say_end(one.opaque, one.stream.vbucket, StreamEndStatus.OK)
+        del self._vbuckets[reading.stream.vbucket]
+        self._say_end(reading.opaque, reading.stream.vbucket, StreamEndStatus.OK)
 
     def close_received(self) -> None:
         """A dump that is over: of a vbucket without documents some servers say nothing."""
         left = list(self._vbuckets.values())
-        if self._is_connected and self._is_dump and all(one.ends and not one.in_backfill for one in left):
-            for one in left:
-                self._end(one)
+        if (
+            self._is_connected
+            and self._is_dump
+            and all(reading.ends and not reading.in_backfill for reading in left)
+        ):
+            for reading in left:
+                self._end(reading)
             self._pass_on()
 
     # acknowledgements

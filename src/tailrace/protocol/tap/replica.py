@@ -133,23 +133,23 @@ class TapReplica:
             self._rewrite(frame, partial(_set_state, message.vbucket, message.state))
             return
         elif isinstance(message, TapFlush) and any(
-            one.item_count or one.tombstone_count for one in self._living()
+            living.item_count or living.tombstone_count for living in self._living()
         ):
             self._rewrite(frame, partial(self._flush, message.ttl))
             return
         self._succeeded(frame)
 
     def _living(self) -> list[VBucket]:
-        found = self._host.bucket.vbuckets
-        return [one for one in found if one is not None and one.state != VBucketState.DEAD]
+        vbuckets = self._host.bucket.vbuckets
+        return [vbucket for vbucket in vbuckets if vbucket is not None and vbucket.state != VBucketState.DEAD]
 
     def _vbucket(self, number: int) -> VBucket:
         """A vbucket that takes changes."""
         vbuckets = self._host.bucket.vbuckets
-        found = vbuckets[number] if number < len(vbuckets) else None
-        if found is None or found.state == VBucketState.DEAD:
+        vbucket = vbuckets[number] if number < len(vbuckets) else None
+        if vbucket is None or vbucket.state == VBucketState.DEAD:
             raise DocumentRefused(Status.NOT_MY_VBUCKET, f"vbucket {number} is not here")
-        return found
+        return vbucket
 
     def _store(self, message: TapMutation) -> None:
         vbucket, key = self._vbucket(message.vbucket), _key(message)
@@ -245,7 +245,7 @@ class TapReplica:
     def _flush(self, ttl: int, bucket: Bucket) -> list[int]:
         bucket.flush_all(everything=True)
         self._host.tap.hops.flushed(bucket.flushes, ttl)
-        return [one.id for one in bucket]
+        return [vbucket.id for vbucket in bucket]
 
     # Answers.
 

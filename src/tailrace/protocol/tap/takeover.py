@@ -82,8 +82,8 @@ class TapTakeover:
         return vbuckets
 
     def _are_all_dead(self) -> bool:
-        found = [self._host.bucket.vbuckets[number] for number in self.given_up]
-        return all(one is not None and one.state == VBucketState.DEAD for one in found)
+        vbuckets = [self._host.bucket.vbuckets[number] for number in self.given_up]
+        return all(vbucket is not None and vbucket.state == VBucketState.DEAD for vbucket in vbuckets)
 
     def _are_dead(self, failed: str | None) -> None:
         if not self.is_closed:

@@ -75,7 +75,7 @@ _FRAME_BYTES = 256
 
 
 @dataclass(slots=True, eq=False)
-class _Upr:
+class _UprStream:
     """One stream on this connection."""
 
     opaque: int
@@ -128,8 +128,8 @@ class UprTranslation(DcpTranslation, ABC):
         self._new_opaque = new_opaque
         self._group = group.encode()
         self._for_replica = for_replica
-        self._open: dict[int, _Upr] = {}
-        self._log_of: dict[int, _Upr] = {}
+        self._open: dict[int, _UprStream] = {}
+        self._log_of: dict[int, _UprStream] = {}
         """Opaques of requests for a log, and the stream that it is for."""
         self._held_bytes = 0
         self._waiting_bytes = 0
@@ -149,121 +149,121 @@ class UprTranslation(DcpTranslation, ABC):
             self._say_rollback(opaque, position.exact_at)
             return
         start = position.seqno
-        one = self._open[opaque] = _Upr(opaque, vbucket, start, not self._for_replica, seqno=start)
-        self._ask_for_log(one)
+        stream = self._open[opaque] = _UprStream(opaque, vbucket, start, not self._for_replica, seqno=start)
+        self._ask_for_log(stream)
         branches = () if log is None else log.entries
         self._send(
             self._request(
-                one,
+                stream,
                 start_seqno=start,
                 end_seqno=max(end_seqno, start),
                 vb_uuid=position.vb_uuid,
                 high_seqno=next((e.seqno for e in branches if e.vb_uuid == position.vb_uuid), 0),
             ).encode()
         )
-        if not one.is_certain:
-            self._ask_for_log(one)
+        if not stream.is_certain:
+            self._ask_for_log(stream)
 
-    def _ask_for_log(self, one: _Upr) -> None:
+    def _ask_for_log(self, stream: _UprStream) -> None:
         number = self._new_opaque()
-        self._log_of[number] = one
-        self._send(self._log_request(one.vbucket, number).encode())
+        self._log_of[number] = stream
+        self._send(self._log_request(stream.vbucket, number).encode())
 
     @abstractmethod
-    def _request(self, one: _Upr, **extras: Any) -> Message: ...
+    def _request(self, stream: _UprStream, **extras: Any) -> Message: ...
 
     @abstractmethod
     def _log_request(self, vbucket: int, opaque: int) -> Message: ...
 
     def forget(self, opaque: int) -> None:
         """Nothing is to be said of a stream any more."""
-        one = self._open.pop(opaque, None)
-        if one is not None:
-            self._held_bytes -= one.held_bytes
-            self._waiting_bytes -= sum(map(_cost, one.waiting))
+        stream = self._open.pop(opaque, None)
+        if stream is not None:
+            self._held_bytes -= stream.held_bytes
+            self._waiting_bytes -= sum(map(_cost, stream.waiting))
 
     # what comes
 
     def receive(self, frame: Frame) -> None:
         """A message of the draft."""
         if frame.opaque in self._log_of:
-            one = self._log_of.pop(frame.opaque)
-            if self._open.get(one.opaque) is one:
-                self._got_log(one, self._log(frame))
+            stream = self._log_of.pop(frame.opaque)
+            if self._open.get(stream.opaque) is stream:
+                self._got_log(stream, self._log(frame))
             return
-        found = self._open.get(frame.opaque)
-        if found is None:
+        known = self._open.get(frame.opaque)
+        if known is None:
             raise RemoteProtocolError(
                 f"a message with opaque 0x{frame.opaque:x}, which no stream of ours has"
             )
-        if found.is_accepted and not found.is_open:
-            found.waiting.append(frame)
+        if known.is_accepted and not known.is_open:
+            known.waiting.append(frame)
             self._waiting_bytes += _cost(frame)
             if self._waiting_bytes > WAITING_BYTES:
                 raise RemoteProtocolError(
-                    f"the server does not say on which branch vbucket {found.vbucket} is"
+                    f"the server does not say on which branch vbucket {known.vbucket} is"
                 )
             return
-        self._take_frame(found, frame)
+        self._take_frame(known, frame)
 
-    def _take_frame(self, one: _Upr, frame: Frame) -> None:
+    def _take_frame(self, stream: _UprStream, frame: Frame) -> None:
         message = self.DIALECT.decode(frame, Direction.TO_CONSUMER)
-        if one.is_accepted:
-            self._message(one, message)
+        if stream.is_accepted:
+            self._message(stream, message)
         else:
-            self._answer_came(one, message)
+            self._answer_came(stream, message)
 
     @abstractmethod
     def _log(self, frame: Frame) -> bytes | int:
         """The failover log in an answer, or the status instead of it."""
 
     @abstractmethod
-    def _answer_came(self, one: _Upr, message: Message) -> None: ...
+    def _answer_came(self, stream: _UprStream, message: Message) -> None: ...
 
     @abstractmethod
-    def _message(self, one: _Upr, message: Message) -> None: ...
+    def _message(self, stream: _UprStream, message: Message) -> None: ...
 
-    def _got_log(self, one: _Upr, log: bytes | int) -> None:
+    def _got_log(self, stream: _UprStream, log: bytes | int) -> None:
         if isinstance(log, int):
-            if one.is_accepted:
-                raise ConnectError(f"vbucket {one.vbucket} went away while its stream was opened")
+            if stream.is_accepted:
+                raise ConnectError(f"vbucket {stream.vbucket} went away while its stream was opened")
             return  # the answer to the request says the same
-        if one.log is not None:
-            if log != one.log:
-                raise ConnectError(f"vbucket {one.vbucket} got another branch while its stream was opened")
-            one.is_certain = True
-            if one.is_whole:
-                self._pass_snapshot_on(one)
+        if stream.log is not None:
+            if log != stream.log:
+                raise ConnectError(f"vbucket {stream.vbucket} got another branch while its stream was opened")
+            stream.is_certain = True
+            if stream.is_whole:
+                self._pass_snapshot_on(stream)
             return
-        if one.machine.state is UprStreamState.AWAITING_BRANCH and decode_failover_log(log)[0][1]:
+        if stream.machine.state is UprStreamState.AWAITING_BRANCH and decode_failover_log(log)[0][1]:
             # a flush makes a branch at 0
-            raise ConnectError(f"vbucket {one.vbucket} was taken back while it was flushed")
-        one.log = log
-        if one.machine.feed(UprStreamInput.LOG_CAME) is UprStreamState.OPEN:
-            self._tell_opened(one, log)
+            raise ConnectError(f"vbucket {stream.vbucket} was taken back while it was flushed")
+        stream.log = log
+        if stream.machine.feed(UprStreamInput.LOG_CAME) is UprStreamState.OPEN:
+            self._tell_opened(stream, log)
 
-    def _accepted(self, one: _Upr) -> None:
-        if one.machine.feed(UprStreamInput.ACCEPTED) is UprStreamState.OPEN:
-            assert one.log is not None
-            self._tell_opened(one, one.log)
+    def _accepted(self, stream: _UprStream) -> None:
+        if stream.machine.feed(UprStreamInput.ACCEPTED) is UprStreamState.OPEN:
+            assert stream.log is not None
+            self._tell_opened(stream, stream.log)
 
-    def _tell_opened(self, one: _Upr, log: bytes) -> None:
-        self._say_opened(one.opaque, log)
-        waiting, one.waiting = one.waiting, []
+    def _tell_opened(self, stream: _UprStream, log: bytes) -> None:
+        self._say_opened(stream.opaque, log)
+        waiting, stream.waiting = stream.waiting, []
         for index, frame in enumerate(waiting):
-            if not one.is_open:  # a flush was among them
-                one.waiting = waiting[index:]
+            if not stream.is_open:  # a flush was among them
+                stream.waiting = waiting[index:]
                 return
             self._waiting_bytes -= _cost(frame)
-            self._take_frame(one, frame)
+            self._take_frame(stream, frame)
 
-    def _refused(self, one: _Upr, status: int, value: bytes = b"") -> None:
-        self.forget(one.opaque)
-        self._say_answer(one.opaque, status, value)
+    def _refused(self, stream: _UprStream, status: int, value: bytes = b"") -> None:
+        self.forget(stream.opaque)
+        self._say_answer(stream.opaque, status, value)
 
     # changes
 
-    def _mutation(self, one: _Upr, message: UprAMutation | UprBMutation, datatype: int) -> None:
+    def _mutation(self, stream: _UprStream, message: UprAMutation | UprBMutation, datatype: int) -> None:
         made = DcpMutation(
             by_seqno=message.by_seqno,
             rev_seqno=message.rev_seqno,
@@ -274,14 +274,14 @@ class UprTranslation(DcpTranslation, ABC):
             key=message.key,
             value=message.value,
             datatype=datatype,
-            opaque=one.opaque,
+            opaque=stream.opaque,
             vbucket=message.vbucket,
         )
-        self._change(one, message.by_seqno, made.encode())
+        self._change(stream, message.by_seqno, made.encode())
 
     def _removal(
         self,
-        one: _Upr,
+        stream: _UprStream,
         message: UprADeletion | UprAExpiration | UprBDeletion | UprBExpiration,
         made: type[DcpDeletion | DcpExpiration],
     ) -> None:
@@ -291,78 +291,78 @@ class UprTranslation(DcpTranslation, ABC):
             rev_seqno=message.rev_seqno,
             cas=message.cas,
             key=message.key,
-            opaque=one.opaque,
+            opaque=stream.opaque,
             vbucket=message.vbucket,
         )
-        self._change(one, message.by_seqno, removal.encode())
+        self._change(stream, message.by_seqno, removal.encode())
 
-    def _change(self, one: _Upr, seqno: int, change: bytes) -> None:
+    def _change(self, stream: _UprStream, seqno: int, change: bytes) -> None:
         if seqno == MAX_U64:
             raise MalformedMessage(f"a change has seqno {seqno}")
-        if seqno <= one.seqno:
-            raise MalformedMessage(f"item {seqno} follows item {one.seqno}", Status.ERANGE)
-        if one.held and (one.held_bytes > HELD_BYTES or self._held_bytes > ALL_HELD_BYTES):
+        if seqno <= stream.seqno:
+            raise MalformedMessage(f"item {seqno} follows item {stream.seqno}", Status.ERANGE)
+        if stream.held and (stream.held_bytes > HELD_BYTES or self._held_bytes > ALL_HELD_BYTES):
             # the snapshot goes on: all that is held but this one is told, as far as it is known to go
-            self._pass_on(one, seqno)
-        one.held.append(change)
-        one.held_bytes += len(change)
+            self._pass_on(stream, seqno)
+        stream.held.append(change)
+        stream.held_bytes += len(change)
         self._held_bytes += len(change)
-        one.seqno = seqno
-        one.is_whole = False
+        stream.seqno = seqno
+        stream.is_whole = False
 
     # snapshots
 
-    def _snapshot_ended(self, one: _Upr) -> None:
-        one.is_whole = True
-        if one.is_certain:
-            self._pass_snapshot_on(one)
+    def _snapshot_ended(self, stream: _UprStream) -> None:
+        stream.is_whole = True
+        if stream.is_certain:
+            self._pass_snapshot_on(stream)
 
-    def _pass_snapshot_on(self, one: _Upr) -> None:
-        if one.held:
-            self._pass_on(one, one.seqno)
-        one.exact = one.seqno
+    def _pass_snapshot_on(self, stream: _UprStream) -> None:
+        if stream.held:
+            self._pass_on(stream, stream.seqno)
+        stream.exact = stream.seqno
 
-    def _pass_on(self, one: _Upr, end: int) -> None:
+    def _pass_on(self, stream: _UprStream, end: int) -> None:
         """Say what is held, as part of a snapshot that goes up to ``end``. The drafts don't tell where it
         comes from; a replica has to know what may be a backfill, which lacks purged deletions.
         """
-        is_disk = self._for_replica and not one.exact
-        self._say_marker(one.opaque, one.vbucket, one.exact + 1, end, is_disk=is_disk)
-        self._made += b"".join(one.held)
-        self._drop_held(one)
+        is_disk = self._for_replica and not stream.exact
+        self._say_marker(stream.opaque, stream.vbucket, stream.exact + 1, end, is_disk=is_disk)
+        self._made += b"".join(stream.held)
+        self._drop_held(stream)
 
-    def _drop_held(self, one: _Upr) -> None:
-        self._held_bytes -= one.held_bytes
-        one.held_bytes = 0
-        one.held.clear()
+    def _drop_held(self, stream: _UprStream) -> None:
+        self._held_bytes -= stream.held_bytes
+        stream.held_bytes = 0
+        stream.held.clear()
 
-    def _flushed(self, one: _Upr) -> None:
+    def _flushed(self, stream: _UprStream) -> None:
         """All is gone, what is held too; the stream goes on with a new branch from 0."""
-        self._drop_held(one)
-        one.exact = one.seqno = 0
-        self._say_flush(one.opaque, one.vbucket)
-        one.log = None
-        one.machine.feed(UprStreamInput.FLUSHED)
-        self._ask_for_log(one)
+        self._drop_held(stream)
+        stream.exact = stream.seqno = 0
+        self._say_flush(stream.opaque, stream.vbucket)
+        stream.log = None
+        stream.machine.feed(UprStreamInput.FLUSHED)
+        self._ask_for_log(stream)
 
-    def _ended(self, one: _Upr, status: int) -> None:
+    def _ended(self, stream: _UprStream, status: int) -> None:
         if status == StreamEndStatus.OK:
-            self._snapshot_ended(one)  # nothing more comes, so it is whole
-        self.forget(one.opaque)
-        self._say_end(one.opaque, one.vbucket, status)
+            self._snapshot_ended(stream)  # nothing more comes, so it is whole
+        self.forget(stream.opaque)
+        self._say_end(stream.opaque, stream.vbucket, status)
 
-    def _has_state(self, one: _Upr, state: int) -> None:
+    def _has_state(self, stream: _UprStream, state: int) -> None:
         """The producer says which state the vbucket has from now on; a reader has no use for that."""
         if not self._for_replica:
             return
-        if one.held or one.exact < one.seqno:
-            raise RemoteProtocolError(f"vbucket {one.vbucket} is handed over in the middle of a snapshot")
+        if stream.held or stream.exact < stream.seqno:
+            raise RemoteProtocolError(f"vbucket {stream.vbucket} is handed over in the middle of a snapshot")
         try:
             name = UprBVBucketState(state).name
         except ValueError:
             raise MalformedMessage(f"a vbucket has no state {state}") from None
         # by name: the numbers of pending and replica are swapped in this draft (B5)
-        self._say(DcpSetVBucketState(state=VBucketState[name], vbucket=one.vbucket, opaque=one.opaque))
+        self._say(DcpSetVBucketState(state=VBucketState[name], vbucket=stream.vbucket, opaque=stream.opaque))
 
 
 class UprATranslation(UprTranslation):
@@ -370,8 +370,8 @@ class UprATranslation(UprTranslation):
 
     DIALECT = UPR_A
 
-    def _request(self, one: _Upr, **extras: Any) -> Message:
-        return UprAStreamRequest(opaque=one.opaque, vbucket=one.vbucket, key=self._group, **extras)
+    def _request(self, stream: _UprStream, **extras: Any) -> Message:
+        return UprAStreamRequest(opaque=stream.opaque, vbucket=stream.vbucket, key=self._group, **extras)
 
     def _log_request(self, vbucket: int, opaque: int) -> Message:
         return UprAFailoverLogRequest(vbucket=vbucket, opaque=opaque)
@@ -385,34 +385,34 @@ class UprATranslation(UprTranslation):
             case _:
                 return int(Status.NOT_MY_VBUCKET)
 
-    def _answer_came(self, one: _Upr, message: Message) -> None:
+    def _answer_came(self, stream: _UprStream, message: Message) -> None:
         match message:
             case UprAOk():
-                self._accepted(one)
+                self._accepted(stream)
             case UprARollback():
-                self._refused(one, Status.ROLLBACK, message.value)
+                self._refused(stream, Status.ROLLBACK, message.value)
             case UprANotMyVBucket():
-                self._refused(one, Status.NOT_MY_VBUCKET)
+                self._refused(stream, Status.NOT_MY_VBUCKET)
             case _:
                 raise RemoteProtocolError(f"{message.name()} answers a stream request")
 
-    def _message(self, one: _Upr, message: Message) -> None:
+    def _message(self, stream: _UprStream, message: Message) -> None:
         match message:
             case UprAMutation():
                 # the dialect has no datatypes; servers find out in the same way for plain writers
-                self._mutation(one, message, int(Datatype.JSON) if is_json(message.value) else 0)
+                self._mutation(stream, message, int(Datatype.JSON) if is_json(message.value) else 0)
             case UprADeletion():
-                self._removal(one, message, DcpDeletion)
+                self._removal(stream, message, DcpDeletion)
             case UprAExpiration():
-                self._removal(one, message, DcpExpiration)
+                self._removal(stream, message, DcpExpiration)
             case UprASnapshotEnd():
-                self._snapshot_ended(one)
+                self._snapshot_ended(stream)
             case UprAFlush():
-                self._flushed(one)
+                self._flushed(stream)
             case UprAStreamEndOk():
-                self._ended(one, StreamEndStatus.OK)
+                self._ended(stream, StreamEndStatus.OK)
             case UprAStreamEndStateChanged():
-                self._ended(one, StreamEndStatus.STATE_CHANGED)
+                self._ended(stream, StreamEndStatus.STATE_CHANGED)
             case UprAStreamBegin() | UprASnapshotStart():
                 pass
             case _:
@@ -424,8 +424,8 @@ class UprBTranslation(UprTranslation):
 
     DIALECT = UPR_B
 
-    def _request(self, one: _Upr, **extras: Any) -> Message:
-        return UprBStreamRequest(opaque=one.opaque, vbucket=one.vbucket, key=self._group, **extras)
+    def _request(self, stream: _UprStream, **extras: Any) -> Message:
+        return UprBStreamRequest(opaque=stream.opaque, vbucket=stream.vbucket, key=self._group, **extras)
 
     def _log_request(self, vbucket: int, opaque: int) -> Message:
         return UprBFailoverLogRequest(vbucket=vbucket, opaque=opaque)
@@ -435,34 +435,34 @@ class UprBTranslation(UprTranslation):
             return frame.status
         return DcpFailoverLogResponse.decode(frame).value
 
-    def _answer_came(self, one: _Upr, message: Message) -> None:
+    def _answer_came(self, stream: _UprStream, message: Message) -> None:
         if not isinstance(message, UprBStreamRequestResponse):
             raise RemoteProtocolError(f"{message.name()} answers a stream request")
         if message.status == Status.SUCCESS:
-            self._accepted(one)
+            self._accepted(stream)
         elif message.status == Status.KEY_ENOENT:  # the branch is unknown: nothing of it can be kept
-            self.forget(one.opaque)
-            self._say_rollback(one.opaque, 0)
+            self.forget(stream.opaque)
+            self._say_rollback(stream.opaque, 0)
         else:
-            self._refused(one, message.status, message.value)
+            self._refused(stream, message.status, message.value)
 
-    def _message(self, one: _Upr, message: Message) -> None:
+    def _message(self, stream: _UprStream, message: Message) -> None:
         match message:
             case UprBMutation():
-                self._mutation(one, message, message.datatype)
+                self._mutation(stream, message, message.datatype)
             case UprBDeletion():
-                self._removal(one, message, DcpDeletion)
+                self._removal(stream, message, DcpDeletion)
             case UprBExpiration():
-                self._removal(one, message, DcpExpiration)
+                self._removal(stream, message, DcpExpiration)
             case UprBSnapshotEnd():
-                self._snapshot_ended(one)
+                self._snapshot_ended(stream)
             case UprBFlush():
-                self._flushed(one)
+                self._flushed(stream)
             case UprBStreamEndMessage():
                 is_ok = message.flag == UprBStreamEnd.OK
-                self._ended(one, StreamEndStatus.OK if is_ok else StreamEndStatus.STATE_CHANGED)
+                self._ended(stream, StreamEndStatus.OK if is_ok else StreamEndStatus.STATE_CHANGED)
             case UprBSetVBucketState():
-                self._has_state(one, message.state)
+                self._has_state(stream, message.state)
             case UprBStreamStart() | UprBSnapshotStart():
                 pass
             case _:
