@@ -200,6 +200,14 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in _anchors(other), f"{name(page)}: {target}"
 
 
+@pytest.mark.parametrize("folder", ["docs", "docs/spec", "docs/protocol", "docs/decisions"])
+def test_every_page_can_be_found(folder: str) -> None:
+    """The first page of a folder leads to all others."""
+    index = (ROOT / folder / "README.md").read_text()
+    pages = [page.name for page in (ROOT / folder).glob("*.md") if page.name != "README.md"]
+    assert [page for page in sorted(pages) if f"]({page}" not in index] == []
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "bench" / "README.md"], ids=name)
 def test_modules_that_pages_name_are_there(page: Path) -> None:
     """A module is named by its path in the repository, in `src` or in the package, or by its name alone."""
