@@ -70,7 +70,7 @@ def test_files_are_named(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> N
     absent, junk = tmp_path / "absent.pem", tmp_path / "junk"
     junk.write_text("junk")
     serve = ("serve", "--memory", "--port", 0)
-    assert "absent.pem" in error(capfd, 1, *serve, "--tls-cert", junk, "--tls-key", absent)
+    assert "absent.pem" in error(capfd, 2, *serve, "--tls-cert", junk, "--tls-key", absent)
     wrong = error(capfd, 2, *serve, "--tls-cert", junk, "--tls-key", junk)
     assert "PEM" in wrong and "None" not in wrong
     assert "'/proc/no'" in error(capfd, 1, "serve", "--port", 0, "--data", "/proc/no")

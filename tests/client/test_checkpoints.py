@@ -70,13 +70,21 @@ def test_a_file_that_is_no_state_is_refused_and_left_alone(text, tmp_path):
 
 
 def test_a_save_that_fails_is_an_error(tmp_path, connect):
+    folder = tmp_path / "gone"
+    with pytest.raises(UsageError, match="no directory"):
+        FileState(folder / "state.json")
+    with pytest.raises(UsageError, match="is a directory"):
+        FileState(tmp_path)
+    folder.mkdir()
+    state = FileState(folder / "state.json")
+    folder.rmdir()
     with pytest.raises(StoreError, match="can't be written"):
-        FileState(tmp_path / "no" / "state.json").save({})
-    with pytest.raises(StoreError, match="can't be read"):
-        FileState(tmp_path).load()
+        state.save({})
+    folder.mkdir()
     with tailrace.testing.node(vbuckets=2) as node:
         node.set(b"k", 1)
-        source = connect(node.url, state=tmp_path / "no" / "state.json")
+        source = connect(node.url, state=folder / "state.json")
+        folder.rmdir()
         with pytest.raises(StoreError):
             list(source.changes(end="now"))
 

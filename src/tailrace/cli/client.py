@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ..connstr import ConnectionString
 from ..errors import StatusError, TailraceError, UsageError
-from .common import DURATION
+from .common import DURATION, EXISTING_FILE, FILE
 
 if TYPE_CHECKING:
     from ..client.kv import KvClient
@@ -40,12 +39,11 @@ _TLS_PARAMETERS = ("tls_ca", "tls_cert", "tls_key", "tls_no_verify")
 
 def tls_options(function: F) -> F:
     """The options for ``couchbases://``; pass them on with ``**tls``, see `tls_from`."""
-    file = click.Path(exists=True, dir_okay=False)
     for option in (
-        click.option("--tls-no-verify", is_flag=True, help="Believe any certificate: for tests only."),
-        click.option("--tls-key", type=file, help="Key of the own certificate."),
-        click.option("--tls-cert", type=file, help="Own certificate, if the server wants one."),
-        click.option("--tls-ca", type=file, help="CA certificates to believe instead of the system's."),
+        click.option("--tls-no-verify", is_flag=True, help="Accept any certificate; for tests only."),
+        click.option("--tls-key", type=EXISTING_FILE, help="Private key of the client certificate."),
+        click.option("--tls-cert", type=EXISTING_FILE, help="Client certificate, if the server wants one."),
+        click.option("--tls-ca", type=EXISTING_FILE, help="CA certificates to trust, not the system's."),
     ):
         function = option(function)
     return function
@@ -80,7 +78,7 @@ def open_kv(url: ConnectionString, options: dict[str, Any], *, wants_seqnos: boo
 def source_options(function: F) -> F:
     """What all readers of changes can be limited to; goes into ``**options``, see `connect_options`."""
     for option in (
-        click.option("--xattrs", is_flag=True, help="With extended attributes."),
+        click.option("--xattrs", is_flag=True, help="Include extended attributes."),
         click.option("--no-value", is_flag=True, help="Keys and metadata only."),
         click.option("--scope", default="", help="Only the collections of this scope."),
         click.option(
@@ -153,8 +151,7 @@ def remembered(tap_name: str, dialect: str) -> TapSettings:
 
 def state_option(help_text: str) -> Callable[[F], F]:
     """The option ``--state``, as ``state: Path | None``."""
-    file = click.Path(dir_okay=False, path_type=Path)
-    return click.option("--state", type=file, metavar="FILE", help=help_text)
+    return click.option("--state", type=FILE, metavar="FILE", help=help_text)
 
 
 def retry_option(function: F) -> F:
@@ -163,7 +160,7 @@ def retry_option(function: F) -> F:
         "--retry-for",
         type=DURATION,
         default=60.0,
-        help="How long to take up a lost connection again.  [default: 60s]",
+        help="How long to try to reconnect when the connection is lost.  [default: 60s]",
     )(function)
 
 

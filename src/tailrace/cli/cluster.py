@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from ..errors import ConnectError, TailraceError, UsageError
-from .common import DURATION, Integer, JsonLines, json_option, note
+from .common import DIRECTORY, DURATION, Integer, JsonLines, json_option, note
 from .common import command as make_command
 from .common import group as make_group
 
@@ -43,7 +43,7 @@ def directory_option(function: F) -> F:
     return click.option(
         "--dir",
         "directory",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=DIRECTORY,
         default=Path("tailrace-cluster"),
         show_default=True,
         help="Directory of the cluster.",

@@ -15,17 +15,23 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from .. import paths
 from ..connstr import parse
 from ..errors import TailraceError, UsageError
 from ..units import parse_duration_s, parse_integer, parse_share, parse_size
 
 __all__ = [
     "CAS",
+    "DIRECTORY",
     "DURATION",
+    "EXISTING_FILE",
+    "FILE",
+    "INPUT_FILE",
     "INTEGER",
     "SHARE",
     "SIZE",
@@ -34,6 +40,7 @@ __all__ = [
     "Group",
     "Integer",
     "JsonLines",
+    "LocalPath",
     "Progress",
     "Session",
     "cant_listen",
@@ -145,7 +152,30 @@ class Integer(_Parsed):
         super().__init__("integer", lambda text: parse_integer(text, minimum=minimum, maximum=maximum))
 
 
+class LocalPath(_Parsed):
+    """A path on this machine by the rules of `paths`, as a `Path`."""
+
+    def __init__(self, name: str, *, must_exist: bool = False, allow_dash: bool = False) -> None:
+        check = paths.directory if name == "directory" else paths.file
+        super().__init__(name, lambda text: check(text, f"the {name}", must_exist=must_exist))
+        self._allow_dash = allow_dash
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self._allow_dash and str(value) == "-":
+            return Path("-")
+        return super().convert(str(value), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(incomplete, type="dir" if self.name == "directory" else "file")]
+
+
 INTEGER = Integer()
+FILE = LocalPath("file")
+EXISTING_FILE = LocalPath("file", must_exist=True)
+INPUT_FILE = LocalPath("file", must_exist=True, allow_dash=True)
+DIRECTORY = LocalPath("directory")
 CAS = Integer(0, (1 << 64) - 1)
 SIZE = _Parsed("size", parse_size)
 DURATION = _Parsed("duration", parse_duration_s)

@@ -19,7 +19,7 @@ from ..wire.describe import Description
 from ..wire.dialect import DIALECTS, Dialect
 from ..wire.message import Direction
 from ..wire.offline import Observer, Tape, is_whole, read
-from .common import Integer, JsonLines, json_option, note, standard_input, use_colour
+from .common import INPUT_FILE, Integer, JsonLines, json_option, note, standard_input, use_colour
 from .common import command as make_command
 
 MAX_INPUT = 256 << 20
@@ -50,7 +50,7 @@ tailrace decode --dialect upr-b packet.hex
 tailrace decode --json --port 11210 capture.pcap
 """,
 )
-@click.argument("file", type=click.Path(dir_okay=False), default="-", metavar="[FILE]")
+@click.argument("file", type=INPUT_FILE, default="-", metavar="[FILE]")
 @click.option(
     "--dialect",
     type=click.Choice(tuple(DIALECTS)),
@@ -75,7 +75,7 @@ tailrace decode --json --port 11210 capture.pcap
 )
 @json_option("Write a JSON object a frame, one a line.")
 def command(
-    file: str, dialect: str | None, direction: str | None, form: str, port: int | None, as_json: bool
+    file: Path, dialect: str | None, direction: str | None, form: str, port: int | None, as_json: bool
 ) -> None:
     """Show hex, raw bytes or a capture as readable frames.
 
@@ -140,10 +140,10 @@ def _text_writer() -> Callable[[Shown], None]:
 # hex and raw bytes
 
 
-def _opened(file: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-    if file == "-":
+def _opened(file: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
+    if str(file) == "-":
         return contextlib.nullcontext(standard_input())
-    return Path(file).open("rb")
+    return file.open("rb")
 
 
 def _packets(data: bytes, form: str) -> list[tuple[str, bytes]]:

@@ -19,7 +19,7 @@ from .. import rng
 from ..clock import SYSTEM
 from ..errors import TailraceError
 from ..files import atomic_write
-from .common import Integer, counted, note
+from .common import DIRECTORY, Integer, counted, note
 from .common import command as make_command
 from .spark_options import need_spark, open_spark
 
@@ -42,10 +42,10 @@ _PATIENCE_S = 180.0
 @click.option(
     "--dir",
     "directory",
-    type=click.Path(file_okay=False),
+    type=DIRECTORY,
     help="Where everything goes.  [default: a new folder]",
 )
-def command(docs: int, seed: int, directory: str | None) -> int:
+def command(docs: int, seed: int, directory: Path | None) -> int:
     """Show the whole: node, mirror, a failover that loses changes, and the repair.
 
     Starts a node, writes documents, mirrors them into a Delta table with Spark, changes and deletes some,
@@ -53,7 +53,7 @@ def command(docs: int, seed: int, directory: str | None) -> int:
     that table and source are equal. Leaves a report behind.
     """
     need_spark()
-    home = Path(directory) if directory else Path(tempfile.mkdtemp(prefix="tailrace-demo-"))
+    home = directory or Path(tempfile.mkdtemp(prefix="tailrace-demo-"))
     home.mkdir(parents=True, exist_ok=True)
     with _node(home) as url:
         return _Demo(home, url, docs, seed).run()

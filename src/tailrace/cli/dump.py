@@ -10,8 +10,8 @@ import click
 
 from ..connstr import ConnectionString
 from .client import retry_option, source_options, tls_options
+from .common import FILE, note, progress, run, url_argument
 from .common import command as make_command
-from .common import note, progress, run, url_argument
 
 
 @make_command(
@@ -24,7 +24,7 @@ tailrace dump couchbase://127.0.0.1 > documents.jsonl
 @url_argument
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Where to write; the file appears when it is whole.  [default: stdout]",
 )

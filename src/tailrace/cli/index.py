@@ -9,8 +9,8 @@ import click
 
 from ..connstr import ConnectionString
 from .client import end_option, retry_option, tls_from, tls_options
+from .common import DIRECTORY, run, url_argument
 from .common import command as make_command
-from .common import run, url_argument
 
 
 @make_command(
@@ -21,7 +21,7 @@ tailrace index couchbase://127.0.0.1 ./people.index --to now && tailrace search 
 """,
 )
 @url_argument
-@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", metavar="DIR", type=DIRECTORY)
 @end_option()
 @retry_option
 @tls_options

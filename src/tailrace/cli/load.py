@@ -15,6 +15,7 @@ from ..errors import UsageError
 from .client import open_kv, tls_options
 from .common import (
     DURATION,
+    INPUT_FILE,
     INTEGER,
     SHARE,
     SIZE,
@@ -54,7 +55,7 @@ tailrace dump couchbase://127.0.0.1 | tailrace load couchbase://127.0.0.1:11310 
 @click.option(
     "--from",
     "source",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    type=INPUT_FILE,
     metavar="FILE.jsonl",
     help='Load lines {"key":…,"value":…} instead, or what tail --json and dump wrote; - is stdin.',
 )
@@ -119,7 +120,8 @@ def command(
                     sleep(max(0.0, begin_s + (taken + needless) / rate - SYSTEM.monotonic()))
         seconds = SYSTEM.monotonic() - begin_s
     if as_json:
-        JsonLines().write({"writes": taken, "needless": needless, "seconds": round(seconds, 3)})
+        about = {"needless": needless} if needless else {}
+        JsonLines().write({"writes": taken, **about, "seconds": round(seconds, 3)})
     else:
         besides = f"; {needless} deletions of what was not there" if needless else ""
         note(f"{taken} writes in {seconds:.1f} s, {taken / max(seconds, 1e-9):,.0f} a second{besides}")

@@ -9,8 +9,8 @@ import click
 
 from ..connstr import ConnectionString
 from .client import end_option, retry_option, source_options, start_option, tls_options
+from .common import FILE, note, run, url_argument
 from .common import command as make_command
-from .common import note, run, url_argument
 
 
 @make_command(
@@ -21,7 +21,7 @@ tailrace record couchbase://127.0.0.1/default stream.rec --from now --to forever
 """,
 )
 @url_argument
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=FILE)
 @start_option(state=False)
 @end_option("now")
 @retry_option

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .common import Integer, cant_listen, note, run
+from .common import EXISTING_FILE, Integer, cant_listen, note, run
 from .common import command as make_command
 
 
@@ -18,7 +18,7 @@ tailrace replay stream.rec --port 11310
 tailrace tail couchbase://127.0.0.1:11310 --to now
 """,
 )
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=EXISTING_FILE)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=Integer(0, 0xFFFF), default=11210, show_default=True, help="0 takes a free one.")
 def command(file: Path, host: str, port: int) -> None:

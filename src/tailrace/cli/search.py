@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from .common import DIRECTORY, json_option
 from .common import command as make_command
-from .common import json_option
 
 
 @make_command(
@@ -17,7 +17,7 @@ tailrace search ./people.index ada
 tailrace search ./people.index 'doc.city:paris AND "difference engine"' --json
 """,
 )
-@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", metavar="DIR", type=DIRECTORY)
 @click.argument("query")
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=10, show_default=True, help="At most so many."

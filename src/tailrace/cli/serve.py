@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .. import paths
 from ..errors import StoreError, UsageError
 from ..units import format_size
-from .common import SIZE, Integer, cant_listen
+from .common import DIRECTORY, EXISTING_FILE, FILE, SIZE, Integer, cant_listen
 from .common import command as make_command
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
 )
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=DIRECTORY,
     help="Directory of the documents.  [default: ./tailrace-data]",
 )
 @click.option("--memory", is_flag=True, help="Keep the documents in memory only.")
@@ -96,11 +97,11 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
 )
 @click.option(
     "--users-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=EXISTING_FILE,
     help="A file with a NAME:PASSWORD on each line.",
 )
-@click.option("--tls-cert", type=click.Path(path_type=Path, dir_okay=False), help="Certificate chain, PEM.")
-@click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False), help="Its private key, PEM.")
+@click.option("--tls-cert", type=EXISTING_FILE, help="Certificate chain, PEM.")
+@click.option("--tls-key", type=EXISTING_FILE, help="Its private key, PEM.")
 @click.option("--tls-port", type=Integer(0, 65535), help="Port for TLS.  [default: 11207 with --tls-cert]")
 @click.option(
     "--web-port", type=Integer(0, 65535), help="Port of the dashboard and the JSON API; 0 takes a free one."
@@ -108,7 +109,7 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
 @click.option("--memory-quota", type=SIZE, help="For checkpoints, buffers and caches.  [default: 256m]")
 @click.option(
     "--ready-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Written as JSON when the node accepts connections.",
 )
 @click.option("--fenced", is_flag=True, help="Serve nothing before a coordinator has given a cluster map.")
@@ -166,7 +167,7 @@ def command(  # the options, in the order of the help
     options = _Options(
         host=host,
         port=port,
-        data=None if memory else data or Path("tailrace-data"),
+        data=None if memory else data or paths.directory("tailrace-data"),
         accept_loss=accept_loss,
         buckets=tuple(dict.fromkeys(buckets)) or ("default",),
         vbuckets=vbuckets,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import paths
 from ..connstr import ConnectionString
 from ..errors import UsageError
 from ..units import parse_vbuckets
@@ -114,7 +115,7 @@ class _Positions:
         self._given: dict[int, SavedPosition] = {}
         if start != self.start:
             try:
-                self._given = parse_state(Path(start).read_bytes())[1]
+                self._given = parse_state(paths.file(start, "the file of --from").read_bytes())[1]
             except OSError as error:
                 raise UsageError(f"--from is beginning, now or a file; {start!r}: {error.strerror}") from None
             except UsageError as error:

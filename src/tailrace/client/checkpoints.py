@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from .. import paths
 from ..errors import StoreError, UsageError
 from ..model import parse_u64
 from .progress import SavedPosition
@@ -48,7 +49,7 @@ class FileState:
     """Keeps positions in a JSON file that people can read: written beside, synced, renamed, synced."""
 
     def __init__(self, path: str | Path, *, bucket: str | None = None) -> None:
-        self.path = Path(path)
+        self.path = paths.file(path, "the state file")
         self.bucket = bucket
         """Refuse the file of another bucket."""
         self._texts: dict[int, tuple[SavedPosition, str]] = {}

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import paths
 from ..clock import SystemClock
 from ..connstr import ConnectionString
 from ..errors import TailraceError, UsageError
@@ -74,9 +75,9 @@ def _schema(tantivy: Any) -> Any:
 class FullText:
     """One index in a directory; one process writes to it, any number may search."""
 
-    def __init__(self, directory: Path, *, bucket: str | None = None) -> None:
+    def __init__(self, directory: str | Path, *, bucket: str | None = None) -> None:
         self._tantivy = _tantivy()
-        self.directory = directory
+        self.directory = directory = paths.directory(directory, "the directory of the index")
         self._saved: dict[int, Position] = {}
         self._writer: Any = None
         self._changes = 0
@@ -159,6 +160,10 @@ class FullText:
 
     def take(self, event: Event) -> None:
         """Do what an event says."""
+        with self._writing():
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
         match event:
             case Rollback() | Flush():
                 if isinstance(event, Rollback) and event.seqno:
@@ -178,14 +183,27 @@ class FullText:
 
     def commit(self, positions: Mapping[int, Position]) -> None:
         """Publish all that was taken, and that the index is at these positions, at once."""
+        with self._writing():
+            self._commit(positions)
+        self._saved = {vbucket: position for vbucket, position in positions.items() if position.seqno}
+        self._changes = 0
+
+    def _commit(self, positions: Mapping[int, Position]) -> None:
         for vbucket, position in positions.items():
             if position != self._saved.get(vbucket) and position.seqno:
                 self._put_state(str(vbucket), json.dumps(position.to_json()))
             elif not position.seqno and vbucket in self._saved:
                 self._writer.delete_documents_by_term("about", str(vbucket))
         self._writer.commit()
-        self._saved = {vbucket: one for vbucket, one in positions.items() if one.seqno}
-        self._changes = 0
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What Tantivy says of a disk that is full, in one line."""
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise TailraceError(f"can't write to the index {str(self.directory)!r}: {reason}") from error
 
     def close(self) -> None:
         """Let go of the directory; what was not committed is forgotten."""

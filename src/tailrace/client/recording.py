@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from .. import paths
 from ..clock import SYSTEM, Clock
 from ..errors import FramingError, StoreError, UsageError
 from ..wire.codes import DcpOpcode, Magic
@@ -92,7 +93,7 @@ class Recording:
     """A recording that was read; a file that is none is a `UsageError`."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = paths.file(path, "the recording", must_exist=True)
         self.exchanges: dict[int, list[Exchange]] = {}
         """By vbucket, in the order of the requests."""
         with self.path.open("rb") as file:

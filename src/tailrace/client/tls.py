@@ -6,6 +6,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import paths
 from ..errors import UsageError
 
 __all__ = ["TlsOptions"]
@@ -25,18 +26,26 @@ class TlsOptions:
 
     def context(self) -> ssl.SSLContext:
         """The settings as Python's ssl module wants them; `UsageError` names a file that can't be used."""
+        ca_file, cert_file, key_file = (
+            None if given is None else str(paths.file(given, what, must_exist=True))
+            for given, what in (
+                (self.ca_file, "the CA file"),
+                (self.cert_file, "the certificate"),
+                (self.key_file, "the key"),
+            )
+        )
         try:
-            context = ssl.create_default_context(cafile=None if self.ca_file is None else str(self.ca_file))
+            context = ssl.create_default_context(cafile=ca_file)
         except (OSError, ssl.SSLError) as error:
             raise UsageError(f"the CA file {str(self.ca_file)!r} can't be used: {error}") from None
         if not self.verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        if self.cert_file is not None:
+        if cert_file is not None:
             try:
-                context.load_cert_chain(str(self.cert_file), self.key_file and str(self.key_file))
+                context.load_cert_chain(cert_file, key_file)
             except (OSError, ssl.SSLError) as error:
                 raise UsageError(f"the certificate {str(self.cert_file)!r} can't be used: {error}") from None
-        elif self.key_file is not None:
+        elif key_file is not None:
             raise UsageError("a key file without a certificate is of no use; give the certificate too")
         return context

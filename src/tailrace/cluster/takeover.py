@@ -23,11 +23,11 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import sleep
 from types import TracebackType
 from typing import Any, TypeVar
 
+from .. import paths
 from ..client.cluster_map import ClusterMap
 from ..client.kv import stats
 from ..client.kv_connection import KvConnection
@@ -140,7 +140,11 @@ class _Node(Steering):
             made["tls"] = {"verify": tls.verify}
             if tls.ca_file is not None:
                 # around the certificates there may be anything
-                made["tls"]["ca"] = Path(tls.ca_file).read_bytes().decode("ascii", "ignore")
+                made["tls"]["ca"] = (
+                    paths.file(tls.ca_file, "the CA file", must_exist=True)
+                    .read_bytes()
+                    .decode("ascii", "ignore")
+                )
         return made
 
     def takes_tap(self) -> bool:
