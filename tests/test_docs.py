@@ -295,6 +295,17 @@ def test_a_citation_that_leads_nowhere_would_be_noticed(source: str, wrong: list
     assert wrong_citations(source) == wrong
 
 
+def test_errata_that_the_codec_cites_are_listed() -> None:
+    listed = set(re.findall(r"^\| ([ABTD]\d+) \|", (ROOT / "docs" / "dialects.md").read_text(), re.M))
+    cited = {
+        erratum
+        for path in (PACKAGE / "wire").glob("*.py")
+        for _, text in prose(path.read_text())
+        for erratum in re.findall(r"\b([ABTD]\d{1,2})\b", text)
+    }
+    assert len(cited) > 20 and cited <= listed
+
+
 # examples
 
 
