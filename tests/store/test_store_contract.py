@@ -198,7 +198,8 @@ class TestDocuments:
         ahead = home.clock.time_ns() + 10**15
         vb.set_with_meta(b"\0a", b"1", 0, 0, rev=5, meta_cas=ahead)
         assert vb.set(b"\0b", b"").cas > ahead
-        vb.set_with_meta(b"\0a", b"1", 0, 0, rev=6, meta_cas=(1 << 64) - 1)
+        with pytest.raises(DocumentRefused):
+            vb.set_with_meta(b"\0a", b"1", 0, 0, rev=6, meta_cas=(1 << 64) - 1)
         assert vb.set(b"\0b", b"").cas < 1 << 63
 
 

@@ -207,9 +207,20 @@ class VBucket(Protocol):
         self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0, cas: int = 0
     ) -> Written: ...
 
-    def put(self, key: bytes, value: bytes, flags: int, datatype: int, cas: int) -> tuple[int, int]:
-        """`set` for the hot path: of a document of the default collection that does not expire, raw or JSON.
-        What the owner has made of the version before (`Bucket.cache`) may stay: the owner replaces it.
+    def put(  # noqa: PLR0917
+        self,
+        key: bytes,
+        value: bytes,
+        flags: int,
+        datatype: int,
+        cas: int,
+        expiry: int = 0,
+        rev: int | None = None,
+        new_cas: int = 0,
+    ) -> tuple[int, int]:
+        """What `set` does, and every other command that makes a new version of a document; its CAS and seqno
+        as a plain pair. A version from elsewhere has its own ``rev`` and ``new_cas``. What the owner has made
+        of the version before (`Bucket.cache`) stays: the owner replaces it.
         """
         ...
 
