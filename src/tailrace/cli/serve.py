@@ -339,7 +339,10 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
         await server.start(sockets, tls_sockets, options.tls)
         web_port = None
         if options.web_port is not None:
-            web_port = await server.start_web(_listen(listen, options.host, options.web_port, "--web-port"))
+            from ..web import serve_http
+
+            web_sockets = _listen(listen, options.host, options.web_port, "--web-port")
+            web_port = await server.start_web(web_sockets, serve_http)
     except BaseException:
         engine.close()
         raise

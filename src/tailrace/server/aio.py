@@ -7,10 +7,11 @@ import logging
 import shutil
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from ..store.base import Job
 from .held_bytes import HeldBytes
@@ -20,11 +21,15 @@ from .topology import NodeAddress
 from .transport import PlainTransport, accept_plain
 from .turn import TURN_S
 from .upstream import Upstream
-from .web import serve_http
 
 __all__ = ["Server", "listen"]
 
 log = logging.getLogger("tailrace.server")
+
+ServeHttp: TypeAlias = Callable[
+    [Node], Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+]
+"""Makes of a node what handles an HTTP connection, see `tailrace.web`."""
 
 _BACKLOG = 1024
 _WRITE_BYTES = 256 << 10
@@ -185,10 +190,11 @@ class Server:
             )
         self._arm()
 
-    async def start_web(self, sockets: list[socket.socket]) -> int:
-        """Serve the JSON API; the port."""
-        for one in sockets:
-            self._servers.append(await asyncio.start_server(serve_http(self.node), sock=one, limit=8 << 10))
+    async def start_web(self, sockets: list[socket.socket], serve_http: ServeHttp) -> int:
+        """Serve the dashboard and the JSON API; the port."""
+        for listener in sockets:
+            server = await asyncio.start_server(serve_http(self.node), sock=listener, limit=8 << 10)
+            self._servers.append(server)
         port: int = sockets[0].getsockname()[1]
         self.node.address = replace(self.node.address, mgmt_port=port)
         return port

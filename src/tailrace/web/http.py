@@ -12,11 +12,11 @@ import base64
 import binascii
 import importlib.resources
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
-from . import stats
-from .node import Node
+from ..server import stats
+from ..server.node import Node
 
 __all__ = ["respond", "serve_http"]
 
@@ -48,7 +48,9 @@ ROUTES: dict[str, Callable[[Node], Content]] = {
 }
 
 
-def serve_http(node: Node) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
+def serve_http(
+    node: Node,
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
     """What `asyncio.start_server` calls for each connection."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
