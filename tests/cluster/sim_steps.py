@@ -117,7 +117,7 @@ class Steps:
             self._deliver_on(wire, whole=True)
         is_sealed = not lossy and self.rng.random() < 0.5
         if is_sealed:
-            machine.bucket.compact(Compaction(), lambda error: None)
+            machine.bucket.work.compact(Compaction(), lambda error: None)
             machine.work()
         self._write_each(machine, self.rng.sample(keys, self.rng.randint(1, len(keys) - 1)))
         for wire in wires:
@@ -215,7 +215,7 @@ class Steps:
         if machine is None or machine.node is None or machine.node.fenced or machine.is_stopped:
             return None
         vbucket = machine.vbucket(number)
-        if vbucket is None or vbucket.state != VBucketState.ACTIVE or machine.bucket.busy:
+        if vbucket is None or vbucket.state != VBucketState.ACTIVE or machine.bucket.work.busy:
             return None
         return number, machine, vbucket
 
@@ -230,7 +230,7 @@ class Steps:
         self.world.note(f"compact {name}{', forgetting deletions' if purge else ''}")
         if purge:
             self.world.may_roll_back = [True] * VBUCKETS
-        self.world.machines[name].bucket.compact(Compaction(drop_tombstones=purge), lambda error: None)
+        self.world.machines[name].bucket.work.compact(Compaction(drop_tombstones=purge), lambda error: None)
 
     def _rewind(self) -> None:
         found = self._active()

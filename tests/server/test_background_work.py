@@ -111,7 +111,7 @@ def test_a_segment_that_cannot_be_written_is_not_tried_without_end(monkeypatch):
     bench = Bench(flush_interval="1h", memory_quota="1m", quiet_time="1")
     session = bench.session()
     store = bench.engine.buckets["default"]
-    bench.node.buckets["default"]._run_job = run_inline  # as a simulation does
+    bench.node.buckets["default"].work._run_job = run_inline  # as a simulation does
     tries = []
 
     def refuse(edit, then=None):
@@ -165,9 +165,9 @@ def test_a_node_is_busy_while_files_are_removed():
     bench = Bench(flush_interval="1h", memory_quota="1m")
     bucket = bench.node.buckets["default"]
     bucket.store.manifest_file.retire(["default/none"])  # type: ignore[attr-defined]
-    bucket._remove_files()
+    bucket.work._remove_files()
     assert bench.node.busy
-    assert not bucket.busy  # nothing that a rollback would have to wait for
+    assert not bucket.work.busy  # nothing that a rollback would have to wait for
     bench.run_jobs()
     assert not bench.node.busy
 

@@ -73,7 +73,7 @@ reads = st.tuples(
 
 def answers(script, features, *, hot):
     bench = Bench(vbuckets=VBUCKETS, max_output=4096)
-    bench.node.buckets["default"].plain = hot
+    bench.node.buckets["default"].collections.is_plain = hot
     sessions = []
     for some in features:
         sessions.append(bench.session())

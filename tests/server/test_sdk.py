@@ -53,5 +53,5 @@ def test_without_users():
 def test_with_a_user_on_disk(tmp_path):
     with tailrace.testing.node(vbuckets=64, users={"ada": "geheim,=ß"}, data=tmp_path / "data") as node:
         node.call(lambda one: one.buckets["default"].store.set_manifest(json.dumps(MANIFEST).encode()))
-        node.call(lambda one: one.buckets["default"].manifest_changed())
+        node.call(lambda one: one.buckets["default"].collections.reload())
         assert run_sdk(f"{node.host}:{node.port}", "ada", "geheim,=ß") == PARTS

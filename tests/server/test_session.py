@@ -119,7 +119,7 @@ def test_one_commit_for_all_that_wait():
             ask(bench, session, kv.Set(key=b"k%d" % at, value=b"v", opaque=at, framing=durable()))
     assert len(bench.jobs) == 1  # the first began one; the others are taken by the next
     bench.run_jobs()
-    assert bench.node.buckets["default"].flush_times.count == 2
+    assert bench.node.buckets["default"].work.flush_times.count == 2
     assert all(len(take(session)) == 5 for session in sessions)
 
 

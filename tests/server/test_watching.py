@@ -31,10 +31,10 @@ def test_a_write_calls_once_who_asked_for_it(served: ServedBucket) -> None:
     calls: list[str] = []
     for name in "ab":
         callback = partial(calls.append, name)
-        served.watch(0, callback)
-        served.await_append(0, callback)
-        served.await_append(0, callback)
-    served.watch(0, partial(calls.append, "has enough to do"))
+        served.watchers.watch(0, callback)
+        served.watchers.await_append(0, callback)
+        served.watchers.await_append(0, callback)
+    served.watchers.watch(0, partial(calls.append, "has enough to do"))
     write(served, 1)
     assert calls == []
     write(served)
@@ -47,10 +47,10 @@ def test_who_asks_again_while_called_is_called_again(served: ServedBucket) -> No
 
     def callback() -> None:
         calls.append(served.store.vbuckets[0].high_seqno)
-        served.await_append(0, callback)
+        served.watchers.await_append(0, callback)
 
-    served.watch(0, callback)
-    served.await_append(0, callback)
+    served.watchers.watch(0, callback)
+    served.watchers.await_append(0, callback)
     for _ in range(3):
         write(served)
     assert calls == [1, 2, 3]
@@ -58,7 +58,7 @@ def test_who_asks_again_while_called_is_called_again(served: ServedBucket) -> No
 
 def test_a_change_of_history_calls_all_who_watch(served: ServedBucket) -> None:
     calls: list[str] = []
-    served.watch(0, partial(calls.append, "a"))
+    served.watchers.watch(0, partial(calls.append, "a"))
     served.store.set_state(0, VBucketState.REPLICA)
     assert calls == ["a"]
 
@@ -68,10 +68,10 @@ def test_who_left_is_not_called_and_not_kept(served: ServedBucket) -> None:
     calls: list[int] = []
     for number in range(100):
         callback = partial(calls.append, number)
-        unwatch = served.watch(0, callback)
-        served.await_append(0, callback)
+        unwatch = served.watchers.watch(0, callback)
+        served.watchers.await_append(0, callback)
         unwatch()
-    assert not served._waiting and not served._watchers
+    assert not served.watchers._waiting and not served.watchers._watchers
     write(served)
     served.vbucket_changed(0)
     assert calls == []
@@ -80,8 +80,8 @@ def test_who_left_is_not_called_and_not_kept(served: ServedBucket) -> None:
 def test_a_vbucket_that_is_made_anew_is_watched_too(served: ServedBucket) -> None:
     calls: list[str] = []
     callback = partial(calls.append, "a")
-    served.watch(0, callback)
-    served.await_append(0, callback)
+    served.watchers.watch(0, callback)
+    served.watchers.await_append(0, callback)
     served.store.delete_vbucket(0)
     served.store.set_state(0, VBucketState.ACTIVE)
     served.vbucket_changed(0)

@@ -234,8 +234,8 @@ class Server:
         deadline = node.clock.monotonic() + node.settings.drain_timeout
         while node.stop_sessions("the node stops") and node.clock.monotonic() < deadline:
             for bucket in node.buckets.values():
-                bucket.flush_wanted = True
-                bucket.settle()
+                bucket.work.flush_wanted = True
+                bucket.work.settle()
             await asyncio.sleep(0.01)
         for connection in list(self.connections):
             connection.drop("the node stops")

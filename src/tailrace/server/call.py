@@ -211,12 +211,12 @@ class Call(Generic[M_co]):
 
     def check_collection(self, collection: int) -> None:
         """0x88 if there is no such collection."""
-        if not self.bucket.has_collection(collection):
+        if collection not in self.bucket.collections:
             raise self.unknown(Status.UNKNOWN_COLLECTION)
 
     def unknown(self, status: int) -> Refused:
         """0x88 or 0x8c with the manifest that says so."""
-        body = json.dumps({"manifest_uid": f"{self.bucket.manifest.uid:x}"}).encode()
+        body = json.dumps({"manifest_uid": f"{self.bucket.collections.manifest.uid:x}"}).encode()
         return Refused(status, value=body, datatype=Datatype.JSON)
 
     def expiry(self, expiry: int) -> int:
@@ -224,7 +224,7 @@ class Call(Generic[M_co]):
         now_s = self.node.clock.time_ns() // 1_000_000_000
         if 0 < expiry <= _THIRTY_DAYS_S:
             expiry += now_s
-        max_ttl_s = self.bucket.max_ttl_s(self.collection)
+        max_ttl_s = self.bucket.collections.max_ttl_s(self.collection)
         if max_ttl_s and not (0 < expiry <= now_s + max_ttl_s):
             expiry = now_s + max_ttl_s
         return expiry
@@ -280,7 +280,7 @@ class Call(Generic[M_co]):
     def wait_for_disk(self, vbucket: VBucket, seqno: int, persisted: Callable[[bool], None]) -> None:
         """Call back when a seqno is on disk, and see to it that it gets there soon."""
         vbucket.when_persisted(seqno, persisted)
-        self.bucket.flush_wanted = True
+        self.bucket.work.flush_wanted = True
 
     def defer(self, timeout_s: float, on_timeout: int = Status.ETMPFAIL) -> Pending:
         """An answer that comes later, at the latest by a timeout with that status."""

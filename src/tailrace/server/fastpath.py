@@ -106,7 +106,7 @@ _MODES = [[_mode(prefixed=prefixed, json=json) for json in (False, True)] for pr
 
 def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[int, bytes]:
     """Answer requests from ``at`` on; where the first begins that was not answered, and the answers."""
-    if not bucket.plain:
+    if not bucket.collections.is_plain:
         return at, b""
     prefixed = session.prefixed_keys
     rows, no_cas, request_at, answer_at, key_at, set_extras = _MODES[prefixed][session.datatypes & _JSON]
@@ -131,7 +131,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
             many = (end - at) // size
             if many > _ROWS:  # noqa: PLR1730 (a call takes as long as a get)
                 many = _ROWS
-            largest = bucket.largest_answer
+            largest = bucket.answers.largest
             if many * largest > room:
                 many = room // largest + 1
             before = len(out)
@@ -237,7 +237,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
         counters.get_hits += gets
     if sets:
         counters.cmd_set += sets
-        bucket.settle()
+        bucket.work.settle()
     return at, b"".join(out)
 
 
@@ -273,5 +273,5 @@ def _answer(vbucket: int, key: bytes, datatype: int, tail: bytes) -> Answer:
 
 def _keep(bucket: ServedBucket, key: bytes, answer: Answer) -> None:
     """Keep an answer, if there is room for it, until its document changes."""
-    if bucket.may_cache(len(answer[4]) + 16):
+    if bucket.answers.may_keep(len(answer[4]) + 16):
         bucket.store.cache[key] = answer

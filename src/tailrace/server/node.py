@@ -184,7 +184,7 @@ class Node:
 
     def next_timer(self) -> float | None:
         """When `handle_timer` wants to be called; sessions have their own."""
-        timers = [one.next_timer() for one in self.buckets.values()]
+        timers = [bucket.work.next_timer() for bucket in self.buckets.values()]
         replication = (one.next_timer() for one in self.replication.values())
         timers += [timer for timer in replication if timer is not None]
         return min(timers, default=None)
@@ -192,8 +192,8 @@ class Node:
     def handle_timer(self, now: float) -> None:
         """Begin the work that is due."""
         for bucket in self.buckets.values():
-            if bucket.next_timer() <= now:
-                bucket.handle_timer(now)
+            if bucket.work.next_timer() <= now:
+                bucket.work.handle_timer(now)
         for one in self.replication.values():
             timer = one.next_timer()
             if timer is not None and timer <= now:
@@ -204,7 +204,7 @@ class Node:
     @property
     def busy(self) -> bool:
         """A job is under way, and must be finished before `close`."""
-        return any(bucket.has_jobs for bucket in self.buckets.values())
+        return any(bucket.work.has_jobs for bucket in self.buckets.values())
 
     def stop_sessions(self, reason: str) -> Iterable[Session]:
         """Take no more requests, receive nothing more; those that are unfinished."""

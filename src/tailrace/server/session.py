@@ -250,7 +250,7 @@ class Session:
             self._parts.append(data[at:] if at else data)
             self._need = need
         if self.bucket is not None:
-            self.bucket.settle()
+            self.bucket.work.settle()
 
     def _receive_frame(self, frame: Frame, now: float) -> None:
         self.node.counters.cmd_total += 1
@@ -285,7 +285,7 @@ class Session:
             if monotonic() >= turn_ends:
                 break
         if self.bucket is not None:
-            self.bucket.settle()
+            self.bucket.work.settle()
 
     def _take_request(self, frame: Frame, now: float) -> None:
         opcode = frame.opcode

@@ -167,11 +167,11 @@ def _takeover_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats
 
 
 def _timings_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
-    for label, count in bucket.flush_times.rows():
+    for label, count in bucket.work.flush_times.rows():
         yield f"disk_commit_{label}", count
-    yield "disk_commit_count", bucket.flush_times.count
-    yield "disk_commit_total_us", int(bucket.flush_times.total_s * 1e6)
-    yield "disk_commit_longest_us", int(bucket.flush_times.longest_s * 1e6)
+    yield "disk_commit_count", bucket.work.flush_times.count
+    yield "disk_commit_total_us", int(bucket.work.flush_times.total_s * 1e6)
+    yield "disk_commit_longest_us", int(bucket.work.flush_times.longest_s * 1e6)
 
 
 def _settings_group(node: Node, bucket: ServedBucket | None, words: list[str]) -> Stats:
@@ -239,9 +239,9 @@ def _bucket(bucket: ServedBucket) -> Stats:
     yield "ep_num_vbuckets", store.vbucket_count
     for state, count in states.items():
         yield f"vb_{state.name.lower()}_num", count
-    yield "ep_commit_num", bucket.flush_times.count
-    yield "ep_commit_failed", bucket.flush_failures
-    yield "ep_collections_manifest_uid", f"{bucket.manifest.uid:x}"
+    yield "ep_commit_num", bucket.work.flush_times.count
+    yield "ep_commit_failed", bucket.work.flush_failures
+    yield "ep_collections_manifest_uid", f"{bucket.collections.manifest.uid:x}"
     for name, value in store.stats().items():
         yield f"ep_{name}", value
 

@@ -95,10 +95,10 @@ class StreamHost:
         return self._session.node.settings
 
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
-        return self._bucket.watch(vbucket, callback)
+        return self._bucket.watchers.watch(vbucket, callback)
 
     def await_append(self, vbucket: int, callback: Callable[[], None]) -> None:
-        self._bucket.await_append(vbucket, callback)
+        self._bucket.watchers.await_append(vbucket, callback)
 
     def claim_name(self, name: bytes) -> None:
         self._session.claim_name(name)
@@ -121,7 +121,7 @@ class StreamHost:
         return self._session.datatypes
 
     def checked_value(self, value: bytes, datatype: int) -> tuple[bytes, int]:
-        if not self._bucket.has_collection(0):
+        if 0 not in self._bucket.collections:
             raise MalformedMessage("the default collection was dropped", Status.UNKNOWN_COLLECTION)
         if datatype & Datatype.XATTR:
             self._bucket.xattrs_seen = True
@@ -143,9 +143,9 @@ class StreamHost:
                     bucket.vbucket_changed(number)
                 else:
                     node.vbucket_changed(bucket, number)
-            bucket.after_flush(lambda error: done(None if error is None else str(error)))
+            bucket.work.after_flush(lambda error: done(None if error is None else str(error)))
 
-        bucket.exclusively(run)
+        bucket.work.exclusively(run)
 
     @property
     def own_name(self) -> str:

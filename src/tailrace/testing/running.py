@@ -358,7 +358,7 @@ class RunningNode:
                 else:
                     done.set_result(None)
 
-            bucket.exclusively(run)
+            bucket.work.exclusively(run)
 
         self.call(begin)
         done.result()
@@ -367,7 +367,7 @@ class RunningNode:
 
     def persist(self) -> None:
         """Wait until everything that was written is on disk."""
-        self._wait(lambda bucket, done: bucket.after_flush(done))
+        self._wait(lambda bucket, done: bucket.work.after_flush(done))
 
     def stop_persistence(self) -> None:
         """From now on nothing gets to disk: a `kill` loses it."""
@@ -391,7 +391,7 @@ class RunningNode:
             purge_before_seqno=purge_before_seqno,
             drop_tombstones=drop_tombstones,
         )
-        self._wait(lambda bucket, done: bucket.compact(compaction, done))
+        self._wait(lambda bucket, done: bucket.work.compact(compaction, done))
 
     def slow_disk(self, seconds: float) -> None:
         """From now on every commit and every merge takes this much longer."""

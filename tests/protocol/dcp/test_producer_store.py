@@ -42,10 +42,10 @@ class RealHost(FakeHost):
         self.settings = SimpleNamespace(**{**vars(self.settings), "backfill_buffer": 1 << 20})
 
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
-        return self.served.watch(vbucket, callback)
+        return self.served.watchers.watch(vbucket, callback)
 
     def await_append(self, vbucket: int, callback: Callable[[], None]) -> None:
-        self.served.await_append(vbucket, callback)
+        self.served.watchers.await_append(vbucket, callback)
 
 
 class Storing:

@@ -21,13 +21,13 @@ from .documents import document_answer
 @command(admin.SetCollectionsManifest)
 def set_manifest(call: Call[admin.SetCollectionsManifest]) -> Reply:
     call.bucket.store.set_manifest(call.request.value)
-    call.bucket.manifest_changed()
+    call.bucket.collections.reload()
     return call.success()
 
 
 @command(admin.GetCollectionsManifest)
 def get_manifest(call: Call[admin.GetCollectionsManifest]) -> Reply:
-    text = json.dumps(call.bucket.manifest.to_json()).encode()
+    text = json.dumps(call.bucket.collections.manifest.to_json()).encode()
     return call.success(value=text, datatype=Datatype.JSON & call.session.datatypes)
 
 
@@ -39,7 +39,7 @@ def get_collection_id(call: Call[admin.GetCollectionId]) -> Reply:
         raise MalformedMessage("the path is not scope.collection")
     scope_name = _name(names[0])
     collection_name = _name(names[1], scope_name)
-    manifest = call.bucket.manifest
+    manifest = call.bucket.collections.manifest
     scope = manifest.scope(scope_name)
     if scope is None:
         raise call.unknown(Status.UNKNOWN_SCOPE)
@@ -56,7 +56,7 @@ def get_scope_id(call: Call[admin.GetScopeId]) -> Reply:
     if len(names) > 2:
         raise MalformedMessage("the path is neither scope nor scope.collection")
     name = _name(names[0])
-    manifest = call.bucket.manifest
+    manifest = call.bucket.collections.manifest
     scope = manifest.scope(name)
     if scope is None:
         raise call.unknown(Status.UNKNOWN_SCOPE)

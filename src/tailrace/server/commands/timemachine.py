@@ -41,7 +41,7 @@ def rewind(call: Call[admin.Rewind]) -> Reply:
         body = json.dumps({str(at): seqno for at, seqno in targets.items()}).encode()
         pending.succeed(call.success(value=body, datatype=Datatype.JSON & call.session.datatypes))
 
-    bucket.exclusively(act)
+    bucket.work.exclusively(act)
     return pending
 
 
@@ -73,5 +73,5 @@ def flush(call: Call[admin.Flush]) -> Reply:
             bucket.vbucket_changed(one.id)
         pending.succeed(call.success())
 
-    bucket.exclusively(act)
+    bucket.work.exclusively(act)
     return pending

@@ -45,7 +45,7 @@ def set_vbucket(call: Call[admin.SetVBucket]) -> Reply:
             pending.fail(getattr(error, "status", Status.EINTERNAL), str(error))
             return
         call.node.vbucket_changed(bucket, request.vbucket)
-        bucket.after_flush(flushed)
+        bucket.work.after_flush(flushed)
 
     def flushed(error: StoreError | None) -> None:
         if error is None:
@@ -53,7 +53,7 @@ def set_vbucket(call: Call[admin.SetVBucket]) -> Reply:
         else:
             pending.fail(Status.ETMPFAIL, str(error))
 
-    bucket.exclusively(act)
+    bucket.work.exclusively(act)
     return pending
 
 
@@ -89,7 +89,7 @@ def delete_vbucket(call: Call[admin.DelVBucket]) -> Reply:
         call.node.vbucket_changed(bucket, at)
         pending.succeed(call.success())
 
-    bucket.exclusively(act)
+    bucket.work.exclusively(act)
     return pending
 
 
@@ -107,7 +107,7 @@ def get_all_vb_seqnos(call: Call[admin.GetAllVbSeqnos]) -> Reply:
         if not has_collections:
             raise MalformedMessage("a collection is named, but collections were not negotiated")
         call.check_collection(request.collection_id)
-    is_plain = has_collections or not call.bucket.manifest.uid
+    is_plain = has_collections or not call.bucket.collections.manifest.uid
 
     def seqno(one: VBucket) -> int:
         if request.collection_id is not None or not is_plain:
@@ -199,7 +199,7 @@ def stop_persistence(call: Call[admin.StopPersistence]) -> Reply:
 @command(admin.StartPersistence)
 def start_persistence(call: Call[admin.StartPersistence]) -> Reply:
     call.bucket.store.persistence = True
-    call.bucket.flush_wanted = True
+    call.bucket.work.flush_wanted = True
     return call.success()
 
 
@@ -222,7 +222,7 @@ def compact(call: Call[admin.Compact]) -> Reply:
         purge_before_seqno=request.purge_before_seqno,
         drop_tombstones=bool(request.drop_deletes),
     )
-    call.bucket.compact(compaction, done)
+    call.bucket.work.compact(compaction, done)
     return pending
 
 
