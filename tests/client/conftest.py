@@ -63,7 +63,7 @@ class AsyncAsSync:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._source, name)
-        if name in ("changes", "batches", "pieces"):
+        if name in ("changes", "batches", "portions"):
             return lambda *args, **kwargs: self._iterate(found(*args, **kwargs))
         if asyncio.iscoroutinefunction(found):
             return lambda *args, **kwargs: self._run(found(*args, **kwargs))

@@ -424,9 +424,9 @@ def test_small_window_and_busy_application(node, connect):
         node.set(key, b"x" * 2000)
     source = connect(node.url, flow_control_buffer=10_000)
     seen = 0
-    for piece in source.pieces(end="now"):
+    for portion in source.portions(end="now"):
         assert source.stats()["queued_bytes"] <= 10_000 + 3_000
-        seen += sum(isinstance(event, Mutation) for event in piece.events())
+        seen += sum(isinstance(event, Mutation) for event in portion.events())
     assert seen == len(KEYS)
 
 
@@ -503,7 +503,7 @@ def until(condition, source):
 
 @pytest.mark.parametrize("columnar", [False, True])
 def test_rollback_mitigation_and_an_end(node, connect, columnar):
-    """All streams are at their ends, and the last piece still waits for the disk: that is no end yet."""
+    """All streams are at their ends, and the last portion still waits for the disk: that is no end yet."""
     node.stop_persistence()
     write(node)
     source = connect(node.url, rollback_mitigation=True)

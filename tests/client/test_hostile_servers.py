@@ -318,8 +318,8 @@ def test_what_comes_while_the_application_is_busy_is_one_piece(connect, monkeypa
 
     with FakeServer(stream) as server:
         source = connect(server.url)
-        pieces = source.pieces()
-        while not (first := next(pieces)).row_count:
+        portions = source.portions()
+        while not (first := next(portions)).row_count:
             pass
         assert first.row_count == 1
         deadline = time.monotonic() + 60
@@ -330,7 +330,7 @@ def test_what_comes_while_the_application_is_busy_is_one_piece(connect, monkeypa
                 source.idle(0.001)
                 assert time.monotonic() < deadline
         assert source.stats()["queued_bytes"] == 0
-        assert next(pieces).row_count == 20
+        assert next(portions).row_count == 20
 
 
 @pytest.mark.parametrize("what", ["gathering", "still coming"])
@@ -373,7 +373,7 @@ def test_what_has_come_counts_before_it_was_looked_at(monkeypatch):
     async def read(server):
         async with tailrace.connect(server.url, retry_for_s=0) as source:
             reading = await source.begin()
-            piece = asyncio.ensure_future(source.next_piece(reading))
+            portion = asyncio.ensure_future(source.next_portion(reading))
             await until(lambda: asked)
             connection, request = asked[0]
             (link,) = (one.link for one in source._connections.values())
@@ -386,7 +386,7 @@ def test_what_has_come_counts_before_it_was_looked_at(monkeypatch):
             link._silence.last_heard -= 3600
             reading.progress[0].requested_at -= 3600
             source._ring()
-            assert (await piece).row_count == 1
+            assert (await portion).row_count == 1
             assert source.stats()["lost_connections"] == 0
 
     with FakeServer(lambda connection, request: asked.append((connection, request))) as server:

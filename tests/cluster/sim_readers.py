@@ -15,7 +15,7 @@ from cluster.sim_network import HOST, Dial
 from tailrace.client.bounds import ReadOptions
 from tailrace.client.catalog import Catalog
 from tailrace.client.events import Deletion, Expiration, Mutation, Rollback, SeqnoAdvanced
-from tailrace.client.nodes import Node, Nodes
+from tailrace.client.nodes import KnownNode, Nodes
 from tailrace.client.progress import Progress, SavedPosition, State
 from tailrace.client.resume import Reading
 from tailrace.connstr import Address, ConnectionString
@@ -183,14 +183,14 @@ class _OneNode(Nodes):
     def need(self, vbuckets: object) -> None:
         self._needed = (self.home,)
 
-    def node_of(self, vbucket: int) -> Node | None:
+    def node_of(self, vbucket: int) -> KnownNode | None:
         return self._node(self.home)
 
 
 class _AnyCopy(Reading):
     """Vbuckets that are not active are good, too."""
 
-    def _request(self, one: Progress, node: Node) -> None:
+    def _request(self, one: Progress, node: KnownNode) -> None:
         assert node.link is not None and node.link.granted is not None
         one.state, one.requested_at = State.REQUESTED, self._now
         node.link.open_stream(one.stream, value=self._filter(one, node.link))

@@ -36,13 +36,13 @@ __all__ = [
     "SHARE",
     "SIZE",
     "URL",
-    "Command",
+    "DocumentedCommand",
     "Group",
     "Integer",
     "JsonLines",
     "LocalPath",
-    "Progress",
-    "Session",
+    "ProgramRun",
+    "ProgressDisplay",
     "cant_listen",
     "command",
     "counted",
@@ -66,7 +66,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass
-class Session:
+class ProgramRun:
     """One run of the program."""
 
     debug: bool = False
@@ -77,7 +77,7 @@ class Session:
 
 def _set_debug(ctx: click.Context, _param: click.Parameter, given: bool) -> None:
     if given:
-        ctx.find_root().ensure_object(Session).debug = True
+        ctx.find_root().ensure_object(ProgramRun).debug = True
 
 
 class _Documented(click.Command):
@@ -104,7 +104,7 @@ class _Documented(click.Command):
                 formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
 
-class Command(_Documented):
+class DocumentedCommand(_Documented):
     """A command of Tailrace; it returns None when it is done, or the exit code."""
 
 
@@ -116,9 +116,11 @@ class Group(_Documented, click.Group):
         super().__init__(*args, **kwargs)
 
 
-def command(name: str, *, example: str, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
+def command(
+    name: str, *, example: str, **attributes: Any
+) -> Callable[[Callable[..., Any]], DocumentedCommand]:
     """Make a command of a function; its docstring is the help, ``example`` one or more command lines."""
-    return click.command(name, cls=Command, example=example, **attributes)
+    return click.command(name, cls=DocumentedCommand, example=example, **attributes)
 
 
 def group(name: str, *, example: str, **attributes: Any) -> Callable[[Callable[..., Any]], Group]:
@@ -242,7 +244,7 @@ class JsonLines:
         self._stream.flush()
 
 
-class Progress:
+class ProgressDisplay:
     """Where a command tells how far it is; without a terminal it is silent."""
 
     def __init__(self, advance: Callable[[float], None], describe: Callable[[str], None]) -> None:
@@ -251,10 +253,10 @@ class Progress:
 
 
 @contextlib.contextmanager
-def progress(description: str, total: float | None = None) -> Iterator[Progress]:
+def progress(description: str, total: float | None = None) -> Iterator[ProgressDisplay]:
     """A progress bar on stderr while the block runs, if stderr is a terminal."""
     if not sys.stderr.isatty():
-        yield Progress(lambda _amount: None, lambda _text: None)
+        yield ProgressDisplay(lambda _amount: None, lambda _text: None)
         return
     from rich import progress as bars
     from rich.console import Console
@@ -270,7 +272,7 @@ def progress(description: str, total: float | None = None) -> Iterator[Progress]
     )
     with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=total)
-        yield Progress(
+        yield ProgressDisplay(
             lambda amount: bar.advance(task, amount),
             lambda text: bar.update(task, description=text),
         )

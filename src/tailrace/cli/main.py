@@ -24,7 +24,7 @@ import click
 
 from .. import __version__
 from ..errors import ConnectError, StatusError, TailraceError, UsageError
-from .common import Group, Session
+from .common import Group, ProgramRun
 from .start import interrupted_code
 
 __all__ = ["COMMANDS", "cli", "main"]
@@ -114,7 +114,7 @@ def cli(ctx: click.Context) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code; nothing but a bug leaves it as an exception."""
-    session = Session()
+    session = ProgramRun()
     arguments = sys.argv[1:] if argv is None else list(argv)
     _open_what_is_closed()
     try:
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else DONE
 
 
-def _run(arguments: list[str], session: Session) -> object:
+def _run(arguments: list[str], session: ProgramRun) -> object:
     """What click's own ``main`` does, without its ideas about errors, end of file and broken pipes."""
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         from click.shell_completion import shell_complete
@@ -157,7 +157,7 @@ def _run(arguments: list[str], session: Session) -> object:
 _EXTRAS = {"pyspark": "spark", "deltalake": "spark", "pandas": "spark"}
 
 
-def _report(error: Exception, session: Session) -> int:
+def _report(error: Exception, session: ProgramRun) -> int:
     """Tell about an error in one line, and give its exit code."""
     if session.debug:
         traceback.print_exception(error)

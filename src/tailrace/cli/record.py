@@ -58,6 +58,6 @@ async def _record(url: ConnectionString, file: Path, start: str, end: str, optio
                     "collections": source.has_collections,
                 }
             )
-            async for piece in source.pieces(start, end):
-                changes += piece.row_count
+            async for portion in source.portions(start, end):
+                changes += portion.row_count
     note(f"{changes} changes, {recorder.bytes} bytes in {str(file)!r}")

@@ -16,7 +16,7 @@ import click
 from .. import errors
 from ..connstr import ConnectionString
 from ..errors import ConnectError, TailraceError, UsageError
-from .common import Session
+from .common import ProgramRun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +56,7 @@ def open_spark(master: str | None, conf: tuple[str, ...], *, name: str) -> Itera
     need_spark()
     from ..spark.spark_session import prepare_environment, session
 
-    debug = click.get_current_context().ensure_object(Session).debug
+    debug = click.get_current_context().ensure_object(ProgramRun).debug
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

@@ -150,16 +150,16 @@ async def _tail(
     out = sys.stdout.buffer
     async with connect(url, state=positions, autosave=False, **options) as source:
         line = line or partial(json_line, names=source.collection_names, no_value=options["no_value"])
-        async for piece in source.pieces(start, end, vbuckets=vbuckets):
+        async for portion in source.portions(start, end, vbuckets=vbuckets):
             lines: list[bytes] = []
-            for event in piece.events():
+            for event in portion.events():
                 lines.append(line(event))
                 if len(lines) >= _GROUP_EVENTS:
                     out.write(b"".join(lines))
                     lines.clear()
             out.write(b"".join(lines))
             out.flush()
-            # everything of the piece is out: it may be saved, and won't come again
+            # everything of the portion is out: it may be saved, and won't come again
             await source.save()
         if forget:
             await source.deregister()

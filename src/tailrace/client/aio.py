@@ -34,13 +34,13 @@ from .bounds import End, Start
 from .catalog import Catalog
 from .connection import Connection
 from .events import Event
-from .everybody import Everybody
 from .nodes import Nodes
 from .options import SourceOptions, read_options, resolve
-from .piece import Piece
+from .portion import Portion
 from .progress import SavedPosition, State
 from .questions import failover_logs, high_seqnos
 from .resume import Reading
+from .survey import Survey
 from .tls import TlsOptions
 
 __all__ = ["Source", "connect"]
@@ -80,7 +80,7 @@ class Source:
             self.where.bucket, scope=options.scope, collections=tuple(options.collections)
         )
         self._reading: Reading | None = None
-        self._piece: Piece | None = None
+        self._portion: Portion | None = None
         self._connections: dict[Address, Connection] = {}
         self._closing: set[asyncio.Future[None]] = set()
         self._dialling: set[asyncio.Task[None]] = set()
@@ -143,9 +143,9 @@ class Source:
         ``start``: ``"beginning"``, ``"now"``, positions by vbucket, or their JSON. Saved state wins over it.
         ``end``: ``"forever"``, ``"now"`` (what is there at the start), or seqnos by vbucket.
         """
-        async with contextlib.aclosing(self.pieces(start, end, vbuckets=vbuckets)) as pieces:
-            async for piece in pieces:
-                for event in piece.events():
+        async with contextlib.aclosing(self.portions(start, end, vbuckets=vbuckets)) as portions:
+            async for portion in portions:
+                for event in portion.events():
                     yield event
 
     async def batches(
@@ -161,26 +161,26 @@ class Source:
         begins, or when nothing more is there. A rollback is a batch of one row with op ``rollback``, in its
         place; a system event one with op ``system``.
         """
-        async with contextlib.aclosing(self.pieces(start, end, vbuckets=vbuckets)) as pieces:
-            async for piece in pieces:
-                for batch in piece.batches(no_value=self.options.no_value):
+        async with contextlib.aclosing(self.portions(start, end, vbuckets=vbuckets)) as portions:
+            async for portion in portions:
+                for batch in portion.batches(no_value=self.options.no_value):
                     yield batch
 
-    async def pieces(
+    async def portions(
         self,
         start: Start = "beginning",
         end: End = "forever",
         *,
         vbuckets: Iterable[int] | None = None,
-    ) -> AsyncGenerator[Piece, None]:
+    ) -> AsyncGenerator[Portion, None]:
         """What came in one go, for an application that chooses between events and batches.
 
-        A piece is done with when the next one is asked for.
+        A portion is done with when the next one is asked for.
         """
         reading = await self.begin(start, end, vbuckets=vbuckets)
         try:
-            while (piece := await self.next_piece(reading)) is not None:
-                yield piece
+            while (portion := await self.next_portion(reading)) is not None:
+                yield portion
         finally:
             self.end(reading)
 
@@ -199,9 +199,9 @@ class Source:
 
     def end(self, reading: Reading) -> None:
         """Stop a reading; positions stay as the application has them."""
-        if self._piece is not None:
-            self._piece.settle()
-            self._piece = None
+        if self._portion is not None:
+            self._portion.settle()
+            self._portion = None
         if self._reading is reading and not reading.is_over:
             reading.close()
             for connection in self._unheeded():
@@ -224,13 +224,13 @@ class Source:
         connection.closed.add_done_callback(self._closing.discard)
         connection.abort()
 
-    async def next_piece(self, reading: Reading) -> Piece | None:
-        """The next piece; the one before is done with. None at the end."""
-        if self._piece is not None:
-            piece, self._piece = self._piece, None
-            self._changes += piece.row_count
+    async def next_portion(self, reading: Reading) -> Portion | None:
+        """The next portion; the one before is done with. None at the end."""
+        if self._portion is not None:
+            taken, self._portion = self._portion, None
+            self._changes += taken.row_count
             self._unsaved = True
-            reading.finish(piece)
+            reading.finish(taken)
             self._flush()
         while True:
             self._check_usable()
@@ -238,16 +238,16 @@ class Source:
                 raise UsageError("this reading has ended because another one began")
             self._something.clear()
             try:
-                piece_or_none = reading.take(self._loop.time())
+                portion = reading.take(self._loop.time())
             except Exception as error:
                 self._fail(error)
                 raise
             self._flush()
-            if piece_or_none is not None:
-                if piece_or_none.told:
+            if portion is not None:
+                if portion.told:
                     self._turn_soon()
-                self._piece = piece_or_none
-                return piece_or_none
+                self._portion = portion
+                return portion
             if self._look():
                 continue
             self._decide()
@@ -279,16 +279,16 @@ class Source:
 
     def positions(self) -> dict[int, Position]:
         """What the application has: every event that was handed to it is below or at these."""
-        if self._piece is not None:
-            self._piece.settle()
+        if self._portion is not None:
+            self._portion.settle()
         return {} if self._reading is None else self._reading.positions()
 
     async def save(self) -> None:
         """Save the last whole snapshot of every vbucket that the application has. A failure is raised."""
         if self._store is None or self._reading is None:
             return
-        if self._piece is not None:
-            self._piece.settle()
+        if self._portion is not None:
+            self._portion.settle()
         self._unsaved = False
         self._saved_at = self._loop.time()
         wanted = self._reading.to_save()
@@ -497,7 +497,7 @@ class Source:
 
     def _is_busy(self) -> bool:
         """Whether the application has something to do."""
-        return self._piece is not None or self._has_more()
+        return self._portion is not None or self._has_more()
 
     def _disconnected(self, connection: Connection, error: Exception) -> None:
         """A connection is gone. What it brought is delivered before anybody is told."""
@@ -566,7 +566,7 @@ class Source:
             self._nodes.need(range(self._nodes.map.vbucket_count))
         self._turn()
         await self._until(lambda: self._homes() <= {node.address for node in self._nodes.ready()})
-        everybody = Everybody(
+        everybody = Survey(
             self._nodes,
             script_for,
             retry_for_s=self.options.retry_for_s,

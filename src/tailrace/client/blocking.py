@@ -29,7 +29,7 @@ from . import aio
 from .bounds import End, Start
 from .events import Event
 from .options import SourceOptions
-from .piece import Piece
+from .portion import Portion
 
 __all__ = ["BlockingSource", "connect_sync"]
 
@@ -135,9 +135,9 @@ class BlockingSource:
         ``start``: ``"beginning"``, ``"now"``, positions by vbucket, or their JSON. Saved state wins over it.
         ``end``: ``"forever"``, ``"now"`` (what is there at the start), or seqnos by vbucket.
         """
-        with contextlib.closing(self.pieces(start, end, vbuckets=vbuckets)) as pieces:
-            for piece in pieces:
-                yield from piece.events()
+        with contextlib.closing(self.portions(start, end, vbuckets=vbuckets)) as portions:
+            for portion in portions:
+                yield from portion.events()
 
     def batches(
         self,
@@ -151,25 +151,25 @@ class BlockingSource:
         A batch is delivered when it is full or when nothing more is there. A rollback is a batch of one row
         with op ``rollback``, in its place; a system event one with op ``system``.
         """
-        with contextlib.closing(self.pieces(start, end, vbuckets=vbuckets)) as pieces:
-            for piece in pieces:
-                yield from piece.batches(no_value=self.options.no_value)
+        with contextlib.closing(self.portions(start, end, vbuckets=vbuckets)) as portions:
+            for portion in portions:
+                yield from portion.batches(no_value=self.options.no_value)
 
-    def pieces(
+    def portions(
         self,
         start: Start = "beginning",
         end: End = "forever",
         *,
         vbuckets: Iterable[int] | None = None,
-    ) -> Generator[Piece, None, None]:
+    ) -> Generator[Portion, None, None]:
         """What came in one go, for an application that chooses between events and batches.
 
-        A piece is done with when the next one is asked for.
+        A portion is done with when the next one is asked for.
         """
         reading = self._await(self._source.begin(start, end, vbuckets=vbuckets))
         try:
-            while (piece := self._await(self._source.next_piece(reading))) is not None:
-                yield piece
+            while (portion := self._await(self._source.next_portion(reading))) is not None:
+                yield portion
         finally:
             if self._running_loop() is not None:
                 self._call(lambda: self._source.end(reading))

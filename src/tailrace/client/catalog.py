@@ -11,7 +11,7 @@ from ..errors import RemoteProtocolError, UsageError
 from ..protocol.script import Script
 from ..wire.admin import GetCollectionsManifest
 from ..wire.codes import Status
-from .nodes import Node
+from .nodes import KnownNode
 
 __all__ = ["Catalog"]
 
@@ -37,7 +37,7 @@ class Catalog:
         self._scopes: dict[int, str] = {0: "_default"}
         self._asked: object = None
 
-    def turn(self, ready: Sequence[Node], now: float) -> None:
+    def turn(self, ready: Sequence[KnownNode], now: float) -> None:
         """Ask a node for the manifest, once."""
         if self.is_ready or not ready:
             return

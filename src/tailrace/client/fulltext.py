@@ -296,13 +296,13 @@ async def follow(
     taken, clock = 0, SystemClock()
     async with (
         connect(url, state=index, autosave=False, rollback_points=lambda _: (), **options) as source,
-        aclosing(source.pieces("beginning", end)) as pieces,
+        aclosing(source.portions("beginning", end)) as portions,
     ):
         committed_at = clock.monotonic()
-        async for piece in pieces:
-            for event in piece.events():
+        async for portion in portions:
+            for event in portion.events():
                 index.take(event)
-            taken += piece.row_count
+            taken += portion.row_count
             if (
                 index.uncommitted >= COMMIT_CHANGES
                 or source.is_idle

@@ -304,12 +304,12 @@ async def follow(
     try:
         async with (
             connect(url, no_value=True, autosave=False, **options) as source,
-            aclosing(source.pieces(start, end)) as pieces,
+            aclosing(source.portions(start, end)) as portions,
         ):
-            async for piece in pieces:
+            async for portion in portions:
                 keys: list[bytes] = []
                 clears = False
-                for event in piece.events():
+                for event in portion.events():
                     found = _changed(event, recent)
                     clears |= found is None
                     keys += found or ()
@@ -317,7 +317,7 @@ async def follow(
                     await cache.clear()
                 elif keys:
                     await cache.remove(keys)
-                taken += piece.row_count
+                taken += portion.row_count
                 await source.save()
     finally:
         await cache.close()

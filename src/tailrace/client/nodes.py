@@ -21,14 +21,14 @@ from .cluster_map import ClusterMap
 from .dialects import DCP_SPEECH, Speech
 from .retry import Backoff, is_temporary
 
-__all__ = ["Node", "Nodes"]
+__all__ = ["KnownNode", "Nodes"]
 
 _POLL_S = 2.5
 """How often to ask for a new map while a vbucket has no node, or a node can't be reached."""
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class KnownNode:
     """One node, and our connection to it if there is one."""
 
     address: Address
@@ -82,7 +82,7 @@ class Nodes:
         self._speech = speech
         self._retry_for_s = retry_for_s
         self._rng = rng
-        self._nodes: dict[Address, Node] = {}
+        self._nodes: dict[Address, KnownNode] = {}
         self._needed: tuple[Address, ...] = ()  # each once, in an order that a seed repeats
         self._seed = 0
         self._seeds_failed: list[str] = []
@@ -184,7 +184,7 @@ class Nodes:
         homes = dict.fromkeys(self.map.node_of(vbucket) for vbucket in vbuckets)
         self._needed = tuple(address for address in homes if address is not None)
 
-    def node_of(self, vbucket: int) -> Node | None:
+    def node_of(self, vbucket: int) -> KnownNode | None:
         """The node that has a vbucket, by the newest map."""
         address = self.map.node_of(vbucket) if self.map is not None else None
         return None if address is None else self._node(address)
@@ -195,11 +195,11 @@ class Nodes:
             if node.link is not None:
                 yield node.address, node.link
 
-    def ready(self) -> list[Node]:
+    def ready(self) -> list[KnownNode]:
         """Nodes that answer."""
         return [node for node in self._nodes.values() if node.is_ready]
 
-    def all(self) -> list[Node]:
+    def all(self) -> list[KnownNode]:
         """Every node that was ever heard of and is in the map, or has a connection."""
         known = set(self.map.nodes) if self.map is not None else set(self.where.addresses)
         return [node for node in self._nodes.values() if node.link is not None or node.address in known]
@@ -282,9 +282,9 @@ class Nodes:
             return tuple(dict.fromkeys((*self._needed, *self.where.addresses)))
         return self._needed or tuple(one.address for one in self.ready()[:1]) or self.map.nodes[:1]
 
-    def _node(self, address: Address) -> Node:
+    def _node(self, address: Address) -> KnownNode:
         if address not in self._nodes:
-            self._nodes[address] = Node(address, Backoff(self._rng))
+            self._nodes[address] = KnownNode(address, Backoff(self._rng))
         return self._nodes[address]
 
 

@@ -127,10 +127,10 @@ class Replicator:
         if self._is_remembered and end == "now":
             raise UsageError("a TAP reader with a name gets what changed since: it has no end")
         self._copy_manifest()
-        for piece in self._source.pieces(start, end):
+        for portion in self._source.portions(start, end):
             before = self.done.changes
             pending: list[Change] = []
-            for event in piece.events():
+            for event in portion.events():
                 match event:
                     case Mutation() | Deletion() | Expiration():
                         pending.append(event)

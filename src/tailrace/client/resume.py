@@ -1,7 +1,7 @@
 """The resume policy: which streams to ask for, from where, and what to do about every answer.
 
 Sans-IO, and the same under both pumps. A `Reading` is one run of `changes()` or `batches()`: it has a
-`Progress` for each vbucket and moves it on when the pump gives it a `turn`, when a piece of the streams is
+`Progress` for each vbucket and moves it on when the pump gives it a `turn`, when a portion of the streams is
 taken (`take`) and when the application is done with it (`finish`).
 
 Rules: docs/spec/dcp.md#what-a-reader-keeps, docs/spec/dcp.md#rollback-at-the-receiver.
@@ -32,8 +32,8 @@ from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
 from .bounds import ReadOptions, SeenEnd, check_vbuckets
 from .catalog import Catalog
-from .nodes import Node, Nodes
-from .piece import Piece, end_reason
+from .nodes import KnownNode, Nodes
+from .portion import Portion, end_reason
 from .progress import Progress, SavedPosition, State
 from .questions import high_seqnos, persisted_seqno, seqnos_and_logs
 from .retry import Backoff, is_temporary
@@ -58,7 +58,7 @@ class Reading:
     ) -> None:
         self.options = options
         self.progress: dict[int, Progress] = {}
-        self.held: Piece | None = None
+        self.held: Portion | None = None
         """Taken, but not persisted on the server yet."""
         self._nodes = nodes
         self._catalog = catalog
@@ -219,10 +219,10 @@ class Reading:
             if one.state is State.PAUSED:
                 one.make_ready()
 
-    # pieces of the streams
+    # portions of the streams
 
-    def take(self, now: float) -> Piece | None:
-        """The next piece for the application, from each connection in turn; None if there is nothing now."""
+    def take(self, now: float) -> Portion | None:
+        """The next portion, from each connection in turn; None if there is nothing now."""
         self._now = now
         if self.held is not None:
             if not any(
@@ -240,38 +240,38 @@ class Reading:
             if link is None:
                 self._turns.remove(address)
                 continue
-            piece = self._take_from(address, link)
-            if piece is not None:
-                return piece
+            portion = self._take_from(address, link)
+            if portion is not None:
+                return portion
         return None
 
-    def finish(self, piece: Piece) -> None:
-        """The application has all of a piece."""
-        for vbucket, position in piece.ends.items():
+    def finish(self, portion: Portion) -> None:
+        """The application has all of a portion."""
+        for vbucket, position in portion.ends.items():
             if (one := self.progress.get(vbucket)) is not None:
                 one.delivered_up_to(position)
-        self._release(piece)
+        self._release(portion)
 
     def link_closed(self, address: Address, error: Exception) -> None:
         """A connection is gone; what came before that is delivered first."""
         self._closed[address] = error
 
-    def _take_from(self, address: Address, link: DcpReader) -> Piece | None:
+    def _take_from(self, address: Address, link: DcpReader) -> Portion | None:
         while (delivery := link.next_delivery()) is not None:
-            piece = self._piece(address, link, delivery)
-            if piece.is_empty:
-                self.finish(piece)
-            elif self.options.rollback_mitigation and piece.row_count:
-                self.held = piece
+            portion = self._portion(address, link, delivery)
+            if portion.is_empty:
+                self.finish(portion)
+            elif self.options.rollback_mitigation and portion.row_count:
+                self.held = portion
                 return self._release_held()
             else:
-                return piece
+                return portion
         if address in self._closed:
             self._lose(address, link, self._closed.pop(address))
         return None
 
-    def _piece(self, address: Address, link: DcpReader, delivery: ChangeDelivery) -> Piece:
-        piece = Piece(link, delivery, self.progress, self._catalog)
+    def _portion(self, address: Address, link: DcpReader, delivery: ChangeDelivery) -> Portion:
+        portion = Portion(link, delivery, self.progress, self._catalog)
         for control in delivery.controls:
             what = control.what
             one = self.progress[what.stream.vbucket]
@@ -287,8 +287,8 @@ class Reading:
                     self._refused(one, what, address)
                 case StreamEnded():
                     self._ended(one, what.status, address)
-            piece.tell(control, is_done=one.state is State.DONE)
-        return piece
+            portion.tell(control, is_done=one.state is State.DONE)
+        return portion
 
     def _lose(self, address: Address, link: DcpReader, error: Exception) -> None:
         """A connection is gone and empty: its streams need another one."""
@@ -316,9 +316,9 @@ class Reading:
         self._resolving.discard(address)
         self._nodes.lost(address, error, self._now)
 
-    def _release(self, piece: Piece) -> None:
-        piece.link.release(piece.delivery)
-        piece.link.acknowledge(piece.delivery.chunk.size_bytes)
+    def _release(self, portion: Portion) -> None:
+        portion.link.release(portion.delivery)
+        portion.link.acknowledge(portion.delivery.chunk.size_bytes)
 
     # decisions
 
@@ -381,7 +381,7 @@ class Reading:
         one.wants_start = False
         one.state = State.READY
 
-    def _request(self, one: Progress, node: Node) -> None:
+    def _request(self, one: Progress, node: KnownNode) -> None:
         link = node.link
         assert link is not None
         one.state, one.requested_at = State.REQUESTED, self._now
@@ -495,24 +495,24 @@ class Reading:
 
     # rollback mitigation
 
-    def _release_held(self) -> Piece | None:
+    def _release_held(self) -> Portion | None:
         assert self.held is not None
-        piece = self.held
+        portion = self.held
         late = [
             vbucket
-            for vbucket, position in piece.ends.items()
+            for vbucket, position in portion.ends.items()
             if self.progress[vbucket].observed_seqno < position.seqno
         ]
         if not late:
             self.held = self._observe_at = None
-            return piece
+            return portion
         if self._observe_at is None:
             self._observe_at = self._now
             self._observe_held()
         return None
 
     def _observe_held(self) -> None:
-        """Ask how far the vbuckets of the held piece are persisted, a few times a second."""
+        """Ask how far the vbuckets of the held portion are persisted, a few times a second."""
         if self.held is None or self._observe_at is None or self._now < self._observe_at:
             return
         self._observe_at = self._now + _OBSERVE_S
@@ -536,23 +536,23 @@ class Reading:
         return observed
 
     def _take_back(self, one: Progress) -> None:
-        """The branch of a held piece is history: forget what came on it, and ask again."""
+        """The branch of a held portion is history: forget what came on it, and ask again."""
         if self.held is not None and one.vbucket in self.held.ends:
             self._undo(one, self.held)
             self._abandon(one)
 
     def _drop_held(self) -> None:
-        """The connection of the held piece is gone: nobody can say any more what becomes of it."""
+        """The connection of the held portion is gone: nobody can say any more what becomes of it."""
         assert self.held is not None
-        piece, self.held, self._observe_at = self.held, None, None
-        for vbucket in {*piece.ends, *(told.event.vbucket for told in piece.told)}:
-            self._undo(self.progress[vbucket], piece)
-        piece.link.discard()
-        self._release(piece)
+        portion, self.held, self._observe_at = self.held, None, None
+        for vbucket in {*portion.ends, *(told.event.vbucket for told in portion.told)}:
+            self._undo(self.progress[vbucket], portion)
+        portion.link.discard()
+        self._release(portion)
 
-    def _undo(self, one: Progress, piece: Piece) -> None:
-        """Stand where the application stands, as if a held piece had never come."""
-        base, undo_to = piece.drop(one.vbucket)
+    def _undo(self, one: Progress, portion: Portion) -> None:
+        """Stand where the application stands, as if a held portion had never come."""
+        base, undo_to = portion.drop(one.vbucket)
         if base is not None:
             one.stream.position = base
         if undo_to is not None:

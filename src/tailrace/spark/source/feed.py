@@ -15,7 +15,7 @@ from ...client.blocking import BlockingSource, connect_sync
 from ...client.bounds import check_vbuckets
 from ...client.events import Rollback
 from ...client.kv import KvClient
-from ...client.piece import Piece
+from ...client.portion import Portion
 from ...client.tls import TlsOptions
 from ...clock import SYSTEM
 from ...columns import SCHEMA
@@ -249,8 +249,8 @@ class Feed:
         self._latest = dict(start)
         if self._options.mirror is not None and self._options.mirror.resets:
             yield _first_of_all(self._options.mirror.resets)
-        for piece in self._source.pieces(dict(start), end, vbuckets=self.vbuckets()):
-            for delivery in self._of(piece):
+        for portion in self._source.portions(dict(start), end, vbuckets=self.vbuckets()):
+            for delivery in self._of(portion):
                 self._latest.update(delivery.positions)
                 yield delivery
 
@@ -258,17 +258,17 @@ class Feed:
         """Close the connections."""
         self._source.close()
 
-    def _of(self, piece: Piece) -> Iterator[FeedDelivery]:
-        """A piece as deliveries, each with the positions after its last row. They are cut wherever as many
+    def _of(self, portion: Portion) -> Iterator[FeedDelivery]:
+        """A portion as deliveries, each with the positions after its last row. They are cut wherever as many
         rows have come as fill a segment of the spool: whole ones would leave batches short.
         """
         back = {
             told.event.vbucket: told.position
-            for told in piece.told
+            for told in portion.told
             if isinstance(told.event, Rollback) and told.position is not None
         }
         refuse_loss(self._options, self._source, self._latest, {v: at.seqno for v, at in back.items()})
-        found = piece.batches(no_value=self._options.no_value, by_snapshot=False)
+        found = portion.batches(no_value=self._options.no_value, by_snapshot=False)
         batches = [self._with_way_back(batch) for batch in found]
         rows = 0
         for number, batch in enumerate(batches):
@@ -280,9 +280,9 @@ class Feed:
                 self._room = self._room - part.num_rows or self._segment_rows
                 changes = _is_change(batch)
                 if is_last and first == batch.num_rows:
-                    positions = {**back, **piece.ends}
+                    positions = {**back, **portion.ends}
                 elif changes:
-                    positions = piece.positions_at(slice(rows, rows + part.num_rows))
+                    positions = portion.positions_at(slice(rows, rows + part.num_rows))
                 else:
                     vbucket = part["vbucket"][0].as_py()
                     positions = {vbucket: back[vbucket]} if vbucket in back else {}
@@ -292,8 +292,8 @@ class Feed:
                     vbucket = part["vbucket"][0].as_py()
                     rolled = {vbucket: back[vbucket]} if vbucket in back else {}
                 yield FeedDelivery(part, positions, rolled)
-        if not batches and (piece.ends or back):
-            yield FeedDelivery(_EMPTY, {**back, **piece.ends}, back)
+        if not batches and (portion.ends or back):
+            yield FeedDelivery(_EMPTY, {**back, **portion.ends}, back)
 
     def _with_way_back(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """For the mirror a rollback row says which versions of the tables the vbucket returns to."""

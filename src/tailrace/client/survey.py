@@ -12,12 +12,12 @@ from ..protocol.dcp.reader import DcpReader
 from ..protocol.script import Script
 from .nodes import Nodes
 
-__all__ = ["Everybody"]
+__all__ = ["Survey"]
 
 T = TypeVar("T")
 
 
-class Everybody(Generic[T]):
+class Survey(Generic[T]):
     """One conversation with every node. ``wake_in`` has `is_answered` called again after so many seconds."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A piece of the streams on its way to the application: as events, or as Arrow batches."""
+"""A portion of the streams: what a node sent at once, as events or as Arrow batches for the application."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from .progress import Progress
 if TYPE_CHECKING:
     from .catalog import Catalog
 
-__all__ = ["Piece", "end_reason"]
+__all__ = ["Portion", "end_reason"]
 
 _SYSTEM_EVENTS = {
     SystemEventId.COLLECTION_BEGIN: "collection_created",
@@ -78,7 +78,7 @@ class Told(NamedTuple):
     """Of a rollback: where it goes on."""
 
 
-class Piece:
+class Portion:
     """Checked changes of one connection, in the order in which they came."""
 
     def __init__(
@@ -274,7 +274,7 @@ class Piece:
         return event
 
     def settle(self) -> None:
-        """Write down what the application has of a piece that it is in the middle of."""
+        """Write down what the application has of a portion that it is in the middle of."""
         for vbucket, (run, seqno) in self._cursor.items():
             self._progress[vbucket].delivered_up_to(run.position_at(seqno))
         self._cursor.clear()
