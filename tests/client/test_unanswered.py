@@ -210,6 +210,8 @@ def test_patience_begins_anew_with_a_stream_that_was_of_use():
 
     def fails(opened_at, lost_at, *, marker=False, seqno=None):
         """A stream that is opened and lost; since when it is in trouble then."""
+        one.make_ready()
+        one.requested(opened_at)
         one.opened(one.stream.position, opened_at)
         assert one.error_due(60) == math.inf  # as long as it is open
         one.is_owed |= marker

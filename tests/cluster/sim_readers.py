@@ -16,7 +16,7 @@ from tailrace.client.bounds import ReadOptions
 from tailrace.client.catalog import Catalog
 from tailrace.client.events import Deletion, Expiration, Mutation, Rollback, SeqnoAdvanced
 from tailrace.client.nodes import KnownNode, Nodes
-from tailrace.client.progress import Progress, SavedPosition, State
+from tailrace.client.progress import Progress, SavedPosition
 from tailrace.client.resume import Reading
 from tailrace.connstr import Address, ConnectionString
 from tailrace.errors import ConnectError, TailraceError
@@ -192,7 +192,7 @@ class _AnyCopy(Reading):
 
     def _request(self, one: Progress, node: KnownNode) -> None:
         assert node.link is not None and node.link.granted is not None
-        one.state, one.requested_at = State.REQUESTED, self._now
+        one.requested(self._now)
         node.link.open_stream(one.stream, value=self._filter(one, node.link))
 
 

@@ -29,6 +29,7 @@ from ..history import FailoverLog
 from ..model import Position
 from ..protocol.dcp.reader import DcpReader
 from ..protocol.script import Script, ask
+from ..protocol.states import ReadingState
 from ..wire.admin import DeregisterTapClient
 from .bounds import End, Start
 from .catalog import Catalog
@@ -37,7 +38,7 @@ from .events import Event
 from .nodes import Nodes
 from .options import SourceOptions, read_options, resolve
 from .portion import Portion
-from .progress import SavedPosition, State
+from .progress import SavedPosition
 from .questions import failover_logs, high_seqnos
 from .resume import Reading
 from .survey import Survey
@@ -589,4 +590,4 @@ class Source:
     def _needed_vbuckets(self) -> Iterable[int]:
         if self._reading is None or self._reading.is_over:
             return range(self._nodes.map.vbucket_count) if self._nodes.map is not None else ()
-        return [vb for vb, one in self._reading.progress.items() if one.state is not State.DONE]
+        return [vb for vb, one in self._reading.progress.items() if one.state is not ReadingState.DONE]

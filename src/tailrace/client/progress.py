@@ -1,11 +1,10 @@
-"""How far a consumer has come in one vbucket, and what it can go back to."""
+"""How far a reader has come in one vbucket, and what it can go back to."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from ..errors import UsageError
@@ -13,9 +12,10 @@ from ..history import FailoverLog, rollback_seqno
 from ..model import MAX_U64, Position, check_u64
 from ..protocol.dcp.delivery import Stream
 from ..protocol.dcp.reader import ANSWER_S
+from ..protocol.states import READING_TRANSITIONS, Machine, ReadingInput, ReadingState
 from .retry import Backoff
 
-__all__ = ["MAX_POINTS", "Points", "Progress", "SavedPosition", "State"]
+__all__ = ["MAX_POINTS", "Points", "Progress", "SavedPosition"]
 
 MAX_POINTS = 32
 
@@ -50,18 +50,6 @@ class Points:
 
     def __iter__(self) -> Any:
         return iter(self._seqnos)
-
-
-class State(Enum):
-    """Where a vbucket is on its way."""
-
-    UNRESOLVED = "waits for the server's seqnos"
-    READY = "waits for a connection to its node"
-    REQUESTED = "waits for an answer to its stream request"
-    OPEN = "open"
-    WAITING = "waits for its next attempt"
-    PAUSED = "paused"
-    DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +103,9 @@ class Progress:
 
     stream: Stream
     backoff: Backoff
-    state: State = State.UNRESOLVED
+    machine: Machine[ReadingState, ReadingInput] = field(
+        default_factory=lambda: Machine(READING_TRANSITIONS, ReadingState.UNRESOLVED)
+    )
     wants_start: bool = False
     """It starts now: the server must say first where that is."""
     ends_at_most: int | None = None
@@ -147,27 +137,38 @@ class Progress:
     """Known to be persisted on the server; for rollback mitigation."""
 
     @property
+    def state(self) -> ReadingState:
+        return self.machine.state
+
+    @property
     def vbucket(self) -> int:
         return self.stream.vbucket
 
     def make_ready(self) -> None:
         """It can be asked for, once the server has said what it wants to know."""
-        self.state = State.UNRESOLVED if self.wants_start or self.ends_at_most is not None else State.READY
+        must_ask = self.wants_start or self.ends_at_most is not None
+        self.machine.feed(ReadingInput.SEQNOS_WANTED if must_ask else ReadingInput.STREAM_WANTED)
+
+    def requested(self, now: float) -> None:
+        """The server is asked for the stream."""
+        self.machine.feed(ReadingInput.REQUESTED)
+        self.requested_at = now
 
     def opened(self, position: Position, now: float) -> None:
         """The server has accepted the stream request, which alone is no progress."""
-        self.state, self.is_owed = State.OPEN, False
+        self.machine.feed(ReadingInput.OPENED)
+        self.is_owed = False
         self.opened_seqno, self.opened_at = position.seqno, now
         self.unproven_since, self.troubled_since, self.trouble = self.troubled_since, None, ""
 
     @property
     def has_moved(self) -> bool:
         """Whether the open stream has brought something."""
-        return self.state is State.OPEN and self.stream.position.seqno != self.opened_seqno
+        return self.state is ReadingState.OPEN and self.stream.position.seqno != self.opened_seqno
 
     def leave(self, now: float, *, is_proven: bool = False) -> bool:
         """The stream is over; whether it was of use, so that the trouble before it is over, too."""
-        was_of_use = self.state is State.OPEN and (
+        was_of_use = self.state is ReadingState.OPEN and (
             is_proven or self.has_moved or (not self.is_owed and now - self.opened_at >= STANDS_S)
         )
         if was_of_use:
@@ -185,7 +186,7 @@ class Progress:
         """When we lose patience with it, as things are now."""
         if self.troubled_since is not None:
             return self.troubled_since + retry_for_s
-        if self.state is State.REQUESTED:
+        if self.state is ReadingState.REQUESTED:
             return self.requested_at + max(retry_for_s, ANSWER_S)  # as any question has
         return math.inf
 

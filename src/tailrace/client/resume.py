@@ -28,13 +28,14 @@ from ..protocol.dcp.delivery import (
     StreamOpened,
 )
 from ..protocol.dcp.reader import DcpReader
+from ..protocol.states import ReadingInput, ReadingState
 from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
 from .bounds import ReadOptions, SeenEnd, check_vbuckets
 from .catalog import Catalog
 from .nodes import KnownNode, Nodes
 from .portion import Portion, end_reason
-from .progress import Progress, SavedPosition, State
+from .progress import Progress, SavedPosition
 from .questions import high_seqnos, persisted_seqno, seqnos_and_logs
 from .retry import Backoff, is_temporary
 
@@ -82,7 +83,7 @@ class Reading:
         return (
             self._is_begun
             and self.held is None
-            and all(one.state is State.DONE for one in self.progress.values())
+            and all(one.state is ReadingState.DONE for one in self.progress.values())
         )
 
     def positions(self) -> dict[int, Position]:
@@ -102,11 +103,11 @@ class Reading:
             return self._catalog.trouble or "waits for the cluster map"
         states: dict[str, int] = {}
         for one in self.progress.values():
-            if one.state is State.OPEN or one.state is State.DONE:
+            if one.state is ReadingState.OPEN or one.state is ReadingState.DONE:
                 continue
             node = self._nodes.node_of(one.vbucket)
             text = one.state.value
-            if one.state is State.WAITING:
+            if one.state is ReadingState.WAITING:
                 text = f"{one.trouble}; next attempt in {max(0.0, one.retry_at - now):.1f} s"
             elif node is None:
                 text = "no node has it"
@@ -128,7 +129,9 @@ class Reading:
             self._begin()
             self._is_begun = True
         self._nodes.need(
-            vb for vb, one in self.progress.items() if one.state not in (State.DONE, State.PAUSED)
+            vb
+            for vb, one in self.progress.items()
+            if one.state not in (ReadingState.DONE, ReadingState.PAUSED)
         )
         self._catalog.turn(self._nodes.ready(), now)
         if not self._catalog.is_ready:
@@ -136,9 +139,9 @@ class Reading:
         unresolved: dict[Address, list[Progress]] = {}
         requested: dict[DcpReader, list[Progress]] = {}
         for one in self.progress.values():
-            if one.state is State.WAITING and one.retry_at <= now:
+            if one.state is ReadingState.WAITING and one.retry_at <= now:
                 one.make_ready()
-            if one.state not in (State.READY, State.UNRESOLVED):
+            if one.state not in (ReadingState.READY, ReadingState.UNRESOLVED):
                 continue
             node = self._nodes.node_of(one.vbucket)
             if node is None:
@@ -146,7 +149,7 @@ class Reading:
                 self._wait(one, f"no node has vbucket {one.vbucket}")
             elif node.is_ready and node.address not in self._closed:
                 assert node.link is not None
-                if one.state is State.READY:
+                if one.state is ReadingState.READY:
                     self._request(one, node)
                     requested.setdefault(node.link, []).append(one)
                 else:
@@ -161,7 +164,7 @@ class Reading:
         """When the next `turn` is due although nothing happened."""
         if self.is_over:
             return None
-        times = [one.retry_at for one in self.progress.values() if one.state is State.WAITING]
+        times = [one.retry_at for one in self.progress.values() if one.state is ReadingState.WAITING]
         # what is overdue already waits for something else that will have it looked at
         times += [due for due in map(self._error_due, self.progress.values()) if self._now < due < math.inf]
         if self._observe_at is not None:
@@ -191,7 +194,7 @@ class Reading:
         """Whether an answer can lie in what the application has not taken yet."""
         node = self._nodes.node_of(one.vbucket)
         return (
-            one.state is State.REQUESTED
+            one.state is ReadingState.REQUESTED
             and node is not None
             and node.link is not None
             and node.link.next_chunk() is not None
@@ -207,16 +210,16 @@ class Reading:
     def pause(self, vbuckets: Iterable[int]) -> None:
         """Stop the streams of some vbuckets; their positions stay where the application is."""
         for one in self._chosen(vbuckets):
-            if one.state is State.DONE:
+            if one.state is ReadingState.DONE:
                 continue
             self._abandon(one)
-            one.state = State.PAUSED
+            one.machine.feed(ReadingInput.PAUSED)
             one.troubled_since = one.unproven_since = None
 
     def resume(self, vbuckets: Iterable[int]) -> None:
         """Go on where `pause` stopped."""
         for one in self._chosen(vbuckets):
-            if one.state is State.PAUSED:
+            if one.state is ReadingState.PAUSED:
                 one.make_ready()
 
     # portions of the streams
@@ -287,7 +290,7 @@ class Reading:
                     self._refused(one, what, address)
                 case StreamEnded():
                     self._ended(one, what.status, address)
-            portion.tell(control, is_done=one.state is State.DONE)
+            portion.tell(control, is_done=one.state is ReadingState.DONE)
         return portion
 
     def _lose(self, address: Address, link: DcpReader, error: Exception) -> None:
@@ -296,7 +299,7 @@ class Reading:
         asked = [
             one
             for one in self.progress.values()
-            if one.state in (State.UNRESOLVED, State.READY)
+            if one.state in (ReadingState.UNRESOLVED, ReadingState.READY)
             and (node := self._nodes.node_of(one.vbucket)) is not None
             and node.link is link
         ]
@@ -305,10 +308,10 @@ class Reading:
         has_moved = any(one.has_moved for one in streams)
         for one in streams:
             one.stream.given_up()
-            if one.state is State.OPEN and not one.leave(self._now, is_proven=has_moved):
+            if one.state is ReadingState.OPEN and not one.leave(self._now, is_proven=has_moved):
                 self._wait(one, why)
-            elif one.state in (State.OPEN, State.REQUESTED):
-                if one.state is State.REQUESTED:
+            elif one.state in (ReadingState.OPEN, ReadingState.REQUESTED):
+                if one.state is ReadingState.REQUESTED:
                     asked.append(one)
                 one.make_ready()
         for one in asked:
@@ -357,7 +360,7 @@ class Reading:
             self._resolving.discard(address)
             seqnos, logs = found
             for one in some:
-                if one.state is State.UNRESOLVED:
+                if one.state is ReadingState.UNRESOLVED:
                     self._resolved(one, seqnos, logs)
             self._nodes.on_change()
 
@@ -379,12 +382,12 @@ class Reading:
         if one.ends_at_most is not None:
             one.end_seqno = min(one.ends_at_most, high)
         one.wants_start = False
-        one.state = State.READY
+        one.machine.feed(ReadingInput.STREAM_WANTED)
 
     def _request(self, one: Progress, node: KnownNode) -> None:
         link = node.link
         assert link is not None
-        one.state, one.requested_at = State.REQUESTED, self._now
+        one.requested(self._now)
         link.open_stream(
             one.stream,
             end_seqno=one.end_seqno,
@@ -466,7 +469,7 @@ class Reading:
 
     def _ended(self, one: Progress, status: int, address: Address) -> None:
         if (status == StreamEndStatus.OK and one.end_seqno != MAX_U64) or status in _OVER_FOR_GOOD:
-            one.state = State.DONE
+            one.machine.feed(ReadingInput.ENDED)
             return
         if status == StreamEndStatus.LOST_PRIVILEGES:
             raise LoginError("this user may no longer read the bucket's changes")
@@ -475,7 +478,7 @@ class Reading:
         self._wait(one, f"{address} ended the stream of vbucket {one.vbucket} ({end_reason(status)})")
 
     def _wait(self, one: Progress, trouble: str) -> None:
-        one.state = State.WAITING
+        one.machine.feed(ReadingInput.FAILED)
         one.retry_at = self._now + one.backoff.next_s()
         one.in_trouble(trouble, self._now)
 
@@ -557,6 +560,6 @@ class Reading:
             one.stream.position = base
         if undo_to is not None:
             one.stream.undo_to = undo_to
-        if one.state in (State.OPEN, State.REQUESTED, State.DONE):
+        if one.state in (ReadingState.OPEN, ReadingState.REQUESTED, ReadingState.DONE):
             one.leave(self._now)
             one.make_ready()

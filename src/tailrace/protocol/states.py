@@ -22,6 +22,7 @@ __all__ = [
     "CONNECTION_TRANSITIONS",
     "MACHINES",
     "READER_STREAM_TRANSITIONS",
+    "READING_TRANSITIONS",
     "REPLICA_STREAM_TRANSITIONS",
     "STREAM_TRANSITIONS",
     "TAP_TAKEOVER_TRANSITIONS",
@@ -31,6 +32,8 @@ __all__ = [
     "Machine",
     "ReaderStreamInput",
     "ReaderStreamState",
+    "ReadingInput",
+    "ReadingState",
     "ReplicaStreamInput",
     "ReplicaStreamState",
     "StreamInput",
@@ -282,6 +285,56 @@ TAP_TAKEOVER_TRANSITIONS: Mapping[tuple[TapTakeoverState, TapTakeoverInput], Tap
 }
 
 
+# A vbucket of a reading client, over all its streams and connections.
+
+
+class ReadingState(Enum):
+    """Where a vbucket stands that a client reads."""
+
+    UNRESOLVED = "waits for the server's seqnos"
+    READY = "waits for a connection to its node"
+    REQUESTED = "waits for an answer to its stream request"
+    OPEN = "open"
+    WAITING = "waits for its next attempt"
+    PAUSED = "paused"
+    DONE = "done"
+
+
+class ReadingInput(Enum):
+    """What happens to a vbucket that a client reads."""
+
+    SEQNOS_WANTED = "seqnos wanted"
+    """It is to be asked for, and the server has to say first where it starts or ends."""
+    STREAM_WANTED = "stream wanted"
+    """It is to be asked for."""
+    REQUESTED = "requested"
+    OPENED = "opened"
+    FAILED = "failed"
+    """Refused, lost or nowhere to be found: another attempt comes later."""
+    PAUSED = "paused"
+    """The application stops it."""
+    ENDED = "ended"
+    """The stream came to its end."""
+
+
+READING_TRANSITIONS: Mapping[tuple[ReadingState, ReadingInput], ReadingState] = {
+    **{(state, ReadingInput.SEQNOS_WANTED): ReadingState.UNRESOLVED for state in ReadingState},
+    **{(state, ReadingInput.STREAM_WANTED): ReadingState.READY for state in ReadingState},
+    (ReadingState.READY, ReadingInput.REQUESTED): ReadingState.REQUESTED,
+    (ReadingState.REQUESTED, ReadingInput.OPENED): ReadingState.OPEN,
+    (ReadingState.OPEN, ReadingInput.ENDED): ReadingState.DONE,
+    (ReadingState.UNRESOLVED, ReadingInput.FAILED): ReadingState.WAITING,
+    (ReadingState.READY, ReadingInput.FAILED): ReadingState.WAITING,
+    (ReadingState.REQUESTED, ReadingInput.FAILED): ReadingState.WAITING,
+    (ReadingState.OPEN, ReadingInput.FAILED): ReadingState.WAITING,
+    **{
+        (state, ReadingInput.PAUSED): ReadingState.PAUSED
+        for state in ReadingState
+        if state is not ReadingState.DONE
+    },
+}
+
+
 MACHINES: Mapping[str, Mapping[tuple[Any, Any], Any]] = {
     "A connection of a node": CONNECTION_TRANSITIONS,
     "A stream of a producer": STREAM_TRANSITIONS,
@@ -289,5 +342,6 @@ MACHINES: Mapping[str, Mapping[tuple[Any, Any], Any]] = {
     "A stream of a replica": REPLICA_STREAM_TRANSITIONS,
     "A stream of UPR, translated": UPR_STREAM_TRANSITIONS,
     "A takeover by TAP": TAP_TAKEOVER_TRANSITIONS,
+    "A vbucket of a reading client": READING_TRANSITIONS,
 }
 """Every table, with what it is about."""
