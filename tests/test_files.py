@@ -17,6 +17,7 @@ from tailrace.files import (
     MemoryFiles,
     NotDurable,
     atomic_write,
+    put_file,
     whole_file,
     write_scratch,
 )
@@ -223,3 +224,27 @@ def test_what_a_power_cut_leaves() -> None:
         disk.power_cut(random.Random(seed)).open("a").read(4000, 0)[1000:] != b"u" * 3000
         for seed in range(20)
     )
+
+
+def test_a_file_that_is_put_under_a_free_name(files: Files) -> None:
+    assert put_file(files, "7.json", b"first", beside=".a.new")
+    assert not put_file(files, "7.json", b"second", beside=".b.new")
+    assert files.names("") == ["7.json"]
+    file = files.open("7.json")
+    assert file.read(5, 0) == b"first"
+    file.close()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_put_file_after_a_power_cut(seed: int) -> None:
+    """Once it has answered it is there; before, it is there whole or not at all."""
+    disk = SimulatedDisk()
+    data = bytes(range(256)) * 20
+    assert put_file(disk, "1.json", data, beside=".1.new")
+    files = FaultyFiles(disk, at_call(seed % 5 + 1, lambda _: Fault(PowerCut())))
+    with pytest.raises(PowerCut):
+        put_file(files, "2.json", data, beside=".2.new")
+    left = disk.power_cut(random.Random(seed))
+    assert bytes(left.nodes["1.json"].data) == data
+    if "2.json" in left.nodes:
+        assert bytes(left.nodes["2.json"].data) == data

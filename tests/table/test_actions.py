@@ -15,6 +15,7 @@ from tailrace.errors import UsageError
 from tailrace.model import Position
 from tailrace.table.contract import TableDamaged, Vector
 from tailrace.table.delta.actions import (
+    Action,
     AddFile,
     AppTransaction,
     CommitInfo,
@@ -29,7 +30,7 @@ from tailrace.table.delta.positions import PositionArray
 from tailrace.table.delta.schema import schema_from_json, schema_to_json
 
 VECTOR = Vector("u", "_dv^-aqEH.-t@S}K{vb[*k^", 1, 40, 6)
-ACTIONS = [
+ACTIONS: list[Action] = [
     ProtocolVersion(3, 7, ("deletionVectors",), ("deletionVectors", "domainMetadata")),
     ProtocolVersion(1, 2),
     Metadata("id", '{"type":"struct","fields":[]}', {"a": "b"}, "name", None, (), 7),
@@ -46,7 +47,7 @@ ACTIONS = [
 
 
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.NAME)
-def test_actions_survive_json(action: AddFile) -> None:
+def test_actions_survive_json(action: Action) -> None:
     line = json.loads(json.dumps({action.NAME: action.to_json()}))
     assert parse_action(line) == action
     assert action.NAME == "commitInfo" or " " not in line[action.NAME].get("path", "")

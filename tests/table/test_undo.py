@@ -164,6 +164,27 @@ def test_undo_has_a_size(tmp_path: Path) -> None:
             assert own_rows(table, version) == mirror.states[version]
 
 
+def test_a_clock_that_was_wrong_for_a_while(tmp_path: Path) -> None:
+    clock = real_clock()
+    table = make(tmp_path / "t", clock, every=5)
+    mirror = NaiveMirror(table)
+    for number in range(60):
+        if number in (10, 30):
+            clock.jump(400 * 86_400 * (1 if number == 10 else -1))
+        clock.advance(240)
+        mirror.change(keys(range(number, number + 5)))
+        table.maintain(busy_since_ms=clock.time_ns() // 1_000_000)
+    assert table.current.timestamp_ms == clock.time_ns() // 1_000_000
+    clock.advance(3600)
+    for _ in range(3):
+        table.maintain(force=True)
+    assert len(list(table.store.list("_delta_log"))) < 30
+    check_rows(table, mirror.rows)
+    for version, _ in table.lineage(next(iter(mirror.seqnos))):
+        if version in mirror.states:
+            assert own_rows(table, version) == mirror.states[version]
+
+
 # cleaning
 
 

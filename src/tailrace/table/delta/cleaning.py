@@ -148,7 +148,7 @@ class Cleaner:
         for place in range(len(kept) - 1, -1, -1):
             version = kept[place]
             total += bytes_of.get(version, 0)
-            if total > allowed and version != state.version and now_ms - written[version] > SAFE_MS:
+            if total > allowed and version != state.version and abs(now_ms - written[version]) > SAFE_MS:
                 return kept[place + 1 :], total - bytes_of.get(version, 0)
         return kept, total
 
@@ -164,12 +164,12 @@ class Cleaner:
         whether there is more.
         """
         written = {version.version: version.timestamp_ms for version in history.versions}
-        old_ms = now_ms - self._policy.every_version_ms
+        young_ms = self._policy.every_version_ms
         far = history.from_log + _MAX_REPLAY
         checkpoints = [
             version
             for version in parse_listing(listed).checkpoints
-            if written.get(version, now_ms) <= old_ms and version <= state.version
+            if abs(now_ms - written.get(version, now_ms)) >= young_ms and version <= state.version
         ]
         near = [version for version in checkpoints if version <= far]
         # a piece of the log without a checkpoint for so long is taken in one go
@@ -230,7 +230,8 @@ class Cleaner:
                 continue
             since_ms = free_since.get(file.path)
             if since_ms is not None:
-                since_ms = since_ms or file.modified_ms
+                if not since_ms or since_ms > now_ms:
+                    since_ms = file.modified_ms
                 if since_ms <= now_ms - GRACE_MS:
                     due.append(file)
                 else:

@@ -33,6 +33,11 @@ _INLINE_TOTAL = 4096
 """… as long as those of a commit are no more than this."""
 
 
+_CLOCK_SLACK_MS = 3_600_000
+"""By how much the last commit may be ahead of our clock and still be believed: the next one has its time. A
+clock that was a year ahead for a moment must not date everything that comes after."""
+
+
 @dataclass(frozen=True)
 class BuiltCommit:
     """What there is to write."""
@@ -121,7 +126,8 @@ def build_commit(
         changed[REPAIR] = json.dumps(
             [[since, at or state.version + 1] for since, at in parse_repairs(state)], separators=(",", ":")
         )
-    now_ms = max(now_ms, state.timestamp_ms)
+    if 0 < state.timestamp_ms - now_ms < _CLOCK_SLACK_MS:
+        now_ms = state.timestamp_ms
     metrics = {**files.counts(), **commit.counts}
     info: dict[str, Any] = {
         "timestamp": now_ms,

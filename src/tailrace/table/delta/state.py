@@ -106,7 +106,7 @@ class TableState:
         removed: list[RemoveFile] = []
         info: dict[str, Any] = {}
         stamp: int | None = None
-        moved = False
+        moved, before = False, self.domains.get(BRANCHES, "")
         for action in actions:
             match action:
                 case AddFile():
@@ -140,11 +140,11 @@ class TableState:
             self.tombstones.pop(file.path, None)
             changes.added.append(file)
         self.version = version
-        self.timestamp_ms = max(self.timestamp_ms, stamp if stamp is not None else written_ms)
+        self.timestamp_ms = stamp if stamp is not None else written_ms
         self.operation = str(info.get("operation", ""))
         self.run = str(info.get(RUN, ""))
         if moved:
-            self.read_positions()
+            self._read_positions(branches=before)
         if self.run:
             self.foreign_since = None
         elif changes.data_change and (changes.added or changes.removed) and self.foreign_since is None:
@@ -155,12 +155,15 @@ class TableState:
         """Take from a commit who made this version, and when: a checkpoint does not say it."""
         info = next((action for action in actions if isinstance(action, CommitInfo)), CommitInfo({}))
         stamp = info.timestamp_ms
-        self.timestamp_ms = max(self.timestamp_ms, stamp if stamp is not None else written_ms)
+        self.timestamp_ms = stamp if stamp is not None else written_ms
         self.operation, self.run = info.operation, str(info.fields.get(RUN, ""))
 
-    def read_positions(self) -> None:
-        """Understand the domains."""
-        self.positions = PositionArray.of_texts(self.domains.get(SEQNOS, ""), self.domains.get(BRANCHES, ""))
+    def _read_positions(self, branches: str) -> None:
+        """Understand the domains; the array of ``branches``, which hardly ever change, is shared."""
+        array = PositionArray.of_texts(self.domains.get(SEQNOS, ""), self.domains.get(BRANCHES, ""))
+        if branches == self.domains.get(BRANCHES, ""):
+            array.branches = self.positions.branches
+        self.positions = array
 
     def as_version(self) -> TableVersion:
         """What others see of it."""

@@ -60,7 +60,8 @@ def kept_versions(versions: Sequence[TableVersion], now_ms: int, policy: UndoPol
     """Which of some versions, oldest first, are kept by their age. The newest always is."""
     kept: list[int] = []
     for version, newer in zip(versions, [*versions[1:], None], strict=True):
-        age = now_ms - version.timestamp_ms
+        # a time that is yet to come is that of a clock that was wrong, and as far away as any other
+        age = abs(now_ms - version.timestamp_ms)
         step = MINUTE_MS if age <= EVERY_MINUTE_MS else 10 * MINUTE_MS
         if (
             newer is None
