@@ -423,10 +423,10 @@ class DiskFiles:
 
     def make_directory(self, path: str) -> None:
         target = (self.root / path).absolute()
-        missing = [one for one in (target, *target.parents) if not one.exists()]
+        missing = [path for path in (target, *target.parents) if not path.exists()]
         target.mkdir(mode=self._directory_mode, parents=True, exist_ok=True)
-        for one in missing:
-            _sync_directory(one.parent)
+        for directory in missing:
+            _sync_directory(directory.parent)
 
     def remove_directory(self, path: str) -> None:
         (self.root / path).rmdir()

@@ -201,20 +201,20 @@ class EngineBucket(SealedStore):
     ) -> EngineVBucket:
         if state not in tuple(VBucketState):
             raise DocumentRefused(Status.EINVAL, f"no vbucket state {state}")
-        found = self.vbuckets[vbucket] if 0 <= vbucket < len(self.vbuckets) else None
-        if found is None:
-            found = self.new_vbucket(vbucket, state)
-        elif state == VBucketState.ACTIVE != found.state and not takeover:
-            self._promote(found)
-        found.state = int(state)
+        target = self.vbuckets[vbucket] if 0 <= vbucket < len(self.vbuckets) else None
+        if target is None:
+            target = self.new_vbucket(vbucket, state)
+        elif state == VBucketState.ACTIVE != target.state and not takeover:
+            self._promote(target)
+        target.state = int(state)
         self.cache.clear()
         if extra is not None:
-            found.extra = dict(extra)
+            target.extra = dict(extra)
         if state == VBucketState.ACTIVE:
-            found.apply_manifest(self.collections, 0)
-        self.queue_meta(found)
-        found.changed()
-        return found
+            target.apply_manifest(self.collections, 0)
+        self.queue_meta(target)
+        target.changed()
+        return target
 
     def _promote(self, vbucket: EngineVBucket) -> None:
         """A new branch from the end of the last complete snapshot; what came after that is no state of the
@@ -228,10 +228,10 @@ class EngineBucket(SealedStore):
         vbucket.failover_log = log
 
     def delete_vbucket(self, vbucket: int) -> None:
-        found = self.find(vbucket)
+        deleted = self.find(vbucket)
         self._settle()
         self._commit_now({"deleted": [vbucket]})
-        self.remove_vbucket(found)
+        self.remove_vbucket(deleted)
 
     def remove_vbucket(self, vbucket: EngineVBucket) -> None:
         """The part of a deletion that happens in memory."""
@@ -252,10 +252,10 @@ class EngineBucket(SealedStore):
     # Rollback.
 
     def rollback(self, targets: Mapping[int, int], *, branch: bool) -> None:
-        found = {number: self.find(number) for number in targets}
+        vbuckets = {number: self.find(number) for number in targets}
         self._settle()
         for number, seqno in targets.items():
-            vbucket = found[number]
+            vbucket = vbuckets[number]
             if seqno > vbucket.high_seqno or 0 < seqno < vbucket.rollback_floor or seqno < 0:
                 raise RollbackImpossible(number, seqno, vbucket.rollback_floor, vbucket.high_seqno)
             inside = vbucket._folded_around(seqno)
@@ -263,11 +263,11 @@ class EngineBucket(SealedStore):
                 raise RollbackImpossible(number, seqno, inside.end, vbucket.high_seqno)
         logs = {}
         for number, seqno in targets.items():
-            log = found[number].failover_log
+            log = vbuckets[number].failover_log
             uuid = self.new_uuid(log)
             logs[number] = self.branched(log, seqno, uuid) if branch else log.rolled_back_to(seqno, uuid)
         self._roll_back(targets, logs)
-        for vbucket in found.values():
+        for vbucket in vbuckets.values():
             vbucket.changed()
 
     def _roll_back(self, targets: Mapping[int, int], logs: Mapping[int, FailoverLog]) -> None:

@@ -217,10 +217,10 @@ def _list(raw: Any, name: str, what: str, *, optional: bool = False) -> list[Any
     return value
 
 
-def _check_unique(what: str, found: list[tuple[str, int]]) -> None:
-    if len({name for name, _ in found}) != len(found) or len({uid for _, uid in found}) != len(found):
+def _check_unique(what: str, named: list[tuple[str, int]]) -> None:
+    if len({name for name, _ in named}) != len(named) or len({uid for _, uid in named}) != len(named):
         raise _invalid(f"a {what}'s name or uid is there twice")
-    for path, uid in found:
+    for path, uid in named:
         scope, dot, name = path.rpartition(".")
         if uid == 0 and name != DEFAULT:
             raise _invalid(f"{what} 0 is {DEFAULT}")

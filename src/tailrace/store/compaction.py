@@ -137,7 +137,7 @@ def _logged_columns(tails: list[tuple[int, Tail]], logged: list[LoggedColumns]) 
     """What the log knows of the changes in memory, in their order; None if it knows of others."""
     if not logged:
         return None
-    vbuckets = np.concatenate([one.vbuckets for one in logged])
+    vbuckets = np.concatenate([columns.vbuckets for columns in logged])
     order = vbuckets.argsort(kind="stable")
     counts = [len(tail) for _, tail in tails]
     if not np.array_equal(vbuckets[order], np.repeat([vbucket for vbucket, _ in tails], counts)):
@@ -286,7 +286,7 @@ class MergeJob(BaseJob):
         self._asked = asked
         # A process takes a while to start: not for little, and not if nobody does anything meanwhile. Files
         # that are not plainly on disk are nobody else's.
-        size = sum(piece.frame_bytes for one in plan.vbuckets for piece in one.pieces)
+        size = sum(piece.frame_bytes for vbucket_plan in plan.vbuckets for piece in vbucket_plan.pieces)
         self._has_own_process = not alone and size >= OWN_PROCESS_BYTES and type(bucket.files) is DiskFiles
         self._cancelled = False
         self._number = bucket.next_segment

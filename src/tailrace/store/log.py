@@ -201,10 +201,10 @@ def _batch_end(data: bytes, at: int, salt: int, lowest: int, highest: int) -> in
     """
     if at + BATCH.size > len(data):
         return None
-    magic, crc, found, _, frames, meta_bytes, frame_bytes, _ = BATCH.unpack_from(data, at)
+    magic, crc, number, _, frames, meta_bytes, frame_bytes, _ = BATCH.unpack_from(data, at)
     if magic != BATCH_MAGIC or zlib.crc32(data[at + 8 : at + BATCH.size], salt) != crc:
         return None
-    if not lowest <= found <= highest:
+    if not lowest <= number <= highest:
         return None
     end = at + BATCH.size + frames * 12 + frame_bytes + meta_bytes
     return end if end <= len(data) else None

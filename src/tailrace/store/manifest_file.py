@@ -80,7 +80,7 @@ class ManifestFile:
         """Take over what the file says; its segments."""
         self.base = read_json(self._files, self._path)
         self.base["vbuckets"] = _by_number(self.base["vbuckets"])
-        self._table = [(one["file"], _by_number(one["clips"])) for one in self.base.pop("segments")]
+        self._table = [(entry["file"], _by_number(entry["clips"])) for entry in self.base.pop("segments")]
         return self._table
 
     def change(
@@ -161,8 +161,8 @@ def with_clips(table: Table, clips: dict[str, Clips]) -> Table:
 
 def spliced(items: Sequence[T], known: Sequence[T], new: T | None, *, drop: bool) -> list[T]:
     """A list with something new right behind neighbours in it, and perhaps without those."""
-    place = max((items.index(one) for one in known), default=len(items) - 1) + 1
+    place = max((items.index(item) for item in known), default=len(items) - 1) + 1
     head, tail = items[:place], items[place:]
     if drop:
-        head = [one for one in head if one not in known]
+        head = [item for item in head if item not in known]
     return [*head, *([] if new is None else [new]), *tail]

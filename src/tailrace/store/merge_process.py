@@ -77,7 +77,7 @@ def merge_in_a_process(
     _Pickler(order).dump(plans)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, json.dumps([str(one) for one in sys.path])],
+            [sys.executable, "-P", "-c", _PROGRAM, json.dumps([str(path) for path in sys.path])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(file.fileno(),),
@@ -93,12 +93,12 @@ def merge_in_a_process(
             process.kill()
             raise
     try:
-        found: dict[int, Losses] | Exception = pickle.loads(answer)
+        outcome: dict[int, Losses] | Exception = pickle.loads(answer)
     except (EOFError, pickle.UnpicklingError):
         raise ProcessLost(f"the process of a merge ended with {process.returncode}") from None
-    if isinstance(found, Exception):
-        raise found
-    return found
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def _answer(process: subprocess.Popen[bytes], order: bytes, go_on: Callable[[], None]) -> bytes:
@@ -136,13 +136,13 @@ def main() -> None:
 
     order = sys.stdin.buffer
     root, path, fd, number = pickle.load(order)
-    found: dict[int, Losses] | Exception
+    outcome: dict[int, Losses] | Exception
     try:
         plans = _Unpickler(order, DiskFiles(root)).load()
         writer = SegmentWriter(DiskFile(path, fd), number)
-        found = merge(plans, writer, go_on)
+        outcome = merge(plans, writer, go_on)
         writer.finish()
     except (OSError, StoreError) as error:
-        found = error
-    sys.stdout.buffer.write(pickle.dumps(found))
+        outcome = error
+    sys.stdout.buffer.write(pickle.dumps(outcome))
     sys.stdout.buffer.flush()

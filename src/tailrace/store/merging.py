@@ -65,7 +65,7 @@ class Losses:
 
 def merge(plans: Iterable[PiecePlan], writer: SegmentWriter, go_on: Callable[[], None]) -> dict[int, Losses]:
     """Write what is left of these vbuckets' pieces; what is lost, if anything. `go_on` may break it off."""
-    found: dict[int, Losses] = {}
+    lost_by_vbucket: dict[int, Losses] = {}
     for group in _groups(plans):
         go_on()
         for sieve in _merge_alone(group[0], writer) if len(group) == 1 else _merge_together(group, writer):
@@ -74,8 +74,8 @@ def merge(plans: Iterable[PiecePlan], writer: SegmentWriter, go_on: Callable[[],
                 # One above, so that the change with which a rolled back vbucket ends is there.
                 losses.floor = max(losses.floor, losses.purge_seqno + 1)
             if losses.floor:
-                found[sieve.plan.vbucket] = losses
-    return found
+                lost_by_vbucket[sieve.plan.vbucket] = losses
+    return lost_by_vbucket
 
 
 def _groups(plans: Iterable[PiecePlan]) -> Iterator[list[PiecePlan]]:
@@ -94,7 +94,9 @@ def _groups(plans: Iterable[PiecePlan]) -> Iterator[list[PiecePlan]]:
 
 
 def _merge_together(plans: list[PiecePlan], writer: SegmentWriter) -> list[_Sieve]:
-    whole, piece_stops, news, olds, piece_pair_stops = gather([one for plan in plans for one in plan.pieces])
+    whole, piece_stops, news, olds, piece_pair_stops = gather(
+        [piece for plan in plans for piece in plan.pieces]
+    )
     last_pieces = np.cumsum([len(plan.pieces) for plan in plans]) - 1
     stops, pair_stops = piece_stops[last_pieces], piece_pair_stops[last_pieces]
     edges, pair_edges = [0, *stops.tolist()], [0, *pair_stops.tolist()]
@@ -210,7 +212,7 @@ def _joined(pairs: list[_Pairs]) -> _Pairs:
 def _tombstones_to_purge(plan: PiecePlan, blocks: Iterable[_Frames], losses: Losses) -> Seqnos:
     """The tombstones that go, rising. Also notes their keys, so that the index can forget them."""
     asked = plan.purge
-    found = []
+    going = []
     for frames in blocks:
         places = np.flatnonzero(frames.traits & TOMBSTONE)
         if not len(places):
@@ -226,10 +228,10 @@ def _tombstones_to_purge(plan: PiecePlan, blocks: Iterable[_Frames], losses: Los
             frame = frames.data[offset : offset + int(frames.lengths[place])].tobytes()
             losses.purged.append((index_key(frame), int(frames.seqnos[place])))
         if goes.any():
-            found.append(seqnos[goes])
+            going.append(seqnos[goes])
             losses.purge_seqno = max(losses.purge_seqno, int(seqnos[goes].max()))
             losses.rev = max(losses.rev, int(revs_at(frames.data, offsets[goes]).max()))
-    return np.concatenate(found) if found else _NO_SEQNOS
+    return np.concatenate(going) if going else _NO_SEQNOS
 
 
 def _asked_for(asked: Compaction, times: npt.NDArray[np.uint32], seqnos: Seqnos) -> Mask:

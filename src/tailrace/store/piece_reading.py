@@ -143,12 +143,12 @@ def _read(
     return data, block_starts, pair_starts
 
 
-def _clipped(pieces: Sequence[SegmentPiece], found: Gathered) -> Gathered:
+def _clipped(pieces: Sequence[SegmentPiece], gathered: Gathered) -> Gathered:
     """Without what rollbacks have taken."""
     if all(piece.clip is None for piece in pieces):
-        return found
+        return gathered
     clips = np.array([_EVERY_SEQNO if piece.clip is None else piece.clip for piece in pieces], np.uint64)
-    frames, stops, news, olds, pair_stops = found
+    frames, stops, news, olds, pair_stops = gathered
     mask = frames.seqnos <= np.repeat(clips, np.diff(stops, prepend=0))
     pairs_mask = news <= np.repeat(clips, np.diff(pair_stops, prepend=0))
     return Gathered(

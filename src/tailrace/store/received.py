@@ -143,7 +143,7 @@ class ReceivedHistory(History):
 
     def _note_folded(self, received: ReceivedRange) -> None:
         needed = min(self.rollback_floor, self.sealed_seqno)  # nobody asks for a state before this
-        folded = [one for one in self._folded if one.end > needed] + [received]
+        folded = [folded for folded in self._folded if folded.end > needed] + [received]
         if len(folded) > _MAX_FOLDED:
             folded[:2] = [ReceivedRange(folded[0].start, folded[1].end)]
         self._folded = folded

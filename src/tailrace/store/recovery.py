@@ -213,15 +213,15 @@ def _replay(bucket: EngineBucket, batch: Batch) -> None:
 
 
 def _by_vbucket(batch: Batch) -> dict[int, tuple[list[bytes], list[int]]]:
-    found: dict[int, tuple[list[bytes], list[int]]] = {}
+    by_vbucket: dict[int, tuple[list[bytes], list[int]]] = {}
     for frame, note in zip(batch.frames, batch.notes, strict=True):
         where = frame[6] << 8 | frame[7]
-        if where not in found:
-            found[where] = [], []
-        frames, notes = found[where]
+        if where not in by_vbucket:
+            by_vbucket[where] = [], []
+        frames, notes = by_vbucket[where]
         frames.append(frame)
         notes.append(note)
-    return found
+    return by_vbucket
 
 
 def _remove_leftovers(bucket: EngineBucket, logs: set[int]) -> None:

@@ -304,9 +304,9 @@ class SegmentPiece:
             return
         offset, length = self.place
         if length <= READ_BYTES:
-            found = self._read_at_once(offset, length, after)
-            while found:
-                yield found.pop()
+            blocks = self._read_at_once(offset, length, after)
+            while blocks:
+                yield blocks.pop()
             return
         file, end = self.segment.file, offset + length
         raw = file.read(BLOCK.size, offset)
@@ -320,9 +320,9 @@ class SegmentPiece:
                 view = buffer.data
                 file.read_into(view, offset)
                 raw = bytes(view[size:])
-                found = [self._frames(buffer, offset, head, after)]
+                blocks = [self._frames(buffer, offset, head, after)]
                 del buffer, view
-                yield found.pop()
+                yield blocks.pop()
             else:
                 raw = file.read(ahead, offset + size)
             offset += size
@@ -331,23 +331,23 @@ class SegmentPiece:
         """All blocks of a small piece, the last one first: mostly there is just one."""
         buffer = np.empty(length, np.uint8)
         self.segment.file.read_into(buffer.data, offset)
-        found = self.blocks_in(buffer, offset, after)
-        found.reverse()
-        return found
+        blocks = self.blocks_in(buffer, offset, after)
+        blocks.reverse()
+        return blocks
 
     def blocks_in(self, buffer: Bytes, offset: int, after: int = 0) -> list[Frames]:
         """The frames after a seqno, block by block, where the whole piece was read."""
         view, length = buffer.data, len(buffer)
-        found = []
+        blocks = []
         at = 0
         while at < length:
             head, size = self._head(view[at : at + BLOCK.size], offset + at, offset + length)
             if self.clip is not None and head.first > self.clip:
                 break
             if head.last > after:
-                found.append(self._frames(buffer[at:] if at else buffer, offset + at, head, after))
+                blocks.append(self._frames(buffer[at:] if at else buffer, offset + at, head, after))
             at += size
-        return found
+        return blocks
 
     def _frames(self, buffer: Bytes, offset: int, head: BlockHead, after: int) -> Frames:
         """The frames of a block that were asked for, if the block is what was written."""

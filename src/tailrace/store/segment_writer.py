@@ -71,7 +71,7 @@ class _Entry:
     last: int = 0
 
 
-_row = attrgetter(*(one.name for one in fields(_Entry)))  # `astuple` copies deeply: fifty times as long
+_row = attrgetter(*(field.name for field in fields(_Entry)))  # `astuple` copies deeply: fifty times as long
 
 
 class SegmentWriter:

@@ -121,13 +121,13 @@ class _Batch:
 
     def _index(self) -> bool:
         """Number the documents and put them into the indexes, until there is something unusual."""
-        found, numbers = self._bucket.vbuckets, self._numbers
-        if min(numbers) < 0 or max(numbers) >= len(found):
+        vbuckets, numbers = self._bucket.vbuckets, self._numbers
+        if min(numbers) < 0 or max(numbers) >= len(vbuckets):
             return False
         add_vbucket, add_items = self._vbuckets.append, self._items.append
         add_seqno, add_old = self._seqnos.append, self._olds.append
         for number, key in zip(numbers, self._keys, strict=True):
-            vbucket = found[number]
+            vbucket = vbuckets[number]
             if vbucket is None or vbucket._index is None or vbucket._locks:
                 return False
             index, tail = vbucket._index, vbucket._tail

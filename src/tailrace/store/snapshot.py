@@ -76,8 +76,8 @@ def in_sorted(seqnos: npt.NDArray[np.uint64], among: npt.NDArray[np.uint64]) -> 
         return np.zeros(len(seqnos), np.bool_)
     part = among[low:high]
     places = np.searchsorted(part, seqnos)
-    found: npt.NDArray[np.bool_] = part[np.minimum(places, len(part) - 1)] == seqnos
-    return found
+    is_among: npt.NDArray[np.bool_] = part[np.minimum(places, len(part) - 1)] == seqnos
+    return is_among
 
 
 class MemorySnapshot:

@@ -423,9 +423,9 @@ class EngineVBucket(ReceivedHistory):
         if self._next_expiry > now or self.state != VBucketState.ACTIVE:
             return 0
         index = self._index if self._index is not None else self._load()
-        found, next_expiry = self._expired_by(now)
+        expired, next_expiry = self._expired_by(now)
         due = []
-        for frame, seqno in found:
+        for frame, seqno in expired:
             key = frame_key(frame)
             entry = index.get(key, 0)
             if entry & SEQNO == seqno and entry & EXISTS:
@@ -437,7 +437,7 @@ class EngineVBucket(ReceivedHistory):
 
     def _expired_by(self, now: int) -> tuple[list[tuple[bytes, int]], int]:
         """Changes whose expiry has come, superseded ones too, and the next expiry after that."""
-        found: list[tuple[bytes, int]] = []
+        expired: list[tuple[bytes, int]] = []
         following = NO_EXPIRY
         for piece in self.pieces:
             if piece.min_expiry == NO_EXPIRY:
@@ -450,7 +450,7 @@ class EngineVBucket(ReceivedHistory):
                 following = min([following, *expiries[~come].tolist()])
                 for place, offset in zip(places[come].tolist(), offsets[come].tolist(), strict=True):
                     stop = offset + int(frames.lengths[place])
-                    found.append((frames.data[offset:stop].tobytes(), int(frames.seqnos[place])))
+                    expired.append((frames.data[offset:stop].tobytes(), int(frames.seqnos[place])))
         sealed = self.sealed_seqno
         for tail in (*self._old, self._tail):
             for place in range(tail.after(sealed), len(tail)):
@@ -458,10 +458,10 @@ class EngineVBucket(ReceivedHistory):
                 if note & EXPIRES:
                     expiry = int.from_bytes(frame[44:48], "big")
                     if expiry <= now:
-                        found.append((frame, int.from_bytes(frame[24:32], "big")))
+                        expired.append((frame, int.from_bytes(frame[24:32], "big")))
                     else:
                         following = min(following, expiry)
-        return found, following
+        return expired, following
 
     def drop_after(self, seqno: int) -> None:
         super().drop_after(seqno)

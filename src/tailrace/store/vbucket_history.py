@@ -150,9 +150,9 @@ class History:
 
         In such a snapshot there is no state between its start and its end that the vbucket really had.
         """
-        for one in self._folded:
-            if one.start < seqno < one.end:
-                return one
+        for folded in self._folded:
+            if folded.start < seqno < folded.end:
+                return folded
         return ReceivedRange(seqno, seqno)
 
     @property
@@ -178,8 +178,8 @@ class History:
     def pieces(self) -> tuple[SegmentPiece, ...]:
         """Its parts of the sealed segments, in the order of their seqnos."""
         if self._pieces_epoch != self._bucket.epoch:
-            found = (segment.piece(self.id) for segment in self._bucket.segments)
-            self._pieces = tuple(sorted((piece for piece in found if piece), key=lambda piece: piece.first))
+            pieces = (segment.piece(self.id) for segment in self._bucket.segments)
+            self._pieces = tuple(sorted((piece for piece in pieces if piece), key=lambda piece: piece.first))
             self._pieces_epoch = self._bucket.epoch
         return self._pieces
 
@@ -254,16 +254,16 @@ class History:
         """(seqno, collection) of every event that removed a collection's documents: it ended, or began once
         more, which is how a collection is emptied.
         """
-        found = []
+        drops = []
         begun: set[int] = {0}
         for seqno, event, subject, _ in self.events:
             if event == SystemEventId.COLLECTION_END or (
                 event == SystemEventId.COLLECTION_BEGIN and subject in begun
             ):
-                found.append((seqno, subject))
+                drops.append((seqno, subject))
             if event == SystemEventId.COLLECTION_BEGIN:
                 begun.add(subject)
-        return found
+        return drops
 
     def _drops_up_to(self, seqno: int) -> Drops:
         return Drops(self.drops, seqno) if self.events else NO_DROPS
@@ -491,7 +491,7 @@ class History:
         self._received = ReceivedRange(seqno, seqno)
         self._announced_purge = 0
         self._has_gaps = True
-        self._folded = [one for one in self._folded if one.end <= seqno]
+        self._folded = [folded for folded in self._folded if folded.end <= seqno]
         self.events = [event for event in self.events if event[0] <= seqno]
         if seqno == 0:
             self.purge_seqno = self.rollback_floor = self.rev_floor = self.deleted_rev = 0
@@ -528,7 +528,7 @@ class History:
             "purge_seqno": self.purge_seqno,
         }
         if self._folded:
-            meta["folded"] = [list(one) for one in self._folded]
+            meta["folded"] = [list(folded) for folded in self._folded]
         if self.extra is not None:
             meta["extra"] = self.extra
         if whole:
@@ -546,7 +546,7 @@ class History:
         self.state = meta["state"]
         self.failover_log = FailoverLog.from_json(meta["failover_log"])
         self._received = ReceivedRange(*meta["received"])
-        self._folded = [ReceivedRange(*one) for one in meta.get("folded", [])]
+        self._folded = [ReceivedRange(*ends) for ends in meta.get("folded", [])]
         self.extra = meta.get("extra")
         self.purge_seqno = max(self.purge_seqno, meta.get("purge_seqno", 0))
         self._checkpoints = Checkpoints(meta["checkpoint"], self._checkpoints.open_start)

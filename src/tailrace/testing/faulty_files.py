@@ -327,14 +327,14 @@ class SimulatedDisk:
                     self._durable[path] = node
 
     def power_cut(self, rng: random.Random) -> SimulatedDisk:
-        """The disk that is found afterwards."""
+        """The disk as it is afterwards."""
         self._apply([change for change in self._changes if rng.random() < 0.5])
-        found = SimulatedDisk()
+        disk = SimulatedDisk()
         for path, node in self._durable.items():
             survivor = Inode(_survivor(node, rng))
             survivor.synced = len(survivor.data)
-            found.nodes[path] = found._durable[path] = survivor
-        return found
+            disk.nodes[path] = disk._durable[path] = survivor
+        return disk
 
 
 def _survivor(node: Inode, rng: random.Random) -> bytearray:
