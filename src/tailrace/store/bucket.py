@@ -14,10 +14,12 @@ from ..clock import Clock
 from ..errors import DocumentRefused, RollbackImpossible, StoreCorrupt, StoreError
 from ..files import Files
 from ..history import FailoverLog
+from ..model import MAX_U64
 from ..rng import vb_uuid
 from ..wire.codes import Status, VBucketState
 from .base import Job, StoreSettings
 from .collections import Manifest
+from .format import seqno_of, vbucket_of
 from .journal import CommitJob, HybridClock
 from .log import Batch
 from .losses import LossPolicy
@@ -313,7 +315,7 @@ class EngineBucket(SealedStore):
         left = [
             (frame, note)
             for frame, note in zip(self.pending, self.notes, strict=True)
-            if int.from_bytes(frame[24:32], "big") <= targets.get(frame[6] << 8 | frame[7], 1 << 64)
+            if seqno_of(frame) <= targets.get(vbucket_of(frame), MAX_U64)
         ]
         self.pending = [frame for frame, _ in left]
         self.notes = [note for _, note in left]

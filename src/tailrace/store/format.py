@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DocumentRefused, MalformedMessage
-from ..frames import CHUNK_BYTES, Bytes, Offsets, Trait
+from ..frames import CHUNK_BYTES, OPCODE_AT, Bytes, Offsets, Trait, field_everywhere
+from ..wire import dcp
 from ..wire.codes import Datatype, DcpOpcode, Magic, Status, SystemEventId
 from ..wire.fields import decode_leb128
-from ..wire.header import HEADER_SIZE
+from ..wire.header import HEADER, HEADER_LAYOUT, HEADER_SIZE
+from ..wire.layout import Field, record
 
 __all__ = [
     "BATCH",
@@ -27,10 +29,14 @@ __all__ = [
     "DATATYPE_TRAITS",
     "DELETED",
     "DELETION",
+    "DELETION_EXTRAS",
     "DIRECTORY",
+    "EVENT_EXTRAS",
     "EXPIRATION",
+    "EXPIRATION_EXTRAS",
     "EXPIRED",
     "EXPIRES",
+    "EXPIRY_BYTES",
     "FOOTER",
     "FORMAT_VERSION",
     "LOG",
@@ -50,9 +56,14 @@ __all__ = [
     "collection_of",
     "counted",
     "expiries_at",
+    "expiry_of",
     "frame_key",
     "index_key",
+    "rev_of",
     "revs_at",
+    "scope_of",
+    "seqno_of",
+    "vbucket_of",
     "vbuckets_at",
 ]
 
@@ -61,46 +72,58 @@ FORMAT_VERSION = 3
 had no files BUCKETS and SYNCED, so they can't tell that a bucket or the newest log is gone.
 """
 
-# Frames: the header and the extras in one struct. magic, opcode, key length, extras length, datatype,
-# vbucket, total body length, opaque, cas; then the extras of docs/spec/dcp.md#mutation,
-# docs/spec/dcp.md#deletion (V2), docs/spec/dcp.md#expiration and docs/spec/dcp.md#system-event.
+# Frames: the header and the extras in one struct. Of a mutation only what the store fills in: opaque, lock
+# time, nmeta and nru are 0.
 
-MUTATION = struct.Struct(">HHBBHI4xQQQII7x")  # magic and opcode in one; opaque, lock time, nmeta, nru are 0
-DELETION = struct.Struct(">BBHBBHIIQQQIB")
-EXPIRATION = struct.Struct(">BBHBBHIIQQQI")
-SYSTEM_EVENT = struct.Struct(">BBHBBHIIQQIB")
-assert (MUTATION.size, DELETION.size, EXPIRATION.size, SYSTEM_EVENT.size) == (
-    24 + 31,
-    24 + 21,
-    24 + 20,
-    24 + 13,
+_MUTATION_LAYOUT = HEADER_LAYOUT + dcp.MUTATION
+_STORED_MUTATION = _MUTATION_LAYOUT.only(
+    "magic+opcode",
+    "key_length",
+    "extras_length",
+    "datatype",
+    "vbucket",
+    "body_length",
+    "cas",
+    "by_seqno",
+    "rev_seqno",
+    "flags",
+    "expiry",
 )
-MUTATION_EXTRAS = MUTATION.size - HEADER_SIZE
-# `MUTATION` for many frames at once: a row has its bytes.
-MUTATION_HEADS = np.dtype(
-    {
-        "names": [
-            "start",
-            "key_length",
-            "extras_length",
-            "datatype",
-            "vbucket",
-            "body_length",
-            "cas",
-            "seqno",
-            "rev",
-            "flags",
-            "expiry",
-        ],
-        "formats": [">u2", ">u2", "u1", "u1", ">u2", ">u4", ">u8", ">u8", ">u8", ">u4", ">u4"],
-        "offsets": [0, 2, 4, 5, 6, 8, 16, 24, 32, 40, 44],
-        "itemsize": MUTATION.size,
-    }
-)
+_DELETION_LAYOUT = HEADER_LAYOUT + dcp.DELETION_V2
+_EXPIRATION_LAYOUT = HEADER_LAYOUT + dcp.EXPIRATION
+_EVENT_LAYOUT = HEADER_LAYOUT + dcp.DcpSystemEvent.LAYOUTS[0]
+MUTATION = _STORED_MUTATION.struct
+DELETION = _DELETION_LAYOUT.struct
+EXPIRATION = _EXPIRATION_LAYOUT.struct
+SYSTEM_EVENT = _EVENT_LAYOUT.struct
+MUTATION_EXTRAS = dcp.MUTATION.size
+DELETION_EXTRAS = dcp.DELETION_V2.size
+EXPIRATION_EXTRAS = dcp.EXPIRATION.size
+EVENT_EXTRAS = dcp.DcpSystemEvent.LAYOUTS[0].size
+MUTATION_HEADS = record(_STORED_MUTATION)
+"""`MUTATION` for many frames at once: a row has its bytes."""
 
-_REV_AT = 32
-_EXPIRY_AT = 44
-_DELETE_TIME_AT = 40
+_REV = _MUTATION_LAYOUT.field("rev_seqno")
+_EXPIRY = _MUTATION_LAYOUT.field("expiry")
+_DELETE_TIME = _DELETION_LAYOUT.field("delete_time")
+# Mutations and tombstones have seqno and rev at the same place, and tombstones of both kinds their time.
+assert _REV.offset == _DELETION_LAYOUT.at("rev_seqno") == _EXPIRATION_LAYOUT.at("rev_seqno")
+assert _DELETE_TIME.offset == _EXPIRATION_LAYOUT.at("delete_time")
+
+
+def _bytes_of(field: Field) -> slice:
+    return slice(field.offset, field.offset + field.size)
+
+
+# Where fields stand in a frame, for those who take one out of it.
+CAS_BYTES = _bytes_of(_MUTATION_LAYOUT.field("cas"))
+SEQNO_BYTES = _bytes_of(_MUTATION_LAYOUT.field("by_seqno"))
+REV_BYTES = _bytes_of(_REV)
+EXPIRY_BYTES = _bytes_of(_EXPIRY)
+_KEY_LENGTH_BYTES = _bytes_of(HEADER_LAYOUT.field("key_length"))
+_VBUCKET_BYTES = _bytes_of(HEADER_LAYOUT.field("vbucket"))
+_EXTRAS_LENGTH_AT = HEADER_LAYOUT.at("extras_length")
+_DATATYPE_AT = HEADER_LAYOUT.at("datatype")
 
 # The traits as plain integers: an operator of an IntFlag takes a microsecond, a tenth of a whole write.
 DELETED = int(Trait.DELETION)
@@ -128,12 +151,17 @@ _OPCODE_TRAITS = {
     _SYSTEM_EVENT: SYSTEM,
 }
 MUTATION_START = Magic.REQUEST << 8 | DcpOpcode.MUTATION
-_U16 = struct.Struct(">H")
-_U64 = struct.Struct(">Q")
 _U32 = struct.Struct(">I")
 _MAX_U64 = (1 << 64) - 1
-_HEAD = struct.Struct(">BBHBBHIIQQQ")
+_FLAGS_AND_EXPIRY = _MUTATION_LAYOUT.only("flags", "expiry").struct
+_HEAD = (
+    (HEADER_LAYOUT + dcp.DELETION_V1)
+    .only("opcode", "key_length", "extras_length", "datatype", "cas", "by_seqno", "rev_seqno")
+    .struct
+)
+_EVENT = _EVENT_LAYOUT.only("event").struct
 _COLLECTION_EVENT = struct.Struct(">QII")  # manifest uid, scope id, collection id
+_SCOPE_EVENT = struct.Struct(">QI")  # manifest uid, scope id
 
 
 class StoredDocument(NamedTuple):
@@ -158,13 +186,13 @@ class StoredDocument(NamedTuple):
     @classmethod
     def of(cls, frame: bytes) -> StoredDocument:
         """Take a mutation, deletion or expiration of this store apart."""
-        _, opcode, key_length, extras_length, datatype, _, _, _, cas, seqno, rev = _HEAD.unpack_from(frame)
+        opcode, key_length, extras_length, datatype, cas, seqno, rev = _HEAD.unpack_from(frame)
         start = HEADER_SIZE + extras_length
         flags, expiry = 0, 0
         if opcode == _MUTATION:
-            flags, expiry = struct.unpack_from(">II", frame, 40)
+            flags, expiry = _FLAGS_AND_EXPIRY.unpack_from(frame)
         elif opcode != _SYSTEM_EVENT:
-            (expiry,) = _U32.unpack_from(frame, 40)
+            (expiry,) = _U32.unpack_from(frame, _DELETE_TIME.offset)
         return cls(
             frame[start : start + key_length],
             frame[start + key_length :],
@@ -180,13 +208,39 @@ class StoredDocument(NamedTuple):
 
 def frame_key(frame: bytes) -> bytes:
     """The key as it stands in the frame."""
-    start = HEADER_SIZE + frame[4]
-    return frame[start : start + _U16.unpack_from(frame, 2)[0]]
+    start = HEADER_SIZE + frame[_EXTRAS_LENGTH_AT]
+    return frame[start : start + int.from_bytes(frame[_KEY_LENGTH_BYTES], "big")]
 
 
 def cas_of(frame: bytes) -> int:
     """The document's CAS."""
-    return int.from_bytes(frame[16:24], "big")
+    return int.from_bytes(frame[CAS_BYTES], "big")
+
+
+def seqno_of(frame: bytes) -> int:
+    """The change's place in its vbucket."""
+    return int.from_bytes(frame[SEQNO_BYTES], "big")
+
+
+def rev_of(frame: bytes) -> int:
+    """The document's rev; nonsense for a system event."""
+    return int.from_bytes(frame[REV_BYTES], "big")
+
+
+def expiry_of(frame: bytes) -> int:
+    """When a mutation expires; nonsense for other frames."""
+    return int.from_bytes(frame[EXPIRY_BYTES], "big")
+
+
+def vbucket_of(frame: bytes) -> int:
+    """Which vbucket a frame is of."""
+    return int.from_bytes(frame[_VBUCKET_BYTES], "big")
+
+
+def value_of(frame: bytes) -> bytes:
+    """What stands behind the key."""
+    key_length = int.from_bytes(frame[_KEY_LENGTH_BYTES], "big")
+    return frame[HEADER_SIZE + frame[_EXTRAS_LENGTH_AT] + key_length :]
 
 
 def index_key(frame: bytes) -> bytes:
@@ -195,7 +249,7 @@ def index_key(frame: bytes) -> bytes:
     A system event is about a collection or a scope; the next about the same one replaces it. Its key begins
     with collection id 1, which no document can have.
     """
-    if frame[1] != _SYSTEM_EVENT:
+    if frame[OPCODE_AT] != _SYSTEM_EVENT:
         return frame_key(frame)
     event, subject = system_event(frame)
     is_scope = event in (SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED)
@@ -204,11 +258,15 @@ def index_key(frame: bytes) -> bytes:
 
 def system_event(frame: bytes) -> tuple[int, int]:
     """Which event, and of which collection or scope id."""
-    _, event, _ = struct.unpack_from(">QIB", frame, HEADER_SIZE)
-    value = frame[HEADER_SIZE + frame[4] + _U16.unpack_from(frame, 2)[0] :]
+    (event,) = _EVENT.unpack_from(frame)
     if event in (SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED):
-        return event, struct.unpack_from(">QI", value)[1]
-    return event, _COLLECTION_EVENT.unpack_from(value)[2]
+        return event, _SCOPE_EVENT.unpack_from(value_of(frame))[1]
+    return event, _COLLECTION_EVENT.unpack_from(value_of(frame))[2]
+
+
+def scope_of(frame: bytes) -> int:
+    """The scope id of a system event about a collection."""
+    return int(_COLLECTION_EVENT.unpack_from(value_of(frame))[1])
 
 
 def collection_of(key: bytes) -> int:
@@ -218,40 +276,33 @@ def collection_of(key: bytes) -> int:
 
 def vbuckets_at(data: Bytes, offsets: Offsets) -> npt.NDArray[np.int64]:
     """The vbucket id of every frame."""
-    return data[offsets + 6].astype(np.int64) << 8 | data[offsets + 7]
+    return field_everywhere(data, HEADER_LAYOUT.field("vbucket"))[offsets].astype(np.int64)
 
 
 def revs_at(data: Bytes, offsets: Offsets) -> npt.NDArray[np.uint64]:
     """The rev seqno of every frame; nonsense for system events."""
-    # A view of every eight bytes that follow each other, aligned or not.
-    words = np.ndarray((len(data) - 7,), ">u8", data, strides=(1,))
-    return words[offsets + _REV_AT].astype(np.uint64)
+    return field_everywhere(data, _REV)[offsets].astype(np.uint64)
 
 
 def expiries_at(data: Bytes, offsets: Offsets) -> npt.NDArray[np.uint32]:
     """The expiry of every mutation; nonsense for other frames."""
-    return _u32_at(data, offsets + _EXPIRY_AT)
+    return field_everywhere(data, _EXPIRY)[offsets].astype(np.uint32)
 
 
 def delete_times_at(data: Bytes, offsets: Offsets) -> npt.NDArray[np.uint32]:
     """The delete time of every tombstone; nonsense for other frames."""
-    return _u32_at(data, offsets + _DELETE_TIME_AT)
-
-
-def _u32_at(data: Bytes, at: Offsets) -> npt.NDArray[np.uint32]:
-    words = np.ndarray((len(data) - 3,), ">u4", data, strides=(1,))
-    return words[at].astype(np.uint32)
+    return field_everywhere(data, _DELETE_TIME)[offsets].astype(np.uint32)
 
 
 def traits_of(frame: bytes) -> int:
     """What a frame is; without REPLACES, which only its vbucket knows."""
-    traits = _OPCODE_TRAITS[frame[1]]
+    traits = _OPCODE_TRAITS[frame[OPCODE_AT]]
     if traits & SYSTEM:
         return traits
-    traits |= DATATYPE_TRAITS[frame[5] & 7]
-    if frame[HEADER_SIZE + frame[4]]:
+    traits |= DATATYPE_TRAITS[frame[_DATATYPE_AT] & 7]
+    if frame[HEADER_SIZE + frame[_EXTRAS_LENGTH_AT]]:
         traits |= COLLECTION
-    if frame[1] == _MUTATION and frame[_EXPIRY_AT : _EXPIRY_AT + 4] != b"\0\0\0\0":
+    if frame[OPCODE_AT] == _MUTATION and frame[EXPIRY_BYTES] != b"\0\0\0\0":
         traits |= EXPIRES
     return traits
 
@@ -263,48 +314,35 @@ def canonical(frame: bytes, *, collections: bool, delete_time: int = 0) -> bytes
     already), no extended metadata behind the value, no lock and no cache hint, and deletions in the V2
     layout, with `delete_time` where the peer gave none.
     """
-    magic, opcode, key_length, extras_length, datatype, vbucket, body = struct.unpack_from(">BBHBBHI", frame)
+    magic, opcode, key_length, extras_length, datatype, vbucket, body, _, cas = (
+        HEADER_LAYOUT.struct.unpack_from(frame)
+    )
     framing = 0
     if magic == Magic.FLEX_REQUEST:
         framing, key_length = key_length >> 8, key_length & 0xFF
     if opcode not in _OPCODE_TRAITS or len(frame) != HEADER_SIZE + body:
         raise MalformedMessage(f"opcode 0x{opcode:02x} is no change that a store keeps")
-    (cas,) = _U64.unpack_from(frame, 16)
     start = HEADER_SIZE + framing
     extras = frame[start : start + extras_length]
     key = frame[start + extras_length : start + extras_length + key_length]
     value = frame[start + extras_length + key_length :]
     if opcode != _SYSTEM_EVENT and not collections:
         key = b"\0" + key
-    if opcode == _MUTATION and extras_length == 31:
-        meta_length = _U16.unpack_from(extras, 28)[0]
+    if opcode == _MUTATION and extras_length == MUTATION_EXTRAS:
+        seqno, rev, flags, expiry, _, meta_length, _ = dcp.MUTATION.struct.unpack(extras)
         value = value[: len(value) - meta_length]
-        extras = extras[:24] + b"\0" * 7
-    elif opcode == _DELETION and extras_length == 18:
-        meta_length = _U16.unpack_from(extras, 16)[0]
+        extras = dcp.MUTATION.struct.pack(seqno, rev, flags, expiry, 0, 0, 0)
+    elif opcode == _DELETION and extras_length == dcp.DELETION_V1.size:
+        seqno, rev, meta_length = dcp.DELETION_V1.struct.unpack(extras)
         value = value[: len(value) - meta_length]
-        extras = extras[:16] + _U32.pack(delete_time) + b"\0"
-    elif (opcode == _DELETION and extras_length == 21) or (opcode == _EXPIRATION and extras_length == 20):
-        extras = extras[:20] + b"\0" * (extras_length - 20)
-    elif not (opcode == _SYSTEM_EVENT and extras_length == 13):
+        extras = dcp.DELETION_V2.struct.pack(seqno, rev, delete_time, 0)
+    elif opcode == _DELETION and extras_length == DELETION_EXTRAS:
+        extras = dcp.DELETION_V2.struct.pack(*dcp.DELETION_V2.struct.unpack(extras)[:-1], 0)
+    elif (opcode, extras_length) not in ((_EXPIRATION, EXPIRATION_EXTRAS), (_SYSTEM_EVENT, EVENT_EXTRAS)):
         raise MalformedMessage(f"opcode 0x{opcode:02x} with {extras_length} bytes of extras is no change")
-    return (
-        struct.pack(
-            ">BBHBBHIIQ",
-            Magic.REQUEST,
-            opcode,
-            len(key),
-            len(extras),
-            datatype,
-            vbucket,
-            len(extras) + len(key) + len(value),
-            0,
-            cas,
-        )
-        + extras
-        + key
-        + value
-    )
+    size = len(extras) + len(key) + len(value)
+    header = (Magic.REQUEST, opcode, len(key), len(extras), datatype, vbucket, size, 0, cas)
+    return HEADER.pack(*header) + extras + key + value
 
 
 def counted(text: bytes, delta: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..wire.codes import SystemEventId
 from ..wire.header import HEADER_SIZE
-from .format import SYSTEM, TOMBSTONE, collection_of, index_key, revs_at, system_event
+from .format import SYSTEM, TOMBSTONE, collection_of, index_key, rev_of, revs_at, system_event
 from .segment import Frames
 
 __all__ = [
@@ -44,7 +44,7 @@ def entry_of(frame: bytes, seqno: int, traits: int) -> int:
     if traits & SYSTEM:
         return seqno | (EXISTS if system_event(frame)[0] in BEGINS else 0)
     exists = 0 if traits & TOMBSTONE else EXISTS
-    return int.from_bytes(frame[32:40], "big") << REV_SHIFT | exists | seqno
+    return rev_of(frame) << REV_SHIFT | exists | seqno
 
 
 def forget_collection(index: dict[bytes, int], collection: int, seqno: int) -> None:

@@ -11,7 +11,17 @@ from ..history import FailoverLog
 from ..model import MAX_CAS, MAX_REV, MAX_SEQNO
 from ..wire.codes import DcpOpcode, Status, SystemEventId
 from .base import ReceivedRange
-from .format import SYSTEM, SYSTEM_EVENT, cas_of, index_key, system_event, traits_of
+from .format import (
+    EVENT_EXTRAS,
+    SYSTEM,
+    SYSTEM_EVENT,
+    cas_of,
+    index_key,
+    rev_of,
+    seqno_of,
+    system_event,
+    traits_of,
+)
 from .index import BEGINS, EXISTS, entry_of
 from .vbucket_history import History
 
@@ -53,10 +63,10 @@ class ReceivedHistory(History):
                 0x80,
                 DcpOpcode.SYSTEM_EVENT,
                 len(name),
-                13,
+                EVENT_EXTRAS,
                 0,
                 self.id,
-                13 + len(name) + len(value),
+                EVENT_EXTRAS + len(name) + len(value),
                 0,
                 self._bucket.clock.next(),
                 seqno,
@@ -103,14 +113,14 @@ class ReceivedHistory(History):
         self._bucket.queue_meta(self)
 
     def receive(self, frame: bytes) -> None:
-        seqno = int.from_bytes(frame[24:32], "big")
+        seqno = seqno_of(frame)
         if not self.high_seqno < seqno <= self.received.end:
             raise DocumentRefused(
                 Status.ERANGE,
                 f"seqno {seqno} after {self.high_seqno}, in a snapshot up to {self.received.end}",
             )
         traits = traits_of(frame)
-        check_metadata(0 if traits & SYSTEM else int.from_bytes(frame[32:40], "big"), cas_of(frame))
+        check_metadata(0 if traits & SYSTEM else rev_of(frame), cas_of(frame))
         self._take_purge()
         if seqno != self.high_seqno + 1:
             self._has_gaps = True

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import StoreCorrupt
 from ..files import File
 from ..history import FailoverLog
-from .format import LOG
+from .format import LOG, vbucket_of
 from .log import Batch, LogHeader, log_header, log_name, log_number, read_log
 from .losses import LossPolicy, lost, set_aside
 from .manifest_file import MANIFEST
@@ -215,7 +215,7 @@ def _replay(bucket: EngineBucket, batch: Batch) -> None:
 def _by_vbucket(batch: Batch) -> dict[int, tuple[list[bytes], list[int]]]:
     by_vbucket: dict[int, tuple[list[bytes], list[int]]] = {}
     for frame, note in zip(batch.frames, batch.notes, strict=True):
-        where = frame[6] << 8 | frame[7]
+        where = vbucket_of(frame)
         if where not in by_vbucket:
             by_vbucket[where] = [], []
         frames, notes = by_vbucket[where]

@@ -84,15 +84,15 @@ class _Batch:
             before, revs = np.frombuffer(b"".join(self._olds), "<u8").reshape(-1, 2).T
             cas = bucket.clock.next()
             heads = np.zeros(count, MUTATION_HEADS)
-            heads["start"] = MUTATION_START
+            heads["magic+opcode"] = MUTATION_START
             heads["key_length"] = key_lengths
             heads["extras_length"] = MUTATION_EXTRAS
             heads["datatype"] = datatype
             heads["vbucket"] = np.array(self._numbers, np.uint16)
             heads["body_length"] = key_lengths + value_lengths + MUTATION_EXTRAS
             heads["cas"] = np.arange(cas, cas + count, dtype=np.uint64)
-            heads["seqno"] = np.array(self._seqnos, np.uint64)
-            heads["rev"] = revs + np.uint64(1)
+            heads["by_seqno"] = np.array(self._seqnos, np.uint64)
+            heads["rev_seqno"] = revs + np.uint64(1)
             starts: list[Any] = heads.view(_HEAD).tolist()
             frames = list(map(b"".join, zip(starts, self._keys, values, strict=True)))
             is_new = before < EXISTS

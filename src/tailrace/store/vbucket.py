@@ -18,9 +18,12 @@ from .format import (
     DATATYPE_TRAITS,
     DELETED,
     DELETION,
+    DELETION_EXTRAS,
     EXPIRATION,
+    EXPIRATION_EXTRAS,
     EXPIRED,
     EXPIRES,
+    EXPIRY_BYTES,
     MUTATION,
     MUTATION_EXTRAS,
     MUTATION_START,
@@ -28,10 +31,13 @@ from .format import (
     NOTE_SHIFT,
     REPLACES,
     StoredDocument,
+    cas_of,
     collection_of,
     counted,
     expiries_at,
+    expiry_of,
     frame_key,
+    seqno_of,
 )
 from .index import EXISTS, REV_SHIFT, SEQNO
 from .received import ReceivedHistory, check_metadata
@@ -59,7 +65,7 @@ class EngineVBucket(ReceivedHistory):
         if not entry & EXISTS:
             return None
         frame = self._newest(entry)
-        if frame[44:48] != b"\0\0\0\0" and self._has_expired(frame):
+        if frame[EXPIRY_BYTES] != b"\0\0\0\0" and self._has_expired(frame):
             if self.state == VBucketState.ACTIVE:
                 self._expire(key, frame, entry)
             return None
@@ -87,7 +93,7 @@ class EngineVBucket(ReceivedHistory):
         return frame
 
     def _has_expired(self, frame: bytes) -> bool:
-        return int.from_bytes(frame[44:48], "big") <= self._bucket.now_s()
+        return expiry_of(frame) <= self._bucket.now_s()
 
     # Writing.
 
@@ -224,7 +230,9 @@ class EngineVBucket(ReceivedHistory):
             raise self._bucket.full()
         seqno = self.high_seqno + 1
         entry = self._entry(key)
-        layout, extras = (DELETION, 21) if opcode == _DELETION else (EXPIRATION, 20)
+        layout, extras = (
+            (DELETION, DELETION_EXTRAS) if opcode == _DELETION else (EXPIRATION, EXPIRATION_EXTRAS)
+        )
         fields = (seqno, rev, delete_time, 0) if opcode == _DELETION else (seqno, rev, delete_time)
         body = extras + len(key) + len(value)
         head = layout.pack(0x80, opcode, len(key), extras, datatype, self.id, body, 0, cas, *fields)
@@ -284,7 +292,7 @@ class EngineVBucket(ReceivedHistory):
             frame = self.get(key)
             if frame is None:
                 raise DocumentRefused(missing)
-            if int.from_bytes(frame[16:24], "big") != cas:
+            if cas_of(frame) != cas:
                 raise DocumentRefused(Status.KEY_EEXISTS)
 
     # Locks: in memory only, as on any server.
@@ -414,7 +422,7 @@ class EngineVBucket(ReceivedHistory):
         if self._bucket.memory_bytes > self._bucket.memory_limit:
             return  # a reader is not to blame; the next one tries again
         value, datatype = self._tombstone_value(frame)
-        time_s = int.from_bytes(frame[44:48], "big")
+        time_s = expiry_of(frame)
         rev = (entry >> REV_SHIFT) + 1
         self._bury(key, _EXPIRATION, value, datatype, rev, self._bucket.clock.next(), time_s)
 
@@ -456,9 +464,9 @@ class EngineVBucket(ReceivedHistory):
             for place in range(tail.after(sealed), len(tail)):
                 frame, note = tail.items[2 * place : 2 * place + 2]
                 if note & EXPIRES:
-                    expiry = int.from_bytes(frame[44:48], "big")
+                    expiry = expiry_of(frame)
                     if expiry <= now:
-                        expired.append((frame, int.from_bytes(frame[24:32], "big")))
+                        expired.append((frame, seqno_of(frame)))
                     else:
                         following = min(following, expiry)
         return expired, following

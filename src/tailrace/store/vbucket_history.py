@@ -14,7 +14,6 @@ import numpy as np
 
 from ..history import FailoverLog
 from ..wire.codes import SystemEventId, VBucketState
-from ..wire.header import HEADER_SIZE
 from .base import ReceivedRange, VBucketSnapshot
 from .checkpoint import Checkpoints, Tail
 from .format import (
@@ -26,7 +25,11 @@ from .format import (
     SYSTEM,
     TOMBSTONE,
     collection_of,
+    expiry_of,
     index_key,
+    rev_of,
+    scope_of,
+    seqno_of,
     system_event,
 )
 from .index import EXISTS, SEQNO, count_documents, entry_of, forget_collection, index_frames
@@ -232,15 +235,13 @@ class History:
     def _note(self, frame: bytes, seqno: int, traits: int) -> None:
         """What an unusual change means beyond its key."""
         if traits & TOMBSTONE:
-            self.deleted_rev = max(self.deleted_rev, int.from_bytes(frame[32:40], "big"))
+            self.deleted_rev = max(self.deleted_rev, rev_of(frame))
         if traits & EXPIRES:
-            self._next_expiry = min(self._next_expiry, int.from_bytes(frame[44:48], "big"))
+            self._next_expiry = min(self._next_expiry, expiry_of(frame))
         if traits & SYSTEM:
             event, subject = system_event(frame)
-            scope = subject
-            if event in (SystemEventId.COLLECTION_BEGIN, SystemEventId.COLLECTION_END):
-                value = HEADER_SIZE + 13 + int.from_bytes(frame[2:4], "big")
-                scope = int.from_bytes(frame[value + 8 : value + 12], "big")
+            is_of_collection = event in (SystemEventId.COLLECTION_BEGIN, SystemEventId.COLLECTION_END)
+            scope = scope_of(frame) if is_of_collection else subject
             self._bucket.cache.clear()
             self.events = [*self.events, (seqno, event, subject, scope)]
             if (seqno, subject) in self.drops:
@@ -297,7 +298,7 @@ class History:
         for tail in (*self._old, self._tail):
             for place in range(tail.after(sealed), len(tail)):
                 frame, note = tail.items[2 * place : 2 * place + 2]
-                index[index_key(frame)] = entry_of(frame, int.from_bytes(frame[24:32], "big"), note)
+                index[index_key(frame)] = entry_of(frame, seqno_of(frame), note)
         drops = self.drops
         for seqno, collection in drops:
             forget_collection(index, collection, seqno)
@@ -565,7 +566,7 @@ class History:
         """Changes that a log holds."""
         tail = self._tail
         for frame, note in zip(frames, notes, strict=True):
-            seqno = int.from_bytes(frame[24:32], "big")
+            seqno = seqno_of(frame)
             tail.expect(seqno)
             if tail.seqnos is not None:
                 tail.seqnos.append(seqno)
@@ -575,7 +576,7 @@ class History:
             if self._items is not None and not note & SYSTEM:
                 self._items += (not note & TOMBSTONE) - bool(note & REPLACES)
         self._bucket.memory_bytes += sum(map(len, frames))
-        self.high_seqno = self.persisted_seqno = int.from_bytes(frames[-1][24:32], "big")
+        self.high_seqno = self.persisted_seqno = seqno_of(frames[-1])
 
     def recovered(self) -> None:
         """All logs are read: what comes next is in a checkpoint of its own."""
