@@ -130,7 +130,7 @@ class Wire:
         behind an answer that is not.
         """
         self._collect()
-        waiting = (one.answer if isinstance(one, Pending) else one for one in self.session._waiting)
+        waiting = (one.answer if isinstance(one, Pending) else one for one in self.session._answers.waiting)
         return b"".join((bytes(self.back), *(one for one in waiting if one)))
 
     def tick(self, now: float) -> None:

@@ -70,7 +70,7 @@ def test_any_bytes_give_answers_or_a_close(sent, features):
     bench.run_jobs()
     bench.advance(1)
     bench.run_jobs()
-    if not session.closed or session._ready:
+    if not session.closed or session._answers.ready:
         for frame in take(session):
             assert frame.status not in (Status.EINTERNAL, Status.ENOMEM), frame
     session.connection_lost()

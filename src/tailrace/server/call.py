@@ -204,7 +204,7 @@ class Call(Generic[M_co]):
 
     def stored_key(self, key: bytes) -> bytes:
         """A document's key as the store has it from one as the peer sends it; its collection exists."""
-        collections = self.session.prefixed_keys
+        collections = self.session.granted.prefixed_keys
         self.collection = checked_key(key, collections=collections)
         self.check_collection(self.collection)
         return key if collections else b"\0" + key

@@ -108,8 +108,9 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
     """Answer requests from ``at`` on; where the first begins that was not answered, and the answers."""
     if not bucket.collections.is_plain:
         return at, b""
-    prefixed = session.prefixed_keys
-    rows, no_cas, request_at, answer_at, key_at, set_extras = _MODES[prefixed][session.datatypes & _JSON]
+    granted = session.granted
+    prefixed = granted.prefixed_keys
+    rows, no_cas, request_at, answer_at, key_at, set_extras = _MODES[prefixed][granted.datatypes & _JSON]
     store = bucket.store
     vbuckets: Sequence[Any] = store.vbuckets
     answers = store.cache
@@ -191,7 +192,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                     _keep(bucket, key, _answer(vbucket_id, key, datatype, tail))
             sets += 1
             if opcode == _SET:
-                if session.mutation_seqno:
+                if granted.mutation_seqno:
                     out += (_STORED_AT_HEAD, opaque, cas_bytes, _POSITION.pack(vbucket.uuid, seqno))
                     room -= 40
                 else:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ..errors import MalformedMessage
 from ..wire.codes import Datatype, Feature
 
-__all__ = ["GRANTED", "datatypes", "negotiate"]
+__all__ = ["GRANTED", "GrantedFeatures", "datatypes", "negotiate"]
 
 GRANTED = frozenset(
     {
@@ -74,3 +74,17 @@ def datatypes(features: frozenset[int]) -> int:
     if Feature.XATTR in features:
         bits |= Datatype.XATTR
     return bits
+
+
+class GrantedFeatures:
+    """What a connection may use, in the forms in which it is asked for."""
+
+    __slots__ = ("codes", "datatypes", "mutation_seqno", "prefixed_keys")
+
+    def __init__(self, granted: Sequence[int] = (), *, is_dcp: bool = False) -> None:
+        self.codes = frozenset(granted)
+        self.datatypes = int(datatypes(self.codes))  # plain, the hot path asks for it
+        if is_dcp:
+            self.datatypes |= int(Datatype.JSON)
+        self.prefixed_keys = Feature.COLLECTIONS in self.codes
+        self.mutation_seqno = Feature.MUTATION_SEQNO in self.codes

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -28,8 +27,12 @@ from ..wire.codes import CHANGE_STREAM_OPCODES, Datatype, Feature, Magic, Op, St
 from ..wire.dialect import DCP, TAP, UPR_A, Dialect, Role, bind, opens_upr_a
 from ..wire.header import HEADER_SIZE, Frame, frame_size
 from ..wire.message import Message
-from . import commands, fastpath, negotiate
+from . import commands, fastpath
+from .answers import AnswerQueue
 from .call import COMMANDS, Call, Pending, Refused, encode_response
+from .inbox import Inbox
+from .login import Login
+from .negotiate import GrantedFeatures
 from .streams import StreamHost, may_overtake, open_handler
 from .turn import TURN_S
 
@@ -46,12 +49,6 @@ assert commands  # imported for the table that it fills
 _BEFORE_LOGIN = frozenset({Op.HELLO, Op.SASL_LIST_MECHS, Op.SASL_AUTH, Op.SASL_STEP, Op.GET_ERROR_MAP})
 _TAP_OPCODES = range(TapOpcode.CONNECT, TapOpcode.CHECKPOINT_END + 1)
 _RESPONSES = (Magic.RESPONSE, Magic.FLEX_RESPONSE)
-_PIECE_BYTES = 64
-"""About what a piece of a request takes beside its bytes: a peer may send them one by one."""
-
-_LARGE_BYTES = 1 << 20
-_FRONT_BYTES = HEADER_SIZE + 0xFF
-"""Header and framing extras of any request."""
 
 
 def _nothing() -> None:
@@ -73,15 +70,10 @@ class Session:
         """What the client calls itself."""
         self.stream_name = ""
         """What the change stream on it is called."""
-        self.sasl = SaslServer(node.users, node.rng)
-        self.authenticated = not node.needs_login
-        self.failed_logins = 0
+        self.login = Login(SaslServer(node.users, node.rng), now, needed=node.needs_login)
         self.bucket: ServedBucket | None = node.buckets.get("default")
         self.bucket_selected = False
-        self.features: frozenset[int] = frozenset()
-        self.datatypes = 0
-        self.prefixed_keys = False
-        self.mutation_seqno = False
+        self.granted = GrantedFeatures()
         self.known_map: tuple[int, int] | None = None
         """Version of the cluster map that the peer got last."""
         self.handler: Handler | None = None
@@ -89,20 +81,25 @@ class Session:
         self.role: Role | None = None
         """What the node is on a connection that is bound to a dialect."""
 
-        self._max_output = node.settings.max_output
-        self._max_in_flight = node.settings.max_in_flight
-        self._limit = node.settings.max_frame if self.authenticated else node.settings.max_frame_before_login
-        self._parts: list[bytes] = []  # received and not yet processed
-        self._have = 0
-        self._need = HEADER_SIZE
-        self._ready: list[bytes] = []  # to be sent
-        self._waiting: deque[bytes | Pending] = deque()  # behind the first answer that is not there yet
-        self._queued = 0  # bytes in both
-        self._unfinished = 0  # Pendings in _waiting
+        self._inbox = Inbox()
+        self._answers = AnswerQueue()
         self._finishing: str | None = None
-        self._held: deque[Frame] = deque()  # behind an unfinished command, beside a change stream
-        self._held_bytes = 0
-        self._without_login_since = self._last_frame_at = now
+        self._last_frame_at = now
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether the peer may send more than a greeting."""
+        return self.login.authenticated
+
+    @property
+    def features(self) -> frozenset[int]:
+        """What HELLO granted."""
+        return self.granted.codes
+
+    @property
+    def datatypes(self) -> int:
+        """The datatype bits that the peer may use and see."""
+        return self.granted.datatypes
 
     # receiving
 
@@ -112,13 +109,13 @@ class Session:
         """
         bucket = self.bucket
         if not (
-            self._parts
-            or self._ready
-            or self._waiting
+            self._inbox.has_parts
+            or self._answers.ready
+            or self._answers.waiting
             or bucket is None
             or self.handler is not None
             or self.closed
-            or not self.authenticated
+            or not self.login.authenticated
             or self.node.fenced
         ):
             at, answers = fastpath.run(self, bucket, data, 0)
@@ -140,53 +137,34 @@ class Session:
         if self.closed:
             return
         self.node.counters.bytes_read += len(data)
-        if self._parts:
-            self._parts.append(data)
-            self._have += len(data)
-            if self._have < self._need:
+        inbox = self._inbox
+        if inbox.has_parts:
+            inbox.add(data)
+            if not inbox.has_request:
                 return
-            is_large = self._need >= _LARGE_BYTES and len(self._parts[0]) >= _FRONT_BYTES
-            if is_large and self._takes_requests():
-                data = self._receive_large(now)
+            if inbox.is_large and self._takes_requests():
+                frame, data = inbox.take_large()
+                self._receive_frame(frame, now)
             else:
-                data = b"".join(self._parts)
-                self._parts.clear()
+                data = inbox.take()
         self._process(data, now)
-
-    def _receive_large(self, now: float) -> bytes:
-        """Take a large request whose parts are all there; returns what came behind it.
-
-        Only its body is joined. Joined with the header first it would be copied twice, and a copy of 20 MiB
-        holds everybody up for some milliseconds.
-        """
-        first, last = self._parts[0], self._parts[-1]
-        frame = Frame.parse(first[:_FRONT_BYTES])  # its body is cut short
-        end = len(last) - (self._have - self._need)
-        body: list[bytes | memoryview]
-        body = [memoryview(first)[HEADER_SIZE + len(frame.framing) :], *self._parts[1:-1], last[:end]]
-        self._parts.clear()
-        frame.body = b"".join(body)
-        body.clear()
-        self._receive_frame(frame, now)
-        return last[end:]
 
     @property
     def room(self) -> int:
         """How many bytes of answers may be queued before the next request has to wait; none or less: it
         waits.
         """
-        return self._max_output - self._queued
+        return self.node.settings.max_output - self._answers.size
 
     @property
     def queued_bytes(self) -> int:
         """Of answers that nobody has asked for with `data_to_send` yet."""
-        return self._queued
+        return self._answers.size
 
     @property
     def unprocessed_bytes(self) -> int:
         """Of requests that have come and can't be processed yet, with what keeping them in pieces takes."""
-        parts = self._have + _PIECE_BYTES * len(self._parts) if self._parts else 0
-        return parts + self._held_bytes
+        return self._inbox.size
 
     @property
     def wants_data(self) -> bool:
@@ -194,26 +172,27 @@ class Session:
         return self._takes_requests() and not self.has_backlog
 
     def _takes_requests(self) -> bool:
-        return not self.closed and not self._held_up() and self._held_bytes < self._max_output
+        return not (self.closed or self._held_up() or self._inbox.held_bytes >= self.node.settings.max_output)
 
     @property
     def has_backlog(self) -> bool:
         """Whether requests have come that only wait for the connection's next turn."""
-        if self._held and not self._unfinished:
-            return not self._held_up()
-        return bool(self._parts) and self._need <= self._have and not self._held_up()
+        inbox = self._inbox
+        is_due = (inbox.held and not self._answers.unfinished) or inbox.has_request
+        return bool(is_due) and not self._held_up()
 
     def _held_up(self) -> bool:
+        settings, answers = self.node.settings, self._answers
         return (
-            self._queued >= self._max_output
-            or self._unfinished >= self._max_in_flight
+            answers.size >= settings.max_output
+            or answers.unfinished >= settings.max_in_flight
             or self._finishing is not None
             or (self.handler is not None and self.handler.is_busy)
         )
 
     def _process(self, data: bytes, now: float) -> None:
         at, end = 0, len(data)
-        need = HEADER_SIZE
+        need, limit = HEADER_SIZE, self._max_frame
         monotonic = self.node.clock.monotonic
         turn_ends = monotonic() + TURN_S
         try:
@@ -221,7 +200,7 @@ class Session:
                 # not beside a change stream, whose answers must be asked for first
                 if (
                     self.bucket is not None
-                    and self.authenticated
+                    and self.login.authenticated
                     and self.handler is None
                     and not self.node.fenced
                 ):
@@ -230,25 +209,24 @@ class Session:
                         self.send_answer(answers)
                     if monotonic() >= turn_ends:
                         break
-                if end - at < HEADER_SIZE or self._queued >= self._max_output:
+                if end - at < HEADER_SIZE or self.room <= 0:
                     break
-                need = frame_size(data, at, self._limit)
+                need = frame_size(data, at, limit)
                 if end - at < need:
                     break
                 frame = Frame.parse(data, at)
                 at += need
                 need = HEADER_SIZE
                 self._receive_frame(frame, now)
+                limit = self._max_frame  # it may have been a login
                 if monotonic() >= turn_ends:
                     break
         except FramingError as error:
             self.close(str(error))
         if at:
             self._last_frame_at = now
-        self._have = end - at
-        if self._have and not self.closed:
-            self._parts.append(data[at:] if at else data)
-            self._need = need
+        if not self.closed:
+            self._inbox.keep(data[at:] if at else data, need)
         if self.bucket is not None:
             self.bucket.work.settle()
 
@@ -266,11 +244,10 @@ class Session:
             self._receive_request(frame, now)
 
     def _receive_request(self, frame: Frame, now: float) -> None:
-        waits = self.handler is not None and (self._unfinished or self._held)
+        waits = self.handler is not None and (self._answers.unfinished or self._inbox.held)
         if waits and not may_overtake(frame, self.dialect):
             # its answer would not be in our queue, and overtake that of the unfinished command
-            self._held.append(frame)
-            self._held_bytes += frame.size + _PIECE_BYTES
+            self._inbox.hold(frame)
         else:
             self._take_request(frame, now)
 
@@ -278,10 +255,9 @@ class Session:
         """Take up the requests that waited, up to the next one that takes time."""
         monotonic = self.node.clock.monotonic
         turn_ends = monotonic() + TURN_S
-        while self._held and not (self._unfinished or self.closed or self._held_up()):
-            frame = self._held.popleft()
-            self._held_bytes -= frame.size + _PIECE_BYTES
-            self._take_request(frame, now)
+        inbox, answers = self._inbox, self._answers
+        while inbox.held and not (answers.unfinished or self.closed or self._held_up()):
+            self._take_request(inbox.release(), now)
             if monotonic() >= turn_ends:
                 break
         if self.bucket is not None:
@@ -289,7 +265,7 @@ class Session:
 
     def _take_request(self, frame: Frame, now: float) -> None:
         opcode = frame.opcode
-        if not self.authenticated and opcode not in _BEFORE_LOGIN:
+        if not self.login.authenticated and opcode not in _BEFORE_LOGIN:
             self._refuse(frame, Refused(Status.EACCESS, "log in first"))
         elif self._is_stream_frame(frame):
             self._receive_stream_frame(frame, now)
@@ -320,7 +296,7 @@ class Session:
                     self._enqueue(reply)
                 elif reply is not None and not found.silent_success:
                     self.send_answer(reply)
-                if self._finishing is not None and not self._waiting:
+                if self._finishing is not None and not self._answers.waiting:
                     self.close(self._finishing)
 
     # change streams
@@ -349,7 +325,7 @@ class Session:
                 return
             dialect, role = found
             if dialect is DCP:
-                self.datatypes |= int(Datatype.JSON)
+                self.granted = GrantedFeatures(tuple(self.features), is_dcp=True)
             handler = open_handler(StreamHost(self, self.bucket), dialect, role, self._wake_handler, now)
             if handler is None:
                 self._refuse(
@@ -389,40 +365,26 @@ class Session:
         """Move what the handler has into our queue, behind what is there."""
         assert self.handler is not None
         for part in self.handler.data_to_send(max_bytes):
-            self._ready.append(bytes(part))
-            self._queued += len(part)
+            self._answers.add_first(bytes(part))
 
     # answers
 
     def send_answer(self, answer: bytes) -> None:
         """Queue an answer, or several in one, behind those before it."""
-        self._queued += len(answer)
-        (self._waiting if self._waiting else self._ready).append(answer)
+        self._answers.add(answer)
 
     def _enqueue(self, pending: Pending) -> None:
-        self._waiting.append(pending)
-        self._unfinished += 1
-        self._drain()
+        self._answers.add_pending(pending)
+        self._maybe_finish()
 
     def answered(self) -> None:
         """A pending answer has come."""
-        self._drain()
+        self._answers.advance()
+        self._maybe_finish()
         self.wake()
 
-    def _drain(self) -> None:
-        """Move the answers that nothing is waiting in front of."""
-        waiting = self._waiting
-        while waiting:
-            first = waiting[0]
-            if isinstance(first, Pending):
-                if first.answer is None:
-                    return
-                self._unfinished -= 1
-                self._queued += len(first.answer)
-                first = first.answer
-            self._ready.append(first)
-            waiting.popleft()
-        if self._finishing is not None:
+    def _maybe_finish(self) -> None:
+        if self._finishing is not None and not self._answers.waiting:
             self.close(self._finishing)
 
     def refusal(
@@ -479,46 +441,38 @@ class Session:
     def push(self, message: bytes) -> None:
         """Send something that was not asked for."""
         if not self.closed:
-            self._ready.append(message)
-            self._queued += len(message)
+            self._answers.add_first(message)
             self.wake()
 
     # what HELLO, login and bucket selection change
 
     def set_features(self, granted: list[int]) -> None:
         """From now on these and no others."""
-        self.features = frozenset(granted)
-        self.datatypes = int(negotiate.datatypes(self.features))  # plain, the hot path asks for it
-        if self.dialect is DCP:
-            self.datatypes |= int(Datatype.JSON)
-        self.prefixed_keys = Feature.COLLECTIONS in self.features
-        self.mutation_seqno = Feature.MUTATION_SEQNO in self.features
+        self.granted = GrantedFeatures(granted, is_dcp=self.dialect is DCP)
+
+    @property
+    def _max_frame(self) -> int:
+        settings = self.node.settings
+        return settings.max_frame if self.login.authenticated else settings.max_frame_before_login
 
     def login_begun(self) -> None:
-        """A login goes on with another step; the one before it is over, where logins count."""
-        self._log_out()
-
-    def _log_out(self) -> None:
-        if self.authenticated and self.node.needs_login:
-            self.authenticated = False
-            self._without_login_since = self.node.clock.monotonic()
+        """A login goes on with another step."""
+        self.login.begin(self.node.clock.monotonic())
 
     def login_done(self, *, ok: bool) -> None:
         """A login ended; a peer that fails too often is disconnected after its answer."""
         if ok:
-            self.authenticated = True
-            self._limit = self.node.settings.max_frame
+            self.login.succeed()
             return
-        self._log_out()  # a failed attempt takes an earlier login away
-        self.failed_logins += 1
+        self.login.fail(self.node.clock.monotonic())
         self.node.counters.auth_errors += 1
-        if self.failed_logins >= self.node.settings.max_logins:
+        if self.login.failures >= self.node.settings.max_logins:
             self.finish("too many failed logins")
 
     @property
     def unfinished(self) -> int:
         """Commands whose answers are not there yet."""
-        return self._unfinished
+        return self._answers.unfinished
 
     # sending
 
@@ -530,13 +484,11 @@ class Session:
         """
         out: list[bytes | memoryview] = []
         size = 0
-        if not self._ready and self.has_backlog:
+        if not self._answers.ready and self.has_backlog:
             self._go_on(self.node.clock.monotonic() if now is None else now)
-        if self._ready:
-            out += self._ready
-            size = sum(map(len, self._ready))
-            self._ready.clear()
-            self._queued -= size
+        if self._answers.ready:
+            ready, size = self._answers.take()
+            out += ready
         if self.handler is not None and size < max_bytes and not self.closed:
             parts = self.handler.data_to_send(max_bytes - size)
             out += parts
@@ -548,26 +500,24 @@ class Session:
 
     def _go_on(self, now: float) -> None:
         """The next turn of what has come: first what waited behind an unfinished command."""
-        if self._held:
+        if self._inbox.held:
             self._take_held(now)
         else:
-            data = b"".join(self._parts)
-            self._parts.clear()
-            self._process(data, now)
+            self._process(self._inbox.take(), now)
 
     @property
     def has_more(self) -> bool:
         """Whether it makes sense to ask for data again."""
-        return self.handler is not None or bool(self._ready) or self.has_backlog
+        return self.handler is not None or bool(self._answers.ready) or self.has_backlog
 
     # time
 
     def next_timer(self) -> float | None:
         """When `handle_timer` wants to be called."""
-        timers = [one.deadline for one in self._waiting if isinstance(one, Pending) and one.answer is None]
+        timers = [pending.deadline for pending in self._answers.pending()]
         settings = self.node.settings
         if not self.authenticated:
-            timers.append(self._without_login_since + settings.auth_timeout)
+            timers.append(self.login.missing_since + settings.auth_timeout)
         elif settings.idle_timeout and self.handler is None:
             timers.append(self._last_frame_at + settings.idle_timeout)
         if self.handler is not None and (timer := self.handler.next_timer()) is not None:
@@ -578,17 +528,17 @@ class Session:
         """Time has passed: give up what took too long."""
         if self.closed:
             return
-        for one in list(self._waiting):
-            if isinstance(one, Pending) and one.answer is None and one.deadline <= now:
-                one.fail(one.on_timeout, "it took too long")
+        for pending in list(self._answers.pending()):
+            if pending.deadline <= now:
+                pending.fail(pending.on_timeout, "it took too long")
         settings = self.node.settings
         if not self.authenticated:
-            if now >= self._without_login_since + settings.auth_timeout:
+            if now >= self.login.missing_since + settings.auth_timeout:
                 self.close("no login in time")
         elif (
             settings.idle_timeout
             and self.handler is None
-            and not self._waiting
+            and not self._answers.waiting
             and now >= self._last_frame_at + settings.idle_timeout
         ):
             self.close("idle for too long")
@@ -619,17 +569,12 @@ class Session:
             self.closed = True
             self.close_reason = "the peer closed the connection"
             self._let_go(self.close_reason)
-        self._ready.clear()
+        self._answers.ready.clear()
         self.node.forget(self)
 
     def _let_go(self, reason: str) -> None:
-        for one in self._waiting:
-            if isinstance(one, Pending):
-                one.cancelled = True
-        self._waiting.clear()
-        self._parts.clear()
-        self._held.clear()
-        self._held_bytes = 0
+        self._answers.cancel()
+        self._inbox.clear()
         if self.handler is not None:
             handler, self.handler = self.handler, None
             handler.close(reason)

@@ -263,7 +263,7 @@ def _vbucket(one: VBucket) -> dict[str, object]:
 def _connection(session: Any) -> Stats:
     yield "peer", session.peer
     yield "name", session.name
-    yield "user", session.sasl.username or ""
+    yield "user", session.login.sasl.username or ""
     yield "tls", str(session.tls).lower()
     yield "bucket", session.bucket.name if session.bucket is not None else ""
     yield "dialect", session.dialect.name if session.dialect is not None else "kv"

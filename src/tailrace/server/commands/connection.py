@@ -61,7 +61,8 @@ def login(call: Call[admin.SaslAuth]) -> Reply:
     call.node.counters.auth_cmds += 1
     if session.handler is not None:
         raise Refused(Status.NOT_SUPPORTED, "a change stream belongs to the user who opened it")
-    step = session.sasl.step if request.OPCODE == Op.SASL_STEP else session.sasl.auth
+    sasl = session.login.sasl
+    step = sasl.step if request.OPCODE == Op.SASL_STEP else sasl.auth
     answer = step(request.key, request.value)
     if answer.status == Status.AUTH_CONTINUE:
         session.login_begun()

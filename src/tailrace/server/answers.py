@@ -1,0 +1,75 @@
+"""A connection's answers, in the order of its requests.
+
+An answer that takes time keeps its place as a `Pending`, and the answers behind it wait there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from .call import Pending
+
+__all__ = ["AnswerQueue"]
+
+
+class AnswerQueue:
+    """What is ready to be sent, and what waits behind the first answer that is not there yet."""
+
+    __slots__ = ("ready", "size", "unfinished", "waiting")
+
+    def __init__(self) -> None:
+        self.ready: list[bytes] = []
+        self.waiting: deque[bytes | Pending] = deque()
+        self.size = 0
+        """Bytes of all answers that are there, sent ones excepted."""
+        self.unfinished = 0
+        """Answers that are not there yet."""
+
+    def add(self, answer: bytes) -> None:
+        """An answer, or several in one."""
+        self.size += len(answer)
+        (self.waiting if self.waiting else self.ready).append(answer)
+
+    def add_first(self, message: bytes) -> None:
+        """Something that was not asked for, or comes from a change stream: it waits for no answer."""
+        self.ready.append(message)
+        self.size += len(message)
+
+    def add_pending(self, pending: Pending) -> None:
+        """An answer that may not be there yet."""
+        self.waiting.append(pending)
+        self.unfinished += 1
+        self.advance()
+
+    def advance(self) -> None:
+        """Move the answers that nothing is waiting in front of any more."""
+        waiting = self.waiting
+        while waiting:
+            first = waiting[0]
+            if isinstance(first, Pending):
+                if first.answer is None:
+                    return
+                self.unfinished -= 1
+                self.size += len(first.answer)
+                first = first.answer
+            self.ready.append(first)
+            waiting.popleft()
+
+    def take(self) -> tuple[list[bytes], int]:
+        """All that is ready, and its size."""
+        ready, self.ready = self.ready, []
+        size = sum(map(len, ready))
+        self.size -= size
+        return ready, size
+
+    def pending(self) -> Iterator[Pending]:
+        """The answers that are not there yet."""
+        return (one for one in self.waiting if isinstance(one, Pending) and one.answer is None)
+
+    def cancel(self) -> None:
+        """Nobody waits any more; what is ready may still be sent."""
+        for answer in self.waiting:
+            if isinstance(answer, Pending):
+                answer.cancelled = True
+        self.waiting.clear()
