@@ -355,7 +355,6 @@ class FakeHost:
         self.held: set[int] = set()
         self.memory_short = False
         self.disk_share = 0.1
-        self.allowed: Callable[[Any], bool] = lambda collections: True
         self.rewrites: list[tuple[Callable[[Any], Any], Callable[[str | None], None]]] | None = None
         """Not None: kept here for the test, instead of being done at once."""
         self.reached: list[tuple[int, str, int, bool]] = []
@@ -388,9 +387,6 @@ class FakeHost:
 
     def not_my_vbucket(self) -> tuple[bytes, int]:
         return b"", 0
-
-    def may_stream(self, collections: Any) -> bool:
-        return self.allowed(collections)
 
     def hold_writes(self, vbucket: int, *, hold: bool) -> None:
         (self.held.add if hold else self.held.discard)(vbucket)

@@ -124,10 +124,6 @@ class Host(Protocol):
         """Value and datatype of a 0x07 answer: the cluster map, or nothing if the peer has it already."""
         ...
 
-    def may_stream(self, collections: Collection[int] | None) -> bool:
-        """Whether the user may read the change streams of these collections; None: of the whole bucket."""
-        ...
-
     def hold_writes(self, vbucket: int, *, hold: bool) -> None:
         """A takeover takes too long: answer writes to this vbucket with 0x86 until it is over."""
         ...

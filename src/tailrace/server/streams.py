@@ -106,9 +106,6 @@ class StreamHost:
     def not_my_vbucket(self) -> tuple[bytes, int]:
         return self._session.not_my_vbucket()
 
-    def may_stream(self, collections: Collection[int] | None) -> bool:
-        return True  # every user may do everything
-
     def hold_writes(self, vbucket: int, *, hold: bool) -> None:
         (self._bucket.held_vbuckets.add if hold else self._bucket.held_vbuckets.discard)(vbucket)
 

@@ -58,7 +58,7 @@ MAX_FRAME_BEFORE_LOGIN = 16 * 1024
 MAX_NAME_BYTES = 200
 """The longest name that a peer may give itself or its change stream."""
 
-_FLEXIBLE = frozenset({int(Magic.FLEX_REQUEST), int(Magic.FLEX_RESPONSE)})
+_FLEXIBLE = frozenset(int(magic) for magic in Magic if magic.is_flexible)
 _MAGICS = frozenset(int(magic) for magic in Magic)
 _LENGTHS = HEADER_LAYOUT.only("magic", "key_length", "extras_length", "body_length").struct
 

@@ -113,12 +113,6 @@ def test_open_after_a_refused_one(bucket: FakeBucket) -> None:
     assert opening(consumer, flags=PRODUCER) == Status.SUCCESS
 
 
-def test_open_without_privilege(bucket: FakeBucket) -> None:
-    consumer = Consumer(bucket)
-    consumer.host.allowed = lambda collections: False
-    assert opening(consumer, flags=PRODUCER) == Status.EACCESS
-
-
 @pytest.mark.parametrize("opcode", [op for op in DcpOpcode if op != DcpOpcode.OPEN])
 def test_nothing_before_open(bucket: FakeBucket, opcode: int) -> None:
     consumer = Consumer(bucket)

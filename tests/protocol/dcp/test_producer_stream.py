@@ -295,20 +295,6 @@ def test_only_who_has_everything_is_called_by_a_write(bucket: FakeBucket) -> Non
     assert (stream.last_seqno, len(vbucket.waiting)) == (7, 1)
 
 
-def test_lost_privileges(bucket: FakeBucket) -> None:
-    for features, status in (
-        (COLLECTIONS, StreamEndStatus.LOST_PRIVILEGES),
-        (OLD_CLIENT, StreamEndStatus.OK),
-    ):
-        consumer = Consumer(bucket, features=features)
-        consumer.open(PRODUCER)
-        stream = consumer.stream()
-        consumer.host.allowed = lambda collections: False
-        consumer.producer.privileges_changed()
-        consumer.pull_all()
-        assert stream.ended == status
-
-
 def test_slow_backfill(bucket: FakeBucket) -> None:
     filled(bucket)
     bucket.vbuckets[0].to_disk()

@@ -224,13 +224,6 @@ def test_old_client_without_default_collection(
     assert old.request().status == status
 
 
-def test_no_privilege(consumer: Consumer) -> None:
-    consumer.host.allowed = lambda collections: collections is not None and collections <= {8}
-    assert consumer.request().status == Status.EACCESS
-    assert consumer.request(value={"collections": ["8", "9"]}).status == Status.EACCESS
-    assert consumer.request(value={"collections": ["8"]}).status == Status.SUCCESS
-
-
 # rules 9, 10, 11
 
 

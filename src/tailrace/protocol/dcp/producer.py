@@ -107,12 +107,6 @@ class DcpProducer(StreamProducer):
             if stream.takeover is not None and stream.is_taking_over
         ]
 
-    def privileges_changed(self) -> None:
-        """The user's rights are others now: streams of what may no longer be read end."""
-        for stream in list(self._streams.values()):
-            if stream.is_live and not self._host.may_stream(stream.collections):
-                stream.end(StreamEndStatus.LOST_PRIVILEGES)
-
     def stats(self) -> Mapping[str, int | str]:
         options, window = self._options, self._window
         figures: dict[str, int | str] = {
@@ -161,8 +155,6 @@ class DcpProducer(StreamProducer):
             raise MalformedMessage(f"a name has up to {MAX_NAME_BYTES} bytes")
         if flags & OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL and not self._options.collections:
             raise MalformedMessage("deletions can only be skipped with collections")
-        if not self._host.may_stream(None):
-            raise MalformedMessage("the user may not read change streams", Status.EACCESS)
         self._machine.feed(ConnectionInput.OPENED)
         self._options.name = message.key
         self._options.flags = int(flags)

@@ -122,11 +122,6 @@ class ProducerStream:
         return self._machine.state in _TAKEOVER_STATES
 
     @property
-    def collections(self) -> frozenset[int] | None:
-        """Which collections it streams; None: all."""
-        return self._accepted.filter.collections
-
-    @property
     def is_live(self) -> bool:
         return self._machine.state is not _DEAD
 

@@ -25,7 +25,6 @@ _V2_2 = 2
 _MARKER, _END = int(DcpSnapshotMarker.OPCODE), int(DcpStreamEnd.OPCODE)
 _MARKER_V1, _END_EXTRAS = DcpSnapshotMarker.LAYOUTS[0].struct, DcpStreamEnd.LAYOUTS[0].struct
 _REQUEST, _FLEX_REQUEST = int(Magic.REQUEST), int(Magic.FLEX_REQUEST)
-_NEEDS_COLLECTIONS = (StreamEndStatus.FILTER_EMPTY, StreamEndStatus.LOST_PRIVILEGES)
 
 
 class StreamMessages:
@@ -79,7 +78,7 @@ class StreamMessages:
         """The stream is over. Some reasons can't be told to everybody."""
         if status == StreamEndStatus.ROLLBACK:
             status = StreamEndStatus.STATE_CHANGED
-        if status in _NEEDS_COLLECTIONS and not self._options.collections:
+        if status == StreamEndStatus.FILTER_EMPTY and not self._options.collections:
             status = StreamEndStatus.OK
         return self._frame(_END, _END_EXTRAS.pack(status))
 

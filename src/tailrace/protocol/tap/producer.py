@@ -187,9 +187,6 @@ class TapProducer(TapSender):
         if len(request.key) > MAX_NAME_BYTES:
             self._refuse(frame, Status.EINVAL, f"a name has up to {MAX_NAME_BYTES} bytes")
             return
-        if not host.may_stream(frozenset({0})):
-            self._refuse(frame, Status.EACCESS, "the user may not read change streams")
-            return
         if (request.flags or 0) & TapConnectFlag.TAKEOVER_VBUCKETS and _has_collections(host.bucket.manifest):
             self._refuse(frame, Status.NOT_SUPPORTED, "TAP has no collections: a takeover would lose them")
             return

@@ -120,8 +120,6 @@ class _UprProducer(StreamProducer):
             filter_ = StreamFilter.make(StreamValue(), host.bucket.manifest, collections=False)
         except MalformedMessage as error:
             raise StreamRefused(Status(error.status)) from None
-        if not host.may_stream(filter_.collections):
-            raise StreamRefused(Status.EACCESS)
         rollback_to = upr_rollback_seqno(
             request.start_seqno,
             request.vb_uuid,
