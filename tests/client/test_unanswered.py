@@ -68,7 +68,7 @@ def test_a_connection_that_is_closed_over_a_question(connect, opcode):
     "opcode", [Op.HELLO, Op.SELECT_BUCKET, Op.GET_ALL_VB_SEQNOS, Op.GET_COLLECTIONS_MANIFEST]
 )
 def test_a_server_that_is_alive_but_never_answers_a_question(connect, opcode, monkeypatch):
-    monkeypatch.setattr("tailrace.protocol.dcp.reader.ANSWER_S", 0.3)
+    monkeypatch.setattr("tailrace.protocol.questions.ANSWER_S", 0.3)
     with FakeServer(lambda *_: None) as server:
         server.answers[opcode] = None
         over = threading.Event()

@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..history import FailoverLog, rollback_seqno
 from ..model import MAX_U64, Position, check_u64
 from ..protocol.dcp.delivery import Stream
-from ..protocol.dcp.reader import ANSWER_S
+from ..protocol.questions import ANSWER_S
 from ..protocol.states import READING_TRANSITIONS, Machine, ReadingInput, ReadingState
 from .retry import Backoff
 

@@ -20,7 +20,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -34,13 +34,13 @@ from ...wire.header import HEADER, MAX_FRAME, Frame
 from ..flow_control import ReceiveWindow
 from ..handshake import HandshakeResult, Introduction, handshake
 from ..liveness import Silence, silence_limit_s
+from ..questions import NO_SCRIPT_OPAQUE, Questions
 from ..receive_buffer import BLOCK_BYTES, ReceiveBuffer
-from ..script import Script, ScriptRunner
+from ..script import Script
 from .delivery import ChangeDelivery, ReceivedChunk, Stream, control_headers, deliver
+from .reader_streams import FIRST_STREAM_OPAQUE, ReaderStreams
 
 __all__ = [
-    "ANSWER_S",
-    "FIRST_STREAM_OPAQUE",
     "MAX_FRAME_BEFORE_OPEN",
     "DcpReader",
     "Granted",
@@ -51,8 +51,6 @@ T = TypeVar("T")
 
 ACK_BYTES = 50 * 1024
 """So many bytes are acknowledged at once at the latest."""
-ANSWER_S = 30.0
-"""How long a server that is alive may take to answer a question."""
 SLACK_BYTES = 32 << 20
 """What may lie here beyond the window, which a server may overshoot by one frame."""
 
@@ -63,9 +61,6 @@ MAX_FRAME_BEFORE_OPEN = 4 << 20
 """The largest answer of a handshake is a cluster map."""
 
 _LEAST_BLOCK = 256 << 10
-FIRST_STREAM_OPAQUE = 0x8000_0000
-_SCRIPT_OPAQUES = 0x1_0000
-_MAX_SCRIPTS = 0x7F00
 _STREAM_REQUESTS = frozenset(
     {DcpOpcode.SNAPSHOT_MARKER, DcpOpcode.STREAM_END, DcpOpcode.SYSTEM_EVENT, DcpOpcode.SEQNO_ADVANCED}
 )
@@ -132,14 +127,6 @@ class Granted:
     refused: list[str] = field(default_factory=list)
 
 
-class _Question(NamedTuple):
-    """A script whose answers are still coming."""
-
-    runner: ScriptRunner[Any]
-    then: Callable[[Any], None]
-    asked_at: float
-
-
 def _open(introduction: Introduction, settings: ReaderSettings, rng: random.Random) -> Script[Granted]:
     """From the first byte to a connection that takes stream requests."""
     session = yield from handshake(introduction, rng)
@@ -189,12 +176,8 @@ class DcpReader:
         self._buffer = ReceiveBuffer(max(_LEAST_BLOCK, min(BLOCK_BYTES, settings.buffer_bytes // 5)))
         self._out = bytearray()
         self._chunks: deque[ReceivedChunk] = deque()
-        self._streams: dict[int, Stream] = {}
-        self._opaque_of: dict[int, int] = {}
-        self._retired: set[int] = set()
-        self._next_opaque = FIRST_STREAM_OPAQUE
-        self._scripts: dict[int, _Question] = {}
-        self._next_script = 0
+        self._streams = ReaderStreams()
+        self._questions = Questions(self._send)
         self._silence = Silence(now)
         self._window = ReceiveWindow(settings.buffer_bytes, now, ack_at_bytes=ACK_BYTES)
         self._grew = False
@@ -294,7 +277,7 @@ class DcpReader:
             elif opaque >= FIRST_STREAM_OPAQUE:
                 ordered[index] = True
             elif opcode != DcpOpcode.BUFFER_ACK:  # some servers answer even that
-                self._answered(Frame.parse(frames.data.data, int(frames.control_start[index])))
+                self._questions.answered(Frame.parse(frames.data.data, int(frames.control_start[index])))
         if len(frames) or ordered.any():
             self._chunks.append(ReceivedChunk(frames, block, headers, ordered, counted))
         else:
@@ -321,30 +304,7 @@ class DcpReader:
 
         If that does not come, the connection does not last: whoever waits hears of that.
         """
-        if len(self._scripts) >= _MAX_SCRIPTS:
-            raise RemoteProtocolError(f"{len(self._scripts)} questions are not answered")
-        number = self._next_script
-        while number in self._scripts:
-            number = (number + 1) % _MAX_SCRIPTS
-        self._next_script = (number + 1) % _MAX_SCRIPTS
-        runner = ScriptRunner(script, number * _SCRIPT_OPAQUES)
-        self._scripts[number] = _Question(runner, then, now)
-        self._send(runner.start())
-        self._finish(number)
-
-    def _answered(self, frame: Frame) -> None:
-        number = frame.opaque // _SCRIPT_OPAQUES
-        question = self._scripts.get(number)
-        if question is None or not question.runner.expects(frame):
-            raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which nobody waits for")
-        self._send(question.runner.receive(frame))
-        self._finish(number)
-
-    def _finish(self, number: int) -> None:
-        question = self._scripts[number]
-        if question.runner.done:
-            del self._scripts[number]
-            question.then(question.runner.result)
+        self._questions.ask(script, then, now)
 
     def _opened(self, granted: Granted) -> None:
         self.granted = granted
@@ -354,13 +314,13 @@ class DcpReader:
     @property
     def streams(self) -> Mapping[int, Stream]:
         """What is requested or open here, by opaque."""
-        return self._streams
+        return self._streams.by_opaque
 
     def open_stream(
         self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
     ) -> None:
         """Ask for a vbucket's changes from where the stream stands."""
-        opaque = self._register(stream)
+        opaque = self._streams.add(stream)
         position = stream.position
         wanted = position.request_range()
         request = DcpStreamRequest(
@@ -378,31 +338,9 @@ class DcpReader:
             self.on_wire(True, request)
         self._send(request)
 
-    def _register(self, stream: Stream) -> int:
-        """A stream that is being asked for; its opaque."""
-        assert stream.vbucket not in self._opaque_of, "a stream is opened once at a time"
-        opaque = self._new_opaque()
-        stream.asked()
-        self._streams[opaque] = stream
-        self._opaque_of[stream.vbucket] = opaque
-        return opaque
-
-    def _new_opaque(self) -> int:
-        opaque = self._next_opaque
-        self._next_opaque = opaque + 1 if opaque < 0xFFFF_FFF0 else FIRST_STREAM_OPAQUE
-        return opaque
-
-    def _retire(self, vbucket: int) -> int | None:
-        """What still comes for a stream is passed over; its opaque, if there is one."""
-        opaque = self._opaque_of.pop(vbucket, None)
-        if opaque is not None:
-            self._retired.add(opaque)
-            self._streams.pop(opaque).given_up()
-        return opaque
-
     def close_stream(self, vbucket: int) -> None:
         """Tell the server to stop; what it still sends for this stream is passed over."""
-        opaque = self._retire(vbucket)
+        opaque = self._streams.retire(vbucket)
         if opaque is not None:
             self._send(DcpCloseStream(opaque=opaque, vbucket=vbucket).encode())
 
@@ -414,12 +352,9 @@ class DcpReader:
         """The next piece of the streams, checked; give it back with `release` when its bytes are used."""
         if not self._chunks:
             return None
-        delivery = deliver(self._chunks.popleft(), self._streams, self._retired)
+        delivery = deliver(self._chunks.popleft(), self._streams.by_opaque, self._streams.retired)
         for opaque in delivery.finished:
-            self._retired.discard(opaque)
-            stream = self._streams.pop(opaque, None)
-            if stream is not None:
-                del self._opaque_of[stream.vbucket]
+            self._streams.finished(opaque)
         for opaque in delivery.acknowledged:
             self._reply(DcpOpcode.SNAPSHOT_MARKER, opaque)
         return delivery
@@ -442,7 +377,7 @@ class DcpReader:
 
     def _acknowledge(self, now: float) -> None:
         while count := self._window.take(now):
-            self._send(DcpBufferAck(acked_bytes=count, opaque=_SCRIPT_OPAQUES - 1).encode())
+            self._send(DcpBufferAck(acked_bytes=count, opaque=NO_SCRIPT_OPAQUE).encode())
 
     @property
     def acked_bytes(self) -> int:
@@ -480,7 +415,11 @@ class DcpReader:
 
     def next_timer(self) -> float | None:
         """When `handle_timer` has something to do."""
-        timers = (*self._answers_due(), self._silence.next_timer(self._silence_s), self._window.next_timer())
+        timers = (
+            *self._questions.due(),
+            self._silence.next_timer(self._silence_s),
+            self._window.next_timer(),
+        )
         return min((timer for timer in timers if timer is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
@@ -488,7 +427,7 @@ class DcpReader:
 
         A server that is dead, or owes an answer for too long, is a `ConnectError`.
         """
-        self._check_answers(now)
+        self._questions.check(now)
         self._check_silence(now, self._silence_s)
         if self._window.is_late(now):
             self._acknowledge(now)
@@ -497,18 +436,7 @@ class DcpReader:
         if self._silence.is_too_long(now, limit_s):
             raise ConnectError(f"the server has been silent for {self._silence.seconds(now):.0f} s")
 
-    def _answers_due(self) -> list[float]:
-        """When we lose patience with each question."""
-        return [question.asked_at + ANSWER_S for question in self._scripts.values()]
-
-    def _check_answers(self, now: float) -> None:
-        for question in self._scripts.values():
-            if now - question.asked_at >= ANSWER_S:
-                raise ConnectError(
-                    f"{question.runner.waits_for} is not answered for {now - question.asked_at:.0f} s"
-                )
-
     @property
     def waits_for(self) -> str:
         """What the connection itself is waiting for, for people; empty if nothing but data."""
-        return ", ".join(question.runner.waits_for for question in self._scripts.values())
+        return self._questions.waits_for

@@ -24,7 +24,8 @@ from ...wire.header import MAX_FRAME, Frame
 from ..handshake import READER_FEATURES, HandshakeResult, Introduction, handshake
 from ..liveness import silence_limit_s
 from ..script import Script
-from .reader import FIRST_STREAM_OPAQUE, MAX_FRAME_BEFORE_OPEN, DcpReader, Granted, ReaderSettings
+from .reader import MAX_FRAME_BEFORE_OPEN, DcpReader, Granted, ReaderSettings
+from .reader_streams import FIRST_STREAM_OPAQUE
 from .translation import DcpTranslation
 
 __all__ = ["TranslatingReader", "older_features"]
@@ -118,7 +119,7 @@ class TranslatingReader(DcpTranslation, DcpReader):
     # what these dialects lack
 
     def close_stream(self, vbucket: int) -> None:
-        if self._retire(vbucket) is not None:
+        if self._streams.retire(vbucket) is not None:
             self.is_spent = True
 
     def acknowledge(self, count: int) -> None:
@@ -131,10 +132,10 @@ class TranslatingReader(DcpTranslation, DcpReader):
         silent = self._silence.next_timer(
             silence_limit_s(interval_s), interval_s if self.granted is not None else None
         )
-        return min((timer for timer in (silent, *self._answers_due()) if timer is not None), default=None)
+        return min((timer for timer in (silent, *self._questions.due()) if timer is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
-        self._check_answers(now)
+        self._questions.check(now)
         interval_s = self.settings.noop_interval_s
         self._check_silence(now, silence_limit_s(interval_s))
         if self.granted is not None and self._silence.must_ask(now, interval_s):

@@ -24,7 +24,7 @@ from ..stream_filter import StreamFilter, StreamValue
 from .acks import AckLog
 from .clients import TapClient, TapControl, TapCursor
 from .items import TapShaper
-from .sender import TapSender
+from .sender import TapSender, TapWanted
 from .takeover import TapTakeover
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ class TapProducer(TapSender):
 
     def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
         super().__init__(host, wake, now)
-        self._checkpoints: dict[int, int] = {}
-        self._backfills = True
         self._answers: deque[bytes] = deque()
         self._watching: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
         """By vbucket: what is called back, and what ends that."""
@@ -83,7 +81,7 @@ class TapProducer(TapSender):
             self._is_sending = False
             if out:
                 self._sent_at = self._progress_at = self._now
-            elif self._may_send() and (self._work is not None or self._ready) and not self._is_gated:
+            elif self._may_send() and (self._work is not None or self._turns) and not self._is_gated:
                 self._wake()  # all that was read was not for this reader; there is more to look through
         self._figures["sent_bytes"] += sum(map(len, out))
         return out
@@ -140,7 +138,7 @@ class TapProducer(TapSender):
             "ack_log_size": len(self._acks),
             "ack_window_full": str(self._full_since is not None).lower(),
             "suspended": str(self._suspended_until is not None).lower(),
-            "pending_vbuckets": len(self._is_ready) + len(self._waiting),
+            "pending_vbuckets": self._turns.pending,
             "backfill_completed": str(
                 all(cursor.backfill_end is None for cursor in self._client.cursors.values())
             ).lower(),
@@ -155,7 +153,7 @@ class TapProducer(TapSender):
         if self._client.producer is self:
             self._give_back([*self._acks.go_back(), *self._controls])
             self._host.tap.disconnected(self._client, self._now, self._host.settings.tap_keepalive)
-        self._ready.clear()
+        self._turns.clear()
         self._controls.clear()
 
     def _give_back(self, unsent: list[TapControl]) -> None:
@@ -201,20 +199,23 @@ class TapProducer(TapSender):
     def _begin(self, client: TapClient, flags: int, options: TapConnectOptions) -> None:
         host = self._host
         vbuckets = range(len(host.bucket.vbuckets))
-        self._flags, self._client = flags, client
+        self._client = client
         if client.cursors:
             client.reconnects += 1
         client.flags, client.producer = flags, self
         self._acks = AckLog(client, enabled=bool(flags & TapConnectFlag.SUPPORT_ACK))
         self._shaper = TapShaper(host.features, flags, host.tap.hops.ttls)
-        self._listed = frozenset(options.vbuckets) & {*vbuckets} if options.vbuckets else None
-        self._checkpoints = dict(options.checkpoints or ())
-        self._closed_only = bool(options.closed_checkpoints_only)
+        self._wanted = wanted = TapWanted(
+            flags,
+            frozenset(options.vbuckets) & {*vbuckets} if options.vbuckets else None,
+            dict(options.checkpoints or ()),
+            bool(options.closed_checkpoints_only),
+        )
         date = options.backfill_date
         if date is not None and date != client.date and client.cursors:
             client.cursors.clear()  # another date than before: begin again
         client.date = client.date if date is None else date
-        self._backfills = client.date <= host.clock.time_ns() // 1_000_000_000
+        wanted.backfills = client.date <= host.clock.time_ns() // 1_000_000_000
         if flags & TapConnectFlag.SUPPORT_ACK:
             self._controls.append(TapControl("opaque", TapOpaque.ENABLE_AUTO_NACK))
         if flags & TapConnectFlag.CHECKPOINT:
@@ -224,9 +225,10 @@ class TapProducer(TapSender):
             self._controls.append(TapControl("flush", host.bucket.flushes))
         if flags & TapConnectFlag.TAKEOVER_VBUCKETS:
             self._takeover = TapTakeover(host, self._now, self._takeover_moved)
-        if self._listed is not None:
-            client.cursors = {at: one for at, one in client.cursors.items() if at in self._listed}
-        numbers = vbuckets if self._listed is None else sorted(self._listed)
+        listed = wanted.vbuckets
+        if listed is not None:
+            client.cursors = {number: cursor for number, cursor in client.cursors.items() if number in listed}
+        numbers = vbuckets if listed is None else sorted(listed)
         taken = [cursor for at in numbers if (cursor := self._take_up(at)) is not None]
         if self._takeover is not None:
             for cursor in taken:
@@ -253,11 +255,11 @@ class TapProducer(TapSender):
             return cursor
         cursor = TapCursor(number, vbucket.uuid, flushes=self._host.bucket.flushes)
         self._client.cursors[number] = cursor
-        closed = self._checkpoints.get(number)
+        closed = self._wanted.checkpoints.get(number)
         start = None if closed is None else vbucket.checkpoint_start(closed + 1)
         if start is not None:
             cursor.restart(vbucket.uuid, position=start)
-        elif self._backfills or closed is not None:
+        elif self._wanted.backfills or closed is not None:
             self._start_over(cursor, vbucket)
         else:
             cursor.restart(vbucket.uuid, position=vbucket.high_seqno)
@@ -275,12 +277,8 @@ class TapProducer(TapSender):
             cursor = client.cursors.pop(number)
             self._drop_work(cursor)
             cursor.epoch += 1
-            self._waiting.discard(cursor)
-            if cursor in self._is_ready:
-                self._is_ready.remove(cursor)
-                self._ready.remove(cursor)
-        self._listed = listed
-        self._checkpoints = dict(wanted)
+            self._turns.forget(cursor)
+        self._wanted.vbuckets, self._wanted.checkpoints = listed, dict(wanted)
         for number in sorted(listed):
             is_new = number not in client.cursors
             cursor_or_none = self._take_up(number)
@@ -309,7 +307,7 @@ class TapProducer(TapSender):
         self._watching.clear()
 
     def _changed(self, number: int) -> None:
-        if self._flags & TapConnectFlag.DUMP:
+        if self._wanted.flags & TapConnectFlag.DUMP:
             return  # what exists is what existed when it began
         if number in self._watching:
             self._host.await_append(number, self._watching[number][0])
@@ -370,7 +368,7 @@ class TapProducer(TapSender):
         else:
             self._disconnect(f"message {frame.opaque} was answered with {status_name(status)}")
             return
-        for cursor in list(self._waiting):
+        for cursor in list(self._turns.waiting):
             self._set_ready(cursor)
         self._wake()
 
@@ -378,13 +376,13 @@ class TapProducer(TapSender):
 
     def _caught_up(self) -> bool:
         """Nothing is left to be sent for now: whether there is something after all."""
-        if self._flags & TapConnectFlag.DUMP:
-            if not self._waiting and not self._acks.unacked:
+        if self._wanted.flags & TapConnectFlag.DUMP:
+            if not self._turns.waiting and not self._acks.unacked:
                 self._complete("the dump is complete")
             return False
         if self._takeover is not None:
             return self._advance_takeover(self._takeover)
-        if self._closed_only and not self._told_open_checkpoint and not self._waiting:
+        if self._wanted.closed_only and not self._told_open_checkpoint and not self._turns.waiting:
             self._told_open_checkpoint = True
             self._controls.append(TapControl("opaque", TapOpaque.OPEN_CHECKPOINT))
             return True
@@ -400,7 +398,7 @@ class TapProducer(TapSender):
             return False
         states = takeover.advance([cursor.vbucket for cursor in cursors], self._acks.unacked)
         self._controls += [TapControl("state", VBucketState.ACTIVE, number) for number in states]
-        return takeover.is_over or bool(self._ready)  # what it asked for may be done already
+        return takeover.is_over or bool(self._turns)  # what it asked for may be done already
 
     def _served_vbuckets(self) -> list[int]:
         return [number for number in self._client.cursors if self._served(number) is not None]

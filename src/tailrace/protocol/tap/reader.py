@@ -127,7 +127,7 @@ class TapReader(TranslatingReader):
     def open_stream(
         self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
     ) -> None:
-        opaque = self._register(stream)
+        opaque = self._streams.add(stream)
         self._vbuckets[stream.vbucket] = _ReadVBucket(
             opaque,
             stream,
@@ -211,7 +211,7 @@ class TapReader(TranslatingReader):
             case TapMutation() | TapDelete():
                 if reading is None:
                     raise RemoteProtocolError(f"a change of vbucket {frame.vbucket}, which is not read here")
-                if reading.stream.vbucket in self._opaque_of:
+                if reading.stream.vbucket in self._streams:
                     self._change(reading, message)
             case TapFlush():
                 for started in self._vbuckets.values():
@@ -278,7 +278,7 @@ class TapReader(TranslatingReader):
     def _start_over(self, reading: _ReadVBucket) -> None:
         """Everything of a vbucket comes again, or nothing is left of it."""
         self._end_run()
-        if reading.seqno and reading.stream.vbucket in self._opaque_of:
+        if reading.seqno and reading.stream.vbucket in self._streams:
             reading.seqno = 0
             self._say_flush(reading.opaque, reading.stream.vbucket)
             self._say_opened(reading.opaque, _LOG)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,11 +34,27 @@ from .acks import AckLog, wire_number, wire_numbers
 from .clients import TapClient, TapControl, TapCursor
 from .items import TapBatch, TapShaper
 from .takeover import TapTakeover
+from .turns import CursorTurns
 
 if TYPE_CHECKING:
     from ...store.base import VBucket, VBucketSnapshot
 
-__all__ = ["TapSender"]
+__all__ = ["TapSender", "TapWanted"]
+
+
+@dataclass(slots=True)
+class TapWanted:
+    """What a reader has asked for when it connected."""
+
+    flags: int = 0
+    vbuckets: frozenset[int] | None = None
+    """None: those that are active here."""
+    checkpoints: dict[int, int] = field(default_factory=dict)
+    """By vbucket: the last checkpoint that the reader has closed."""
+    closed_only: bool = False
+    """Only changes of closed checkpoints."""
+    backfills: bool = True
+    """What was there before is sent too."""
 
 
 @dataclass(slots=True)
@@ -62,18 +78,14 @@ class TapSender:
         self._host = host
         self._wake = wake
         self._now = now
-        self._flags = 0
+        self._wanted = TapWanted()
         self._client = TapClient("")
         self._acks = AckLog(self._client, enabled=False)
         self._shaper = TapShaper(frozenset(), 0, host.tap.hops.ttls)
-        self._listed: frozenset[int] | None = None
-        self._closed_only = False
         self._takeover: TapTakeover | None = None
         self._controls: deque[TapControl] = deque()
         self._gate = 0
-        self._ready: deque[TapCursor] = deque()
-        self._is_ready: set[TapCursor] = set()
-        self._waiting: set[TapCursor] = set()  # for acknowledgements
+        self._turns = CursorTurns()
         self._work: _OpenSnapshot | None = None
         self._is_sending = False
         self._told_open_checkpoint = False
@@ -113,10 +125,8 @@ class TapSender:
                 return
             elif self._work is not None:
                 budget -= self._serve_work(self._work, out, budget)
-            elif self._ready:
-                cursor = self._ready.popleft()
-                self._is_ready.remove(cursor)
-                self._serve_cursor(cursor, out)
+            elif self._turns:
+                self._serve_cursor(self._turns.next(), out)
             elif not self._caught_up():
                 return
 
@@ -127,14 +137,14 @@ class TapSender:
             self._set_ready(cursor)
             return
         if self._acks.enabled and self._acks.acked < cursor.gate:
-            self._waiting.add(cursor)
+            self._turns.waiting.add(cursor)
             return
         vbucket = self._served(cursor.vbucket)
-        if vbucket is None or (cursor.backfill_end is None and self._flags & TapConnectFlag.DUMP):
+        if vbucket is None or (cursor.backfill_end is None and self._wanted.flags & TapConnectFlag.DUMP):
             return
         if cursor.backfill_end is not None and cursor.position >= cursor.backfill_end:
             if cursor.outstanding:
-                self._waiting.add(cursor)
+                self._turns.waiting.add(cursor)
                 return
             cursor.backfill_end = None
             cursor.controls.append(TapControl("opaque", TapOpaque.CLOSE_BACKFILL, cursor.vbucket))
@@ -143,7 +153,7 @@ class TapSender:
         self._next_snapshot(cursor, vbucket)
 
     def _next_snapshot(self, cursor: TapCursor, vbucket: VBucket) -> None:
-        limit = vbucket.checkpoint_start(vbucket.checkpoint_id) if self._closed_only else None
+        limit = vbucket.checkpoint_start(vbucket.checkpoint_id) if self._wanted.closed_only else None
         if limit is not None and cursor.position >= limit and cursor.backfill_end is None:
             snapshot = None
         else:
@@ -162,7 +172,7 @@ class TapSender:
             self._set_ready(cursor)
             return
         if (
-            self._flags & TapConnectFlag.CHECKPOINT
+            self._wanted.flags & TapConnectFlag.CHECKPOINT
             and snapshot.in_memory
             and cursor.backfill_end is None
             and snapshot.checkpoint_id != cursor.checkpoint_id
@@ -180,7 +190,7 @@ class TapSender:
     def _change_checkpoint(self, cursor: TapCursor, checkpoint_id: int) -> None:
         """Close the reader's checkpoint, when all its items have arrived, and open another (0: none yet)."""
         if cursor.outstanding:
-            self._waiting.add(cursor)
+            self._turns.waiting.add(cursor)
             return
         if cursor.checkpoint_id:
             cursor.controls.append(TapControl("end", cursor.checkpoint_id, cursor.vbucket))
@@ -299,7 +309,9 @@ class TapSender:
         if vbucket is None:
             return None
         if vbucket.state == VBucketState.ACTIVE or (
-            vbucket.state == VBucketState.REPLICA and self._listed is not None and self._takeover is None
+            vbucket.state == VBucketState.REPLICA
+            and self._wanted.vbuckets is not None
+            and self._takeover is None
         ):
             return vbucket
         return vbucket if self._takeover is not None and number in self._takeover.given_up else None
@@ -313,10 +325,9 @@ class TapSender:
         self._figures["backfills"] += 1
 
     def _set_ready(self, cursor: TapCursor) -> None:
-        self._waiting.discard(cursor)
-        if cursor not in self._is_ready and (self._work is None or self._work.cursor is not cursor):
-            self._is_ready.add(cursor)
-            self._ready.append(cursor)
+        self._turns.waiting.discard(cursor)
+        if self._work is None or self._work.cursor is not cursor:
+            self._turns.add(cursor)
         if not self._is_sending:
             self._wake()
 

@@ -25,23 +25,23 @@ class UprReader(TranslatingReader):
         self, introduction: Introduction, settings: ReaderSettings, *, rng: random.Random, now: float
     ) -> None:
         super().__init__(introduction, settings, rng=rng, now=now)
-        self._upr = self.TRANSLATION(self._made, self._send, self._new_opaque, group=settings.name)
+        self._upr = self.TRANSLATION(self._made, self._send, self._streams.new_opaque, group=settings.name)
 
     def open_stream(
         self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
     ) -> None:
-        opaque = self._register(stream)
+        opaque = self._streams.add(stream)
         self._upr.request(opaque, stream.vbucket, stream.position, stream.log, end_seqno)
         self._pass_on()
 
     def close_stream(self, vbucket: int) -> None:
-        opaque = self._opaque_of.get(vbucket)
+        opaque = self._streams.opaque_of(vbucket)
         if opaque is not None:
             self._upr.forget(opaque)
         super().close_stream(vbucket)
 
     def _translate(self, frame: Frame) -> None:
-        if frame.opaque not in self._retired:
+        if frame.opaque not in self._streams.retired:
             self._upr.receive(frame)
 
 

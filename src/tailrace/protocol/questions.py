@@ -1,0 +1,85 @@
+"""Questions that a client asks over a connection beside its streams: scripts, several at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from ..errors import ConnectError, RemoteProtocolError
+from ..wire.header import Frame
+from .script import Script, ScriptRunner
+
+__all__ = ["ANSWER_S", "NO_SCRIPT_OPAQUE", "Questions"]
+
+ANSWER_S = 30.0
+"""How long a server that is alive may take to answer a question."""
+
+T = TypeVar("T")
+
+_SCRIPT_OPAQUES = 0x1_0000
+_MAX_SCRIPTS = 0x7F00
+NO_SCRIPT_OPAQUE = _SCRIPT_OPAQUES - 1
+"""For a request that is not answered: no script gets that far."""
+
+
+class _Question(NamedTuple):
+    """A script whose answers are still coming."""
+
+    runner: ScriptRunner[Any]
+    then: Callable[[Any], None]
+    asked_at: float
+
+
+class Questions:
+    """The scripts of one connection. Each has opaques of its own, all below those of streams."""
+
+    __slots__ = ("_next", "_running", "_send")
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
+        self._running: dict[int, _Question] = {}
+        self._next = 0
+
+    def ask(self, script: Script[T], then: Callable[[T], None], now: float) -> None:
+        """Run a script; ``then`` gets its result."""
+        if len(self._running) >= _MAX_SCRIPTS:
+            raise RemoteProtocolError(f"{len(self._running)} questions are not answered")
+        number = self._next
+        while number in self._running:
+            number = (number + 1) % _MAX_SCRIPTS
+        self._next = (number + 1) % _MAX_SCRIPTS
+        runner = ScriptRunner(script, number * _SCRIPT_OPAQUES)
+        self._running[number] = _Question(runner, then, now)
+        self._send(runner.start())
+        self._finish(number)
+
+    def answered(self, frame: Frame) -> None:
+        """An answer came."""
+        number = frame.opaque // _SCRIPT_OPAQUES
+        question = self._running.get(number)
+        if question is None or not question.runner.expects(frame):
+            raise RemoteProtocolError(f"an answer with opaque {frame.opaque}, which nobody waits for")
+        self._send(question.runner.receive(frame))
+        self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        question = self._running[number]
+        if question.runner.done:
+            del self._running[number]
+            question.then(question.runner.result)
+
+    def due(self) -> list[float]:
+        """When we lose patience with each."""
+        return [question.asked_at + ANSWER_S for question in self._running.values()]
+
+    def check(self, now: float) -> None:
+        """`ConnectError` if one is not answered for too long."""
+        for question in self._running.values():
+            waited_s = now - question.asked_at
+            if waited_s >= ANSWER_S:
+                raise ConnectError(f"{question.runner.waits_for} is not answered for {waited_s:.0f} s")
+
+    @property
+    def waits_for(self) -> str:
+        """What is not answered, for people; empty if nothing."""
+        return ", ".join(question.runner.waits_for for question in self._running.values())
