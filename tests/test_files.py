@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.errors import StoreCorrupt, StoreLocked
+from tailrace.errors import NotDurable, StoreCorrupt, StoreLocked
 from tailrace.files import (
     DiskFile,
     DiskFiles,
     Files,
     MemoryFiles,
-    NotDurable,
     atomic_write,
     put_file,
     whole_file,

@@ -15,7 +15,10 @@
     │   ├── StoreCorrupt                a checksum or a size is wrong; names the file
     │   ├── StoreTooNew                 written by a newer Tailrace; left untouched
     │   ├── DocumentRefused             a document or vbucket can't do that; has the status to answer
-    │   └── RollbackImpossible          that seqno's history is gone; names the lowest possible one
+    │   ├── RollbackImpossible          that seqno's history is gone; names the lowest possible one
+    │   ├── MergeCancelled              a merge was broken off for something more urgent; nobody sees it
+    │   ├── MergeProcessLost            the process of a merge died; the node does the merge itself
+    │   └── NotDurable                  a file was replaced, but a power cut may bring the old one back
     ├── InputError                      a file that a command reads is not what it should be; names the place
     └── UsageError                      an option, an offset or a setting is wrong
 
@@ -34,6 +37,9 @@ __all__ = [
     "LocalProtocolError",
     "LoginError",
     "MalformedMessage",
+    "MergeCancelled",
+    "MergeProcessLost",
+    "NotDurable",
     "ProtocolError",
     "RemoteProtocolError",
     "RollbackImpossible",
@@ -160,6 +166,18 @@ class RollbackImpossible(StoreError):
             return f"vbucket {self.vbucket} has no seqno {self.seqno}: its high seqno is {self.highest}"
         gone = f"vbucket {self.vbucket} can't go back to seqno {self.seqno}"
         return f"{gone}: the lowest possible is {self.lowest}"
+
+
+class MergeCancelled(StoreError):
+    """A merge was broken off because something more urgent came."""
+
+
+class MergeProcessLost(StoreError):
+    """The process of a merge did not come to an end; what it has written is worth nothing."""
+
+
+class NotDurable(StoreError, OSError):
+    """A file was replaced, but which of both contents a power cut leaves is not known."""
 
 
 class InputError(TailraceError):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeAlias
 
-from .errors import StoreCorrupt, StoreLocked
+from .errors import NotDurable, StoreCorrupt, StoreLocked
 
 __all__ = [
     "Buffer",
@@ -28,7 +28,6 @@ __all__ = [
     "FileWriter",
     "Files",
     "MemoryFiles",
-    "NotDurable",
     "atomic_write",
     "put_file",
     "user_folder",
@@ -40,10 +39,6 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 IOV_MAX = 1024
 # Who may read what is written, before the umask: a node's documents are its own, an export is the user's.
 _PRIVATE, _SHARED = 0o600, 0o666
-
-
-class NotDurable(OSError):
-    """A file was replaced, but which of both contents a power cut leaves is not known."""
 
 
 class File(Protocol):

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tailrace.errors import UsageError
-from tailrace.files import DiskFiles, NotDurable
+from tailrace.errors import NotDurable, UsageError
+from tailrace.files import DiskFiles
 from tailrace.table.contract import StorageError
 from tailrace.table.store import TableStore
 from tailrace.testing.faulty_files import Fault, FaultyFiles, at_call, io_error, no_space

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import StoreError
+from ..errors import MergeCancelled, MergeProcessLost
 from ..files import DiskFile, DiskFiles, File
 from .base import Compaction
 from .checkpoint import Tail
@@ -29,7 +29,7 @@ from .format import NOTE_SHIFT, NOTE_TRAITS
 from .journal import BaseJob
 from .log import LoggedColumns
 from .manifest_file import Base, Clips, Table, clips_of, spliced, with_clips
-from .merge_process import ProcessLost, merge_in_a_process
+from .merge_process import merge_in_a_process
 from .merging import GROUP_BYTES, Losses, PiecePlan, merge
 from .segment import Frames, Segment, segment_name
 from .segment_writer import Pieces, SegmentWriter
@@ -270,10 +270,6 @@ def _plan(bucket: SealedStore, segments: list[Segment], asked: Compaction | None
     return MergePlan(list(segments), plans, whole=only is None)
 
 
-class Cancelled(StoreError):
-    """A merge was broken off because something more urgent came."""
-
-
 class MergeJob(BaseJob):
     """Writes one segment in place of several, without what may be forgotten."""
 
@@ -309,7 +305,7 @@ class MergeJob(BaseJob):
             segment = _write_segment(
                 self._bucket, self._number, self._write_in_a_process if self._has_own_process else self._write
             )
-        except ProcessLost as error:
+        except MergeProcessLost as error:
             _log.warning("%s; it is done here", error)
             _remove(self._bucket, self._number)
             segment = _write_segment(self._bucket, self._number, self._write)
@@ -353,7 +349,7 @@ class MergeJob(BaseJob):
 
     def _go_on(self) -> None:
         if self._cancelled:
-            raise Cancelled("broken off")
+            raise MergeCancelled("broken off")
 
     def _take_over(self) -> None:
         bucket, plan = self._bucket, self._plan
@@ -380,7 +376,7 @@ class MergeJob(BaseJob):
 
     def _undo(self) -> None:
         _remove(self._bucket, self._number)
-        if isinstance(self._error, Cancelled):
+        if isinstance(self._error, MergeCancelled):
             self._error = None
         self._bucket.maintained(self)
 

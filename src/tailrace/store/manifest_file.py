@@ -15,7 +15,8 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from ..files import Files, NotDurable
+from ..errors import NotDurable
+from ..files import Files
 from .losses import lost
 from .segment import Segment
 

@@ -19,23 +19,19 @@ import sys
 from collections.abc import Callable
 from typing import IO, Any
 
-from ..errors import StoreError
+from ..errors import MergeProcessLost, StoreError
 from ..files import DiskFile, DiskFiles
 from .merging import Losses, PiecePlan, merge
 from .segment import Segment, SegmentPiece
 from .segment_writer import SegmentWriter
 
-__all__ = ["ProcessLost", "merge_in_a_process"]
+__all__ = ["merge_in_a_process"]
 
 _POLL_S = 0.1
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from tailrace.store.merge_process import main; main()"
 )
-
-
-class ProcessLost(StoreError):
-    """The other process did not come to an end; what it has written is worth nothing."""
 
 
 class _Pickler(pickle.Pickler):
@@ -71,7 +67,7 @@ def merge_in_a_process(
 ) -> dict[int, Losses]:
     """`merge` into this empty file, which is whole and synced then. `go_on` may break it off."""
     if getattr(sys, "frozen", False):
-        raise ProcessLost("no process for a merge: this program brings its own Python along")
+        raise MergeProcessLost("no process for a merge: this program brings its own Python along")
     order = io.BytesIO()
     pickle.dump((os.fspath(files.root.absolute()), file.path, file.fileno(), number), order)
     _Pickler(order).dump(plans)
@@ -85,7 +81,7 @@ def merge_in_a_process(
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         )
     except OSError as error:
-        raise ProcessLost(f"no process for a merge: {error}") from error
+        raise MergeProcessLost(f"no process for a merge: {error}") from error
     with process:
         try:
             answer = _answer(process, order.getvalue(), go_on)
@@ -95,7 +91,7 @@ def merge_in_a_process(
     try:
         outcome: dict[int, Losses] | Exception = pickle.loads(answer)
     except (EOFError, pickle.UnpicklingError):
-        raise ProcessLost(f"the process of a merge ended with {process.returncode}") from None
+        raise MergeProcessLost(f"the process of a merge ended with {process.returncode}") from None
     if isinstance(outcome, Exception):
         raise outcome
     return outcome

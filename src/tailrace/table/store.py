@@ -22,8 +22,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from ..errors import UsageError
-from ..files import Buffer, DiskFiles, Files, NotDurable, put_file, replace_file, whole_file_in
+from ..errors import NotDurable, UsageError
+from ..files import Buffer, DiskFiles, Files, put_file, replace_file, whole_file_in
 from ..rng import unique_name
 from .contract import StorageError
 
