@@ -1,0 +1,161 @@
+"""What a node shows over HTTP: the page, the JSON API, one shape of errors, and who may read."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.serverkit import Bench, ask
+from tailrace.server.node import Node
+from tailrace.web import http, respond, serve_http
+from tailrace.wire import kv
+
+
+def get(node: Node, target: str, *headers: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+    """Status, headers by their lower-case names, body."""
+    request = [f"{method} {target} HTTP/1.1", "Host: here", *headers, "", ""]
+    return parsed(respond(node, "\r\n".join(request).encode()))
+
+
+def parsed(response: bytes) -> tuple[int, dict[str, str], bytes]:
+    head, _, body = response.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    fields = dict(line.split(": ", 1) for line in lines)
+    return int(first.split()[1]), {name.lower(): value for name, value in fields.items()}, body
+
+
+def basic(user: str, password: str) -> str:
+    return "Authorization: Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def test_the_page_is_whole() -> None:
+    status, headers, body = get(Bench().node, "/")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert int(headers["content-length"]) == len(body)
+    assert b"api/stats" in body
+    assert b"http://" not in body and b"https://" not in body, "it brings all that it needs"
+    assert "default-src 'none'" in headers["content-security-policy"]
+
+
+def test_figures_as_one_object() -> None:
+    bench = Bench(vbuckets=4, buckets=("default", "other"))
+    session = bench.session()
+    ask(bench, session, kv.Set(key=b"a", value=b"1", vbucket=2))
+    status, headers, body = get(bench.node, "/api/stats?now=1")
+    assert (status, headers["content-type"]) == (200, "application/json")
+    figures: dict[str, Any] = json.loads(body)
+    assert set(figures) == {"node", "buckets", "connections"}
+    assert set(figures["buckets"]) == {"default", "other"}
+    assert set(figures["buckets"]["default"]["vbuckets"]) == {"0", "1", "2", "3"}
+    assert figures["buckets"]["default"]["vbuckets"]["2"]["high_seqno"] == 1
+    assert [connection["stream"] for connection in figures["connections"]] == [None]
+
+
+def test_head_has_no_body() -> None:
+    node = Bench().node
+    status, headers, body = get(node, "/", method="HEAD")
+    assert (status, body) == (200, b"")
+    assert headers["content-length"] == get(node, "/")[1]["content-length"]
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("GET /nothing HTTP/1.1", 404),
+        ("POST /api/stats HTTP/1.1", 405),
+        ("GET /api/stats", 400),
+        ("GET / HTTP/2", 400),
+        ("\x80\x51 \xff", 400),
+        ("", 400),
+    ],
+)
+def test_errors_have_one_shape(request_line: str, status: int) -> None:
+    found, headers, body = parsed(respond(Bench().node, f"{request_line}\r\n\r\n".encode("latin-1")))
+    assert (found, headers["content-type"]) == (status, "application/json")
+    assert list(json.loads(body)) == ["error"]
+
+
+class TestWhereThereAreUsers:
+    """They must log in, and nobody is told more than that."""
+
+    node = Bench(users={"ada": "secret:with colon"}).node
+
+    @pytest.mark.parametrize("target", ["/", "/api/stats", "/nothing"])
+    def test_nothing_is_shown_to_others(self, target: str) -> None:
+        status, headers, body = get(self.node, target)
+        assert (status, list(json.loads(body))) == (401, ["error"])
+        assert headers["www-authenticate"].startswith("Basic ")
+
+    def test_a_user_reads(self) -> None:
+        assert get(self.node, "/api/stats", basic("ada", "secret:with colon"))[0] == 200
+        lower = basic("ada", "secret:with colon").replace("Authorization: Basic", "authorization: basic")
+        assert get(self.node, "/", lower)[0] == 200
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            basic("ada", "wrong"),
+            basic("eve", "secret:with colon"),
+            "Authorization: Basic",
+            "Authorization: Basic !!!",
+            "Authorization: Basic " + base64.b64encode(b"\xff\xfe:x").decode(),
+            basic("ada", "secret:with colon").replace("Basic", "Bearer"),
+        ],
+    )
+    def test_a_wrong_login_reads_nothing(self, header: str) -> None:
+        assert get(self.node, "/api/stats", header)[0] == 401
+
+
+def test_over_a_socket_and_what_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request is answered and the connection closed; one that never ends, or is too long, is closed."""
+    monkeypatch.setattr(http, "_TIMEOUT_S", 0.2)
+
+    async def talk(port: int, data: bytes, *, end: bool) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(data)
+            if end:
+                writer.write_eof()
+            return await reader.read()
+        except ConnectionError:
+            return b""  # closed while we were still sending
+        finally:
+            writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_server(serve_http(Bench().node), "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            answer = await talk(port, b"GET / HTTP/1.1\r\n\r\n", end=False)
+            assert parsed(answer)[0] == 200
+            assert await talk(port, b"GET / HTTP/1.1\r\n", end=False) == b""
+            assert await talk(port, b"GET / HTTP/1.1\r\n", end=True) == b""
+            assert await talk(port, b"GET /" + b"x" * (1 << 17), end=False) == b""
+
+    asyncio.run(run())
+
+
+def test_a_node_that_is_asked_for_a_page(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    command = [sys.executable, "-m", "tailrace", "serve", "--memory", "--port", "0", "--web-port", "0"]
+    command += ["--vbuckets", "2", "--ready-file", str(ready)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=tmp_path) as node:
+        try:
+            while not ready.exists():
+                assert node.poll() is None, "the node ended before it was ready"
+                time.sleep(0.02)
+            port = json.loads(ready.read_text())["web_port"]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/stats", timeout=60) as response:
+                assert set(json.load(response)["buckets"]) == {"default"}
+        finally:
+            node.terminate()
+            assert node.wait(60) == 0
