@@ -11,6 +11,7 @@ import pytest
 
 from tailrace.history import FailoverLog, rollback_seqno
 from tailrace.model import Position
+from tailrace.protocol.extended_errors import status_for_peer
 from tailrace.protocol.states import STREAM_TRANSITIONS
 from tailrace.wire import codes
 from tailrace.wire.dialect import DCP, TAP, UPR_A, UPR_B, Dialect
@@ -111,6 +112,17 @@ def test_control_keys() -> None:
     listed = {name for row in rows(section("dcp", "Control keys")) for name in re.findall(r"`(\w+)`", row[0])}
     declared = {value.decode() for name, value in vars(codes.ControlKey).items() if name.isupper()}
     assert listed == declared
+
+
+def test_peers_without_extended_errors() -> None:
+    for codes_cell, told in rows(section("header", "Error bodies")):
+        for status in numbers([codes_cell]):
+            if told.startswith("as they are"):
+                expected: int | None = status
+            else:
+                expected = int(told[:4], 16) if told.startswith("0x") else None
+            assert status_for_peer(status, codes.Op.GET, frozenset()) == expected, hex(status)
+    assert status_for_peer(codes.Status.LOCKED, codes.Op.UNLOCK_KEY, frozenset()) == codes.Status.ETMPFAIL
 
 
 MESSAGES = {message.OPCODE: message for message in DCP.messages if message.MAGIC == codes.Magic.REQUEST}
