@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,9 @@ class Follower(threading.Thread):
         self.lock = threading.Lock()
         self.error = None
         self.stops = False
-        options = {} if dialect == "tap" else {"rollback_points": lambda at: list(self.whole.get(at, ()))}
+        options: dict[str, Any] = (
+            {} if dialect == "tap" else {"rollback_points": lambda at: list(self.whole.get(at, ()))}
+        )
         self.source = tailrace.connect_sync(url, dialect=dialect, retry_for_s=120, **options)
 
     def run(self):

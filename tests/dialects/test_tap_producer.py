@@ -622,7 +622,7 @@ def test_a_reader_of_closed_checkpoints_is_told_when_it_has_them(node, reader):
 
 
 def test_a_registered_reader_costs_no_memory_and_begins_again_after_a_purge():
-    settings = {"history_changes": 0, "memory_quota": "8m"}
+    settings: dict[str, str | int | float] = {"history_changes": 0, "memory_quota": "8m"}
     with tailrace.testing.node(vbuckets=2, settings=settings) as node:
         for number in range(10):
             node.set(f"k{number}", b"v", vbucket=1)

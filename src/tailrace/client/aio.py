@@ -17,7 +17,7 @@ import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -35,8 +35,9 @@ from .bounds import End, Start
 from .catalog import Catalog
 from .connection import Connection
 from .events import Event
+from .keywords import shows_keywords
 from .nodes import Nodes
-from .options import SourceOptions, read_options, resolve
+from .options import SourceKeywords, SourceOptions, read_options, resolve
 from .portion import Portion
 from .progress import SavedPosition
 from .questions import failover_logs, high_seqnos
@@ -52,7 +53,8 @@ _AUTOSAVE_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
 
 
-def connect(where: str | ConnectionString, **options: Any) -> Source:
+@shows_keywords(SourceOptions)
+def connect(where: str | ConnectionString, **options: Unpack[SourceKeywords]) -> Source:
     """A source of changes, to be used with ``async with``; `SourceOptions` has the options."""
     return Source(where, SourceOptions.of(options))
 

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -28,7 +28,8 @@ from ..model import Position
 from . import aio
 from .bounds import End, Start
 from .events import Event
-from .options import SourceOptions
+from .keywords import shows_keywords
+from .options import SourceKeywords, SourceOptions
 from .portion import Portion
 
 __all__ = ["BlockingSource", "connect_sync"]
@@ -36,7 +37,8 @@ __all__ = ["BlockingSource", "connect_sync"]
 T = TypeVar("T")
 
 
-def connect_sync(where: str | ConnectionString, **options: Any) -> BlockingSource:
+@shows_keywords(SourceOptions)
+def connect_sync(where: str | ConnectionString, **options: Unpack[SourceKeywords]) -> BlockingSource:
     """A source of changes, to be used with ``with``; `SourceOptions` has the options."""
     return BlockingSource(where, SourceOptions.of(options))
 

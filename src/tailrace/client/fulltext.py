@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from .. import paths
 from ..clock import SystemClock
@@ -27,6 +27,7 @@ from ..units import MAX_VBUCKETS
 from ..wire.fields import parse_json
 from .aio import connect
 from .events import Change, Deletion, Event, Expiration, Flush, Mutation, Rollback, SystemEvent
+from .options import SourceKeywords
 from .progress import SavedPosition
 
 __all__ = ["FullText", "Hit", "follow"]
@@ -290,12 +291,13 @@ def _words(value: Any, depth: int = 0) -> Iterator[str]:
 
 
 async def follow(
-    url: ConnectionString | str, index: FullText, *, end: str = "forever", **options: Any
+    url: ConnectionString | str, index: FullText, *, end: str = "forever", **options: Unpack[SourceKeywords]
 ) -> int:
     """Keep an index in step with a bucket; how many changes it took."""
     taken, clock = 0, SystemClock()
+    options |= {"state": index, "autosave": False, "rollback_points": lambda _: ()}
     async with (
-        connect(url, state=index, autosave=False, rollback_points=lambda _: (), **options) as source,
+        connect(url, **options) as source,
         aclosing(source.portions("beginning", end)) as portions,
     ):
         committed_at = clock.monotonic()

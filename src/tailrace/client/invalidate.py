@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import unquote, urlsplit
 
 from .. import rng as rng_
@@ -29,6 +29,7 @@ from ..wire.kv import Delete
 from ..wire.message import MAX_KEY, Message
 from .aio import connect
 from .events import Deletion, Event, Expiration, Flush, Mutation, Rollback, SystemEvent
+from .options import SourceKeywords
 from .pipeline import AnswerKind, Pipeline, answers_in
 from .retry import Backoff
 from .write_batches import batched
@@ -296,14 +297,15 @@ async def follow(
     *,
     start: str = "beginning",
     end: str = "forever",
-    **options: Any,
+    **options: Unpack[SourceKeywords],
 ) -> int:
     """Remove from a cache what changes in a bucket; how many changes there were."""
     taken = 0
     recent: dict[int, _Recent] = {}
+    options |= {"no_value": True, "autosave": False}
     try:
         async with (
-            connect(url, no_value=True, autosave=False, **options) as source,
+            connect(url, **options) as source,
             aclosing(source.portions(start, end)) as portions,
         ):
             async for portion in portions:

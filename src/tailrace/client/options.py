@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ..connstr import ConnectionString, parse
 from ..errors import UsageError
@@ -20,9 +19,10 @@ from ..wire.header import MAX_NAME_BYTES
 from .bounds import End, ReadOptions, Start
 from .checkpoints import FileState, StateStore
 from .dialects import CANNOT, DIALECTS, Speech, speech_of
+from .keywords import check_names, check_types
 from .tls import TlsOptions
 
-__all__ = ["SourceOptions", "read_options", "resolve"]
+__all__ = ["SourceKeywords", "SourceOptions", "read_options", "resolve"]
 
 _TAP = TapSettings()
 _LEAST_BUFFER = 1 << 10
@@ -77,6 +77,7 @@ class SourceOptions:
     """``sequential``: one vbucket after the other, so that each is whole early; or ``round-robin``."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.dialect not in DIALECTS:
             raise UsageError(f"there is no dialect {self.dialect!r}; known are {', '.join(DIALECTS)}")
         for name in CANNOT[self.dialect]:
@@ -92,18 +93,11 @@ class SourceOptions:
             raise UsageError("backfill_order is round-robin or sequential")
         if self.retry_for_s < 0:
             raise UsageError("retry_for_s is 0 or more")
-        if isinstance(self.collections, str):
-            raise UsageError("collections is a list of names such as shop.orders")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SourceOptions:
         """From keyword arguments; one that does not exist is an error that names the nearest."""
-        known = [one.name for one in fields(cls)]
-        for name in options:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-                raise UsageError(f"there is no option {name!r}{hint}")
+        check_names(cls, options)
         return cls(**options)
 
     def settings(self) -> ReaderSettings:
@@ -134,6 +128,33 @@ class SourceOptions:
         return self.state
 
 
+class SourceKeywords(TypedDict, total=False):
+    """The fields of `SourceOptions`, as keyword arguments that a type checker sees."""
+
+    username: str | None
+    password: str | None
+    dialect: str
+    purpose: str
+    scope: str
+    collections: Sequence[str]
+    include_xattrs: bool
+    no_value: bool
+    compression: bool
+    flow_control_buffer: int
+    noop_interval_s: float
+    retry_for_s: float
+    rollback_mitigation: bool
+    rollback_points: Callable[[int], Iterable[int | Position]] | None
+    state: StateStore | str | Path | None
+    autosave: bool
+    tls: TlsOptions | None
+    allow_plain: bool
+    on_wire: Callable[[int, bool, bytes | memoryview], None] | None
+    priority: str
+    tap_settings: TapSettings
+    backfill_order: str
+
+
 def connection_name(purpose: str) -> str:
     """A name that an operator recognises, and no other connection has, up to `MAX_NAME_BYTES`."""
     host = socket.gethostname().encode("ascii", "replace").decode()
@@ -159,16 +180,25 @@ def read_options(
     vbuckets: Iterable[int] | None,
 ) -> ReadOptions:
     """One reading: ``start`` may also be positions as JSON text."""
+    chosen = None if vbuckets is None else sorted(set(vbuckets))
     if isinstance(start, str) and start.lstrip().startswith("{"):
         start = parse_positions(start)
-    if isinstance(start, Mapping) and not all(isinstance(one, Position) for one in start.values()):
-        raise UsageError("start is beginning, now, or a mapping of vbucket to Position")
+    is_word_or_mapping = isinstance(start, str | Mapping) and isinstance(end, str | Mapping)
+    if not is_word_or_mapping or (
+        isinstance(start, Mapping) and not all(isinstance(one, Position) for one in start.values())
+    ):
+        raise UsageError(
+            "start is beginning, now, or a mapping of vbucket to Position; "
+            "end is now, forever, or a mapping of vbucket to seqno"
+        )
+    if not all(type(vbucket) is int for vbucket in chosen or ()):
+        raise UsageError("vbuckets is a list of whole numbers")
     if options.dialect == "tap" and not (isinstance(start, str) and isinstance(end, str)):
         raise UsageError("tap has no seqnos: a reading starts at the beginning or now, and ends now or never")
     return ReadOptions(
         start,
         end,
-        None if vbuckets is None else tuple(sorted(set(vbuckets))),
+        None if chosen is None else tuple(chosen),
         options.retry_for_s,
         options.rollback_mitigation,
         options.rollback_points,

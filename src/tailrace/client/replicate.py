@@ -20,7 +20,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from ..clock import SYSTEM, Clock
 from ..connstr import ConnectionString
@@ -36,7 +36,7 @@ from .dialects import CANNOT
 from .events import Change, Deletion, Expiration, Flush, Mutation, Rollback, SystemEvent
 from .kv import KvClient
 from .manifest import with_changes
-from .options import SourceOptions
+from .options import SourceKeywords, SourceOptions
 from .write_batches import batched
 
 __all__ = ["Replicated", "Replicator"]
@@ -84,7 +84,7 @@ class Replicator:
         target: str | ConnectionString,
         *,
         clock: Clock = SYSTEM,
-        **options: Any,
+        **options: Unpack[SourceKeywords],
     ) -> None:
         self.done = Replicated()
         self._source_where, self._target_where = source, target

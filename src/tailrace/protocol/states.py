@@ -322,6 +322,7 @@ READING_TRANSITIONS: Mapping[tuple[ReadingState, ReadingInput], ReadingState] = 
     **{(state, ReadingInput.STREAM_WANTED): ReadingState.READY for state in ReadingState},
     (ReadingState.READY, ReadingInput.REQUESTED): ReadingState.REQUESTED,
     (ReadingState.REQUESTED, ReadingInput.OPENED): ReadingState.OPEN,
+    (ReadingState.OPEN, ReadingInput.OPENED): ReadingState.OPEN,  # the older dialects tell a log again
     (ReadingState.OPEN, ReadingInput.ENDED): ReadingState.DONE,
     (ReadingState.UNRESOLVED, ReadingInput.FAILED): ReadingState.WAITING,
     (ReadingState.READY, ReadingInput.FAILED): ReadingState.WAITING,

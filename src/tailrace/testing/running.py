@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 from ..clock import SYSTEM, Clock
-from ..errors import StoreError, TailraceError
+from ..errors import StoreError, TailraceError, UsageError
 from ..files import DiskFiles, Files, MemoryFiles
 from ..protocol.sasl import Users
 from ..server.aio import Server, ServerConnection, listen
@@ -58,6 +58,11 @@ class RunningNode:
         tls: ssl.SSLContext | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
+        if type(vbuckets) is not int or not 1 <= vbuckets <= 1024 or vbuckets & (vbuckets - 1):
+            raise UsageError(f"vbuckets is a power of two from 1 to 1024, not {vbuckets!r}")
+        for name in (bucket, *buckets):
+            if not isinstance(name, str):
+                raise UsageError(f"a bucket's name is a text, not {name!r}")
         self.vbuckets = vbuckets
         self.bucket = bucket
         self.host = "127.0.0.1"

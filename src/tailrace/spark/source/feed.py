@@ -95,7 +95,7 @@ def open_source(options: Options, purpose: str, ways_back: _WaysBack | None = No
         compression=options.compression == "snappy",
         flow_control_buffer=options.flow_control_buffer,
         retry_for_s=options.retry_for_s,
-        rollback_points=ways_back and ways_back.points,
+        rollback_points=None if ways_back is None else ways_back.points,
         backfill_order="sequential" if options.mirror is not None else "",
         tls=tls,
     )

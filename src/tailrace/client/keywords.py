@@ -1,0 +1,88 @@
+"""Keyword arguments that are the fields of a dataclass: shown by `help`, and checked when they are given."""
+
+from __future__ import annotations
+
+import collections.abc
+import difflib
+import inspect
+import math
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ..errors import UsageError
+
+__all__ = ["check_names", "check_types", "shows_keywords"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def shows_keywords(kind: type) -> Callable[[F], F]:
+    """Show the fields of a dataclass as keyword arguments in place of a function's ``**options``."""
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        given = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        named = [
+            inspect.Parameter(
+                one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type
+            )
+            for one in fields(kind)
+        ]
+        function.__signature__ = signature.replace(parameters=[*given, *named])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def check_names(kind: type, given: Mapping[str, Any]) -> None:
+    """`UsageError` for a name that the dataclass does not have; it names the nearest."""
+    known = [one.name for one in fields(kind)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+            raise UsageError(f"there is no option {name!r}{hint}")
+
+
+def check_types(options: Any) -> None:
+    """`UsageError` for a field of a dataclass whose value is not of its type."""
+    hints = get_type_hints(type(options))
+    for field in fields(options):
+        name, hint, value = field.name, hints[field.name], getattr(options, field.name)
+        if not _fits(value, hint):
+            raise UsageError(f"{name} is {_words(hint)}, not {str(value)[:40]!r} ({type(value).__name__})")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, choice) for choice in get_args(hint))
+    if hint is float:
+        return type(value) in (int, float) and not math.isnan(value)
+    if hint in (bool, int, type(None)):
+        return type(value) is hint
+    if origin is collections.abc.Callable:
+        return callable(value)
+    if origin is collections.abc.Sequence:
+        (member,) = get_args(hint)
+        is_list = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes)
+        return is_list and all(_fits(one, member) for one in value)
+    if getattr(hint, "_is_protocol", False):
+        return all(callable(getattr(value, name, None)) for name in vars(hint) if not name.startswith("_"))
+    return isinstance(value, hint)
+
+
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "None"}
+
+
+def _words(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_words(choice) for choice in get_args(hint))
+    if origin is collections.abc.Callable:
+        return "a function"
+    if origin is collections.abc.Sequence:
+        return "a list of names such as shop.orders"
+    return _NAMES.get(hint, f"a {hint.__name__}")

@@ -1,0 +1,97 @@
+"""Public functions say what they take: to mypy, to `help`, and at run time in one line."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+import tailrace
+import tailrace.testing
+from tailrace.client.options import SourceKeywords, SourceOptions
+from tailrace.errors import UsageError
+
+URL = "couchbase://127.0.0.1"
+
+
+def test_the_keywords_are_the_options() -> None:
+    hints = get_type_hints(SourceOptions)
+    assert get_type_hints(SourceKeywords) == {
+        field.name: hints[field.name] for field in fields(SourceOptions)
+    }
+
+
+@pytest.mark.parametrize("function", [tailrace.connect, tailrace.connect_sync])
+def test_signatures_show_them(function: Any) -> None:
+    shown = inspect.signature(function).parameters
+    assert list(shown) == ["where", *(field.name for field in fields(SourceOptions))]
+    assert shown["retry_for_s"].default == 60.0
+
+
+@pytest.mark.parametrize("function", [tailrace.connect, tailrace.connect_sync])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"statte": "x"}, "did you mean 'state'"),
+        ({"retry_for_s": "x"}, "retry_for_s is a number, not 'x'"),
+        ({"retry_for_s": True}, "retry_for_s is a number"),
+        ({"retry_for_s": float("nan")}, "retry_for_s is a number"),
+        ({"flow_control_buffer": 1.5}, "whole number"),
+        ({"no_value": "yes"}, "true or false"),
+        ({"collections": "shop.orders"}, "list of names"),
+        ({"collections": [1]}, "list of names"),
+        ({"state": 5}, "StateStore"),
+        ({"rollback_points": [1]}, "a function"),
+        ({"username": b"x"}, "a text or None"),
+        ({"tls": True}, "a TlsOptions or None"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(function: Any, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says) as error:
+        function(URL, **given)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("vbuckets", ["x", 0, 3, True, 2048])
+def test_a_node_for_tests(vbuckets: Any) -> None:
+    with pytest.raises(UsageError, match="power of two"):
+        tailrace.testing.node(vbuckets)
+    with pytest.raises(UsageError, match="text"):
+        tailrace.testing.node(bucket=vbuckets if not isinstance(vbuckets, str) else 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "given", [{"start": 5}, {"end": 5}, {"start": {0: 5}}, {"vbuckets": "0"}, {"vbuckets": [0.5]}]
+)
+def test_what_a_reading_takes(given: dict[str, Any]) -> None:
+    with tailrace.testing.node(vbuckets=2) as node, tailrace.connect_sync(node.url) as source:
+        for read in (source.changes, source.batches):
+            with pytest.raises(UsageError):
+                next(iter(read(**given)))
+
+
+def test_mypy_sees_names_and_types(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    code = tmp_path / "user.py"
+    code.write_text(
+        "import tailrace, tailrace.testing\n"
+        "tailrace.connect('x', state='f', retry_for_s=5)\n"
+        "tailrace.connect('x', statte='f')\n"
+        "tailrace.connect_sync('x', retry_for_s='x')\n"
+        "tailrace.testing.node(vbukets=16)\n"
+        "tailrace.testing.node(vbuckets='16')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(code)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    lines = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]
+    assert sorted(set(lines)) == [3, 4, 5, 6], done.stdout
