@@ -334,6 +334,10 @@ class Source:
             found |= answer
         return dict(sorted(found.items()))
 
+    def homes(self) -> dict[int, Address | None]:
+        """The node that has each vbucket, by the newest map."""
+        return {vbucket: self._home(vbucket) for vbucket in range(self.vbucket_count)}
+
     async def deregister(self) -> None:
         """Have all nodes forget this TAP reader, which they would remember by its name for ever."""
         if self.options.dialect != "tap":

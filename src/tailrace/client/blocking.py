@@ -21,7 +21,7 @@ from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
-from ..connstr import ConnectionString
+from ..connstr import Address, ConnectionString
 from ..errors import UsageError
 from ..history import FailoverLog
 from ..model import Position
@@ -211,6 +211,10 @@ class BlockingSource:
     def failover_logs(self, vbuckets: Iterable[int] | None = None) -> dict[int, FailoverLog]:
         """The branches of vbuckets, newest first."""
         return self._await(self._source.failover_logs(vbuckets))
+
+    def homes(self) -> dict[int, Address | None]:
+        """The node that has each vbucket, by the newest map."""
+        return self._call(self._source.homes)
 
     def deregister(self) -> None:
         """Have all nodes forget this TAP reader, which they would remember by its name for ever."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..columns.batch import SCHEMA, Names, to_batch
+from ..columns.batch import Names, to_batch
+from ..columns.row_kinds import FLUSH, ROLLBACK, SYSTEM, signed, single_row
 from ..model import Position
 from ..protocol.dcp.delivery import (
     Carried,
@@ -393,20 +394,15 @@ def _unpack(value: bytes, datatype: int) -> tuple[bytes, dict[str, Any] | None]:
 def _row(event: Event, names: Names) -> pa.RecordBatch:
     """One event as a batch of one row; a system event has itself as JSON for its value."""
     columns: dict[str, Any] = {
-        "op": {Rollback: "rollback", Flush: "flush"}.get(type(event), "system"),
+        "op": {Rollback: ROLLBACK, Flush: FLUSH}.get(type(event), SYSTEM),
         "bucket": names.bucket,
         "vbucket": event.vbucket,
     }
     if isinstance(event, Rollback | SystemEvent):
-        columns |= {"vb_uuid": _signed(event.vb_uuid), "seqno": _signed(event.seqno)}
+        columns |= {"vb_uuid": signed(event.vb_uuid), "seqno": signed(event.seqno)}
     if isinstance(event, SystemEvent):
         columns |= {"key": event.name.encode(), "value": json_line(event).strip()}
-        columns |= dict(zip(("snapshot_start", "snapshot_end"), map(_signed, event.snapshot), strict=True))
+        columns |= dict(zip(("snapshot_start", "snapshot_end"), map(signed, event.snapshot), strict=True))
         if event.collection_id is not None and event.collection_id in names.collections:
             columns["scope"], columns["collection"] = names.collections[event.collection_id]
-    return pa.RecordBatch.from_pylist([columns], schema=SCHEMA)
-
-
-def _signed(number: int) -> int:
-    """64 bits of the wire as Arrow and Spark have them."""
-    return number - (1 << 64) if number >= 1 << 63 else number
+    return single_row(columns)
