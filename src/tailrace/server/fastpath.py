@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..errors import DocumentRefused
 from ..wire.codes import Datatype, Magic, Op, Status, VBucketState
+from ..wire.dcp import DcpMutation
 from ..wire.fields import JSON_STARTS, is_json
-from ..wire.header import HEADER_SIZE
+from ..wire.header import HEADER_LAYOUT, HEADER_SIZE
+from ..wire.kv import MutationResponse, Set
 
 if TYPE_CHECKING:
     from ..store.base import VBucket
@@ -32,26 +34,31 @@ __all__ = ["run"]
 _REQUEST = int(Magic.REQUEST)
 _GET, _GETQ, _SET, _SETQ = map(int, (Op.GET, Op.GETQ, Op.SET, Op.SETQ))
 _GETS, _SETS = (_GET, _GETQ), (_SET, _SETQ)
-# magic; key length; extras length and datatype; vbucket; total body length; opaque; CAS
-_HEADER = struct.Struct(">BxHHHI4sQ")
-assert _HEADER.size == HEADER_SIZE
-_unpack_header = _HEADER.unpack_from
-_unpack_set = struct.Struct(_HEADER.format + "II").unpack_from  # and flags, expiry
-_SET_SIZE = HEADER_SIZE + 8  # without key and value
-_FLAGS_END = HEADER_SIZE + 4
-_OPCODE_AT = 1
-_BODY_LENGTH_AT = 11  # its last byte, which is all of it in a get
+_FIELDS = ("magic", "key_length", "extras_length+datatype", "vbucket", "body_length", "opaque:4s", "cas")
+_unpack_header = HEADER_LAYOUT.only(*_FIELDS).struct.unpack_from
+_SET_LAYOUT = HEADER_LAYOUT + Set.LAYOUTS[0]
+_unpack_set = _SET_LAYOUT.only(*_FIELDS, "flags", "expiry").struct.unpack_from
+_SET_SIZE = _SET_LAYOUT.size  # without key and value
+_FLAGS_END = _SET_LAYOUT.at("expiry")
+_OPCODE_AT = HEADER_LAYOUT.at("opcode")
+_BODY_LENGTH_AT = HEADER_LAYOUT.at("opaque") - 1  # its last byte, which is all of it in a get
 
-_HEAD = struct.Struct(">BBHBBHI")  # of requests and of answers, up to the opaque
+_HEAD = HEADER_LAYOUT.until("opaque").struct  # of requests and of answers
 _MISS_HEAD = _HEAD.pack(0x81, Op.GET, 0, 0, 0, Status.KEY_ENOENT, 0)
 _STORED_HEAD = _HEAD.pack(0x81, Op.SET, 0, 0, 0, Status.SUCCESS, 0)
-_STORED_AT_HEAD = _HEAD.pack(0x81, Op.SET, 0, 16, 0, Status.SUCCESS, 16)
+_POSITION = MutationResponse.LAYOUTS[1].struct
+_STORED_AT_HEAD = _HEAD.pack(0x81, Op.SET, 0, _POSITION.size, 0, Status.SUCCESS, _POSITION.size)
 _GETQ_START = bytes([0x81, Op.GETQ])
-_NO_CAS = bytes(8)
-_POSITION = struct.Struct(">QQ")  # the mutation extras
+_NO_CAS = bytes(HEADER_LAYOUT.field("cas").size)
 
-_NO_EXPIRY = bytes(4)
-_VALUE_AT = HEADER_SIZE + 31  # behind header and extras of a stored mutation; the key comes before it
+# where things stand in a stored mutation, which is a DCP one
+_STORED = HEADER_LAYOUT + DcpMutation.LAYOUTS[0]
+_DATATYPE_AT = _STORED.at("datatype")
+_CAS = _STORED.field("cas").place
+_FLAGS = _STORED.field("flags").place
+_EXPIRY = _STORED.field("expiry").place
+_NO_EXPIRY = bytes(_STORED.field("expiry").size)
+_VALUE_AT = _STORED.size  # the key comes before it
 _MAX_KEY = 250
 _ROWS = 64
 """As many gets are read as one: they are copied for it, which is less than looking at them where they are."""
@@ -92,7 +99,7 @@ def _mode(*, prefixed: bool, json: bool) -> _Mode:
     # one in front of its keys: the last byte of no CAS in a get, and of no expiry in a set.
     cas = 7 + prefixed
     return _Mode(
-        rows=[struct.Struct(f">12s4s{cas}s{8 - cas + size}s").iter_unpack for size in range(256)],
+        rows=[struct.Struct(f">{_HEAD.size}s4s{cas}s{8 - cas + size}s").iter_unpack for size in range(256)],
         no_cas=bytes(cas),
         request_at=int(prefixed),
         answer_at=2 + json,
@@ -185,7 +192,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
             if answer is not None:  # somebody reads this document: keep the new answer in place of the old
                 plain, with_prefix, raw, json, old, owner = answer
                 tail = cas_bytes + data[at + HEADER_SIZE : at + _FLAGS_END] + value
-                if len(tail) == len(old) and json[5] == datatype:
+                if len(tail) == len(old) and json[_DATATYPE_AT] == datatype:
                     answers[key] = plain, with_prefix, raw, json, tail, owner
                 else:
                     answers.pop(key, None)
@@ -219,11 +226,11 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                         room -= 24
                     at = next_at
                     continue
-                if frame[5] & _NOT_PLAIN:
+                if frame[_DATATYPE_AT] & _NOT_PLAIN:
                     break
-                tail = frame[16:24] + frame[40:44] + frame[_VALUE_AT + len(key) :]  # CAS, flags, value
-                answer = _answer(vbucket_id, key, frame[5], tail)
-                if frame[44:48] == _NO_EXPIRY:
+                tail = frame[_CAS] + frame[_FLAGS] + frame[_VALUE_AT + len(key) :]
+                answer = _answer(vbucket_id, key, frame[_DATATYPE_AT], tail)
+                if frame[_EXPIRY] == _NO_EXPIRY:
                     _keep(bucket, key, answer)
             head, tail = answer[answer_at], answer[4]
             out += (head if opcode == _GET else _GETQ_START + head[2:], opaque, tail)
@@ -243,7 +250,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
 
 
 def _has_xattrs(frame: bytes | None) -> bool:
-    return frame is not None and bool(frame[5] & _XATTR)
+    return frame is not None and bool(frame[_DATATYPE_AT] & _XATTR)
 
 
 @lru_cache(16 << 10)

@@ -44,6 +44,11 @@ class Field:
         """Bytes."""
         return struct.calcsize(">" + self.code)
 
+    @property
+    def place(self) -> slice:
+        """Where its bytes stand."""
+        return slice(self.offset, self.offset + self.size)
+
 
 class Layout:
     """Named fields in order, big-endian. A field without a name is a gap, which nobody reads."""
@@ -80,6 +85,11 @@ class Layout:
     def at(self, name: str) -> int:
         """Where a field begins."""
         return self.field(name).offset
+
+    def until(self, name: str) -> Layout:
+        """The fields before one of them."""
+        before = self.fields[: self.names.index(name)]
+        return Layout((field.code, field.name, field.about) for field in before)
 
     def only(self, *wanted: str) -> Layout:
         """The same bytes with some of the fields, in their order; the rest are gaps.
