@@ -90,7 +90,7 @@ class Coordinator(ClusterState):
     def add(self, name: str | None = None) -> str:
         """A new node, or one that is down or was failed over, back again. It gets vbuckets by a rebalance."""
         if name is None:
-            used = {int(one[1:]) for one in self.ports}
+            used = {int(name[1:]) for name in self.ports}
             name = f"n{max(used, default=0) + 1}"
             self.ports[name] = 0
             self.out.add(name)
@@ -155,7 +155,7 @@ class Coordinator(ClusterState):
                 replicas.append(number)
         if replicas or gone:
             # What was received by a takeover that failed is received no more before the state changes.
-            member.report([one for one in self._sources(name) if not one.get("takeover")])
+            member.report([source for source in self._sources(name) if not source.get("takeover")])
         member.set_states(dict.fromkeys(replicas, VBucketState.REPLICA))
         for number in replicas:
             report.setdefault(number, {})["state"] = "replica"
@@ -193,7 +193,7 @@ class Coordinator(ClusterState):
 
     def _sources(self, name: str) -> list[dict[str, Any]]:
         """From where a node receives what."""
-        found: dict[str, dict[str, Any]] = {}
+        rows: dict[str, dict[str, Any]] = {}
         for number, chain in enumerate(self.chains):
             takeover = number in self._moving and self._moving[number][1] == name
             if not chain or (name not in chain[1:] and not takeover):
@@ -201,24 +201,24 @@ class Coordinator(ClusterState):
             source = self._moving[number][0] if takeover else chain[0]
             if source not in self._running():
                 continue
-            row = found.setdefault(
+            row = rows.setdefault(
                 source,
                 {"host": "127.0.0.1", "port": self.ports[source], "vbuckets": [], "takeover": []},
             )
             row["takeover" if takeover else "vbuckets"].append(number)
-        return list(found.values())
+        return list(rows.values())
 
     def _push_map(self, name: str) -> None:
-        used = {one for chain in self.chains for one in chain} | set(self._running())
-        names = [one for one in self.ports if one in used]
-        nodes = [NodeAddress(port=self.ports[one], host="127.0.0.1") for one in names]
+        used = {member for chain in self.chains for member in chain} | set(self._running())
+        names = [member for member in self.ports if member in used]
+        nodes = [NodeAddress(port=self.ports[member], host="127.0.0.1") for member in names]
         place = {one: at for at, one in enumerate(names)}
         owners = []
         for chain in self.chains:
-            row = [place.get(one, -1) for one in chain]
+            row = [place.get(member, -1) for member in chain]
             owners.append((row + [-1] * (self.replicas + 1))[: self.replicas + 1])
-        found = bucket_map(self.bucket, nodes, owners, epoch=_EPOCH, rev=self.rev, this_node=place[name])
-        self.members[name].set_map(found.text, _EPOCH, self.rev)
+        new_map = bucket_map(self.bucket, nodes, owners, epoch=_EPOCH, rev=self.rev, this_node=place[name])
+        self.members[name].set_map(new_map.text, _EPOCH, self.rev)
 
     def _share_manifest(self, reports: Mapping[str, Report]) -> None:
         """Collections are made on some node; before anybody is promoted, all must know them."""
@@ -242,8 +242,8 @@ class Coordinator(ClusterState):
         """A node has no part any more, at once; replicas go on with what they have."""
         if name not in self._in:
             raise UsageError(f"node {name!r} has no part in the cluster")
-        others = [one for one in self._in if one != name and self.members[one].is_running]
-        reports = {one: self.members[one].report() for one in others}
+        others = [other for other in self._in if other != name and self.members[other].is_running]
+        reports = {other: self.members[other].report() for other in others}
 
         def best(number: int, left: Chain) -> str | None:
             """One that a takeover has made active is the active. One that has nothing complete yet, of an
@@ -252,7 +252,7 @@ class Coordinator(ClusterState):
             moved = self._moving.get(number)
             if moved is not None and reports.get(moved[1], {}).get(number, {}).get("state") == "active":
                 return moved[1]
-            rows = {one: reports[one][number] for one in left if number in reports.get(one, {})}
+            rows = {other: reports[other][number] for other in left if number in reports.get(other, {})}
             active = self._actives.get(number, {})
             if active.get("high_seqno") and not force:
                 rows = {one: row for one, row in rows.items() if row["complete_seqno"]}
@@ -269,7 +269,7 @@ class Coordinator(ClusterState):
             chain[:1] == (name,)
             and bool(new)
             and reports.get(new[0], {}).get(number, {}).get("state") != "active"
-            and not is_enough([one for one in reports if number in reports[one]], chain, self.replicas)
+            and not is_enough([other for other in reports if number in reports[other]], chain, self.replicas)
             for number, (chain, new) in enumerate(zip(self.chains, chains, strict=True))
         )
         if unsure and not force:
@@ -298,8 +298,8 @@ class Coordinator(ClusterState):
                 self._seen[name] = now
         if not self.auto_failover_s:
             return None
-        silent = [one for one in names if now - self._seen[one] >= self.auto_failover_s]
-        alive = [one for one in names if self._seen[one] == now]
+        silent = [member for member in names if now - self._seen[member] >= self.auto_failover_s]
+        alive = [member for member in names if self._seen[member] == now]
         if len(silent) != 1 or 2 * len(alive) <= len(names):
             return None  # without a majority it may be us who are cut off
         try:
@@ -350,7 +350,9 @@ class Coordinator(ClusterState):
         chains = list(self.chains)
         for number, target in targets.items():
             current = chains[number]
-            chains[number] = (*current, *(one for one in target if one not in current)) if current else target
+            chains[number] = (
+                (*current, *(member for member in target if member not in current)) if current else target
+            )
         self.commit(chains)
         yield from self._until_copied(targets)
         takeovers = {
@@ -363,7 +365,7 @@ class Coordinator(ClusterState):
         self._check_alive(targets.values())
         chains = list(self.chains)
         for number, target in targets.items():
-            chains[number] = (*target, *(one for one in chains[number] if one not in target))
+            chains[number] = (*target, *(member for member in chains[number] if member not in target))
         self.commit(chains)
         yield from self._until_copied(targets)
         chains = list(self.chains)
@@ -446,7 +448,7 @@ class Coordinator(ClusterState):
             self._try(name, read, name)
         for number, (_, new) in takeovers.items():
             if reports.get(new, {}).get(number, {}).get("state") == "active" and number in self._moving:
-                rest = [one for one in chains[number] if one != new]
+                rest = [member for member in chains[number] if member != new]
                 chains[number] = (new, *rest)
         self._moving = {}
         if chains != self.chains:
@@ -490,7 +492,7 @@ class Coordinator(ClusterState):
                     "receiving": sum(row.get("stream") == "open" for row in rows),
                 }
             )
-        hosts = ",".join(f"127.0.0.1:{one['port']}" for one in nodes if one["state"] == "up")
+        hosts = ",".join(f"127.0.0.1:{node['port']}" for node in nodes if node["state"] == "up")
         return {
             "url": f"couchbase://{hosts}/{self.bucket}",
             "bucket": self.bucket,

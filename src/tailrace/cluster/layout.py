@@ -29,7 +29,10 @@ def balanced(current: Sequence[Chain], nodes: Sequence[str], replicas: int) -> l
         chains.append([active, *kept])
     for chain_ in chains:
         while len(chain_) <= copies:
-            node = min((one for one in nodes if one not in chain_), key=lambda one: load[one])
+            node = min(
+                (candidate for candidate in nodes if candidate not in chain_),
+                key=lambda candidate: load[candidate],
+            )
             load[node] += 1
             chain_.append(node)
     _even_out_replicas(chains, load)
@@ -45,31 +48,31 @@ def _spread_actives(current: Sequence[Chain], nodes: Sequence[str]) -> list[str]
         if active is not None:
             load[active] += 1
         actives.append(active)
-    found: list[str] = []
+    owners: list[str] = []
     for chain, active in zip(current, actives, strict=True):
         if active is None:
             # A node that has a copy need not be sent one, if it has room.
             least = min(load.values())
             near = [node for node in chain[1:] if node in load and load[node] == least]
-            active = near[0] if near else min(nodes, key=lambda one: load[one])
+            active = near[0] if near else min(nodes, key=load.__getitem__)
             load[active] += 1
-        found.append(active)
+        owners.append(active)
     while max(load.values()) - min(load.values()) > 1:
-        giver, taker = max(nodes, key=lambda one: load[one]), min(nodes, key=lambda one: load[one])
-        owned = [number for number, active in enumerate(found) if active == giver]
+        giver, taker = max(nodes, key=load.__getitem__), min(nodes, key=load.__getitem__)
+        owned = [number for number, active in enumerate(owners) if active == giver]
         moved = next((number for number in owned if taker in current[number]), owned[0])
-        found[moved] = taker
+        owners[moved] = taker
         load[giver] -= 1
         load[taker] += 1
-    return found
+    return owners
 
 
 def _even_out_replicas(chains: list[list[str]], load: Counter[str]) -> None:
     while len(load) > 1:
-        giver, taker = max(load, key=lambda one: load[one]), min(load, key=lambda one: load[one])
+        giver, taker = max(load, key=load.__getitem__), min(load, key=load.__getitem__)
         if load[giver] - load[taker] <= 1:
             return
-        chain = next((one for one in chains if giver in one[1:] and taker not in one), None)
+        chain = next((other for other in chains if giver in other[1:] and taker not in other), None)
         if chain is None:
             return
         chain[chain.index(giver, 1)] = taker
@@ -81,14 +84,14 @@ def without(chains: Iterable[Chain], dead: str, best: Callable[[int, Chain], str
     """The chains after a node is gone. ``best`` chooses, for a vbucket that it had active, which of the
     copies that are left goes on; None if none can.
     """
-    found = []
+    left_chains = []
     for number, chain in enumerate(chains):
         left = tuple(node for node in chain if node != dead)
         if chain and chain[0] == dead:
             chosen = best(number, left) if left else None
             left = () if chosen is None else (chosen, *(node for node in left if node != chosen))
-        found.append(left)
-    return found
+        left_chains.append(left)
+    return left_chains
 
 
 def best_copy(rows: Mapping[str, Mapping[str, Any]], branch: str | None) -> str | None:

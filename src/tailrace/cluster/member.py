@@ -64,8 +64,8 @@ class Member(Steering):
         arguments = [sys.executable, "-m", "tailrace", "serve", "--fenced", "--port", str(port)]
         arguments += ["--data", str(self.directory / "data"), "--bucket", self.bucket]
         arguments += ["--vbuckets", str(vbuckets), "--ready-file", str(ready)]
-        for one in settings:
-            arguments += ["--set", one]
+        for setting in settings:
+            arguments += ["--set", setting]
         with open(self.directory / "log", "ab") as log:  # noqa: PTH123 - it outlives the path
             self._process = subprocess.Popen(
                 arguments,

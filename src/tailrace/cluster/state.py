@@ -60,9 +60,9 @@ class ClusterState:
             content = json.loads(file.read(file.size, 0))
             self.bucket, self.vbuckets = content["bucket"], content["vbuckets"]
             self.replicas, self.rev = content["replicas"], content["rev"]
-            self.ports = {one["name"]: one["port"] for one in content["nodes"]}
-            self.out = {one["name"] for one in content["nodes"] if one["out"]}
-            self.chains = [tuple(one) for one in content["chains"]]
+            self.ports = {node["name"]: node["port"] for node in content["nodes"]}
+            self.out = {node["name"] for node in content["nodes"] if node["out"]}
+            self.chains = [tuple(chain) for chain in content["chains"]]
             self.settings = content["settings"]
             # A takeover that was under way is undone when the chains are made true: they still name the old
             # node.
@@ -83,7 +83,7 @@ class ClusterState:
             "nodes": [
                 {"name": name, "port": port, "out": name in self.out} for name, port in self.ports.items()
             ],
-            "chains": [list(one) for one in self.chains],
+            "chains": [list(chain) for chain in self.chains],
         }
         self._files.replace(STATE_FILE, json.dumps(content).encode() + b"\n")
 

@@ -72,10 +72,10 @@ class Steering(ABC):
 
     def manifest(self) -> dict[str, Any]:
         """Its collections."""
-        found: dict[str, Any] = json.loads(
+        answer: dict[str, Any] = json.loads(
             self._run(ask(GetCollectionsManifest(), "get collections manifest")).value
         )
-        return found
+        return answer
 
     def set_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Give it the collections of another node."""

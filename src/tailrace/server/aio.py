@@ -33,11 +33,11 @@ ServeHttp: TypeAlias = Callable[
 
 _BACKLOG = 1024
 _WRITE_BYTES = 256 << 10
-"""About what is handed to the transport at once, and what may wait in it before it gets no more."""
+"""About how much is handed to the transport at once, and how much may wait in it."""
 _TURN_BYTES = 1 << 20
-"""What one connection sends before the others have their turn."""
+"""What one connection sends in a turn, at most."""
 _SMALL = 16 << 10
-"""Parts below this are joined before they are written: one system call for many answers."""
+"""Smaller parts are joined before they are written: one system call for many answers."""
 _DISK_CHECK_S = 10.0
 _JOB_THREADS = 12
 """At most; they are made when they are needed. A bucket commits, seals and merges at the same time, and no
@@ -53,21 +53,21 @@ def listen(host: str, port: int) -> list[socket.socket]:
     """
     made: list[socket.socket] = []
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, _, _, _, address in dict.fromkeys(found):
-            one = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-            made.append(one)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(addresses):
+            listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            made.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             if not port and len(made) > 1:
                 address = (address[0], made[0].getsockname()[1], *address[2:])
-            one.bind(address)
-            one.listen(_BACKLOG)
-            one.setblocking(False)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
     except OSError:
-        for one in made:
-            one.close()
+        for listener in made:
+            listener.close()
         raise
     return made
 
@@ -134,10 +134,10 @@ class Server:
         """Make a connection that has just come in, or (``link``) that we made."""
         return ServerConnection(self, tls=tls, link=link)
 
-    # what peers make us hold, see `held_bytes`
+    # bytes held for peers, see `held_bytes`
 
     def count_unread(self, connection: ServerConnection, size: int) -> None:
-        """So many bytes of answers wait for a peer that takes no more for now; 0: it goes on."""
+        """Set how many bytes of answers wait for a peer that takes no more for now; 0 if it goes on."""
         self.unread.count(connection, size)
         while self.unread.total > self.node.settings.max_unread:
             total, slow = self.unread.total, self.unread.heaviest()
@@ -149,8 +149,8 @@ class Server:
             slow.abort()
 
     def count_unprocessed(self, connection: ServerConnection, size: int) -> None:
-        """So many bytes of a peer's requests have come that can't be processed yet: mostly the rest of one is
-        missing.
+        """Set how many bytes of a peer's requests have come that can't be processed yet, mostly because the
+        rest of one is missing.
         """
         self.unprocessed.count(connection, size)
         while self.unprocessed.total > self.node.settings.max_unprocessed:
@@ -176,14 +176,14 @@ class Server:
         port = sockets[0].getsockname()[1]
         tls_port = tls_sockets[0].getsockname()[1] if tls_sockets else None
         self.node.address = NodeAddress(port=port, tls_port=tls_port)
-        for one in sockets:
-            accept_plain(loop, one, lambda: self.connection(tls=False))
+        for listener in sockets:
+            accept_plain(loop, listener, lambda: self.connection(tls=False))
         self._listeners += sockets
-        for one in tls_sockets or ():
+        for listener in tls_sockets or ():
             self._servers.append(
                 await loop.create_server(
                     lambda: self.connection(tls=True),
-                    sock=one,
+                    sock=listener,
                     ssl=tls,
                     ssl_handshake_timeout=self.node.settings.auth_timeout,
                 )
@@ -252,9 +252,10 @@ class Server:
             listener.close()
         self._listeners.clear()
         for server in self._servers:
-            for one in server.sockets:
-                loop.remove_reader(one.fileno())
-        # Who is accepted already has his turn first: asyncio forgets him, and his socket, if it is too late.
+            for listener in server.sockets:
+                loop.remove_reader(listener.fileno())
+        # Connections that asyncio has just accepted are set up in the next turn of the loop. If the server
+        # were closed before that, their sockets would never be closed.
         await asyncio.sleep(0)
         for server in self._servers:
             server.close()
@@ -309,7 +310,7 @@ class ServerConnection(asyncio.Protocol):
         server.connections.add(self)
         self._arm()
         if self._link is not None:
-            self._wake()  # who calls speaks first
+            self._wake()  # the side that connects speaks first
 
     def data_received(self, data: bytes) -> None:
         session = self._session
@@ -360,7 +361,9 @@ class ServerConnection(asyncio.Protocol):
         return "?" if self._session is None else self._session.peer
 
     def _wake(self) -> None:
-        """The session has something to send: in the next turn of the loop, once for all that wake us now."""
+        """The session has something to send: do it in the next turn of the loop, once for all calls until
+        then.
+        """
         if not self._pump_due and self._session is not None:
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -380,7 +383,7 @@ class ServerConnection(asyncio.Protocol):
                 _close(transport)
             self._linger(transport)
             return
-        # who does not take answers is not asked for more requests; a stream's acks are always wanted
+        # a peer that does not take answers is not read; acks of a stream are always wanted
         wanted = session.wants_data and (not self._full or session.handler is not None)
         if wanted != self._reading:
             self._reading = wanted
@@ -391,7 +394,7 @@ class ServerConnection(asyncio.Protocol):
             self._arm()
 
     def _go_on(self) -> None:
-        """The next turn of what was too much for one: mostly nothing has happened but that it was sent."""
+        """The next turn of what was too much for one. Mostly there is only more to send."""
         self._pump_due = False
         session, transport = self._session, self._transport
         if session is None or transport is None or self._pumping:
@@ -450,7 +453,7 @@ class ServerConnection(asyncio.Protocol):
                 transport.write(piece)
 
     def _arm(self) -> None:
-        """See to it that the session's timer is kept."""
+        """Set the timer that the session wants."""
         session = self._session
         when = None if session is None else session.next_timer()
         if when is None:
@@ -470,8 +473,8 @@ class ServerConnection(asyncio.Protocol):
             self._pump()
 
     def _linger(self, transport: asyncio.Transport) -> None:
-        """Nothing more is received; the peer may take what is left for as long as it takes some of it. One
-        that does not read would keep its connection, and the answers in it, for ever.
+        """Nothing more is received. The connection stays open while the peer goes on taking what is left: a
+        peer that does not read would otherwise keep it, and its answers, for ever.
         """
         if self._timer is not None:
             self._timer.cancel()

@@ -4,12 +4,12 @@ A backfill reads block after block into memory that is free again as soon as it 
 gives buffers of that size back to the system each time, and the next read then touches every page of new
 memory for the first time: that took as long as the reads themselves. Kept, the memory is used again.
 
-What is kept has a limit, and the limit is one of each arena: with an arena for every thread that runs jobs,
-a node held three times as much as it was allowed to. The threads hold the interpreter's lock whenever they
-allocate, so one arena for all costs them nothing.
+What is kept has a limit, but each arena has its own: with an arena for every thread that runs jobs, a node
+held three times the limit. The threads hold the interpreter's lock whenever they allocate, so sharing one
+arena costs them nothing.
 
-And what lies free between things that are in use is not given back at all by itself: after a thousand large
-answers had been queued and dropped, a node went on holding what they took. `give_back` looks for that.
+Memory that is free between things in use is never given back by itself: after a thousand large answers had
+been queued and dropped, a node still held what they took. `give_back` looks for that.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class AnswerQueue:
 
     def pending(self) -> Iterator[Pending]:
         """The answers that are not there yet."""
-        return (one for one in self.waiting if isinstance(one, Pending) and one.answer is None)
+        return (answer for answer in self.waiting if isinstance(answer, Pending) and answer.answer is None)
 
     def cancel(self) -> None:
         """Nobody waits any more; what is ready may still be sent."""

@@ -134,9 +134,9 @@ class Call(Generic[M_co]):
 
     __slots__ = ("collection", "command", "durability", "now", "preserve_ttl", "request", "session")
 
-    def __init__(self, session: Session, found: Command, request: M_co, now: float) -> None:
+    def __init__(self, session: Session, command: Command, request: M_co, now: float) -> None:
         self.session = session
-        self.command = found
+        self.command = command
         self.request = request
         self.now = now
         self.durability: Durability | None = None
@@ -180,23 +180,23 @@ class Call(Generic[M_co]):
         """The request's vbucket in whatever state; 0x07 if this node has none of that id."""
         at = self.request.vbucket if vbucket is None else vbucket
         vbuckets = self.bucket.store.vbuckets
-        found = vbuckets[at] if at < len(vbuckets) else None
-        if found is None:
+        stored = vbuckets[at] if at < len(vbuckets) else None
+        if stored is None:
             raise self.session.not_my_vbucket_refusal()
-        return found
+        return stored
 
     def vbucket(self) -> VBucket:
         """The request's vbucket, active; 0x07 otherwise."""
         if self.node.fenced:
             raise Refused(Status.ETMPFAIL, "the node waits for its cluster map")
-        found = self.any_vbucket()
-        if found.state != VBucketState.ACTIVE:
+        vbucket = self.any_vbucket()
+        if vbucket.state != VBucketState.ACTIVE:
             raise self.session.not_my_vbucket_refusal()
-        if self.durability is not None and not self.bucket.durability.is_possible(found.id):
+        if self.durability is not None and not self.bucket.durability.is_possible(vbucket.id):
             raise Refused(Status.DURABILITY_IMPOSSIBLE, "too few nodes have a copy of this vbucket")
-        if self.command.writes and found.id in self.bucket.held_vbuckets:
+        if self.command.writes and vbucket.id in self.bucket.held_vbuckets:
             raise Refused(Status.ETMPFAIL, "the vbucket is being taken over")
-        return found
+        return vbucket
 
     def key(self) -> bytes:
         """The document's key with its collection prefix; the collection exists."""

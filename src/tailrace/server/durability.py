@@ -76,10 +76,10 @@ class CopyTracker:
 
     def reached(self, vbucket: int, name: str, seqno: int, *, on_disk: bool) -> None:
         """A copy has everything up to a seqno."""
-        found = self._reached.setdefault(vbucket, {}).setdefault(name, _Reached())
-        found.in_memory = max(found.in_memory, seqno)
+        reached = self._reached.setdefault(vbucket, {}).setdefault(name, _Reached())
+        reached.in_memory = max(reached.in_memory, seqno)
         if on_disk:
-            found.on_disk = max(found.on_disk, seqno)
+            reached.on_disk = max(reached.on_disk, seqno)
         if vbucket in self._waiters:
             self._look(vbucket)
 
@@ -107,16 +107,16 @@ class CopyTracker:
         if self._is_true(vbucket, waiter):
             done(True)
             return
-        waiting = [one for one in self._waiters.get(vbucket, []) if not one.is_over()]
+        waiting = [other for other in self._waiters.get(vbucket, []) if not other.is_over()]
         self._waiters[vbucket] = [*waiting, waiter]
 
     def _look(self, vbucket: int) -> None:
         waiting = self._waiters.pop(vbucket, [])
-        true = [one for one in waiting if self._is_true(vbucket, one)]
-        if left := [one for one in waiting if one not in true]:
+        true = [waiter for waiter in waiting if self._is_true(vbucket, waiter)]
+        if left := [waiter for waiter in waiting if waiter not in true]:
             self._waiters[vbucket] = left
-        for one in true:
-            one.done(True)
+        for waiter in true:
+            waiter.done(True)
 
     def _is_true(self, vbucket: int, waiter: _Waiter) -> bool:
         if self._persisted.get(vbucket, 0) < waiter.seqno:
@@ -125,9 +125,9 @@ class CopyTracker:
         copies = self._reached.get(vbucket, {})
         count = 1  # our own
         for name in chain[1:]:
-            found = copies.get(name) if name is not None else None
-            if found is not None:
-                count += (found.on_disk if waiter.needs_disk else found.in_memory) >= waiter.seqno
+            reached = copies.get(name) if name is not None else None
+            if reached is not None:
+                count += (reached.on_disk if waiter.needs_disk else reached.in_memory) >= waiter.seqno
         return count >= _majority(chain)
 
 
@@ -141,7 +141,7 @@ def _chains(new: ServedMap) -> tuple[list[list[str | None]], str]:
     servers = content.get("vBucketServerMap")
     if not isinstance(servers, dict):
         return [], ""
-    names = [str(one) for one in servers.get("serverList", [])]
+    names = [str(name) for name in servers.get("serverList", [])]
     rows = servers.get("vBucketMap", [])
     chains = [
         [names[at] if type(at) is int and 0 <= at < len(names) else None for at in row]

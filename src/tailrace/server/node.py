@@ -37,7 +37,7 @@ __all__ = ["DEFAULT_USER", "Node"]
 log = logging.getLogger("tailrace.server")
 
 DEFAULT_USER = ("Administrator", "password")
-"""Who may log in where nobody has to, so that SDKs, which insist on it, can."""
+"""Accepted on a node without users, because SDKs insist on logging in."""
 
 
 class Node:
@@ -55,8 +55,8 @@ class Node:
         fenced: bool = False,
     ) -> None:
         self.fenced = fenced
-        """A member of a cluster that has not been told yet what is its part: it may hold vbuckets as active
-        that others have taken over, so it serves no documents and no streams before it has a map.
+        """A member of a cluster that has not got a map yet. Others may have taken over what it still holds as
+        active, so it serves no documents and no streams before it has one.
         """
         self.engine = engine
         self.settings = Settings() if settings is None else settings
@@ -72,7 +72,7 @@ class Node:
         self.pid = os.getpid()
         self.started_at = clock.monotonic()
         self.disk_used_share: Callable[[], float] = lambda: 0.0
-        """How full the disk of the data directory is; who runs the node knows."""
+        """How full the disk of the data directory is; set by whoever runs the node."""
         self._run_job = run_job
         self._names: dict[tuple[str, str, Role | None, bytes], Session] = {}  # by bucket, dialect, role, name
         self._rev = max(1, clock.time_ns() // 1_000_000_000)
@@ -80,7 +80,7 @@ class Node:
         self.global_map: ServedMap | None = None
         """As the coordinator set it; None: the node makes its own."""
         self.dial: Dial = lambda link: link.close("this node has no way out")
-        """How to reach other nodes; who runs the node knows."""
+        """How to reach other nodes; set by whoever runs the node."""
         self.buckets: dict[str, ServedBucket] = {}
         self.replication: dict[str, Replication] = {}
         for store in engine.buckets.values():
@@ -123,15 +123,15 @@ class Node:
         """The map of a bucket: as it was set, or made from the states of the vbuckets here."""
         if bucket.map is not None:
             return bucket.map
-        found = self._own_maps.get(bucket.name)
-        if found is None:
+        own_map = self._own_maps.get(bucket.name)
+        if own_map is None:
             owners = [
-                [0 if one is not None and one.state == VBucketState.ACTIVE else -1]
-                for one in bucket.store.vbuckets
+                [0 if vbucket is not None and vbucket.state == VBucketState.ACTIVE else -1]
+                for vbucket in bucket.store.vbuckets
             ]
-            found = bucket_map(bucket.name, [self.address], owners, rev=self._rev, this_node=0)
-            self._own_maps[bucket.name] = found
-        return found
+            own_map = bucket_map(bucket.name, [self.address], owners, rev=self._rev, this_node=0)
+            self._own_maps[bucket.name] = own_map
+        return own_map
 
     def map_without_bucket(self) -> ServedMap:
         """The map for a connection that has selected no bucket."""
@@ -149,7 +149,7 @@ class Node:
             raise UsageError(f"there is no bucket {name!r}")
         bucket.map = new
         bucket.durability.set_map(new)
-        self.fenced = self.fenced and any(one.map is None for one in self.buckets.values())
+        self.fenced = self.fenced and any(other.map is None for other in self.buckets.values())
         self._notify(bucket)
 
     def vbucket_changed(self, bucket: ServedBucket, vbucket: int) -> None:
@@ -162,7 +162,7 @@ class Node:
 
     def _notify(self, bucket: ServedBucket) -> None:
         """Tell the clients that asked for it."""
-        found = self.map_of(bucket)
+        current = self.map_of(bucket)
         for session in self.sessions:
             if session.bucket is not bucket or not session.bucket_selected:
                 continue
@@ -170,14 +170,14 @@ class Node:
             if not brief and Feature.CLUSTERMAP_CHANGE_NOTIFICATION not in session.features:
                 continue
             message = ClustermapChangeNotification(
-                epoch=found.epoch,
-                revision=found.rev,
+                epoch=current.epoch,
+                revision=current.rev,
                 key=bucket.name.encode(),
-                value=b"" if brief else found.text,
+                value=b"" if brief else current.text,
                 datatype=0 if brief else Datatype.JSON & session.datatypes,
             )
             if not brief:
-                session.known_map = found.version
+                session.known_map = current.version
             session.push(message.encode())
 
     # time
@@ -185,7 +185,7 @@ class Node:
     def next_timer(self) -> float | None:
         """When `handle_timer` wants to be called; sessions have their own."""
         timers = [bucket.work.next_timer() for bucket in self.buckets.values()]
-        replication = (one.next_timer() for one in self.replication.values())
+        replication = (orders.next_timer() for orders in self.replication.values())
         timers += [timer for timer in replication if timer is not None]
         return min(timers, default=None)
 
@@ -194,10 +194,10 @@ class Node:
         for bucket in self.buckets.values():
             if bucket.work.next_timer() <= now:
                 bucket.work.handle_timer(now)
-        for one in self.replication.values():
-            timer = one.next_timer()
+        for orders in self.replication.values():
+            timer = orders.next_timer()
             if timer is not None and timer <= now:
-                one.handle_timer(now)
+                orders.handle_timer(now)
 
     # the end
 
@@ -207,9 +207,9 @@ class Node:
         return any(bucket.work.has_jobs for bucket in self.buckets.values())
 
     def stop_sessions(self, reason: str) -> Iterable[Session]:
-        """Take no more requests, receive nothing more; those that are unfinished."""
-        for one in self.replication.values():
-            one.close()
+        """Take no more requests and receive nothing more; returns the sessions that are not finished."""
+        for orders in self.replication.values():
+            orders.close()
         for session in list(self.sessions):
             if session.unfinished:
                 session.finish(reason)
@@ -219,8 +219,8 @@ class Node:
 
     def close(self) -> None:
         """A clean stop: everything on disk, and a note that it was one."""
-        for one in self.replication.values():
-            one.close()
+        for orders in self.replication.values():
+            orders.close()
         for session in list(self.sessions):
             session.close("the node stops")
         self.engine.close()

@@ -60,7 +60,7 @@ class Replication:
 
     def order(self, orders: Mapping[int, tuple[ReplicationSource, int]], now: float) -> None:
         """These and no others, from now on. What is under way and still ordered is not disturbed."""
-        for number in [one for one in self._orders if one not in orders]:
+        for number in [number for number in self._orders if number not in orders]:
             self._drop(number)
         for number, (source, flags) in orders.items():
             current = self._orders.get(number)
@@ -70,8 +70,8 @@ class Replication:
             if current is not None:
                 self._drop(number)
             self._orders[number] = Order(source, flags)
-        wanted = {one.source for one in self._orders.values()}
-        for source in [one for one in self._links if one not in wanted]:
+        wanted = {order.source for order in self._orders.values()}
+        for source in [source for source in self._links if source not in wanted]:
             self._links.pop(source).close("not ordered any more")
         self._retry_at = {}
         self._advance(now)
@@ -88,7 +88,7 @@ class Replication:
 
     def _advance(self, now: float) -> None:
         """Make the connections and ask for the streams that are due."""
-        for source in dict.fromkeys(one.source for one in self._orders.values() if not one.is_over):
+        for source in dict.fromkeys(order.source for order in self._orders.values() if not order.is_over):
             if source not in self._links and self._retry_at.get(source, 0.0) <= now:
                 self._connect(source, now)
         for number, order in self._orders.items():
@@ -175,27 +175,27 @@ class Replication:
 
     def status(self) -> dict[str, Any]:
         """How each vbucket of the bucket stands."""
-        found: dict[str, Any] = {}
-        for one in self._bucket.store:
+        rows: dict[str, Any] = {}
+        for vbucket in self._bucket.store:
             row: dict[str, Any] = {
-                "state": VBucketState(one.state).name.lower(),
-                "high_seqno": one.high_seqno,
-                "complete_seqno": one.complete_seqno,
-                "persisted_seqno": one.persisted_seqno,
-                "vb_uuid": str(one.uuid),
-                "branches": [str(entry.vb_uuid) for entry in one.failover_log.entries],
-                "items": one.item_count,
+                "state": VBucketState(vbucket.state).name.lower(),
+                "high_seqno": vbucket.high_seqno,
+                "complete_seqno": vbucket.complete_seqno,
+                "persisted_seqno": vbucket.persisted_seqno,
+                "vb_uuid": str(vbucket.uuid),
+                "branches": [str(entry.vb_uuid) for entry in vbucket.failover_log.entries],
+                "items": vbucket.item_count,
             }
-            order = self._orders.get(one.id)
+            order = self._orders.get(vbucket.id)
             if order is not None:
                 row["source"] = str(order.source)
                 row["dialect"] = order.source.dialect
                 row["takeover"] = bool(order.flags & _TAKE_OVER)
-                row["stream"] = self._stream_state(one.id, order)
+                row["stream"] = self._stream_state(vbucket.id, order)
                 if order.error:
                     row["error"] = order.error
-            found[str(one.id)] = row
-        return found
+            rows[str(vbucket.id)] = row
+        return rows
 
     def _stream_state(self, number: int, order: Order) -> str:
         if order.is_over:
@@ -210,56 +210,56 @@ def parse_orders(content: object, vbucket_count: int) -> dict[int, tuple[Replica
     sources = content.get("sources") if isinstance(content, dict) else None
     if not isinstance(sources, list) or len(sources) > MAX_SOURCES:
         raise MalformedMessage(f"replicate: sources is no list of up to {MAX_SOURCES}")
-    found: dict[int, tuple[ReplicationSource, int]] = {}
-    for one in sources:
-        source = _source(one)
+    orders: dict[int, tuple[ReplicationSource, int]] = {}
+    for entry in sources:
+        source = _source(entry)
         for name, flags in (("vbuckets", 0), ("takeover", _TAKE_OVER)):
-            numbers = one.get(name, [])
+            numbers = entry.get(name, [])
             if not isinstance(numbers, list):
                 raise MalformedMessage(f"replicate: {name} is no list")
             for number in numbers:
                 if type(number) is not int or not 0 <= number < vbucket_count:
                     raise MalformedMessage("replicate: a vbucket that the bucket does not have")
-                if number in found:
+                if number in orders:
                     raise MalformedMessage(f"replicate: vbucket {number} is named twice")
-                found[number] = source, flags
-    return found
+                orders[number] = source, flags
+    return orders
 
 
-def _source(one: object) -> ReplicationSource:
-    if not isinstance(one, dict):
+def _source(entry: object) -> ReplicationSource:
+    if not isinstance(entry, dict):
         raise MalformedMessage("replicate: a source is no object")
-    host, port = one.get("host"), one.get("port")
+    host, port = entry.get("host"), entry.get("port")
     if not isinstance(host, str) or not 1 <= len(host) <= 255:
         raise MalformedMessage("replicate: a source has no host")
     if type(port) is not int or not 1 <= port <= 0xFFFF:
         raise MalformedMessage("replicate: a source has no port")
-    dialect = one.get("dialect", DCP.name)
+    dialect = entry.get("dialect", DCP.name)
     if not isinstance(dialect, str) or dialect not in DIALECTS:
         raise MalformedMessage(f"replicate: a source speaks one of {', '.join(DIALECTS)}")
-    if dialect == UPR_A.name and one.get("takeover"):
+    if dialect == UPR_A.name and entry.get("takeover"):
         raise MalformedMessage(f"replicate: {dialect} has no word for a takeover")
-    name, password = one.get("username"), one.get("password")
+    name, password = entry.get("username"), entry.get("password")
     if name is None and password is None:
-        return ReplicationSource(host, port, dialect=dialect, tls=_tls(one))
+        return ReplicationSource(host, port, dialect=dialect, tls=_tls(entry))
     if not isinstance(name, str) or not isinstance(password, str):
         raise MalformedMessage("replicate: username and password are texts, and go together")
-    return ReplicationSource(host, port, Credentials(name, password), dialect, _tls(one))
+    return ReplicationSource(host, port, Credentials(name, password), dialect, _tls(entry))
 
 
-def _tls(one: dict[str, Any]) -> SourceTls | None:
-    given = one.get("tls")
+def _tls(entry: dict[str, Any]) -> SourceTls | None:
+    given = entry.get("tls")
     if given is None:
         return None
     ca, verify = (given.get("ca"), given.get("verify", True)) if isinstance(given, dict) else (None, None)
     if not isinstance(ca, str | None) or type(verify) is not bool:
         raise MalformedMessage("replicate: tls is an object with a text ca and a boolean verify")
-    found = SourceTls(ca, verify)
+    tls = SourceTls(ca, verify)
     try:
-        found.context()
+        tls.context()
     except (ssl.SSLError, ValueError):
         raise MalformedMessage("replicate: ca has no certificates in PEM form") from None
-    return found
+    return tls
 
 
 Dial = Callable[[Upstream], None]

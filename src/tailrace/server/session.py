@@ -52,7 +52,7 @@ _RESPONSES = (Magic.RESPONSE, Magic.FLEX_RESPONSE)
 
 
 def _nothing() -> None:
-    """What `wake` is before somebody wants to know."""
+    """What `wake` is until somebody sets it."""
 
 
 class Session:
@@ -104,8 +104,8 @@ class Session:
     # receiving
 
     def exchange(self, data: bytes, now: float) -> bytes:
-        """As `receive_data`, but answers that are there at once, with nothing before them, are returned and
-        need not be asked for. That is what most reads of most connections come to.
+        """As `receive_data`, but answers that are ready at once are returned, if nothing waits before them,
+        and need not be asked for. That is the case for most reads of most connections.
         """
         bucket = self.bucket
         if not (
@@ -151,9 +151,7 @@ class Session:
 
     @property
     def room(self) -> int:
-        """How many bytes of answers may be queued before the next request has to wait; none or less: it
-        waits.
-        """
+        """How many bytes of answers may still be queued; if it is 0 or less, the next request waits."""
         return self.node.settings.max_output - self._answers.size
 
     @property
@@ -269,18 +267,18 @@ class Session:
             self._refuse(frame, Refused(Status.EACCESS, "log in first"))
         elif self._is_stream_frame(frame):
             self._receive_stream_frame(frame, now)
-        elif (found := COMMANDS.get(opcode)) is None:
+        elif (command := COMMANDS.get(opcode)) is None:
             self._refuse(frame, Refused(Status.UNKNOWN_COMMAND))
         else:
             if self.handler is not None:
                 self._pull(0)  # the handler's answers to what came before go first
             request: Message | Frame = frame
             try:
-                request = found.message.decode(frame)
-                call = Call(self, found, request, now)
-                if found.needs_bucket and self.bucket is None:
+                request = command.message.decode(frame)
+                call = Call(self, command, request, now)
+                if command.needs_bucket and self.bucket is None:
                     raise Refused(Status.NO_BUCKET, "select a bucket first")
-                reply = found.run(call)
+                reply = command.run(call)
             except (Refused, DocumentRefused, MalformedMessage) as error:
                 answer = self.refusal(request, error)
                 if answer is not None:
@@ -294,7 +292,7 @@ class Session:
             else:
                 if isinstance(reply, Pending):
                     self._enqueue(reply)
-                elif reply is not None and not found.silent_success:
+                elif reply is not None and not command.silent_success:
                     self.send_answer(reply)
                 if self._finishing is not None and not self._answers.waiting:
                     self.close(self._finishing)
@@ -311,19 +309,19 @@ class Session:
 
     def _receive_stream_frame(self, frame: Frame, now: float) -> None:
         try:
-            found = bind(frame, first=self.dialect is None)
+            binding = bind(frame, first=self.dialect is None)
         except MalformedMessage as error:
             self._refuse(frame, Refused(error.status, str(error)))
             return
         if self.dialect is None:
-            assert found is not None
+            assert binding is not None
             if self.bucket is None:
                 self._refuse(frame, Refused(Status.NO_BUCKET, "select a bucket first"))
                 return
             if self.node.fenced:
                 self._refuse(frame, Refused(Status.ETMPFAIL, "the node waits for its cluster map"))
                 return
-            dialect, role = found
+            dialect, role = binding
             if dialect is DCP:
                 self.granted = GrantedFeatures(tuple(self.features), is_dcp=True)
             handler = open_handler(StreamHost(self, self.bucket), dialect, role, self._wake_handler, now)
@@ -336,7 +334,7 @@ class Session:
                 )
                 return
             self.dialect, self.role, self.handler = dialect, role, handler
-        elif (found is not None and found[0] is not self.dialect) or not self._in_dialect(frame):
+        elif (binding is not None and binding[0] is not self.dialect) or not self._in_dialect(frame):
             self._refuse(frame, Refused(Status.EINVAL, f"the connection is bound to {self.dialect.name}"))
             self.close("a packet of another dialect")
             return
@@ -394,8 +392,8 @@ class Session:
         not understand it and is disconnected.
         """
         opcode = request.opcode if isinstance(request, Frame) else request.OPCODE
-        found = COMMANDS.get(opcode)
-        if error.status == Status.KEY_ENOENT and found is not None and found.silent_miss:
+        command = COMMANDS.get(opcode)
+        if error.status == Status.KEY_ENOENT and command is not None and command.silent_miss:
             return None
         status = status_for_peer(error.status, opcode, self.features)
         if status is None:
@@ -427,11 +425,11 @@ class Session:
         """Value and datatype of a 0x07 answer: a whole config, or nothing."""
         if self.bucket is None:
             return b"", 0
-        found = self.node.map_of(self.bucket)
-        if self.known_map == found.version and Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP in self.features:
+        current = self.node.map_of(self.bucket)
+        if self.known_map == current.version and Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP in self.features:
             return b"", 0
-        self.known_map = found.version
-        return found.text, Datatype.JSON & self.datatypes
+        self.known_map = current.version
+        return current.text, Datatype.JSON & self.datatypes
 
     def not_my_vbucket_refusal(self) -> Refused:
         """0x07 with the cluster map."""

@@ -170,7 +170,7 @@ class Settings:
     def parse(cls, assignments: Iterable[str]) -> Settings:
         """From ``NAME=VALUE`` texts; `UsageError` says what is wrong and what would be right."""
         made = cls()
-        known = {one.name: one for one in table()}
+        known = {setting.name: setting for setting in table()}
         for text in assignments:
             name, equals, value = text.partition("=")
             if not equals:
@@ -193,9 +193,13 @@ class Settings:
 
     def for_store(self) -> StoreSettings:
         """The part that the store wants to know."""
-        names = {one.name for one in fields(self)}
+        names = {option.name for option in fields(self)}
         return StoreSettings(
-            **{one.name: getattr(self, one.name) for one in fields(StoreSettings) if one.name in names}
+            **{
+                option.name: getattr(self, option.name)
+                for option in fields(StoreSettings)
+                if option.name in names
+            }
         )
 
 
@@ -214,6 +218,6 @@ class Setting(NamedTuple):
 
 def table() -> Iterator[Setting]:
     """Every setting, in the order of the table."""
-    for one in fields(Settings):
-        data = one.metadata
-        yield Setting(one.name, data["kind"], one.default, data["minimum"], data["about"])
+    for option in fields(Settings):
+        data = option.metadata
+        yield Setting(option.name, data["kind"], option.default, data["minimum"], data["about"])

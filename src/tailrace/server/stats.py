@@ -66,13 +66,16 @@ def snapshot(node: Node) -> dict[str, Any]:
         "buckets": {
             bucket.name: {
                 **dict(_bucket(bucket)),
-                "vbuckets": {str(one.id): _vbucket(one) for one in bucket.store},
+                "vbuckets": {str(vbucket.id): _vbucket(vbucket) for vbucket in bucket.store},
             }
             for bucket in node.buckets.values()
         },
         "connections": [
-            {**dict(_connection(one)), "stream": None if one.handler is None else one.handler.stats()}
-            for one in node.sessions
+            {
+                **dict(_connection(session)),
+                "stream": None if session.handler is None else session.handler.stats(),
+            }
+            for session in node.sessions
         ],
     }
 
@@ -80,12 +83,12 @@ def snapshot(node: Node) -> dict[str, Any]:
 def group(node: Node, bucket: ServedBucket | None, text: str) -> Stats:
     """The statistics of a group by the name that STAT has; the words behind it narrow it down."""
     name, *words = text.split(" ") if text else [""]
-    found = GROUPS.get(name)
-    if found is None:
+    figures_of = GROUPS.get(name)
+    if figures_of is None:
         raise Refused(Status.KEY_ENOENT, "there is no such group of statistics")
     if bucket is None and name not in _WITHOUT_BUCKET:
         raise Refused(Status.NO_BUCKET, "select a bucket first")
-    return found(node, bucket, words)
+    return figures_of(node, bucket, words)
 
 
 # groups
@@ -98,47 +101,47 @@ def _general_group(node: Node, bucket: ServedBucket | None, words: list[str]) ->
 
 
 def _vbucket_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
-    for one in _chosen(bucket, words):
-        yield f"vb_{one.id}", VBucketState(one.state).name.lower()
+    for vbucket in _chosen(bucket, words):
+        yield f"vb_{vbucket.id}", VBucketState(vbucket.state).name.lower()
 
 
 def _vbucket_details_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
-    for one in _chosen(bucket, words):
-        yield f"vb_{one.id}", VBucketState(one.state).name.lower()
-        for name, value in _vbucket(one).items():
-            yield f"vb_{one.id}:{name}", value
+    for vbucket in _chosen(bucket, words):
+        yield f"vb_{vbucket.id}", VBucketState(vbucket.state).name.lower()
+        for name, value in _vbucket(vbucket).items():
+            yield f"vb_{vbucket.id}:{name}", value
 
 
 def _seqno_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
-    for one in _chosen(bucket, words):
+    for vbucket in _chosen(bucket, words):
         # of a replica in the middle of a snapshot that snapshot, else the state that is on disk
-        persisted, (start, end) = one.persisted_seqno, one.received
+        persisted, (start, end) = vbucket.persisted_seqno, vbucket.received
         if not start < persisted < end:
             start = end = persisted
-        yield f"vb_{one.id}:high_seqno", one.high_seqno
-        yield f"vb_{one.id}:abs_high_seqno", one.high_seqno
-        yield f"vb_{one.id}:last_persisted_seqno", persisted
-        yield f"vb_{one.id}:uuid", one.uuid
-        yield f"vb_{one.id}:purge_seqno", one.purge_seqno
-        yield f"vb_{one.id}:last_persisted_snap_start", start
-        yield f"vb_{one.id}:last_persisted_snap_end", end
-        yield f"vb_{one.id}:max_visible_seqno", one.high_seqno
+        yield f"vb_{vbucket.id}:high_seqno", vbucket.high_seqno
+        yield f"vb_{vbucket.id}:abs_high_seqno", vbucket.high_seqno
+        yield f"vb_{vbucket.id}:last_persisted_seqno", persisted
+        yield f"vb_{vbucket.id}:uuid", vbucket.uuid
+        yield f"vb_{vbucket.id}:purge_seqno", vbucket.purge_seqno
+        yield f"vb_{vbucket.id}:last_persisted_snap_start", start
+        yield f"vb_{vbucket.id}:last_persisted_snap_end", end
+        yield f"vb_{vbucket.id}:max_visible_seqno", vbucket.high_seqno
 
 
 def _failovers_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
-    for one in _chosen(bucket, words):
-        entries = one.failover_log.entries
-        yield f"vb_{one.id}:num_entries", len(entries)
+    for vbucket in _chosen(bucket, words):
+        entries = vbucket.failover_log.entries
+        yield f"vb_{vbucket.id}:num_entries", len(entries)
         for at, entry in enumerate(entries):
-            yield f"vb_{one.id}:{at}:id", entry.vb_uuid
-            yield f"vb_{one.id}:{at}:seq", entry.seqno
+            yield f"vb_{vbucket.id}:{at}:id", entry.vb_uuid
+            yield f"vb_{vbucket.id}:{at}:seq", entry.seqno
 
 
 def _checkpoint_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
-    for one in _chosen(bucket, words):
-        yield f"vb_{one.id}:open_checkpoint_id", one.checkpoint_id
-        yield f"vb_{one.id}:last_closed_checkpoint_id", one.checkpoint_id - 1
-        yield f"vb_{one.id}:persisted_seqno", one.persisted_seqno
+    for vbucket in _chosen(bucket, words):
+        yield f"vb_{vbucket.id}:open_checkpoint_id", vbucket.checkpoint_id
+        yield f"vb_{vbucket.id}:last_closed_checkpoint_id", vbucket.checkpoint_id - 1
+        yield f"vb_{vbucket.id}:persisted_seqno", vbucket.persisted_seqno
 
 
 def _dcp_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
@@ -156,13 +159,13 @@ def _tap_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
 def _takeover_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
     if not words:
         raise Refused(Status.EINVAL, "which vbucket?")
-    (one,) = _chosen(bucket, words[:1])
+    (vbucket,) = _chosen(bucket, words[:1])
     yield "name", words[1] if len(words) > 1 else ""
-    yield "status", "completed" if one.state == VBucketState.DEAD else "does_not_exist"
-    yield "estimate", one.item_count
-    yield "chk_items", max(0, one.high_seqno - one.persisted_seqno)
-    yield "vb_items", one.item_count
-    yield "on_disk_deletes", one.tombstone_count
+    yield "status", "completed" if vbucket.state == VBucketState.DEAD else "does_not_exist"
+    yield "estimate", vbucket.item_count
+    yield "chk_items", max(0, vbucket.high_seqno - vbucket.persisted_seqno)
+    yield "vb_items", vbucket.item_count
+    yield "on_disk_deletes", vbucket.tombstone_count
     yield "backfillRemaining", 0
 
 
@@ -228,11 +231,11 @@ def _bucket(bucket: ServedBucket) -> Stats:
     store = bucket.store
     states = dict.fromkeys(VBucketState, 0)
     items = tombstones = 0
-    for one in store:
-        states[VBucketState(one.state)] += 1
-        if one.state == VBucketState.ACTIVE:
-            items += one.item_count
-            tombstones += one.tombstone_count
+    for vbucket in store:
+        states[VBucketState(vbucket.state)] += 1
+        if vbucket.state == VBucketState.ACTIVE:
+            items += vbucket.item_count
+            tombstones += vbucket.tombstone_count
     yield "bucket", bucket.name
     yield "curr_items", items
     yield "curr_tombstones", tombstones
@@ -246,17 +249,17 @@ def _bucket(bucket: ServedBucket) -> Stats:
         yield f"ep_{name}", value
 
 
-def _vbucket(one: VBucket) -> dict[str, object]:
+def _vbucket(vbucket: VBucket) -> dict[str, object]:
     return {
-        "state": VBucketState(one.state).name.lower(),
-        "num_items": one.item_count,
-        "num_tombstones": one.tombstone_count,
-        "high_seqno": one.high_seqno,
-        "persisted_seqno": one.persisted_seqno,
-        "purge_seqno": one.purge_seqno,
-        "rollback_floor": one.rollback_floor,
-        "uuid": str(one.uuid),
-        "disk_bytes": one.disk_bytes,
+        "state": VBucketState(vbucket.state).name.lower(),
+        "num_items": vbucket.item_count,
+        "num_tombstones": vbucket.tombstone_count,
+        "high_seqno": vbucket.high_seqno,
+        "persisted_seqno": vbucket.persisted_seqno,
+        "purge_seqno": vbucket.purge_seqno,
+        "rollback_floor": vbucket.rollback_floor,
+        "uuid": str(vbucket.uuid),
+        "disk_bytes": vbucket.disk_bytes,
     }
 
 
@@ -273,7 +276,7 @@ def _connection(session: Any) -> Stats:
 def _handlers(
     node: Node, bucket: ServedBucket, count_name: str, prefix: str, dialects: tuple[str, ...]
 ) -> Stats:
-    found = [
+    sessions = [
         session
         for session in node.sessions
         if session.handler is not None
@@ -281,8 +284,8 @@ def _handlers(
         and session.dialect is not None
         and session.dialect.name in dialects
     ]
-    yield count_name, len(found)
-    for session in found:
+    yield count_name, len(sessions)
+    for session in sessions:
         assert session.handler is not None
         label = session.stream_name or session.peer
         for name, value in session.handler.stats().items():
@@ -298,7 +301,7 @@ def _chosen(bucket: ServedBucket, words: list[str]) -> list[VBucket]:
     if not (text.isascii() and text.isdigit() and len(text) < 6):
         raise Refused(Status.EINVAL, "a vbucket is a number")
     at = int(text)
-    found = vbuckets[at] if at < len(vbuckets) else None
-    if found is None:
+    vbucket = vbuckets[at] if at < len(vbuckets) else None
+    if vbucket is None:
         raise Refused(Status.NOT_MY_VBUCKET)
-    return [found]
+    return [vbucket]

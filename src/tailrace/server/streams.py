@@ -54,8 +54,8 @@ def open_handler(
 
 
 def may_overtake(frame: Frame, dialect: Dialect | None) -> bool:
-    """Whether nobody waits for the answer of a request in its turn: an ack has none, and who sends a no-op
-    wants to know whether we are there.
+    """Whether a request need not wait for the one before it: an ack has no answer, and a no-op asks whether
+    we are there.
     """
     if dialect is not DCP:
         return False
@@ -128,15 +128,15 @@ class StreamHost:
         bucket, node = self._bucket, self._session.node
 
         def run() -> None:
-            states = {one.id: one.state for one in bucket.store}
+            states = {vbucket.id: vbucket.state for vbucket in bucket.store}
             try:
                 changed = act(bucket.store)
             except StoreError as error:
                 done(str(error))
                 return
             for number in changed:
-                found = bucket.store.vbuckets[number]
-                if found is not None and states.get(number) == found.state:
+                changed_vbucket = bucket.store.vbuckets[number]
+                if changed_vbucket is not None and states.get(number) == changed_vbucket.state:
                     bucket.vbucket_changed(number)
                 else:
                     node.vbucket_changed(bucket, number)
@@ -176,7 +176,7 @@ class StreamHost:
         now_s = node.clock.time_ns() // 1_000_000_000
         change = canonical(frame.encode(), collections=collections, delete_time=now_s)
         if frame.datatype & ~Datatype.JSON:
-            # One value that is not what it says would end the streams of all who want it in another form.
+            # A value that is not what its datatype says would end every stream that has to convert it.
             value, limit = StoredDocument.of(change).value, node.settings.max_inflated
             xattrs, _, _ = split_document(value, frame.datatype, limit)
             if xattrs and len(join_xattrs(system_xattrs(xattrs), b"")) > MAX_SYSTEM_XATTRS:

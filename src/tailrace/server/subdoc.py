@@ -60,9 +60,9 @@ def parse_path(raw: bytes) -> Path:
     steps: list[str | int] = []
     at = 0
     while at < len(text):
-        if found := _INDEX.match(text, at):
-            steps.append(int(found[1]))
-            at = found.end()
+        if index := _INDEX.match(text, at):
+            steps.append(int(index[1]))
+            at = index.end()
         else:
             if steps:
                 if text[at] != ".":
@@ -134,9 +134,9 @@ def _elements(text: str, at: int) -> Iterator[Span]:
 
 
 def _skip(text: str, at: int) -> int:
-    found = _BLANKS.match(text, at)
-    assert found is not None
-    return found.end()
+    blanks = _BLANKS.match(text, at)
+    assert blanks is not None
+    return blanks.end()
 
 
 def _end(text: str, at: int) -> int:
@@ -177,10 +177,10 @@ def _follow(text: str, path: Path) -> tuple[Span, int]:
     """As far as the path goes: the last value found, and how many steps that was."""
     span = _root(text)
     for done, step in enumerate(path):
-        found = _step(text, span, step)
-        if found is None:
+        next_span = _step(text, span, step)
+        if next_span is None:
             return span, done
-        span = found
+        span = next_span
     return span, len(path)
 
 

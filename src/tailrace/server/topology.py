@@ -48,10 +48,10 @@ class NodeAddress:
 
     def services(self) -> dict[str, int]:
         """Ports by service, as nodesExt has them."""
-        found = {"kv": self.port, "mgmt": self.mgmt_port}
+        ports = {"kv": self.port, "mgmt": self.mgmt_port}
         if self.tls_port is not None:
-            found["kvSSL"] = self.tls_port
-        return found
+            ports["kvSSL"] = self.tls_port
+        return ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ def bucket_map(
         "nodesExt": _nodes_ext(nodes, this_node),
         "vBucketServerMap": {
             "hashAlgorithm": "CRC",
-            "numReplicas": max(0, max((len(one) for one in owners), default=1) - 1),
+            "numReplicas": max(0, max((len(chain) for chain in owners), default=1) - 1),
             "serverList": [_at(host, node.port) for host, node in zip(hosts, nodes, strict=True)],
-            "vBucketMap": [list(one) for one in owners],
+            "vBucketMap": [list(chain) for chain in owners],
         },
     }
     return ServedMap(epoch, rev, _text(content))
@@ -112,15 +112,15 @@ def global_map(
 
 
 def _nodes_ext(nodes: Sequence[NodeAddress], this_node: int | None) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for at, node in enumerate(nodes):
-        one: dict[str, Any] = {"services": node.services()}
+        row: dict[str, Any] = {"services": node.services()}
         if at == this_node:
-            one["thisNode"] = True
+            row["thisNode"] = True
         if node.host is not None:
-            one["hostname"] = node.host
-        found.append(one)
-    return found
+            row["hostname"] = node.host
+        rows.append(row)
+    return rows
 
 
 def _at(host: str, port: int) -> str:

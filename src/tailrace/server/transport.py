@@ -1,8 +1,8 @@
 """TCP connections with less between the socket and its protocol than asyncio puts there.
 
-asyncio's own transports serve every kind of socket and of loop. Where a read brings one request they took a
-sixth of the whole time, and of what a peer does not take at once they make a copy. These do what a node
-needs and keep asyncio's contract, so that a protocol can't tell; TLS stays with asyncio.
+asyncio's own transports serve every kind of socket and loop. Where each read brings one request they took a
+sixth of the whole time, and they copy what a peer does not take at once. These do only what a node needs and
+keep asyncio's contract, so that a protocol can't tell the difference; TLS stays with asyncio.
 """
 
 from __future__ import annotations
@@ -24,31 +24,30 @@ log = logging.getLogger("tailrace.server")
 
 _READ_BYTES = 256 << 10
 _PIECES = 64
-"""As many go to one system call."""
+"""At most so many go to one system call."""
 _AT_ONCE = 64
-"""Connections that are accepted before others have their turn."""
+"""At most so many connections are accepted in a row."""
 _OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_S = 1.0
 _IN_A_ROW = 16
-"""As many sockets are served before the loop's other work has its turn; all that are ready at once."""
+"""About how many sockets are served before the loop's other work has its turn."""
 _POLL_S = 2 * TURN_S
-"""... and for as long."""
+"""For how long sockets are served before that."""
 _READABLE, _WRITABLE = 1, 4  # EPOLLIN and EPOLLOUT
 _BUG = "a bug in what handles a connection, which is closed"
 _HELD = 16
 _HELD_BYTES = 128 << 10
-"""As many answers, and as much, wait for each other while several sockets are read."""
+"""At most so many answers, and so many bytes, are held back while several sockets are read."""
 _WORTH_HOLDING_BYTES = 1 << 10
-"""Less is the answer to somebody who asks for one thing at a time, and may go on while others are read."""
+"""A smaller answer is for a peer that asks for one thing at a time; it is sent at once."""
 
 
 class Poller:
-    """Waits for many sockets as the loop does for one. The loop sees a single descriptor; what is ready
-    behind it is called from here, and looked for again: a turn of the loop costs more than a get.
+    """Waits for many sockets in place of the loop, which sees a single descriptor. What is ready is called
+    from here, and looked for again at once: a turn of the loop costs more than a get.
 
-    Where several sockets are ready they are read first, and answers to many requests at once are sent after
-    that: between two reads the system call would put the processor's mind on other things, and it wakes a
-    peer who then waits for the answers on its other connections.
+    If several sockets are ready, all are read before large answers are sent. Sending between two reads would
+    empty the processor's caches, and would wake a peer that then waits for answers on its other connections.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -60,8 +59,8 @@ class Poller:
         self._readers: dict[int, Callable[[], None]] = {}
         self._writers: dict[int, Callable[[], None]] = {}
         self._due: deque[tuple[int, int]] = deque()
-        """Ready, and not served yet. They are kept, because the kernel puts those that it has named behind
-        all others: some would never have their turn.
+        """Ready, and not served yet. They are kept because epoll moves every socket that it has reported to
+        the end of its own list: asked again, it might never report some of them in time.
         """
 
     def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
@@ -116,14 +115,14 @@ class Poller:
                     if events & ~_READABLE and (write := writers.get(fd)) is not None:
                         write()
                     if time() >= turn_ends:
-                        return  # the others are the first of the next time
+                        return  # the others are served first the next time
             finally:
                 self.holds = False
                 if self._held:
                     self._release()
 
     def hold(self, transport: PlainTransport, size: int) -> bool:
-        """Whether so many bytes are sent later: `send_held` will be called then."""
+        """Whether these bytes are held back; if so, `send_held` is called later."""
         if len(self._held) >= _HELD or self._held_bytes + size > _HELD_BYTES:
             self._release()
         if size > _HELD_BYTES:

@@ -45,7 +45,7 @@ DIALECTS: Mapping[str, Replica] = {
 }
 """What a node can ask another one for changes in; in TAP the other one pushes."""
 
-_OLD_FEATURES = tuple(one for one in REPLICA_FEATURES if one != Feature.COLLECTIONS)
+_OLD_FEATURES = tuple(feature for feature in REPLICA_FEATURES if feature != Feature.COLLECTIONS)
 
 
 @dataclass(frozen=True, slots=True)

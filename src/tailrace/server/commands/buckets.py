@@ -20,13 +20,13 @@ def get_cluster_config(call: Call[admin.GetClusterConfig]) -> Reply:
     session, request = call.session, call.request
     waits = Feature.SELECT_BUCKET in session.features and not session.bucket_selected
     if session.bucket is None or waits:
-        found = call.node.map_without_bucket()
+        current = call.node.map_without_bucket()
     else:
-        found = call.node.map_of(session.bucket)
-        session.known_map = found.version
-    if request.epoch is not None and (request.epoch, request.revision or 0) >= found.version:
+        current = call.node.map_of(session.bucket)
+        session.known_map = current.version
+    if request.epoch is not None and (request.epoch, request.revision or 0) >= current.version:
         return call.success()
-    return call.success(value=found.text, datatype=Datatype.JSON & session.datatypes)
+    return call.success(value=current.text, datatype=Datatype.JSON & session.datatypes)
 
 
 @command(admin.SetClusterConfig, needs_bucket=False)

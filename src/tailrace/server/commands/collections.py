@@ -43,9 +43,9 @@ def get_collection_id(call: Call[admin.GetCollectionId]) -> Reply:
     scope = manifest.scope(scope_name)
     if scope is None:
         raise call.unknown(Status.UNKNOWN_SCOPE)
-    for one in scope.collections:
-        if one.name == collection_name:
-            return call.success(extras=manifest.uid.to_bytes(8, "big") + one.uid.to_bytes(4, "big"))
+    for collection in scope.collections:
+        if collection.name == collection_name:
+            return call.success(extras=manifest.uid.to_bytes(8, "big") + collection.uid.to_bytes(4, "big"))
     raise call.unknown(Status.UNKNOWN_COLLECTION)
 
 

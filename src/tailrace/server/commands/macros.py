@@ -69,13 +69,13 @@ def expand(xattrs: dict[str, bytes], vbucket: VBucket, body: bytes, cas: int) ->
 
 
 def _table() -> tuple[int, ...]:
-    found = []
+    table = []
     for byte in range(256):
         crc = byte
         for _ in range(8):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-        found.append(crc)
-    return tuple(found)
+        table.append(crc)
+    return tuple(table)
 
 
 _CRC32C_TABLE = _table()

@@ -115,9 +115,9 @@ def _check_order(specs: list[_Spec]) -> None:
 def _readable_vbucket(call: Call[Message], doc_flags: int) -> VBucket:
     """Active, or with the flag for it also a replica."""
     if doc_flags & _REPLICA_READ:
-        found = call.any_vbucket()
-        if found.state == VBucketState.REPLICA:
-            return found
+        vbucket = call.any_vbucket()
+        if vbucket.state == VBucketState.REPLICA:
+            return vbucket
     return call.vbucket()
 
 
@@ -169,7 +169,7 @@ def look_up(call: Call[wire.SubdocMultiLookup]) -> Reply:
     request = call.request
     doc_flags = request.doc_flags or 0
     _check_doc_flags(doc_flags)
-    specs = [_Spec(*one) for one in request.specs()]
+    specs = [_Spec(*spec) for spec in request.specs()]
     for spec in specs:
         if spec.opcode not in LOOKUPS and spec.opcode != _WHOLE_GET:
             raise Refused(Status.SUBDOC_INVALID_COMBO, f"opcode 0x{spec.opcode:02x} is no lookup")
@@ -221,7 +221,7 @@ def mutate_one(call: Call[wire.SubdocDictUpsert]) -> Reply:
 def mutate(call: Call[wire.SubdocMultiMutation]) -> Reply:
     """All paths or none; the first that fails is named."""
     request = call.request
-    specs = [_Spec(*one) for one in request.specs()]
+    specs = [_Spec(*spec) for spec in request.specs()]
     for spec in specs:
         if spec.opcode not in MUTATIONS and spec.opcode not in (_WHOLE_SET, _WHOLE_DELETE):
             raise Refused(Status.SUBDOC_INVALID_COMBO, f"opcode 0x{spec.opcode:02x} is no mutation")

@@ -25,7 +25,7 @@ def rewind(call: Call[admin.Rewind]) -> Reply:
     def act() -> None:
         try:
             vbuckets = _chosen(call)
-            targets = {one.id: target(one) for one in vbuckets}
+            targets = {vbucket.id: target(vbucket) for vbucket in vbuckets}
             bucket.store.rollback(targets, branch=True)
         except RollbackImpossible as error:
             pending.fail(Status.ERANGE, str(error))
@@ -46,15 +46,15 @@ def rewind(call: Call[admin.Rewind]) -> Reply:
 
 
 def _chosen(call: Call[admin.Rewind]) -> list[VBucket]:
-    active = [one for one in call.bucket.store if one.state == VBucketState.ACTIVE]
+    active = [vbucket for vbucket in call.bucket.store if vbucket.state == VBucketState.ACTIVE]
     wanted = set(call.request.vbuckets)
     if not wanted:
         return active
-    found = [one for one in active if one.id in wanted]
-    if len(found) != len(wanted):
-        missing = min(wanted - {one.id for one in found})
+    chosen = [vbucket for vbucket in active if vbucket.id in wanted]
+    if len(chosen) != len(wanted):
+        missing = min(wanted - {vbucket.id for vbucket in chosen})
         raise Refused(Status.NOT_MY_VBUCKET, f"vbucket {missing} is not active here")
-    return found
+    return chosen
 
 
 @command(admin.Flush, admin.FlushQ)
@@ -69,8 +69,8 @@ def flush(call: Call[admin.Flush]) -> Reply:
         except StoreError as error:
             pending.fail(Status.EINTERNAL, str(error))
             return
-        for one in bucket.store:
-            bucket.vbucket_changed(one.id)
+        for vbucket in bucket.store:
+            bucket.vbucket_changed(vbucket.id)
         pending.succeed(call.success())
 
     bucket.work.exclusively(act)

@@ -59,12 +59,12 @@ def set_vbucket(call: Call[admin.SetVBucket]) -> Reply:
 
 def _json_object(text: bytes) -> Mapping[str, Any]:
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         raise MalformedMessage("the value is no JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise MalformedMessage("the value is no JSON object")
-    return found
+    return content
 
 
 @command(admin.GetVBucket)
@@ -114,8 +114,8 @@ def get_all_vb_seqnos(call: Call[admin.GetAllVbSeqnos]) -> Reply:
             return one.collection_high_seqno([request.collection_id or 0])
         return max(one.high_seqno, one.received.end)  # one that was active has received nothing
 
-    found = [one for one in call.bucket.store if one.state in states]
-    return call.success(value=b"".join(_VB_SEQNO.pack(one.id, seqno(one)) for one in found))
+    vbuckets = [vbucket for vbucket in call.bucket.store if vbucket.state in states]
+    return call.success(value=b"".join(_VB_SEQNO.pack(vbucket.id, seqno(vbucket)) for vbucket in vbuckets))
 
 
 @command(admin.GetFailoverLog)
@@ -123,7 +123,7 @@ def get_failover_log(call: Call[admin.GetFailoverLog]) -> Reply:
     vbucket = call.any_vbucket()
     if vbucket.state == VBucketState.DEAD:
         raise call.session.not_my_vbucket_refusal()
-    entries = [(one.vb_uuid, one.seqno) for one in vbucket.failover_log.entries]
+    entries = [(entry.vb_uuid, entry.seqno) for entry in vbucket.failover_log.entries]
     return call.success(value=encode_failover_log(entries))
 
 
