@@ -18,7 +18,7 @@ A `tailrace serve` process holds the documents; Spark runs on this machine. Each
 - latency: a running mirror and single writes; time from a write's answer to the commit that has its row.
 - repair: a running mirror, and 1, 32 and all vbuckets that lose their last changes. Time from the loss to the
   commit after which every vbucket is where the bucket is.
-- memory: a running mirror and many changes; what the driver, its Java and the source's process hold.
+- memory: a running mirror and many changes; what the driver, its Java and the Python workers hold.
 
 A figure is the median over the rounds; the two sides of a round follow each other at once. Two rounds before
 the first are not counted: Java compiles what it runs often, on both sides.
@@ -43,16 +43,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 import tailrace.spark as ts
 from stream import load, node
 from tailrace.client.kv import KvClient
 from tailrace.history import rollback_seqno
 from tailrace.model import Position, format_positions
-from tailrace.spark.fold import rows_of
-from tailrace.spark.mirroring import Applied
-from tailrace.spark.table import MirrorTable
+from tailrace.spark.rounds.progress import RoundProgress
+from tailrace.spark.rounds.tables import open_table
+from tailrace.table.rows import rows_of
 
 PARTS = ("batch", "stream", "mirror", "latency", "repair", "memory")
 SHARE_TARGET = 0.5
@@ -110,7 +110,7 @@ class Bench:
 
     def mirror_once(self, table: str) -> Any:
         """Bring a table up to date; the query, ended."""
-        query = ts.mirror(self.spark, self.url, table, once=True, work_dir=self.directory / "work")
+        query = ts.mirror(self.spark, self.url, table, once=True)
         query.awaitTermination()
         return query
 
@@ -127,16 +127,10 @@ class Bench:
         """A mirror that runs, caught up."""
         self.need_mirror()
         watch = Watch(self.client)
-        query = ts.mirror(
-            self.spark,
-            self.url,
-            self.mirror_table,
-            on_applied=watch.applied,
-            work_dir=self.directory / "work",
-        )
+        query = ts.mirror(self.spark, self.url, self.mirror_table, on_progress=watch.applied)
         watch.query = query
         try:
-            watch.wait_caught_up(MirrorTable.open(self.mirror_table).current.positions)
+            watch.wait_caught_up(open_table(self.mirror_table).current.positions)
             yield watch
         finally:
             query.stop()
@@ -153,7 +147,7 @@ class Watch:
         self.changes = 0
         self.query: Any = None
 
-    def applied(self, what: Applied) -> None:
+    def applied(self, what: RoundProgress) -> None:
         """The mirror made a commit."""
         with self._changed:
             self._positions = dict(what.positions)
@@ -278,16 +272,17 @@ def mirror(bench: Bench) -> None:
     """Batches of changes into a table of everything, beside delta-rs MERGE."""
     bench.need_mirror()
     merged = str(bench.directory / "merged")
-    write_deltalake(merged, DeltaTable(bench.mirror_table).to_pyarrow_table())
+    rows = QueryBuilder().register("mirror", DeltaTable(bench.mirror_table)).execute("select * from mirror")
+    write_deltalake(merged, rows.read_all())
     rates: list[tuple[float, float]] = []
     for number in range(bench.options.rounds + 1):
         before = bench.positions()
         bench.change(number + 1)
-        ours = batch_rate(bench.mirror_once(bench.mirror_table))
+        ours = round_rate(bench.mirror_once(bench.mirror_table))
         theirs = batch_rate(merge_once(bench, merged, before))
         rates.append((ours, theirs))
     rates = rates[1:]
-    same = [DeltaTable(path).to_pyarrow_dataset().count_rows() for path in (bench.mirror_table, merged)]
+    same = [live_rows(path) for path in (bench.mirror_table, merged)]
     assert same[0] == same[1], f"the two tables differ: {same}"
     own, other = (statistics.median(one) for one in zip(*rates, strict=True))
     share = statistics.median(a / b for a, b in rates)
@@ -296,6 +291,17 @@ def mirror(bench: Bench) -> None:
         f"{verdict('times', share, MIRROR_TARGET)}",
         flush=True,
     )
+
+
+def live_rows(path: str) -> int:
+    counted = QueryBuilder().register("rows", DeltaTable(path)).execute("select count(*) as n from rows")
+    return int(counted.read_all()["n"][0].as_py())
+
+
+def round_rate(handle: Any) -> float:
+    """Changes a second, from the progress of a mirror's rounds."""
+    worked = [one for one in handle.recentProgress if one["changes"]]
+    return float(sum(one["changes"] for one in worked) / sum(sum(one["seconds"].values()) for one in worked))
 
 
 def batch_rate(query: Any) -> float:
@@ -415,8 +421,8 @@ def holdings(bench: Bench) -> dict[str, float]:
         "Java heap in use": (runtime.totalMemory() - runtime.freeMemory()) / 1e6,
     }
     for pid in processes():
-        if "python_streaming_source_runner" in command_line(pid):
-            found["source"] = resident_mb(pid)
+        if "pyspark.daemon" in command_line(pid):
+            found["largest worker"] = max(found.get("largest worker", 0.0), resident_mb(pid))
     return found
 
 

@@ -413,7 +413,6 @@ def spark_options_page() -> str:
     lines += [
         f"| `{one.name}` | {_value(one.default)} | {one.about.replace('|', chr(92) + '|')} |"
         for one in OPTIONS
-        if one.about
     ]
     return "\n".join(lines) + "\n"
 

@@ -13,18 +13,28 @@ __all__ = ["CRASH_POINTS", "TABLE_CRASH_POINTS", "crash_point"]
 CRASH_POINTS = (
     "source.after-plan",
     "source.in-read",
-    "mirror.in-rewrite",
+    "mirror.in-recovery",
+    "mirror.before-rollback",
+    "mirror.after-rollback",
+    "mirror.after-plan",
+    "mirror.in-task",
+    "mirror.in-read",
+    "table.in-lookup",
+    "table.in-write",
+    "mirror.after-task",
     "mirror.before-commit",
     "mirror.after-changes",
     "mirror.after-commit",
-    "mirror.after-batch",
-    "mirror.in-recovery",
-    "table.in-lookup",
-    "table.in-write",
     "table.after-compaction",
+    "mirror.before-compaction-commit",
+    "mirror.after-compaction-commit",
+    "mirror.before-cleaning",
 )
-"""Every name that may be given, in the order in which a batch comes to them (after-batch: before Spark writes
-its commit log; in-recovery: at the start). One that is misspelt would make a test that can't fail."""
+"""Every name that may be given, in the order in which a batch of the source or a round of the mirror comes to
+them (in-recovery: at the start). One that is misspelt would make a test that can't fail."""
+
+TABLE_CRASH_POINTS = ("table.before-commit", "table.after-commit", "table.in-checkpoint", "table.in-cleaning")
+"""Those of a table, whoever writes it."""
 
 TABLE_CRASH_POINTS = ("table.before-commit", "table.after-commit", "table.in-checkpoint", "table.in-cleaning")
 """Those of a table, whoever writes it."""

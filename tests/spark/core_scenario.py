@@ -11,7 +11,7 @@ from typing import Any
 import tailrace.spark as ts
 import tailrace.testing
 from spark.naive import bucket_state, table_state
-from tailrace.spark.table import MirrorTable
+from tailrace.spark.rounds.tables import open_table
 
 
 def run(spark: Any, node: Any, directory: Path) -> None:
@@ -19,7 +19,7 @@ def run(spark: Any, node: Any, directory: Path) -> None:
     table = str(directory / "table")
 
     def once() -> None:
-        ts.mirror(spark, node.url, table, once=True, work_dir=directory / "work").awaitTermination()
+        ts.mirror(spark, node.url, table, once=True).awaitTermination()
 
     for number in range(160):
         node.set(f"k{number}", {"v": number})
@@ -40,7 +40,8 @@ def run(spark: Any, node: Any, directory: Path) -> None:
     once()
     assert_equal(spark, node, table)
     # no vbucket started over: the table's own history was the way back
-    assert all(seqno > 0 for seqno in MirrorTable.open(table).current.resets.values())
+    resets = [seqno for version in open_table(table).versions() for seqno in version.resets.values()]
+    assert resets and all(resets)
 
 
 def assert_equal(spark: Any, node: Any, table: str) -> None:

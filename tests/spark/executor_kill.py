@@ -1,39 +1,37 @@
 """A job for spark-submit on a cluster: ``executor_kill.py DIR``.
 
-A task of the mirror ends the JVM of its executor by SIGKILL when it has rewritten the first of its groups,
-in a batch that rolls back too. Spark runs what was lost once more; the table must be equal."""
+A task of the mirror ends the JVM of its executor by SIGKILL when it has written all its files, in a round
+that rolls back too. Spark runs what was lost once more; the table must be equal."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pyarrow as pa
-
 import tailrace.spark as ts
 import tailrace.testing
 from spark.core_scenario import assert_equal
-from tailrace.spark import mirroring
-from tailrace.spark.api import prepare_mirror
-from tailrace.spark.rewrite import Rewrite
+from tailrace.spark.rounds import mirror
+from tailrace.spark.rounds.planning import Range
+from tailrace.spark.rounds.task import RoundTask, TaskAnswer
 
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
-class KillsItsExecutor(Rewrite):
-    """The executors' half of the mirror; the first task of a run that has a result ends there."""
+class KillsItsExecutor(RoundTask):
+    """The executors' half of a round; the first task of a run that has an answer ends there."""
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for result in super().__call__(batches):
-            if _is_first(Path(self.staging_uri).parent / "killed"):
-                os.kill(_executor_of(os.getpid()), signal.SIGKILL)
-                signal.pause()  # this worker goes with its JVM
-            yield result
+    def __call__(self, ranges: Mapping[int, Range]) -> TaskAnswer:
+        answer = super().__call__(ranges)
+        if _is_first(Path(self.targets[0].writer.store.uri).parent / "killed"):
+            os.kill(_executor_of(os.getpid()), signal.SIGKILL)
+            signal.pause()  # this worker goes with its JVM
+        return answer
 
 
 def _is_first(mark: Path) -> bool:
@@ -60,11 +58,11 @@ def run(spark: Any, node: Any, directory: Path) -> int:
 
     def once() -> None:
         nonlocal killed
-        with mock.patch.object(mirroring, "Rewrite", KillsItsExecutor):
-            mirror = prepare_mirror(spark, node.url, table, work_dir=directory / "work")
-            mirror.start(once=True).awaitTermination()
-        killed += len(list((directory / "work").glob("run-*/killed")))
-        mirror.tidy_up()
+        with mock.patch.object(mirror, "RoundTask", KillsItsExecutor):
+            ts.mirror(spark, node.url, table, once=True).awaitTermination()
+        if (directory / "killed").exists():
+            killed += 1
+            (directory / "killed").unlink()
 
     for number in range(160):
         node.set(f"k{number}", {"v": number})

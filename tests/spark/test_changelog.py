@@ -4,37 +4,53 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 
 import tailrace.spark as ts
 import tailrace.testing
+from spark.local_jobs import LocalJobs
 from spark.naive import bucket_state, table_state
-from tailrace.spark import mirroring
-
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+from tailrace.spark.rounds import mirror
+from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.setup import build_mirror
 
 
 class Run:
     """A node, its mirror and its change log."""
 
-    def __init__(self, spark: Any, node: Any, folder: Path) -> None:
-        self.spark, self.node = spark, node
+    def __init__(self, node: Any, folder: Path) -> None:
+        self.node = node
         self.table, self.log = str(folder / "table"), str(folder / "changes")
 
-    def once(self, *, log: bool = True) -> None:
-        changes = self.log if log else None
-        ts.mirror(self.spark, self.node.url, self.table, once=True, changes=changes).awaitTermination()
+    def once(self, *, log: bool = True, **settings: Any) -> None:
+        made = build_mirror(
+            LocalJobs(),
+            self.node.url,
+            self.table,
+            once=True,
+            changes=self.log if log else None,
+            in_background=False,
+            **settings,
+        )
+        made.prepare()
+        made.run()
 
     def fill(self, numbers: range, what: str) -> None:
         for number in numbers:
             self.node.set(f"k{number}", {what: number})
 
+    def arrow(self) -> pa.Table:
+        found = QueryBuilder().register("changes", DeltaTable(self.log)).execute("select * from changes")
+        return pa.table(found.read_all())
+
     def rows(self) -> list[dict[str, Any]]:
-        return DeltaTable(self.log).to_pyarrow_table().to_pylist()
+        return [row for row in self.arrow().to_pylist() if row["op"] != "system"]
 
     def check(self) -> None:
         """No change stands twice; table and bucket are equal; what is true of the log leads to the bucket."""
@@ -43,24 +59,42 @@ class Run:
         rows = self.rows()
         stands = Counter((r["vbucket"], r["vb_uuid"], r["seqno"]) for r in rows if r["op"] != "rollback")
         assert max(stands.values()) == 1
-        frame = self.spark.read.parquet(*DeltaTable(self.log).file_uris())
-        state: dict[tuple[int, bytes], tuple[bytes, int]] = {}
-        for row in ts.live_changes(frame).orderBy("vbucket", "seqno").collect():
-            at = (row.vbucket, row.key.encode())
-            if row.op == "mutation":
-                state[at] = (row.value.encode(), row.seqno)
-            else:
-                state.pop(at, None)
-        assert state == {at: (doc.value, doc.seqno) for at, doc in bucket.items()}
+        back = [row for row in rows if row["op"] == "rollback"]
+        live = [
+            row for row in rows if row["op"] != "rollback" and not any(is_undone(row, one) for one in back)
+        ]
+        assert state_of(live) == {at: (doc.value, doc.seqno) for at, doc in bucket.items()}
+
+
+def is_undone(row: dict[str, Any], back: dict[str, Any]) -> bool:
+    return bool(
+        row["vbucket"] == back["vbucket"]
+        and row["seqno"] > back["seqno"]
+        and row["log_version"] < back["log_version"]
+    )
+
+
+def state_of(live: list[dict[str, Any]]) -> dict[tuple[int, bytes], tuple[bytes, int]]:
+    """What changes in order lead to."""
+    state: dict[tuple[int, bytes], tuple[bytes, int]] = {}
+    for row in sorted(live, key=lambda row: (row["vbucket"], row["seqno"])):
+        at = (row["vbucket"], row["key"].encode())
+        if row["op"] == "mutation":
+            state[at] = (row["value"].encode(), row["seqno"])
+        else:
+            state.pop(at, None)
+    return state
 
 
 @pytest.fixture
-def run(spark: Any, tmp_path: Path) -> Any:
+def run(tmp_path: Path) -> Iterator[Run]:
     with tailrace.testing.node(vbuckets=4) as node:
-        yield Run(spark, node, tmp_path)
+        yield Run(node, tmp_path)
+    close_idle_sources()
 
 
-def test_changes_stand_once_and_what_was_taken_back_is_marked(run: Run) -> None:
+def lose_some(run: Run) -> dict[int, int]:
+    """Changes, of which a failover loses those after the second; where that was."""
     run.fill(range(40), "first")
     run.once()
     marks = {vbucket: run.node.high_seqno(vbucket) for vbucket in range(4)}
@@ -76,6 +110,11 @@ def test_changes_stand_once_and_what_was_taken_back_is_marked(run: Run) -> None:
         run.node.rewind(vbucket, seqno + 2)
     run.fill(range(0, 40, 5), "other branch")
     run.once()
+    return marks
+
+
+def test_changes_stand_once_and_what_was_taken_back_is_marked(run: Run) -> None:
+    marks = lose_some(run)
     run.check()
     back = {row["vbucket"]: row["seqno"] for row in run.rows() if row["op"] == "rollback"}
     assert back == {vbucket: seqno + 2 for vbucket, seqno in marks.items()}
@@ -83,17 +122,29 @@ def test_changes_stand_once_and_what_was_taken_back_is_marked(run: Run) -> None:
     assert sum("lost" in value for value in values) == 14, "what is no longer true stays in the log"
 
 
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_live_changes_on_spark(spark: Any, run: Run) -> None:
+    lose_some(run)
+    live = ts.live_changes(spark.createDataFrame(run.arrow())).where("op != 'system'").collect()
+    bucket = bucket_state("127.0.0.1", run.node.port)
+    assert state_of([row.asDict() for row in live]) == {at: (d.value, d.seqno) for at, d in bucket.items()}
+
+
 def test_a_crash_between_the_log_and_the_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.fill(range(20), "first")
     run.once()
     run.fill(range(0, 20, 2), "second")
 
+    class Crash(BaseException):
+        pass
+
     def crash(name: str) -> None:
         if name == "mirror.after-changes":
-            raise RuntimeError("crashed on purpose")
+            raise Crash
 
-    with monkeypatch.context() as patch, pytest.raises(Exception, match="crashed on purpose"):
-        patch.setattr(mirroring, "crash_point", crash)
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(mirror, "crash_point", crash)
         run.once()
     logged = len(run.rows())
     assert logged == 30
@@ -109,3 +160,23 @@ def test_a_log_that_begins_later_gets_everything(run: Run) -> None:
     run.once()
     run.check()
     assert len(run.rows()) == 12
+
+
+def test_small_files_of_a_log_are_merged(run: Run) -> None:
+    for number in range(20):
+        run.fill(range(number, number + 3), f"round {number}")
+        run.once()
+    run.check()
+    files = {action["path"] for action in pa.table(DeltaTable(run.log).get_add_actions()).to_pylist()}
+    assert len(files) < 20
+
+
+def test_changes_go_after_their_time(run: Run) -> None:
+    run.fill(range(12), "first")
+    run.once(changes_keep_s=3600.0)
+    assert len(run.rows()) == 12
+    run.once(changes_keep_s=0.0)
+    assert run.rows() == []
+    run.fill(range(2), "second")
+    run.once()
+    assert len(run.rows()) == 2

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 
-import tailrace.spark as ts
 import tailrace.testing
+from spark.local_jobs import LocalJobs
+from spark.naive import table_state
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse
 from tailrace.errors import UsageError
-from tailrace.spark.api import prepare_mirror
-
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+from tailrace.spark.rounds.mirror import Mirror
+from tailrace.spark.rounds.setup import build_mirror, source_options
+from tailrace.spark.rounds.tables import open_table
+from tailrace.spark.rounds.verify import verify_table
 
 ORDERS, USERS = "shop.orders", "shop.users"
 
@@ -36,38 +37,41 @@ def client(node: Any) -> Iterator[KvClient]:
 
 
 def keys(path: str) -> set[str]:
-    return set(DeltaTable(path).to_pyarrow_table(columns=["key"])["key"].to_pylist())
+    return {key.decode() for _, key in table_state(path)}
 
 
-def test_each_collection_has_its_table(spark: Any, node: Any, client: KvClient, tmp_path: Path) -> None:
+def once(node: Any, tables: dict[str, str]) -> Mirror:
+    mirror = build_mirror(LocalJobs(), node.url, tables, once=True, in_background=False)
+    mirror.prepare()
+    mirror.run()
+    return mirror
+
+
+def test_each_collection_has_its_table(node: Any, client: KvClient, tmp_path: Path) -> None:
     tables = {ORDERS: str(tmp_path / "orders"), USERS: str(tmp_path / "users")}
-
-    def once() -> None:
-        ts.mirror(spark, node.url, tables, once=True).awaitTermination()
-
     for number in range(20):
         client.set(f"o{number}", {"n": number}, collection=ORDERS)
         client.set(f"u{number}", {"n": number}, collection=USERS)
         client.set(f"d{number}", {"n": number})  # the default collection goes nowhere
-    once()
+    once(node, tables)
     assert keys(tables[ORDERS]) == {f"o{number}" for number in range(20)}
     assert keys(tables[USERS]) == {f"u{number}" for number in range(20)}
     for path in tables.values():
-        assert ts.verify(spark, node.url, path).equal
+        assert verify_table(LocalJobs(), source_options(node.url), open_table(path)).equal
 
     client.set_manifest(with_changes(client.manifest(), [], [ORDERS]))
     client.delete("u3", collection=USERS)
-    once()
+    once(node, tables)
     assert keys(tables[ORDERS]) == set(), "a collection that was dropped empties its table"
     assert keys(tables[USERS]) == {f"u{number}" for number in range(20) if number != 3}
 
     client.set_manifest(with_changes(client.manifest(), [ORDERS], []))
     client.set("again", {"n": 1}, collection=ORDERS)
-    once()
+    once(node, tables)
     assert keys(tables[ORDERS]) == {"again"}, "one that was made again fills it again"
 
     client.flush()
-    once()
+    once(node, tables)
     assert keys(tables[ORDERS]) == keys(tables[USERS]) == set()
 
 
@@ -75,20 +79,15 @@ def test_a_collection_that_never_was_is_an_error(node: Any, client: KvClient, tm
     """It used to make an empty table, which looks like a mirror of a collection without documents."""
     tables = {ORDERS: str(tmp_path / "orders"), "shop.odrers": str(tmp_path / "odrers")}
     with pytest.raises(UsageError, match=r"no collection 'shop\.odrers'.*shop\.orders"):
-        prepare_mirror(None, node.url, tables)  # type: ignore[arg-type]  # no Spark is needed to see it
+        build_mirror(LocalJobs(), node.url, tables)
     assert not list(tmp_path.iterdir()), "nothing was made, also not for those that are there"
 
 
-def test_a_collection_that_was_dropped_is_said(
-    spark: Any, node: Any, client: KvClient, tmp_path: Path
-) -> None:
+def test_a_collection_that_was_dropped_is_said(node: Any, client: KvClient, tmp_path: Path) -> None:
     """Its table exists: that is no mistake in the command, and the table becomes what the collection is."""
     tables = {ORDERS: str(tmp_path / "orders")}
     client.set("o1", {"n": 1}, collection=ORDERS)
-    ts.mirror(spark, node.url, tables, once=True).awaitTermination()
+    once(node, tables)
     client.set_manifest(with_changes(client.manifest(), [], [ORDERS]))
-    mirror = prepare_mirror(spark, node.url, tables)
-    assert mirror.missing == (ORDERS,)
-    mirror.start(once=True).awaitTermination()
-    mirror.tidy_up()
+    assert once(node, tables).missing == (ORDERS,)
     assert keys(tables[ORDERS]) == set()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.spark.compare import compare
-from tailrace.spark.fold import DELETED, TABLE_SCHEMA, table_schema
+from tailrace.spark.rounds.compare import DIGEST_SCHEMA, Digester, compare, newest
+from tailrace.table.rows import DELETED, TABLE_SCHEMA, table_schema
 
 VBUCKETS = 4
 
@@ -27,9 +27,12 @@ def row(
 def differences(
     bucket: list[dict[str, object]], table: list[dict[str, object]], position: int = 100
 ) -> list[str]:
+    digester = Digester(b"s" * 16)
+    rows = pa.Table.from_pylist(bucket, schema=table_schema(keep_deletes=True))
+    deleted = DIGEST_SCHEMA.get_field_index("deleted")
     found = compare(
-        pa.Table.from_pylist(bucket, schema=table_schema(keep_deletes=True)),
-        pa.Table.from_pylist(table, schema=TABLE_SCHEMA),
+        digester.of_rows(rows).set_column(deleted, "deleted", rows["deleted"]),
+        digester.of_rows(pa.Table.from_pylist(table, schema=TABLE_SCHEMA)),
         np.full(VBUCKETS, position),
     )
     return [f"{one.kind} {one.key}{' newer' if one.newer else ''}" for one in found]
@@ -90,6 +93,21 @@ def test_against_plain_dicts() -> None:
         wanted += [f"missing {key}" for _, key in left.keys() - right.keys()]
         wanted += [f"different {at[1]}" for at in left.keys() & right.keys() if left[at] != right[at]]
         assert sorted(found) == sorted(wanted)
+
+
+def test_of_several_changes_the_last_one_counts() -> None:
+    digester = Digester(b"s" * 16)
+    parts = [
+        digester.of_rows(
+            pa.Table.from_pylist([row("a", seqno=seqno), row("b", 1, seqno)], schema=TABLE_SCHEMA)
+        )
+        for seqno in (1, 2, 3)
+    ]
+    assert newest(parts).select(["key", "seqno"]).to_pylist() == [
+        {"key": b"a", "seqno": 3},
+        {"key": b"b", "seqno": 3},
+    ]
+    assert newest([]).num_rows == 0
 
 
 def test_the_column_of_deletions_is_the_last() -> None:

@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
 import tailrace.spark as ts
 import tailrace.testing
@@ -14,7 +16,8 @@ from spark.core_scenario import assert_equal
 from spark.core_scenario import run as run_core_scenario
 from spark.naive import bucket_state, table_state
 from tailrace.spark.api import repair
-from tailrace.spark.table import MirrorTable
+from tailrace.spark.rounds.tables import open_table
+from tailrace.table.contract import Commit
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -42,9 +45,7 @@ def fill(node: Any, count: int, step: int = 1, what: str = "v") -> None:
 
 
 def wait_until_equal(query: Any, node: Any, table: str) -> None:
-    """Where a query that runs on comes to. Spark's own `processAllAvailable` is done as soon as there is
-    nothing to do, which is also so before anything has been received.
-    """
+    """Where a mirror that runs on comes to."""
     deadline = time.monotonic() + _PATIENCE_S
     while table_state(table) != bucket_state("127.0.0.1", node.port):
         assert query.isActive, query.exception()
@@ -68,62 +69,17 @@ def test_the_core_scenario(spark: Any, node: Any, tmp_path: Path) -> None:
     run_core_scenario(spark, node, tmp_path)
 
 
-def test_a_rollback_below_everything_starts_over_and_replaces(spark: Any, node: Any, table: str) -> None:
-    fill(node, 80)
-    once(spark, node, table)
-    for vbucket in range(8):
-        node.rewind(vbucket, 3)
-    fill(node, 20, 1, "new")
-    once(spark, node, table)
-    assert_equal(spark, node, table)
-
-
-def test_snapshots_larger_than_a_batch_are_published_whole(spark: Any, node: Any, table: str) -> None:
-    for number in range(400):
-        node.set(f"k{number}", {"n": number}, vbucket=1)
-    seen: list[int] = []
-    once(
-        spark,
-        node,
-        table,
-        options={"maxOffsetsPerTrigger": "90"},
-        on_applied=lambda _: seen.append(len(table_state(table))),
-    )
-    assert len(seen) > 3
-    assert set(seen) == {0, 400}, "a part of a snapshot was published"
-    assert_equal(spark, node, table)
-
-
-def test_a_flush_empties_the_table(spark: Any, node: Any, table: str) -> None:
-    fill(node, 50)
-    once(spark, node, table)
-    node.flush()
-    node.set("only", {"n": 1})
-    once(spark, node, table)
-    assert_equal(spark, node, table)
-
-
-def test_a_purge_behind_the_mirror(spark: Any, node: Any, table: str) -> None:
-    fill(node, 64)
-    once(spark, node, table)
-    for number in range(0, 64, 2):
-        node.delete(f"k{number}")
-    node.compact(drop_tombstones=True)
-    once(spark, node, table)
-    assert_equal(spark, node, table)
-
-
 def test_verify_names_what_differs_and_repairs_it(spark: Any, node: Any, table: str) -> None:
     fill(node, 40)
     once(spark, node, table)
-    held = MirrorTable.open(table)
+    held = open_table(table)
     held.claim("somebody")
     lost = held.files()[0]
-    held.commit([], [lost.path], held.current.positions)
+    held.commit(Commit("TAILRACE ROUND", removed=[lost.path]))
     verdict = ts.verify(spark, node.url, table)
     assert not verdict.equal
     assert {one.kind for one in verdict.differences} == {"missing"}
-    assert all(lost.first_vbucket <= one.vbucket <= lost.last_vbucket for one in verdict.differences)
+    assert len(verdict.differences) == lost.rows
     repair(spark, node.url, table, {one.vbucket for one in verdict.differences})
     assert_equal(spark, node, table)
 
@@ -136,9 +92,13 @@ def test_two_mirrors_on_one_table_and_one_is_fenced(spark: Any, node: Any, table
     fill(node, 20, 1, "w")
     wait_until_equal(second, node, table)
     with pytest.raises(Exception, match="taken over by another mirror"):
-        first.awaitTermination(_PATIENCE_S)  # type: ignore[arg-type]
-    assert second.isActive
+        first.awaitTermination(_PATIENCE_S)
+    assert second.isActive and not first.isActive
+    assert "taken over" in str(first.exception())
+    assert second.lastProgress is not None and second.lastProgress["changes"] and second.status["message"]
+    assert second.recentProgress[-1] == second.lastProgress
     second.stop()
+    assert not second.isActive and second.exception() is None
     assert_equal(spark, node, table)
 
 
@@ -157,7 +117,7 @@ def test_kept_deletes_are_rows_that_say_so(spark: Any, node: Any, table: str) ->
     once(spark, node, table, keep_deletes=True)
     node.delete("k3")
     once(spark, node, table, keep_deletes=True)
-    rows = spark.read.parquet(*(f"{table}/{file.path}" for file in MirrorTable.open(table).files()))
-    assert rows.where("deleted").collect()[0].key == "k3"
-    assert rows.where("not deleted").count() == 9
+    rows = QueryBuilder().register("kept", DeltaTable(table)).execute("select key, deleted from kept")
+    kept = {row["key"]: row["deleted"] for row in pa.table(rows.read_all()).to_pylist()}
+    assert kept == {f"k{number}": number == 3 for number in range(10)}
     assert ts.verify(spark, node.url, table).equal

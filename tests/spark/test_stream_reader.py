@@ -16,9 +16,9 @@ from tailrace.client.manifest import with_changes
 from tailrace.errors import UsageError
 from tailrace.model import Position
 from tailrace.spark.source.batch import BatchReader
-from tailrace.spark.source.feed import DataLoss, Feed, RolledBack
+from tailrace.spark.source.feed import ChangesTakenBack, DataLoss, Feed
 from tailrace.spark.source.offsets import from_offset, to_offset
-from tailrace.spark.source.options import MIRROR, MirrorOption, parse_options
+from tailrace.spark.source.options import parse_options
 from tailrace.spark.source.spool import segment_rows
 from tailrace.spark.source.stream import StreamReader
 
@@ -150,7 +150,7 @@ def test_what_a_failover_takes_back_is_no_data_loss(read: Any, tmp_path: Path) -
         node.rewind(0, 0)
         node.set("other", {})
         assert read(node, tmp_path, startingOffsets=here) == [("rollback", 0, 0), ("mutation", 0, 1)]
-        with pytest.raises(RolledBack, match="took changes back"):
+        with pytest.raises(ChangesTakenBack, match="took changes back"):
             read(node, tmp_path, startingOffsets=here, onRollback="fail")
 
 
@@ -176,51 +176,6 @@ def test_what_comes_is_what_the_options_say() -> None:
         assert read(noValue="true") == ({"o", "u", "d"}, {None})
         with pytest.raises(UsageError, match="no collection"):
             read(collections="shop.odrers")
-
-
-def test_a_mirror_that_is_behind_two_rollbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its table still stands on a branch of which the first one is to tell it that it is gone: the second one
-    must not lead there, though there is a version with a seqno that fits.
-    """
-    with tailrace.testing.node(vbuckets=1) as node:
-        for number in range(30):
-            node.set(f"k{number}", 0)
-        branch = node.failover_log(0)[0][0]
-
-        class Table:
-            @staticmethod
-            def open(uri: str, **_: Any) -> Table:
-                return Table()
-
-            def refresh(self) -> None:
-                pass
-
-            def lineage(self, vbucket: int) -> list[tuple[int, Position]]:
-                return [(2, Position.at(branch, 30)), (1, Position.at(branch, 10))]
-
-        monkeypatch.setattr("tailrace.spark.table.MirrorTable", Table)
-        mirror = MirrorOption(groups=1, tables=("table",)).to_text()
-        feed = Feed(parse_options({"connectionString": node.url, MIRROR: mirror}))
-        deliveries = feed.deliveries({0: Position.BEGINNING}, end="forever")
-        rollbacks: list[tuple[int, bytes]] = []
-
-        def read_up_to(seqno: int) -> None:
-            for delivery in deliveries:
-                rows = delivery.rows.to_pylist()
-                rollbacks.extend((one["seqno"], one["value"]) for one in rows if one["op"] == "rollback")
-                if any(one["seqno"] == seqno and one["op"] == "mutation" for one in rows):
-                    return
-
-        read_up_to(30)
-        node.rewind(0, 20)
-        for number in range(30):
-            node.set(f"other{number}", 1)
-        read_up_to(50)
-        node.rewind(0, 40)
-        node.set("last", 2)
-        read_up_to(41)
-        feed.close()
-    assert rollbacks == [(10, b'{"versions": [1]}')] * 2
 
 
 @pytest.mark.parametrize(

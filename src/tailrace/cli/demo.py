@@ -25,8 +25,8 @@ from .spark_options import need_spark, open_spark
 
 if TYPE_CHECKING:
     from ..client.kv import KvClient
-    from ..spark.mirroring import Applied
     from ..spark.report import Moment, Sample
+    from ..spark.rounds.progress import RoundProgress
 
 VBUCKETS = 16
 _PATIENCE_S = 180.0
@@ -102,6 +102,7 @@ class _Demo:
         self.positions: dict[int, int] = {}
         self.rolled_back: set[int] = set()
         self.table_rows = 0
+        self.count_rows: Callable[[], int] = lambda: 0
         self.version = 0
         self.phase = ""
         self._lock = threading.Lock()
@@ -122,9 +123,8 @@ class _Demo:
                 from ..spark.api import prepare_mirror, verify
 
                 loader.join()
-                mirror = prepare_mirror(
-                    spark, self.url, self.table, work_dir=self.home / "work", on_applied=self._on_applied
-                )
+                mirror = prepare_mirror(spark, self.url, self.table, on_progress=self._on_progress)
+                self.count_rows = lambda: sum(file.live_rows for file in mirror.tables[0].files())
                 query = mirror.start()
                 try:
                     self._story(writer, watcher, query.exception)
@@ -219,14 +219,11 @@ class _Demo:
 
     # what is seen
 
-    def _on_applied(self, applied: Applied) -> None:
-        from ..spark.table import MirrorTable
-
-        rows = sum(file.rows for file in MirrorTable.open(self.table).files())
+    def _on_progress(self, applied: RoundProgress) -> None:
         with self._lock:
             self.applied += applied.changes
             self.version = applied.versions[0]
-            self.table_rows = rows
+            self.table_rows = self.count_rows()
             self.positions = {vbucket: one.seqno for vbucket, one in applied.positions.items()}
             self.rolled_back.update(applied.rolled_back)
         if applied.rolled_back:

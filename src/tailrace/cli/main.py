@@ -55,7 +55,7 @@ COMMANDS = {
     "mirror": "Keep a table in step with the bucket, on Spark.",
     "plan": "Say what a restart of that mirror would do.",
     "verify": "Compare every document of bucket and table.",
-    "vacuum": "Delete the files of a mirror's table that nobody needs any more.",
+    "maintain": "Compact and clean a mirror's table, once.",
     "bench": "Measure this machine, side by side with the peers that are installed.",
     "demo": "Show the whole: node, mirror, a failover that loses changes, and the repair.",
     "completion": "Print a script that completes tailrace's command lines in your shell.",
@@ -64,6 +64,9 @@ COMMANDS = {
 
 The line stands here so that ``tailrace --help`` imports no command; a test compares it with the docstring.
 """
+
+OLD_NAMES = {"vacuum": "maintain"}
+"""Commands that still answer to the name that they had."""
 
 DONE, ANSWER_IS_NO, WRONG_USAGE, NO_PEER = 0, 1, 2, 3
 
@@ -75,6 +78,7 @@ class _Program(Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = OLD_NAMES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f".{cmd_name.replace('-', '_')}", __package__)

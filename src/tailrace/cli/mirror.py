@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,16 +14,22 @@ from ..clock import SYSTEM
 from ..connstr import ConnectionString
 from ..files import atomic_write
 from .client import retry_option, tls_options
-from .common import DURATION, Integer, counted, json_option, note, progress, url_argument
+from .common import DURATION, Integer, ProgressDisplay, counted, json_option, note, progress, url_argument
 from .common import command as make_command
 from .spark_options import (
     collection_paths,
     explained_query_error,
     java_may_be_gone,
     open_spark,
+    parse_storage_options,
     source_options_of,
     spark_options,
+    storage_option,
+    undo_options,
 )
+
+if TYPE_CHECKING:
+    from ..spark.rounds.progress import RoundProgress
 
 
 @make_command(
@@ -45,16 +51,17 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 )
 @click.option("--keep-deletes", is_flag=True, help="Keep deleted documents as rows that are marked as such.")
 @click.option("--changes", metavar="PATH", help="Append every change to this Delta table too.")
+@click.option("--changes-keep", type=DURATION, help="How long a change stays there.  [default: for ever]")
 @click.option("--trigger", type=DURATION, help="Time between two commits.  [default: as fast as it goes]")
-@click.option("--max-rows", type=Integer(1), help="The most changes of a batch.")
+@click.option("--max-rows", type=Integer(1), help="The most changes of a round, as far as snapshots allow.")
+@undo_options
+@click.option("--no-maintenance", is_flag=True, help="Leave compaction and cleaning to 'tailrace maintain'.")
 @click.option(
     "--metrics-file",
     type=click.Path(dir_okay=False),
-    help="Write figures for Prometheus here after each batch (node_exporter's textfile collector).",
+    help="Write figures for Prometheus here after each commit (node_exporter's textfile collector).",
 )
-@click.option(
-    "--work-dir", type=click.Path(file_okay=False), help="For this run's checkpoint, staged rows and spool."
-)
+@storage_option
 @retry_option
 @spark_options
 @json_option("Write one JSON object per commit.")
@@ -66,10 +73,14 @@ def command(
     collections: tuple[str, ...],
     keep_deletes: bool,
     changes: str | None,
+    changes_keep: float | None,
     trigger: float | None,
     max_rows: int | None,
+    undo: float | None,
+    undo_size: int | None,
+    no_maintenance: bool,
     metrics_file: str | None,
-    work_dir: str | None,
+    storage_options: tuple[str, ...],
     retry_for: float,
     master: str | None,
     conf: tuple[str, ...],
@@ -78,87 +89,118 @@ def command(
 ) -> None:
     """Keep a table in step with the bucket, on Spark.
 
-    TABLE is a Delta table that any engine reads: one row per live document. The position of every vbucket is
-    committed together with the rows, so it can be killed and started again at any moment. When the bucket
-    takes changes back (a failover that lost data), the table takes them back too.
+    TABLE is a Delta table that any engine with deletion vectors reads: one row per live document. The
+    position of every vbucket is committed together with the rows, so it can be killed and started again at
+    any moment. When the bucket takes changes back (a failover that lost data), the table takes them back
+    too.
     """
     more = {"retryFor": f"{retry_for:g}"}
     if max_rows:
         more["maxOffsetsPerTrigger"] = str(max_rows)
-    with open_spark(master, conf, name="tailrace mirror") as spark, progress("mirroring", None) as bar:
+    with progress("starting Spark", None) as bar, open_spark(master, conf, name="tailrace mirror") as spark:
         from ..spark.api import prepare_mirror
-        from ..spark.mirroring import Applied
-        from ..spark.source.lag import Lag, LagListener, prometheus_text
 
-        total = rollbacks = 0
-
-        def applied(what: Applied) -> None:
-            nonlocal total, rollbacks
-            total += what.changes
-            rollbacks += len(what.rolled_back)
-            bar.advance(what.changes)
-            if what.rolled_back:
-                note(f"the bucket took changes back: rolled back {counted(len(what.rolled_back), 'vbucket')}")
-            if as_json and (what.changes or what.rolled_back):
-                click.echo(
-                    json.dumps(
-                        {
-                            "batch": what.batch,
-                            "changes": what.changes,
-                            "rolled_back": list(what.rolled_back),
-                            "versions": list(what.versions),
-                        }
-                    )
-                )
-
-        def reported(lag: Lag) -> None:
-            left = f", {lag.eta_s:.0f} s left" if lag.eta_s else ""
-            bar.describe(f"mirroring, {lag.rows_per_second:,.0f}/s, {lag.changes:,} behind{left}")
-            if metrics_file is not None:
-                figures = {
-                    "tailrace_mirror_changes_total": ("counter", "Changes applied in this run.", total),
-                    "tailrace_mirror_rollbacks_total": ("counter", "VBuckets that went back.", rollbacks),
-                    "tailrace_mirror_lag_changes": ("gauge", "Changes behind the bucket.", lag.changes),
-                    "tailrace_mirror_rate": ("gauge", "Rows a second, last batch.", lag.rows_per_second),
-                    "tailrace_mirror_batch": ("gauge", "Number of the last batch.", lag.batch),
-                    "tailrace_mirror_version": ("gauge", "Version of the table.", mirror.tables[0].version),
-                    "tailrace_mirror_reported_seconds": ("gauge", "When, unix time.", SYSTEM.time_ns() / 1e9),
-                }
-                text = prometheus_text(figures, {"bucket": url.bucket, "table": table})
-                atomic_write(metrics_file, text.encode())
-
-        spark.streams.addListener(LagListener(reported))
+        bar.describe("connecting")
+        view = _View(url.bucket, table, bar, metrics_file, as_json=as_json)
         mirror = prepare_mirror(
             spark,
             url,
             collection_paths(table, collections),
+            once=once,
+            trigger_s=trigger,
             keep_deletes=keep_deletes,
             changes=changes,
-            work_dir=work_dir,
+            changes_keep_s=changes_keep,
+            undo_s=undo,
+            undo_bytes=undo_size,
+            maintenance=not no_maintenance,
             options=source_options_of(url, tls, more),
-            on_applied=applied,
+            storage_options=parse_storage_options(storage_options),
+            on_progress=view.show,
+            on_trouble=note,
         )
         for path in mirror.missing:
             note(f"the bucket has no collection {path!r} any more: its table is emptied")
         started = SYSTEM.monotonic()
         with _signals() as received:
-            query = mirror.start(once=once, trigger_s=trigger)
+            bar.describe("mirroring")
+            handle = mirror.start()
             try:
-                while not received and not query.awaitTermination(1):
+                while not received and not handle.awaitTermination(1):
                     pass
             except Exception as error:
                 if not received:  # else Java was told to stop as well, and is gone
                     raise explained_query_error(error) from error
             finally:
                 with java_may_be_gone():
-                    query.stop()
-                mirror.tidy_up()
+                    handle.stop()
         if signal.SIGINT in received:
             raise KeyboardInterrupt
+        view.version = mirror.tables[0].version
+        view.write_metrics()
         versions = ", ".join(str(one.version) for one in mirror.tables)
         tables = "the table is" if len(mirror.tables) == 1 else "the tables are"
         seconds = SYSTEM.monotonic() - started
-        note(f"{counted(total, 'change')} in {seconds:.1f} s; {tables} at version {versions}")
+        note(f"{counted(view.changes, 'change')} in {seconds:.1f} s; {tables} at version {versions}")
+
+
+class _View:
+    """What people and scripts see of a mirror."""
+
+    def __init__(
+        self, bucket: str, table: str, bar: ProgressDisplay, metrics_file: str | None, *, as_json: bool
+    ) -> None:
+        self.changes = self.rollbacks = self.bytes = self.version = 0
+        self._labels = {"bucket": bucket, "table": table}
+        self._bar = bar
+        self._metrics_file = metrics_file
+        self._as_json = as_json
+        self._last: RoundProgress | None = None
+
+    def show(self, what: RoundProgress) -> None:
+        """A round is done."""
+        self._last = what
+        self.changes += what.changes
+        self.rollbacks += len(what.rolled_back)
+        self.bytes += what.bytes_written
+        self.version = what.versions[0]
+        self._bar.advance(what.changes)
+        left = f", {what.lag_changes / what.rate:.0f} s left" if what.lag_changes and what.rate else ""
+        self._bar.describe(f"mirroring, {what.rate:,.0f}/s, {what.lag_changes:,} behind{left}")
+        if what.rolled_back:
+            note(f"the bucket took changes back: rolled back {counted(len(what.rolled_back), 'vbucket')}")
+        if self._as_json:
+            click.echo(json.dumps(what.to_json()))
+        self.write_metrics()
+
+    def write_metrics(self) -> None:
+        """For Prometheus, whole or not at all."""
+        if self._metrics_file is None:
+            return
+        from ..spark.rounds.progress import RoundProgress
+        from ..spark.source.lag import prometheus_text
+
+        last = self._last or RoundProgress(0, 0, (), (self.version,))
+        figures = {
+            "tailrace_mirror_changes_total": ("counter", "Changes applied in this run.", self.changes),
+            "tailrace_mirror_rollbacks_total": ("counter", "VBuckets that went back.", self.rollbacks),
+            "tailrace_mirror_written_bytes_total": ("counter", "Bytes of new files.", self.bytes),
+            "tailrace_mirror_lag_changes": (
+                "gauge",
+                "Changes behind the bucket.",
+                last.lag_changes,
+            ),
+            "tailrace_mirror_lag_seconds": (
+                "gauge",
+                "Age of what the table shows.",
+                last.lag_s,
+            ),
+            "tailrace_mirror_rate": ("gauge", "Changes a second, last round.", last.rate),
+            "tailrace_mirror_batch": ("gauge", "Number of the last round.", last.batch),
+            "tailrace_mirror_version": ("gauge", "Version of the table.", self.version),
+            "tailrace_mirror_reported_seconds": ("gauge", "When, unix time.", SYSTEM.time_ns() / 1e9),
+        }
+        atomic_write(self._metrics_file, prometheus_text(figures, self._labels).encode())
 
 
 @contextmanager

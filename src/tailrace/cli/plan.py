@@ -11,30 +11,34 @@ from ..connstr import ConnectionString
 from .client import open_kv, tls_from, tls_options
 from .common import command as make_command
 from .common import json_option, note, url_argument
+from .spark_options import parse_storage_options, storage_option
 
 
 @make_command("plan", example="tailrace plan couchbase://127.0.0.1/default ./people")
 @url_argument
 @click.argument("table")
+@storage_option
 @json_option("Write one JSON object per vbucket.")
 @tls_options
-def command(url: ConnectionString, table: str, as_json: bool, **tls: Any) -> None:
+def command(
+    url: ConnectionString, table: str, storage_options: tuple[str, ...], as_json: bool, **tls: Any
+) -> None:
     """Say what a restart of that mirror would do.
 
     One line per vbucket: resume, backfill, roll back to N, or start over. Nothing is changed, and no Spark is
     started.
     """
     from ..client.blocking import connect_sync
-    from ..spark.planning import plan_mirror, summary
-    from ..spark.table import MirrorTable
+    from ..spark.rounds.forecast import forecast, summary
+    from ..spark.rounds.tables import TableOptions, open_table
 
-    mirror = MirrorTable.open(table)
+    mirror = open_table(table, TableOptions(parse_storage_options(storage_options)))
     with connect_sync(url, purpose="plan", tls=tls_from(tls) if url.tls else None) as source:
         logs, high = source.failover_logs(), source.high_seqnos()
     with open_kv(url, tls) as client:
         stats = dict(client.stats("vbucket-seqno"))
     purged = {vbucket: int(stats.get(f"vb_{vbucket}:purge_seqno", 0)) for vbucket in logs}
-    plans = plan_mirror(mirror, logs, high, purged)
+    plans = forecast(mirror, logs, high, purged)
     for one in plans:
         click.echo(json.dumps(one.to_json()) if as_json else str(one))
     note(f"{summary(plans)}; the table is at version {mirror.version}")

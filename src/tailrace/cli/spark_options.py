@@ -13,10 +13,9 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .. import errors
 from ..connstr import ConnectionString
-from ..errors import ConnectError, TailraceError, UsageError
-from .common import ProgramRun
+from ..errors import TailraceError, UsageError
+from .common import DURATION, SIZE, ProgramRun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,8 +26,11 @@ __all__ = [
     "java_may_be_gone",
     "need_spark",
     "open_spark",
+    "parse_storage_options",
     "source_options_of",
     "spark_options",
+    "storage_option",
+    "undo_options",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,6 +41,46 @@ def spark_options(function: F) -> F:
     for option in (
         click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated."),
         click.option("--master", metavar="URL", help="The Spark master.  [default: this machine]"),
+    ):
+        function = option(function)
+    return function
+
+
+def storage_option(function: F) -> F:
+    """``--storage-option``, as ``storage_options``; see `parse_storage_options`."""
+    return click.option(
+        "--storage-option",
+        "storage_options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="For a table on s3://, gs:// or az://, beside the usual environment; may be repeated.",
+    )(function)
+
+
+def parse_storage_options(texts: tuple[str, ...]) -> dict[str, str]:
+    """What `storage_option` gave the command; values may be secrets and stand in no error."""
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise UsageError("--storage-option must be NAME=VALUE, such as aws_region=eu-west-1")
+        options[name] = value
+    return options
+
+
+def undo_options(function: F) -> F:
+    """``--undo`` and ``--undo-size``."""
+    for option in (
+        click.option(
+            "--undo-size",
+            type=SIZE,
+            help="The most bytes of them.  [default: as many as the table has]",
+        ),
+        click.option(
+            "--undo",
+            type=DURATION,
+            help="How long earlier versions are kept, which a rollback returns to.  [default: 24h]",
+        ),
     ):
         function = option(function)
     return function
@@ -179,14 +221,11 @@ def collection_paths(table: str, collections: tuple[str, ...]) -> str | dict[str
 
 def explained_query_error(error: BaseException) -> TailraceError:
     """Why a query stopped, as one line: the innermost of our own errors that Spark wrapped up."""
-    if isinstance(error, TailraceError):
-        return error
+    from ..spark.rounds.jobs import own_error
+
+    own = own_error(error)
+    if own is not None:
+        return own
     text = str(error)
-    for line in reversed(text.splitlines()):
-        stripped = line.strip()
-        name, colon, what = stripped.partition(": ")
-        if colon and name.startswith("tailrace.") and what:
-            kind = getattr(errors, name.rpartition(".")[2], TailraceError)
-            return ConnectError(what) if issubclass(kind, ConnectError) else TailraceError(what)
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return TailraceError(f"the query stopped: {first.strip()[:500]}, see --debug for all of it")

@@ -13,7 +13,14 @@ from ..connstr import ConnectionString
 from .client import tls_options
 from .common import command as make_command
 from .common import counted, json_option, note, url_argument
-from .spark_options import explained_query_error, open_spark, source_options_of, spark_options
+from .spark_options import (
+    explained_query_error,
+    open_spark,
+    parse_storage_options,
+    source_options_of,
+    spark_options,
+    storage_option,
+)
 
 
 @make_command(
@@ -27,6 +34,7 @@ tailrace verify couchbase://127.0.0.1/default ./people --repair
 @click.argument("table")
 @click.option("--as-of-table", is_flag=True, help="Don't count what is newer than the table's position.")
 @click.option("--repair", is_flag=True, help="Read the vbuckets that differ again and replace their rows.")
+@storage_option
 @spark_options
 @json_option("Write one JSON object per difference.")
 @tls_options
@@ -35,6 +43,7 @@ def command(
     table: str,
     as_of_table: bool,
     repair: bool,
+    storage_options: tuple[str, ...],
     master: str | None,
     conf: tuple[str, ...],
     as_json: bool,
@@ -46,25 +55,26 @@ def command(
     there is any.
     """
     options = source_options_of(url, tls, {})
+    storage = parse_storage_options(storage_options)
     with open_spark(master, conf, name="tailrace verify") as spark:
         from ..spark.api import repair as repair_vbuckets
         from ..spark.api import verify
 
         try:
-            verdict = verify(spark, url, table, options=options)
+            verdict = verify(spark, url, table, options=options, storage_options=storage)
             found = [one for one in verdict.differences if not (as_of_table and one.newer)]
             for one in found:
                 click.echo(json.dumps(asdict(one)) if as_json else str(one))
             if found and repair:
                 vbuckets = sorted({one.vbucket for one in found})
                 note(f"reading {counted(len(vbuckets), 'vbucket')} again, to replace the rows")
-                repair_vbuckets(spark, url, table, vbuckets, options=options)
+                repair_vbuckets(spark, url, table, vbuckets, options=options, storage_options=storage)
                 note(f"repaired {counted(len(found), 'difference')} in {counted(len(vbuckets), 'vbucket')}")
-                verdict = verify(spark, url, table, options=options)
+                verdict = verify(spark, url, table, options=options, storage_options=storage)
                 found = [one for one in verdict.differences if not (as_of_table and one.newer)]
         except Exception as error:
             raise explained_query_error(error) from error
-    answer = "equal" if not found else counted(len(found), "difference")
+    answer = "equal" if not found else counted(len(found) + verdict.omitted, "difference")
     behind = f", {verdict.behind} changes behind" if verdict.behind else ""
     note(
         f"{answer}: {verdict.documents} documents in the bucket, {verdict.rows} rows in the table at version "

@@ -6,7 +6,7 @@
     changes = spark.read.format("tailrace").option("connectionString", "couchbase://127.0.0.1/default").load()
     people = ts.typed(changes, "name STRING, age INT")
 
-    run = ts.mirror(spark, "couchbase://127.0.0.1/default", "/data/people")       # a streaming query
+    run = ts.mirror(spark, "couchbase://127.0.0.1/default", "/data/people")  # like a streaming query
     print(ts.verify(spark, "couchbase://127.0.0.1/default", "/data/people").equal)
 
 Next to nothing is imported before it is used: this package is also loaded on every executor.
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import mirror, verify
-    from .changelog import live_changes
     from .documents import infer_schema, rescued_count, typed
+    from .rounds.changes import live_changes
     from .source.data_source import register
     from .source.lag import Lag, LagListener
     from .spark_session import prepare_environment, session
@@ -41,7 +41,7 @@ __all__ = [
 _HOMES = {
     "mirror": "api",
     "verify": "api",
-    "live_changes": "changelog",
+    "live_changes": "rounds.changes",
     "Lag": "source.lag",
     "LagListener": "source.lag",
     "infer_schema": "documents",

@@ -12,9 +12,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from ...client.bounds import SeenEnd
-from ...columns import SCHEMA
+from ...columns.row_kinds import ROLLBACK, kind_of, rollback_rows
 from ...model import Position
-from .feed import open_source, refuse_loss, signed
+from .feed import open_source, refuse_loss
 from .options import parse_options
 
 __all__ = ["DirectPartition", "read_direct"]
@@ -38,7 +38,8 @@ class DirectPartition(InputPartition):
 def read_direct(partition: DirectPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a partition."""
     if partition.rollbacks:
-        yield _rollback_rows(partition.rollbacks)
+        back = sorted(partition.rollbacks.items())
+        yield rollback_rows((vbucket, position.vb_uuid, position.seqno) for vbucket, position in back)
     wanted = {
         vbucket: (start, end) for vbucket, (start, end) in partition.ranges.items() if end > start.seqno
     }
@@ -49,14 +50,6 @@ def read_direct(partition: DirectPartition) -> Iterator[pa.RecordBatch]:
     ends = SeenEnd({vbucket: end for vbucket, (_, end) in wanted.items()})
     with open_source(options, "spark-read") as source:
         for batch in source.batches(starts, ends, vbuckets=list(wanted)):
-            if batch.num_rows == 1 and batch["op"][0].as_py() == "rollback":
+            if kind_of(batch) == ROLLBACK:
                 refuse_loss(options, source, starts, {batch["vbucket"][0].as_py(): batch["seqno"][0].as_py()})
             yield batch
-
-
-def _rollback_rows(rollbacks: Mapping[int, Position]) -> pa.RecordBatch:
-    rows = [
-        {"op": "rollback", "vbucket": vbucket, "vb_uuid": signed(position.vb_uuid), "seqno": position.seqno}
-        for vbucket, position in sorted(rollbacks.items())
-    ]
-    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)

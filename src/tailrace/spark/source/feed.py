@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import inf
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
+from typing import Any
 
 from ...client.blocking import BlockingSource, connect_sync
 from ...client.bounds import check_vbuckets
@@ -17,8 +12,7 @@ from ...client.events import Rollback
 from ...client.kv import KvClient
 from ...client.portion import Portion
 from ...client.tls import TlsOptions
-from ...clock import SYSTEM
-from ...columns import SCHEMA
+from ...columns.row_kinds import ROLLBACK, kind_of, no_rows
 from ...connstr import ConnectionString, parse
 from ...errors import TailraceError
 from ...history import Action, plan, rollback_seqno
@@ -27,23 +21,16 @@ from .options import Options
 from .spool import FeedDelivery, segment_rows
 
 __all__ = [
+    "ChangesTakenBack",
     "DataLoss",
     "Feed",
-    "RolledBack",
     "collection_paths",
     "open_source",
-    "position_rows",
     "refuse_loss",
-    "signed",
 ]
 
-if TYPE_CHECKING:
-    from ..table import MirrorTable
 
-_FRESH_S = 2.0
-
-
-class RolledBack(TailraceError):
+class ChangesTakenBack(TailraceError):
     """The bucket took changes back, and the query is to fail then."""
 
 
@@ -80,11 +67,9 @@ def collection_paths(options: Options) -> set[str]:
     }
 
 
-def open_source(options: Options, purpose: str, ways_back: _WaysBack | None = None) -> BlockingSource:
-    """A consumer as the options of a Spark read describe it."""
+def open_source(options: Options, purpose: str, **more: Any) -> BlockingSource:
+    """A source as the options of a Spark read describe it, with ``more`` of `SourceOptions`."""
     where, tls = _where(options)
-    if ways_back is None and options.mirror is not None:
-        ways_back = _WaysBack(options)
     return connect_sync(
         where,
         purpose=purpose,
@@ -95,9 +80,8 @@ def open_source(options: Options, purpose: str, ways_back: _WaysBack | None = No
         compression=options.compression == "snappy",
         flow_control_buffer=options.flow_control_buffer,
         retry_for_s=options.retry_for_s,
-        rollback_points=None if ways_back is None else ways_back.points,
-        backfill_order="sequential" if options.mirror is not None else "",
         tls=tls,
+        **more,
     )
 
 
@@ -109,7 +93,7 @@ def refuse_loss(
     """
     for vbucket, seqno in back.items():
         if options.on_rollback == "fail":
-            raise RolledBack(
+            raise ChangesTakenBack(
                 f"the bucket took changes back (vbucket {vbucket} to seqno {seqno}) and onRollback "
                 "is fail; start with a new checkpoint, or set onRollback to emit"
             )
@@ -125,66 +109,12 @@ def refuse_loss(
                 )
 
 
-class _WaysBack:
-    """Where a mirror can go back to: what its tables say.
-
-    A failover takes back many vbuckets at once, and a table is slow to open: one that was opened a moment ago
-    only takes note of later commits. Not longer, because files that a vacuum takes are missed by opening.
-    """
-
-    def __init__(self, options: Options) -> None:
-        self._uris = options.mirror.tables
-        self._storage_options = options.mirror.storage_options
-        self._tables: list[MirrorTable] = []
-        self._offered: dict[int, dict[int, list[int]]] = {}
-        self._opened_at = -inf
-        self._using = threading.Lock()
-
-    def points(self, vbucket: int) -> list[Position]:
-        """Where all tables stood, newest first. They are behind the stream: of what was taken back meanwhile
-        they don't know yet.
-        """
-        found: dict[Position, list[int]] | None = None
-        with self._using:
-            for table in self._fresh_tables():
-                own: dict[Position, int] = {}
-                for version, position in table.lineage(vbucket):
-                    own.setdefault(Position.at(position.vb_uuid, position.seqno), version)
-                if found is None:
-                    found = {at: [version] for at, version in own.items()}
-                else:
-                    found = {at: [*before, own[at]] for at, before in found.items() if at in own}
-            found = found or {}
-            self._offered[vbucket] = {at.seqno: found[at] for at in reversed(found)}
-        return list(found)
-
-    def versions(self, vbucket: int, seqno: int) -> list[int] | None:
-        """The version of each table that stands there, as it was when the vbucket was told to go back."""
-        return self._offered.get(vbucket, {}).get(seqno)
-
-    def _fresh_tables(self) -> list[MirrorTable]:
-        from ..table import MirrorTable  # a source without a mirror starts faster without Delta
-
-        now = SYSTEM.monotonic()
-        if now - self._opened_at > _FRESH_S:
-            self._opened_at = now
-            self._tables = [
-                MirrorTable.open(uri, storage_options=self._storage_options) for uri in self._uris
-            ]
-        else:
-            for table in self._tables:
-                table.refresh()
-        return self._tables
-
-
 class Feed:
     """One reading of a bucket for a streaming query."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._ways_back = _WaysBack(options) if options.mirror is not None else None
-        purpose = "spark-stream" if self._ways_back is None else "spark-mirror"
-        self._source = open_source(options, purpose, self._ways_back)
+        self._source = open_source(options, "spark-stream")
         self._source.__enter__()
         self._segment_rows = self._room = segment_rows(options.max_rows)
         self._latest: dict[int, Position] = {}
@@ -247,8 +177,6 @@ class Feed:
     def deliveries(self, start: Mapping[int, Position], *, end: str) -> Iterator[FeedDelivery]:
         """Everything from these positions on: ``forever``, or what is there ``now``."""
         self._latest = dict(start)
-        if self._options.mirror is not None and self._options.mirror.resets:
-            yield _first_of_all(self._options.mirror.resets)
         for portion in self._source.portions(dict(start), end, vbuckets=self.vbuckets()):
             for delivery in self._of(portion):
                 self._latest.update(delivery.positions)
@@ -268,8 +196,7 @@ class Feed:
             if isinstance(told.event, Rollback) and told.position is not None
         }
         refuse_loss(self._options, self._source, self._latest, {v: at.seqno for v, at in back.items()})
-        found = portion.batches(no_value=self._options.no_value, by_snapshot=False)
-        batches = [self._with_way_back(batch) for batch in found]
+        batches = list(portion.batches(no_value=self._options.no_value, by_snapshot=False))
         rows = 0
         for number, batch in enumerate(batches):
             is_last = number + 1 == len(batches)
@@ -278,75 +205,19 @@ class Feed:
                 part = batch.slice(first, self._room)
                 first += part.num_rows
                 self._room = self._room - part.num_rows or self._segment_rows
-                changes = _is_change(batch)
+                kind = kind_of(batch)
                 if is_last and first == batch.num_rows:
                     positions = {**back, **portion.ends}
-                elif changes:
+                elif kind is None:
                     positions = portion.positions_at(slice(rows, rows + part.num_rows))
                 else:
                     vbucket = part["vbucket"][0].as_py()
                     positions = {vbucket: back[vbucket]} if vbucket in back else {}
-                rows += part.num_rows if changes else 0
+                rows += part.num_rows if kind is None else 0
                 rolled: dict[int, Position] = {}
-                if not changes and part["op"][0].as_py() == "rollback":
+                if kind == ROLLBACK:
                     vbucket = part["vbucket"][0].as_py()
                     rolled = {vbucket: back[vbucket]} if vbucket in back else {}
                 yield FeedDelivery(part, positions, rolled)
         if not batches and (portion.ends or back):
-            yield FeedDelivery(_EMPTY, {**back, **portion.ends}, back)
-
-    def _with_way_back(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """For the mirror a rollback row says which versions of the tables the vbucket returns to."""
-        if self._ways_back is None or batch.num_rows != 1 or batch["op"][0].as_py() != "rollback":
-            return batch
-        vbucket, seqno = batch["vbucket"][0].as_py(), batch["seqno"][0].as_py()
-        versions = self._ways_back.versions(vbucket, seqno) if seqno else None
-        if seqno and versions is None:
-            raise TailraceError(f"no table version of vbucket {vbucket} stands at seqno {seqno} any more")
-        value = json.dumps({"versions": versions}).encode()
-        return batch.set_column(SCHEMA.get_field_index("value"), "value", pa.array([value], pa.binary()))
-
-
-def _first_of_all(resets: Mapping[int, tuple[int, int, list[int] | None]]) -> FeedDelivery:
-    """What a mirror has to set right before it goes on."""
-    rows = [
-        {
-            "op": "rollback",
-            "vbucket": vbucket,
-            "vb_uuid": signed(vb_uuid),
-            "seqno": seqno,
-            "value": json.dumps({"versions": versions}).encode(),
-        }
-        for vbucket, (vb_uuid, seqno, versions) in resets.items()
-    ]
-    positions = {vbucket: Position.at(vb_uuid, seqno) for vbucket, (vb_uuid, seqno, _) in resets.items()}
-    return FeedDelivery(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), positions, positions)
-
-
-# made of nulls because Arrow imports pandas when it sees a list, and every process that reads would wait
-_EMPTY = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in SCHEMA], schema=SCHEMA)
-
-
-def _is_change(batch: pa.RecordBatch) -> bool:
-    return batch.num_rows > 1 or batch["op"][0].as_py() in ("mutation", "deletion", "expiration")
-
-
-def position_rows(positions: Mapping[int, Position]) -> pa.RecordBatch:
-    """Where vbuckets stand, as rows with op ``position``: how the mirror learns what it may publish."""
-    rows: list[dict[str, Any]] = [
-        {
-            "op": "position",
-            "vbucket": vbucket,
-            "vb_uuid": signed(position.vb_uuid),
-            "seqno": signed(position.seqno),
-            "snapshot_start": signed(position.snapshot_start),
-            "snapshot_end": signed(position.snapshot_end),
-        }
-        for vbucket, position in sorted(positions.items())
-    ]
-    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
-
-
-def signed(number: int) -> int:
-    """64 bits of the wire as Arrow and Spark have them."""
-    return number - (1 << 64) if number >= 1 << 63 else number
+            yield FeedDelivery(no_rows(), {**back, **portion.ends}, back)

@@ -6,17 +6,16 @@ hands them over without regard to case."""
 from __future__ import annotations
 
 import difflib
-import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from ...errors import UsageError
 from ...model import Position, parse_positions
 
-__all__ = ["MIRROR", "OPTIONS", "MirrorOption", "Option", "Options", "parse_options", "partition_map"]
+__all__ = ["OPTIONS", "Option", "Options", "parse_options", "partition_map"]
 
 _SIZES = {
     "": 1,
@@ -105,32 +104,6 @@ def _vbuckets(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-MIRROR = "tailrace.mirror"
-"""The option by which the mirror speaks to its source; not for people."""
-
-
-@dataclass(frozen=True, slots=True)
-class MirrorOption:
-    """What a source does more for a mirror: whole groups in a partition, positions as rows, ways back."""
-
-    groups: int
-    tables: tuple[str, ...]
-    storage_options: dict[str, str] | None = None
-    resets: Mapping[int, tuple[int, int, list[int] | None]] = field(default_factory=dict)
-    """VBuckets that go back before anything else: vb_uuid, seqno, and the version of each table."""
-
-    @classmethod
-    def parse(cls, text: str) -> MirrorOption:
-        """From the option's text."""
-        found = json.loads(text)
-        resets = {int(vbucket): tuple(reset) for vbucket, reset in found["resets"].items()}
-        return cls(found["groups"], tuple(found["tables"]), found["storage_options"], resets)
-
-    def to_text(self) -> str:
-        """As the option's text."""
-        return json.dumps(asdict(self))
-
-
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option: how it is called, what it may be, what it means."""
@@ -140,7 +113,6 @@ class Option:
     parse: Callable[[str], Any]
     default: Any
     about: str
-    """Empty: not for people."""
 
 
 OPTIONS = (
@@ -221,7 +193,6 @@ OPTIONS = (
     Option(
         "spoolSize", "spool_bytes", _bytes, 1 << 30, "how much may wait there before the stream is held up"
     ),
-    Option(MIRROR, "mirror", MirrorOption.parse, None, ""),
 )
 
 _BY_NAME = {option.name.lower(): option for option in OPTIONS}
@@ -233,16 +204,10 @@ class Options(SimpleNamespace):
 
 
 def partition_map(options: Options, vbucket_count: int) -> list[int]:
-    """Partition by vbucket: contiguous groups of vbuckets, dealt out in turn."""
-    groups = options.mirror.groups if options.mirror is not None else vbucket_count
+    """Partition by vbucket: dealt out in turn."""
     wanted = options.min_partitions or min(8, os.cpu_count() or 2)
-    partitions = max(1, min(wanted, groups, vbucket_count))
-    return [group_of(vbucket, groups, vbucket_count) % partitions for vbucket in range(vbucket_count)]
-
-
-def group_of(vbucket: int, groups: int, vbucket_count: int) -> int:
-    """Which of ``groups`` groups of neighbours a vbucket is in."""
-    return vbucket * groups // vbucket_count
+    partitions = max(1, min(wanted, vbucket_count))
+    return [vbucket % partitions for vbucket in range(vbucket_count)]
 
 
 def parse_options(given: Mapping[str, str]) -> Options:

@@ -30,7 +30,7 @@ from ...errors import TailraceError
 from ...model import Position
 from ..archived_modules import forget_packages_in_archives
 from .direct import DirectPartition, read_direct
-from .feed import Feed, position_rows
+from .feed import Feed
 from .offsets import from_offset, rollbacks_of, to_offset
 from .options import Options, parse_options, partition_map
 from .scratch import Scratch
@@ -46,12 +46,11 @@ _ENOUGH_BYTES = 256 << 20
 
 
 class SpooledPartition(InputPartition):
-    """Files of the spool, and (for the mirror) where their vbuckets stand at the end of the batch."""
+    """Files of the spool."""
 
-    def __init__(self, files: Sequence[str], positions: Mapping[int, Position]) -> None:
+    def __init__(self, files: Sequence[str]) -> None:
         super().__init__(None)
         self.files = list(files)
-        self.positions = dict(positions)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -119,11 +118,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _enough(self, first: int) -> int | None:
         """How much a batch should have before it begins, where nobody waits for single changes: a batch costs
         about the same whatever is in it. The first one may be small: while Spark plans it and starts its
-        workers, the rest is received. Only a mirror pays for that, with files that it rewrites twice.
+        workers, the rest is received.
         """
         if not self._ends:
             return None
-        return _ENOUGH_BYTES if first or self._options.mirror is not None else 1
+        return _ENOUGH_BYTES if first else 1
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the bucket is, for those who compute the lag."""
@@ -139,20 +138,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         crash_point("source.after-plan")
         if self._spool is None or first is None or last is None:
             return self._direct_partitions(start, end)
-        segments = self._spool.between(first, last)
         files: dict[int, list[str]] = {}
-        moved: dict[int, dict[int, Position]] = {}
-        partition_of = self._partition_of()
-        for segment in segments:
+        for segment in self._spool.between(first, last):
             for partition, path in segment.files.items():
                 files.setdefault(partition, []).append(path)
-            if self._options.mirror is not None:
-                for vbucket, position in segment.positions.items():
-                    moved.setdefault(partition_of[vbucket], {})[vbucket] = position
-        return [
-            SpooledPartition(files.get(partition, []), moved.get(partition, {}))
-            for partition in sorted(files.keys() | moved.keys())
-        ]
+        return [SpooledPartition(own) for _, own in sorted(files.items())]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with everything up to here."""
@@ -246,8 +236,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ) from None
             with source, pa.ipc.open_stream(source) as reader:
                 yield from reader
-        if partition.positions:
-            yield position_rows(partition.positions)
 
 
 def _text(offset: Mapping[str, Any]) -> str:

@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..history import Action, FailoverLog, plan
-from ..model import Position
-from .table import MirrorTable
+from ...history import Action, FailoverLog
+from ...model import Position
+from ...table.contract import Table
+from .planning import decide
 
-__all__ = ["VBucketPlan", "plan_mirror", "summary"]
+__all__ = ["VBucketForecast", "forecast", "summary"]
 
 
 @dataclass(frozen=True, slots=True)
-class VBucketPlan:
-    """What happens to one vbucket."""
+class VBucketForecast:
+    """What would happen to one vbucket."""
 
     vbucket: int
     action: Action
@@ -59,41 +60,25 @@ class VBucketPlan:
         return f"{where}{what}, {self.changes} to read"
 
 
-def plan_mirror(
-    table: MirrorTable,
+def forecast(
+    table: Table,
     logs: Mapping[int, FailoverLog],
     high_seqnos: Mapping[int, int],
     purge_seqnos: Mapping[int, int],
-) -> list[VBucketPlan]:
+) -> list[VBucketForecast]:
     """What a restart would do, vbucket by vbucket, as far as can be said now."""
     found = []
     for vbucket in sorted(logs):
-        held = table.current.position(vbucket)
-        ways_back = list(table.lineage(vbucket))
-        decided = plan(
-            held,
-            None,
-            producer_log=logs[vbucket],
-            high_seqno=high_seqnos.get(vbucket, 0),
-            purge_seqno=purge_seqnos.get(vbucket, 0),
-            earlier=[position for _, position in ways_back],
-        )
-        version = next((number for number, position in ways_back if position == decided.base), None)
+        high = high_seqnos.get(vbucket, 0)
+        decided = decide(table, vbucket, logs[vbucket], high, purge_seqno=purge_seqnos.get(vbucket, 0))
         found.append(
-            VBucketPlan(
-                vbucket,
-                decided.action,
-                held,
-                decided.request,
-                version if decided.action is Action.ROLL_BACK else None,
-                high_seqnos.get(vbucket, 0),
-            )
+            VBucketForecast(vbucket, decided.action, decided.held, decided.request, decided.version, high)
         )
     return found
 
 
-def summary(plans: list[VBucketPlan]) -> str:
+def summary(forecasts: list[VBucketForecast]) -> str:
     """One line for people."""
-    counts = Counter(str(one.action) for one in plans)
+    counts = Counter(str(one.action) for one in forecasts)
     what = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
-    return f"{len(plans)} vbuckets: {what}; {sum(one.changes for one in plans)} changes to read"
+    return f"{len(forecasts)} vbuckets: {what}; {sum(one.changes for one in forecasts)} changes to read"

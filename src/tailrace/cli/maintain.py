@@ -1,0 +1,67 @@
+"""``tailrace maintain``: compact and clean a mirror's table, once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+from .common import Integer, counted, json_option, note
+from .common import command as make_command
+from .spark_options import parse_storage_options, storage_option, undo_options
+
+
+@make_command(
+    "maintain",
+    example="""
+tailrace maintain ./people
+tailrace maintain ./people --dry-run --undo 1h
+""",
+)
+@click.argument("table")
+@undo_options
+@click.option("--dry-run", is_flag=True, help="Only say what is due.")
+@click.option("--no-compact", is_flag=True, help="Only clean up.")
+@click.option("--force", is_flag=True, help="Compact also if a mirror seems to run; that one is stopped.")
+@storage_option
+@json_option("Write what was done, or is due, as one JSON object.")
+@click.option("--keep-hours", type=Integer(1), hidden=True)
+@click.option("--keep-versions", type=Integer(), hidden=True)
+def command(
+    table: str,
+    undo: float | None,
+    undo_size: int | None,
+    dry_run: bool,
+    no_compact: bool,
+    force: bool,
+    storage_options: tuple[str, ...],
+    as_json: bool,
+    keep_hours: int | None,
+    keep_versions: int | None,
+) -> None:
+    """Compact and clean a mirror's table, once.
+
+    A mirror does that by itself; this is for tables whose mirror runs with --no-maintenance, or not at all.
+    Earlier versions of the table are the way back when the bucket takes changes back; a rollback to a state
+    older than all that are kept reads those vbuckets again from the beginning. No Spark is started.
+    """
+    from ..spark.rounds.one_off import maintain_once
+    from ..spark.rounds.tables import TableOptions, open_table
+
+    if keep_hours is not None and undo is None:
+        undo = keep_hours * 3600.0
+    held = open_table(table, TableOptions(parse_storage_options(storage_options), undo, undo_size))
+    done = maintain_once(held, dry_run=dry_run, compact=not no_compact, force=force, say=note)
+    if as_json:
+        click.echo(json.dumps({**asdict(done.cleaned), "steps": done.steps, "dry_run": dry_run}))
+        return
+    for step in done.steps:
+        click.echo(f"{'would compact' if dry_run else 'compacted'} {step}")
+    cleaned = done.cleaned
+    verb = "would go" if dry_run else "deleted"
+    note(
+        f"{counted(cleaned.files_removed, 'file')} ({cleaned.bytes_removed:,} bytes) and "
+        f"{counted(cleaned.log_files_removed, 'file')} of the log {verb}; "
+        f"{counted(cleaned.versions_kept, 'version')} to go back to"
+    )

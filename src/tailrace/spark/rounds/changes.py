@@ -1,0 +1,295 @@
+"""The change log beside a mirror: an append-only table with every change, each at most once.
+
+It has a position of its own in every vbucket, as every table has, and takes what lies above it. A change of
+the log is never touched again. When the bucket takes changes back, a row with op ``rollback`` is appended:
+the changes of its vbucket that were logged before it (``log_version``) and lie above its seqno are no longer
+true. `live_changes` leaves them out.
+
+After that the stream begins at an earlier position that the bucket still knows, because a change that was
+left out when a later one covered it comes now, if the later one was taken back. What stands in the log
+already is told by its name: vbucket, vb_uuid and seqno.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from ...columns.row_kinds import CHANGE_OPS, ROLLBACK, SYSTEM, signed
+from ...history import FailoverLog
+from ...table.compaction import CompactionPolicy
+from ...table.contract import DataFile, NewFile, Table, TableVersion, TaskResult
+from ...table.datafile import MAX_FILE_BYTES, DataFileWriter, size_of
+from ...table.hashing import KeyHash
+from ...table.rows import as_text
+from ...table.scan import scan
+from ...table.store import TableStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "CHANGES_SCHEMA",
+    "LOG_POLICY",
+    "ChangeLogTarget",
+    "ChangeSink",
+    "LogBranch",
+    "branch_point",
+    "expired_files",
+    "live_changes",
+    "mergeable",
+]
+
+CHANGES_SCHEMA = pa.schema(
+    [
+        ("log_version", pa.int64()),
+        ("op", pa.string()),
+        ("key", pa.string()),
+        ("key_base64", pa.string()),
+        ("value", pa.string()),
+        ("value_base64", pa.string()),
+        ("scope", pa.string()),
+        ("collection", pa.string()),
+        ("vbucket", pa.int32()),
+        ("vb_uuid", pa.int64()),
+        ("seqno", pa.int64()),
+        ("rev", pa.int64()),
+        ("cas", pa.int64()),
+        ("flags", pa.int32()),
+        ("expiry", pa.int64()),
+        ("datatype", pa.string()),
+        ("event_time", pa.timestamp("us", tz="UTC")),
+        ("snapshot_start", pa.int64()),
+        ("snapshot_end", pa.int64()),
+    ]
+)
+"""A row per change. ``log_version`` is the version of the log that brought it."""
+
+LOG_POLICY = CompactionPolicy(overlay=float("inf"), base_masked=float("inf"))
+"""Small files become larger ones, and that is all: nothing in a log is ever replaced."""
+
+_LARGE_BYTES = 32 << 20
+"""A file of this size is left as it is."""
+_TIER = "tier0"
+_LOGGED = pa.array([*CHANGE_OPS, SYSTEM])
+_SEQNO_BITS = (1 << 48) - 1
+
+
+def live_changes(frame: DataFrame) -> DataFrame:
+    """The changes of a log that are still true, without the rows that say what is not."""
+    from pyspark.sql import functions as sf
+
+    back = frame.where("op = 'rollback'").select(
+        sf.col("vbucket").alias("_vbucket"),
+        sf.col("seqno").alias("_seqno"),
+        sf.col("log_version").alias("_version"),
+    )
+    undone = (
+        (sf.col("vbucket") == sf.col("_vbucket"))
+        & (sf.col("seqno") > sf.col("_seqno"))
+        & (sf.col("log_version") < sf.col("_version"))
+    )
+    return frame.where("op != 'rollback'").join(sf.broadcast(back), undone, "left_anti")
+
+
+@dataclass(frozen=True, slots=True)
+class LogBranch:
+    """A vbucket whose history went another way than the log."""
+
+    seqno: int
+    """Up to here what is logged is still the bucket's."""
+    vb_uuid: int
+    """The branch that it went on with."""
+    from_seqno: int
+    """Where the stream begins again."""
+    is_shorter: bool
+    """The log has changes that were taken back."""
+
+
+def branch_point(log: Table, vbucket: int, producer: FailoverLog) -> int:
+    """Up to where the logged history of a vbucket is still the bucket's."""
+    held: Iterator[TableVersion] = iter((log.current, *log.versions()))
+    for version in held:
+        position = version.position(vbucket)
+        branch = producer.range_of(position.vb_uuid, position.seqno)
+        if branch is not None:
+            return min(position.seqno, branch.upper)
+    return 0
+
+
+@dataclass(frozen=True)
+class ChangeLogTarget:
+    """What a task must know of the log; picklable."""
+
+    store: TableStore
+    secret: bytes
+    files: tuple[DataFile, ...]
+    version: int
+    """The one that this round will make."""
+    floors: Mapping[int, int]
+    """Up to where each vbucket is in the log, for those that are further than the stream begins."""
+    branches: Mapping[int, LogBranch]
+    masks: Mapping[str, bytes] = field(default_factory=dict)
+    """Rows that are dead, by file."""
+    max_bytes: int = MAX_FILE_BYTES
+
+
+@dataclass
+class _LogFile:
+    file: DataFile
+    vbuckets: NDArray[np.int32]
+    """Of its rows."""
+
+
+@dataclass
+class ChangeSink:
+    """Takes the changes of one task, in the order in which each vbucket's stream has them."""
+
+    log: ChangeLogTarget
+    _waiting: list[pa.Table] = field(default_factory=list)
+    _waiting_bytes: int = 0
+    _written: list[_LogFile] = field(default_factory=list)
+    _discarded: set[int] = field(default_factory=set)
+    _standing: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
+    _rows: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Changes, and what became of collections."""
+        rows = pa.Table.from_batches([batch])
+        rows = rows.filter(pc.is_in(rows["op"], value_set=_LOGGED))
+        new = rows.filter(pa.array(self._is_new(rows))) if self.log.floors or self.log.branches else rows
+        if new.num_rows:
+            self._waiting.append(_logged(new, self.log.version))
+            self._waiting_bytes += size_of(new)
+            if self._waiting_bytes >= self.log.max_bytes:
+                self._flush()
+
+    def discard(self, vbuckets: Iterable[int]) -> None:
+        """What came of these vbuckets does not count."""
+        self._discarded.update(vbuckets)
+
+    def finish(self, whole: Iterable[int]) -> TaskResult:
+        """Write the rest; ``whole`` are the vbuckets that count."""
+        for vbucket in whole:
+            branch = self.log.branches.get(vbucket)
+            if branch is not None and branch.is_shorter:
+                self._waiting.append(_rollback_row(vbucket, branch, self.log.version))
+        self._flush()
+        added = []
+        for written in self._written:
+            gone = np.flatnonzero(np.isin(written.vbuckets, sorted(self._discarded)))
+            if len(gone) < written.file.rows:
+                added.append(NewFile(written.file, BitMap(gone.tolist()).serialize() if len(gone) else b""))
+        size = sum(written.file.size for written in self._written)
+        return TaskResult(tuple(added), {}, self._rows, self._rows, size)
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        rows = pa.concat_tables(self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+        if self._discarded:
+            gone = pa.array(sorted(self._discarded), pa.int32())
+            rows = rows.filter(pc.invert(pc.is_in(rows["vbucket"], value_set=gone)))
+        if not rows.num_rows:
+            return
+        rows = rows.sort_by([("vbucket", "ascending"), ("seqno", "ascending")])
+        vbuckets: NDArray[np.int32] = rows["vbucket"].to_numpy()
+        h1 = (vbuckets.astype(np.uint64) << np.uint64(48)) | (
+            rows["seqno"].to_numpy().astype(np.uint64) & np.uint64(_SEQNO_BITS)
+        )
+        h2 = pc.fill_null(rows["vb_uuid"], 0).to_numpy().astype(np.uint64)
+        writer = DataFileWriter(self.log.store, CHANGES_SCHEMA, kind=_TIER)
+        writer.write(rows, h1, h2)
+        self._written.append(_LogFile(writer.close(), vbuckets))
+        self._rows += rows.num_rows
+
+    def _is_new(self, rows: pa.Table) -> NDArray[np.bool_]:
+        """Which rows are not in the log."""
+        vbuckets: NDArray[np.int32] = rows["vbucket"].to_numpy()
+        seqnos: NDArray[np.int64] = rows["seqno"].to_numpy()
+        floor = np.zeros(int(vbuckets.max(initial=0)) + 1, dtype=np.int64)
+        for vbucket, seqno in self.log.floors.items():
+            if vbucket < len(floor) and vbucket not in self.log.branches:
+                floor[vbucket] = seqno
+        new: NDArray[np.bool_] = seqnos > floor[vbuckets]
+        for vbucket, branch in self.log.branches.items():
+            doubtful = np.flatnonzero((vbuckets == vbucket) & (seqnos <= branch.seqno))
+            if not len(doubtful):
+                continue
+            standing = self._standing_of(vbucket, branch)
+            names = rows.select(["vb_uuid", "seqno"]).take(pa.array(doubtful)).to_pydict()
+            known = [pair in standing for pair in zip(names["vb_uuid"], names["seqno"], strict=True)]
+            new[doubtful[np.array(known, dtype=np.bool_)]] = False
+        return new
+
+    def _standing_of(self, vbucket: int, branch: LogBranch) -> set[tuple[int, int]]:
+        """The changes of a vbucket that are in the log, of those that come again."""
+        if vbucket not in self._standing:
+            wanted = (
+                (pc.field("vbucket") == vbucket)
+                & (pc.field("seqno") > branch.from_seqno)
+                & (pc.field("seqno") <= branch.seqno)
+                & (pc.field("op") != ROLLBACK)
+            )
+            found = scan(
+                self.log.store,
+                self.log.files,
+                {path: BitMap.deserialize(rows) for path, rows in self.log.masks.items()},
+                CHANGES_SCHEMA,
+                key_hash=KeyHash(self.log.secret),
+                columns=["op", "vbucket", "vb_uuid", "seqno"],
+                vbuckets=(vbucket, vbucket),
+                filters=wanted,
+            )
+            pairs: set[tuple[int, int]] = set()
+            for batch in found:
+                pairs.update(zip(batch["vb_uuid"].to_pylist(), batch["seqno"].to_pylist(), strict=True))
+            self._standing[vbucket] = pairs
+        return self._standing[vbucket]
+
+
+def mergeable(files: Iterable[DataFile]) -> list[DataFile]:
+    """The files of a log that are small enough to be merged."""
+    return [file for file in files if file.size < _LARGE_BYTES and file.index_offset is not None]
+
+
+def expired_files(files: Iterable[DataFile], before: datetime) -> list[str]:
+    """The files of a log whose changes were all made before a moment."""
+    found = []
+    for file in files:
+        newest = json.loads(file.stats or "{}").get("maxValues", {}).get("event_time")
+        if newest is not None and datetime.fromisoformat(newest) < before:
+            found.append(file.path)
+    return found
+
+
+def _logged(changes: pa.Table, version: int) -> pa.Table:
+    key, key_base64 = as_text(changes["key"])
+    value, value_base64 = as_text(changes["value"])
+    made = {"key": key, "key_base64": key_base64, "value": value, "value_base64": value_base64}
+    made["log_version"] = pa.chunked_array([pa.array(np.full(changes.num_rows, version, np.int64))])
+    columns = [
+        made[one.name] if one.name in made else changes[one.name].cast(one.type) for one in CHANGES_SCHEMA
+    ]
+    return pa.table(columns, schema=CHANGES_SCHEMA)
+
+
+def _rollback_row(vbucket: int, branch: LogBranch, version: int) -> pa.Table:
+    row = {
+        "log_version": version,
+        "op": ROLLBACK,
+        "vbucket": vbucket,
+        "vb_uuid": signed(branch.vb_uuid),
+        "seqno": branch.seqno,
+    }
+    return pa.Table.from_pylist([row], schema=CHANGES_SCHEMA)

@@ -1,0 +1,95 @@
+"""Sources of changes that stay open in a Python worker between the tasks of a mirror.
+
+A worker process lives for many rounds, and a connection costs more than a round of a few changes. The
+connections' own thread answers the nodes while no task runs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from ...client.blocking import BlockingSource
+from ...clock import SYSTEM
+from ...errors import TailraceError
+from ..source.feed import open_source
+from ..source.options import parse_options
+
+__all__ = ["borrowed_source", "close_idle_sources"]
+
+_KEPT = 4
+"""Sources that wait in a worker, at most."""
+_KEPT_S = 300.0
+
+
+@dataclass
+class _IdleSource:
+    key: tuple[object, ...]
+    source: BlockingSource
+    since: float
+
+
+_idle: list[_IdleSource] = []
+_using = threading.Lock()
+
+
+@contextmanager
+def borrowed_source(given: Mapping[str, str]) -> Iterator[BlockingSource]:
+    """A source with these options, for one task; it is kept for the next if nothing went wrong."""
+    key = (os.getpid(), *sorted(given.items()))
+    source = _waiting(key)
+    if source is None:
+        options = parse_options(given)
+        source = open_source(options, "spark-mirror", backfill_order="sequential", rollback_points=_no_points)
+        source.__enter__()
+    try:
+        yield source
+    except BaseException:
+        _close(source)
+        raise
+    with _using:
+        _idle.append(_IdleSource(key, source, SYSTEM.monotonic()))
+        old = [one for one in _idle if one.since < SYSTEM.monotonic() - _KEPT_S]
+        spare = [*old, *(one for one in _idle[:-_KEPT] if one not in old)]
+        for one in spare:
+            _idle.remove(one)
+    for one in spare:
+        _close(one.source)
+
+
+def close_idle_sources() -> None:
+    """Close what waits; for tests, and for the end of a process."""
+    with _using:
+        spare = list(_idle)
+        _idle.clear()
+    for one in spare:
+        _close(one.source)
+
+
+def _waiting(key: tuple[object, ...]) -> BlockingSource | None:
+    """A source that waits, if it still works."""
+    while True:
+        with _using:
+            index = next((number for number, one in enumerate(_idle) if one.key == key), None)
+            if index is None:
+                return None
+            source = _idle.pop(index).source
+        try:
+            source.vbucket_count  # noqa: B018 - raises what went wrong while nobody looked
+        except TailraceError:
+            _close(source)
+        else:
+            return source
+
+
+def _close(source: BlockingSource) -> None:
+    with suppress(Exception):
+        source.close()
+
+
+def _no_points(_vbucket: int) -> tuple[int, ...]:
+    """A task goes back to nothing: it says that it was told to."""
+    return ()

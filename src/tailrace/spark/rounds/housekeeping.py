@@ -1,0 +1,196 @@
+"""What keeps the tables of a mirror small: one compaction step at a time beside the rounds, and cleaning.
+
+A step runs as a job of its own; its files become part of the table when the loop has time for the commit.
+What the table went through meanwhile is taken into account then, or the step was in vain.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pyarrow as pa
+
+from ...clock import SYSTEM, Clock
+from ...crashpoints import crash_point
+from ...table.compaction import CompactionPolicy, CompactionStep, finish_step, next_step
+from ...table.contract import Commit, DataFile, Table, TableChanged
+from ...table.store import TableStore
+from .changes import LOG_POLICY, expired_files, mergeable
+from .jobs import Jobs
+
+__all__ = ["Housekeeping"]
+
+CLEAN_EVERY_S = 30.0
+
+_ATTEMPTS = 3
+"""So many steps may fail in a row, with their executors, before the mirror does."""
+
+
+@dataclass(frozen=True)
+class _StepWork:
+    """What runs on an executor."""
+
+    store: TableStore
+    schema: pa.Schema
+    secret: bytes
+
+    def __call__(self, step: CompactionStep) -> list[DataFile]:
+        return step.run(self.store, self.schema, self.secret)
+
+
+@dataclass
+class _RunningStep:
+    """A step on its way."""
+
+    table: Table
+    step: CompactionStep
+    began_ms: int
+    thread: threading.Thread | None = None
+    written: list[DataFile] | None = None
+    error: BaseException | None = None
+
+
+class _SmallFiles:
+    """A change log of which only the small files are seen."""
+
+    def __init__(self, log: Table) -> None:
+        self._log = log
+
+    def files(self, version: int | None = None) -> list[DataFile]:
+        return mergeable(self._log.files(version))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
+class Housekeeping:
+    """The maintenance of all tables of a mirror; called from the mirror's own thread."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        jobs: Jobs,
+        *,
+        log: Table | None = None,
+        log_keep_s: float | None = None,
+        policy: CompactionPolicy | None = None,
+        clock: Clock = SYSTEM,
+        in_background: bool = True,
+    ) -> None:
+        self._tables = [*tables, *([] if log is None else [log])]
+        self._log = log
+        self._log_keep_s = log_keep_s
+        self._jobs = jobs
+        self._policy = policy
+        self._clock = clock
+        self._in_background = in_background
+        self._running: _RunningStep | None = None
+        self._looked_at: dict[int, int] = {}
+        """The version of each table in which no step was due."""
+        self._cleaned_at = clock.monotonic()
+        self._failures = 0
+        self.steps = 0
+
+    def turn(self) -> str:
+        """Commit a step that is done and begin the next; what was committed, in words."""
+        committed = self.finish_step()
+        if self._running is None:
+            self._begin_step()
+        return committed
+
+    def finish_step(self, *, wait: bool = False) -> str:
+        """Commit the step that runs, if it is done."""
+        running = self._running
+        if running is None:
+            return ""
+        if running.thread is not None:
+            if running.thread.is_alive() and not wait:
+                return ""
+            running.thread.join()
+        self._running = None
+        if running.error is not None:
+            self._failures += 1
+            if self._failures >= _ATTEMPTS:
+                raise running.error
+            self._looked_at.clear()
+            return ""
+        self._failures = 0
+        if running.written is None:
+            return ""
+        table = running.table
+        crash_point("mirror.before-compaction-commit")
+        commit = finish_step(table, running.step, running.written)
+        if commit is None:
+            return ""
+        try:
+            table.commit(commit)
+        except TableChanged:
+            return ""  # the files are taken by the cleaning
+        crash_point("mirror.after-compaction-commit")
+        self.steps += 1
+        return running.step.why
+
+    def clean(self, *, now: bool = False) -> None:
+        """Thin out earlier versions, shorten the log, delete what nobody needs, every now and then."""
+        if not now and self._clock.monotonic() - self._cleaned_at < CLEAN_EVERY_S:
+            return
+        self._cleaned_at = self._clock.monotonic()
+        busy = None if self._running is None else self._running.began_ms
+        crash_point("mirror.before-cleaning")
+        self._expire_log()
+        for table in self._tables:
+            table.maintain(busy_since_ms=busy)
+
+    def drain(self) -> None:
+        """At the end of a run that has caught up: what runs is finished, and one step done that is due."""
+        self.finish_step(wait=True)
+        if not self.steps:
+            self._begin_step()
+            self.finish_step(wait=True)
+        self.clean(now=True)
+
+    def close(self) -> None:
+        """Don't wait for a step that runs; its files are taken by the cleaning."""
+        self._running = None
+
+    def _expire_log(self) -> None:
+        if self._log is None or self._log_keep_s is None:
+            return
+        now = datetime.fromtimestamp(self._clock.time_ns() / 1e9, tz=UTC)
+        gone = expired_files(self._log.files(), now - timedelta(seconds=self._log_keep_s))
+        if gone:
+            self._log.commit(Commit("TAILRACE EXPIRE", removed=gone, counts={"files": len(gone)}))
+
+    def _begin_step(self) -> None:
+        for number, table in enumerate(self._tables):
+            if self._looked_at.get(number) == table.version:
+                continue
+            self._looked_at[number] = table.version
+            if table is self._log:
+                step = next_step(cast(Table, _SmallFiles(table)), LOG_POLICY)
+            else:
+                step = next_step(table, self._policy)
+            if step is None:
+                continue
+            running = self._running = _RunningStep(table, step, self._clock.time_ns() // 1_000_000)
+            if not self._in_background:
+                self._run(running)
+                return
+            running.thread = threading.Thread(
+                target=self._run, args=(running,), name="tailrace-compaction", daemon=True
+            )
+            running.thread.start()
+            return
+
+    def _run(self, running: _RunningStep) -> None:
+        table = running.table
+        try:
+            work = _StepWork(table.store, table.schema, table.secret)
+            description = f"tailrace mirror: compaction of {running.step.why}"
+            (running.written,) = self._jobs.run(work, [running.step], description)
+        except BaseException as error:  # noqa: BLE001 - raised in the mirror's own thread
+            running.error = error

@@ -1,0 +1,57 @@
+"""Maintenance of a table without its mirror: compact now, clean now, or say what is due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...clock import SYSTEM, Clock
+from ...table.compaction import finish_step, next_step
+from ...table.contract import MaintenanceReport, Table
+
+__all__ = ["MaintenanceDone", "maintain_once"]
+
+_RUNS_MS = 120_000
+"""A table whose last commit is younger may have a mirror that runs."""
+_STEPS = 1000
+
+
+@dataclass
+class MaintenanceDone:
+    """What was done, or is due."""
+
+    cleaned: MaintenanceReport = field(default_factory=MaintenanceReport)
+    steps: list[str] = field(default_factory=list)
+
+
+def maintain_once(
+    table: Table,
+    *,
+    dry_run: bool,
+    compact: bool,
+    force: bool,
+    say: Callable[[str], None],
+    clock: Clock = SYSTEM,
+) -> MaintenanceDone:
+    """Compact as long as something is due, then clean."""
+    done = MaintenanceDone()
+    if compact and not dry_run and not force:
+        age_ms = clock.time_ns() // 1_000_000 - table.current.timestamp_ms
+        if table.current.run and age_ms < _RUNS_MS:
+            say("a mirror has written to the table a moment ago, and compacts by itself; only cleaning")
+            compact = False
+    if compact and dry_run:
+        step = next_step(table)
+        if step is not None:
+            done.steps.append(step.why)
+    elif compact and next_step(table) is not None:
+        table.claim()
+        while len(done.steps) < _STEPS and (step := next_step(table)) is not None:
+            written = step.run(table.store, table.schema, table.secret)
+            commit = finish_step(table, step, written)
+            if commit is None:
+                break
+            table.commit(commit)
+            done.steps.append(step.why)
+    done.cleaned = table.maintain(dry_run=dry_run)
+    return done

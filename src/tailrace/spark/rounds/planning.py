@@ -1,0 +1,218 @@
+"""What a round does, decided before anything is done: which vbuckets go back, which are read, and by whom.
+
+Every table has its own position in every vbucket, and they need not be the same: one that is new, or was
+killed between two commits, is behind the others. A vbucket is streamed from where the table that is furthest
+behind stands; the others leave out what they have. So tables never wait for each other, and a crash between
+two commits needs no repair.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from ...history import Action, FailoverLog, plan
+from ...model import Position
+from ...table.contract import TableVersion
+from .bucket import BucketState
+
+__all__ = ["Decision", "Range", "RoundPlan", "decide", "divided", "plan_round"]
+
+_TASK_CHANGES = 4_000
+"""A task with less to read costs more than what it reads."""
+_LONG_TASK_CHANGES = 500_000
+"""A task with more to read is divided even if there is nobody to run the parts at once: one that fails is
+repeated as a whole."""
+_STREAM_COST = 20
+"""What a stream costs beside its changes, in changes."""
+
+
+class Held(Protocol):
+    """What is asked of a table here."""
+
+    @property
+    def current(self) -> TableVersion: ...
+
+    def lineage(self, vbucket: int) -> Iterator[tuple[int, Position]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What happens to one vbucket of one table."""
+
+    action: Action
+    held: Position
+    request: Position
+    """Where it goes on, under a name that the bucket knows."""
+    version: int | None = None
+    """The version of the table whose rows come back, if it goes back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What is to be streamed of a vbucket."""
+
+    start: Position
+    end: int
+
+    @property
+    def changes(self) -> int:
+        """At most so many."""
+        return self.end - self.start.seqno
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """A round."""
+
+    decisions: tuple[Mapping[int, Decision], ...]
+    """By table, the vbuckets that do more than go on."""
+    ranges: Mapping[int, Range]
+    lag: int
+    """Changes that the table furthest behind has not come to."""
+    left_over: int = 0
+    """Of these, changes that this round leaves to the next."""
+
+    def going_back(self, table: int) -> dict[int, Decision]:
+        """VBuckets of a table that return to an earlier version."""
+        return {v: one for v, one in self.decisions[table].items() if one.action is Action.ROLL_BACK}
+
+    def starting_over(self, table: int) -> frozenset[int]:
+        """VBuckets of a table of which nothing can be kept."""
+        found = self.decisions[table].items()
+        return frozenset(vbucket for vbucket, one in found if one.action is Action.START_OVER)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is to be done."""
+        return not self.ranges and not any(self.decisions)
+
+
+def decide(
+    table: Held,
+    vbucket: int,
+    log: FailoverLog,
+    high_seqno: int,
+    *,
+    purge_seqno: int = 0,
+    refused: Position | None = None,
+) -> Decision:
+    """What becomes of a vbucket of a table.
+
+    ``refused`` is what the bucket did not accept although its failover log allows it: then it has purged what
+    lies behind, and nothing older will do either.
+    """
+    held = table.current.position(vbucket)
+    is_on_newest = 0 < held.seqno <= high_seqno and held.vb_uuid == log.newest.vb_uuid
+    if is_on_newest and refused is None and held.seqno >= purge_seqno:
+        return Decision(Action.RESUME, held, held)  # what nearly always is so, without a look at the past
+    ways_back: list[tuple[int, Position]] = []
+
+    def earlier() -> Iterator[Position]:
+        for version, position in table.lineage(vbucket):
+            ways_back.append((version, position))
+            yield position
+
+    decided = plan(
+        held, None, producer_log=log, high_seqno=high_seqno, purge_seqno=purge_seqno, earlier=earlier()
+    )
+    if refused is not None and decided.request == refused and refused.seqno:
+        return Decision(Action.START_OVER, held, Position.BEGINNING)
+    version = None
+    if decided.action is Action.ROLL_BACK:
+        version = next(number for number, position in ways_back if position == decided.base)
+    return Decision(decided.action, held, decided.request, version)
+
+
+def plan_round(
+    tables: Sequence[Held],
+    state: BucketState,
+    *,
+    refused: Mapping[int, Position],
+    start_over: Iterable[int] = (),
+    ends: Mapping[int, int] | None = None,
+    skipped: Iterable[int] = (),
+    max_changes: int | None = None,
+    first: int = 0,
+) -> RoundPlan:
+    """What to do, as the bucket stands.
+
+    ``start_over`` are vbuckets that begin again whatever is held of them, ``ends`` seqnos beyond which
+    nothing is read, ``skipped`` vbuckets that wait for their next attempt. Of a backlog above
+    ``max_changes`` only that much is read, beginning with vbucket ``first``.
+    """
+    decisions: list[dict[int, Decision]] = [{} for _ in tables]
+    anew, waiting = set(start_over), set(skipped)
+    ranges: dict[int, Range] = {}
+    lag = 0
+    for vbucket, log in state.failover_logs.items():
+        high = state.high_seqnos.get(vbucket)
+        if high is None:
+            continue  # no node has it at this moment
+        starts = []
+        for index, table in enumerate(tables):
+            if vbucket in anew:
+                held = table.current.position(vbucket)
+                decision = Decision(Action.START_OVER, held, Position.BEGINNING)
+            else:
+                decision = decide(table, vbucket, log, high, refused=refused.get(vbucket))
+            if decision.action in (Action.ROLL_BACK, Action.START_OVER):
+                decisions[index][vbucket] = decision
+            starts.append(decision.request)
+        start = min(starts, key=lambda position: position.seqno)
+        end = high if ends is None else min(high, ends.get(vbucket, high))
+        lag += max(0, high - start.seqno)
+        if end > start.seqno and vbucket not in waiting:
+            ranges[vbucket] = Range(start, end)
+    chosen = ranges if max_changes is None else _limited(ranges, max_changes, first)
+    read = sum(one.changes for one in chosen.values())
+    return RoundPlan(tuple(decisions), chosen, lag, sum(one.changes for one in ranges.values()) - read)
+
+
+def _limited(ranges: Mapping[int, Range], max_changes: int, first: int) -> dict[int, Range]:
+    """Whole vbuckets as far as the limit goes, in order and beginning with ``first``; the last one in part.
+    The bucket may go on to the end of a snapshot.
+    """
+    order = sorted(ranges)
+    begin = bisect_left(order, first)
+    chosen: dict[int, Range] = {}
+    room = max_changes
+    for vbucket in order[begin:] + order[:begin]:
+        if room <= 0:
+            break
+        one = ranges[vbucket]
+        chosen[vbucket] = Range(one.start, min(one.end, one.start.seqno + room))
+        room -= one.changes
+    return chosen
+
+
+def divided(
+    ranges: Mapping[int, Range], homes: Mapping[int, str], parallelism: int
+) -> list[dict[int, Range]]:
+    """Ranges as tasks of about equal work: neighbours of one node each, so that a task needs few connections
+    and writes files whose rows lie close together.
+    """
+    if not ranges:
+        return []
+    costs = {vbucket: one.changes + _STREAM_COST for vbucket, one in ranges.items()}
+    total = sum(costs.values())
+    useful = max(1, total // _TASK_CHANGES)
+    wanted = max(min(parallelism, useful), min(total // _LONG_TASK_CHANGES, 8 * parallelism))
+    by_home: dict[str, list[int]] = {}
+    for vbucket in sorted(ranges):
+        by_home.setdefault(homes.get(vbucket, ""), []).append(vbucket)
+    tasks: list[dict[int, Range]] = []
+    for vbuckets in by_home.values():
+        cost = sum(costs[vbucket] for vbucket in vbuckets)
+        parts = max(1, min(len(vbuckets), round(wanted * cost / total)))
+        edges = list(accumulate((costs[vbucket] for vbucket in vbuckets), initial=0))
+        begin = 0
+        for part in range(1, parts + 1):
+            end = len(vbuckets) if part == parts else bisect_left(edges, cost * part / parts)
+            if end > begin:
+                tasks.append({vbucket: ranges[vbucket] for vbucket in vbuckets[begin:end]})
+                begin = end
+    return tasks

@@ -1,0 +1,53 @@
+"""What a mirror says of itself while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ...model import Position
+
+__all__ = ["RoundProgress"]
+
+
+@dataclass(frozen=True)
+class RoundProgress:
+    """What a round did."""
+
+    batch: int
+    """Its number in this run."""
+    changes: int
+    """Changes of documents that went into the tables."""
+    rolled_back: tuple[int, ...]
+    """VBuckets that went back with the bucket."""
+    versions: tuple[int, ...]
+    """Of the tables."""
+    rows_written: int = 0
+    rows_masked: int = 0
+    bytes_written: int = 0
+    lag_changes: int = 0
+    """Changes that the bucket had when it was last asked and the tables have not."""
+    lag_s: float = 0.0
+    """The tables show the bucket as it was at most so long ago."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Where the time went: plan, read, write, commit, maintain."""
+    positions: Mapping[int, Position] = field(default_factory=dict)
+    """Of the first table."""
+    compacted: str = ""
+    """The compaction that was committed with it, if one was."""
+
+    @property
+    def rate(self) -> float:
+        """Changes a second, of the time in which something was done."""
+        spent = sum(self.seconds.values())
+        return self.changes / spent if spent else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts."""
+        found = asdict(self)
+        del found["positions"]
+        found["lag_s"] = round(self.lag_s, 3)
+        found["seconds"] = {name: round(spent, 4) for name, spent in self.seconds.items()}
+        found["rolled_back"], found["versions"] = list(self.rolled_back), list(self.versions)
+        return found

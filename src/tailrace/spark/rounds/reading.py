@@ -1,0 +1,93 @@
+"""Streams of some vbuckets, each from a position to the end of the snapshot that holds a seqno."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Protocol
+
+import pyarrow as pa
+
+from ...client.blocking import BlockingSource
+from ...client.bounds import SeenEnd
+from ...client.events import Flush, Rollback, StreamEnd
+from ...errors import ConnectError, LoginError
+from ...model import Position
+from .planning import Range
+
+__all__ = ["Taker", "read_ranges"]
+
+_ENDS = 10
+"""How often the end of a vbucket's snapshot is asked for again, where a bucket stops inside of it."""
+
+
+class Taker(Protocol):
+    """Who takes what streams bring."""
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Rows as they come; of a vbucket that is left out below, any may have come before."""
+        ...
+
+    def stand(self, vbucket: int, position: Position) -> None:
+        """A vbucket has come to the end of a snapshot; nothing more comes of it."""
+        ...
+
+    def refuse(self, vbucket: int, requested: Position) -> None:
+        """The bucket does not go on from there: what came of the vbucket does not count."""
+        ...
+
+    def fail(self, vbucket: int, why: str) -> None:
+        """A vbucket can't be read to the end of a snapshot: what came of it does not count."""
+        ...
+
+
+def read_ranges(source: BlockingSource, ranges: Mapping[int, Range], taker: Taker) -> None:
+    """Stream vbuckets, and say of each where it stands or why it does not."""
+    left = {vbucket: one for vbucket, one in ranges.items() if one.changes}
+    for vbucket, one in ranges.items():
+        if vbucket not in left:
+            taker.stand(vbucket, one.start)
+    for _ in range(_ENDS):
+        if left:
+            left = _read_once(source, left, taker)
+    for vbucket in left:
+        taker.fail(vbucket, f"vbucket {vbucket} does not come to the end of a snapshot")
+
+
+def _read_once(source: BlockingSource, left: Mapping[int, Range], taker: Taker) -> dict[int, Range]:
+    """Stream; what is left stands inside a snapshot: a bucket need not go on to its end by itself."""
+    stands = {vbucket: one.start for vbucket, one in left.items()}
+    waited_for, left_out = set(left), set[int]()
+    ends = SeenEnd({vbucket: one.end for vbucket, one in left.items()})
+    try:
+        with closing(source.portions(dict(stands), ends, vbuckets=list(left))) as portions:
+            for portion in portions:
+                events = [told.event for told in portion.told]
+                back = {event.vbucket for event in events if isinstance(event, Rollback | Flush)}
+                back &= waited_for
+                for vbucket in back:
+                    taker.refuse(vbucket, left[vbucket].start)
+                for batch in portion.batches(no_value=source.options.no_value, by_snapshot=False):
+                    taker.add(batch)
+                stands.update(portion.ends)
+                left_out |= back
+                waited_for -= back
+                waited_for -= {event.vbucket for event in events if isinstance(event, StreamEnd)}
+                if not waited_for:
+                    break
+                if back:
+                    source.pause(back)
+    except LoginError:
+        raise
+    except ConnectError as error:
+        for vbucket in waited_for:
+            taker.fail(vbucket, str(error))
+        left_out |= waited_for
+    again: dict[int, Range] = {}
+    for vbucket in left.keys() - left_out:
+        position = stands[vbucket]
+        if position.at_snapshot_end:
+            taker.stand(vbucket, Position.at(position.vb_uuid, position.seqno))
+        else:
+            again[vbucket] = Range(position, position.snapshot_end)
+    return again

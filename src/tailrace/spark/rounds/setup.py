@@ -1,0 +1,157 @@
+"""A mirror from a URL and paths: the bucket is asked what it is, tables are opened or made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ...clock import SYSTEM, Clock
+from ...connstr import ConnectionString, parse
+from ...errors import UsageError
+from ...table.compaction import CompactionPolicy
+from ...table.rows import table_schema
+from ..source.feed import collection_paths, open_source
+from ..source.options import Options, parse_options
+from .changes import CHANGES_SCHEMA
+from .jobs import Jobs
+from .mirror import Mirror, MirrorSettings
+from .progress import RoundProgress
+from .tables import TableOptions, open_or_create, table_exists
+
+__all__ = ["StrPath", "build_mirror", "source_options"]
+
+StrPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionTable:
+    """Which collection goes into which table."""
+
+    uri: str
+    scope: str = "_default"
+    collection: str = "_default"
+
+    @property
+    def path(self) -> str:
+        """The collection as people write it."""
+        return f"{self.scope}.{self.collection}"
+
+    @property
+    def is_default(self) -> bool:
+        """It is there in every bucket."""
+        return self.path == "_default._default"
+
+
+def source_options(url: str | ConnectionString, options: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Options of the source for a URL."""
+    where = parse(url) if isinstance(url, str) else url
+    given = {"connectionString": str(where), "bucket": where.bucket}
+    if where.username is not None:
+        given["username"] = where.username
+    if where.password is not None:
+        given["password"] = where.password
+    return {**given, **(options or {})}
+
+
+def build_mirror(
+    jobs: Jobs,
+    url: str | ConnectionString,
+    tables: StrPath | Mapping[str, StrPath],
+    *,
+    once: bool = False,
+    trigger_s: float | None = None,
+    keep_deletes: bool = False,
+    changes: StrPath | None = None,
+    changes_keep_s: float | None = None,
+    undo_s: float | None = None,
+    undo_bytes: int | None = None,
+    maintenance: bool = True,
+    options: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    on_progress: Callable[[RoundProgress], None] | None = None,
+    on_trouble: Callable[[str], None] = lambda _: None,
+    start_over: Iterable[int] = (),
+    policy: CompactionPolicy | None = None,
+    clock: Clock = SYSTEM,
+    in_background: bool = True,
+) -> Mirror:
+    """A mirror that has not been started; `tailrace.spark.mirror` says what its settings mean."""
+    given = source_options(url, options)
+    chosen = _chosen(tables)
+    # No filter for the node: it names collections by their id, and one that is dropped and made again has
+    # another. The position would move on over its documents. The tables take what is theirs by name.
+    parsed = parse_options(given)
+    with open_source(parsed, "spark-mirror") as source:
+        vbucket_count = source.vbucket_count
+    how = TableOptions(dict(storage_options or {}), undo_s, undo_bytes, clock)
+    missing = _missing(chosen, parsed, given["bucket"], how)
+    about = {"bucket": given["bucket"], "vbuckets": vbucket_count}
+    opened = [
+        open_or_create(
+            one.uri,
+            schema=table_schema(keep_deletes=keep_deletes),
+            source={**about, "scope": one.scope, "collection": one.collection},
+            options=how,
+        )
+        for one in chosen
+    ]
+    log = None
+    if changes is not None:
+        source_of_log = {**about, "scope": "*", "collection": "*", "changes": True}
+        log = open_or_create(changes, schema=CHANGES_SCHEMA, source=source_of_log, options=how)
+    return Mirror(
+        jobs,
+        given,
+        opened,
+        given["bucket"],
+        MirrorSettings(
+            trigger_s=trigger_s,
+            once=once,
+            max_changes=parsed.max_rows,
+            maintenance=maintenance,
+            changes_keep_s=changes_keep_s,
+        ),
+        log,
+        missing,
+        frozenset(start_over),
+        on_progress,
+        on_trouble,
+        clock,
+        policy,
+        in_background,
+    )
+
+
+def _chosen(tables: StrPath | Mapping[str, StrPath]) -> list[CollectionTable]:
+    if not isinstance(tables, Mapping):
+        return [CollectionTable(os.fspath(tables))]
+    chosen = []
+    for path, uri in tables.items():
+        scope, dot, collection = path.partition(".")
+        if not (scope and dot and collection):
+            raise UsageError(f"{path!r} is no collection; write scope.collection")
+        chosen.append(CollectionTable(os.fspath(uri), scope, collection))
+    return chosen
+
+
+def _missing(
+    chosen: list[CollectionTable], options: Options, bucket: str, how: TableOptions
+) -> tuple[str, ...]:
+    """The collections that the bucket does not have.
+
+    One with a table has been dropped, and the table will be emptied; one without has never been there, or is
+    misspelt.
+    """
+    if all(one.is_default for one in chosen):
+        return ()
+    there = collection_paths(options)
+    missing = [one for one in chosen if one.path not in there]
+    for one in missing:
+        if not table_exists(one.uri, how):
+            known = ", ".join(sorted(there)[:20])
+            raise UsageError(
+                f"bucket {bucket!r} has no collection {one.path!r}, there are: {known}; "
+                f"'tailrace collections' with --create {one.path} makes one"
+            )
+    return tuple(one.path for one in missing)

@@ -1,0 +1,67 @@
+"""Opening the tables of a mirror: the one place that knows which format they have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from ...clock import SYSTEM, Clock
+from ...table.contract import Table
+from ...table.delta.table import DeltaMirrorTable
+from ...table.delta.undo import UndoPolicy
+from ...table.store import TableStore
+
+__all__ = ["TableOptions", "open_or_create", "open_table", "table_exists"]
+
+_DAY_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How a table is opened."""
+
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    undo_s: float | None = None
+    """How long earlier versions are kept."""
+    undo_bytes: int | None = None
+    clock: Clock = SYSTEM
+
+    def undo(self) -> UndoPolicy:
+        """What is kept to go back to."""
+        span_s = _DAY_S if self.undo_s is None else self.undo_s
+        return UndoPolicy(int(span_s * 1000), self.undo_bytes)
+
+
+def open_table(uri: str | os.PathLike[str], options: TableOptions | None = None) -> Table:
+    """The table at ``uri``; an error if there is none or it is no mirror's."""
+    how = options or TableOptions()
+    return DeltaMirrorTable.open(uri, storage_options=how.storage_options, undo=how.undo(), clock=how.clock)
+
+
+def open_or_create(
+    uri: str | os.PathLike[str],
+    *,
+    schema: pa.Schema,
+    source: Mapping[str, Any],
+    options: TableOptions | None = None,
+) -> Table:
+    """The table at ``uri``, made if there is none; it must mirror ``source`` and nothing else."""
+    how = options or TableOptions()
+    return DeltaMirrorTable.open_or_create(
+        uri,
+        schema=schema,
+        source=source,
+        storage_options=how.storage_options,
+        undo=how.undo(),
+        clock=how.clock,
+    )
+
+
+def table_exists(uri: str | os.PathLike[str], options: TableOptions | None = None) -> bool:
+    """Whether there is a table at ``uri``, of whatever kind."""
+    store = TableStore(uri, (options or TableOptions()).storage_options)
+    return any(True for _ in store.list("_delta_log/"))

@@ -1,0 +1,230 @@
+"""The executors' half of a round: streams of some vbuckets, straight into files of the tables.
+
+A task streams each of its vbuckets from a position to the end of the snapshot that holds the last seqno
+wanted, hands the rows to a sink for each table, and answers with what to commit. Nothing is visible before
+the driver does that, so a task may fail, be repeated, or run twice: only what the driver was answered counts,
+and in each answer rows and positions agree.
+
+A vbucket that can't be read to such an end (the bucket took changes back, nobody has it, a connection broke
+for too long) is left out with all that came of it, and the answer says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ...clock import SYSTEM, Clock
+from ...columns.row_kinds import SYSTEM as SYSTEM_ROW
+from ...columns.row_kinds import empties_collection, kind_of
+from ...crashpoints import crash_point
+from ...errors import ConnectError, LoginError
+from ...model import Position
+from ...table.contract import TaskResult
+from ...table.sink import RowSink, TableWriter
+from .changes import ChangeLogTarget, ChangeSink
+from .connections import borrowed_source
+from .planning import Range
+from .reading import read_ranges
+
+__all__ = ["RoundTask", "TableTarget", "TaskAnswer"]
+
+
+@dataclass(frozen=True)
+class TableTarget:
+    """A table that a round writes to."""
+
+    writer: TableWriter
+    scope: str
+    collection: str
+    fresh: frozenset[int]
+    """VBuckets without a row in it."""
+    floors: Mapping[int, int]
+    """VBuckets that are further than the stream begins, and up to which seqno."""
+
+
+@dataclass
+class TaskAnswer:
+    """What a task did."""
+
+    results: list[TaskResult] = field(default_factory=list)
+    """By table; several if a collection came or went in mid stream."""
+    tables: list[int] = field(default_factory=list)
+    """The table of each result."""
+    logged: TaskResult | None = None
+    """For the change log, if there is one."""
+    positions: dict[int, Position] = field(default_factory=dict)
+    """VBuckets that were read to the end of a snapshot, and where they stand."""
+    emptied: set[tuple[int, int]] = field(default_factory=set)
+    """Table and vbucket of rows that are gone with their collection."""
+    refused: dict[int, Position] = field(default_factory=dict)
+    """VBuckets that the bucket did not go on with from there."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """VBuckets that could not be read, and why."""
+    read_s: float = 0.0
+    write_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RoundTask:
+    """What a job runs for each piece of a round; picklable."""
+
+    given: Mapping[str, str]
+    """Options of the source."""
+    targets: tuple[TableTarget, ...]
+    log: ChangeLogTarget | None = None
+
+    def __call__(self, ranges: Mapping[int, Range]) -> TaskAnswer:
+        crash_point("mirror.in-task")
+        began = SYSTEM.monotonic()
+        reader = _TaskReader(self)
+        try:
+            with borrowed_source(self.given) as source:
+                read_ranges(source, ranges, reader)
+        except LoginError:
+            raise
+        except ConnectError as error:  # nobody answers: the next round may have more luck
+            for vbucket in ranges:
+                reader.fail(vbucket, str(error))
+        answer = reader.finish(ranges)
+        answer.read_s = SYSTEM.monotonic() - began - answer.write_s
+        crash_point("mirror.after-task")
+        return answer
+
+
+class _Collection:
+    """The sinks of one table."""
+
+    def __init__(self, target: TableTarget) -> None:
+        self.target = target
+        self.emptied: set[int] = set()
+        self._sinks: list[RowSink] = []
+        self._generation: dict[int, int] = {}
+        """By vbucket: which sink takes its rows; a collection that came or went begins another one."""
+        self._seen: set[int] = set()
+        self._floors = target.floors
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        rows = self._own(batch)
+        if not rows.num_rows:
+            return
+        vbuckets: NDArray[np.int32] = rows["vbucket"].to_numpy(zero_copy_only=False)
+        present = np.unique(vbuckets).tolist()
+        self._seen.update(present)
+        generations = {self._generation.get(vbucket, 0) for vbucket in present}
+        if len(generations) == 1:
+            self._sink(generations.pop()).add(rows)
+            return
+        own = np.array([self._generation.get(vbucket, 0) for vbucket in vbuckets.tolist()])
+        for generation in sorted(generations):
+            self._sink(generation).add(rows.filter(pa.array(own == generation)))
+
+    def _own(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of this collection that the table has not got."""
+        own = pc.and_(
+            pc.equal(batch["scope"], self.target.scope), pc.equal(batch["collection"], self.target.collection)
+        )
+        own = pc.fill_null(own, False)
+        if self._floors:
+            # a change up to there is in the table, or was covered by one that is
+            floor = np.zeros(max(*self._floors, int(pc.max(batch["vbucket"]).as_py() or 0)) + 1, np.int64)
+            for vbucket, seqno in self._floors.items():
+                floor[vbucket] = seqno
+            vbuckets = batch["vbucket"].to_numpy(zero_copy_only=False)
+            own = pc.and_(own, pa.array(batch["seqno"].to_numpy(zero_copy_only=False) > floor[vbuckets]))
+        return batch if pc.all(own).as_py() else batch.filter(own)
+
+    def empty(self, vbucket: int) -> None:
+        """The collection came or went: of a vbucket's rows only those count that follow."""
+        if vbucket in self._seen:
+            generation = self._generation.get(vbucket, 0)
+            self._sink(generation).discard([vbucket])
+            self._generation[vbucket] = generation + 1
+            self._seen.discard(vbucket)
+        self.emptied.add(vbucket)
+
+    def is_own(self, event: pa.RecordBatch) -> bool:
+        """Whether a system event is about this collection, and not older than what the table has."""
+        vbucket, seqno = event["vbucket"][0].as_py(), event["seqno"][0].as_py()
+        own = (event["scope"][0].as_py(), event["collection"][0].as_py())
+        return own == (self.target.scope, self.target.collection) and seqno > self._floors.get(vbucket, 0)
+
+    def _sink(self, generation: int) -> RowSink:
+        while len(self._sinks) <= generation:
+            fresh = self.target.fresh if not self._sinks else frozenset[int]()
+            self._sinks.append(self.target.writer.sink(fresh))
+        return self._sinks[generation]
+
+    def discard(self, vbuckets: Iterable[int]) -> None:
+        for sink in self._sinks:
+            sink.discard(vbuckets)
+        self.emptied.difference_update(vbuckets)
+
+    def finish(self) -> Iterator[TaskResult]:
+        for sink in self._sinks:
+            yield sink.finish()
+
+
+class _TaskReader:
+    """Takes what the streams of a task bring."""
+
+    def __init__(self, task: RoundTask, clock: Clock = SYSTEM) -> None:
+        self.answer = TaskAnswer()
+        self._collections = [_Collection(target) for target in task.targets]
+        self._log = None if task.log is None else ChangeSink(task.log)
+        self._clock = clock
+        self._dropped: set[int] = set()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Rows as they come."""
+        crash_point("mirror.in-read")
+        began = self._clock.monotonic()
+        kind = kind_of(batch)
+        if kind is None:
+            for collection in self._collections:
+                collection.add(batch)
+        elif kind == SYSTEM_ROW and empties_collection(batch):
+            for collection in self._collections:
+                if collection.is_own(batch):
+                    collection.empty(batch["vbucket"][0].as_py())
+        if self._log is not None and kind in (None, SYSTEM_ROW):
+            self._log.add(batch)
+        self.answer.write_s += self._clock.monotonic() - began
+
+    def refuse(self, vbucket: int, requested: Position) -> None:
+        """The bucket took back what a vbucket's stream began with."""
+        self.answer.refused[vbucket] = requested
+        self._dropped.add(vbucket)
+
+    def fail(self, vbucket: int, why: str) -> None:
+        """A vbucket can't be read to the end of a snapshot."""
+        self.answer.failed[vbucket] = why
+        self._dropped.add(vbucket)
+
+    def stand(self, vbucket: int, position: Position) -> None:
+        """A vbucket has come to the end of a snapshot."""
+        self.answer.positions[vbucket] = position
+
+    def finish(self, ranges: Mapping[int, Range]) -> TaskAnswer:
+        """Write the rest."""
+        began = self._clock.monotonic()
+        answer = self.answer
+        for index, collection in enumerate(self._collections):
+            collection.discard(self._dropped)
+            for result in collection.finish():
+                answer.results.append(result)
+                answer.tables.append(index)
+            # rows of an earlier collection are only there where the table has been
+            answer.emptied.update(
+                (index, vbucket) for vbucket in collection.emptied if vbucket not in collection.target.fresh
+            )
+        if self._log is not None:
+            self._log.discard(self._dropped)
+            answer.logged = self._log.finish(v for v in ranges if v not in self._dropped)
+        answer.write_s += self._clock.monotonic() - began
+        return answer

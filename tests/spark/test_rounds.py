@@ -1,0 +1,320 @@
+"""Rounds without Spark and without a table format: the mirror's own loop against a real node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tailrace.testing
+from spark.local_jobs import LocalJobs
+from spark.memory_table import MemoryTable
+from spark.naive import Doc, bucket_state
+from tailrace.client.kv import KvClient
+from tailrace.client.manifest import with_changes
+from tailrace.connstr import parse
+from tailrace.spark.rounds.changes import CHANGES_SCHEMA
+from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.mirror import Mirror, MirrorSettings
+from tailrace.spark.rounds.progress import RoundProgress
+from tailrace.spark.rounds.verify import verify_table
+from tailrace.table.rows import key_bytes, table_schema
+
+VBUCKETS = 8
+
+
+@pytest.fixture
+def node() -> Iterator[Any]:
+    with tailrace.testing.node(vbuckets=VBUCKETS) as running:
+        yield running
+    close_idle_sources()
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> MemoryTable:
+    return MemoryTable(tmp_path / "table")
+
+
+def given(node: Any) -> dict[str, str]:
+    return {"connectionString": node.url, "bucket": "default", "retryFor": "60"}
+
+
+def once(node: Any, *tables: MemoryTable, **more: Any) -> list[RoundProgress]:
+    said: list[RoundProgress] = []
+    settings = MirrorSettings(once=True, max_changes=more.pop("max_changes", None))
+    mirror = Mirror(
+        LocalJobs(),
+        given(node),
+        tables,
+        "default",
+        settings,
+        on_progress=said.append,
+        in_background=False,
+        **more,
+    )
+    mirror.prepare()
+    mirror.run()
+    return said
+
+
+def documents(rows: pa.Table) -> dict[tuple[int, bytes], Doc]:
+    found = {}
+    for key, row in zip(key_bytes(rows).to_pylist(), rows.to_pylist(), strict=True):
+        assert (row["vbucket"], key) not in found, f"{key!r} stands twice"
+        value = row["value"].encode() if row["value"] is not None else row["value_base64"]
+        found[row["vbucket"], key] = Doc(
+            value, row["seqno"], row["rev"], row["cas"], row["flags"], row["expiry"]
+        )
+    return found
+
+
+def assert_equal(node: Any, table: MemoryTable) -> None:
+    assert documents(table.rows()) == bucket_state("127.0.0.1", node.port)
+    verdict = verify_table(LocalJobs(), given(node), table)
+    assert verdict.equal, verdict.differences[:3]
+    assert (verdict.documents, verdict.rows, verdict.behind) == (table.rows().num_rows,) * 2 + (0,)
+
+
+def fill(node: Any, count: int, step: int = 1, what: str = "v") -> None:
+    for number in range(0, count, step):
+        node.set(f"k{number}", {what: number})
+
+
+def test_documents_overwrites_and_deletes_arrive(node: Any, table: MemoryTable) -> None:
+    fill(node, 200)
+    (said,) = once(node, table)
+    assert (said.changes, said.rows_written, said.rows_masked, said.lag_changes) == (200, 200, 0, 0)
+    assert_equal(node, table)
+    fill(node, 200, 3, "w")
+    for number in range(0, 200, 7):
+        node.delete(f"k{number}")
+    (said,) = once(node, table)
+    assert said.rows_masked == len({*range(0, 200, 3), *range(0, 200, 7)})
+    assert_equal(node, table)
+
+
+def test_nothing_new_is_no_commit(node: Any, table: MemoryTable) -> None:
+    fill(node, 20)
+    once(node, table)
+    version = table.version
+    assert once(node, table) == []
+    assert table.version == version
+
+
+def test_a_failover_that_loses_changes(node: Any, table: MemoryTable) -> None:
+    fill(node, 80)
+    once(node, table)
+    marks = {vbucket: node.high_seqno(vbucket) for vbucket in range(VBUCKETS)}
+    fill(node, 80, 2, "lost")
+    for number in range(1, 80, 4):
+        node.delete(f"k{number}")
+    once(node, table)
+    for vbucket, seqno in marks.items():
+        node.rewind(vbucket, seqno)
+    fill(node, 80, 8, "other")  # a divergent branch with equal seqnos
+    said = once(node, table)
+    assert {vbucket for one in said for vbucket in one.rolled_back} == set(range(VBUCKETS))
+    assert [commit.operation for commit in table.commits][-2:] == ["TAILRACE ROLLBACK", "TAILRACE ROUND"]
+    assert_equal(node, table)
+
+
+def test_a_rollback_is_noticed_where_nothing_else_is_new(node: Any, table: MemoryTable) -> None:
+    """The new branch comes to the very seqno at which the table stands on the old one."""
+    node.set("a", {"n": 1}, vbucket=3)
+    once(node, table)
+    node.set("b", {"n": 2}, vbucket=3)
+    once(node, table)
+    node.rewind(3, 1)
+    node.set("c", {"n": 3}, vbucket=3)
+    once(node, table)
+    assert {key for _, key in documents(table.rows())} == {b"a", b"c"}
+
+
+def test_a_rollback_below_everything_starts_over_in_one_commit(node: Any, table: MemoryTable) -> None:
+    fill(node, 80)
+    once(node, table)
+    for vbucket in range(VBUCKETS):
+        node.rewind(vbucket, 3)
+    fill(node, 20, 1, "new")
+    once(node, table)
+    assert table.commits[-1].operation == "TAILRACE ROUND"
+    assert set(table.commits[-1].resets.values()) == {0}
+    assert_equal(node, table)
+
+
+def test_a_flush_empties_the_table(node: Any, table: MemoryTable) -> None:
+    fill(node, 50)
+    once(node, table)
+    node.flush()
+    once(node, table)
+    assert table.rows().num_rows == 0
+    node.set("only", {"n": 1})
+    once(node, table)
+    assert_equal(node, table)
+
+
+def test_a_purge_behind_the_mirror_starts_over(node: Any, table: MemoryTable) -> None:
+    fill(node, 64)
+    once(node, table)
+    for number in range(0, 64, 2):
+        node.delete(f"k{number}")
+    node.compact(drop_tombstones=True)
+    once(node, table)
+    assert_equal(node, table)
+
+
+def test_a_backlog_is_read_in_rounds(node: Any, table: MemoryTable) -> None:
+    fill(node, 400)
+    said = once(node, table, max_changes=90)
+    assert len(said) > 3
+    assert sum(one.changes for one in said) == 400
+    assert [one.lag_changes for one in said] == sorted((one.lag_changes for one in said), reverse=True)
+    assert_equal(node, table)
+
+
+def test_snapshots_larger_than_a_round_are_published_whole(node: Any, table: MemoryTable) -> None:
+    for number in range(400):
+        node.set(f"k{number}", {"n": number}, vbucket=1)
+    once(node, table, max_changes=90)
+    for version in range(table.version + 1):
+        assert table.rows(version).num_rows in (0, 400), "a part of a snapshot was published"
+    assert_equal(node, table)
+
+
+def test_kept_deletes_are_rows_that_say_so(node: Any, tmp_path: Path) -> None:
+    table = MemoryTable(tmp_path / "kept", table_schema(keep_deletes=True))
+    fill(node, 10)
+    once(node, table)
+    node.delete("k3")
+    once(node, table)
+    rows = table.rows().to_pylist()
+    assert [row["key"] for row in rows if row["deleted"]] == ["k3"]
+    assert len(rows) == 10
+    assert verify_table(LocalJobs(), given(node), table).equal
+
+
+# several tables
+
+
+def test_a_table_that_was_left_behind_catches_up_alone(node: Any, tmp_path: Path) -> None:
+    """A crash between the commits of two tables, or a table that is new: no table waits for another."""
+    first, second = MemoryTable(tmp_path / "first"), MemoryTable(tmp_path / "second")
+    fill(node, 60)
+    once(node, first)
+    fill(node, 60, 2, "w")
+    node.delete("k1")
+    once(node, first, second)
+    assert_equal(node, first)
+    assert_equal(node, second)
+    assert sum(commit.counts["changes"] for commit in first.commits) == 91, "nothing was written twice"
+
+
+def test_a_failover_while_a_table_is_behind(node: Any, tmp_path: Path) -> None:
+    first, second = MemoryTable(tmp_path / "first"), MemoryTable(tmp_path / "second")
+    fill(node, 60)
+    once(node, first, second)
+    fill(node, 60, 2, "lost")
+    once(node, first)
+    for vbucket in range(VBUCKETS):
+        node.rewind(vbucket, node.high_seqno(vbucket) - 2)
+    fill(node, 30, 3, "other")
+    once(node, first, second)
+    assert_equal(node, first)
+    assert_equal(node, second)
+
+
+ORDERS = "shop.orders"
+
+
+@pytest.fixture
+def client(node: Any) -> Iterator[KvClient]:
+    with KvClient(parse(node.url)) as found:
+        found.set_manifest(with_changes(found.manifest(), [ORDERS], []))
+        yield found
+
+
+def test_a_collection_that_is_dropped_and_made_again(node: Any, client: KvClient, tmp_path: Path) -> None:
+    orders = MemoryTable(tmp_path / "orders", scope="shop", collection="orders")
+    for number in range(20):
+        client.set(f"o{number}", {"n": number}, collection=ORDERS)
+        client.set(f"d{number}", {"n": number})
+    once(node, orders)
+    assert {key for _, key in documents(orders.rows())} == {b"o%d" % number for number in range(20)}
+    client.set_manifest(with_changes(client.manifest(), [], [ORDERS]))
+    once(node, orders)
+    assert orders.rows().num_rows == 0
+    client.set_manifest(with_changes(client.manifest(), [ORDERS], []))
+    client.set("again", {"n": 1}, collection=ORDERS)
+    once(node, orders)
+    assert {key for _, key in documents(orders.rows())} == {b"again"}
+
+
+def test_a_collection_that_is_dropped_and_made_again_in_one_round(
+    node: Any, client: KvClient, tmp_path: Path
+) -> None:
+    orders = MemoryTable(tmp_path / "orders", scope="shop", collection="orders")
+    client.set("before", {"n": 0}, collection=ORDERS)
+    once(node, orders)
+    client.set("between", {"n": 1}, collection=ORDERS)
+    client.set_manifest(with_changes(client.manifest(), [], [ORDERS]))
+    client.set_manifest(with_changes(client.manifest(), [ORDERS], []))
+    client.set("again", {"n": 2}, collection=ORDERS)
+    once(node, orders)
+    assert {key for _, key in documents(orders.rows())} == {b"again"}
+
+
+# the change log
+
+
+def log_rows(log: MemoryTable) -> list[tuple[str, int, int, str | None]]:
+    rows = [row for row in log.rows().to_pylist() if row["op"] != "system"]
+    return sorted((row["op"], row["vbucket"], row["seqno"], row["key"]) for row in rows)
+
+
+def test_every_change_is_logged_once(node: Any, table: MemoryTable, tmp_path: Path) -> None:
+    log = MemoryTable(tmp_path / "log", CHANGES_SCHEMA)
+    fill(node, 30)
+    once(node, table, log=log)
+    fill(node, 30, 2, "w")
+    node.delete("k1")
+    once(node, table, log=log)
+    rows = log_rows(log)
+    assert len(rows) == len(set(rows)) == 46
+    assert sum(row[0] == "deletion" for row in rows) == 1
+
+
+def test_a_log_that_is_added_later_gets_all_that_the_bucket_has(
+    node: Any, table: MemoryTable, tmp_path: Path
+) -> None:
+    fill(node, 30)
+    once(node, table)
+    log = MemoryTable(tmp_path / "log", CHANGES_SCHEMA)
+    said = once(node, table, log=log)
+    assert len(log_rows(log)) == 30
+    assert not any(one.rolled_back for one in said), "the table was left alone"
+
+
+@pytest.mark.parametrize("after", [lambda node: None, lambda node: node.set("new", {"n": 9}, vbucket=2)])
+def test_what_was_taken_back_is_said_in_the_log(
+    node: Any, table: MemoryTable, tmp_path: Path, after: Callable[[Any], None]
+) -> None:
+    log = MemoryTable(tmp_path / "log", CHANGES_SCHEMA)
+    node.set("a", {"n": 1}, vbucket=2)
+    once(node, table, log=log)
+    node.set("b", {"n": 2}, vbucket=2)
+    node.set("b", {"n": 3}, vbucket=2)  # covers the one before, in one snapshot
+    once(node, table, log=log)
+    node.rewind(2, 2)
+    after(node)
+    once(node, table, log=log)
+    rows = log_rows(log)
+    assert ("rollback", 2, 2, None) in rows
+    assert ("mutation", 2, 2, "b") in rows, "what was covered then is true now"
+    assert len([row for row in rows if row[2] == 1]) == 1, "and what was true stays as it is"
+    (version,) = {row["log_version"] for row in log.rows().to_pylist() if row["op"] == "rollback"}
+    assert version == log.version
+    once(node, table, log=log)
+    assert log_rows(log) == rows
