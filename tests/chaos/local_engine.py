@@ -1,4 +1,4 @@
-"""A script on the engine in this process: a kill is an exception that nobody catches, and the objects of
+"""A script on an engine in this process: a kill is an exception that nobody catches, and the objects of
 that life are left where they are."""
 
 from __future__ import annotations
@@ -9,21 +9,60 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import tailrace.spark as ts
-from chaos.inprocess import Killed, Query, Spark
+from chaos.chaos_jobs import ChaosJobs, Killed
 from chaos.script import TIDYING, Life, NotEqual, check_version, make_round
 from chaos.tidying import tidy
 from chaos.world import World
+from spark.local_jobs import LocalJobs
 from spark.naive import table_state
-from tailrace.spark import mirroring, rewrite, table
-from tailrace.spark.source import spool, stream
+from tailrace.clock import SYSTEM
+from tailrace.spark.rounds import housekeeping, mirror, task
+from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.setup import build_mirror, source_options
+from tailrace.spark.rounds.tables import TableOptions, open_table
+from tailrace.spark.rounds.verify import verify_table
+from tailrace.table import compaction, sink
+from tailrace.table.compaction import CompactionPolicy
+from tailrace.table.contract import StorageError, TableChanged
+from tailrace.table.delta import cleaning, log
+from tailrace.table.delta import table as delta_table
+from tailrace.table.store import StoredFile, TableStore
 
 _PATIENCE_S = 180.0
 """A life in which nothing happened for so long never comes to its end."""
+
+EAGER = CompactionPolicy(tier_files=3, least_rows=12)
+"""Tables of a few rows are worth a compaction."""
+
+COMMITTED = ("mirror.after-commit", "mirror.after-rollback", "mirror.after-compaction-commit")
+
+
+class Hours:
+    """The system's clock, to which hours can be added; files get older with it."""
+
+    def __init__(self) -> None:
+        self._added: list[tuple[int, int]] = [(0, 0)]
+        """Since when, of the system's time, and how much; in nanoseconds."""
+
+    def add(self, hours: float) -> None:
+        if hours:
+            self._added.append((SYSTEM.time_ns(), self._added[-1][1] + int(hours * 3600e9)))
+
+    def at_ms(self, system_ms: int) -> int:
+        """What this clock showed at a moment of the system's."""
+        added = next(added for since, added in reversed(self._added) if since <= system_ms * 1_000_000)
+        return system_ms + added // 1_000_000
+
+    def time_ns(self) -> int:
+        return SYSTEM.time_ns() + self._added[-1][1]
+
+    def monotonic(self) -> float:
+        return SYSTEM.monotonic() + self._added[-1][1] / 1e9
 
 
 class Chaos:
@@ -34,20 +73,27 @@ class Chaos:
         self.world = World(self.rng)
         self.directory = directory
         self.table = str(directory / "table")
+        self.clock = Hours()
         self.restarts = 0
+        self.met: Counter[str] = Counter()
+        """Crash points that this script came to."""
         self._met: Counter[str] = Counter()
         self._life: Life | None = None
 
     def run(self, rounds: int) -> None:
         """All of it; raises `NotEqual`, or whatever a mirror must not raise."""
-        with self.world, self._in_our_hands():
-            for _ in range(rounds):
-                self._round()
+        try:
+            with self.world, self._in_our_hands():
+                for _ in range(rounds):
+                    self._round()
+        finally:
+            close_idle_sources()
 
     def _round(self) -> None:
         for life in make_round(self.rng):
             for accident in life.before:
                 self.world.do(accident)
+            self.clock.add(life.hours_before)
             self.world.trace.append(f"-- {life}")
             self._live(life)
             if life.tidying is not None and Path(self.table).exists():
@@ -56,7 +102,8 @@ class Chaos:
         self._compare()
 
     def _compare(self) -> None:
-        verdict = ts.verify(Spark(), self.world.node.url, self.table)  # type: ignore[arg-type]
+        held = open_table(self.table, TableOptions(clock=self.clock))
+        verdict = verify_table(LocalJobs(), source_options(self.world.node.url), held)
         check_version(self.world, self.table)
         bucket, rows = self.world.state(), table_state(self.table)
         if verdict.equal != (bucket == rows):
@@ -69,39 +116,42 @@ class Chaos:
         self.restarts += 1
         self._met.clear()
         self._life = life
-        spark = Spark()
-        work_dir = self.directory / f"work-{self.restarts}"
-        options = {"spoolDir": str(self.directory), "retryFor": "120", **life.options}
         try:
-            query = ts.mirror(
-                spark,  # type: ignore[arg-type]
+            made = build_mirror(
+                ChaosJobs(self.rng),
                 self.world.node.url,
                 self.table,
                 once=life.once,
-                work_dir=work_dir,
-                options=options,
+                options={"retryFor": "120", **life.options},
+                policy=EAGER,
+                clock=self.clock,
+                in_background=False,
             )
+            made.prepare()
             if life.once:
-                query.awaitTermination()
+                made.run()
             else:
-                self._run_on(query)  # type: ignore[arg-type]
+                self._run_on(made)
         except Killed:
             pass
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
+        except (OSError, StorageError) as error:
+            if "no space left" not in str(error).lower() and getattr(error, "errno", 0) != errno.ENOSPC:
                 raise
         finally:
             self._life = None
-            for started in spark.started:
-                started.stop()
 
-    def _run_on(self, query: Query) -> None:
+    def _run_on(self, running: mirror.Mirror) -> None:
         """Until the table has come to where the bucket is."""
         patience = time.monotonic() + _PATIENCE_S
         while True:
-            if query.step():
+            before = running.tables[0].version
+            try:
+                running.turn()
+            except TableChanged:  # somebody tidied up: `Mirror.run` begins the round again, too
+                continue
+            if running.tables[0].version != before:
                 patience = time.monotonic() + _PATIENCE_S
-            positions = table.MirrorTable.open(self.table).current.positions
+            positions = running.tables[0].current.positions
             here = {vbucket: position.seqno for vbucket, position in positions.items() if position.seqno}
             if here == {vbucket: seqno for vbucket, seqno in self.world.seqnos().items() if seqno}:
                 return
@@ -113,13 +163,21 @@ class Chaos:
     @contextlib.contextmanager
     def _in_our_hands(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for module in (mirroring, rewrite, stream):
-                stack.enter_context(mock.patch.object(module, "crash_point", self._at))
-            for module, name in ((spool, "write_scratch"), (table, "atomic_write")):
-                write = self._until_the_disk_is_full(getattr(module, name))
-                stack.enter_context(mock.patch.object(module, name, write))
-            stack.enter_context(mock.patch.object(stream, "_remove_at_end", lambda _directory: None))
-            stack.enter_context(mock.patch.object(mirroring, "_observed", lambda frame: frame))  # needs a JVM
+            for module in (mirror, task, housekeeping, sink, compaction, delta_table, cleaning, log):
+                if hasattr(module, "crash_point"):
+                    stack.enter_context(mock.patch.object(module, "crash_point", self._at))
+            for name in ("create", "put", "put_if_absent"):
+                write = self._until_the_disk_is_full(getattr(TableStore, name))
+                stack.enter_context(mock.patch.object(TableStore, name, write))
+            listed = TableStore.list
+
+            def list_with_our_time(store: TableStore, *where: str) -> Iterator[StoredFile]:
+                for file in listed(store, *where):
+                    yield replace(file, modified_ms=self.clock.at_ms(file.modified_ms))
+
+            stack.enter_context(mock.patch.object(TableStore, "list", list_with_our_time))
+            stack.enter_context(mock.patch.object(housekeeping, "CLEAN_EVERY_S", 0.0))
+            stack.enter_context(mock.patch.object(cleaning, "_EVERY_S", 0.0))
             yield
 
     def _at(self, place: str) -> None:
@@ -127,8 +185,9 @@ class Chaos:
         if self._life is None:
             return
         self._met[place] += 1
+        self.met[place] += 1
         here = self._met[place]
-        if place == "mirror.after-commit":
+        if place in COMMITTED:
             check_version(self.world, self.table)
         for where, count, accident in self._life.accidents:
             if (where, count) != (place, here):
@@ -142,13 +201,13 @@ class Chaos:
             self.world.trace.append(f"killed at {place}:{here}")
             raise Killed
 
-    def _until_the_disk_is_full(self, write: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def write_if_there_is_room(path: Path | str, data: Any) -> Any:
+    def _until_the_disk_is_full(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        def write_if_there_is_room(store: TableStore, path: str, *data: Any) -> Any:
             if self._life is not None and self._life.killed_at == "disk-full":
                 self._met["disk-full"] += 1
                 if self._met["disk-full"] >= 4 * self._life.count:
                     self.world.trace.append("the disk is full")
-                    raise OSError(errno.ENOSPC, "no space left on device", str(path))
-            return write(path, data)
+                    raise OSError(errno.ENOSPC, "no space left on device", path)
+            return write(store, path, *data)
 
         return write_if_there_is_room

@@ -12,14 +12,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import numpy as np
+import pyarrow.parquet as pq
+from pyroaring import BitMap
 
+from chaos.chaos_jobs import ChaosJobs
 from tailrace.client.resume import Reading
+from tailrace.history import Action
 from tailrace.model import Position
-from tailrace.spark import mirroring, rewrite, table
-from tailrace.spark.source.feed import Feed
-from tailrace.spark.table import MirrorTable
+from tailrace.spark.rounds import housekeeping, mirror, planning, reading, task
+from tailrace.spark.rounds.planning import Decision
+from tailrace.spark.rounds.task import TaskAnswer
+from tailrace.table import compaction, rollback
+from tailrace.table.contract import Commit, NewFile, Table
+from tailrace.table.delta.table import DeltaMirrorTable
+from tailrace.table.hashing import KeyHash
+from tailrace.table.index import FileIndex
+from tailrace.table.rollback import RowsBack
 
 
 @dataclass(frozen=True)
@@ -36,34 +45,32 @@ class Bug:
 
 
 def _identity_without_vb_uuid() -> AbstractContextManager[Any]:
-    original = Feed.deliveries
+    def decide(table: Any, vbucket: int, log: Any, high_seqno: int, **_: Any) -> Decision:
+        held = table.current.position(vbucket)
+        named = Position.at(log.newest.vb_uuid, min(held.seqno, high_seqno)) if held.seqno else held
+        return Decision(Action.RESUME, held, named)
 
-    def deliveries(self: Feed, start: Mapping[int, Position], *, end: str) -> Iterator[Any]:
-        logs = self._source.failover_logs(list(start))
-        high = self.high_seqnos()
-        renamed = {
-            vbucket: Position.at(logs[vbucket].newest.vb_uuid, min(position.seqno, high[vbucket]))
-            for vbucket, position in start.items()
-        }
-        return original(self, renamed, end=end)
-
-    return mock.patch.object(Feed, "deliveries", deliveries)
+    return mock.patch.object(planning, "decide", decide)
 
 
 def _old_versions_not_restored() -> AbstractContextManager[Any]:
-    original = rewrite.fold  # type: ignore[attr-defined]
+    original = rollback.roll_back
 
-    def fold(
-        held: pa.Table, changes: pa.Table, *, reset: Mapping[int, pa.Table], keep_deletes: bool
-    ) -> pa.Table:
-        kept = {}
-        for vbucket, rows in reset.items():
-            limit = pc.max(rows["seqno"]).as_py() or 0
-            wanted = pc.and_(pc.equal(held["vbucket"], vbucket), pc.less_equal(held["seqno"], limit))
-            kept[vbucket] = held.filter(wanted)
-        return original(held, changes, reset=kept, keep_deletes=keep_deletes)
+    def roll_back(table: Table, back: Mapping[int, int | None]) -> RowsBack:
+        known = {version.version: version for version in table.versions()}
+        done = original(table, dict.fromkeys(back))
+        for file in table.files():
+            rows = pq.read_table(f"{table.uri}/{file.path}", columns=["vbucket", "seqno"]).to_pydict()
+            kept = BitMap()
+            for number, (vbucket, seqno) in enumerate(zip(rows["vbucket"], rows["seqno"], strict=True)):
+                version = back.get(vbucket)
+                if version is not None and seqno <= known[version].position(vbucket).seqno:
+                    kept.add(number)
+            if file.path in done.vectors:
+                done.vectors[file.path] -= kept - table.mask(file)
+        return done
 
-    return mock.patch.object(rewrite, "fold", fold)
+    return mock.patch.object(mirror, "roll_back", roll_back)
 
 
 def _range_collapsed_on_resume() -> AbstractContextManager[Any]:
@@ -78,57 +85,154 @@ def _range_collapsed_on_resume() -> AbstractContextManager[Any]:
 
 
 def _position_before_the_commit() -> AbstractContextManager[Any]:
-    original = MirrorTable.commit
+    original = DeltaMirrorTable.commit
 
-    def commit(self: MirrorTable, added: Any, removed: Any, positions: Any, resets: Any = None) -> None:
-        if positions != self.current.positions:
-            original(self, [], [], positions)
-            mirroring.crash_point("mirror.before-commit")  # type: ignore[attr-defined]
-        original(self, added, removed, positions, resets)
+    def commit(self: DeltaMirrorTable, commit: Commit) -> int:
+        if commit.operation == "TAILRACE ROUND" and commit.positions:
+            original(self, Commit("TAILRACE ROUND", positions=commit.positions))
+            mirror.__dict__["crash_point"]("mirror.before-commit")
+            commit = replace(commit, based_on=None)
+        return original(self, commit)
 
-    return mock.patch.object(MirrorTable, "commit", commit)
+    return mock.patch.object(DeltaMirrorTable, "commit", commit)
 
 
 def _partial_snapshot_published() -> AbstractContextManager[Any]:
-    original = rewrite._last_positions
+    class Stopped:
+        """Pieces of streams, of which the second never comes."""
 
-    def last_positions(rows: pa.Table) -> dict[int, Position]:
-        return {v: Position.at(p.vb_uuid, p.seqno) for v, p in original(rows).items()}
+        def __init__(self, source: Any) -> None:
+            self._source = source
+            self.options = source.options
 
-    return mock.patch.object(rewrite, "_last_positions", last_positions)
+        def portions(self, *where: Any, **how: Any) -> Iterator[Any]:
+            with contextlib.closing(self._source.portions(*where, **how)) as portions:
+                for portion in portions:
+                    whole = {
+                        vbucket: Position.at(at.vb_uuid, at.seqno) for vbucket, at in portion.ends.items()
+                    }
+                    portion.ends = whole
+                    yield portion
+                    if whole:
+                        return
+
+    original = reading.read_ranges
+
+    def read_ranges(source: Any, ranges: Any, taker: Any) -> None:
+        original(Stopped(source), ranges, taker)  # type: ignore[arg-type]
+
+    return mock.patch.object(task, "read_ranges", read_ranges)
 
 
-@contextlib.contextmanager
-def _retry_applied_twice() -> Iterator[None]:
-    original = mirroring.Mirror._commit
+def _retry_applied_twice() -> AbstractContextManager[Any]:
+    original = ChaosJobs.run
 
-    def commit(self: mirroring.Mirror, results: Any, batch_id: int) -> None:
-        original(self, results, batch_id)
-        if batch_id % 3 == 2:  # the answer got lost: the same rows once more, under other names
-            again = []
-            for result in results:
-                held = self.tables[result.target]
-                copies = tuple(_copied(held, file) for file in result.added)
-                again.append(replace(result, added=copies, removed=()))
-            original(self, again, batch_id)
+    def run(self: ChaosJobs, work: Any, pieces: Any, description: str) -> list[Any]:
+        answers = original(self, work, pieces, description)
+        if isinstance(work, task.RoundTask) and len(pieces) > 1:  # one was slow, and there were two of it
+            answers.append(original(self, work, pieces[:1], description)[0])
+        return answers
 
-    with mock.patch.object(mirroring.Mirror, "_commit", commit):
-        yield
-
-
-def _copied(held: MirrorTable, file: table.GroupFile) -> table.GroupFile:
-    rows = table.read_rows(held.uri, [file.path], held.schema)
-    return table.write_file(rows, held.uri, f"again-{file.path}")
+    return mock.patch.object(ChaosJobs, "run", run)
 
 
 def _lineage_ignores_resets() -> AbstractContextManager[Any]:
-    def lineage(self: MirrorTable, vbucket: int) -> Iterator[tuple[int, Position]]:
+    def lineage(self: DeltaMirrorTable, vbucket: int) -> Iterator[tuple[int, Position]]:
         for version in self.versions():
             position = version.position(vbucket)
-            if position.seqno and self._has_files(version.version, vbucket):
+            if position.seqno:
                 yield version.version, position
 
-    return mock.patch.object(MirrorTable, "lineage", lineage)
+    return mock.patch.object(DeltaMirrorTable, "lineage", lineage)
+
+
+def _masked_by_h1_alone() -> AbstractContextManager[Any]:
+    """With hashes that collide, which is right as long as both of them are looked at."""
+    original = KeyHash.hash
+
+    def hash_of(self: KeyHash, keys: Any, vbuckets: Any) -> Any:
+        h1, h2 = original(self, keys, vbuckets)
+        return h1 & ~np.uint64((1 << 48) - 4), h2
+
+    def find(self: FileIndex, h1: Any, h2: Any) -> Any:
+        at = np.searchsorted(self.h1, h1)
+        inside = at < len(self.h1)
+        return at[inside][self.h1[at[inside]] == h1[inside]].astype(np.uint32)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(KeyHash, "hash", hash_of))
+    stack.enter_context(mock.patch.object(FileIndex, "find", find))
+    return stack
+
+
+def _mask_lost_by_compaction() -> AbstractContextManager[Any]:
+    original = compaction.finish_step
+
+    def finish_step(table: Table, step: Any, written: Any) -> Commit | None:
+        commit = original(table, step, written)
+        return commit and replace(commit, added=[NewFile(new.file, b"") for new in commit.added])
+
+    return mock.patch.object(housekeeping, "finish_step", finish_step)
+
+
+def _undo_without_moved_rows() -> AbstractContextManager[Any]:
+    original = rollback.roll_back
+
+    def roll_back(table: Table, back: Mapping[int, int | None]) -> RowsBack:
+        done = original(table, back)
+        for file in done.readded:
+            del done.vectors[file.path]
+        done.readded, done.added = [], []
+        return done
+
+    return mock.patch.object(mirror, "roll_back", roll_back)
+
+
+def _position_ahead_of_its_rows() -> AbstractContextManager[Any]:
+    original = mirror.Mirror._commit_table
+
+    def commit_table(
+        self: Any, index: int, table: Any, plan: Any, answers: Any, positions: Any, counted: Any
+    ) -> None:
+        planned = {
+            vbucket: Position.at(at.vb_uuid, max(at.seqno, self._high(vbucket)))
+            for vbucket, at in positions.items()
+        }
+        original(self, index, table, plan, answers, planned, counted)
+
+    return mock.patch.object(mirror.Mirror, "_commit_table", commit_table)
+
+
+def _orphan_taken_for_a_file() -> AbstractContextManager[Any]:
+    original = mirror.Mirror._commit_table
+
+    def commit_table(self: Any, index: int, table: Any, plan: Any, answers: Any, *more: Any) -> None:
+        lost = [
+            answer for attempt in ChaosJobs.lost for answer in [attempt] if isinstance(answer, TaskAnswer)
+        ]
+        ChaosJobs.lost.clear()
+        files = [new for answer in lost for result in answer.results for new in result.added]
+        if files and answers and answers[0].results:
+            first = answers[0].results[0]
+            answers[0].results[0] = replace(first, added=(*first.added, *files))
+        original(self, index, table, plan, answers, *more)
+
+    return mock.patch.object(mirror.Mirror, "_commit_table", commit_table)
+
+
+def _cleaning_takes_what_is_named() -> AbstractContextManager[Any]:
+    original = DeltaMirrorTable.maintain
+
+    def maintain(self: DeltaMirrorTable, **how: Any) -> Any:
+        report = original(self, **how)
+        newest = {file.path for file in self.files()}
+        for version in self.versions():  # of what it keeps, only the newest version is asked for
+            for file in self.files(version.version):
+                if file.path not in newest:
+                    self.store.delete([file.path])
+        return report
+
+    return mock.patch.object(DeltaMirrorTable, "maintain", maintain)
 
 
 BUGS = (
@@ -175,5 +279,35 @@ BUGS = (
         "A second rollback goes back to a version that the first one undid, because it has the right seqno.",
         _lineage_ignores_resets,
         seed=4,
+    ),
+    Bug(
+        "masked the wrong row",
+        "Two documents whose first hash is the same are taken for one: the row of the other one is masked.",
+        _masked_by_h1_alone,
+    ),
+    Bug(
+        "mask lost by a compaction",
+        "A row that was masked while its file was being merged is alive again in the new file.",
+        _mask_lost_by_compaction,
+    ),
+    Bug(
+        "undo without what a compaction moved",
+        "A rollback sets the masks of the files that are there, and forgets those that a compaction took.",
+        _undo_without_moved_rows,
+    ),
+    Bug(
+        "position ahead of its rows",
+        "The position that is committed is the one that was planned, not the one that the task came to.",
+        _position_ahead_of_its_rows,
+    ),
+    Bug(
+        "orphan taken for a file of the table",
+        "A file of an attempt whose answer was lost becomes part of the table, beside that of the other one.",
+        _orphan_taken_for_a_file,
+    ),
+    Bug(
+        "cleaning takes a file that is still named",
+        "Cleaning keeps what the newest version names, and deletes what the versions before it need.",
+        _cleaning_takes_what_is_named,
     ),
 )

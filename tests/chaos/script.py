@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 
 from chaos.world import ACCIDENTS, World
 from spark.naive import Doc, table_state
-from tailrace.crashpoints import CRASH_POINTS
+from tailrace.crashpoints import CRASH_POINTS, TABLE_CRASH_POINTS
+from tailrace.spark.rounds.tables import open_table
+from tailrace.table.hashing import KeyHash
+from tailrace.table.scan import scan
+
+ALL_CRASH_POINTS = (*CRASH_POINTS, *TABLE_CRASH_POINTS)
 
 QUIET = ("writes", "writes", "burst", "expiry", "failover")
 """What happens all the time."""
@@ -48,13 +53,16 @@ class Life:
     """What happened to the node since the last life."""
     tidying: str | None = None
     """What is done to the table afterwards."""
+    hours_before: float = 0.0
+    """How much time has passed: retention takes what is too old."""
 
     def __str__(self) -> str:
         end = f"killed at {self.killed_at}:{self.count}" if self.killed_at else "ends in peace"
         return f"{'once' if self.once else 'runs on'}, {end}, {list(self.accidents)}, {self.options}"
 
 
-PLACES = tuple(point for point in CRASH_POINTS if point != "mirror.in-recovery")
+CRASHES = tuple(point for point in ALL_CRASH_POINTS if not point.startswith("source."))
+PLACES = tuple(point for point in CRASHES if point != "mirror.in-recovery")
 
 
 def make_round(rng: random.Random) -> list[Life]:
@@ -68,7 +76,7 @@ def make_life(rng: random.Random) -> Life:
     before = [rng.choice(QUIET) for _ in range(rng.randint(0, 2))]
     if rng.random() < 0.6:
         before.insert(rng.randint(0, len(before)), rng.choice(LOUD))
-    killed_at = rng.choice((*CRASH_POINTS, "disk-full", *[None] * 4))
+    killed_at = rng.choice((*CRASHES, "disk-full", *[None] * 5))
     accidents = []
     for _ in range(rng.randint(0, 2)):
         what = rng.choice(LOUD if rng.random() < 0.7 else QUIET)
@@ -83,6 +91,7 @@ def make_life(rng: random.Random) -> Life:
         options=_options(rng),
         before=tuple(before),
         tidying=_tidying(rng),
+        hours_before=rng.choice((0.0, 0.0, 0.0, 0.1, 2.0, 30.0)),
     )
 
 
@@ -93,13 +102,13 @@ def make_torn_life(rng: random.Random) -> Life:
         once=rng.random() < 0.4,
         killed_at=None,
         count=0,
-        accidents=(("source.in-read", rng.choice((1, 1, 2)), meanwhile),),
+        accidents=(("mirror.in-read", rng.choice((1, 1, 2)), meanwhile),),
         options=_TEARING | {"compression": rng.choice(("snappy", "off"))},
         before=(before,),
     )
 
 
-_TEARING = {"maxOffsetsPerTrigger": "4", "spoolSize": "1", "flowControlBuffer": "1024"}
+_TEARING = {"maxOffsetsPerTrigger": "4", "flowControlBuffer": "1024"}
 
 
 def _tidying(rng: random.Random) -> str | None:
@@ -107,14 +116,12 @@ def _tidying(rng: random.Random) -> str | None:
 
 
 def _options(rng: random.Random) -> dict[str, str]:
-    """Small batches, a small spool and a small window, so that snapshots are torn in many places."""
+    """Small rounds and a small window, so that snapshots are torn in many places."""
     found = {"compression": rng.choice(("snappy", "off"))}
     if rng.random() < 0.4:
         return found | _TEARING
     if rng.random() < 0.7:
         found["maxOffsetsPerTrigger"] = str(rng.choice((2, 9, 30)))
-    if rng.random() < 0.5:
-        found["spoolSize"] = str(rng.choice((4_000, 20_000)))
     if rng.random() < 0.5:
         found["flowControlBuffer"] = str(rng.choice((1_024, 2_000, 6_000)))
     return found
@@ -126,8 +133,6 @@ class NotEqual(AssertionError):
 
 def check_version(world: World, table: str) -> None:
     """The table's newest version is a state that the bucket really had, vbucket by vbucket."""
-    from tailrace.spark.table import MirrorTable
-
     rows: dict[int, dict[bytes, Doc]] = {}
     try:
         held = table_state(table)
@@ -135,7 +140,13 @@ def check_version(world: World, table: str) -> None:
         raise NotEqual(str(error)) from None
     for (vbucket, key), doc in held.items():
         rows.setdefault(vbucket, {})[key] = doc
-    current = MirrorTable.open(table).current
+    opened = open_table(table)
+    files = opened.files()
+    masks = {file.path: opened.mask(file) for file in files}
+    scanned = scan(opened.store, files, masks, opened.schema, key_hash=KeyHash(opened.secret))
+    if sum(batch.num_rows for batch in scanned) != len(held):
+        raise NotEqual("delta-rs and we see other rows in the table")
+    current = opened.current
     for vbucket in {*rows, *current.positions}:
         seqno = current.position(vbucket).seqno
         if not world.had(vbucket, seqno, rows.get(vbucket, {})):

@@ -12,6 +12,9 @@ import pytest
 
 from chaos.local_engine import Chaos
 
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""Writers that a kill left behind say so when they are collected."""
+
 SEED = os.environ.get("SEED")
 ROUNDS = int(os.environ.get("ROUNDS") or 12)
 

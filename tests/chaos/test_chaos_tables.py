@@ -1,22 +1,25 @@
-"""Several tables of one mirror, and files that go away under it, on the engine in this process."""
+"""Several tables of one mirror, on the engine in this process."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-import tailrace.spark as ts
 import tailrace.testing
-from chaos.inprocess import Killed, Spark
+from chaos.chaos_jobs import Killed
+from spark.local_jobs import LocalJobs
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse
-from tailrace.errors import TailraceError
-from tailrace.spark import mirroring
-from tailrace.spark.table import MirrorTable
+from tailrace.spark.rounds import mirror
+from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.setup import build_mirror, source_options
+from tailrace.spark.rounds.tables import open_table
+from tailrace.spark.rounds.verify import verify_table
 
 ORDERS = "shop.orders"
 COLLECTIONS = ("_default._default", ORDERS)
@@ -28,11 +31,10 @@ class Mirrors:
     def __init__(self, node: Any, client: KvClient, directory: Path) -> None:
         self.node = node
         self._client = client
-        self.directory = directory
         self.tables = {path: str(directory / path) for path in COLLECTIONS}
 
-    def live(self, *, killed_at: str = "", count: int = 1) -> Spark:
-        spark, left = Spark(), count
+    def live(self, *, killed_at: str = "", count: int = 1) -> None:
+        left = count
 
         def at(place: str) -> None:
             nonlocal left
@@ -41,27 +43,15 @@ class Mirrors:
                 if not left:
                     raise Killed
 
+        made = build_mirror(LocalJobs(), self.node.url, self.tables, once=True, in_background=False)
         try:
-            with (
-                mock.patch.object(mirroring, "crash_point", at),
-                mock.patch.object(mirroring, "_observed", lambda frame: frame),
-            ):
-                query = ts.mirror(
-                    spark,  # type: ignore[arg-type]
-                    self.node.url,
-                    self.tables,
-                    once=True,
-                    work_dir=self.directory / "work",
-                )
-                query.awaitTermination()
+            with mock.patch.object(mirror, "crash_point", at):
+                made.prepare()
+                made.run()
         except Killed:
             assert killed_at
         else:
             assert not killed_at, "it did not come to that place"
-        finally:
-            for started in spark.started:
-                started.stop()
-        return spark
 
     def write(self, what: str) -> None:
         """Every document of both collections."""
@@ -70,25 +60,26 @@ class Mirrors:
             self._client.set(f"k{number}", {what: -number}, collection=ORDERS)
 
     def seqnos(self) -> list[dict[int, int]]:
-        held = [MirrorTable.open(uri).current.positions for uri in self.tables.values()]
+        held = [open_table(uri).current.positions for uri in self.tables.values()]
         return [{vbucket: position.seqno for vbucket, position in one.items()} for one in held]
 
     def assert_equal(self) -> None:
         for uri in self.tables.values():
-            verdict = ts.verify(Spark(), self.node.url, uri)  # type: ignore[arg-type]
+            verdict = verify_table(LocalJobs(), source_options(self.node.url), open_table(uri))
             assert verdict.equal, verdict.differences
             assert verdict.documents == verdict.rows > 0
             assert verdict.behind == 0
 
 
 @pytest.fixture
-def mirrors(tmp_path: Path) -> Any:
+def mirrors(tmp_path: Path) -> Iterator[Mirrors]:
     with tailrace.testing.node(vbuckets=4) as node, KvClient(parse(node.url)) as client:
         client.set_manifest(with_changes(client.manifest(), [ORDERS], []))
         made = Mirrors(node, client, tmp_path)
         made.write("first")
         made.live()
         yield made
+    close_idle_sources()
 
 
 @pytest.mark.parametrize("takes_back", [False, True])
@@ -106,23 +97,4 @@ def test_a_kill_between_the_commits_of_two_tables(mirrors: Mirrors, takes_back: 
     mirrors.live()
     first, second = mirrors.seqnos()
     assert first == second
-    mirrors.assert_equal()
-
-
-def test_spool_files_that_somebody_deletes_stop_the_query_and_nothing_else(mirrors: Mirrors) -> None:
-    mirrors.write("second")
-    before = mirrors.seqnos()
-
-    def clean(place: str) -> None:
-        if place == "source.in-read":
-            for path in mirrors.directory.rglob("*.arrow"):
-                path.unlink()
-
-    with (
-        mock.patch("tailrace.spark.source.stream.crash_point", clean),
-        pytest.raises(TailraceError, match="of the spool is gone"),
-    ):
-        mirrors.live()
-    assert mirrors.seqnos() == before
-    mirrors.live()
     mirrors.assert_equal()

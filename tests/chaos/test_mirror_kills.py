@@ -1,8 +1,8 @@
 """Chaos with a real Spark: `tailrace mirror` in a process of its own, killed by SIGKILL at named places and
 at any moment.
 
-A kill at a place of the source or of the rewrite takes the Python process of an executor or of the reader,
-one at a place of the mirror takes the driver; a kill at any moment takes them all with the JVM.
+A kill at a place of a task takes the Python process of an executor, one at a place of the mirror takes the
+driver; a kill at any moment takes them all with the JVM.
 ``make chaos SEED=7 KILLS=5`` plays one script again.
 """
 
@@ -21,24 +21,37 @@ from pathlib import Path
 
 import pytest
 
-import tailrace.spark as ts
-from chaos.inprocess import Spark
 from chaos.script import LOUD, QUIET, NotEqual, check_version
 from chaos.world import World
+from spark.local_jobs import LocalJobs
 from spark.naive import table_state
 from spark.too_slow import PATIENT, PYTHON_WAS_TOO_SLOW, STARTS
-from tailrace.crashpoints import CRASH_POINTS
+from tailrace.crashpoints import CRASH_POINTS, TABLE_CRASH_POINTS
+from tailrace.spark.rounds.setup import source_options
+from tailrace.spark.rounds.tables import open_table
+from tailrace.spark.rounds.verify import verify_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(0)]
 
 ANY_MOMENT = "any moment"
-PLACES = tuple(place for place in CRASH_POINTS if place != "mirror.after-changes")
-"""The change log has a place of its own, to which a mirror without one never comes."""
-REPEATED = ("mirror.before-commit", "mirror.after-commit", "mirror.after-batch")
-"""A driver lives as long as its query; the others may never come to a place for a second time."""
+IN_TASKS = ("mirror.in-task", "mirror.in-read", "table.in-lookup", "table.in-write", "mirror.after-task")
+IN_THE_DRIVER = (
+    "mirror.in-recovery",
+    "mirror.after-plan",
+    "mirror.before-commit",
+    "table.before-commit",
+    "table.after-commit",
+    "mirror.after-commit",
+    "mirror.before-cleaning",
+)
+PLACES = (*IN_TASKS, *IN_THE_DRIVER)
+"""To which every mirror comes; the engine in this process has the others too."""
+assert {*PLACES} <= {*CRASH_POINTS, *TABLE_CRASH_POINTS}
+REPEATED = ("mirror.before-commit", "mirror.after-commit")
+"""A driver lives as long as its mirror; the others may never come to a place for a second time."""
 _PATIENCE_S = 900.0
 _CODE_OF = dict.fromkeys(PLACES, -signal.SIGKILL) | {ANY_MOMENT: -signal.SIGKILL}
-_CODE_OF |= dict.fromkeys(("source.after-plan", "source.in-read", "mirror.in-rewrite"), 1)
+_CODE_OF |= dict.fromkeys(IN_TASKS, 1)
 """How the driver ends. In the last ones it is another process that is killed, and the driver says so."""
 SEED, KILLS = os.environ.get("SEED"), os.environ.get("KILLS")
 _KILLS_OF_A_SCRIPT = 10
@@ -110,7 +123,8 @@ class Kills:
         figures = (self.directory / "metrics.prom").read_text()
         assert 'tailrace_mirror_lag_changes{bucket="default",table="' in figures, figures
         check_version(self.world, self.table)
-        verdict = ts.verify(Spark(), self.world.node.url, self.table)  # type: ignore[arg-type]
+        held, given = open_table(self.table), source_options(self.world.node.url)
+        verdict = verify_table(LocalJobs(), given, held)
         bucket, rows = self.world.state(), table_state(self.table)
         if (verdict.equal, bucket == rows) != (True, True):
             raise NotEqual("; ".join(map(str, verdict.differences)))
@@ -191,7 +205,7 @@ def places_of(seed: int, count: int) -> list[str]:
 @campaign
 @pytest.mark.timeout(900)
 def test_a_driver_and_a_worker_are_killed(tmp_path: Path) -> None:
-    places = ["mirror.before-commit", "source.in-read"]
+    places = ["mirror.before-commit", "mirror.in-read"]
     assert play(1, places, tmp_path, max_rows=(1_000,)) == Counter(places)
 
 

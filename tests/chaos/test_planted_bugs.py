@@ -14,6 +14,9 @@ from chaos.planted import BUGS, Bug
 from chaos.script import NotEqual
 from tailrace.errors import TailraceError
 
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""Writers that a kill left behind say so when they are collected."""
+
 SCRIPTS = 100
 ROUNDS = 4
 PROOF = Path(__file__).parents[2] / "docs" / "proof.md"
