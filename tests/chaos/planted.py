@@ -191,14 +191,13 @@ def _undo_without_moved_rows() -> AbstractContextManager[Any]:
 def _position_ahead_of_its_rows() -> AbstractContextManager[Any]:
     original = mirror.Mirror._commit_table
 
-    def commit_table(
-        self: Any, index: int, table: Any, plan: Any, answers: Any, positions: Any, counted: Any
-    ) -> None:
+    def commit_table(self: Any, *given: Any) -> None:
+        *before, positions, counted = given
         planned = {
             vbucket: Position.at(at.vb_uuid, max(at.seqno, self._high(vbucket)))
             for vbucket, at in positions.items()
         }
-        original(self, index, table, plan, answers, planned, counted)
+        original(self, *before, planned, counted)  # type: ignore[call-arg]
 
     return mock.patch.object(mirror.Mirror, "_commit_table", commit_table)
 
