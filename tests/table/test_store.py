@@ -156,8 +156,8 @@ def test_any_local_name(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("", "no path"),
-        ("hdfs://x/y", "no store that is known"),
+        ("", "empty name"),
+        ("hdfs://x/y", "unknown scheme"),
         ("s3://", "names no bucket"),
         ("s3://AKIA:hush@bucket/x", "storage option"),
         ("file://host/x", "another machine"),

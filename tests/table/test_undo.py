@@ -65,6 +65,20 @@ def test_which_versions_are_kept() -> None:
     assert kept_versions(versions[:3], now_ms, UndoPolicy(span_ms=0)) == [2]
 
 
+def test_the_policy_is_the_mirrors(tmp_path: Path) -> None:
+    """Whoever maintains the table without being told keeps what its mirror wants kept."""
+    clock = real_clock()
+    week = UndoPolicy(span_ms=7 * 24 * HOUR_MS, size=1 << 40)
+    table = make(tmp_path / "t", clock, week, every=5)
+    mirror = NaiveMirror(table)
+    for _ in range(12):
+        clock.advance(5 * 3600)
+        mirror.change(keys(range(5)))
+    stranger = DeltaMirrorTable.open(table.uri, clock=clock)
+    assert stranger.maintain(force=True).versions_kept == 13  # version 0 and the claim share ten minutes
+    assert len(list(stranger.lineage(next(iter(mirror.seqnos))))) == 12
+
+
 # ways back
 
 

@@ -18,20 +18,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar, cast
-from urllib.parse import unquote
 
 import pyarrow as pa
 
 from ..errors import NotDurable, UsageError
 from ..files import Buffer, DiskFiles, Files, put_file, replace_file, whole_file_in
+from ..paths import location
 from ..rng import unique_name
 from .contract import StorageError
 
 __all__ = ["StoredFile", "TableStore", "Writable"]
 
 _Result = TypeVar("_Result")
-
-_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "memory"})
 
 _SHARED = 0o666  # before the umask: a table is the user's, not ours alone
 
@@ -112,13 +110,13 @@ class TableStore:
         """``files`` writes in place of the plain disk, in tests."""
         self._options = dict(storage_options or {})
         self._files = files
-        self.uri = _normal_uri(os.fspath(uri))
+        self.uri = _normal_uri(uri)
         self._home: Home | None = None
 
     @property
     def is_local(self) -> bool:
         """Whether it is a folder of this machine's file system."""
-        return "://" not in self.uri or self.uri.startswith("/")
+        return self.uri.startswith("/")
 
     @property
     def storage_options(self) -> dict[str, str]:
@@ -531,7 +529,7 @@ def _object_store(uri: str, options: Mapping[str, str]) -> Any:
         if variable in os.environ:
             client.setdefault("allow_http", _flag(os.environ[variable]))
     return from_url(
-        uri,
+        uri.replace("gcs://", "gs://", 1) if scheme == "gcs" else uri,
         config=cast(Any, config or None),
         client_options=cast(Any, client or None),
         retry_config=cast(Any, retry or None),
@@ -552,30 +550,15 @@ def _seconds(value: str) -> Any:
     return timedelta(seconds=int(value.rstrip("s")))
 
 
-def _normal_uri(uri: str) -> str:
+def _normal_uri(given: str | os.PathLike[str]) -> str:
     """A local path in full, or the address of a prefix without a slash at its end."""
-    scheme, separator, rest = uri.partition("://")
-    if separator and scheme == "file":
-        host, slash, path = rest.partition("/")
-        if host not in ("", "localhost"):
-            raise UsageError(f"{uri!r} names another machine; file:// is followed by a third slash")
-        return _local(unquote(slash + path))
-    if separator and scheme in _SCHEMES:
-        place = rest.partition("/")[0]
-        if ":" in place.rpartition("@")[0]:
-            raise UsageError(
-                f"{scheme}://…@{place.rpartition('@')[2]} holds a secret; give it as a storage option"
-            )
-        if not place and scheme != "memory":
-            raise UsageError(f"{uri!r} names no bucket")
-        return uri.rstrip("/")
-    if separator and re.fullmatch(r"[a-zA-Z][a-zA-Z0-9+.-]*", scheme):
-        known = ", ".join(f"{known}://" for known in ("file", "s3", "gs", "az", "abfss"))
-        raise UsageError(f"{scheme}:// is no store that is known here; there are {known}, and local paths")
-    return _local(uri)
-
-
-def _local(path: str) -> str:
-    if not path or "\0" in path:
-        raise UsageError(f"{path!r} is no path")
-    return os.fspath(Path(path).absolute())
+    text = os.fspath(given)
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme == "memory":
+        return text.rstrip("/")
+    place = rest.partition("/")[0]
+    if separator and ":" in place.rpartition("@")[0]:
+        raise UsageError(
+            f"{scheme}://…@{place.rpartition('@')[2]} holds a secret; give it as a storage option"
+        )
+    return location(given, "the table").text

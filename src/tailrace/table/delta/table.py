@@ -41,7 +41,7 @@ from .log import DeltaLog
 from .positions import RESETS, parse_resets
 from .schema import schema_from_json, schema_to_json
 from .state import PROTOCOL, RUN, FileChanges, TableState, check_readable, check_writable
-from .undo import FileSpan, Manifests, UndoHistory, UndoPolicy, load_history
+from .undo import UNDO, FileSpan, Manifests, UndoHistory, UndoPolicy, load_history
 from .vectors import decode_inline, decode_stored, vector_path
 
 __all__ = ["DeltaMirrorTable"]
@@ -73,7 +73,7 @@ class DeltaMirrorTable:
         self._log = DeltaLog(store)
         self._manifests = Manifests(store)
         self._clock = clock
-        self._undo = undo or UndoPolicy()
+        self._undo = undo or UndoPolicy.from_json(state.domains.get(UNDO, ""))
         self._checkpoint_every = checkpoint_every
         self._run: str | None = None
         self._accepts_foreign = False
@@ -124,9 +124,13 @@ class DeltaMirrorTable:
     ) -> DeltaMirrorTable:
         """The table at ``uri``, made if there is none; it must mirror ``source`` and nothing else."""
         store = store or TableStore(uri, storage_options)
-        if _load(store) is None:
+        state = _load(store)
+        if state is None:
             _create(store, schema, source, clock)
-        table = cls.open(uri, store=store, clock=clock, undo=undo, checkpoint_every=checkpoint_every)
+            state = _load(store)
+            assert state is not None
+        table = cls(store, state, clock=clock, undo=undo, checkpoint_every=checkpoint_every)
+        table._look_back()
         if table.source != dict(source):
             raise UsageError(
                 f"the table at {store.uri} mirrors {_source_text(table.source)}, not {_source_text(source)}; "
@@ -263,6 +267,8 @@ class DeltaMirrorTable:
         """The files of the newest version, or of an earlier one."""
         adds = self._state_of(version).files
         files = []
+        if len(self._listed) > 2 * len(self._state.files) + _STATES * 100:
+            self._listed.clear()  # what earlier versions left
         for path, add in adds.items():
             known = self._listed.get(path)
             if known is None or known[0] is not add:
@@ -357,7 +363,7 @@ class DeltaMirrorTable:
             check_writable(self._state, self.uri)
             self._check_files()
             self._run = run
-            domains: dict[str, str | None] = {RUN: run}
+            domains: dict[str, str | None] = {RUN: run, UNDO: self._undo.to_json()}
             if self._state.foreign_since is not None:
                 repairs = [*parse_repairs(self._state), (self._state.foreign_since, None)]
                 domains[REPAIR] = json.dumps(repairs, separators=(",", ":"))
@@ -474,7 +480,7 @@ class DeltaMirrorTable:
         if not self._log.commit(version, built.actions):
             return False
         for vector, rows in built.masks.items():
-            self._masks.put(vector, rows)
+            self._masks.put(vector, rows.copy())
         self._apply(version, built.actions, self._now_ms())
         return True
 
@@ -569,9 +575,6 @@ class _MaskCache:
 
 def _load(store: TableStore) -> TableState | None:
     """The newest state of the mirror's table in a store; None if there is no table."""
-    local = store.local_path("")
-    if local is not None and local.is_file():
-        raise UsageError(f"{store.uri!r} is a file, and a table is a folder; choose another path")
     state = DeltaLog(store).load()
     if state is not None:
         _check_mirror(state, store)

@@ -34,6 +34,9 @@ SAFE_MS = 5 * MINUTE_MS
 SMALL_TABLE_BYTES = 64 << 20
 """A table that is smaller than this may have so much for its undo."""
 
+UNDO = "tailrace.undo"
+"""The domain that holds the policy, so that whoever maintains the table keeps what its mirror wants kept."""
+
 _FOLDER = "_tailrace/versions"
 _NAME = re.compile(rf"{_FOLDER}/([0-9]{{20}})\.json\.z")
 _FOREVER = 1 << 63
@@ -51,6 +54,18 @@ class UndoPolicy:
     def every_version_ms(self) -> int:
         """How long every version is kept."""
         return max(SAFE_MS, min(EVERY_VERSION_MS, self.span_ms))
+
+    def to_json(self) -> str:
+        return json.dumps({"span_ms": self.span_ms, "size": self.size})
+
+    @classmethod
+    def from_json(cls, text: str) -> UndoPolicy:
+        """What the mirror that claimed a table last was told; the usual if nobody did."""
+        try:
+            fields = json.loads(text or "{}")
+            return cls(int(fields.get("span_ms", cls.span_ms)), fields.get("size"))
+        except (ValueError, TypeError, AttributeError):
+            raise TableDamaged(f"the domain {UNDO} in the table's log can't be read") from None
 
     def bytes_allowed(self, table_bytes: int) -> int:
         return max(table_bytes, SMALL_TABLE_BYTES) if self.size is None else self.size
