@@ -7,7 +7,6 @@ where checkpoints begin, so that each way through a producer can be forced.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -344,7 +343,6 @@ class FakeHost:
         self.bucket = bucket
         self.features = features
         self.clock = ManualClock()
-        self.rng = random.Random(1)
         self.settings = SimpleNamespace(
             idle_timeout=360.0,
             slow_backfill_timeout=720.0,

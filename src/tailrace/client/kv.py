@@ -23,7 +23,6 @@ from ..history import FailoverLog
 from ..protocol.handshake import KV_FEATURES, Credentials, Introduction
 from ..protocol.script import Script, ask, expect
 from ..wire.admin import (
-    Compact,
     Flush,
     GetAllVbSeqnos,
     GetCollectionId,
@@ -32,9 +31,7 @@ from ..wire.admin import (
     Rewind,
     SeqnoPersistence,
     SetCollectionsManifest,
-    StartPersistence,
     Stat,
-    StopPersistence,
 )
 from ..wire.codes import Datatype, Feature, Status, VBucketState
 from ..wire.fields import encode_leb128
@@ -96,11 +93,6 @@ def stats(group: str = "") -> Script[dict[str, str]]:
         expect(answers, f"stats {group}".rstrip())
         raise AssertionError("a success is a list")
     return {one.key.decode("utf-8", "replace"): one.value.decode("utf-8", "replace") for one in answers[:-1]}
-
-
-def persistence(*, on: bool) -> Script[Any]:
-    """Start or stop writing to disk."""
-    return ask(StartPersistence() if on else StopPersistence(), "persistence")
 
 
 class KvClient:
@@ -305,18 +297,6 @@ class KvClient:
             ends = _json_object(answer.value, "the answer to a rewind")
             found |= {int(vbucket): int(seqno) for vbucket, seqno in ends.items()}
         return found
-
-    def compact(self, vbucket: int, *, drop_deletes: bool = False, purge_before_seqno: int = 0) -> None:
-        """Compact a vbucket, perhaps forgetting its tombstones."""
-        request = Compact(
-            vbucket=vbucket, drop_deletes=int(drop_deletes), purge_before_seqno=purge_before_seqno
-        )
-        self._on(vbucket, lambda: ask(request, "compact"))
-
-    def persist(self, *, on: bool) -> None:
-        """Start or stop writing to disk, on every node."""
-        for connection in self._nodes.everywhere():
-            connection.run(persistence(on=on))
 
     # many writes at once
 

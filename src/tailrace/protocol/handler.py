@@ -8,7 +8,6 @@ for a reader that does not read.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -93,9 +92,6 @@ class Host(Protocol):
 
     @property
     def clock(self) -> Clock: ...
-
-    @property
-    def rng(self) -> random.Random: ...
 
     @property
     def settings(self) -> Any:

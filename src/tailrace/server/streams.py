@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -85,10 +84,6 @@ class StreamHost:
     @property
     def clock(self) -> Clock:
         return self._session.node.clock
-
-    @property
-    def rng(self) -> random.Random:
-        return self._session.node.rng
 
     @property
     def settings(self) -> Settings:

@@ -57,11 +57,6 @@ class Magic(IntEnum):
     SERVER_RESPONSE = 0x83
 
     @property
-    def is_request(self) -> bool:
-        """Bytes 6-7 are a vbucket id."""
-        return self in (Magic.REQUEST, Magic.FLEX_REQUEST, Magic.SERVER_REQUEST)
-
-    @property
     def is_flexible(self) -> bool:
         """Bytes 2-3 are a framing extras length and a one-byte key length."""
         return self in (Magic.FLEX_REQUEST, Magic.FLEX_RESPONSE)
