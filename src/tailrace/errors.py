@@ -19,6 +19,13 @@
     │   ├── MergeCancelled              a merge was broken off for something more urgent; nobody sees it
     │   ├── MergeProcessLost            the process of a merge died; the node does the merge itself
     │   └── NotDurable                  a file was replaced, but a power cut may bring the old one back
+    ├── TableError                      a mirrored table can't do what was asked
+    │   ├── StorageError                its store can't be reached, or refuses
+    │   ├── TableDamaged                a file of it is gone or is not what was written; names the file
+    │   ├── UnknownFeature              it asks of its readers or writers what is not known here
+    │   ├── Fenced                      another mirror has taken it over
+    │   ├── TableChanged                somebody else's commit came between; compute again
+    │   └── ForeignRows                 somebody who is no mirror changed its rows
     ├── InputError                      a file that a command reads is not what it should be; names the place
     └── UsageError                      an option, an offset or a setting is wrong
 
@@ -31,6 +38,8 @@ from __future__ import annotations
 __all__ = [
     "ConnectError",
     "DocumentRefused",
+    "Fenced",
+    "ForeignRows",
     "FrameTooLarge",
     "FramingError",
     "InputError",
@@ -44,11 +53,16 @@ __all__ = [
     "RemoteProtocolError",
     "RollbackImpossible",
     "StatusError",
+    "StorageError",
     "StoreCorrupt",
     "StoreError",
     "StoreLocked",
     "StoreTooNew",
+    "TableChanged",
+    "TableDamaged",
+    "TableError",
     "TailraceError",
+    "UnknownFeature",
     "UsageError",
 ]
 
@@ -178,6 +192,34 @@ class MergeProcessLost(StoreError):
 
 class NotDurable(StoreError, OSError):
     """A file was replaced, but which of both contents a power cut leaves is not known."""
+
+
+class TableError(TailraceError):
+    """A mirrored table can't do what was asked."""
+
+
+class StorageError(TableError):
+    """The store of a table can't be reached, or refuses what was asked; one line without secrets."""
+
+
+class TableDamaged(TableError):
+    """A file of the table is gone, or is not what was written; the message names it."""
+
+
+class UnknownFeature(TableError):
+    """The table asks of its readers or writers what is not known here."""
+
+
+class Fenced(TableError):
+    """Another mirror has taken the table over."""
+
+
+class TableChanged(TableError):
+    """Somebody else committed in between; what was to be committed must be computed again."""
+
+
+class ForeignRows(TableError):
+    """Somebody who is no mirror changed rows, so that the table is no longer a state of the bucket."""
 
 
 class InputError(TailraceError):

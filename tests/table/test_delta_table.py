@@ -24,9 +24,8 @@ from table.independent import (
 from tailrace.clock import ManualClock
 from tailrace.errors import UsageError
 from tailrace.model import Position
-from tailrace.table.contract import Commit, Fenced, TableChanged, TableDamaged
+from tailrace.table.contract import Commit, Fenced, TableChanged, TableDamaged, UnknownFeature
 from tailrace.table.delta.log import commit_path
-from tailrace.table.delta.state import UnknownFeature
 from tailrace.table.delta.table import DeltaMirrorTable
 from tailrace.table.store import TableStore
 

@@ -18,9 +18,8 @@ from table.independent import SCHEMA, SOURCE, NaiveMirror, check_rows, own_rows,
 from tailrace.clock import ManualClock
 from tailrace.model import Position
 from tailrace.rng import unique_name
-from tailrace.table.contract import FOREIGN, Commit, ForeignRows, TableChanged, TableDamaged
+from tailrace.table.contract import FOREIGN, Commit, ForeignRows, TableChanged, TableDamaged, UnknownFeature
 from tailrace.table.delta.log import DeltaLog, commit_path
-from tailrace.table.delta.state import UnknownFeature
 from tailrace.table.delta.table import DeltaMirrorTable
 
 NOW_MS = 1_700_000_000_000

@@ -1,13 +1,7 @@
 """What a mirrored table is, whatever its format: the types that join its parts.
 
 Tasks write files and answer with a `TaskResult`; the driver puts the answers of a round into one `Commit`;
-a `Table` makes a `TableVersion` of it, or says why it can't.
-
-    StorageError       the table's store can't be reached, or refuses
-    TableDamaged       a file of the table is gone or is not what was written; names the file
-    Fenced             another mirror has taken the table over
-    TableChanged       somebody else's commit came between; compute again
-    ForeignRows        somebody who is no mirror changed rows
+a `Table` makes a `TableVersion` of it, or says why it can't. Its errors stand in `tailrace.errors`.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 from pyroaring import BitMap
 
-from ..errors import TailraceError
+from ..errors import Fenced, ForeignRows, StorageError, TableChanged, TableDamaged, UnknownFeature
 from ..model import Position
 
 if TYPE_CHECKING:
@@ -41,31 +35,12 @@ __all__ = [
     "TableDamaged",
     "TableVersion",
     "TaskResult",
+    "UnknownFeature",
     "Vector",
 ]
 
 FOREIGN = "foreign"
 """The kind of a file that we did not write."""
-
-
-class StorageError(TailraceError):
-    """The store of a table can't be reached, or refuses what was asked; one line without secrets."""
-
-
-class TableDamaged(TailraceError):
-    """A file of the table is gone, or is not what was written; the message names it."""
-
-
-class Fenced(TailraceError):
-    """Another mirror has taken the table over."""
-
-
-class TableChanged(TailraceError):
-    """Somebody else committed in between; what was to be committed must be computed again."""
-
-
-class ForeignRows(TailraceError):
-    """Somebody who is no mirror changed rows, so that the table is no longer a state of the bucket."""
 
 
 @dataclass(frozen=True, slots=True)

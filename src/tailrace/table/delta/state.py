@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import TailraceError
-from ..contract import TableDamaged, TableVersion, Vector
+from ..contract import TableDamaged, TableVersion, UnknownFeature, Vector
 from .actions import (
     Action,
     AddFile,
@@ -41,10 +40,6 @@ _SWITCHED_ON = {
     "delta.enableInCommitTimestamps": "true",
     "delta.enableRowTracking": "true",
 }
-
-
-class UnknownFeature(TailraceError):
-    """The table asks for something that is not known here."""
 
 
 @dataclass(slots=True)
