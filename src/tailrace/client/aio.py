@@ -462,7 +462,7 @@ class Source:
                 received=self._received,
                 lost=self._disconnected,
                 is_busy=self._is_busy,
-            ).dial(self._tls)
+            ).dial(self._tls, self.options.connect_timeout_s)
         except ConnectError as error:
             self._lost(address, error)
 

@@ -19,7 +19,6 @@ __all__ = ["Connection"]
 # While the application has something to do, so long is gathered before it is looked at: a few large pieces
 # take it far less time than many small ones.
 _GATHER_S = 0.02
-_CONNECT_TIMEOUT_S = 10.0
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -51,11 +50,11 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._watching = self._grew = self._paused = False
 
-    async def dial(self, tls: ssl.SSLContext | None) -> None:
+    async def dial(self, tls: ssl.SSLContext | None, timeout_s: float) -> None:
         """Connect, or `ConnectError`."""
         host, port = self.address.host, self.address.port
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 await self._loop.create_connection(
                     lambda: self, host, port, ssl=tls, server_hostname=None if tls is None else host
                 )

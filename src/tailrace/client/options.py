@@ -53,7 +53,9 @@ class SourceOptions:
     noop_interval_s: float = 20.0
     """A node that is silent for twice as long is given up."""
     retry_for_s: float = 60.0
-    """How long a lost connection is taken up again before it is an error."""
+    """How long to try to reconnect, when a connection is lost, before it is an error."""
+    connect_timeout_s: float = 10.0
+    """How long a node may take to accept a connection."""
     rollback_mitigation: bool = False
     """Hold changes back until the server has them on disk."""
     rollback_points: Callable[[int], Iterable[int | Position]] | None = None
@@ -93,6 +95,8 @@ class SourceOptions:
             raise UsageError("backfill_order is round-robin or sequential")
         if self.retry_for_s < 0:
             raise UsageError("retry_for_s is 0 or more")
+        if self.connect_timeout_s <= 0:
+            raise UsageError("connect_timeout_s is more than 0")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SourceOptions:
@@ -143,6 +147,7 @@ class SourceKeywords(TypedDict, total=False):
     flow_control_buffer: int
     noop_interval_s: float
     retry_for_s: float
+    connect_timeout_s: float
     rollback_mitigation: bool
     rollback_points: Callable[[int], Iterable[int | Position]] | None
     state: StateStore | str | Path | None

@@ -58,7 +58,7 @@ def _where(options: Options) -> tuple[ConnectionString, TlsOptions | None]:
 def collection_paths(options: Options) -> set[str]:
     """The collections that the bucket has now, as ``scope.collection``."""
     where, tls = _where(options)
-    with KvClient(where, tls=tls) as client:
+    with KvClient(where, tls=tls, timeout_s=options.connect_timeout_s) as client:
         manifest = client.manifest() if client.collections else {}
     return {"_default._default"} | {
         f"{scope['name']}.{collection['name']}"
@@ -80,6 +80,7 @@ def open_source(options: Options, purpose: str, **more: Any) -> BlockingSource:
         compression=options.compression == "snappy",
         flow_control_buffer=options.flow_control_buffer,
         retry_for_s=options.retry_for_s,
+        connect_timeout_s=options.connect_timeout_s,
         tls=tls,
         **more,
     )

@@ -12,21 +12,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from ...connstr import parse
 from ...errors import UsageError
 from ...model import Position, parse_positions
+from ...units import parse_duration_s, parse_integer, parse_size, parse_vbuckets
 
 __all__ = ["OPTIONS", "Option", "Options", "parse_options", "partition_map"]
-
-_SIZES = {
-    "": 1,
-    "b": 1,
-    "k": 1 << 10,
-    "kb": 1 << 10,
-    "m": 1 << 20,
-    "mb": 1 << 20,
-    "g": 1 << 30,
-    "gb": 1 << 30,
-}
 
 
 def _text(text: str) -> str:
@@ -36,27 +27,24 @@ def _text(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text) > 0):
-        raise ValueError("must be a whole number above 0")
-    return int(text)
+    try:
+        return parse_integer(text, minimum=1)
+    except UsageError:
+        raise ValueError("must be a whole number above 0") from None
 
 
 def _bytes(text: str) -> int:
-    digits = text.rstrip("bBkKmMgG")
-    factor = _SIZES.get(text[len(digits) :].lower())
-    if factor is None or not (digits.isascii() and digits.isdigit() and len(digits) <= 15):
-        raise ValueError("must be a size such as 20m")
-    return int(digits) * factor
+    try:
+        return parse_size(text)
+    except UsageError:
+        raise ValueError("must be a size such as 20m") from None
 
 
 def _seconds(text: str) -> float:
-    digits = text[:-1] if text.endswith("s") else text
-    whole, dot, part = digits.partition(".")
-    if not (whole.isascii() and whole.isdigit() and len(whole) <= 9) or (
-        dot and not (part.isascii() and part.isdigit())
-    ):
-        raise ValueError("must be a number of seconds")
-    return float(digits)
+    try:
+        return parse_duration_s(text)
+    except UsageError:
+        raise ValueError("must be a number of seconds, or a duration such as 5m") from None
 
 
 def _boolean(text: str) -> bool:
@@ -90,18 +78,12 @@ def _offsets(text: str) -> str | dict[int, Position]:
         raise ValueError(f"must be earliest, latest or offsets as the stream reports them: {error}") from None
 
 
-def _vbuckets(text: str) -> tuple[int, ...]:
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        ends = (first, last if dash else first)
-        if not all(end.isascii() and end.isdigit() and len(end) <= 5 for end in ends):
-            raise ValueError("must be vbuckets such as 0-511 or 3,7")
-        low, high = int(ends[0]), int(ends[1])
-        if low > high or high > 1023:
-            raise ValueError("must be vbuckets from 0 to 1023, the lower one first")
-        found.update(range(low, high + 1))
-    return tuple(sorted(found))
+def _vbuckets(text: str) -> tuple[int, ...] | None:
+    try:
+        chosen = parse_vbuckets(text.replace(" ", ""))
+    except UsageError as error:
+        raise ValueError(f"must be vbuckets such as 0-511 or 3,7: {error}") from None
+    return None if chosen is None else tuple(chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +208,23 @@ def parse_options(given: Mapping[str, str]) -> Options:
             raise UsageError(f"option {option.name} is {shown}, but {error}") from None
     if values["connection_string"] is None:
         raise UsageError("the option connectionString is missing; such as couchbase://127.0.0.1/default")
+    _log_in_from(os.environ, values)
     if values["scope"] is not None and values["collections"] is not None:
         raise UsageError("scope and collections exclude each other; write scope.collection in collections")
     return Options(**values)
+
+
+def _log_in_from(environ: Mapping[str, str], values: dict[str, Any]) -> None:
+    """User and password that neither an option nor the connection string gives.
+
+    They are looked up here, in the driver: executors have an environment of their own.
+    """
+    where = parse(values["connection_string"])
+    if values["username"] is None and where.username is None:
+        values["username"] = environ.get("TAILRACE_USERNAME") or None
+    has_user = values["username"] is not None or where.username is not None
+    if has_user and values["password"] is None and where.password is None:
+        values["password"] = environ.get("TAILRACE_PASSWORD")
 
 
 def _nearest(name: str) -> str:
