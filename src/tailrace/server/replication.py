@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MalformedMessage
 from ..protocol.handshake import Credentials
+from ..protocol.states import Machine
 from ..wire.codes import AddStreamFlag, Status, VBucketState, status_name
 from ..wire.dialect import DCP, UPR_A
+from .states import ORDER_TRANSITIONS, OrderInput, OrderState
 from .upstream import DIALECTS, ReplicationSource, SourceTls, Upstream
 
 if TYPE_CHECKING:
@@ -40,10 +42,14 @@ class Order:
     source: ReplicationSource
     flags: int
     retry_at: float = 0.0
-    is_asked: bool = False
-    is_over: bool = False
-    """A takeover that came to its end, good or bad."""
     error: str = ""
+    machine: Machine[OrderState, OrderInput] = field(
+        default_factory=lambda: Machine(ORDER_TRANSITIONS, OrderState.WAITING)
+    )
+
+    @property
+    def state(self) -> OrderState:
+        return self.machine.state
 
 
 class Replication:
@@ -88,19 +94,20 @@ class Replication:
 
     def _advance(self, now: float) -> None:
         """Make the connections and ask for the streams that are due."""
-        for source in dict.fromkeys(order.source for order in self._orders.values() if not order.is_over):
+        for source in dict.fromkeys(
+            order.source for order in self._orders.values() if order.state is not OrderState.OVER
+        ):
             if source not in self._links and self._retry_at.get(source, 0.0) <= now:
                 self._connect(source, now)
         for number, order in self._orders.items():
             link = self._links.get(order.source)
             if (
-                not order.is_asked
-                and not order.is_over
+                order.state is OrderState.WAITING
                 and order.retry_at <= now
                 and link is not None
                 and link.handler is not None
             ):
-                order.is_asked = True
+                order.machine.feed(OrderInput.STREAM_ASKED)
                 link.handler.add_stream(number, order.flags, partial(self._answered, number, order))
                 link.wake()
 
@@ -141,8 +148,8 @@ class Replication:
     def _failed(self, order: Order, why: str) -> None:
         """A stream is over or could not begin; ordinary ones are tried again."""
         order.error = why
-        order.is_asked = False
-        order.is_over = bool(order.flags & _TAKE_OVER)
+        is_takeover = order.flags & _TAKE_OVER
+        order.machine.feed(OrderInput.TAKEOVER_ENDED if is_takeover else OrderInput.STREAM_LOST)
         order.retry_at = self._node.clock.monotonic() + _RETRY_S
 
     # time
@@ -152,7 +159,7 @@ class Replication:
         times = []
         for order in self._orders.values():
             link = self._links.get(order.source)
-            if order.is_asked or order.is_over:
+            if order.state is not OrderState.WAITING:
                 continue
             if link is None:
                 times.append(max(order.retry_at, self._retry_at.get(order.source, 0.0)))
@@ -198,7 +205,7 @@ class Replication:
         return rows
 
     def _stream_state(self, number: int, order: Order) -> str:
-        if order.is_over:
+        if order.state is OrderState.OVER:
             return "over"
         link = self._links.get(order.source)
         phase = None if link is None or link.handler is None else link.handler.vbuckets.get(number)

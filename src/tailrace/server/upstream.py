@@ -18,6 +18,7 @@ from ..errors import StatusError, TailraceError
 from ..protocol.dcp.replica import OPEN_FLAGS, DcpReplica
 from ..protocol.handshake import REPLICA_FEATURES, Credentials, Introduction, handshake
 from ..protocol.script import Script, ScriptRunner, ask
+from ..protocol.states import Machine
 from ..protocol.upr.replica import UprAReplica, UprBReplica
 from ..wire.codes import Datatype, Feature, Magic
 from ..wire.dcp import DcpOpen
@@ -25,6 +26,7 @@ from ..wire.dialect import DCP, UPR_A, UPR_B
 from ..wire.framing import Framer
 from ..wire.header import Frame
 from .negotiate import datatypes
+from .states import UPSTREAM_TRANSITIONS, UpstreamInput, UpstreamState
 from .streams import StreamHost
 from .turn import TURN_S
 
@@ -95,13 +97,13 @@ class Upstream:
         self.on_closed: Callable[[str], None] = lambda why: None
         self.handler: DcpReplica | None = None
         self.features: frozenset[int] = frozenset()
-        self.closed = False
+        self._machine = Machine(UPSTREAM_TRANSITIONS, UpstreamState.INTRODUCING)
         self._out_of_turn = False  # frames may have come that wait for the next turn
         self._bucket = bucket
         self._deadline = now + node.settings.auth_timeout
         self._out: list[bytes | memoryview] = []
         self._framer = Framer(node.settings.max_frame)
-        self._runner: ScriptRunner[frozenset[int]] | None = ScriptRunner(self._introduce())
+        self._runner: ScriptRunner[frozenset[int]] = ScriptRunner(self._introduce())
         self._out.append(self._runner.start())
 
     def _introduce(self) -> Script[frozenset[int]]:
@@ -118,6 +120,10 @@ class Upstream:
         if is_dcp:
             yield from ask(DcpOpen(key=name.encode(), flags=int(OPEN_FLAGS)), "dcp open")
         return session.features
+
+    @property
+    def closed(self) -> bool:
+        return self._machine.state is UpstreamState.CLOSED
 
     # what the handler's host asks
 
@@ -159,13 +165,13 @@ class Upstream:
             self._after_handler()
             return
         runner = self._runner
-        if runner is None or frame.magic == Magic.SERVER_REQUEST:
+        if frame.magic == Magic.SERVER_REQUEST:
             return
         if not runner.expects(frame):
             raise StatusError(frame.status, "an answer that nobody waits for", b"")
         self._out.append(runner.receive(frame))
         if runner.done:
-            self._runner = None
+            self._machine.feed(UpstreamInput.INTRODUCED)
             self.features = runner.result or frozenset()
             host = StreamHost(self, self._bucket)
             self.handler = DIALECTS[self.source.dialect](host, self._woken, now)
@@ -227,7 +233,7 @@ class Upstream:
         """The connection is of no use any more."""
         if self.closed:
             return
-        self.closed = True
+        self._machine.feed(UpstreamInput.CLOSED)
         self._framer.take_rest()
         self._out = []
         if self.handler is not None:
