@@ -38,8 +38,8 @@ Offsets: TypeAlias = "npt.NDArray[np.int64]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 CHUNK_BYTES = 1536 << 10
-"""What is read from the store at once, and what a block of a segment has: a third of it takes a third longer
-for a byte, because whoever receives it has to be woken as often.
+"""What is read from the store at once, and what a block of a segment has: chunks of a third of
+that size take a third longer per byte, because the receiver is woken three times as often.
 """
 
 OPCODE_AT = HEADER_LAYOUT.at("opcode")
@@ -91,7 +91,7 @@ def set_opaques(data: Bytes, offsets: Offsets, opaque: int) -> None:
     if written.count(0) < 2:
         field_everywhere(data, _OPAQUE)[offsets] = opaque
         return
-    # Most are small numbers, vbuckets or counters: a byte takes a third of the time of four that lie anyhow.
+    # Most are small numbers, vbuckets or counters: one byte takes a third of the time of four unaligned ones.
     for place, byte in enumerate(written, _OPAQUE.offset):
         if byte:
             data[place:][offsets] = byte

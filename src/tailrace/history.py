@@ -8,8 +8,8 @@ the branches of one copy, newest first, each with the seqno after which its chan
 
 A vb_uuid is made once. So when two logs hold the same one, both copies hold the same changes up to the end
 that each log gives that branch, and they agree up to the smaller of the two ends. Everything here follows
-from that: the producer's rollback decision (`rollback_seqno`, `upr_rollback_seqno`), what a consumer does
-about the answer (`retreat`), and the same conversation held by somebody who knows both sides (`plan`).
+from that: the producer's rollback decision (`rollback_seqno`, `upr_rollback_seqno`), what a reader does about
+the answer (`retreat`), and the same conversation held by somebody who knows both sides (`plan`).
 
 Store, producer, client, Spark source and mirror all use this module; the rule is written nowhere else.
 
@@ -123,7 +123,7 @@ class FailoverLog:
         return FailoverLog((_own_entry(vb_uuid, seqno), *older)[:max_entries])
 
     def rolled_back_to(self, seqno: int, new_vb_uuid: int) -> FailoverLog:
-        """The log of a consumer that went back to ``seqno``; ``new_vb_uuid`` is for when nothing is left."""
+        """The log of a reader that went back to ``seqno``; ``new_vb_uuid`` is for when nothing is left."""
         left = self.up_to(seqno)
         if left is not None and seqno > 0:
             return left
@@ -238,7 +238,7 @@ def rollback_seqno(
     """The producer's decision on a DCP stream request: None to go on, or the seqno to roll back to.
 
     ``log``, ``high_seqno`` and ``purge_seqno`` are the producer's (purge seqno 0 if the request ignores
-    purged tombstones). ``client_purge_seqno`` is the one that the consumer saw; a consumer must forget it
+    purged tombstones). ``client_purge_seqno`` is the one that the reader saw; a reader must forget it
     when it goes back. ``filtered_high_seqno`` is the last seqno of the collections that a filtered stream
     asks for.
 
@@ -268,14 +268,14 @@ def upr_rollback_seqno(
 ) -> int | None:
     """The same decision for both UPR drafts, whose requests have no snapshot range.
 
-    A draft's consumer resumes only from the end of a snapshot, so its position is exact. The drafts know no
+    A draft's reader resumes only from the end of a snapshot, so its position is exact. The drafts know no
     purge; a producer that purges gives its seqno all the same, since rolling back to 0 is an answer in both.
     """
     request = Position.at(vb_uuid, start_seqno)
     return rollback_seqno(request, log, high_seqno=high_seqno, purge_seqno=purge_seqno)
 
 
-# The consumer: what to do about a rollback.
+# The reader or replica: what to do about a rollback.
 
 
 def claims(position: Position, log: FailoverLog) -> Iterator[Position]:
@@ -294,10 +294,10 @@ def claims(position: Position, log: FailoverLog) -> Iterator[Position]:
 
 @dataclass(frozen=True, slots=True)
 class Retreat:
-    """What a consumer does after a rollback answer: undo all above ``undo_to``, then ask for ``position``.
+    """What a reader does after a rollback answer: undo all above ``undo_to``, then ask for ``position``.
 
     ``undo_to`` is None when nothing has to be undone because only another vb_uuid is tried. ``log`` is what
-    is left of the consumer's log; the next accepted request replaces it.
+    is left of the reader's log; the next accepted request replaces it.
     """
 
     position: Position
@@ -313,9 +313,9 @@ def retreat(
     exact_points: Iterable[int] = (),
     only_points: bool = False,
 ) -> Retreat:
-    """The consumer's answer to a producer that asks to roll ``sent`` back to ``rollback_to``.
+    """The reader's answer to a producer that asks to roll ``sent`` back to ``rollback_to``.
 
-    ``exact_points`` are seqnos of its own past at which the consumer was exact and to which it can return
+    ``exact_points`` are seqnos of its own past at which the reader was exact and to which it can return
     (table versions, snapshot ends). The seqno that the producer names is only an upper bound: a reader that
     dropped just what lies above it would still lack what was folded away below. So it goes to an exact
     point at or below, at worst to the beginning, and resumes from there. The start of a snapshot that it has

@@ -1,4 +1,4 @@
-"""The node as TAP consumer over real sockets: a peer pushes, in the document's own packets and in others."""
+"""The node as TAP replica over real sockets: a peer pushes, in the document's own packets and in others."""
 
 from __future__ import annotations
 

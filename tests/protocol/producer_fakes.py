@@ -1,4 +1,4 @@
-"""A vbucket that a test can look through, a host, and a consumer that checks every rule of a stream.
+"""A vbucket that a test can look through, a host, and a reader that checks every rule of a stream.
 
 The fake vbucket keeps its whole history and is told by the test what is still in memory, what is on disk, and
 where checkpoints begin, so that each way through a producer can be forced.
@@ -422,7 +422,7 @@ def counted(frame: Frame) -> bool:
 
 @dataclass
 class StreamModel:
-    """A consumer's view of one stream: it refuses whatever breaks docs/spec/dcp.md#checks-of-a-receiver."""
+    """A reader's view of one stream: it refuses whatever breaks docs/spec/dcp.md#checks-of-a-receiver."""
 
     last_seqno: int = 0
     position: Position = Position.BEGINNING
@@ -487,7 +487,7 @@ class StreamModel:
             self.documents.pop(message.key, None)
 
 
-class Consumer:
+class FakeReader:
     """The other end of a producer: sends requests, decodes what comes, counts and checks it."""
 
     def __init__(

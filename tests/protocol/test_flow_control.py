@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.producer_fakes import COLLECTIONS, FULL, PRODUCER, Consumer, FakeBucket
+from protocol.producer_fakes import COLLECTIONS, FULL, PRODUCER, FakeBucket, FakeReader
 from tailrace.protocol.flow_control import ACK_INTERVAL_S, ReceiveWindow, SendWindow
 from tailrace.wire.codes import AddStreamFlag, DcpOpcode, OpenFlag, Status, SystemEventId
 
@@ -149,47 +149,47 @@ def test_what_a_message_counts(kind: str, opcode: int, size: int, stream_id: int
         assert isinstance(value, dict)
         request["value"] = {**value, "sid": stream_id}
         size += 3
-    consumer = Consumer(bucket)
-    consumer.open(flags, connection_buffer_size="1", **controls)
-    window = consumer.producer._window
-    answer = consumer.request(**request)  # type: ignore[arg-type]
+    reader = FakeReader(bucket)
+    reader.open(flags, connection_buffer_size="1", **controls)
+    window = reader.producer._window
+    answer = reader.request(**request)  # type: ignore[arg-type]
     assert answer.status == Status.SUCCESS
     for _ in range(10):
-        before = len(consumer.received)
-        assert consumer.pull()
-        assert len(consumer.received) == before + 1, "a window of 1 byte lets one message through"
-        frame, _ = consumer.received[-1]
+        before = len(reader.received)
+        assert reader.pull()
+        assert len(reader.received) == before + 1, "a window of 1 byte lets one message through"
+        frame, _ = reader.received[-1]
         assert window.outstanding == frame.size
         if frame.opcode == opcode:
             assert window.outstanding == size
             return
-        assert not consumer.pull()
-        consumer.ack(frame.size - 1)
-        assert not consumer.pull(), "one byte is missing"
-        consumer.ack(1)
+        assert not reader.pull()
+        reader.ack(frame.size - 1)
+        assert not reader.pull(), "one byte is missing"
+        reader.ack(1)
     pytest.fail(f"no {kind} came")
 
 
 def test_deletion_with_xattrs_counts_its_value() -> None:
     bucket = FakeBucket()
     bucket.vbuckets[0].delete(KEY, value=XATTR_VALUE, datatype=4)
-    consumer = Consumer(bucket)
-    consumer.open(FULL | OpenFlag.INCLUDE_DELETED_USER_XATTRS, connection_buffer_size="1000")
-    consumer.stream()
-    assert consumer.producer._window.outstanding == 44 + 45 + 4 + len(XATTR_VALUE)
+    reader = FakeReader(bucket)
+    reader.open(FULL | OpenFlag.INCLUDE_DELETED_USER_XATTRS, connection_buffer_size="1000")
+    reader.stream()
+    assert reader.producer._window.outstanding == 44 + 45 + 4 + len(XATTR_VALUE)
 
 
 def test_answers_are_neither_counted_nor_blocked() -> None:
     bucket = FakeBucket()
     bucket.vbuckets[0].set(KEY)
-    consumer = Consumer(bucket)
-    consumer.open(connection_buffer_size="1")
-    consumer.stream()
-    assert consumer.outstanding == 44
+    reader = FakeReader(bucket)
+    reader.open(connection_buffer_size="1")
+    reader.stream()
+    assert reader.outstanding == 44
     for vbucket in (1, 2, 3):
-        assert consumer.request(vbucket).status == Status.SUCCESS
-        assert consumer.close_stream(vbucket) == Status.SUCCESS
-    assert consumer.producer._window.outstanding == 44
+        assert reader.request(vbucket).status == Status.SUCCESS
+        assert reader.close_stream(vbucket) == Status.SUCCESS
+    assert reader.producer._window.outstanding == 44
 
 
 @pytest.mark.parametrize("offset", [-1, 0, 1])
@@ -198,23 +198,23 @@ def test_message_that_begins_at_the_window_must_wait(offset: int) -> None:
     bucket = FakeBucket()
     for number in range(9):
         bucket.vbuckets[0].set(b"%d" % number, b"vv")
-    consumer = Consumer(bucket)
-    consumer.open(connection_buffer_size=str(44 + 5 * 59 + offset))
-    assert consumer.stream().last_seqno == (6 if offset > 0 else 5)
+    reader = FakeReader(bucket)
+    reader.open(connection_buffer_size=str(44 + 5 * 59 + offset))
+    assert reader.stream().last_seqno == (6 if offset > 0 else 5)
 
 
 def test_turning_it_off_lets_everything_go() -> None:
     bucket = FakeBucket()
     for number in range(100):
         bucket.vbuckets[0].set(b"%d" % number)
-    consumer = Consumer(bucket)
-    consumer.open(connection_buffer_size="200")
-    stream = consumer.stream()
+    reader = FakeReader(bucket)
+    reader.open(connection_buffer_size="200")
+    stream = reader.stream()
     assert 0 < stream.last_seqno < 100
-    consumer.control("connection_buffer_size", "0")
-    consumer.pull_all()
+    reader.control("connection_buffer_size", "0")
+    reader.pull_all()
     assert stream.last_seqno == 100
-    assert consumer.producer._window.outstanding == 0
+    assert reader.producer._window.outstanding == 0
 
 
 sizes = st.lists(st.integers(0, 300), min_size=1, max_size=60)
@@ -248,17 +248,17 @@ def test_never_more_than_the_window(
             vbucket.set(b"k%d" % number, bytes(size))
     if on_disk:
         vbucket.to_disk()
-    consumer = Consumer(bucket, features=features)
-    consumer.open(PRODUCER, connection_buffer_size=str(window))
-    consumer.request(end_seqno=len(values))
-    stream = next(iter(consumer.streams.values()))
+    reader = FakeReader(bucket, features=features)
+    reader.open(PRODUCER, connection_buffer_size=str(window))
+    reader.request(end_seqno=len(values))
+    stream = next(iter(reader.streams.values()))
     for ack in acks:
-        consumer.pull_all(max_bytes)
-        assert consumer.outstanding == consumer.producer._window.outstanding
-        assert consumer.outstanding >= window or stream.ended is not None, "it stopped too early"
+        reader.pull_all(max_bytes)
+        assert reader.outstanding == reader.producer._window.outstanding
+        assert reader.outstanding >= window or stream.ended is not None, "it stopped too early"
         if ack:
-            consumer.ack(ack)
+            reader.ack(ack)
     while stream.ended is None:
-        consumer.pull_all(max_bytes)
-        consumer.ack(consumer.outstanding)
+        reader.pull_all(max_bytes)
+        reader.ack(reader.outstanding)
     assert [item.by_seqno for item in stream.items] == list(range(1, len(values) + 1))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.producer_fakes import COLLECTIONS, Consumer, FakeBucket, FakeHost
+from protocol.producer_fakes import COLLECTIONS, FakeBucket, FakeHost, FakeReader
 from tailrace.protocol.liveness import (
     DEFAULT_INTERVAL_S,
     FIRST_NOOP_OPAQUE,
@@ -61,65 +61,65 @@ def test_never_dead_without_a_timeout() -> None:
 # On a connection.
 
 
-def connected(**controls: Any) -> Consumer:
-    consumer = Consumer(FakeBucket(), host=FakeHost(FakeBucket(), COLLECTIONS))
-    consumer.open(**controls)
-    return consumer
+def connected(**controls: Any) -> FakeReader:
+    reader = FakeReader(FakeBucket(), host=FakeHost(FakeBucket(), COLLECTIONS))
+    reader.open(**controls)
+    return reader
 
 
-def pass_time(consumer: Consumer, seconds: float) -> None:
-    consumer.now += seconds
-    consumer.producer.handle_timer(consumer.now)
-    consumer.pull()
+def pass_time(reader: FakeReader, seconds: float) -> None:
+    reader.now += seconds
+    reader.producer.handle_timer(reader.now)
+    reader.pull()
 
 
 def test_noops_are_sent_without_any_stream_and_into_a_full_window() -> None:
-    consumer = connected(set_noop_interval="30", connection_buffer_size="1")
-    consumer.host.bucket.vbuckets[0].set(b"k")
-    consumer.request()
-    consumer.pull()
-    assert consumer.outstanding > consumer.window
-    pass_time(consumer, 29)
-    assert consumer.noops == []
-    pass_time(consumer, 1)
-    assert consumer.noops == [FIRST_NOOP_OPAQUE]
-    consumer.respond(DcpOpcode.NOOP, FIRST_NOOP_OPAQUE)
-    pass_time(consumer, 30)
-    assert consumer.noops == [FIRST_NOOP_OPAQUE, FIRST_NOOP_OPAQUE + 1]
-    assert consumer.producer.close_requested is None
+    reader = connected(set_noop_interval="30", connection_buffer_size="1")
+    reader.host.bucket.vbuckets[0].set(b"k")
+    reader.request()
+    reader.pull()
+    assert reader.outstanding > reader.window
+    pass_time(reader, 29)
+    assert reader.noops == []
+    pass_time(reader, 1)
+    assert reader.noops == [FIRST_NOOP_OPAQUE]
+    reader.respond(DcpOpcode.NOOP, FIRST_NOOP_OPAQUE)
+    pass_time(reader, 30)
+    assert reader.noops == [FIRST_NOOP_OPAQUE, FIRST_NOOP_OPAQUE + 1]
+    assert reader.producer.close_requested is None
 
 
 @pytest.mark.parametrize(("opaque", "status"), [(1, Status.SUCCESS), (FIRST_NOOP_OPAQUE, Status.EINVAL)])
 def test_wrong_answer_to_a_noop(opaque: int, status: int) -> None:
-    consumer = connected()
-    pass_time(consumer, 20)
-    consumer.respond(DcpOpcode.NOOP, opaque, status)
-    assert consumer.producer.close_requested is not None
+    reader = connected()
+    pass_time(reader, 20)
+    reader.respond(DcpOpcode.NOOP, opaque, status)
+    assert reader.producer.close_requested is not None
 
 
 def test_silent_peer_is_given_up() -> None:
-    consumer = connected()
-    pass_time(consumer, 359.9)
-    assert consumer.producer.close_requested is None
-    pass_time(consumer, 0.1)
-    assert consumer.producer.close_requested is not None
+    reader = connected()
+    pass_time(reader, 359.9)
+    assert reader.producer.close_requested is None
+    pass_time(reader, 0.1)
+    assert reader.producer.close_requested is not None
 
 
 def test_peer_that_answers_is_kept() -> None:
-    consumer = connected()
+    reader = connected()
     for _ in range(100):
-        pass_time(consumer, 20)
-        consumer.respond(DcpOpcode.NOOP, consumer.noops[-1])
-    assert consumer.producer.close_requested is None
-    assert len(consumer.noops) == 100
+        pass_time(reader, 20)
+        reader.respond(DcpOpcode.NOOP, reader.noops[-1])
+    assert reader.producer.close_requested is None
+    assert len(reader.noops) == 100
 
 
 def test_turned_off_again() -> None:
-    consumer = connected()
-    consumer.control("enable_noop", "false")
-    pass_time(consumer, 10_000)
-    assert consumer.noops == []
-    assert consumer.producer.close_requested is None
+    reader = connected()
+    reader.control("enable_noop", "false")
+    pass_time(reader, 10_000)
+    assert reader.noops == []
+    assert reader.producer.close_requested is None
 
 
 # The receiver's half.

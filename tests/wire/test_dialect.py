@@ -15,7 +15,7 @@ from tailrace.wire.header import Frame
 from tailrace.wire.message import Direction
 from vectors.corpus import Vector, vectors
 
-PRODUCER, CONSUMER = Role.PRODUCER, Role.CONSUMER
+PRODUCER, REPLICA = Role.PRODUCER, Role.REPLICA
 
 
 def frame(magic: int, opcode: int, extras: int, key: int = 0, *, byte_5: int = 0, fill: int = 0) -> Frame:
@@ -25,8 +25,8 @@ def frame(magic: int, opcode: int, extras: int, key: int = 0, *, byte_5: int = 0
 BINDS = [
     (frame(0x80, 0x40, 0), TAP, PRODUCER),
     (frame(0x80, 0x40, 4, 5), TAP, PRODUCER),
-    *((frame(0x80, opcode, 8), TAP, CONSUMER) for opcode in range(0x41, 0x48)),
-    (frame(0x80, 0x41, 16, 1), TAP, CONSUMER),
+    *((frame(0x80, opcode, 8), TAP, REPLICA) for opcode in range(0x41, 0x48)),
+    (frame(0x80, 0x41, 16, 1), TAP, REPLICA),
     (frame(0x80, 0x01, 32, byte_5=1), UPR_A, PRODUCER),
     (frame(0x80, 0x01, 40, 3, byte_5=1), UPR_A, PRODUCER),
     (frame(0x80, 0x01, 0, byte_5=2), UPR_A, PRODUCER),
@@ -35,7 +35,7 @@ BINDS = [
     (frame(0x80, 0x51, 0), UPR_B, PRODUCER),
     (frame(0x80, 0x50, 8, 1, fill=1), DCP, PRODUCER),
     (frame(0x08, 0x50, 8, 1, fill=1), DCP, PRODUCER),
-    (frame(0x80, 0x50, 8, 1), DCP, CONSUMER),
+    (frame(0x80, 0x50, 8, 1), DCP, REPLICA),
 ]
 ORDINARY = [
     *(

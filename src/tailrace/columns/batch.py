@@ -91,9 +91,9 @@ _CAS_CLOCK = np.uint64(0xFFFF_FFFF_FFFF_0000)
 _NS_PER_US = np.uint64(1000)
 
 _MOST_REPEATED = 1 << 17
-"""Of a column that says the same in every row, so much is kept for the next batch, and no more."""
+"""How many rows of a constant column are kept for the next batch."""
 
-# Arrow's own functions: the ones for everybody look them and their options up in every call.
+# Looked up once: Arrow's public wrappers look up function and options in every call.
 _TAKE, _UNCHECKED = pc.get_function("array_take"), pc.TakeOptions(boundscheck=False)
 _CAST, _TO_BINARY = pc.get_function("cast"), pc.CastOptions.safe(pa.binary())
 
@@ -211,7 +211,7 @@ def to_batch(
         "snapshot_end": snapshot_end,
     }
     arrays = {name: _column(name, content, len(cas)) for name, content in columns.items()}
-    # At the end, because they drive out of the processor's caches whatever else is needed here.
+    # Last, because they push everything else out of the processor's caches.
     values, xattrs = _copy_values(frames.data, value_start, frames.value_end[rows]), None
     if kind is None or kind & (SNAPPY | XATTR):
         values, xattrs = _unpack(frames, rows, values)

@@ -66,9 +66,9 @@ def frame_starts(data: Bytes) -> Offsets:
 
 
 def _equal_frames(data: Bytes, size: int) -> Offsets:
-    """The frames from offset 0 to the first one that is not of this size, as the others before it are.
+    """The frames from offset 0 up to the first one of another size.
 
-    Nothing at all is found where a few of the places say that there is no use in looking at every one.
+    Empty if a few samples show that there is no use in looking at every place.
     """
     total_body = _body_lengths(data)
     starts = np.arange(0, len(total_body), size)

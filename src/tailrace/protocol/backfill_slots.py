@@ -2,7 +2,7 @@
 
 A backfill in progress holds on to files of the store and to a chunk that was read and not yet sent. So a
 connection has a number of slots; streams that need one and find none wait in line. A slot whose stream sends
-nothing for too long, because its consumer does not read, is taken away when the disk is short of space: files
+nothing for too long, because its reader does not read, is taken away when the disk is short of space: files
 that the store has replaced can't be removed while somebody reads them.
 """
 
@@ -36,7 +36,7 @@ class BackfillSlots:
         self.limit = limit
         self._held: dict[Backfiller, tuple[int, float] | None] = {}  # bytes sent at a time, once looked at
         self._waiting: deque[Backfiller] = deque()
-        self._looked_at: float | None = None  # no held one's figure is older; None: one was never looked at
+        self._looked_at: float | None = None  # when the oldest figure was taken; None: one never was
 
     def __len__(self) -> int:
         return len(self._held)
@@ -64,7 +64,7 @@ class BackfillSlots:
             free -= 1
 
     def stalled(self, now: float, timeout_s: float) -> list[Backfiller]:
-        """The streams whose backfill has sent nothing for this long; each is named once a timeout."""
+        """The streams whose backfill has sent nothing for this long; each is named once per timeout."""
         idle = []
         for stream, seen in self._held.items():
             if seen is None or seen[0] != stream.sent_bytes:

@@ -48,18 +48,18 @@ class SendWindow:
             self.outstanding += counted_bytes
 
     def acknowledge(self, acked_bytes: int) -> None:
-        """The consumer has processed this much; more than there is counts as all of it."""
+        """The receiver has processed this much; more than there is counts as all of it."""
         self.acknowledged_bytes += acked_bytes
         self.outstanding = max(0, self.outstanding - acked_bytes)
 
 
 class ReceiveWindow:
-    """Bytes that were processed and not acknowledged, and when to do that."""
+    """Bytes that were processed and not acknowledged, and when to acknowledge them."""
 
     __slots__ = ("_ack_at_bytes", "_looked_at", "acknowledged_bytes", "unacknowledged_bytes")
 
     def __init__(self, size_bytes: int, now: float, *, ack_at_bytes: int | None = None) -> None:
-        """``ack_at_bytes``: acknowledge so many at the latest, however large the window is."""
+        """``ack_at_bytes``: at the latest this many are acknowledged, however large the window is."""
         share = size_bytes * ACK_SHARE
         self._ack_at_bytes = share if ack_at_bytes is None else min(share, ack_at_bytes)
         self._looked_at = now

@@ -23,7 +23,7 @@ __all__ = ["Handler", "Host"]
 
 
 class Handler(Protocol):
-    """A producer or consumer of one dialect on one connection; sans-IO."""
+    """A producer or replica of one dialect on one connection; sans-IO."""
 
     close_requested: str | None
     """Not None: send what `data_to_send` still has, then close the connection for this reason."""
@@ -107,8 +107,8 @@ class Host(Protocol):
         ...
 
     def await_append(self, vbucket: int, callback: Callable[[], None]) -> None:
-        """Call one that watches the vbucket once more, after its next change. Who still has something to do
-        does not ask: a write is to cost the same however many readers are behind.
+        """Call a watcher of the vbucket once, after its next change. One that still has work to do does not
+        ask: a write costs the same however many readers are behind.
         """
         ...
 
@@ -161,7 +161,7 @@ class Host(Protocol):
         ...
 
     def claim_vbucket(self, vbucket: int, by: object) -> bool:
-        """A passive stream of the vbucket begins; False if another connection has one."""
+        """A replica's stream of the vbucket begins; False if another connection has one."""
         ...
 
     def release_vbucket(self, vbucket: int, by: object) -> None:

@@ -28,12 +28,12 @@ FIRST_NOOP_OPAQUE = 10_000_001
 
 
 def silence_limit_s(interval_s: float, idle_timeout_s: float = 0.0) -> float:
-    """How long a peer may say nothing that sends or answers a no-op every interval."""
+    """How long a peer may be silent that sends or answers a no-op every interval."""
     return max(2 * interval_s, idle_timeout_s)
 
 
 class Silence:
-    """How long nothing came from the peer. Limits are given with each question; None: there is none."""
+    """How long nothing has come from the peer. Each question gives its limit; None is no limit."""
 
     __slots__ = ("is_asking", "last_heard")
 
@@ -73,7 +73,7 @@ class Silence:
 
 
 class ProducerLiveness:
-    """When to send a no-op, and when the peer is dead; nothing of both before `enable`."""
+    """When to send a no-op, and when the peer is dead; neither before `enable`."""
 
     __slots__ = (
         "_idle_timeout_s",

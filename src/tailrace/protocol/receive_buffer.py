@@ -12,7 +12,7 @@ from ..wire.header import HEADER_SIZE, MAX_FRAME, frame_size
 __all__ = ["BLOCK_BYTES", "Block", "ReceiveBuffer"]
 
 BLOCK_BYTES = 4 << 20
-"""Large enough that what a piece costs by itself doesn't count, small enough for a processor's cache."""
+"""Large enough that the cost of a block does not matter, small enough for a processor's cache."""
 _LEAST_ROOM = 64 << 10
 _MAX_SPARE = 2
 

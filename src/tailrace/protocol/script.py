@@ -4,7 +4,7 @@ A *script* yields a list of requests, which are sent together, and gets back the
 
     hello, mechanisms = yield [Hello(...), SaslListMechs()]
 
-It has no socket and no clock, so the handshake, the key-value client and the questions that a consumer asks
+It has no socket and no clock, so the handshake, the key-value client and the questions that a reader asks
 beside its streams are all scripts, run by whichever pump there is.
 """
 

@@ -107,9 +107,9 @@ class StreamState(Enum):
     IN_MEMORY = "in-memory"
     """The stream has caught up and follows the changes as they are made."""
     TAKEOVER_SEND = "takeover-send"
-    """Like in-memory, but the consumer acknowledges each snapshot."""
+    """Like in-memory, but the replica acknowledges each snapshot."""
     TAKEOVER_WAIT = "takeover-wait"
-    """The consumer has been told a new vbucket state and has not answered."""
+    """The replica has been told a new vbucket state and has not answered."""
     DEAD = "dead"
     """Over; perhaps a Stream End has still to be sent."""
 
@@ -216,7 +216,7 @@ REPLICA_STREAM_TRANSITIONS: Mapping[tuple[ReplicaStreamState, ReplicaStreamInput
 }
 
 
-# A stream of UPR while it is translated: the drafts say apart that a stream begins, and on which branch.
+# A stream of UPR while it is translated: the drafts say separately that a stream begins and on which branch.
 
 
 class UprStreamState(Enum):

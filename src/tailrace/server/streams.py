@@ -35,11 +35,11 @@ Factory: TypeAlias = Callable[[Host, Callable[[], None], float], Handler]
 
 FACTORIES: dict[tuple[str, Role], Factory] = {
     (DCP.name, Role.PRODUCER): DcpProducer,
-    (DCP.name, Role.CONSUMER): DcpReplica,
+    (DCP.name, Role.REPLICA): DcpReplica,
     (UPR_A.name, Role.PRODUCER): UprAProducer,
     (UPR_B.name, Role.PRODUCER): UprBProducer,
     (TAP.name, Role.PRODUCER): TapProducer,
-    (TAP.name, Role.CONSUMER): TapReplica,
+    (TAP.name, Role.REPLICA): TapReplica,
 }
 """By the dialect's name and the server's role in it."""
 

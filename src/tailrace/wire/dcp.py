@@ -1,4 +1,4 @@
-"""The messages of DCP between any producer and consumer, and their answers.
+"""The messages of DCP between any producer and reader or replica, and their answers.
 
 Those that only the copies of a vbucket exchange are in `dcp_replication`.
 """
@@ -93,7 +93,7 @@ class DcpStreamRequestResponse(DcpFailoverLogResponse):
 
     @classmethod
     def rollback(cls, seqno: int, *, opaque: int) -> DcpStreamRequestResponse:
-        """The consumer must go back to ``seqno`` first."""
+        """The reader must go back to ``seqno`` first."""
         return cls(
             opcode=DcpOpcode.STREAM_REQUEST,
             status=Status.ROLLBACK,
@@ -146,7 +146,7 @@ class DcpOpen(Message):
 
     @property
     def consumer_name(self) -> str | None:
-        """The name under which a consumer connection introduces itself to its producer."""
+        """The name under which a replica introduces itself to its producer."""
         name: str | None = json.loads(self.value).get("consumer_name") if self.value else None
         return name
 

@@ -134,7 +134,7 @@ class Role(Enum):
     """What the server is on a connection that has been bound to a dialect."""
 
     PRODUCER = "producer"
-    CONSUMER = "consumer"
+    REPLICA = "replica"
 
 
 def bind(frame: Frame, *, first: bool = True) -> tuple[Dialect, Role] | None:
@@ -151,7 +151,7 @@ def bind(frame: Frame, *, first: bool = True) -> tuple[Dialect, Role] | None:
         if opcode == TapOpcode.CONNECT and extras in (0, 4):
             return TAP, Role.PRODUCER
         if TapOpcode.MUTATION <= opcode <= TapOpcode.CHECKPOINT_END and extras in (8, 16):
-            return TAP, Role.CONSUMER
+            return TAP, Role.REPLICA
         if opens_upr_a(frame):
             return UPR_A, Role.PRODUCER
         if opcode == UprBOpcode.STREAM_REQUEST and extras == 40:
@@ -160,7 +160,7 @@ def bind(frame: Frame, *, first: bool = True) -> tuple[Dialect, Role] | None:
             return UPR_B, Role.PRODUCER
     if opcode == DcpOpcode.OPEN and extras == 8 and frame.key_length:
         is_producer = bool(frame.extras[7] & 1)
-        return DCP, Role.PRODUCER if is_producer else Role.CONSUMER
+        return DCP, Role.PRODUCER if is_producer else Role.REPLICA
     if first and (opcode in CHANGE_STREAM_OPCODES or TapOpcode.CONNECT <= opcode <= TapOpcode.CHECKPOINT_END):
         raise MalformedMessage(f"opcode 0x{opcode:02x} can't be the first of a change stream")
     return None

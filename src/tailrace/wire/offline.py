@@ -67,7 +67,7 @@ class Observer:
         self.dialect = dialect
         self._direction = direction
         self._bound: Dialect | None = None
-        self._server_is_consumer = False
+        self._server_is_replica = False
 
     def see(self, frame: Frame, *, from_client: bool | None = None, offset: int = 0) -> Description:
         """Name the next frame; ``from_client`` says which side sent it, where that is known."""
@@ -108,7 +108,7 @@ class Observer:
         directions = self._directions(frame, from_client)
         readings = self._readings_in(frame, directions)
         if readings[0].kind is Unknown and self._direction is None and len(directions) == 1:
-            # who sends is known, but not that a client has made a consumer of the server
+            # who sends is known, but not that a client has made a replica of the server
             others = self._readings_in(frame, (directions[0].opposite,))
             if others[0].message is not None and others[0].kind is not Unknown:
                 others[0].notes.append("it goes the other way than usual")
@@ -148,8 +148,8 @@ class Observer:
             first = Direction.TO_PRODUCER if frame.is_request else Direction.TO_CONSUMER
             return first, first.opposite
         usual = Direction.TO_PRODUCER if from_client else Direction.TO_CONSUMER
-        # a client may open the server as a consumer and then push to it, but other commands go as always
-        return (usual.opposite, usual) if self._server_is_consumer else (usual,)
+        # a client may open the server as a replica and then push to it, but other commands go as always
+        return (usual.opposite, usual) if self._server_is_replica else (usual,)
 
     def _bind(self, frame: Frame, from_client: bool | None) -> Description | None:
         """The frame as the first request of a dialect, if it is one; the client sends that."""
@@ -162,13 +162,13 @@ class Observer:
         if bound is None:
             return None
         dialect, role = bound
-        pushes = dialect is TAP and role is Role.CONSUMER
+        pushes = dialect is TAP and role is Role.REPLICA
         direction = Direction.TO_CONSUMER if pushes else Direction.TO_PRODUCER
         description = describe(frame, dialect, direction)
         if self._direction not in (None, direction) or description.message is None:
             return None
         self._bound = dialect
-        self._server_is_consumer = role is Role.CONSUMER
+        self._server_is_replica = role is Role.REPLICA
         return description
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.producer_fakes import COLLECTIONS, FULL, PRODUCER, Consumer, FakeBucket
+from protocol.producer_fakes import COLLECTIONS, FULL, PRODUCER, FakeBucket, FakeReader
 from tailrace.protocol.dcp.controls import BackfillOrder, ConnectionOptions, Oso
 from tailrace.wire.codes import ControlKey, Feature, OpenFlag, Status
 
@@ -81,10 +81,10 @@ ROWS: list[tuple[str, str, Status]] = [
 
 @pytest.mark.parametrize(("key", "value", "status"), ROWS)
 def test_row(key: str, value: str, status: Status) -> None:
-    consumer = Consumer(FakeBucket())
-    consumer.open(FULL, noop=False)
-    assert consumer.control(key, value) == status
-    answer = consumer.answers[-1]
+    reader = FakeReader(FakeBucket())
+    reader.open(FULL, noop=False)
+    assert reader.control(key, value) == status
+    answer = reader.answers[-1]
     assert (answer.opcode, answer.body) == (0x5E, b"")
 
 
@@ -113,9 +113,9 @@ def test_every_known_key_is_documented() -> None:
 def test_what_depends_on_the_connection(
     features: frozenset[int], flags: int, key: str, value: str, status: Status
 ) -> None:
-    consumer = Consumer(FakeBucket(), features=features)
-    consumer.open(flags, noop=False)
-    assert consumer.control(key, value) == status
+    reader = FakeReader(FakeBucket(), features=features)
+    reader.open(flags, noop=False)
+    assert reader.control(key, value) == status
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,10 @@ def test_what_depends_on_the_connection(
     [("enable_stream_id", "enable_sync_writes"), ("enable_sync_writes", "enable_stream_id")],
 )
 def test_stream_ids_and_sync_writes_exclude_each_other(first: str, second: str) -> None:
-    consumer = Consumer(FakeBucket())
-    consumer.open()
-    assert consumer.control(first, "true") == OK
-    assert consumer.control(second, "true") == NOT_POSSIBLE
+    reader = FakeReader(FakeBucket())
+    reader.open()
+    assert reader.control(first, "true") == OK
+    assert reader.control(second, "true") == NOT_POSSIBLE
 
 
 def options(flags: int = FULL) -> ConnectionOptions:
@@ -172,9 +172,9 @@ def test_value_that_is_no_text() -> None:
 
 def test_cursor_dropping_is_off_for_replication() -> None:
     for name, expected in ((b"eq_dcpq:replication:a->b", False), (b"indexer", True)):
-        consumer = Consumer(FakeBucket())
-        consumer.open(name=name)
-        assert consumer.producer._options.cursor_dropping is expected
+        reader = FakeReader(FakeBucket())
+        reader.open(name=name)
+        assert reader.producer._options.cursor_dropping is expected
 
 
 GO = """enable_noop true; set_noop_interval 180; set_priority high; change_streams true;
@@ -191,8 +191,8 @@ SERVER = """enable_noop true; set_noop_interval 0.1; set_priority high; supports
 
 @pytest.mark.parametrize("sent", [GO, JAVA, SERVER], ids=["go", "java", "server"])
 def test_what_clients_send_is_accepted(sent: str) -> None:
-    consumer = Consumer(FakeBucket())
-    consumer.open(FULL, noop=False)
+    reader = FakeReader(FakeBucket())
+    reader.open(FULL, noop=False)
     for one in sent.split(";"):
         key, value = one.split()
-        assert consumer.control(key, value) == OK, key
+        assert reader.control(key, value) == OK, key

@@ -12,8 +12,8 @@ from protocol.producer_fakes import (
     FULL,
     PRODUCER,
     UUID,
-    Consumer,
     FakeBucket,
+    FakeReader,
 )
 from tailrace.frames import CHUNK_BYTES
 from tailrace.protocol.dcp.producer import ON_DISK_OPAQUE
@@ -39,13 +39,13 @@ def bucket() -> FakeBucket:
 
 
 def opening(
-    consumer: Consumer, *, flags: int, name: bytes = b"test", value: bytes = b"", datatype: int = 0
+    reader: FakeReader, *, flags: int, name: bytes = b"test", value: bytes = b"", datatype: int = 0
 ) -> int:
     """Open with any bytes at all."""
     body = bytes(4) + flags.to_bytes(4, "big") + name + value
     frame = Frame(0x80, 0x50, len(name), 8, datatype=datatype, opaque=9, body=body)
-    consumer.producer.receive_frame(frame, consumer.now)
-    return consumer.status_of_last()
+    reader.producer.receive_frame(frame, reader.now)
+    return reader.status_of_last()
 
 
 # Open
@@ -69,15 +69,15 @@ def opening(
     ],
 )
 def test_open_flags(bucket: FakeBucket, flags: int, status: Status) -> None:
-    consumer = Consumer(bucket)
-    assert opening(consumer, flags=int(flags)) == status
-    assert consumer.producer.is_open == (status == Status.SUCCESS)
-    assert consumer.host.names == ([b"test"] if status == Status.SUCCESS else [])
+    reader = FakeReader(bucket)
+    assert opening(reader, flags=int(flags)) == status
+    assert reader.producer.is_open == (status == Status.SUCCESS)
+    assert reader.host.names == ([b"test"] if status == Status.SUCCESS else [])
 
 
 def test_skipping_deletes_needs_collections(bucket: FakeBucket) -> None:
-    consumer = Consumer(bucket, features=frozenset())
-    assert opening(consumer, flags=PRODUCER | 0x200) == Status.EINVAL
+    reader = FakeReader(bucket, features=frozenset())
+    assert opening(reader, flags=PRODUCER | 0x200) == Status.EINVAL
 
 
 @pytest.mark.parametrize(
@@ -89,41 +89,41 @@ def test_skipping_deletes_needs_collections(bucket: FakeBucket) -> None:
     ],
 )
 def test_open_name(bucket: FakeBucket, name: bytes, status: Status) -> None:
-    assert opening(Consumer(bucket), flags=PRODUCER, name=name) == status
+    assert opening(FakeReader(bucket), flags=PRODUCER, name=name) == status
 
 
 @pytest.mark.parametrize(
     ("value", "datatype"), [(b"{}", 1), (b'{"consumer_name":"x"}', 1), (b'{"x":1}', 1), (b"{", 1), (b"{}", 0)]
 )
 def test_open_value(bucket: FakeBucket, value: bytes, datatype: int) -> None:
-    """The only member there is belongs to a consumer."""
-    assert opening(Consumer(bucket), flags=PRODUCER, value=value, datatype=datatype) == Status.EINVAL
+    """The only member there is belongs to a reader."""
+    assert opening(FakeReader(bucket), flags=PRODUCER, value=value, datatype=datatype) == Status.EINVAL
 
 
 def test_open_twice(bucket: FakeBucket) -> None:
-    consumer = Consumer(bucket)
-    consumer.open()
-    assert opening(consumer, flags=PRODUCER) == Status.EINVAL
-    assert consumer.producer.is_open
+    reader = FakeReader(bucket)
+    reader.open()
+    assert opening(reader, flags=PRODUCER) == Status.EINVAL
+    assert reader.producer.is_open
 
 
 def test_open_after_a_refused_one(bucket: FakeBucket) -> None:
-    consumer = Consumer(bucket)
-    assert opening(consumer, flags=PRODUCER | 2) == Status.EINVAL
-    assert opening(consumer, flags=PRODUCER) == Status.SUCCESS
+    reader = FakeReader(bucket)
+    assert opening(reader, flags=PRODUCER | 2) == Status.EINVAL
+    assert opening(reader, flags=PRODUCER) == Status.SUCCESS
 
 
 @pytest.mark.parametrize("opcode", [op for op in DcpOpcode if op != DcpOpcode.OPEN])
 def test_nothing_before_open(bucket: FakeBucket, opcode: int) -> None:
-    consumer = Consumer(bucket)
-    consumer.producer.receive_frame(Frame(0x80, opcode, opaque=3), consumer.now)
-    assert consumer.status_of_last() == Status.EINVAL
-    assert consumer.producer.close_requested is None
+    reader = FakeReader(bucket)
+    reader.producer.receive_frame(Frame(0x80, opcode, opaque=3), reader.now)
+    assert reader.status_of_last() == Status.EINVAL
+    assert reader.producer.close_requested is None
 
 
 def test_unordered_execution(bucket: FakeBucket) -> None:
-    consumer = Consumer(bucket, features=COLLECTIONS | {int(Feature.UNORDERED_EXECUTION)})
-    assert opening(consumer, flags=PRODUCER) == Status.NOT_SUPPORTED
+    reader = FakeReader(bucket, features=COLLECTIONS | {int(Feature.UNORDERED_EXECUTION)})
+    assert opening(reader, flags=PRODUCER) == Status.NOT_SUPPORTED
 
 
 # Requests
@@ -151,21 +151,21 @@ TO_A_CONSUMER = [
 
 @pytest.mark.parametrize("opcode", TO_A_CONSUMER)
 def test_message_for_a_consumer(bucket: FakeBucket, opcode: int) -> None:
-    consumer = Consumer(bucket)
-    consumer.open()
-    stream = consumer.stream()
-    consumer.producer.receive_frame(Frame(0x80, opcode), consumer.now)
-    assert consumer.producer.close_requested is not None
+    reader = FakeReader(bucket)
+    reader.open()
+    stream = reader.stream()
+    reader.producer.receive_frame(Frame(0x80, opcode), reader.now)
+    assert reader.producer.close_requested is not None
     bucket.vbuckets[0].set(b"k")
-    consumer.pull_all()
+    reader.pull_all()
     assert stream.items == [], "nothing is streamed any more"
 
 
 def test_flush_is_not_supported(bucket: FakeBucket) -> None:
-    consumer = Consumer(bucket)
-    consumer.open()
-    consumer.producer.receive_frame(Frame(0x80, DcpOpcode.FLUSH), consumer.now)
-    assert consumer.status_of_last() == Status.NOT_SUPPORTED
+    reader = FakeReader(bucket)
+    reader.open()
+    reader.producer.receive_frame(Frame(0x80, DcpOpcode.FLUSH), reader.now)
+    assert reader.status_of_last() == Status.NOT_SUPPORTED
 
 
 @pytest.mark.parametrize(
@@ -184,57 +184,57 @@ def test_flush_is_not_supported(bucket: FakeBucket) -> None:
     ],
 )
 def test_malformed(bucket: FakeBucket, frame: Frame) -> None:
-    consumer = Consumer(bucket)
-    consumer.open()
+    reader = FakeReader(bucket)
+    reader.open()
     frame.opaque = 0xABCDEF
-    consumer.producer.receive_frame(frame, consumer.now)
-    assert consumer.status_of_last() == Status.EINVAL
-    assert (consumer.answers[-1].opaque, consumer.answers[-1].opcode) == (0xABCDEF, frame.opcode)
-    assert consumer.producer.close_requested is None
+    reader.producer.receive_frame(frame, reader.now)
+    assert reader.status_of_last() == Status.EINVAL
+    assert (reader.answers[-1].opaque, reader.answers[-1].opcode) == (0xABCDEF, frame.opcode)
+    assert reader.producer.close_requested is None
 
 
 def test_failover_log(bucket: FakeBucket) -> None:
-    consumer = Consumer(bucket)
-    consumer.open()
-    consumer.send(DcpGetFailoverLog(vbucket=1, opaque=5))
-    assert consumer.status_of_last() == Status.SUCCESS
-    assert decode_failover_log(consumer.answers[-1].value) == [(UUID, 0)]
+    reader = FakeReader(bucket)
+    reader.open()
+    reader.send(DcpGetFailoverLog(vbucket=1, opaque=5))
+    assert reader.status_of_last() == Status.SUCCESS
+    assert decode_failover_log(reader.answers[-1].value) == [(UUID, 0)]
     for number in (4, 1024):
-        consumer.send(DcpGetFailoverLog(vbucket=number))
-        assert consumer.status_of_last() == Status.NOT_MY_VBUCKET
+        reader.send(DcpGetFailoverLog(vbucket=number))
+        assert reader.status_of_last() == Status.NOT_MY_VBUCKET
 
 
 def test_buffer_ack_is_never_answered(bucket: FakeBucket) -> None:
-    consumer = Consumer(bucket)
-    consumer.open()
-    before = len(consumer.answers)
-    consumer.send(DcpBufferAck(acked_bytes=5, opaque=77))
-    consumer.pull()
-    assert len(consumer.answers) == before
+    reader = FakeReader(bucket)
+    reader.open()
+    before = len(reader.answers)
+    reader.send(DcpBufferAck(acked_bytes=5, opaque=77))
+    reader.pull()
+    assert len(reader.answers) == before
 
 
 def test_seqno_acknowledged(bucket: FakeBucket) -> None:
-    consumer = Consumer(bucket)
-    consumer.open()
+    reader = FakeReader(bucket)
+    reader.open()
     ack = DcpSeqnoAcknowledged(prepared_seqno=3)
-    consumer.send(ack)
-    assert consumer.status_of_last() == Status.EINVAL
-    consumer.control("enable_sync_writes", "true")
-    consumer.control("consumer_name", "r")
-    consumer.stream()
-    before = len(consumer.answers)
-    consumer.send(ack)
-    consumer.pull()
-    assert len(consumer.answers) == before
+    reader.send(ack)
+    assert reader.status_of_last() == Status.EINVAL
+    reader.control("enable_sync_writes", "true")
+    reader.control("consumer_name", "r")
+    reader.stream()
+    before = len(reader.answers)
+    reader.send(ack)
+    reader.pull()
+    assert len(reader.answers) == before
     ack.opaque = ON_DISK_OPAQUE
-    consumer.send(ack)
+    reader.send(ack)
     high = bucket.vbuckets[0].high_seqno
-    assert consumer.host.reached == [(0, "r", min(3, high), False), (0, "r", min(3, high), True)]
+    assert reader.host.reached == [(0, "r", min(3, high), False), (0, "r", min(3, high), True)]
     ack.vbucket = 99
-    consumer.send(ack)
-    assert consumer.status_of_last() == Status.NOT_MY_VBUCKET
-    consumer.producer.close("gone")
-    assert consumer.host.replicas_gone == ["r"]
+    reader.send(ack)
+    assert reader.status_of_last() == Status.NOT_MY_VBUCKET
+    reader.producer.close("gone")
+    assert reader.host.replicas_gone == ["r"]
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -243,50 +243,50 @@ def test_a_seqno_that_was_acknowledged_before_a_rewind(bucket: FakeBucket, on_di
     vbucket = bucket.vbuckets[0]
     for number in range(5):
         vbucket.set(b"k%d" % number, b"v")
-    consumer = Consumer(bucket)
-    consumer.open(enable_sync_writes="true", consumer_name="r")
-    consumer.stream()
+    reader = FakeReader(bucket)
+    reader.open(enable_sync_writes="true", consumer_name="r")
+    reader.stream()
     vbucket.rollback(3, 0x77)
     vbucket.set(b"new", b"v")
-    consumer.send(DcpSeqnoAcknowledged(prepared_seqno=5, opaque=ON_DISK_OPAQUE if on_disk else 0))
-    assert consumer.host.reached == []
+    reader.send(DcpSeqnoAcknowledged(prepared_seqno=5, opaque=ON_DISK_OPAQUE if on_disk else 0))
+    assert reader.host.reached == []
 
 
 def test_close_stream_that_is_not_there(bucket: FakeBucket) -> None:
-    consumer = Consumer(bucket)
-    consumer.open()
-    assert consumer.close_stream(2) == Status.KEY_ENOENT
-    assert consumer.close_stream(2, framing=b"\x22\x00\x01") == Status.DCP_STREAMID_INVALID
-    assert consumer.close_stream(2, framing=b"\x30") == Status.UNKNOWN_FRAME_INFO
-    assert consumer.close_stream(2, framing=b"\x21\x00") == Status.EINVAL
-    assert consumer.close_stream(2, framing=b"\x25") == Status.EINVAL
+    reader = FakeReader(bucket)
+    reader.open()
+    assert reader.close_stream(2) == Status.KEY_ENOENT
+    assert reader.close_stream(2, framing=b"\x22\x00\x01") == Status.DCP_STREAMID_INVALID
+    assert reader.close_stream(2, framing=b"\x30") == Status.UNKNOWN_FRAME_INFO
+    assert reader.close_stream(2, framing=b"\x21\x00") == Status.EINVAL
+    assert reader.close_stream(2, framing=b"\x25") == Status.EINVAL
 
 
 def test_answers_come_in_the_order_of_requests_and_before_the_stream(bucket: FakeBucket) -> None:
     for number in range(3):
         bucket.vbuckets[number].set(b"k")
-    consumer = Consumer(bucket)
-    consumer.open()
+    reader = FakeReader(bucket)
+    reader.open()
     for number in range(3):
-        consumer.send(DcpStreamRequest(vbucket=number, opaque=number))
-        consumer.send(DcpGetFailoverLog(vbucket=number, opaque=100 + number))
-    consumer.answers.clear()
-    pieces = consumer.producer.data_to_send(1 << 20)
-    consumer.framer.feed(b"".join(pieces))
-    frames = list(consumer.framer.frames())
+        reader.send(DcpStreamRequest(vbucket=number, opaque=number))
+        reader.send(DcpGetFailoverLog(vbucket=number, opaque=100 + number))
+    reader.answers.clear()
+    pieces = reader.producer.data_to_send(1 << 20)
+    reader.framer.feed(b"".join(pieces))
+    frames = list(reader.framer.frames())
     assert [frame.opaque for frame in frames[:6]] == [0, 100, 1, 101, 2, 102]
     assert all(not frame.is_request for frame in frames[:6])
     assert all(frame.is_request for frame in frames[6:])
 
 
-# Answers of the consumer
+# Answers of the reader
 
 
 def fails_with(bucket: FakeBucket, status: int, opcode: int = DcpOpcode.MUTATION, **controls: Any) -> bool:
-    consumer = Consumer(bucket)
-    consumer.open(**controls)
-    consumer.respond(opcode, 0x1001, status)
-    return consumer.producer.close_requested is not None
+    reader = FakeReader(bucket)
+    reader.open(**controls)
+    reader.respond(opcode, 0x1001, status)
+    return reader.producer.close_requested is not None
 
 
 @pytest.mark.parametrize(
@@ -322,13 +322,13 @@ def test_commit_without_prepare_is_fatal(bucket: FakeBucket) -> None:
 
 
 def test_answers_to_nothing_are_ignored(bucket: FakeBucket) -> None:
-    consumer = Consumer(bucket)
-    consumer.open()
-    consumer.stream()
+    reader = FakeReader(bucket)
+    reader.open()
+    reader.stream()
     for opcode in (DcpOpcode.SNAPSHOT_MARKER, DcpOpcode.SET_VBUCKET_STATE, DcpOpcode.MUTATION):
-        consumer.respond(opcode, 0x1001)
-        consumer.respond(opcode, 0xFFFF)
-    assert consumer.producer.close_requested is None
+        reader.respond(opcode, 0x1001)
+        reader.respond(opcode, 0xFFFF)
+    assert reader.producer.close_requested is None
 
 
 # Fairness, and what a reader costs
@@ -342,105 +342,105 @@ def test_streams_move_at_the_same_pace() -> None:
         vbucket.close_checkpoint()
         for number in range(20):
             vbucket.set(b"%d" % number, bytes(1000))
-    consumer = Consumer(bucket)
-    consumer.open()
+    reader = FakeReader(bucket)
+    reader.open()
     for number in range(1024):
-        consumer.request(number)
+        reader.request(number)
     total = 1024 * 40
-    while len(consumer.received) < total:
-        assert consumer.pull(64 << 10)
-        ends = sorted(stream.last_seqno for stream in consumer.streams.values())
+    while len(reader.received) < total:
+        assert reader.pull(64 << 10)
+        ends = sorted(stream.last_seqno for stream in reader.streams.values())
         # nobody has begun the second round before everybody has had the first
         assert not (ends[0] == 0 and ends[-1] > 40)
-    consumer.pull_all()
-    assert all(stream.last_seqno == 40 for stream in consumer.streams.values())
+    reader.pull_all()
+    assert all(stream.last_seqno == 40 for stream in reader.streams.values())
 
 
-def backfilling(count: int, size: int, **controls: Any) -> Consumer:
+def backfilling(count: int, size: int, **controls: Any) -> FakeReader:
     bucket = FakeBucket(count)
     for vbucket in bucket.vbuckets:
         for number in range(size):
             vbucket.set(b"%d" % number, bytes(PART))
         vbucket.to_disk()
-    consumer = Consumer(bucket)
-    consumer.open(**controls)
+    reader = FakeReader(bucket)
+    reader.open(**controls)
     for number in range(count):
-        consumer.request(number, end_seqno=size)
-    return consumer
+        reader.request(number, end_seqno=size)
+    return reader
 
 
-def open_backfills(consumer: Consumer) -> int:
+def open_backfills(reader: FakeReader) -> int:
     return sum(
-        not snapshot.is_closed for vbucket in consumer.host.bucket.vbuckets for snapshot in vbucket.snapshots
+        not snapshot.is_closed for vbucket in reader.host.bucket.vbuckets for snapshot in vbucket.snapshots
     )
 
 
 def test_round_robin_backfills() -> None:
     count = BACKFILL_BUFFER // CHUNK_BYTES
-    consumer = backfilling(count, 100)
+    reader = backfilling(count, 100)
     order: list[int] = []
-    while consumer.pull(CHUNK_BYTES):
-        order += [frame.vbucket for frame, _ in consumer.received[len(order) :]]
-    first_end = order.index(next(f.vbucket for f, _ in consumer.received if f.opcode == DcpOpcode.STREAM_END))
+    while reader.pull(CHUNK_BYTES):
+        order += [frame.vbucket for frame, _ in reader.received[len(order) :]]
+    first_end = order.index(next(f.vbucket for f, _ in reader.received if f.opcode == DcpOpcode.STREAM_END))
     assert first_end < len(order)
     seen_before_any_end = {
         frame.vbucket
-        for frame, _ in consumer.received[
-            : next(at for at, (f, _) in enumerate(consumer.received) if f.opcode == DcpOpcode.STREAM_END)
+        for frame, _ in reader.received[
+            : next(at for at, (f, _) in enumerate(reader.received) if f.opcode == DcpOpcode.STREAM_END)
         ]
     }
     assert seen_before_any_end == set(range(count))
-    assert Counter(s.ended for s in consumer.streams.values()) == {StreamEndStatus.OK: count}
+    assert Counter(s.ended for s in reader.streams.values()) == {StreamEndStatus.OK: count}
 
 
 def test_sequential_backfills() -> None:
-    consumer = backfilling(8, 100, backfill_order="sequential")
-    consumer.pull_all(CHUNK_BYTES)
-    order = [frame.vbucket for frame, _ in consumer.received]
+    reader = backfilling(8, 100, backfill_order="sequential")
+    reader.pull_all(CHUNK_BYTES)
+    order = [frame.vbucket for frame, _ in reader.received]
     assert order == sorted(order), "one after the other"
-    assert all(stream.ended == StreamEndStatus.OK for stream in consumer.streams.values())
+    assert all(stream.ended == StreamEndStatus.OK for stream in reader.streams.values())
 
 
 def test_backfills_have_a_limit() -> None:
-    consumer = backfilling(50, 60)
+    reader = backfilling(50, 60)
     most = 0
-    while consumer.pull(CHUNK_BYTES):
-        most = max(most, open_backfills(consumer))
+    while reader.pull(CHUNK_BYTES):
+        most = max(most, open_backfills(reader))
     assert 1 < most <= BACKFILL_BUFFER // CHUNK_BYTES
-    assert all(stream.ended == StreamEndStatus.OK for stream in consumer.streams.values())
+    assert all(stream.ended == StreamEndStatus.OK for stream in reader.streams.values())
 
 
 def test_backfill_waits_only_for_a_slot() -> None:
     """A stream that ends while it waits, or while it holds a slot, blocks nobody."""
-    consumer = backfilling(3, 400, backfill_order="sequential")
-    consumer.pull(CHUNK_BYTES)
-    consumer.pull(CHUNK_BYTES)
-    assert consumer.close_stream(1) == Status.SUCCESS
-    assert consumer.close_stream(0) == Status.SUCCESS
-    consumer.pull_all()
-    assert [stream.ended for stream in consumer.streams.values()] == [None, None, StreamEndStatus.OK]
+    reader = backfilling(3, 400, backfill_order="sequential")
+    reader.pull(CHUNK_BYTES)
+    reader.pull(CHUNK_BYTES)
+    assert reader.close_stream(1) == Status.SUCCESS
+    assert reader.close_stream(0) == Status.SUCCESS
+    reader.pull_all()
+    assert [stream.ended for stream in reader.streams.values()] == [None, None, StreamEndStatus.OK]
 
 
 def test_changes_do_not_wake_a_backfill_that_waits_for_a_slot() -> None:
-    consumer = backfilling(3, 800, backfill_order="sequential")
-    consumer.pull(CHUNK_BYTES)
-    consumer.pull(CHUNK_BYTES)
-    consumer.woken = 0
+    reader = backfilling(3, 800, backfill_order="sequential")
+    reader.pull(CHUNK_BYTES)
+    reader.pull(CHUNK_BYTES)
+    reader.woken = 0
     for _ in range(5):
-        consumer.host.bucket.vbuckets[2].set(b"more")
-        consumer.pull(1)
-    assert consumer.woken == 0
-    assert len(consumer.producer._slots._waiting) == 2
-    consumer.pull_all()
-    assert all(stream.ended == StreamEndStatus.OK for stream in consumer.streams.values())
+        reader.host.bucket.vbuckets[2].set(b"more")
+        reader.pull(1)
+    assert reader.woken == 0
+    assert len(reader.producer._slots._waiting) == 2
+    reader.pull_all()
+    assert all(stream.ended == StreamEndStatus.OK for stream in reader.streams.values())
 
 
 def test_stalled_reader_costs_one_chunk() -> None:
-    consumer = backfilling(50, 60, connection_buffer_size="100000")
-    consumer.pull_all(CHUNK_BYTES)
-    assert consumer.outstanding >= 100_000
-    assert open_backfills(consumer) <= 2
-    reads = [len(snapshot._changes) for v in consumer.host.bucket.vbuckets for snapshot in v.snapshots]
+    reader = backfilling(50, 60, connection_buffer_size="100000")
+    reader.pull_all(CHUNK_BYTES)
+    assert reader.outstanding >= 100_000
+    assert open_backfills(reader) <= 2
+    reads = [len(snapshot._changes) for v in reader.host.bucket.vbuckets for snapshot in v.snapshots]
     assert sum(60 - left for left in reads) * PART <= 2 * CHUNK_BYTES
 
 
@@ -449,13 +449,13 @@ def test_snapshot_from_memory_is_finished_before_another_is_begun() -> None:
     for vbucket in bucket.vbuckets:
         for number in range(100):
             vbucket.set(b"%d" % number, bytes(PART))
-    consumer = Consumer(bucket)
-    consumer.open()
+    reader = FakeReader(bucket)
+    reader.open()
     for number in range(3):
-        consumer.request(number)
-    while consumer.pull(100_000):
-        assert open_backfills(consumer) <= 1
-    assert all(stream.last_seqno == 100 for stream in consumer.streams.values())
+        reader.request(number)
+    while reader.pull(100_000):
+        assert open_backfills(reader) <= 1
+    assert all(stream.last_seqno == 100 for stream in reader.streams.values())
 
 
 def test_looking_through_what_is_not_wanted_lets_others_work() -> None:
@@ -465,31 +465,31 @@ def test_looking_through_what_is_not_wanted_lets_others_work() -> None:
     for number in range(200):
         bucket.vbuckets[0].set(b"%d" % number, bytes(PART), collection=9)
     bucket.vbuckets[0].to_disk()
-    consumer = Consumer(bucket)
-    consumer.open()
-    answer = consumer.request(value={"collections": ["8"]})
+    reader = FakeReader(bucket)
+    reader.open()
+    answer = reader.request(value={"collections": ["8"]})
     calls = 0
-    while not consumer.streams[answer.opaque].last_seqno:
-        consumer.woken = 0
-        if not consumer.pull(CHUNK_BYTES):
-            assert consumer.woken == 1, "it must be asked again"
+    while not reader.streams[answer.opaque].last_seqno:
+        reader.woken = 0
+        if not reader.pull(CHUNK_BYTES):
+            assert reader.woken == 1, "it must be asked again"
         calls += 1
     assert calls >= 200 * PART // (2 * CHUNK_BYTES)
 
 
 def test_stats_tell_of_every_stream(bucket: FakeBucket) -> None:
     bucket.vbuckets[2].set(b"k")
-    consumer = Consumer(bucket)
-    consumer.open(name=b"caf\xc3\xa9\xff")
-    consumer.stream(2)
-    stats = consumer.producer.stats()
+    reader = FakeReader(bucket)
+    reader.open(name=b"caf\xc3\xa9\xff")
+    reader.stream(2)
+    stats = reader.producer.stats()
     assert stats["name"] == "caf\u00e9\\xff"
     assert (stats["num_streams"], stats["stream_2_last_sent_seqno"]) == (1, 1)
 
 
 def test_open_message_survives(bucket: FakeBucket) -> None:
     """The first frame that a session hands over is the Open itself."""
-    consumer = Consumer(bucket)
-    consumer.send(DcpOpen(key=b"x", flags=PRODUCER, opaque=42))
-    consumer.pull(0)
-    assert [(answer.opaque, answer.status) for answer in consumer.answers] == [(42, 0)]
+    reader = FakeReader(bucket)
+    reader.send(DcpOpen(key=b"x", flags=PRODUCER, opaque=42))
+    reader.pull(0)
+    assert [(answer.opaque, answer.status) for answer in reader.answers] == [(42, 0)]

@@ -1,8 +1,8 @@
 """Random histories, requests, windows, acks and disasters, against a model of the vbuckets.
 
-The consumer of `producer_fakes` refuses every message that breaks a rule of snapshots or flow control. What
+The reader of `producer_fakes` refuses every message that breaks a rule of snapshots or flow control. What
 is added here: whatever happened, also when a stream was broken anywhere and taken up again on another branch,
-at the end of each snapshot the consumer holds exactly the state that the vbucket had at that seqno.
+at the end of each snapshot the reader holds exactly the state that the vbucket had at that seqno.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.producer_fakes import COLLECTIONS, FULL, Consumer, FakeBucket, FakeVBucket, StreamModel, steps
+from protocol.producer_fakes import COLLECTIONS, FULL, FakeBucket, FakeReader, FakeVBucket, StreamModel, steps
 from tailrace.wire.codes import DcpOpcode, Status, StreamEndStatus, VBucketState
 from tailrace.wire.dcp import DcpMutation
 from tailrace.wire.header import Frame
@@ -48,8 +48,8 @@ class Producing:
     ) -> None:
         self.collections = collections
         self.bucket = FakeBucket(VBUCKETS)
-        self.consumer = Consumer(self.bucket, features=COLLECTIONS if collections else frozenset())
-        self.consumer.open(FULL, connection_buffer_size=flow_control, backfill_order=order)
+        self.reader = FakeReader(self.bucket, features=COLLECTIONS if collections else frozenset())
+        self.reader.open(FULL, connection_buffer_size=flow_control, backfill_order=order)
         self.live: dict[int, StreamModel] = {}
         self.broken: dict[int, StreamModel] = {}
         self.branches = 0
@@ -80,7 +80,7 @@ class Producing:
         before = self.broken.get(number, StreamModel())
         held = before.position
         end = held.seqno + int((vbucket.high_seqno - held.seqno) * share) if bounded else 2**64 - 1
-        answer = self.consumer.request(
+        answer = self.reader.request(
             number,
             start_seqno=held.seqno,
             end_seqno=max(end, held.seqno),
@@ -95,22 +95,22 @@ class Producing:
             self.broken.pop(number)
         else:
             assert answer.status == Status.SUCCESS
-            stream = self.live[number] = self.consumer.streams[answer.opaque]
+            stream = self.live[number] = self.reader.streams[answer.opaque]
             stream.documents = dict(before.documents)
             self.pull(max_bytes)
 
     def close_stream(self, number: int) -> None:
-        status = self.consumer.close_stream(number)
+        status = self.reader.close_stream(number)
         assert status == (Status.SUCCESS if number in self.live else Status.KEY_ENOENT)
         if number in self.live:
             self.broken[number] = self.live.pop(number)
 
     def pull(self, max_bytes: int) -> None:
-        self.consumer.pull(max_bytes)
+        self.reader.pull(max_bytes)
         self.forget_the_ended()
 
     def ack(self, share: float) -> None:
-        self.consumer.ack(max(1, int(self.consumer.outstanding * share)))
+        self.reader.ack(max(1, int(self.reader.outstanding * share)))
 
     def rollback(self, number: int, share: float) -> None:
         vbucket = self.vbucket(number)
@@ -137,9 +137,9 @@ class Producing:
     def drain(self) -> None:
         """Read everything, as fast as it comes."""
         while True:
-            size = self.consumer.pull(700)
-            if self.consumer.outstanding:
-                self.consumer.ack(self.consumer.outstanding)
+            size = self.reader.pull(700)
+            if self.reader.outstanding:
+                self.reader.ack(self.reader.outstanding)
             elif not size:
                 break
         self.forget_the_ended()
@@ -152,7 +152,7 @@ class Producing:
                 self.broken[number] = self.live.pop(number)
 
     def catch_up(self) -> None:
-        """A consumer that reads everything has everything."""
+        """A reader that reads everything has everything."""
         self.drain()
         for number, stream in self.live.items():
             assert stream.is_complete
@@ -170,8 +170,8 @@ class Producing:
                 assert held == expected
 
     def teardown(self) -> None:
-        assert self.consumer.producer.close_requested is None
-        self.consumer.producer.close("test is over")
+        assert self.reader.producer.close_requested is None
+        self.reader.producer.close("test is over")
         for vbucket in self.bucket.vbuckets:
             assert vbucket is not None
             assert not vbucket.watchers

@@ -1,8 +1,8 @@
 """The producer on the real store: random writes, flushes, compactions, rollbacks, restarts and streams.
 
 The model is a list of changes per vbucket. Whatever the store does with them, in memory or on disk, folded or
-compacted: at the end of every snapshot a consumer must hold exactly the documents that the model had at that
-seqno, and a consumer that reads everything must get everything.
+compacted: at the end of every snapshot a reader must hold exactly the documents that the model had at that
+seqno, and a reader that reads everything must get everything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.producer_fakes import COLLECTIONS, FULL, Consumer, FakeHost, StreamModel, steps
+from protocol.producer_fakes import COLLECTIONS, FULL, FakeHost, FakeReader, StreamModel, steps
 from tailrace.clock import ManualClock
 from tailrace.errors import DocumentRefused, StoreError
 from tailrace.files import MemoryFiles
@@ -83,12 +83,12 @@ class Storing:
         self.bucket = self.engine.buckets["default"]
         served = ServedBucket(self.bucket, Settings(), self.clock, run_inline)
         host = RealHost(served, COLLECTIONS if self.collections else frozenset())
-        self.consumer = Consumer(None, host=host)
-        self.consumer.open(FULL, connection_buffer_size=self.window)
+        self.reader = FakeReader(None, host=host)
+        self.reader.open(FULL, connection_buffer_size=self.window)
         self.live: dict[int, StreamModel] = {}
 
     def disconnect(self) -> None:
-        self.consumer.producer.close("gone")
+        self.reader.producer.close("gone")
         self.broken |= self.live
 
     # Changes
@@ -155,7 +155,7 @@ class Storing:
         held = before.position
         high = self.bucket.vbuckets[number].high_seqno
         end = held.seqno + int((high - held.seqno) * share) if bounded else 2**64 - 1
-        answer = self.consumer.request(
+        answer = self.reader.request(
             number,
             start_seqno=held.seqno,
             end_seqno=max(end, held.seqno),
@@ -170,19 +170,19 @@ class Storing:
             self.broken.pop(number)
         else:
             assert answer.status == Status.SUCCESS
-            stream = self.live[number] = self.consumer.streams[answer.opaque]
+            stream = self.live[number] = self.reader.streams[answer.opaque]
             stream.documents = dict(before.documents)
             self.pull(max_bytes)
 
     def close_stream(self, number: int) -> None:
-        self.consumer.close_stream(number)
+        self.reader.close_stream(number)
         if number in self.live:
             self.broken[number] = self.live.pop(number)
 
     def pull(self, max_bytes: int) -> None:
-        self.consumer.pull(max_bytes)
-        if self.consumer.outstanding:
-            self.consumer.ack(self.consumer.outstanding // 2 + 1)
+        self.reader.pull(max_bytes)
+        if self.reader.outstanding:
+            self.reader.ack(self.reader.outstanding // 2 + 1)
         self.forget_the_ended()
 
     def catch_up(self) -> None:
@@ -193,9 +193,9 @@ class Storing:
 
     def drain(self) -> None:
         while True:
-            size = self.consumer.pull(2000)
-            if self.consumer.outstanding:
-                self.consumer.ack(self.consumer.outstanding)
+            size = self.reader.pull(2000)
+            if self.reader.outstanding:
+                self.reader.ack(self.reader.outstanding)
             elif not size:
                 break
         self.forget_the_ended()
@@ -239,7 +239,7 @@ class Storing:
             assert held == expected
 
     def teardown(self) -> None:
-        self.consumer.producer.close("test is over")
+        self.reader.producer.close("test is over")
         self.engine.close()
 
 

@@ -11,9 +11,9 @@ from protocol.producer_fakes import (
     FULL,
     PRODUCER,
     UUID,
-    Consumer,
     FakeBucket,
     FakeHost,
+    FakeReader,
 )
 from tailrace.errors import StoreCorrupt
 from tailrace.frames import CHUNK_BYTES
@@ -56,10 +56,10 @@ def filled(bucket: FakeBucket, count: int = 5, vbucket: int = 0) -> None:
         bucket.vbuckets[vbucket].set(b"key%d" % number, b"value%d" % number)
 
 
-def opened(bucket: FakeBucket, flags: int = FULL, **controls: Any) -> Consumer:
-    consumer = Consumer(bucket)
-    consumer.open(flags, **controls)
-    return consumer
+def opened(bucket: FakeBucket, flags: int = FULL, **controls: Any) -> FakeReader:
+    reader = FakeReader(bucket)
+    reader.open(flags, **controls)
+    return reader
 
 
 def ranges(markers: list[DcpSnapshotMarker]) -> list[tuple[int, int, int]]:
@@ -71,17 +71,17 @@ def ranges(markers: list[DcpSnapshotMarker]) -> list[tuple[int, int, int]]:
 
 def test_memory_then_live(bucket: FakeBucket) -> None:
     filled(bucket)
-    consumer = opened(bucket)
-    stream = consumer.stream()
+    reader = opened(bucket)
+    stream = reader.stream()
     assert ranges(stream.markers) == [(0, 5, MEMORY | CHECKPOINT)]
     assert [item.by_seqno for item in stream.items] == [1, 2, 3, 4, 5]
 
-    consumer.woken = 0
+    reader.woken = 0
     bucket.vbuckets[0].set(b"more")
-    assert consumer.woken == 1
+    assert reader.woken == 1
     bucket.vbuckets[0].set(b"more2")
-    assert consumer.woken == 1, "it is known already"
-    consumer.pull_all()
+    assert reader.woken == 1, "it is known already"
+    reader.pull_all()
     assert ranges(stream.markers)[1:] == [(6, 7, MEMORY)]
     assert stream.ended is None
 
@@ -98,11 +98,11 @@ def test_first_marker_starts_at_the_requested_snapshot(bucket: FakeBucket) -> No
 
 def test_marker_of_a_folded_memory_snapshot_starts_at_its_first_item(bucket: FakeBucket) -> None:
     filled(bucket, 2)
-    consumer = opened(bucket)
-    stream = consumer.stream()
+    reader = opened(bucket)
+    stream = reader.stream()
     for key in (b"a", b"b", b"a"):
         bucket.vbuckets[0].set(key)
-    consumer.pull_all()
+    reader.pull_all()
     assert ranges(stream.markers)[1:] == [(4, 5, MEMORY)], "change 3 was folded away"
 
 
@@ -124,12 +124,12 @@ def test_disk_then_memory(bucket: FakeBucket) -> None:
 
 def test_cursor_dropped_back_to_disk(bucket: FakeBucket) -> None:
     filled(bucket, 2)
-    consumer = opened(bucket)
-    stream = consumer.stream()
+    reader = opened(bucket)
+    stream = reader.stream()
     filled(bucket, 4)
     bucket.vbuckets[0].to_disk()
     bucket.vbuckets[0].set(b"last")
-    consumer.pull_all()
+    reader.pull_all()
     assert ranges(stream.markers) == [(0, 2, MEMORY | CHECKPOINT), (3, 6, DISK), (7, 7, MEMORY)]
 
 
@@ -150,8 +150,8 @@ def test_where_purged_deletions_are_missing_memory_is_told_as_disk(bucket: FakeB
     filled(bucket, 3)
     bucket.vbuckets[0].purge_seqno = 2
     log = bucket.vbuckets[0].failover_log
-    consumer = opened(bucket, max_marker_version="2.2")
-    stream = consumer.stream(
+    reader = opened(bucket, max_marker_version="2.2")
+    stream = reader.stream(
         start_seqno=start, vb_uuid=log.newest.vb_uuid, snapshot_start=start, snapshot_end=start
     )
     (marker,) = stream.markers
@@ -180,34 +180,32 @@ def test_runs_to_the_end_of_the_snapshot_that_holds_the_end(bucket: FakeBucket) 
 @pytest.mark.parametrize("end", [0, 5])
 def test_start_is_end(bucket: FakeBucket, end: int) -> None:
     filled(bucket, end)
-    consumer = opened(bucket)
-    stream = consumer.stream(
-        start_seqno=end, end_seqno=end, snapshot_start=end, snapshot_end=end, vb_uuid=UUID
-    )
+    reader = opened(bucket)
+    stream = reader.stream(start_seqno=end, end_seqno=end, snapshot_start=end, snapshot_end=end, vb_uuid=UUID)
     assert stream.ended == StreamEndStatus.OK
     assert stream.markers == []
-    assert consumer.request().status == Status.SUCCESS, "the vbucket can be asked for again"
+    assert reader.request().status == Status.SUCCESS, "the vbucket can be asked for again"
 
 
 def test_to_latest_and_disk_only(bucket: FakeBucket) -> None:
     filled(bucket, 3)
     bucket.vbuckets[0].to_disk(keep_memory=True)
     bucket.vbuckets[0].set(b"not yet on disk")
-    consumer = opened(bucket)
-    latest = consumer.stream(flags=AddStreamFlag.TO_LATEST)
+    reader = opened(bucket)
+    latest = reader.stream(flags=AddStreamFlag.TO_LATEST)
     assert (latest.last_seqno, latest.ended) == (4, StreamEndStatus.OK)
-    disk = consumer.stream(flags=AddStreamFlag.DISK_ONLY)
+    disk = reader.stream(flags=AddStreamFlag.DISK_ONLY)
     assert ranges(disk.markers) == [(0, 3, DISK)]
     assert disk.ended == StreamEndStatus.OK
 
 
 def test_from_latest(bucket: FakeBucket) -> None:
     filled(bucket)
-    consumer = opened(bucket)
-    answer = consumer.request(flags=AddStreamFlag.FROM_LATEST)
-    stream = consumer.streams[answer.opaque]
+    reader = opened(bucket)
+    answer = reader.request(flags=AddStreamFlag.FROM_LATEST)
+    stream = reader.streams[answer.opaque]
     bucket.vbuckets[0].set(b"new")
-    consumer.pull_all()
+    reader.pull_all()
     assert [item.by_seqno for item in stream.items] == [6]
     assert ranges(stream.markers) == [(5, 6, MEMORY)]
 
@@ -215,10 +213,10 @@ def test_from_latest(bucket: FakeBucket) -> None:
 @pytest.mark.parametrize("change", ["state", "rollback", "delete"])
 def test_vbucket_is_not_what_it_was(bucket: FakeBucket, change: str) -> None:
     filled(bucket)
-    consumer = opened(bucket, connection_buffer_size="100")
-    answer = consumer.request()
-    consumer.pull()
-    stream = consumer.streams[answer.opaque]
+    reader = opened(bucket, connection_buffer_size="100")
+    answer = reader.request()
+    reader.pull()
+    stream = reader.streams[answer.opaque]
     assert stream.items and not stream.is_complete, "in the middle of a snapshot"
     if change == "state":
         bucket.set_state(0, VBucketState.DEAD)
@@ -226,21 +224,21 @@ def test_vbucket_is_not_what_it_was(bucket: FakeBucket, change: str) -> None:
         bucket.vbuckets[0].rollback(1, 0x77)
     else:
         bucket.delete(0)
-    consumer.ack(1000)
-    consumer.pull_all()
+    reader.ack(1000)
+    reader.pull_all()
     assert stream.ended == StreamEndStatus.STATE_CHANGED
     assert stream.last_seqno < 5, "what was not sent before is not sent any more"
 
 
 def test_rollback_of_a_replica_that_keeps_its_log(bucket: FakeBucket) -> None:
     filled(bucket)
-    consumer = opened(bucket)
-    stream = consumer.stream()
+    reader = opened(bucket)
+    stream = reader.stream()
     vbucket = bucket.vbuckets[0]
     del vbucket.changes[3:]
     vbucket.high_seqno = 3
     vbucket.notify()
-    consumer.pull_all()
+    reader.pull_all()
     assert stream.ended == StreamEndStatus.STATE_CHANGED
 
 
@@ -254,16 +252,16 @@ def test_backfill_fails(bucket: FakeBucket) -> None:
 @pytest.mark.parametrize("told", [True, False])
 def test_close_stream(bucket: FakeBucket, told: bool) -> None:
     filled(bucket)
-    consumer = opened(bucket)
+    reader = opened(bucket)
     if told:
-        assert consumer.control("send_stream_end_on_client_close_stream", "true") == Status.SUCCESS
-    stream = consumer.stream()
-    assert consumer.close_stream() == Status.SUCCESS
-    consumer.pull_all()
+        assert reader.control("send_stream_end_on_client_close_stream", "true") == Status.SUCCESS
+    stream = reader.stream()
+    assert reader.close_stream() == Status.SUCCESS
+    reader.pull_all()
     assert stream.ended == (StreamEndStatus.CLOSED if told else None)
-    assert consumer.close_stream() == Status.KEY_ENOENT
+    assert reader.close_stream() == Status.KEY_ENOENT
     filled(bucket)
-    consumer.pull_all()
+    reader.pull_all()
     assert stream.last_seqno == 5
     assert bucket.vbuckets[0].watchers == []
     assert not bucket.vbuckets[0].waiting
@@ -271,10 +269,10 @@ def test_close_stream(bucket: FakeBucket, told: bool) -> None:
 
 def test_lost_connection_says_nothing(bucket: FakeBucket) -> None:
     filled(bucket)
-    consumer = opened(bucket)
-    stream = consumer.stream()
-    consumer.producer.close("gone")
-    consumer.pull_all()
+    reader = opened(bucket)
+    stream = reader.stream()
+    reader.producer.close("gone")
+    reader.pull_all()
     assert stream.ended is None
     assert bucket.vbuckets[0].watchers == []
     assert not bucket.vbuckets[0].waiting
@@ -285,13 +283,13 @@ def test_only_who_has_everything_is_called_by_a_write(bucket: FakeBucket) -> Non
     """However many readers are behind, and however far: a write costs the same."""
     filled(bucket)
     vbucket = bucket.vbuckets[0]
-    consumer = opened(bucket)
-    stream = consumer.stream()
+    reader = opened(bucket)
+    stream = reader.stream()
     assert (stream.last_seqno, len(vbucket.waiting)) == (5, 1)
     vbucket.set(b"next")
     assert not vbucket.waiting
     vbucket.set(b"last")
-    consumer.pull_all()
+    reader.pull_all()
     assert (stream.last_seqno, len(vbucket.waiting)) == (7, 1)
 
 
@@ -300,29 +298,29 @@ def test_slow_backfill(bucket: FakeBucket) -> None:
     bucket.vbuckets[0].to_disk()
     host = FakeHost(bucket, COLLECTIONS)
     host.settings.idle_timeout = 0
-    consumer = Consumer(bucket, host=host)
-    consumer.open(connection_buffer_size="50")
-    answer = consumer.request()
-    consumer.pull()
-    stream = consumer.streams[answer.opaque]
+    reader = FakeReader(bucket, host=host)
+    reader.open(connection_buffer_size="50")
+    answer = reader.request()
+    reader.pull()
+    stream = reader.streams[answer.opaque]
 
     def wait(seconds: float) -> None:
-        timer = consumer.producer.next_timer()
+        timer = reader.producer.next_timer()
         assert timer is not None
-        consumer.now += seconds
-        consumer.producer.handle_timer(consumer.now)
+        reader.now += seconds
+        reader.producer.handle_timer(reader.now)
 
     wait(0)
     wait(721)
-    consumer.ack(1000)
-    consumer.pull()
+    reader.ack(1000)
+    reader.pull()
     assert stream.ended is None, "the disk has room"
-    consumer.host.disk_share = 0.95
+    reader.host.disk_share = 0.95
     wait(0)
     wait(721)
     assert bucket.vbuckets[0].snapshots[-1].is_closed
-    consumer.ack(1000)
-    consumer.pull_all()
+    reader.ack(1000)
+    reader.pull_all()
     assert stream.ended == StreamEndStatus.SLOW
 
 
@@ -331,34 +329,34 @@ def test_slow_backfill(bucket: FakeBucket) -> None:
 
 def test_purge_between_request_and_backfill(bucket: FakeBucket) -> None:
     filled(bucket)
-    consumer = opened(bucket)
-    stream = consumer.stream()
+    reader = opened(bucket)
+    stream = reader.stream()
     filled(bucket)
     bucket.vbuckets[0].to_disk()
     bucket.vbuckets[0].purge_seqno = 7
-    consumer.pull_all()
+    reader.pull_all()
     assert stream.ended == StreamEndStatus.STATE_CHANGED
-    again = consumer.request(start_seqno=5, vb_uuid=UUID, snapshot_start=5, snapshot_end=5)
+    again = reader.request(start_seqno=5, vb_uuid=UUID, snapshot_start=5, snapshot_end=5)
     assert (again.status, again.value) == (Status.ROLLBACK, bytes(8))
 
 
 @pytest.mark.parametrize("how", ["flag", "seen", "below"])
 def test_purge_that_does_not_matter(bucket: FakeBucket, how: str) -> None:
     filled(bucket)
-    consumer = opened(bucket)
+    reader = opened(bucket)
     fields = {"start_seqno": 5, "vb_uuid": UUID, "snapshot_start": 5, "snapshot_end": 5}
     if how == "flag":
         fields["flags"] = AddStreamFlag.IGNORE_PURGED_TOMBSTONES
-    stream = consumer.stream(value={"purge_seqno": "7"} if how == "seen" else None, **fields)
+    stream = reader.stream(value={"purge_seqno": "7"} if how == "seen" else None, **fields)
     filled(bucket)
     bucket.vbuckets[0].to_disk()
     bucket.vbuckets[0].purge_seqno = 5 if how == "below" else 7
-    consumer.pull_all()
+    reader.pull_all()
     assert stream.ended is None
     assert stream.last_seqno == 10
 
 
-# Kinds of changes, as each consumer wants them. Values are in test_shaping.
+# Kinds of changes, as each reader wants them. Values are in test_shaping.
 
 
 def test_tombstones(bucket: FakeBucket) -> None:
@@ -391,20 +389,20 @@ def test_old_client_sees_the_default_collection_without_prefix(bucket: FakeBucke
     vbucket.set(b"x", collection=8)
     vbucket.delete(b"b")
     vbucket.set(b"y", collection=0x80)
-    consumer = Consumer(bucket, features=OLD_CLIENT)
-    consumer.open(PRODUCER, noop=False)
-    stream = consumer.stream()
+    reader = FakeReader(bucket, features=OLD_CLIENT)
+    reader.open(PRODUCER, noop=False)
+    stream = reader.stream()
     assert [(item.by_seqno, item.key) for item in stream.items] == [(2, b"a"), (4, b"b")]
     assert [(marker.start, marker.end) for marker in stream.markers] == [(0, 4)], "cut to what is visible"
     vbucket.set(b"z", collection=8)
-    consumer.pull_all()
+    reader.pull_all()
     assert len(stream.markers) == 1, "nothing to announce"
     vbucket.set(b"c")
     vbucket.set(b"z", collection=8)
-    consumer.pull_all()
+    reader.pull_all()
     assert [(marker.start, marker.end) for marker in stream.markers][1:] == [(7, 7)]
     vbucket.event(SystemEventId.COLLECTION_END, collection=0)
-    consumer.pull_all()
+    reader.pull_all()
     assert stream.ended == StreamEndStatus.OK
 
 
@@ -415,9 +413,9 @@ def test_old_client_reads_ahead_on_disk_only_as_far_as_is_persisted(bucket: Fake
     vbucket.set(b"x", collection=8)
     vbucket.to_disk()
     vbucket.set(b"later")
-    consumer = Consumer(bucket, features=OLD_CLIENT)
-    consumer.open(PRODUCER, noop=False)
-    stream = consumer.stream()
+    reader = FakeReader(bucket, features=OLD_CLIENT)
+    reader.open(PRODUCER, noop=False)
+    stream = reader.stream()
     assert [(marker.start, marker.end) for marker in stream.markers] == [(0, 1), (3, 3)]
 
 
@@ -444,18 +442,18 @@ def test_collection_filter(bucket: FakeBucket) -> None:
     vbucket.event(SystemEventId.COLLECTION_BEGIN, collection=9, name=b"two")
     vbucket.set(b"a", collection=8)
     vbucket.set(b"b", collection=9)
-    consumer = opened(bucket)
-    stream = consumer.stream(value={"collections": ["8"]})
+    reader = opened(bucket)
+    stream = reader.stream(value={"collections": ["8"]})
     assert [item.by_seqno for item in stream.items] == [1, 3]
     assert stream.is_complete, "seqno advanced closes the snapshot"
-    assert isinstance(consumer.received[-1][1], DcpSeqnoAdvanced)
+    assert isinstance(reader.received[-1][1], DcpSeqnoAdvanced)
     vbucket.set(b"c", collection=9)
-    consumer.pull_all()
+    reader.pull_all()
     assert (stream.last_seqno, stream.is_complete) == (5, True), "it may be the only message of a snapshot"
     vbucket.event(SystemEventId.COLLECTION_END, collection=9)
     vbucket.event(SystemEventId.COLLECTION_END, collection=8)
     vbucket.set(b"d", collection=9)
-    consumer.pull_all()
+    reader.pull_all()
     assert stream.items[-1].by_seqno == 7
     assert stream.ended == StreamEndStatus.FILTER_EMPTY
 
@@ -465,20 +463,20 @@ def test_scope_filter_sees_later_collections(bucket: FakeBucket) -> None:
     vbucket = bucket.vbuckets[0]
     vbucket.set(b"a", collection=0x80)
     vbucket.set(b"b", collection=8)
-    consumer = opened(bucket)
-    stream = consumer.stream(value={"scope": "a"})
+    reader = opened(bucket)
+    stream = reader.stream(value={"scope": "a"})
     vbucket.event(SystemEventId.COLLECTION_BEGIN, scope=10, collection=0x99, name=b"new")
     vbucket.set(b"c", collection=0x99)
     vbucket.event(SystemEventId.COLLECTION_BEGIN, scope=0, collection=0x9A, name=b"other")
     vbucket.event(SystemEventId.COLLECTION_END, scope=10, collection=0x80)
     vbucket.event(SystemEventId.COLLECTION_END, scope=10, collection=0x81)
-    consumer.pull_all()
+    reader.pull_all()
     vbucket.event(SystemEventId.COLLECTION_END, scope=10, collection=0x99)
-    consumer.pull_all()
+    reader.pull_all()
     assert [item.by_seqno for item in stream.items] == [1, 3, 4, 6, 7, 8]
     assert stream.ended is None, "the scope is still there"
     vbucket.event(SystemEventId.SCOPE_DROPPED, scope=10)
-    consumer.pull_all()
+    reader.pull_all()
     assert stream.ended == StreamEndStatus.FILTER_EMPTY
 
 
@@ -499,9 +497,9 @@ def test_long_filtered_backfill_tells_how_far_it_is(bucket: FakeBucket) -> None:
         vbucket.set(b"%d" % number, bytes(CHUNK_BYTES // SKIPPED_BEFORE_ADVANCE), collection=9)
     vbucket.set(b"mine", collection=8)
     vbucket.to_disk()
-    consumer = opened(bucket)
-    stream = consumer.stream(value={"collections": ["8"]})
-    advanced = [m.by_seqno for _, m in consumer.received if isinstance(m, DcpSeqnoAdvanced)]
+    reader = opened(bucket)
+    stream = reader.stream(value={"collections": ["8"]})
+    advanced = [m.by_seqno for _, m in reader.received if isinstance(m, DcpSeqnoAdvanced)]
     assert advanced and advanced[0] >= SKIPPED_BEFORE_ADVANCE
     assert len(stream.markers) == 1
     assert stream.items[-1].key == b"\x08mine"
@@ -531,9 +529,9 @@ def test_oso(bucket: FakeBucket, mode: str) -> None:
     vbucket.set(b"b", collection=9)
     vbucket.to_disk()
     vbucket.set(b"c", collection=8)
-    consumer = opened(bucket, enable_out_of_order_snapshots=mode)
-    stream = consumer.stream(value={"collections": ["8"]})
-    kinds = [type(message) for _, message in consumer.received]
+    reader = opened(bucket, enable_out_of_order_snapshots=mode)
+    stream = reader.stream(value={"collections": ["8"]})
+    kinds = [type(message) for _, message in reader.received]
     advanced = [DcpSeqnoAdvanced] if mode != "true" else []
     assert kinds == [
         DcpOsoSnapshot,
@@ -543,7 +541,7 @@ def test_oso(bucket: FakeBucket, mode: str) -> None:
         DcpSnapshotMarker,
         DcpMutation,
     ]
-    flags = [m.flags for _, m in consumer.received if isinstance(m, DcpOsoSnapshot)]
+    flags = [m.flags for _, m in reader.received if isinstance(m, DcpOsoSnapshot)]
     assert flags == [OsoFlag.START, OsoFlag.END]
     assert [item.by_seqno for item in stream.items] == [1, 3]
 
@@ -553,9 +551,9 @@ def test_oso_only_for_one_collection(bucket: FakeBucket, value: object) -> None:
     bucket.use_collections()
     bucket.vbuckets[0].set(b"a", collection=8)
     bucket.vbuckets[0].to_disk()
-    consumer = opened(bucket, enable_out_of_order_snapshots="true")
-    consumer.stream(value=value)
-    assert not any(isinstance(m, DcpOsoSnapshot) for _, m in consumer.received)
+    reader = opened(bucket, enable_out_of_order_snapshots="true")
+    reader.stream(value=value)
+    assert not any(isinstance(m, DcpOsoSnapshot) for _, m in reader.received)
 
 
 # Replicas.
@@ -569,16 +567,16 @@ def test_replica_in_the_middle_of_a_snapshot(bucket: FakeBucket) -> None:
     vbucket.received = SnapshotRange(3, 8)
     vbucket.set(b"a")
     vbucket.set(b"b")
-    consumer = opened(bucket)
-    stream = consumer.stream(end_seqno=4)
+    reader = opened(bucket)
+    stream = reader.stream(end_seqno=4)
     assert ranges(stream.markers) == [(0, 3, MEMORY | CHECKPOINT), (4, 8, MEMORY | CHECKPOINT)]
     assert (stream.is_complete, stream.ended) == (False, None)
     vbucket.set(b"c")
-    consumer.pull_all()
+    reader.pull_all()
     assert len(stream.markers) == 2, "the rest follows without a marker"
     vbucket.set(b"d")
     vbucket.set(b"e")
-    consumer.pull_all()
+    reader.pull_all()
     assert stream.is_complete
     assert stream.ended == StreamEndStatus.OK, "the end was raised to that of the snapshot"
 
@@ -588,24 +586,24 @@ def test_replica_that_has_nothing_of_its_next_snapshot_yet(bucket: FakeBucket) -
     filled(bucket, 3)
     vbucket.state = VBucketState.REPLICA
     vbucket.received = SnapshotRange(3, 8)
-    consumer = opened(bucket)
-    stream = consumer.stream()
+    reader = opened(bucket)
+    stream = reader.stream()
     assert [(marker.start, marker.end) for marker in stream.markers] == [(0, 3)]
     assert stream.is_complete, "the rest may never come"
     vbucket.set(b"a")
-    consumer.pull_all()
+    reader.pull_all()
     assert [(marker.start, marker.end) for marker in stream.markers][1:] == [(4, 8)]
 
 
 def test_replica_whose_open_snapshot_may_repeat_its_last_key(bucket: FakeBucket) -> None:
     vbucket = bucket.vbuckets[0]
     filled(bucket, 3)
-    consumer = opened(bucket)
+    reader = opened(bucket)
     vbucket.state = VBucketState.REPLICA
     vbucket.received = SnapshotRange(3, 6)
     vbucket.set(b"a")
     vbucket.to_disk()
-    stream = consumer.stream(start_seqno=2, snapshot_start=2, snapshot_end=2, vb_uuid=vbucket.uuid)
+    stream = reader.stream(start_seqno=2, snapshot_start=2, snapshot_end=2, vb_uuid=vbucket.uuid)
     assert stream.markers[0].flags & MarkerFlag.MAY_CONTAIN_DUPLICATES, "key2 may come again up to 6"
 
 
@@ -616,14 +614,14 @@ def test_replica_with_disk_across_its_open_snapshot(bucket: FakeBucket) -> None:
     vbucket.received = SnapshotRange(3, 6)
     vbucket.set(b"a")
     vbucket.to_disk()
-    consumer = opened(bucket)
-    stream = consumer.stream()
+    reader = opened(bucket)
+    stream = reader.stream()
     assert ranges(stream.markers) == [(0, 6, DISK | MarkerFlag.MAY_CONTAIN_DUPLICATES)]
     vbucket.set(b"key0")
     vbucket.set(b"b")
     vbucket.received = SnapshotRange(6, 9)
     vbucket.set(b"c")
-    consumer.pull_all()
+    reader.pull_all()
     assert [(marker.start, marker.end) for marker in stream.markers][1:] == [(5, 9)]
 
 
@@ -636,48 +634,48 @@ def test_stream_ids(bucket: FakeBucket) -> None:
     vbucket.set(b"a", collection=8)
     vbucket.delete(b"b", collection=9)
     vbucket.delete(b"c", collection=8, expired=True)
-    consumer = opened(
+    reader = opened(
         bucket,
         enable_stream_id="true",
         enable_expiry_opcode="true",
         send_stream_end_on_client_close_stream="true",
     )
-    one = consumer.stream(value={"collections": ["8"], "sid": 71})
-    two = consumer.stream(value={"collections": ["9"], "sid": 72})
+    one = reader.stream(value={"collections": ["8"], "sid": 71})
+    two = reader.stream(value={"collections": ["9"], "sid": 72})
     assert [item.key for item in one.items] == [b"\x08a", b"\x08c"]
     assert [item.key for item in two.items] == [b"\x09b"]
-    assert {frame.framing for frame, _ in consumer.received} == {b"\x22\x00\x47", b"\x22\x00\x48"}
-    assert {frame.magic for frame, _ in consumer.received} == {0x08}
-    assert consumer.close_stream() == Status.DCP_STREAMID_INVALID
-    assert consumer.close_stream(framing=b"\x22\x00\x49") == Status.DCP_STREAMID_INVALID
-    assert consumer.close_stream(vbucket=1, framing=b"\x22\x00\x49") == Status.KEY_ENOENT
-    assert consumer.close_stream(framing=b"\x22\x00\x48") == Status.SUCCESS
-    consumer.pull_all()
+    assert {frame.framing for frame, _ in reader.received} == {b"\x22\x00\x47", b"\x22\x00\x48"}
+    assert {frame.magic for frame, _ in reader.received} == {0x08}
+    assert reader.close_stream() == Status.DCP_STREAMID_INVALID
+    assert reader.close_stream(framing=b"\x22\x00\x49") == Status.DCP_STREAMID_INVALID
+    assert reader.close_stream(vbucket=1, framing=b"\x22\x00\x49") == Status.KEY_ENOENT
+    assert reader.close_stream(framing=b"\x22\x00\x48") == Status.SUCCESS
+    reader.pull_all()
     assert (one.ended, two.ended) == (None, StreamEndStatus.CLOSED)
-    assert consumer.received[-1][0].framing == b"\x22\x00\x48"
+    assert reader.received[-1][0].framing == b"\x22\x00\x48"
 
 
 # Takeover.
 
 
 class Takeover:
-    """A consumer that takes a vbucket over."""
+    """A reader that takes a vbucket over."""
 
     def __init__(self, bucket: FakeBucket) -> None:
-        self.consumer = opened(bucket)
-        self.answer = self.consumer.request(flags=AddStreamFlag.TAKE_OVER)
-        self.stream = self.consumer.streams[self.answer.opaque]
-        self.consumer.pull_all()
+        self.reader = opened(bucket)
+        self.answer = self.reader.request(flags=AddStreamFlag.TAKE_OVER)
+        self.stream = self.reader.streams[self.answer.opaque]
+        self.reader.pull_all()
 
     def respond(self, opcode: int) -> None:
-        self.consumer.respond(opcode, self.answer.opaque)
-        self.consumer.pull_all()
+        self.reader.respond(opcode, self.answer.opaque)
+        self.reader.pull_all()
 
     @property
     def told(self) -> list[int]:
         return [
             message.state  # type: ignore[attr-defined]
-            for frame, message in self.consumer.received
+            for frame, message in self.reader.received
             if frame.opcode == DcpOpcode.SET_VBUCKET_STATE
         ]
 
@@ -697,7 +695,7 @@ def test_takeover(bucket: FakeBucket) -> None:
     takeover.respond(DcpOpcode.SNAPSHOT_MARKER)
     assert takeover.told == [VBucketState.PENDING]
     vbucket.set(b"meanwhile")
-    takeover.consumer.pull_all()
+    takeover.reader.pull_all()
     assert stream.last_seqno == 4, "it waits"
     takeover.respond(DcpOpcode.SET_VBUCKET_STATE)
     assert vbucket.state == VBucketState.DEAD
@@ -715,20 +713,20 @@ def test_takeover_waits_until_its_vbucket_is_dead_on_disk(bucket: FakeBucket, fa
     """A crash must not bring an active one back beside the new one."""
     vbucket = bucket.vbuckets[0]
     takeover = Takeover(bucket)
-    host = takeover.consumer.host
+    host = takeover.reader.host
     host.rewrites = []
     takeover.respond(DcpOpcode.SET_VBUCKET_STATE)
     ((act, done),) = host.rewrites
     vbucket.set(b"before the disk had time for us")
-    takeover.consumer.pull_all()
+    takeover.reader.pull_all()
     takeover.respond(DcpOpcode.SNAPSHOT_MARKER)
     assert vbucket.state == VBucketState.ACTIVE and takeover.stream.ended is None
     assert act(bucket) == [0]
-    takeover.consumer.pull_all()
+    takeover.reader.pull_all()
     assert (vbucket.state, takeover.stream.ended) == (VBucketState.DEAD, None)
     assert takeover.told == [VBucketState.PENDING]
     done(failed)
-    takeover.consumer.pull_all()
+    takeover.reader.pull_all()
     if failed:
         assert takeover.told == [VBucketState.PENDING]
         assert takeover.stream.ended == StreamEndStatus.STATE_CHANGED
@@ -740,9 +738,9 @@ def test_takeover_waits_until_its_vbucket_is_dead_on_disk(bucket: FakeBucket, fa
 
 def test_takeover_that_breaks_before_the_disk_had_time_changes_nothing(bucket: FakeBucket) -> None:
     takeover = Takeover(bucket)
-    takeover.consumer.host.rewrites = rewrites = []
+    takeover.reader.host.rewrites = rewrites = []
     takeover.respond(DcpOpcode.SET_VBUCKET_STATE)
-    takeover.consumer.producer.close("gone")
+    takeover.reader.producer.close("gone")
     ((act, done),) = rewrites
     assert act(bucket) == []
     done(None)
@@ -760,34 +758,34 @@ def test_takeover_of_nothing(bucket: FakeBucket) -> None:
 
 def test_takeover_that_takes_too_long_holds_writes(bucket: FakeBucket) -> None:
     takeover = Takeover(bucket)
-    consumer = takeover.consumer
-    assert consumer.producer.next_timer() == consumer.now, "the time is taken first"
-    consumer.producer.handle_timer(consumer.now)
-    assert consumer.control("enable_noop", "false") == Status.SUCCESS
-    assert consumer.producer.next_timer() == consumer.now + 60
-    consumer.now += 60
-    consumer.producer.handle_timer(consumer.now)
-    assert consumer.host.held == {0}
+    reader = takeover.reader
+    assert reader.producer.next_timer() == reader.now, "the time is taken first"
+    reader.producer.handle_timer(reader.now)
+    assert reader.control("enable_noop", "false") == Status.SUCCESS
+    assert reader.producer.next_timer() == reader.now + 60
+    reader.now += 60
+    reader.producer.handle_timer(reader.now)
+    assert reader.host.held == {0}
     takeover.respond(DcpOpcode.SET_VBUCKET_STATE)
-    assert consumer.host.held == {0}
+    assert reader.host.held == {0}
     takeover.respond(DcpOpcode.SET_VBUCKET_STATE)
-    assert consumer.host.held == set()
+    assert reader.host.held == set()
 
 
 def test_takeover_that_breaks_lets_writes_go_on(bucket: FakeBucket) -> None:
     takeover = Takeover(bucket)
-    consumer = takeover.consumer
-    consumer.producer.handle_timer(consumer.now)
-    consumer.now += 61
-    consumer.producer.handle_timer(consumer.now)
-    assert consumer.host.held == {0}
-    consumer.producer.close("gone")
-    assert consumer.host.held == set()
+    reader = takeover.reader
+    reader.producer.handle_timer(reader.now)
+    reader.now += 61
+    reader.producer.handle_timer(reader.now)
+    assert reader.host.held == {0}
+    reader.producer.close("gone")
+    assert reader.host.held == set()
     assert bucket.vbuckets[0].state == VBucketState.ACTIVE
 
 
 def test_takeover_ends_with_somebody_elses_state_change(bucket: FakeBucket) -> None:
     takeover = Takeover(bucket)
     bucket.set_state(0, VBucketState.REPLICA)
-    takeover.consumer.pull_all()
+    takeover.reader.pull_all()
     assert takeover.stream.ended == StreamEndStatus.STATE_CHANGED

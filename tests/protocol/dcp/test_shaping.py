@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.producer_fakes import COLLECTIONS, PRODUCER, Consumer, FakeBucket
+from protocol.producer_fakes import COLLECTIONS, PRODUCER, FakeBucket, FakeReader
 from tailrace.protocol.dcp.flatbuffer import system_event_value
 from tailrace.snappy import deflate, inflate
 from tailrace.wire.codes import Datatype, Feature, OpenFlag, StreamEndStatus, SystemEventId
@@ -34,9 +34,9 @@ def streamed(
     bucket: FakeBucket, flags: int, *, snappy: bool = True, **controls: Any
 ) -> list[tuple[bytes, int]]:
     """Value and datatype of every item."""
-    consumer = Consumer(bucket, features=COLLECTIONS if snappy else NO_SNAPPY)
-    consumer.open(PRODUCER | flags, **controls)
-    stream = consumer.stream()
+    reader = FakeReader(bucket, features=COLLECTIONS if snappy else NO_SNAPPY)
+    reader.open(PRODUCER | flags, **controls)
+    stream = reader.stream()
     assert stream.ended is None
     assert stream.is_complete
     return [(item.value, item.datatype) for item in stream.items]
@@ -145,10 +145,10 @@ def test_force_compression() -> None:
 )
 def test_value_that_is_not_what_it_says(value: bytes, datatype: int) -> None:
     """The store holds what it was given by somebody who was believed: the stream ends, the node lives."""
-    consumer = Consumer(stored(value, datatype), features=NO_SNAPPY)
-    consumer.open(PRODUCER)
-    assert consumer.stream().ended == StreamEndStatus.BACKFILL_FAIL
-    assert consumer.producer.close_requested is None
+    reader = FakeReader(stored(value, datatype), features=NO_SNAPPY)
+    reader.open(PRODUCER)
+    assert reader.stream().ended == StreamEndStatus.BACKFILL_FAIL
+    assert reader.producer.close_requested is None
 
 
 @settings(deadline=None, max_examples=60)
@@ -193,11 +193,11 @@ def test_any_mixture(
     features = {Feature.COLLECTIONS} if collections else set()
     if snappy:
         features.add(Feature.SNAPPY)
-    consumer = Consumer(bucket, features=frozenset(map(int, features)))
-    consumer.open(PRODUCER | flags)
+    reader = FakeReader(bucket, features=frozenset(map(int, features)))
+    reader.open(PRODUCER | flags)
     if force:
-        consumer.control("force_value_compression", "true")
-    stream = consumer.stream()
+        reader.control("force_value_compression", "true")
+    stream = reader.stream()
     assert stream.last_seqno == len(documents)
     for number, (item, (kind, body, _, rich)) in enumerate(zip(stream.items, documents, strict=True)):
         assert item.key == b"\0" * collections + b"k%d" % number

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.producer_fakes import COLLECTIONS, FULL, PRODUCER, UUID, Consumer, FakeBucket
+from protocol.producer_fakes import COLLECTIONS, FULL, PRODUCER, UUID, FakeBucket, FakeReader
 from tailrace.errors import MalformedMessage
 from tailrace.history import FailoverEntry, FailoverLog
 from tailrace.model import SnapshotRange
@@ -33,8 +33,8 @@ def bucket() -> FakeBucket:
 
 
 @pytest.fixture
-def consumer(bucket: FakeBucket) -> Consumer:
-    made = Consumer(bucket)
+def reader(bucket: FakeBucket) -> FakeReader:
+    made = FakeReader(bucket)
     made.open()
     return made
 
@@ -48,9 +48,9 @@ def at(seqno: int, start: int | None = None, end: int | None = None, uuid: int =
     }
 
 
-def test_success_has_the_failover_log(bucket: FakeBucket, consumer: Consumer) -> None:
+def test_success_has_the_failover_log(bucket: FakeBucket, reader: FakeReader) -> None:
     bucket.vbuckets[0].failover_log = FailoverLog((FailoverEntry(0x2222, 3), FailoverEntry(UUID, 0)))
-    answer = consumer.request()
+    answer = reader.request()
     assert answer.status == Status.SUCCESS
     assert decode_failover_log(answer.value) == [(0x2222, 3), (UUID, 0)]
     assert (answer.extras_length, answer.key_length, answer.datatype) == (0, 0, 0)
@@ -60,20 +60,20 @@ def test_success_has_the_failover_log(bucket: FakeBucket, consumer: Consumer) ->
 
 
 @pytest.mark.parametrize("vbucket", [4, 1023, 0xFFFF])
-def test_no_such_vbucket(consumer: Consumer, vbucket: int) -> None:
-    assert consumer.request(vbucket).status == Status.NOT_MY_VBUCKET
+def test_no_such_vbucket(reader: FakeReader, vbucket: int) -> None:
+    assert reader.request(vbucket).status == Status.NOT_MY_VBUCKET
 
 
-def test_deleted_vbucket(bucket: FakeBucket, consumer: Consumer) -> None:
+def test_deleted_vbucket(bucket: FakeBucket, reader: FakeReader) -> None:
     bucket.delete(0)
-    assert consumer.request().status == Status.NOT_MY_VBUCKET
+    assert reader.request().status == Status.NOT_MY_VBUCKET
 
 
 @pytest.mark.parametrize("state", VBucketState)
 @pytest.mark.parametrize("active_only", [True, False])
-def test_states(bucket: FakeBucket, consumer: Consumer, state: VBucketState, active_only: bool) -> None:
+def test_states(bucket: FakeBucket, reader: FakeReader, state: VBucketState, active_only: bool) -> None:
     bucket.set_state(0, state)
-    answer = consumer.request(flags=AddStreamFlag.ACTIVE_VB_ONLY if active_only else 0)
+    answer = reader.request(flags=AddStreamFlag.ACTIVE_VB_ONLY if active_only else 0)
     readable = {VBucketState.ACTIVE} if active_only else {VBucketState.ACTIVE, VBucketState.REPLICA}
     assert answer.status == (Status.SUCCESS if state in readable else Status.NOT_MY_VBUCKET)
 
@@ -82,13 +82,13 @@ def test_states(bucket: FakeBucket, consumer: Consumer, state: VBucketState, act
 
 
 @pytest.mark.parametrize("uuid", [0, UUID])
-def test_from_latest(consumer: Consumer, uuid: int) -> None:
-    answer = consumer.request(flags=AddStreamFlag.FROM_LATEST, **at(99, 1, 2, uuid))
+def test_from_latest(reader: FakeReader, uuid: int) -> None:
+    answer = reader.request(flags=AddStreamFlag.FROM_LATEST, **at(99, 1, 2, uuid))
     assert answer.status == Status.SUCCESS
 
 
-def test_from_latest_on_a_branch_that_is_unknown(consumer: Consumer) -> None:
-    answer = consumer.request(flags=AddStreamFlag.FROM_LATEST, **at(0, uuid=1))
+def test_from_latest_on_a_branch_that_is_unknown(reader: FakeReader) -> None:
+    answer = reader.request(flags=AddStreamFlag.FROM_LATEST, **at(0, uuid=1))
     assert answer.status == Status.ROLLBACK
 
 
@@ -108,9 +108,9 @@ def test_from_latest_on_a_branch_that_is_unknown(consumer: Consumer) -> None:
 def test_noop_is_mandatory(
     bucket: FakeBucket, features: frozenset[int], flags: int, noop: bool, status: Status
 ) -> None:
-    consumer = Consumer(bucket, features=features)
-    consumer.open(flags, noop=noop)
-    assert consumer.request().status == status
+    reader = FakeReader(bucket, features=features)
+    reader.open(flags, noop=noop)
+    assert reader.request().status == status
 
 
 # rules 6, 7
@@ -126,8 +126,8 @@ def test_noop_is_mandatory(
         at(5, 7, 3),
     ],
 )
-def test_out_of_range(consumer: Consumer, fields: dict[str, int]) -> None:
-    assert consumer.request(**fields).status == Status.ERANGE
+def test_out_of_range(reader: FakeReader, fields: dict[str, int]) -> None:
+    assert reader.request(**fields).status == Status.ERANGE
 
 
 # rule 8
@@ -171,9 +171,9 @@ def test_out_of_range(consumer: Consumer, fields: dict[str, int]) -> None:
     ],
     ids=lambda value: value[:40].decode("latin1"),
 )
-def test_bad_json(consumer: Consumer, value: bytes) -> None:
-    assert consumer.request(value=value).status == Status.EINVAL
-    assert consumer.producer.close_requested is None
+def test_bad_json(reader: FakeReader, value: bytes) -> None:
+    assert reader.request(value=value).status == Status.EINVAL
+    assert reader.producer.close_requested is None
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_bad_json(consumer: Consumer, value: bytes) -> None:
         ({"scope": "b"}, Status.UNKNOWN_SCOPE),
     ],
 )
-def test_json(consumer: Consumer, value: Any, status: Status) -> None:
-    answer = consumer.request(value=value)
+def test_json(reader: FakeReader, value: Any, status: Status) -> None:
+    answer = reader.request(value=value)
     assert answer.status == status
     if status != Status.SUCCESS:
         assert answer.value == b'{"manifest_uid":"a"}'
@@ -206,7 +206,7 @@ def test_any_value_is_read_or_refused(value: bytes) -> None:
 
 
 def test_value_without_collections(bucket: FakeBucket) -> None:
-    old = Consumer(bucket, features=OLD_CLIENT)
+    old = FakeReader(bucket, features=OLD_CLIENT)
     old.open(PRODUCER, noop=False)
     assert old.request(value={"uid": "0"}).status == Status.EINVAL
 
@@ -219,7 +219,7 @@ def test_old_client_without_default_collection(
     bucket: FakeBucket, features: frozenset[int], status: Status
 ) -> None:
     del bucket.manifest["scopes"][0]["collections"][0]
-    old = Consumer(bucket, features=features)
+    old = FakeReader(bucket, features=features)
     old.open(PRODUCER, noop=False)
     assert old.request().status == status
 
@@ -227,45 +227,45 @@ def test_old_client_without_default_collection(
 # rules 9, 10, 11
 
 
-def test_stream_id_missing_or_unexpected(bucket: FakeBucket, consumer: Consumer) -> None:
-    assert consumer.request(value={"sid": 1}).status == Status.DCP_STREAMID_INVALID
-    consumer.control("enable_stream_id", "true")
-    assert consumer.request().status == Status.DCP_STREAMID_INVALID
-    assert consumer.request(value={"uid": "0"}).status == Status.DCP_STREAMID_INVALID
+def test_stream_id_missing_or_unexpected(bucket: FakeBucket, reader: FakeReader) -> None:
+    assert reader.request(value={"sid": 1}).status == Status.DCP_STREAMID_INVALID
+    reader.control("enable_stream_id", "true")
+    assert reader.request().status == Status.DCP_STREAMID_INVALID
+    assert reader.request(value={"uid": "0"}).status == Status.DCP_STREAMID_INVALID
     for number in (0, -1, 65536):
-        assert consumer.request(value={"sid": number}).status == Status.DCP_STREAMID_INVALID
-    assert consumer.request(value={"sid": 1}).status == Status.SUCCESS
-    assert consumer.request(value={"sid": 65535}).status == Status.SUCCESS
-    assert consumer.request(value={"sid": 1}).status == Status.KEY_EEXISTS
+        assert reader.request(value={"sid": number}).status == Status.DCP_STREAMID_INVALID
+    assert reader.request(value={"sid": 1}).status == Status.SUCCESS
+    assert reader.request(value={"sid": 65535}).status == Status.SUCCESS
+    assert reader.request(value={"sid": 1}).status == Status.KEY_EEXISTS
 
 
-def test_filter_and_sync_writes(consumer: Consumer) -> None:
-    consumer.control("enable_sync_writes", "true")
+def test_filter_and_sync_writes(reader: FakeReader) -> None:
+    reader.control("enable_sync_writes", "true")
     for value in ({"collections": ["8"]}, {"scope": "a"}):
-        assert consumer.request(value=value).status == Status.NOT_SUPPORTED
-    assert consumer.request(value={"uid": "0"}).status == Status.SUCCESS
+        assert reader.request(value=value).status == Status.NOT_SUPPORTED
+    assert reader.request(value={"uid": "0"}).status == Status.SUCCESS
 
 
-def test_stream_exists(consumer: Consumer) -> None:
-    assert consumer.request().status == Status.SUCCESS
-    assert consumer.request().status == Status.KEY_EEXISTS
-    assert consumer.request(1).status == Status.SUCCESS
-    assert consumer.close_stream() == Status.SUCCESS
-    assert consumer.request().status == Status.SUCCESS
+def test_stream_exists(reader: FakeReader) -> None:
+    assert reader.request().status == Status.SUCCESS
+    assert reader.request().status == Status.KEY_EEXISTS
+    assert reader.request(1).status == Status.SUCCESS
+    assert reader.close_stream() == Status.SUCCESS
+    assert reader.request().status == Status.SUCCESS
 
 
-def test_dead_stream_is_replaced(bucket: FakeBucket, consumer: Consumer) -> None:
+def test_dead_stream_is_replaced(bucket: FakeBucket, reader: FakeReader) -> None:
     """A stream that is over but could not say so, because the window is full."""
-    consumer.control("connection_buffer_size", "1")
-    first = consumer.request()
-    consumer.pull()
+    reader.control("connection_buffer_size", "1")
+    first = reader.request()
+    reader.pull()
     bucket.set_state(0, VBucketState.REPLICA)
-    assert consumer.request().status == Status.SUCCESS
-    consumer.ack(1 << 20)
-    consumer.control("connection_buffer_size", "0")
-    consumer.pull_all()
-    assert consumer.streams[first.opaque].ended is None
-    assert consumer.streams[consumer.answers[-2].opaque].last_seqno == HIGH
+    assert reader.request().status == Status.SUCCESS
+    reader.ack(1 << 20)
+    reader.control("connection_buffer_size", "0")
+    reader.pull_all()
+    assert reader.streams[first.opaque].ended is None
+    assert reader.streams[reader.answers[-2].opaque].last_seqno == HIGH
 
 
 # rule 12: the worked cases of docs/spec/dcp.md#rollback-decision; that rule itself is tested with `history`.
@@ -292,7 +292,7 @@ ONE = FailoverLog((FailoverEntry(0x1111, 0),))
 def test_rollback(
     *,
     bucket: FakeBucket,
-    consumer: Consumer,
+    reader: FakeReader,
     log: FailoverLog,
     fields: dict[str, int],
     purge: int,
@@ -301,7 +301,7 @@ def test_rollback(
 ) -> None:
     bucket.vbuckets[0].failover_log = log
     bucket.vbuckets[0].purge_seqno = purge
-    answer = consumer.request(**fields, value={"purge_seqno": str(seen)})
+    answer = reader.request(**fields, value={"purge_seqno": str(seen)})
     if rollback is None:
         assert answer.status == Status.SUCCESS
     else:
@@ -311,71 +311,71 @@ def test_rollback(
 
 @pytest.mark.parametrize("uuid", [0, 1])
 @pytest.mark.parametrize("strict", [True, False])
-def test_strict_uuid(consumer: Consumer, uuid: int, strict: bool) -> None:
-    answer = consumer.request(**at(0, uuid=uuid), flags=AddStreamFlag.STRICT_VB_UUID if strict else 0)
+def test_strict_uuid(reader: FakeReader, uuid: int, strict: bool) -> None:
+    answer = reader.request(**at(0, uuid=uuid), flags=AddStreamFlag.STRICT_VB_UUID if strict else 0)
     assert answer.status == (Status.ROLLBACK if strict and uuid else Status.SUCCESS)
 
 
-def test_ignore_purged(bucket: FakeBucket, consumer: Consumer) -> None:
+def test_ignore_purged(bucket: FakeBucket, reader: FakeReader) -> None:
     bucket.vbuckets[0].purge_seqno = 5
-    assert consumer.request(**at(4)).status == Status.ROLLBACK
-    assert consumer.request(**at(4), flags=AddStreamFlag.IGNORE_PURGED_TOMBSTONES).status == Status.SUCCESS
+    assert reader.request(**at(4)).status == Status.ROLLBACK
+    assert reader.request(**at(4), flags=AddStreamFlag.IGNORE_PURGED_TOMBSTONES).status == Status.SUCCESS
 
 
-def test_purge_above_all_that_a_filter_asks_for(bucket: FakeBucket, consumer: Consumer) -> None:
+def test_purge_above_all_that_a_filter_asks_for(bucket: FakeBucket, reader: FakeReader) -> None:
     bucket.vbuckets[0].purge_seqno = 5
-    assert consumer.request(**at(4), value={"collections": ["8"]}).status == Status.SUCCESS
-    assert consumer.request(1, **at(0), value={"collections": ["0"]}).status == Status.SUCCESS
+    assert reader.request(**at(4), value={"collections": ["8"]}).status == Status.SUCCESS
+    assert reader.request(1, **at(0), value={"collections": ["0"]}).status == Status.SUCCESS
 
 
 # rules 13, 14
 
 
-def test_disk_only_beyond_the_disk(bucket: FakeBucket, consumer: Consumer) -> None:
+def test_disk_only_beyond_the_disk(bucket: FakeBucket, reader: FakeReader) -> None:
     bucket.vbuckets[0].set(b"in memory")
-    assert consumer.request(**at(11), flags=AddStreamFlag.DISK_ONLY).status == Status.ERANGE
-    stream = consumer.stream(**at(10), flags=AddStreamFlag.DISK_ONLY)
+    assert reader.request(**at(11), flags=AddStreamFlag.DISK_ONLY).status == Status.ERANGE
+    stream = reader.stream(**at(10), flags=AddStreamFlag.DISK_ONLY)
     assert stream.ended == StreamEndStatus.OK
 
 
 @pytest.mark.parametrize("state", [VBucketState.ACTIVE, VBucketState.REPLICA])
-def test_a_log_that_is_ahead_of_the_data(bucket: FakeBucket, consumer: Consumer, state: VBucketState) -> None:
+def test_a_log_that_is_ahead_of_the_data(bucket: FakeBucket, reader: FakeReader, state: VBucketState) -> None:
     """A replica has its active's log at once and the changes later; its reader had more of them elsewhere."""
     bucket.vbuckets[0].state = state
     bucket.vbuckets[0].failover_log = FailoverLog((FailoverEntry(0x2222, 12), FailoverEntry(UUID, 0)))
     expected = Status.ETMPFAIL if state is VBucketState.REPLICA else Status.ERANGE
-    assert consumer.request(**at(12)).status == expected
-    assert consumer.request(**at(10)).status == Status.SUCCESS
+    assert reader.request(**at(12)).status == expected
+    assert reader.request(**at(10)).status == Status.SUCCESS
 
 
-def test_to_latest_of_a_filter_that_lies_behind(consumer: Consumer) -> None:
-    answer = consumer.request(**at(4), value={"collections": ["8"]}, flags=AddStreamFlag.TO_LATEST)
+def test_to_latest_of_a_filter_that_lies_behind(reader: FakeReader) -> None:
+    answer = reader.request(**at(4), value={"collections": ["8"]}, flags=AddStreamFlag.TO_LATEST)
     assert answer.status == Status.ERANGE
 
 
-def test_takeover_never_ends_by_itself(consumer: Consumer) -> None:
-    answer = consumer.request(end_seqno=3, flags=AddStreamFlag.TAKE_OVER)
-    consumer.pull_all()
-    assert consumer.streams[answer.opaque].ended is None
-    assert consumer.producer.stats()["stream_0_end_seqno"] == 2**64 - 1
+def test_takeover_never_ends_by_itself(reader: FakeReader) -> None:
+    answer = reader.request(end_seqno=3, flags=AddStreamFlag.TAKE_OVER)
+    reader.pull_all()
+    assert reader.streams[answer.opaque].ended is None
+    assert reader.producer.stats()["stream_0_end_seqno"] == 2**64 - 1
 
 
 # rules 16, 17
 
 
-def test_memory_is_short(consumer: Consumer) -> None:
-    consumer.host.memory_short = True
-    assert consumer.request().status == Status.ENOMEM
+def test_memory_is_short(reader: FakeReader) -> None:
+    reader.host.memory_short = True
+    assert reader.request().status == Status.ENOMEM
 
 
-def test_replica_in_its_first_snapshot(bucket: FakeBucket, consumer: Consumer) -> None:
+def test_replica_in_its_first_snapshot(bucket: FakeBucket, reader: FakeReader) -> None:
     replica = bucket.vbuckets[1]
     replica.state = VBucketState.REPLICA
-    assert consumer.request(1).status == Status.SUCCESS, "an empty one has nothing to wait for"
-    consumer.close_stream(1)
+    assert reader.request(1).status == Status.SUCCESS, "an empty one has nothing to wait for"
+    reader.close_stream(1)
     replica.received = SnapshotRange(0, 100)
     replica.set(b"half")
-    assert consumer.request(1).status == Status.ETMPFAIL
+    assert reader.request(1).status == Status.ETMPFAIL
 
 
 # flags
@@ -391,26 +391,26 @@ def test_replica_in_its_first_snapshot(bucket: FakeBucket, consumer: Consumer) -
         (AddStreamFlag.CACHE_TRANSFER, Status.NOT_SUPPORTED),
     ],
 )
-def test_flags(consumer: Consumer, flags: int, status: Status) -> None:
-    consumer._opaque += 1
+def test_flags(reader: FakeReader, flags: int, status: Status) -> None:
+    reader._opaque += 1
     frame = bytearray.fromhex("805300003000000000000030" + "00001000" + "00" * 8) + bytearray(48)
     frame[24:28] = int(flags).to_bytes(4, "big")
     frame[40:48] = b"\xff" * 8
-    consumer.producer.receive_frame(Frame.parse(frame), consumer.now)
-    assert consumer.status_of_last() == status
+    reader.producer.receive_frame(Frame.parse(frame), reader.now)
+    assert reader.status_of_last() == status
 
 
 # Order: each earlier step wins over each later one.
 
 
-def break_step(step: int, bucket: FakeBucket, consumer: Consumer, fields: dict[str, Any]) -> Status:
+def break_step(step: int, bucket: FakeBucket, reader: FakeReader, fields: dict[str, Any]) -> Status:
     """Make one step of the decision fail; what it answers."""
     vbucket = bucket.vbuckets[0]
     if step == 3:
         vbucket.state = VBucketState.DEAD
         return Status.NOT_MY_VBUCKET
     if step == 5:
-        consumer.control("enable_noop", "false")
+        reader.control("enable_noop", "false")
         return Status.NOT_SUPPORTED
     if step == 7:
         fields |= {"snapshot_start": 6, "snapshot_end": 9}
@@ -423,22 +423,22 @@ def break_step(step: int, bucket: FakeBucket, consumer: Consumer, fields: dict[s
         fields["value"].pop("sid")
         return Status.DCP_STREAMID_INVALID
     if step == 11:
-        assert consumer.request(value={"sid": 1}).status == Status.SUCCESS
+        assert reader.request(value={"sid": 1}).status == Status.SUCCESS
         return Status.KEY_EEXISTS
     if step == 12:
         fields["vb_uuid"] = 5
         return Status.ROLLBACK
-    consumer.host.memory_short = True
+    reader.host.memory_short = True
     return Status.ENOMEM
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations([3, 5, 7, 8, 9, 11, 12, 16], 2)))
-def test_order(bucket: FakeBucket, consumer: Consumer, first: int, second: int) -> None:
-    consumer.control("enable_stream_id", "true")
+def test_order(bucket: FakeBucket, reader: FakeReader, first: int, second: int) -> None:
+    reader.control("enable_stream_id", "true")
     fields: dict[str, Any] = {**at(5), "value": {"sid": 1}}
     # what changes the state of the world last, or the preparation of another step would fail too
     statuses = {
-        step: break_step(step, bucket, consumer, fields)
+        step: break_step(step, bucket, reader, fields)
         for step in sorted((first, second), key=lambda step: (step != 11, step == 3, step == 5, step))
     }
-    assert consumer.request(**fields).status == statuses[first]
+    assert reader.request(**fields).status == statuses[first]

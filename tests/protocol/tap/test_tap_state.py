@@ -1,5 +1,5 @@
 """TAP's bookkeeping without sockets: numbers that wrap, acknowledgements, TTLs, and a whole producer under a
-consumer that answers as it likes.
+reader that answers as it likes.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def test_states_are_kept_as_long_as_they_should(bucket):
     assert clients.find_or_make("fourth", 0.0) is not None
 
 
-# A whole producer, on a session without a socket, under a consumer that answers as it likes.
+# A whole producer, on a session without a socket, under a reader that answers as it likes.
 
 
 class Talk:

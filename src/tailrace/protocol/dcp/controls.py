@@ -10,7 +10,7 @@ Two keys are answered otherwise than by a server of the newest line:
 * ``change_streams`` is accepted. It asks for the change history *where a bucket retains one*; we retain none,
   so no snapshot is ever marked as history, which is what a server with a retention of 0 does too.
 * ``cache_transfer`` is refused (0x83): it warms a replica's cache with documents, and this store has no cache
-  apart from its documents. Consumers that ask take the refusal.
+  apart from its documents. Replicas that ask take the refusal.
 """
 
 from __future__ import annotations

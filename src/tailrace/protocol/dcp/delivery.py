@@ -65,16 +65,16 @@ _CARRIES_SEQNO = (DcpOpcode.SYSTEM_EVENT, DcpOpcode.SEQNO_ADVANCED)
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """Where a consumer stands in one vbucket; it outlives the connections that carry it."""
+    """Where a reader stands in one vbucket; it outlives the connections that carry it."""
 
     vbucket: int
     position: Position = Position.BEGINNING
     marker: SnapshotRange | None = None
     """The snapshot that is being received, on the connection that the stream is open on."""
     log: FailoverLog | None = None
-    """StreamEvent the server said last; replaced by every accepted request."""
+    """What the server said last; replaced by every accepted request."""
     purge_seqno: int = 0
-    """The newest purge that the server told about; 0 is none. Forgotten when the consumer goes back."""
+    """The newest purge that the server told about; 0 is none. Forgotten when the reader goes back."""
     undo_to: int | None = None
     """A rollback that the application has not been told about yet."""
     answer_at: int | None = None
@@ -162,7 +162,7 @@ class SnapshotRun(NamedTuple):
 
     stream: Stream
     base: Position
-    """Where the consumer stood before the first of them."""
+    """Where the reader stood before the first of them."""
     snapshot: SnapshotRange
     """Whole where it ends, which may be later than its marker says (`Position.snapshot_of`)."""
     log: FailoverLog
@@ -183,7 +183,7 @@ class ReceivedChunk:
     ordered: NDArray[np.bool_]
     """Which control frames belong to streams, and so into the order of the changes."""
     size_bytes: int
-    """StreamEvent flow control counts."""
+    """What flow control counts."""
 
 
 @dataclass(slots=True, eq=False)

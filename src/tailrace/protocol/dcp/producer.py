@@ -46,7 +46,7 @@ __all__ = ["ON_DISK_OPAQUE", "DcpProducer"]
 ON_DISK_OPAQUE = 0x6469736B
 """Of a Seqno Acknowledged of one of our own replicas: what it speaks of is on disk, not only in memory."""
 
-# What a consumer may answer to a message of a stream without losing the connection:
+# What a receiver may answer to a message of a stream without losing the connection:
 # docs/spec/dcp.md#answers-that-keep-the-connection
 _TOLERATED = frozenset(
     {Status.SUCCESS, Status.NOT_MY_VBUCKET, Status.DCP_STREAM_NOT_FOUND, Status.OPAQUE_NO_MATCH}
@@ -139,7 +139,7 @@ class DcpProducer(StreamProducer):
             raise MalformedMessage("no DCP server has this command", Status.NOT_SUPPORTED)
         known = _REQUESTS.get(opcode)
         if known is None:
-            self._disconnect(f"opcode 0x{opcode:02x} is for consumers, this is a producer")
+            self._disconnect(f"opcode 0x{opcode:02x} is for receivers, this is a producer")
             return
         shape, receive = known
         receive(self, frame, shape.decode(frame))
@@ -150,7 +150,7 @@ class DcpProducer(StreamProducer):
             raise MalformedMessage("the connection is open already")
         flags = OpenFlag(message.flags)
         if not flags & OpenFlag.PRODUCER:
-            raise MalformedMessage("this asks for a consumer")
+            raise MalformedMessage("this asks for a replica")
         if len(message.key) > MAX_NAME_BYTES:
             raise MalformedMessage(f"a name has up to {MAX_NAME_BYTES} bytes")
         if flags & OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL and not self._options.collections:
@@ -262,7 +262,7 @@ class DcpProducer(StreamProducer):
             self._host.replica_gone(self._options.consumer_name)
         super().close(reason)
 
-    # Answers from the consumer.
+    # Answers from the receiver.
 
     def _receive_answer(self, frame: Frame) -> None:
         opcode, status = frame.opcode, frame.status

@@ -1,6 +1,6 @@
-"""One stream of a DCP producer: from a vbucket's snapshots to the messages of a consumer.
+"""One stream of a DCP producer: from a vbucket's snapshots to the messages for a reader or replica.
 
-The stream pulls. Nothing is read from the store before there is room to send it, so a consumer that does not
+The stream pulls. Nothing is read from the store before there is room to send it, so a reader that does not
 read costs one chunk and nothing more. `send_into` goes round:
 
     messages wait (marker, end ...)?    send them, as far as the window allows

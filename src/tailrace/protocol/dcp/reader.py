@@ -1,4 +1,4 @@
-"""The consumer's side of one DCP connection, without I/O.
+"""The reader's side of one DCP connection, without I/O.
 
     get_buffer, buffer_updated     bytes in, as asyncio's BufferedProtocol does it
     process(now)                   look at what came: signs of life, noops, answers to questions
@@ -50,12 +50,12 @@ __all__ = [
 T = TypeVar("T")
 
 ACK_BYTES = 50 * 1024
-"""So many bytes are acknowledged at once at the latest."""
+"""At the latest this many bytes are acknowledged."""
 SLACK_BYTES = 32 << 20
 """What may lie here beyond the window, which a server may overshoot by one frame."""
 
 MAX_UNREAD_BYTES = 1 << 20
-"""Answers to the server's own requests that it does not take; it has no use for more than a few at a time."""
+"""Answers to the server's own requests that have not gone out; no server needs more than a few at a time."""
 
 MAX_FRAME_BEFORE_OPEN = 4 << 20
 """The largest answer of a handshake is a cluster map."""
@@ -158,7 +158,7 @@ class DcpReader:
     ORDERED: ClassVar[frozenset[int]] = _STREAM_REQUESTS
     """What the server sends for streams besides changes; it keeps its place between them."""
     HAS_SEQNOS: ClassVar[bool] = True
-    """Changes have the numbers that the server says it has; streams end at one."""
+    """Changes carry the server's own seqnos, so a stream can end at one."""
     is_spent = False
     """It can't be used for another reading: close it when this one is over."""
 
@@ -169,9 +169,9 @@ class DcpReader:
         self.granted: Granted | None = None
         """None until the connection takes stream requests."""
         self.on_config: Callable[[bytes, float], None] = lambda _, __: None
-        """Called with each cluster map that is pushed, with nothing if it only changed; and with the time."""
+        """Called with each cluster map that is pushed (empty: it changed, ask for it) and the time."""
         self.on_wire: Callable[[bool, bytes | memoryview], None] | None = None
-        """Called with the bytes of the streams, both ways: whether we sent them, whole frames."""
+        """Called with whole frames of the streams, both ways: whether we sent them, and the bytes."""
         self.received_bytes = 0
         self._buffer = ReceiveBuffer(max(_LEAST_BLOCK, min(BLOCK_BYTES, settings.buffer_bytes // 5)))
         self._out = bytearray()
@@ -200,7 +200,7 @@ class DcpReader:
         self._buffer.buffer_updated(count)
 
     def receive_data(self, data: bytes) -> None:
-        """Bytes from elsewhere, for who has no use for `get_buffer`; `process` is called as needed."""
+        """Bytes from elsewhere, for callers that do not use `get_buffer`; `process` is called as needed."""
         left = memoryview(data)
         while left:
             if self.is_full:
@@ -302,7 +302,7 @@ class DcpReader:
     def ask(self, script: Script[T], then: Callable[[T], None], now: float) -> None:
         """Run a script over this connection; ``then`` gets its result.
 
-        If that does not come, the connection does not last: whoever waits hears of that.
+        A question that is not answered ends the connection, so whoever waits is told by that.
         """
         self._questions.ask(script, then, now)
 

@@ -105,7 +105,7 @@ def reframe(
 ) -> tuple[Bytes, Offsets]:
     """Stored frames of the default collection in the forms for their kinds, back to back and writable.
 
-    ``datatypes`` are the bits that the consumer may see.
+    ``datatypes`` are the bits that the reader may see.
     """
     key_lengths = field_everywhere(data, _KEY_LENGTH)[offsets].astype(np.int64) - _PREFIX
     starts = keys_at(data, offsets) + _PREFIX

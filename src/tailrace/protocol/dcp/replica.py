@@ -1,16 +1,16 @@
-"""A DCP connection, seen by a node that consumes: what is streamed goes into its replica vbuckets.
+"""A DCP connection, seen by the replica: what is streamed goes into the node's replica vbuckets.
 
-Two ways lead here. A controller opens a connection to the node as consumer and steers it with Add Stream,
-with the producer behind the same connection; or the node has dialled the producer itself (`server.upstream`)
-and calls `add_stream`. From then on it is the same:
+There are two ways to begin. A controller opens a connection to the node as replica and steers it with Add
+Stream, with the producer behind the same connection; or the node has dialled the producer itself
+(`server.upstream`) and calls `add_stream`. From then on it is the same:
 
     stream request from where the vbucket stands      answered with a rollback: go back exactly, ask again
     the active's failover log                         taken over before the first change
     marker, changes, marker, changes ...              checked, stored as they are, acknowledged
     set vbucket state                                 a takeover: pending, then active
 
-A change is refused that does not fit: of no stream, of another stream (opaque), with a seqno that is not
-above the last one or outside its snapshot. What the vbucket holds can be trusted up to the end of its last
+A change that does not fit is refused: of no stream, of another stream (opaque), with a seqno that is not
+above the last one or is outside its snapshot. What the vbucket holds can be trusted up to the end of its last
 complete snapshot; the store knows where that is, its readers and a promotion go by it.
 
 Rules: docs/spec/dcp.md#add-stream, docs/spec/dcp.md#checks-of-a-receiver, docs/spec/dcp.md#takeover.
@@ -84,7 +84,7 @@ OPEN_FLAGS = (
     | OpenFlag.INCLUDE_DELETE_TIMES
     | OpenFlag.INCLUDE_DELETED_USER_XATTRS
 )
-"""What a node opens its producer with: documents exactly as they are stored."""
+"""The flags that a replica opens its producer with: documents exactly as they are stored."""
 
 _FIRST_OPAQUE = 1
 _MAX_CLOSED = 4096
@@ -98,7 +98,7 @@ _log = logging.getLogger(__name__)
 
 
 class DcpReplica:
-    """The consumer's half of a DCP connection of a node; a `protocol.handler.Handler`."""
+    """The replica's half of a DCP connection; a `protocol.handler.Handler`."""
 
     def __init__(self, host: Host, wake: Callable[[], None], now: float, *, dialled: bool = False) -> None:
         """``dialled``: the producer has been opened already, and there is no Open to come."""
@@ -208,7 +208,7 @@ class DcpReplica:
         self._begin()
 
     def _begin(self) -> None:
-        """Open: agree with the producer on what the streams are like, one thing at a time."""
+        """The connection is open: negotiate the controls with the producer, one at a time."""
         self._machine.feed(ConnectionInput.OPENED)
         self._controls.begin(self._host)
         self._negotiate()
@@ -263,7 +263,7 @@ class DcpReplica:
 
     @property
     def vbuckets(self) -> Mapping[int, ReplicaStreamState]:
-        """What is being received, and how far each is with that."""
+        """What is being received, and the state of each."""
         return {number: stream.state for number, stream in self._streams.items()}
 
     def _receive_add_stream(self, frame: Frame, message: Message) -> None:
@@ -360,7 +360,7 @@ class DcpReplica:
     def _receive_request(self, frame: Frame) -> None:
         opcode = frame.opcode
         if check_request(frame, self._host) is not None:
-            raise MalformedMessage("a stream id came to a node that consumes")
+            raise MalformedMessage("a stream id came to a replica")
         if opcode != DcpOpcode.OPEN and not self.is_open:
             raise MalformedMessage("there is no DCP command before Open")
         if opcode == DcpOpcode.NOOP:
@@ -370,7 +370,7 @@ class DcpReplica:
             raise MalformedMessage("no DCP server has this command", Status.NOT_SUPPORTED)
         known = _REQUESTS.get(opcode)
         if known is None:
-            self._disconnect(f"opcode 0x{opcode:02x} is for producers, this is a consumer")
+            self._disconnect(f"opcode 0x{opcode:02x} is for producers, this is a replica")
             return
         shape, receive = known
         receive(self, frame, shape.decode(frame))
@@ -425,7 +425,7 @@ class DcpReplica:
         self._reached(stream, seqno)
 
     def _receive_unasked(self, frame: Frame, message: Message) -> None:
-        """What a producer sends only to those who want it; it has to be of a stream all the same."""
+        """What a producer sends only on request; it must belong to a stream all the same."""
         status = UNASKED[type(message)]
         if self._stream_of(frame) is not None and status is not None:
             raise DocumentRefused(status, "this was not asked for")

@@ -1,4 +1,4 @@
-"""What a node that consumes agrees on with its producer before the first stream: one control after the other.
+"""What a replica agrees on with its producer before the first stream: one control after the other.
 
 A producer may refuse most of them and is worth streaming from all the same. Flow control is not one of those:
 without it a node could be made to hold any amount.

@@ -80,7 +80,7 @@ class ReplicaStream:
         )
 
     def accepted(self, log: FailoverLog) -> None:
-        """It was asked for, and comes; the active's branches are ours."""
+        """The producer accepted the request; the active's branches are ours."""
         vbucket = self.vbucket
         vbucket.set_failover_log(log)
         if vbucket.complete_seqno == vbucket.high_seqno < vbucket.received.end:
@@ -90,7 +90,7 @@ class ReplicaStream:
         self.machine.feed(ReplicaStreamInput.ACCEPTED)
 
     def way_back(self, seqno: int) -> Retreat:
-        """The active has another history above a seqno: to where, of what the vbucket really had."""
+        """The way back to a state that the vbucket really had: the active's history differs above a seqno."""
         return retreat(
             self.sent,
             seqno,

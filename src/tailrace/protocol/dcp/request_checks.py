@@ -1,5 +1,4 @@
-"""What holds for the requests of a DCP connection beyond their shapes: for all, and for those that a node
-gets that consumes.
+"""Checks of DCP requests beyond their layouts: those for every request, and those of a replica.
 
 Rules: docs/spec/dcp.md#connection, docs/spec/dcp.md#errors-by-message.
 """
@@ -40,7 +39,7 @@ UNASKED: Mapping[type[Message], Status | None] = {
     DcpCacheTransfer: Status.ENOMEM,  # which stops it
     DcpCacheTransferEnd: None,
 }
-"""What a producer sends only to those who want it, and how a node refuses it on an open stream."""
+"""What a producer sends only on request, and how a replica refuses it on an open stream."""
 
 
 def check_request(frame: Frame, host: Host) -> int | None:

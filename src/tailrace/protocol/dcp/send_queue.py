@@ -21,7 +21,7 @@ class SendQueue:
         self.sent_bytes = 0
         self.sent_messages = 0
         self.last_seqno = last_seqno
-        """What the reader has come to with what was sent or is said."""
+        """How far the reader is with what was sent or is queued."""
         self._window = window
         self._messages: deque[bytes] = deque()
         self._batch: ShapedFrames | None = None

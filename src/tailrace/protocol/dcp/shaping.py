@@ -3,12 +3,12 @@
 The layouts are docs/spec/dcp.md#mutation and those below it; what a value holds is docs/spec/dcp.md#values.
 
 A frame was made once, in the store, in the richest form: with collection prefix, delete time, xattrs, as it
-was compressed. Most consumers can take most frames as they are, so a chunk goes through these steps, each for
+was compressed. Most readers can take most frames as they are, so a chunk goes through these steps, each for
 the whole chunk, and each left out where nothing has to be done:
 
 1. drop the frames that the stream's filter does not want;
-2. make those frames anew that this consumer can't take as they are (the only step frame by frame);
-3. cut the collection prefix off, for a consumer without collections;
+2. make those frames anew that this reader can't take as they are (the only step frame by frame);
+3. cut the collection prefix off, for a reader without collections;
 4. put the stream's opaque in, and its stream id.
 
 A deletion from memory has its delete time here too, where servers send 0.
@@ -101,7 +101,7 @@ class Shaper:
         )
 
     def shape(self, chunk: Chunk, *, skip_deletes: bool = False) -> ShapedFrames | None:
-        """What of a chunk is for the stream, as its consumer wants it; None if nothing is."""
+        """What of a chunk is for the stream, as its reader wants it; None if nothing is."""
         data, offsets = self.choose(chunk, skip_deletes=skip_deletes)
         if not len(offsets):
             return None
@@ -115,7 +115,7 @@ class Shaper:
         return ShapedFrames(data, offsets, first_seqno, last_seqno)
 
     def choose(self, chunk: Chunk, *, skip_deletes: bool = False) -> tuple[Bytes, Offsets]:
-        """The first two steps: the frames that are for the stream, with values that its consumer can take."""
+        """The first two steps: the frames that are for the stream, with values that its reader can take."""
         data, offsets = chunk.data, chunk.offsets
         wanted = self._filter.wanted(chunk)
         if skip_deletes and chunk.traits & _TOMBSTONES:
@@ -150,7 +150,7 @@ class Shaper:
         return np.frombuffer(bytearray().join(pieces), np.uint8), np.cumsum(sizes) - sizes
 
     def _rewrite_frame(self, frame: bytes) -> bytes:
-        """One frame as this consumer wants it, still with its prefix."""
+        """One frame as this reader wants it, still with its prefix."""
         _, opcode, key_length, extras_length, datatype, vbucket, _, _, cas = HEADER.unpack_from(frame)
         if opcode == DcpOpcode.SYSTEM_EVENT:
             return _flatbuffer_event(frame)
@@ -229,7 +229,7 @@ def _flatbuffer_event(frame: bytes) -> bytes:
 
 
 class _Taken(NamedTuple):
-    """What a consumer takes or wants, as far as it decides which frames have to be made anew."""
+    """What a reader takes or wants, as far as it decides which frames have to be made anew."""
 
     xattrs: bool
     deleted_user_xattrs: bool

@@ -83,7 +83,7 @@ class StreamMessages:
         return self._frame(_END, _END_EXTRAS.pack(status))
 
     def seqno_advanced(self, seqno: int) -> bytes:
-        """The stream has come this far, with nothing to show for it."""
+        """The stream has come this far, without a change to send."""
         return DcpSeqnoAdvanced(
             by_seqno=seqno, vbucket=self._vbucket, opaque=self._opaque, framing=self._framing
         ).encode()
@@ -95,5 +95,5 @@ class StreamMessages:
         ).encode()
 
     def set_state(self, state: VBucketState) -> bytes:
-        """Takeover: the consumer's vbucket shall have this state. Never with a stream id."""
+        """Takeover: the replica's vbucket is to have this state. Never with a stream id."""
         return DcpSetVBucketState(state=state, vbucket=self._vbucket, opaque=self._opaque).encode()

@@ -63,7 +63,7 @@ class DcpTakeover:
     # Markers.
 
     def marker_flags(self) -> int:
-        """What the next marker has besides: the replica answers it when its snapshot has arrived."""
+        """Extra flags of the next marker: the replica answers it when its snapshot has arrived."""
         flags = int(MarkerFlag.ACK)
         if not self._has_asked_for_acks:
             flags |= MarkerFlag.CHECKPOINT
@@ -72,7 +72,7 @@ class DcpTakeover:
         return flags
 
     def marker_acknowledged(self) -> bool:
-        """The replica has received a whole snapshot; whether that was still to be told."""
+        """The replica has received a whole snapshot; whether an answer was due."""
         if not self._unacknowledged:
             return False
         self._unacknowledged -= 1

@@ -1,4 +1,4 @@
-"""A consumer of an older dialect: what comes is said again in DCP, and the rest is DCP's consumer.
+"""A reader of an older dialect: what comes is said again in DCP, and the rest is DCP's reader.
 
 TAP and both drafts of UPR tell of the same things as DCP: changes, snapshots, ends. So a connection that
 speaks one of them translates each message as it comes, and everything behind it, from the scanner to the
@@ -6,8 +6,8 @@ policy that resumes and rolls back, is what DCP has. That is one message at a ti
 than DCP, for which these dialects were given up.
 
 Three things of DCP they don't have. There are no noops that the server sends, so a silent server is asked for
-a sign of life; there is no window, so the transport holds the server up; and a stream can't be closed but
-with its connection, which `is_spent` from then on.
+a sign of life; there is no window, so the transport holds the server up; and a stream can only
+be closed with its connection, which `is_spent` from then on.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class TranslatingReader(DcpTranslation, DcpReader):
         return frame.magic == Magic.RESPONSE and frame.opaque < FIRST_STREAM_OPAQUE
 
     def _pass_on(self) -> None:
-        """Have what was made looked at like what comes from a DCP server."""
+        """Hand on what was translated, as if a DCP server had sent it."""
         left = memoryview(bytes(self._made))
         self._made.clear()
         while left:

@@ -115,7 +115,7 @@ class TapClient:
     owes_flush: bool = False
     """A flush was not told before the connection was gone."""
     kept: bytes | None = None
-    """The cursors of one that is not connected, packed; of one that is registered the store has them."""
+    """The packed cursors of a reader that is not connected; those of a registered one are in the store."""
     kept_count: int = 0
     is_of_earlier_run: bool = False
     reconnects: int = 0

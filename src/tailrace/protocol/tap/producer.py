@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["TapProducer"]
 
 SAVE_INTERVAL_S = 10.0
-"""Between two notes of where a registered reader is; after a crash it gets again what came since."""
+"""How often the place of a registered reader is saved; after a crash it gets again what came since."""
 
 _BACK_OFF = (Status.EBUSY, Status.ETMPFAIL)
 _EMPTY_IT = ("opaque", int(TapOpaque.INITIAL_VBUCKET_STREAM))
@@ -410,7 +410,7 @@ class TapProducer(TapSender):
             self._set_ready(cursor)
         self._wake()
 
-    # Odds and ends.
+    # Helpers.
 
     def _complete(self, reason: str) -> None:
         self._client.is_complete = True

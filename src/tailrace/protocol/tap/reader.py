@@ -54,7 +54,7 @@ class TapSettings:
     """What only TAP has."""
 
     name: str = ""
-    """By which the server knows the reader again; empty is one that nobody else has."""
+    """The server recognises the reader by it; empty: one that nobody else has."""
     registered: bool = False
     """The server remembers the reader, until it is told to forget it (`deregister`)."""
     acks: bool = True
@@ -62,8 +62,8 @@ class TapSettings:
     backfill_date: int | None = None
     """Unix seconds: only what was there since, as far as the server can tell; None is everything."""
     deletions: bool = False
-    """A reading that ends now tells of deletions, too. A dump has none, so what is there is read as by one
-    who stays, up to where the server says that this was all; one without a name, for whom all is there.
+    """A reading that ends now includes deletions. A dump has none, so the reader connects as if to stay,
+    without a name so that everything comes, and stops where the server says that the backfill is over.
     """
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
-"""TAP with the node as consumer: a peer pushes changes, and they are stored as they were made elsewhere.
+"""TAP with the node as replica: a peer pushes changes, and they are stored as they were made elsewhere.
 
 A change with its rev and CAS is stored if it wins against what is here, as with the commands that carry
 metadata. A version that is here already loses, so a change that comes round a ring ends where it began, and
-what is sent twice is stored once. The TTL that it came with goes along, see `tap_clients.TapHops`.
+what is sent twice is stored once. The TTL that it came with goes along, see `clients.TapHops`.
 
 A peer that begins a vbucket anew empties a replica or pending one. An active vbucket is never emptied by
 that: it has documents of its own, and in a ring every node is active.
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class TapReplica:
-    """The consumer's half of a TAP connection; a `protocol.handler.Handler`."""
+    """The replica's half of a TAP connection; a `protocol.handler.Handler`."""
 
     is_open = True
 
@@ -84,7 +84,7 @@ class TapReplica:
         if not frame.is_request or frame.opcode == TapOpcode.CONNECT:
             if frame.is_request:
                 self._answer(frame, Status.EINVAL)
-            self._disconnect(f"opcode 0x{frame.opcode:02x} came to a TAP consumer")
+            self._disconnect(f"opcode 0x{frame.opcode:02x} came to a TAP replica")
             return
         try:
             if len(frame.extras) > _TTL_AT and not frame.extras[_TTL_AT]:

@@ -3,8 +3,8 @@
 Three things are different. Snapshots have a start and an end message and no range. A FLUSH on the node is a
 message, after which the stream goes on with the new branch from seqno 0; the failover log that a reader kept
 then rolls it back to 0 if it comes with an older position. And a vbucket whose state changes is sent to its
-last change before the stream ends, in draft B with the new state as the last word: that is how a vbucket is
-handed over in that draft, which has no request for it.
+last change before the stream ends, in draft B with the new state at the end: that is how a vbucket is handed
+over in that draft, which has no request for it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = ["UprAMessages", "UprBMessages", "UprMessages", "UprStream"]
 class UprMessages(StreamMessages):
     """The messages of one draft, for one stream.
 
-    `end` has two words in both: OK, and state changed for everything that is not OK.
+    A stream ends with OK or, for every other reason, with state changed.
     """
 
     BEGIN: ClassVar[type[Message]]
@@ -100,7 +100,7 @@ class UprAMessages(UprMessages):
 
 
 class UprBMessages(UprMessages):
-    """Draft B: an opcode a message, numbered otherwise than DCP's."""
+    """Draft B: one opcode per message, with other numbers than DCP's."""
 
     BEGIN = UprBStreamStart
     SNAPSHOT_START = UprBSnapshotStart

@@ -1,9 +1,8 @@
-"""A UPR connection, draft A or B, seen by a node that consumes: it has dialled the producer itself.
+"""A UPR connection, draft A or B, seen by the replica: the node has dialled the producer itself.
 
 What comes is said again in DCP (`translation`), and the rest is `DcpReplica`: the same streams, the same
 way back after a rollback, the same checks. A snapshot becomes part of the vbucket when its end is there; of
-one that is larger than what is held back, the beginning is stored as what it is, the part of a snapshot that
-is not complete.
+one that is larger than what can be held back, the beginning is stored as part of an incomplete snapshot.
 
 The drafts lack some things. There is no window, so while the disk does not keep up nothing is read; no no-ops
 that the producer sends, so a silent one is asked for a sign of life; no answers to what is pushed, so what
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["UprAReplica", "UprBReplica", "UprReplica"]
 
 LOOK_AGAIN_S = 0.05
-"""How soon it is looked whether the disk has kept up."""
+"""How soon to look again whether the disk has kept up."""
 _NOOP_OPAQUE = 0
 _GROWTH = 64
 """A change is a little longer in DCP."""

@@ -1,7 +1,7 @@
 """Streams of UPR, draft A or B, said again in DCP: for our reader (`reader`) and for a node that keeps
 a replica (`replica`).
 
-Two things are to be made up for. A snapshot has a start and an end message and no range, so its changes are
+Two things have to be made up for. A snapshot has a start and an end message and no range, so its changes are
 held back until the end or a limit comes; beyond the limit they are passed on as part of a snapshot that goes
 at least to the next change, so that the position counts as inside of it until the real end is there. And what
 was received of a snapshot that broke off is taken back, as the drafts' rule has it: the server is asked for
@@ -93,9 +93,9 @@ class _UprStream:
     held_bytes: int = 0
     seqno: int = 0
     is_whole: bool = True
-    """With what came the snapshot is at its end."""
+    """What has come is the whole snapshot."""
     waiting: list[Frame] = field(default_factory=list)
-    """What came before it is known on which branch it is."""
+    """What came before its branch is known."""
 
     @property
     def is_accepted(self) -> bool:
@@ -176,7 +176,7 @@ class UprTranslation(DcpTranslation, ABC):
     def _log_request(self, vbucket: int, opaque: int) -> Message: ...
 
     def forget(self, opaque: int) -> None:
-        """Nothing is to be said of a stream any more."""
+        """Forget a stream; nothing more is said of it."""
         stream = self._open.pop(opaque, None)
         if stream is not None:
             self._held_bytes -= stream.held_bytes
@@ -285,7 +285,7 @@ class UprTranslation(DcpTranslation, ABC):
         message: UprADeletion | UprAExpiration | UprBDeletion | UprBExpiration,
         made: type[DcpDeletion | DcpExpiration],
     ) -> None:
-        """When it happened, the drafts don't tell."""
+        """The drafts don't say when it happened."""
         removal = made(
             by_seqno=message.by_seqno,
             rev_seqno=message.rev_seqno,
