@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from ..model import MAX_U64
 from ..rng import vb_uuid
 from ..wire.codes import Status, VBucketState
 from .base import Job, StoreSettings
+from .bucket_metadata import BucketMetadata
 from .collections import Manifest
 from .format import seqno_of, vbucket_of
 from .journal import CommitJob, HybridClock
@@ -60,12 +60,8 @@ class EngineBucket(SealedStore):
         self.flush_failures = 0
         self.flushes = 0
         self.commits = 0
-        self.collections = Manifest()
+        self.metadata = BucketMetadata()
         self.cache: dict[bytes, Any] = {}
-        self._manifest_json: dict[str, Any] | None = None
-        self._meta_queue: list[History] = []
-        self._meta: dict[str, Any] = {}  # of the bucket, for the next batch
-        self._cursors: dict[str, Mapping[str, Any]] = {}
 
     # Birth, opening, stopping.
 
@@ -82,8 +78,7 @@ class EngineBucket(SealedStore):
             "next_batch": 1,
             "cas": 0,
             "clean": True,
-            "manifest": bucket.collections.to_json(),
-            "cursors": {},
+            **bucket.metadata.to_json(),
         }
         if active:
             for number in range(vbucket_count):
@@ -154,8 +149,7 @@ class EngineBucket(SealedStore):
             "vbuckets": {vbucket.id: vbucket.to_json(whole=True) for vbucket in self},
             "cas": self.clock.ceiling(),
             "clean": False,
-            "manifest": self.collections.to_json(),
-            "cursors": dict(self._cursors),
+            **self.metadata.to_json(),
         }
 
     def next_cas(self) -> int:
@@ -242,7 +236,7 @@ class EngineBucket(SealedStore):
         self._clip(vbucket.id, 0)
         self.vbuckets[vbucket.id] = None
         self._forget_pending({vbucket.id: 0})
-        self._meta_queue = [queued for queued in self._meta_queue if queued is not vbucket]
+        self.metadata.forget(vbucket)
         self._recount()
         vbucket.changed()
 
@@ -334,15 +328,13 @@ class EngineBucket(SealedStore):
 
     def queue_meta(self, vbucket: History) -> None:
         """What is stored beside the changes is different now."""
-        if not vbucket._meta_queued:
-            vbucket._meta_queued = True
-            self._meta_queue.append(vbucket)
+        self.metadata.queue(vbucket)
 
     def begin_flush(self) -> Job | None:
         if self._commit is not None or not self.persistence or self._closed:
             return None
         seals = self.rotate_soon and self.growing_bytes()
-        if not self.pending and not self._meta_queue and not self._meta and not seals:
+        if not self.pending and not self.metadata.is_queued and not seals:
             return None
         self._commit = self._new_commit({}, take_changes=True)
         return self._commit
@@ -355,18 +347,14 @@ class EngineBucket(SealedStore):
             job.finish()
 
     def _new_commit(self, meta: dict[str, Any], *, take_changes: bool, exact_cas: bool = False) -> CommitJob:
-        batch = Batch(meta={**self._meta, **meta})
-        self._meta = {}
+        batch = Batch(meta={**self.metadata.take(), **meta})
         if take_changes:
             batch.frames, batch.notes = self.pending, self.notes
             self.pending, self.notes = [], []
-        meta_of: list[History] = []
-        if not self.pending:  # otherwise it may speak of changes that are not on disk
-            meta_of, self._meta_queue = self._meta_queue, []
+        # With changes left behind it might speak of some that are not on disk.
+        meta_of = [] if self.pending else self.metadata.take_vbuckets()
         if meta_of:
             batch.meta["vbuckets"] = {str(v.id): v.to_json(whole=False) for v in meta_of}
-            for vbucket in meta_of:
-                vbucket._meta_queued = False
         batch.cas_ceiling = self.clock.last if exact_cas else self.clock.ceiling()
         due = self.rotate_soon or self.flush_due
         rotate = self.state() if take_changes and due else None
@@ -400,13 +388,7 @@ class EngineBucket(SealedStore):
         self.flush_failures += 1
         self.pending = job.batch.frames + self.pending
         self.notes = job.batch.notes + self.notes
-        for vbucket in job.meta_of:
-            self.queue_meta(vbucket)
-        lost = job.batch.meta
-        if "manifest" in lost:
-            self._meta.setdefault("manifest", lost["manifest"])
-        if "cursor_changes" in lost:
-            self._meta["cursor_changes"] = lost["cursor_changes"] | self._meta.get("cursor_changes", {})
+        self.metadata.give_back(job.batch.meta, job.meta_of)
 
     def full(self) -> DocumentRefused:
         return DocumentRefused(Status.ETMPFAIL, "the disk is behind: memory_quota is used up")
@@ -414,43 +396,28 @@ class EngineBucket(SealedStore):
     # Collections, cursors, figures.
 
     @property
+    def collections(self) -> Manifest:
+        """The collections manifest, parsed."""
+        return self.metadata.collections
+
+    @property
     def manifest(self) -> Mapping[str, Any]:
-        if self._manifest_json is None:
-            self._manifest_json = self.collections.to_json()
-        return self._manifest_json
+        return self.metadata.manifest
 
     def set_manifest(self, manifest: bytes) -> None:
-        new = Manifest.parse(manifest)
-        new.check_follows(self.collections)
-        previous, self.collections, self._manifest_json = self.collections.uid, new, None
-        self._meta["manifest"] = new.to_json()
+        new, old = Manifest.parse(manifest), self.collections
+        new.check_follows(old)
+        self.metadata.set_collections(new)
         for vbucket in self:
             if vbucket.state == VBucketState.ACTIVE:
-                vbucket.apply_manifest(new, previous)
+                vbucket.apply_manifest(new, old.uid)
 
     def set_cursor(self, name: str, positions: Mapping[str, Any] | None) -> None:
-        if positions is None:
-            self._cursors.pop(name, None)
-        else:
-            self._cursors[name] = positions
-        self._meta.setdefault("cursor_changes", {})[name] = positions
-
-    def take_bucket_json(self, meta: Mapping[str, Any]) -> None:
-        """What a manifest file or a batch says of the bucket as a whole."""
-        if "manifest" in meta:
-            self.collections = Manifest.parse(json.dumps(meta["manifest"]).encode())
-            self._manifest_json = None
-        if "cursors" in meta:
-            self._cursors = dict(meta["cursors"])
-        for name, positions in meta.get("cursor_changes", {}).items():
-            if positions is None:
-                self._cursors.pop(name, None)
-            else:
-                self._cursors[name] = positions
+        self.metadata.set_cursor(name, positions)
 
     @property
     def cursors(self) -> Mapping[str, Mapping[str, Any]]:
-        return self._cursors
+        return self.metadata.cursors
 
     def corrupt(self, what: str) -> StoreCorrupt:
         return StoreCorrupt(f"bucket {self.name}: {what}")

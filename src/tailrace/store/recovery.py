@@ -39,7 +39,7 @@ def recover(bucket: EngineBucket, policy: LossPolicy, *, has_marks: bool) -> boo
     table = bucket.manifest_file.read()
     base = bucket.manifest_file.base
     bucket.make_room(base["vbucket_count"])
-    bucket.take_bucket_json(base)
+    bucket.metadata.take_json(base)
     for name, clips in table:
         segment = _open_segment(bucket, name, policy)
         if segment is not None:
@@ -209,7 +209,7 @@ def _replay(bucket: EngineBucket, batch: Batch) -> None:
         vbucket = bucket.vbuckets[int(number)]
         if vbucket is not None:
             vbucket.failover_log = FailoverLog.from_json(log)
-    bucket.take_bucket_json(meta)
+    bucket.metadata.take_json(meta)
 
 
 def _by_vbucket(batch: Batch) -> dict[int, tuple[list[bytes], list[int]]]:

@@ -1,0 +1,104 @@
+"""What a bucket stores beside its changes: its collections, the cursors of named readers, and what of these
+and of its vbuckets the next batch of the log has to carry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .collections import Manifest
+
+if TYPE_CHECKING:
+    from .vbucket_history import History
+
+__all__ = ["BucketMetadata"]
+
+
+class BucketMetadata:
+    """Collections and cursors as they are now, and what of the metadata is not on disk yet."""
+
+    def __init__(self) -> None:
+        self.collections = Manifest()
+        self.cursors: dict[str, Mapping[str, Any]] = {}
+        self._manifest_json: dict[str, Any] | None = None
+        self._changes: dict[str, Any] = {}  # of the bucket, for the next batch
+        self._vbuckets: list[History] = []  # whose metadata the next batch carries
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """The collections as their JSON object."""
+        if self._manifest_json is None:
+            self._manifest_json = self.collections.to_json()
+        return self._manifest_json
+
+    def set_collections(self, new: Manifest) -> None:
+        """Take over a manifest that follows the one that is here."""
+        self.collections, self._manifest_json = new, None
+        self._changes["manifest"] = new.to_json()
+
+    def set_cursor(self, name: str, positions: Mapping[str, Any] | None) -> None:
+        """Remember a reader's positions, or forget them (None)."""
+        self._keep_cursor(name, positions)
+        self._changes.setdefault("cursor_changes", {})[name] = positions
+
+    def _keep_cursor(self, name: str, positions: Mapping[str, Any] | None) -> None:
+        if positions is None:
+            self.cursors.pop(name, None)
+        else:
+            self.cursors[name] = positions
+
+    # What is not on disk yet.
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the next batch has something to carry."""
+        return bool(self._vbuckets or self._changes)
+
+    def queue(self, vbucket: History) -> None:
+        """What is stored beside a vbucket's changes is different now."""
+        if not vbucket._meta_queued:
+            vbucket._meta_queued = True
+            self._vbuckets.append(vbucket)
+
+    def forget(self, vbucket: History) -> None:
+        """A vbucket is gone."""
+        self._vbuckets = [queued for queued in self._vbuckets if queued is not vbucket]
+
+    def take(self) -> dict[str, Any]:
+        """What a batch has to carry of the bucket."""
+        changes, self._changes = self._changes, {}
+        return changes
+
+    def take_vbuckets(self) -> list[History]:
+        """The vbuckets whose metadata a batch has to carry."""
+        vbuckets, self._vbuckets = self._vbuckets, []
+        for vbucket in vbuckets:
+            vbucket._meta_queued = False
+        return vbuckets
+
+    def give_back(self, meta: Mapping[str, Any], vbuckets: list[History]) -> None:
+        """A batch could not be written: the next one carries what it did, unless there is something newer."""
+        for vbucket in vbuckets:
+            self.queue(vbucket)
+        if "manifest" in meta:
+            self._changes.setdefault("manifest", meta["manifest"])
+        if "cursor_changes" in meta:
+            self._changes["cursor_changes"] = meta["cursor_changes"] | self._changes.get("cursor_changes", {})
+
+    # On disk.
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest file: all of it."""
+        return {"manifest": self.collections.to_json(), "cursors": dict(self.cursors)}
+
+    def take_json(self, meta: Mapping[str, Any]) -> None:
+        """What a manifest file or a batch says of the bucket as a whole."""
+        if "manifest" in meta:
+            self.collections = Manifest.parse(json.dumps(meta["manifest"]).encode())
+            self._manifest_json = None
+        if "cursors" in meta:
+            self.cursors = dict(meta["cursors"])
+        for name, positions in meta.get("cursor_changes", {}).items():
+            self._keep_cursor(name, positions)
