@@ -79,6 +79,7 @@ class DeltaMirrorTable:
         self._accepts_foreign = False
         self._history: UndoHistory | None = None
         self._missing: tuple[int, list[FileSpan]] | None = None
+        self._resets: tuple[str, dict[int, list[tuple[int, int]]]] = ("", {})
         self._states: OrderedDict[int, TableState] = OrderedDict()
         self._masks = _MaskCache(_MASK_BYTES)
         self._rows: dict[str, int] = {}
@@ -228,24 +229,31 @@ class DeltaMirrorTable:
         those whose files are gone, nor those in which somebody else had changed rows.
         """
         history = self._known()
-        resets = [
-            (version, seqno)
-            for version, which, seqno in parse_resets(self._state.domains.get(RESETS, ""))
-            if which == vbucket
-        ]
+        resets = self._resets_of(vbucket)
         foreign = [(since, at or self.version + 1) for since, at in parse_repairs(self._state)]
         if self._state.foreign_since is not None:
             foreign.append((self._state.foreign_since, self.version + 1))
         lost = [span for span in self._lost() if span.low <= vbucket <= span.high]
         for known in reversed(history.versions):
-            version, position = known.version, known.position(vbucket)
+            version = known.version
             bound = min((seqno for undone_by, seqno in resets if undone_by > version), default=MAX_U64)
+            position = known.position(vbucket)
             if (
                 0 < position.seqno <= bound
                 and not any(since <= version < at for since, at in foreign)
                 and not any(span.born <= version < span.died for span in lost)
             ):
                 yield version, position
+
+    def _resets_of(self, vbucket: int) -> list[tuple[int, int]]:
+        """The versions that set a vbucket back, and to which seqnos."""
+        text = self._state.domains.get(RESETS, "")
+        if text != self._resets[0]:
+            by_vbucket: dict[int, list[tuple[int, int]]] = {}
+            for version, which, seqno in parse_resets(text):
+                by_vbucket.setdefault(which, []).append((version, seqno))
+            self._resets = (text, by_vbucket)
+        return self._resets[1].get(vbucket, [])
 
     def _known(self) -> UndoHistory:
         if self._history is None:
