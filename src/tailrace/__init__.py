@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import errors as errors
     from . import testing as testing
     from .client.aio import Source as Source
     from .client.aio import connect as connect
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
     from .client.events import StreamEnd as StreamEnd
     from .client.events import SystemEvent as SystemEvent
     from .client.tls import TlsOptions as TlsOptions
+    from .errors import ConnectError as ConnectError
+    from .errors import LoginError as LoginError
+    from .errors import ProtocolError as ProtocolError
+    from .errors import StatusError as StatusError
+    from .errors import StoreError as StoreError
+    from .errors import TailraceError as TailraceError
+    from .errors import UsageError as UsageError
     from .model import Position as Position
     from .protocol.tap.reader import TapSettings as TapSettings
 
@@ -46,6 +54,16 @@ _EVENTS = (
     "StreamEnd",
     "SystemEvent",
 )
+_ERRORS = (
+    "ConnectError",
+    "LoginError",
+    "ProtocolError",
+    "StatusError",
+    "StoreError",
+    "TailraceError",
+    "UsageError",
+)
+_MODULES = ("errors", "testing")
 _HOMES = {
     "BlockingSource": ".client.blocking",
     "FileState": ".client.checkpoints",
@@ -56,15 +74,16 @@ _HOMES = {
     "TlsOptions": ".client.tls",
     "connect": ".client.aio",
     "connect_sync": ".client.blocking",
+    **dict.fromkeys(_ERRORS, ".errors"),
     **dict.fromkeys(_EVENTS, ".client.events"),
 }
 
-__all__ = ["__version__", "testing", *_HOMES]  # noqa: PLE0604 - the names are those of the table
+__all__ = ["__version__", *_MODULES, *_HOMES]  # noqa: PLE0604 - the names are those of the table
 
 
 def __getattr__(name: str) -> Any:
-    if name == "testing":
-        return importlib.import_module(".testing", __name__)
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,8 +26,14 @@
     │   ├── Fenced                      another mirror has taken it over
     │   ├── TableChanged                somebody else's commit came between; compute again
     │   └── ForeignRows                 somebody who is no mirror changed its rows
+    ├── ChangesTakenBack                the bucket took changes back, and the query was told to fail then
+    ├── DataLoss                        changes were purged before the query read them
     ├── InputError                      a file that a command reads is not what it should be; names the place
     └── UsageError                      an option, an offset or a setting is wrong
+
+Three more only become answers on the wire and never leave a node: `StreamRefused`, a `RemoteProtocolError` of
+``protocol/dcp/stream_request.py``; `SubdocError`, a `MalformedMessage` of ``server/subdoc.py``; and `Refused`
+of ``server/call.py``.
 
 Facts are attributes and ``args``, so that every error survives pickling: Spark carries them between
 processes.
@@ -36,7 +42,9 @@ processes.
 from __future__ import annotations
 
 __all__ = [
+    "ChangesTakenBack",
     "ConnectError",
+    "DataLoss",
     "DocumentRefused",
     "Fenced",
     "ForeignRows",
@@ -220,6 +228,14 @@ class TableChanged(TableError):
 
 class ForeignRows(TableError):
     """Somebody who is no mirror changed rows, so that the table is no longer a state of the bucket."""
+
+
+class ChangesTakenBack(TailraceError):
+    """The bucket took changes back, and the query was told to fail then."""
+
+
+class DataLoss(TailraceError):
+    """Changes were purged before the query read them."""
 
 
 class InputError(TailraceError):

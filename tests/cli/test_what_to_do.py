@@ -152,7 +152,7 @@ def test_a_query_that_lost_its_node_is_no_difference() -> None:
     )
     explained = explained_query_error(RuntimeError(wrapped))
     assert isinstance(explained, ConnectError) and str(explained) == "refused, check it"
-    loss = explained_query_error(RuntimeError(wrapped.replace("errors.LoginError", "spark.feed.DataLoss")))
+    loss = explained_query_error(RuntimeError(wrapped.replace("errors.LoginError", "errors.DataLoss")))
     assert not isinstance(loss, ConnectError) and str(loss) == "refused, check it"
     own = ConnectError("gone")
     assert explained_query_error(own) is own

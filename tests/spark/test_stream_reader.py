@@ -13,10 +13,10 @@ import pytest
 import tailrace.testing
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
-from tailrace.errors import UsageError
+from tailrace.errors import ChangesTakenBack, DataLoss, UsageError
 from tailrace.model import Position
 from tailrace.spark.source.batch import BatchReader
-from tailrace.spark.source.feed import ChangesTakenBack, DataLoss, Feed
+from tailrace.spark.source.feed import Feed
 from tailrace.spark.source.offsets import from_offset, to_offset
 from tailrace.spark.source.options import parse_options
 from tailrace.spark.source.spool import segment_rows

@@ -14,28 +14,18 @@ from ...client.portion import Portion
 from ...client.tls import TlsOptions
 from ...columns.row_kinds import ROLLBACK, kind_of, no_rows
 from ...connstr import ConnectionString, parse
-from ...errors import TailraceError
+from ...errors import ChangesTakenBack, DataLoss
 from ...history import Action, plan, rollback_seqno
 from ...model import Position
 from .options import Options
 from .spool import FeedDelivery, segment_rows
 
 __all__ = [
-    "ChangesTakenBack",
-    "DataLoss",
     "Feed",
     "collection_paths",
     "open_source",
     "refuse_loss",
 ]
-
-
-class ChangesTakenBack(TailraceError):
-    """The bucket took changes back, and the query is to fail then."""
-
-
-class DataLoss(TailraceError):
-    """Changes were purged before the query read them."""
 
 
 def _where(options: Options) -> tuple[ConnectionString, TlsOptions | None]:
