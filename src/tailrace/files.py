@@ -541,9 +541,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _too_short(path: str, end: int) -> StoreCorrupt:
-    return StoreCorrupt(
-        f"{path} is shorter than {end} bytes: restore it from a copy, or start over without it"
-    )
+    return StoreCorrupt(f"{path} is shorter than {end} bytes: restore it from a copy")
 
 
 def user_folder() -> Path:

@@ -12,6 +12,7 @@ from tailrace.errors import StoreCorrupt
 from tailrace.files import MemoryFiles
 from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
+from tailrace.testing.faulty_files import Fault, FaultyFiles, PowerCut, at_call
 from tailrace.wire.codes import VBucketState
 
 DIRECTORY = "bucket.default/"
@@ -242,3 +243,39 @@ def test_accepting_a_loss_always_begins_a_branch(node: MemoryFiles) -> None:
     assert bucket.vbuckets[0].failover_log.newest.seqno == bucket.vbuckets[0].high_seqno
     assert values(bucket.vbuckets[0])[b"\0last"] == b"last batch"
     engine.close()
+
+
+@pytest.mark.parametrize("lost", ["log", "segment", "MANIFEST"])
+def test_a_kill_while_a_loss_is_accepted(node: MemoryFiles, lost: str) -> None:
+    """Until the new branches are on disk the loss is still told; after that nobody can go on with the old."""
+    whole = copy_of(node)
+    old = known_uuids(node)
+    path = DIRECTORY + "MANIFEST" if lost == "MANIFEST" else newest(whole, f"{lost}-")
+    del whole.files[path]
+    refusals = starts = 0
+    for call in range(1, 200):
+        files = copy_of(whole)
+        faulty = FaultyFiles(files, at_call(call, lambda size: Fault(PowerCut(), size // 2)))
+        try:
+            Engine(files=faulty, accept_loss=True).crash()
+        except PowerCut:
+            files.locked = False
+        else:
+            break
+        try:
+            engine = open_store(files, call)
+        except StoreCorrupt:
+            refusals += 1
+            engine = Engine(files=files, accept_loss=True)
+        else:
+            starts += 1
+        for vb in engine.buckets["default"] if lost != "MANIFEST" else ():
+            if vb.state == VBucketState.ACTIVE:
+                assert vb.uuid not in old
+                stream(vb)
+        engine.close()
+        open_store(files, call).close()
+    else:
+        raise AssertionError("it never came to its end")
+    assert refusals > 3
+    assert starts
