@@ -314,3 +314,18 @@ def test_a_recorded_rollback_is_replayed(node, tmp_path, connect):
     with Replaying(path) as url:
         replayed = list(connect(url, state=again).changes(end=dict.fromkeys(range(4), 2)))
     assert sorted(map(repr, replayed)) == sorted(map(repr, told))
+
+
+def test_a_replay_tells_its_branches(node, capfdbinary, tmp_path, connect):
+    for key in KEYS:
+        node.set(key, 1)
+    node.rewind(2, 3)
+    path = tmp_path / "stream.rec"
+    assert run(capfdbinary, "record", node.url, path)[0] == 0
+    with Replaying(path) as url:
+        source = connect(url)
+        logs = {vbucket: log.to_json() for vbucket, log in source.failover_logs().items()}
+        assert logs == {vbucket: log.to_json() for vbucket, log in connect(node.url).failover_logs().items()}
+        assert len(logs[2]) == 2
+        once = by_vbucket(source.changes(end="now"))
+        assert sum(isinstance(event, tailrace.Mutation) for event in once) > 0
