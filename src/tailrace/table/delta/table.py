@@ -34,22 +34,19 @@ from ..contract import (
     Vector,
 )
 from ..store import TableStore
-from .actions import Action, AddFile, CommitInfo, DomainMetadata, Metadata
+from .actions import Action, AddFile, CommitInfo, Metadata
 from .cleaning import Cleaner
 from .commits import REPAIR, build_commit, data_file, parse_repairs
 from .log import DeltaLog
+from .masks import MaskCache
+from .opening import SECRET, SOURCE, check_mirror, create_mirror, load_mirror, source_text
 from .positions import RESETS, parse_resets
-from .schema import schema_from_json, schema_to_json
-from .state import PROTOCOL, RUN, FileChanges, TableState, check_readable, check_writable
+from .schema import schema_from_json
+from .state import RUN, FileChanges, TableState, check_writable
 from .undo import UNDO, FileSpan, Manifests, UndoHistory, UndoPolicy, load_history
-from .vectors import decode_inline, decode_stored, vector_path
+from .vectors import vector_path
 
 __all__ = ["DeltaMirrorTable"]
-
-_FORMAT, _SOURCE, _SECRET = "tailrace.format", "tailrace.source", "tailrace.secret"
-_FORMAT_VERSION = "2"
-_OLD_NAME = "tailrace mirror"
-"""What the tables of the old layout are called."""
 
 CHECKPOINT_EVERY = 100
 _STATES = 32
@@ -81,7 +78,7 @@ class DeltaMirrorTable:
         self._missing: tuple[int, list[FileSpan]] | None = None
         self._resets: tuple[str, dict[int, list[tuple[int, int]]]] = ("", {})
         self._states: OrderedDict[int, TableState] = OrderedDict()
-        self._masks = _MaskCache(_MASK_BYTES)
+        self._masks = MaskCache(store, _MASK_BYTES)
         self._rows: dict[str, int] = {}
         self._listed: dict[str, tuple[AddFile, DataFile]] = {}
         self._checkpoint_at = self._log.last_checkpoint()
@@ -103,7 +100,7 @@ class DeltaMirrorTable:
     ) -> DeltaMirrorTable:
         """The table at ``uri``; an error if there is none or it is no mirror's."""
         store = store or TableStore(uri, storage_options)
-        state = _load(store)
+        state = load_mirror(store)
         if state is None:
             raise UsageError(f"there is no table at {store.uri}; run 'tailrace mirror' first")
         table = cls(store, state, clock=clock, undo=undo, checkpoint_every=checkpoint_every)
@@ -125,16 +122,16 @@ class DeltaMirrorTable:
     ) -> DeltaMirrorTable:
         """The table at ``uri``, made if there is none; it must mirror ``source`` and nothing else."""
         store = store or TableStore(uri, storage_options)
-        state = _load(store)
+        state = load_mirror(store)
         if state is None:
-            _create(store, schema, source, clock)
-            state = _load(store)
+            create_mirror(store, schema, source, clock)
+            state = load_mirror(store)
             assert state is not None
         table = cls(store, state, clock=clock, undo=undo, checkpoint_every=checkpoint_every)
         table._look_back()
         if table.source != dict(source):
             raise UsageError(
-                f"the table at {store.uri} mirrors {_source_text(table.source)}, not {_source_text(source)}; "
+                f"the table at {store.uri} mirrors {source_text(table.source)}, not {source_text(source)}; "
                 "choose another path"
             )
         lacking = [field.name for field in schema if field not in list(table.schema)]
@@ -179,7 +176,7 @@ class DeltaMirrorTable:
     @property
     def source(self) -> dict[str, Any]:
         """The bucket and collection that it mirrors."""
-        source: dict[str, Any] = json.loads(self._configuration[_SOURCE])
+        source: dict[str, Any] = json.loads(self._configuration[SOURCE])
         return source
 
     @property
@@ -190,7 +187,7 @@ class DeltaMirrorTable:
     @property
     def secret(self) -> bytes:
         """The key of the hash of its keys."""
-        return bytes.fromhex(self._configuration[_SECRET])
+        return bytes.fromhex(self._configuration[SECRET])
 
     @property
     def version(self) -> int:
@@ -316,21 +313,10 @@ class DeltaMirrorTable:
         return self._mask(file.vector)
 
     def _mask(self, vector: Vector | None) -> BitMap:
-        if vector is None:
-            return BitMap()
-        rows = self._masks.get(vector)
-        if rows is None:
-            path = vector_path(vector)
-            if path is None:
-                rows = decode_inline(vector)
-            else:
-                try:
-                    stored = self._store.read(path, vector.offset or 0, vector.size + 8)
-                except FileNotFoundError:
-                    raise self._gone(path) from None
-                rows = decode_stored(vector, stored)
-            self._masks.put(vector, rows)
-        return rows.copy()
+        try:
+            return self._masks.rows(vector)
+        except FileNotFoundError:
+            raise self._gone(vector_path(vector) or "") from None
 
     def _rows_of(self, add: AddFile) -> int:
         """How many rows a file has; one of somebody else may not say it."""
@@ -397,7 +383,7 @@ class DeltaMirrorTable:
 
     def _reload(self) -> None:
         """The log has gone on so far that the next commit is no longer in it."""
-        state = _load(self._store)
+        state = load_mirror(self._store)
         if state is None:
             raise TableDamaged(f"the log of the table at {self.uri} is gone: somebody deleted it")
         self._state = state
@@ -409,7 +395,7 @@ class DeltaMirrorTable:
     def _apply(self, version: int, actions: Sequence[Action], written_ms: int) -> FileChanges:
         changes = self._state.apply(version, actions, written_ms=written_ms or self._now_ms())
         if changes.settings:
-            _check_mirror(self._state, self._store)
+            check_mirror(self._state, self._store)
         if self._history is not None:
             self._history.advance(self._state.as_version(), changes)
         for file in changes.removed:
@@ -556,87 +542,3 @@ class DeltaMirrorTable:
 
     def _now_ms(self) -> int:
         return self._clock.time_ns() // 1_000_000
-
-
-class _MaskCache:
-    """The dead rows of some vectors, those that were used last."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._held: OrderedDict[Vector, BitMap] = OrderedDict()
-        self._size = 0
-
-    def get(self, vector: Vector) -> BitMap | None:
-        rows = self._held.get(vector)
-        if rows is not None:
-            self._held.move_to_end(vector)
-        return rows
-
-    def put(self, vector: Vector, rows: BitMap) -> None:
-        if self._held.pop(vector, None) is None:
-            self._size += vector.size
-        self._held[vector] = rows
-        while self._size > self._limit:
-            oldest, _ = self._held.popitem(last=False)
-            self._size -= oldest.size
-
-
-def _load(store: TableStore) -> TableState | None:
-    """The newest state of the mirror's table in a store; None if there is no table."""
-    state = DeltaLog(store).load()
-    if state is not None:
-        _check_mirror(state, store)
-    return state
-
-
-def _check_mirror(state: TableState, store: TableStore) -> None:
-    """UsageError if it is not a table that we know how to go on with."""
-    if state.metadata is None:
-        raise TableDamaged(f"the log of the table at {store.uri} has no metadata")
-    configuration = state.metadata.configuration
-    layout = configuration.get(_FORMAT)
-    if layout is None and state.metadata.name == _OLD_NAME:
-        raise UsageError(
-            f"the table at {store.uri} has the layout of an earlier Tailrace, which is no longer written; "
-            "give another path to make a new table beside it, and delete this one when that has caught up"
-        )
-    if layout is None or not {_SOURCE, _SECRET} <= configuration.keys():
-        raise UsageError(
-            f"the Delta table at {store.uri} was not made by 'tailrace mirror'; choose another path"
-        )
-    if layout != _FORMAT_VERSION:
-        raise UsageError(
-            f"the table at {store.uri} was written by a newer Tailrace (format {layout[:20]}); use that one"
-        )
-    check_readable(state, store.uri)
-
-
-def _create(store: TableStore, schema: pa.Schema, source: Mapping[str, Any], clock: Clock) -> None:
-    """Make version 0; if somebody else was faster, his is the table."""
-    now_ms = clock.time_ns() // 1_000_000
-    name = rng.unique_name()
-    metadata = Metadata(
-        id="-".join([name[:8], name[8:12], name[12:16], name[16:20], name[20:]]),
-        schema_string=schema_to_json(schema),
-        configuration={
-            "delta.enableDeletionVectors": "true",
-            _FORMAT: _FORMAT_VERSION,
-            _SOURCE: json.dumps(dict(source)),
-            _SECRET: rng.unique_name(),
-        },
-        name=_OLD_NAME,
-        description=f"mirror of {_source_text(source)}",
-        created_ms=now_ms,
-    )
-    info = {
-        "timestamp": now_ms,
-        "operation": "TAILRACE CREATE",
-        "operationParameters": {},
-        "txnId": rng.unique_name(),
-        RUN: "create",
-    }
-    DeltaLog(store).commit(0, [CommitInfo(info), PROTOCOL, metadata, DomainMetadata(RUN, "")])
-
-
-def _source_text(source: Mapping[str, Any]) -> str:
-    return ".".join(str(source.get(part)) for part in ("bucket", "scope", "collection"))

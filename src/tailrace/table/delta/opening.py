@@ -1,0 +1,87 @@
+"""Which table it is: a mirror's of this format, or something that a mirror must not touch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ... import rng
+from ...clock import Clock
+from ...errors import UsageError
+from ..contract import TableDamaged
+from ..store import TableStore
+from .actions import CommitInfo, DomainMetadata, Metadata
+from .log import DeltaLog
+from .schema import schema_to_json
+from .state import PROTOCOL, RUN, TableState, check_readable
+
+__all__ = ["SECRET", "SOURCE", "check_mirror", "create_mirror", "load_mirror", "source_text"]
+
+FORMAT, SOURCE, SECRET = "tailrace.format", "tailrace.source", "tailrace.secret"
+FORMAT_VERSION = "2"
+_NAME = "tailrace mirror"
+"""What a mirror's tables are called, those of the old layout too."""
+
+
+def load_mirror(store: TableStore) -> TableState | None:
+    """The newest state of the mirror's table in a store; None if there is no table."""
+    state = DeltaLog(store).load()
+    if state is not None:
+        check_mirror(state, store)
+    return state
+
+
+def check_mirror(state: TableState, store: TableStore) -> None:
+    """UsageError if it is not a table that we know how to go on with."""
+    if state.metadata is None:
+        raise TableDamaged(f"the log of the table at {store.uri} has no metadata")
+    configuration = state.metadata.configuration
+    layout = configuration.get(FORMAT)
+    if layout is None and state.metadata.name == _NAME:
+        raise UsageError(
+            f"the table at {store.uri} has the layout of an earlier Tailrace, which is no longer written; "
+            "give another path to make a new table beside it, and delete this one when that has caught up"
+        )
+    if layout is None or not {SOURCE, SECRET} <= configuration.keys():
+        raise UsageError(
+            f"the Delta table at {store.uri} was not made by 'tailrace mirror'; choose another path"
+        )
+    if layout != FORMAT_VERSION:
+        raise UsageError(
+            f"the table at {store.uri} was written by a newer Tailrace (format {layout[:20]}); use that one"
+        )
+    check_readable(state, store.uri)
+
+
+def create_mirror(store: TableStore, schema: pa.Schema, source: Mapping[str, Any], clock: Clock) -> None:
+    """Make version 0; if somebody else was faster, his is the table."""
+    now_ms = clock.time_ns() // 1_000_000
+    name = rng.unique_name()
+    metadata = Metadata(
+        id="-".join([name[:8], name[8:12], name[12:16], name[16:20], name[20:]]),
+        schema_string=schema_to_json(schema),
+        configuration={
+            "delta.enableDeletionVectors": "true",
+            FORMAT: FORMAT_VERSION,
+            SOURCE: json.dumps(dict(source)),
+            SECRET: rng.unique_name(),
+        },
+        name=_NAME,
+        description=f"mirror of {source_text(source)}",
+        created_ms=now_ms,
+    )
+    info = {
+        "timestamp": now_ms,
+        "operation": "TAILRACE CREATE",
+        "operationParameters": {},
+        "txnId": rng.unique_name(),
+        RUN: "create",
+    }
+    DeltaLog(store).commit(0, [CommitInfo(info), PROTOCOL, metadata, DomainMetadata(RUN, "")])
+
+
+def source_text(source: Mapping[str, Any]) -> str:
+    return ".".join(str(source.get(part)) for part in ("bucket", "scope", "collection"))
