@@ -72,7 +72,6 @@ class ProducerStream:
         slots: BackfillSlots,
         on_ready: Callable[[ProducerStream], None],
     ) -> None:
-        self.vbucket = accepted.vbucket.id
         self.position = accepted.start_seqno  # end of the last snapshot that was taken whole
         self.is_ready = False
         self._is_parked = False
@@ -91,14 +90,17 @@ class ProducerStream:
         # Legacy streams of a bucket with collections look through each snapshot before they announce it.
         self._looks_ahead = accepted.filter.is_legacy and int(host.bucket.manifest["uid"], 16) > 0
         self._preview: Preview | None = None
-        self._watched = WatchedVBucket(accepted.vbucket, host.bucket.vbuckets)
-        self._unwatch = host.watch(self.vbucket, self.changed)
+        self._watched = WatchedVBucket(accepted.vbucket, host, self.changed)
         self.takeover = (
             DcpTakeover(host, self._watched, self._takeover_moved) if accepted.flags & _TAKE_OVER else None
         )
         """What belongs to it if it is one."""
 
     # What the owner asks.
+
+    @property
+    def vbucket(self) -> int:
+        return self._accepted.vbucket.id
 
     @property
     def opaque(self) -> int:
@@ -196,7 +198,7 @@ class ProducerStream:
         if self.state is StreamState.DEAD:
             return
         self._machine.feed(StreamInput.ENDED)
-        self._unwatch()
+        self._watched.close()
         self._close_snapshots()
         self._slots.release(self)
         self._queue.clear()

@@ -70,6 +70,7 @@ from ..states import (
 from .producer import ON_DISK_OPAQUE
 from .replica_controls import ReplicaControls
 from .replica_stream import ReplicaStream
+from .replica_streams import ReplicaStreams
 from .request_checks import UNASKED, check_change, check_request
 
 if TYPE_CHECKING:
@@ -86,8 +87,6 @@ OPEN_FLAGS = (
 )
 """The flags that a replica opens its producer with: documents exactly as they are stored."""
 
-_FIRST_OPAQUE = 1
-_MAX_CLOSED = 4096
 _BEFORE_V7: Mapping[int, int] = {
     Status.DCP_STREAM_NOT_FOUND: Status.KEY_ENOENT,
     Status.OPAQUE_NO_MATCH: Status.KEY_EEXISTS,
@@ -114,10 +113,7 @@ class DcpReplica:
         self._machine = Machine(CONNECTION_TRANSITIONS, ConnectionState.NEW)
         self._out: deque[bytes] = deque()
         self._controls = ReplicaControls()
-        self._streams: dict[int, ReplicaStream] = {}  # by vbucket
-        self._by_opaque: dict[int, ReplicaStream] = {}
-        self._closed_opaques: dict[int, int] = {}  # closed here; what still comes is swallowed
-        self._next_opaque = _FIRST_OPAQUE
+        self._streams = ReplicaStreams()
         self._window = ReceiveWindow(host.settings.replication_buffer, now)
         self._silence = Silence(now)
         self._figures = {"received_bytes": 0, "received_changes": 0, "rollbacks": 0}
@@ -175,7 +171,7 @@ class DcpReplica:
             "acked_bytes": self._window.acknowledged_bytes,
             **self._figures,
         }
-        for number, stream in self._streams.items():
+        for number, stream in self._streams.by_vbucket.items():
             figures[f"stream_{number}_state"] = stream.state.value
             figures[f"stream_{number}_opaque"] = stream.opaque
             figures[f"stream_{number}_cur_snapshot_end"] = stream.marker_end
@@ -183,7 +179,7 @@ class DcpReplica:
 
     def close(self, reason: str) -> None:
         self._machine.feed(ConnectionInput.CLOSED)
-        for number in list(self._streams):
+        for number in list(self._streams.by_vbucket):
             self._forget(number, reason)
         self._out.clear()
 
@@ -217,7 +213,7 @@ class DcpReplica:
         if not self._controls.is_done:
             self._send(self._controls.request())
             return
-        for stream in self._streams.values():
+        for stream in self._streams.by_vbucket.values():
             if stream.state is ReplicaStreamState.WAITING:
                 self._request(stream)
 
@@ -242,9 +238,7 @@ class DcpReplica:
         if not self._host.claim_vbucket(vbucket, self):
             done(Status.KEY_EEXISTS, 0)
             return
-        stream = ReplicaStream(served, self._next_opaque, flags, done)
-        self._next_opaque += 1
-        self._streams[vbucket] = self._by_opaque[stream.opaque] = stream
+        stream = self._streams.add(served, flags, done)
         if self._controls.is_done:
             self._request(stream)
 
@@ -254,9 +248,7 @@ class DcpReplica:
         if stream is None:
             return False
         if stream.state is not ReplicaStreamState.WAITING:
-            self._closed_opaques[stream.opaque] = vbucket
-            if len(self._closed_opaques) > _MAX_CLOSED:
-                del self._closed_opaques[next(iter(self._closed_opaques))]
+            self._streams.closed_here(stream)
             self._send(DcpCloseStream(opaque=stream.opaque, vbucket=vbucket))
         self._forget(vbucket, "closed")
         return True
@@ -264,7 +256,7 @@ class DcpReplica:
     @property
     def vbuckets(self) -> Mapping[int, ReplicaStreamState]:
         """What is being received, and the state of each."""
-        return {number: stream.state for number, stream in self._streams.items()}
+        return {number: stream.state for number, stream in self._streams.by_vbucket.items()}
 
     def _receive_add_stream(self, frame: Frame, message: Message) -> None:
         assert isinstance(message, DcpAddStream)
@@ -293,9 +285,9 @@ class DcpReplica:
         self._wake()
 
     def _request_answered(self, frame: Frame) -> None:
-        stream = self._by_opaque.get(frame.opaque)
+        stream = self._streams.with_opaque(frame.opaque)
         if stream is None:
-            self._closed_opaques.pop(frame.opaque, None)  # closed before it was answered
+            self._streams.forget_closed(frame.opaque)  # closed before it was answered
             return
         if stream.state is not ReplicaStreamState.REQUESTED:
             self._disconnect("a stream request was answered twice")
@@ -337,7 +329,7 @@ class DcpReplica:
         self._rewrite(partial(roll_back, vbucket.id, step.undo_to), partial(self._rolled_back, stream))
 
     def _rolled_back(self, stream: ReplicaStream, failed: str | None) -> None:
-        if self._streams.get(stream.vbucket.id) is not stream:
+        if not self._streams.has(stream):
             return
         if failed is None:
             self._request(stream)
@@ -347,8 +339,7 @@ class DcpReplica:
             stream.done(Status.EINTERNAL, stream.opaque)
 
     def _forget(self, vbucket: int, why: str, *, tell: bool = True) -> None:
-        stream = self._streams.pop(vbucket)
-        del self._by_opaque[stream.opaque]
+        stream = self._streams.remove(vbucket)
         self._host.release_vbucket(vbucket, self)
         was_open = stream.state is ReplicaStreamState.OPEN
         stream.machine.feed(ReplicaStreamInput.CLOSED)
@@ -377,7 +368,7 @@ class DcpReplica:
 
     def _stream_of(self, frame: Frame) -> ReplicaStream | None:
         """The open stream that a message belongs to; None if it was closed here."""
-        if self._closed_opaques.get(frame.opaque) == frame.vbucket:
+        if self._streams.was_closed_here(frame.opaque, frame.vbucket):
             return None
         stream = self._streams.get(frame.vbucket)
         if stream is None or stream.state is not ReplicaStreamState.OPEN:
@@ -463,7 +454,7 @@ class DcpReplica:
 
         def persisted(ok: bool) -> None:
             stream.waits_for_disk = False
-            if not ok or self._is_closed or self._streams.get(vbucket.id) is not stream:
+            if not ok or self._is_closed or not self._streams.has(stream):
                 return
             self._send(
                 DcpSeqnoAcknowledged(prepared_seqno=complete, vbucket=vbucket.id, opaque=ON_DISK_OPAQUE)
@@ -490,8 +481,8 @@ class DcpReplica:
 
     def _receive_end(self, frame: Frame, message: Message) -> None:
         assert isinstance(message, DcpStreamEnd)
-        if self._closed_opaques.get(frame.opaque) == frame.vbucket:
-            del self._closed_opaques[frame.opaque]
+        if self._streams.was_closed_here(frame.opaque, frame.vbucket):
+            self._streams.forget_closed(frame.opaque)
             return
         stream = self._streams.get(frame.vbucket)
         if stream is None:
@@ -527,7 +518,7 @@ class DcpReplica:
             self._request_answered(frame)
         elif frame.opcode == DcpOpcode.CLOSE_STREAM:
             if frame.status != Status.SUCCESS:
-                self._closed_opaques.pop(frame.opaque, None)  # there is no stream end to come
+                self._streams.forget_closed(frame.opaque)  # there is no stream end to come
         elif frame.opcode != DcpOpcode.BUFFER_ACK:
             self._disconnect(f"an answer to opcode 0x{frame.opcode:02x}, which was not sent")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ...history import FailoverLog
     from ...store.base import VBucket
+    from ..handler import Host
 
 __all__ = ["WatchedVBucket"]
 
@@ -15,14 +16,16 @@ __all__ = ["WatchedVBucket"]
 class WatchedVBucket:
     """State, branches and seqno of a vbucket when the stream last looked."""
 
-    __slots__ = ("_vbuckets", "high_seqno", "log", "state", "vbucket")
+    __slots__ = ("_vbuckets", "close", "high_seqno", "log", "state", "vbucket")
 
-    def __init__(self, vbucket: VBucket, vbuckets: Sequence[VBucket | None]) -> None:
+    def __init__(self, vbucket: VBucket, host: Host, changed: Callable[[], None]) -> None:
+        """``changed`` is called whenever it is time to look, until `close` is called."""
         self.vbucket = vbucket
         self.state = vbucket.state
         self.log: FailoverLog = vbucket.failover_log
         self.high_seqno = vbucket.high_seqno
-        self._vbuckets = vbuckets
+        self._vbuckets = host.bucket.vbuckets
+        self.close = host.watch(vbucket.id, changed)
 
     def is_same(self) -> bool:
         """Whether it has only gone on since the last look."""

@@ -161,7 +161,7 @@ class UprStream(ProducerStream):
         group: bytes,
     ) -> None:
         super().__init__(accepted, options, host, slots, on_ready)
-        self._draft = self._says = messages(options, self.vbucket, self.opaque)
+        self._says: UprMessages = messages(options, self.vbucket, self.opaque)
         self._shaper = UprShaper(options, accepted, messages.FORMS, datatypes)
         # The drafts' snapshots have no range, so none needs to end where its last message is.
         self._looks_ahead = False
@@ -169,7 +169,7 @@ class UprStream(ProducerStream):
         self._is_inside = False  # a snapshot was begun and not ended
         self._flushes = host.bucket.flushes
         self._last_seqno: int | None = None  # of a vbucket whose state has changed
-        self._queue.say(self._draft.say(messages.BEGIN))
+        self._queue.say(self._says.say(messages.BEGIN))
 
     def stats(self) -> dict[str, int | str]:
         return {**super().stats(), "group_id": self._group.decode(errors="backslashreplace")}
@@ -201,7 +201,7 @@ class UprStream(ProducerStream):
         self._queue.drop_batch()
         self.position = self._marker.announced_end = self._queue.last_seqno = 0
         # What waits to be said stays, in order; only the items between are gone.
-        self._queue.say(self._draft.say(self._draft.FLUSH))
+        self._queue.say(self._says.say(self._says.FLUSH))
         self._end_snapshot()
 
     def end(self, status: StreamEndStatus, *, tell: bool = True) -> None:
@@ -209,7 +209,7 @@ class UprStream(ProducerStream):
             return
         super().end(status, tell=tell)
         if tell and self._last_seqno is not None and status == StreamEndStatus.STATE_CHANGED:
-            told = self._draft.new_state(self._watched.state)
+            told = self._says.new_state(self._watched.state)
             if told is not None:
                 self._queue.say_first(told)
 
@@ -224,7 +224,7 @@ class UprStream(ProducerStream):
     def _announce(self, snapshot: VBucketSnapshot, first_seqno: int) -> None:
         if self._marker.is_due and not self._is_inside:
             self._is_inside = True
-            self._queue.say(self._draft.say(self._draft.SNAPSHOT_START))
+            self._queue.say(self._says.say(self._says.SNAPSHOT_START))
         self._marker.is_due = False
 
     def _finish(self, snapshot: VBucketSnapshot) -> None:
@@ -235,4 +235,4 @@ class UprStream(ProducerStream):
     def _end_snapshot(self) -> None:
         if self._is_inside:
             self._is_inside = False
-            self._queue.say(self._draft.say(self._draft.SNAPSHOT_END))
+            self._queue.say(self._says.say(self._says.SNAPSHOT_END))

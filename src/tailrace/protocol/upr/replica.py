@@ -59,8 +59,7 @@ class UprReplica(DcpReplica):
         self._out.append(data)
 
     def _new_opaque(self) -> int:
-        self._next_opaque += 1
-        return self._next_opaque - 1
+        return self._streams.new_opaque()
 
     def _begin(self) -> None:
         """There is nothing to agree on."""
@@ -118,7 +117,7 @@ class UprReplica(DcpReplica):
     def _flushed(self, stream: ReplicaStream, failed: str | None) -> None:
         if failed is not None:
             self._disconnect(f"vbucket {stream.vbucket.id}: {failed}")
-        elif self._streams.get(stream.vbucket.id) is stream:
+        elif self._streams.has(stream):
             stream.machine.feed(ReplicaStreamInput.ASKED)
 
     # what is asked for
