@@ -17,6 +17,7 @@ import tailrace.testing
 from spark.local_jobs import LocalJobs
 from spark.naive import bucket_state, table_state
 from tailrace.spark.rounds import mirror
+from tailrace.spark.rounds.changes import CHANGES_SCHEMA
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror
 
@@ -47,7 +48,7 @@ class Run:
 
     def arrow(self) -> pa.Table:
         found = QueryBuilder().register("changes", DeltaTable(self.log)).execute("select * from changes")
-        return pa.table(found.read_all())
+        return pa.table(found.read_all()).cast(CHANGES_SCHEMA)
 
     def rows(self) -> list[dict[str, Any]]:
         return [row for row in self.arrow().to_pylist() if row["op"] != "system"]

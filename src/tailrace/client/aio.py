@@ -204,6 +204,8 @@ class Source:
         """Stop a reading; positions stay as the application has them."""
         if self._portion is not None:
             self._portion.settle()
+            # the connection is kept: bytes that nobody acknowledges would stay in its window for ever
+            reading.release(self._portion)
             self._portion = None
         if self._reading is reading and not reading.is_over:
             reading.close()

@@ -253,7 +253,7 @@ class Reading:
         for vbucket, position in portion.ends.items():
             if (one := self.progress.get(vbucket)) is not None:
                 one.delivered_up_to(position)
-        self._release(portion)
+        self.release(portion)
 
     def link_closed(self, address: Address, error: Exception) -> None:
         """A connection is gone; what came before that is delivered first."""
@@ -319,7 +319,8 @@ class Reading:
         self._resolving.discard(address)
         self._nodes.lost(address, error, self._now)
 
-    def _release(self, portion: Portion) -> None:
+    def release(self, portion: Portion) -> None:
+        """Its bytes are done with, whatever the application has of it."""
         portion.link.release(portion.delivery)
         portion.link.acknowledge(portion.delivery.chunk.size_bytes)
 
@@ -551,7 +552,7 @@ class Reading:
         for vbucket in {*portion.ends, *(told.event.vbucket for told in portion.told)}:
             self._undo(self.progress[vbucket], portion)
         portion.link.discard()
-        self._release(portion)
+        self.release(portion)
 
     def _undo(self, one: Progress, portion: Portion) -> None:
         """Stand where the application stands, as if a held portion had never come."""

@@ -73,10 +73,10 @@ def _read_once(source: BlockingSource, left: Mapping[int, Range], taker: Taker) 
                 left_out |= back
                 waited_for -= back
                 waited_for -= {event.vbucket for event in events if isinstance(event, StreamEnd)}
-                if not waited_for:
-                    break
                 if back:
                     source.pause(back)
+                if left_out and not waited_for:
+                    break  # what is paused never comes to an end by itself
     except LoginError:
         raise
     except ConnectError as error:
