@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ TABLES: dict[str, Mapping[tuple[Enum, Enum], Enum]] = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_state_can_be_reached_and_every_input_happens(name: str) -> None:
-    table: Mapping[tuple[Any, Any], Any] = TABLES[name]
+    table = TABLES[name]
     state, happened = next(iter(table))
     first = next(iter(type(state)))
     assert {first, *table.values()} == set(type(state))
