@@ -247,7 +247,7 @@ def test_a_source_that_sees_late_that_a_takeover_by_tap_broke(nodes, monkeypatch
     monkeypatch.setattr(server, "run", lambda job: (disk.wait(60), job.run()))
     for number in range(5):
         source.set(f"k{number}", number, vbucket=1)
-    source.call(lambda one: one.buckets["default"].after_flush(lambda error: None))
+    source.call(lambda one: one.buckets["default"].work.after_flush(lambda error: None))
     sockets, transports = [], []
 
     def phases(_):
