@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from dialects.coverage_table import implemented, rows  # noqa: E402
-from tailrace.cli.main import COMMANDS, cli  # noqa: E402
+from tailrace.cli.main import COMMAND_GROUPS, COMMANDS, cli  # noqa: E402
 from tailrace.protocol.states import MACHINES  # noqa: E402
 from tailrace.server.settings import table  # noqa: E402
 from tailrace.spark.source.options import OPTIONS  # noqa: E402
@@ -279,11 +279,11 @@ def cli_page() -> str:
         "",
         _CLI_CONVENTIONS.strip(),
         "",
-        "| command | what it does |",
-        "|---|---|",
     ]
-    lines += [f"| [`{name}`](#tailrace-{name}) | {about} |" for name, about in COMMANDS.items()]
-    lines.append("")
+    for title, members in COMMAND_GROUPS.items():
+        lines += [f"**{title}**", "", "| command | what it does |", "|---|---|"]
+        lines += [f"| [`{name}`](#tailrace-{name}) | {about} |" for name, about in members.items()]
+        lines.append("")
     ctx = click.Context(cli, info_name="tailrace")
     for name in COMMANDS:
         found = cli.get_command(ctx, name)

@@ -83,6 +83,15 @@ def test_every_command_has_help_with_an_example(
             assert option.help, f"{path} {option.opts[0]} has no help"
 
 
+def test_commands_are_grouped_by_what_people_want(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    places = [shown.index(f"\n{title}:\n") for title in main.COMMAND_GROUPS]
+    assert places == sorted(places)
+    listed = [name for group in main.COMMAND_GROUPS.values() for name in group]
+    assert len(listed) == len(set(listed))
+
+
 @pytest.mark.parametrize("name", sorted(main.COMMANDS))
 def test_the_table_tells_what_the_docstring_tells(name: str) -> None:
     found = main.cli.get_command(click.Context(main.cli), name)
@@ -118,6 +127,8 @@ def test_the_program_starts_without_heavy_imports(arguments: list[str]) -> None:
     [
         ([], "the command is missing, see 'tailrace --help'"),
         (["nonsense"], "no such command 'nonsense', see 'tailrace --help'"),
+        (["serv"], "no such command 'serv'; you may mean 'serve', see 'tailrace --help'"),
+        (["put"], "no such command 'put'; you may mean 'set', see 'tailrace --help'"),
         (["--nonsense"], "--nonsense"),
         (["completion"], "missing argument "),
         (

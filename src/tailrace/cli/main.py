@@ -7,6 +7,7 @@ refuses the login; 130 Ctrl-C (`serve`: 0). SIGTERM and a reader that has gone (
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import os
 import re
@@ -27,46 +28,77 @@ from ..errors import ConnectError, StatusError, TailraceError, UsageError
 from .common import Group, ProgramRun
 from .start import interrupted_code
 
-__all__ = ["COMMANDS", "cli", "main"]
+__all__ = ["COMMANDS", "COMMAND_GROUPS", "cli", "main"]
 
 PROGRAM = "tailrace"
 COMPLETE_VARIABLE = "_TAILRACE_COMPLETE"
 
-COMMANDS = {
-    "serve": "Run a node: embedded store, key-value front end and change streams.",
-    "decode": "Show hex, raw bytes or a capture as readable frames.",
-    "load": "Write documents, made up or from a file.",
-    "get": "Show a document.",
-    "set": "Store a document.",
-    "delete": "Delete a document.",
-    "tail": "Show changes as they come.",
-    "dump": "Write all documents as they are now.",
-    "record": "Keep a stream in a file, byte for byte.",
-    "replay": "Serve a recording as a producer, byte for byte.",
-    "replicate": "Apply the changes of one bucket to another, with their metadata.",
-    "stats": "Show the server's figures.",
-    "rewind": "Forget the newest changes of vbuckets, as a failover with data loss does.",
-    "takeover": "Move vbuckets from one node to another, under writers and readers.",
-    "cluster": "Run several nodes on one machine: replicas, failover, rebalance.",
-    "collections": "Show, make and drop scopes and collections.",
-    "invalidate": "Remove from a cache what changes in a bucket.",
-    "index": "Keep a full-text index of a bucket up to date.",
-    "search": "Search the full-text index of a bucket.",
-    "mirror": "Keep a table in step with the bucket, on Spark.",
-    "plan": "Say what a restart of that mirror would do.",
-    "verify": "Compare every document of bucket and table.",
-    "maintain": "Compact and clean a mirror's table, once.",
-    "bench": "Measure this machine, side by side with the peers that are installed.",
-    "demo": "Show the whole: node, mirror, a failover that loses changes, and the repair.",
-    "completion": "Print a script that completes tailrace's command lines in your shell.",
+COMMAND_GROUPS: dict[str, dict[str, str]] = {
+    "Run a node": {
+        "serve": "Run a node: embedded store, key-value front end and change streams.",
+        "rewind": "Forget the newest changes of vbuckets, as a failover with data loss does.",
+    },
+    "Look": {
+        "tail": "Show changes as they come.",
+        "get": "Show a document.",
+        "stats": "Show the server's figures.",
+        "collections": "Show, make and drop scopes and collections.",
+    },
+    "Move data": {
+        "load": "Write documents, made up or from a file.",
+        "set": "Store a document.",
+        "delete": "Delete a document.",
+        "dump": "Write all documents as they are now.",
+        "replicate": "Apply the changes of one bucket to another, with their metadata.",
+        "invalidate": "Remove from a cache what changes in a bucket.",
+        "index": "Keep a full-text index of a bucket up to date.",
+        "search": "Search the full-text index of a bucket.",
+    },
+    "Mirror into a table": {
+        "mirror": "Keep a table in step with the bucket, on Spark.",
+        "plan": "Say what a restart of that mirror would do.",
+        "verify": "Compare every document of bucket and table.",
+        "maintain": "Compact and clean a mirror's table, once.",
+    },
+    "Several nodes": {
+        "cluster": "Run several nodes on one machine: replicas, failover, rebalance.",
+        "takeover": "Move vbuckets from one node to another, under writers and readers.",
+    },
+    "Tools": {
+        "decode": "Show hex, raw bytes or a capture as readable frames.",
+        "record": "Keep a stream in a file, byte for byte.",
+        "replay": "Serve a recording as a producer, byte for byte.",
+        "bench": "Measure this machine, side by side with the peers that are installed.",
+        "demo": "Show the whole: node, mirror, a failover that loses changes, and the repair.",
+        "completion": "Print a script that completes tailrace's command lines in your shell.",
+    },
 }
-"""Every command and the first line of its help. ``foo-bar`` is `command` in the module ``foo_bar``.
+"""Every command and the first line of its help, by what people want to do. ``foo-bar`` is `command` in the
+module ``foo_bar``.
 
 The line stands here so that ``tailrace --help`` imports no command; a test compares it with the docstring.
 """
 
+COMMANDS = {name: about for group in COMMAND_GROUPS.values() for name, about in group.items()}
+
 OLD_NAMES = {"vacuum": "maintain"}
 """Commands that still answer to the name that they had."""
+
+SYNONYMS = {
+    "cat": "get",
+    "compare": "verify",
+    "export": "dump",
+    "follow": "tail",
+    "import": "load",
+    "put": "set",
+    "remove": "delete",
+    "rollback": "rewind",
+    "server": "serve",
+    "start": "serve",
+    "sync": "mirror",
+    "watch": "tail",
+}
+"""What people may look for under another name."""
 
 DONE, ANSWER_IS_NO, WRONG_USAGE, NO_PEER = 0, 1, 2, 3
 
@@ -86,8 +118,21 @@ class _Program(Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for title, members in COMMAND_GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", about) for name, about in members.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and name not in OLD_NAMES and not name.startswith("-"):
+            near = difflib.get_close_matches(name.lower(), [*COMMANDS, *SYNONYMS], 1)
+            meant = SYNONYMS.get(near[0], near[0]) if near else None
+            hint = "" if meant is None else f"; you may mean '{meant}'"
+            raise click.UsageError(f"no such command {name!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
