@@ -245,6 +245,60 @@ def test_macros(wire, doc):
     assert wire.refused(on_body) == Status.SUBDOC_XATTR_INVALID_FLAG_COMBO
 
 
+def test_macros_of_the_document_are_facts_before_the_mutation(wire, doc):
+    before = json.loads(wire.ok(one(subdoc.SubdocGet, doc, b"$document", flags=XATTR)).value)
+    message = mutation(
+        doc,
+        (Op.SUBDOC_DICT_UPSERT, XATTR | EXPAND, b"all", b'"${$document}"'),
+        (Op.SUBDOC_DICT_UPSERT, XATTR | EXPAND | PARENTS, b"t.cas", b'"${$document.CAS}"'),
+        (Op.SUBDOC_DICT_UPSERT, XATTR | EXPAND, b"t.exp", b'"${$document.exptime}"'),
+        (Op.SUBDOC_DICT_UPSERT, 0, b"n", b"2"),
+    )
+    assert wire.ok(message).cas != int(before["CAS"], 16)
+    assert json.loads(wire.ok(one(subdoc.SubdocGet, doc, b"all", flags=XATTR)).value) == before
+    together = json.loads(wire.ok(one(subdoc.SubdocGet, doc, b"t", flags=XATTR)).value)
+    assert together == {"cas": before["CAS"], "exp": before["exptime"]}
+    for macro, status in {
+        b'"${$document.nothing}"': Status.SUBDOC_XATTR_UNKNOWN_VATTR_MACRO,
+        b'"${$document"': Status.SUBDOC_XATTR_UNKNOWN_MACRO,
+        b'"${$document.}"': Status.SUBDOC_XATTR_UNKNOWN_MACRO,
+        b'"${$vbucket}"': Status.SUBDOC_XATTR_UNKNOWN_MACRO,
+    }.items():
+        assert wire.refused(one(subdoc.SubdocDictUpsert, doc, b"x", macro, XATTR | EXPAND)) == status
+
+
+def test_macros_of_a_document_that_is_made(wire, key):
+    made = one(subdoc.SubdocDictUpsert, key, b"c", b'"${$document.CAS}"', XATTR | EXPAND, doc_flags=ADD)
+    wire.ok(made)
+    assert wire.ok(one(subdoc.SubdocGet, key, b"c", flags=XATTR)).value == b'"0x0000000000000000"'
+
+
+def test_the_clock_of_a_vbucket_is_now(wire, doc):
+    wire.ok(kv.SetWithMeta(key=doc, value=b"{}", flags=0, expiry=0, rev_seqno=99, meta_cas=5))
+    now = json.loads(wire.ok(one(subdoc.SubdocGet, doc, b"$vbucket.HLC.now", flags=XATTR)).value)
+    assert int(now) > 1_700_000_000
+
+
+@pytest.mark.parametrize("doc_flags", [UPSERT, ADD])
+def test_making_a_document_makes_the_parents_too(wire, key, doc_flags):
+    wire.ok(one(subdoc.SubdocDictUpsert, key, b"a.b.c", b"1", doc_flags=doc_flags))
+    assert body(wire, key) == {"a": {"b": {"c": 1}}}
+
+
+def test_mkdoc_makes_the_parents_in_a_document_that_is_there_too(wire, doc):
+    assert wire.refused(one(subdoc.SubdocDictUpsert, doc, b"x.y", b"1")) == Status.SUBDOC_PATH_ENOENT
+    wire.ok(
+        mutation(
+            doc,
+            (Op.SUBDOC_DICT_UPSERT, XATTR, b"t.u.v", b"1"),
+            (Op.SUBDOC_DICT_UPSERT, 0, b"x.y", b"1"),
+            doc_flags=UPSERT,
+        )
+    )
+    assert body(wire, doc)["x"] == {"y": 1}
+    assert wire.ok(one(subdoc.SubdocGet, doc, b"t.u.v", flags=XATTR)).value == b"1"
+
+
 def test_expiry(wire, doc):
     wire.ok(kv.Touch(key=doc, expiry=1000))
     expiry = wire.ok(kv.GetMeta(key=doc)).expiry

@@ -6,39 +6,56 @@ Rules: docs/spec/servers.md#virtual-xattrs-and-macros.
 from __future__ import annotations
 
 import json
+import re
 
 from ...store.base import VBucket
 from ...store.format import StoredDocument
 from ...wire.codes import Datatype
 
-__all__ = ["MACROS", "crc32c", "expand", "virtual_xattrs"]
+__all__ = ["MACROS", "crc32c", "document_facts", "document_macro", "expand", "virtual_xattrs"]
 
 _CAS = '"${Mutation.CAS}"'
 _SEQNO = '"${Mutation.seqno}"'
 _CRC32C = '"${Mutation.value_crc32c}"'
 MACROS = frozenset({_CAS, _SEQNO, _CRC32C})
+_DOCUMENT_MACRO = re.compile(r'"\$\{\$document(?:\.([^}"]+))?\}"')
 
 
-def virtual_xattrs(
-    name: str, vbucket: VBucket, document: StoredDocument, xattrs: dict[str, bytes], body: bytes
+def document_facts(vbucket: VBucket, document: StoredDocument | None, body: bytes) -> dict[str, object]:
+    """The members of ``$document``; of a document that is not there yet all that can be is 0."""
+    cas, seqno, rev, expiry, flags = 0, 0, 0, 0, 0
+    if document is not None:
+        cas, seqno, rev = document.cas, document.seqno, document.rev
+        expiry, flags = document.expiry, document.flags
+    return {
+        "CAS": f"0x{cas:016x}",
+        "vbucket_uuid": f"0x{vbucket.uuid:016x}",
+        "seqno": f"0x{seqno:016x}",
+        "revid": str(rev),
+        "exptime": expiry,
+        "flags": flags,
+        "value_bytes": len(body),
+        "value_crc32c": f"0x{crc32c(body):08x}",
+        "datatype": _datatype_names(0 if document is None else document.datatype),
+        "deleted": document is not None and document.deleted,
+        "last_modified": str(cas // 1_000_000_000),
+    }
+
+
+def document_macro(text: str) -> str | None:
+    """The member that ``"${$document.NAME}"`` asks for, "" for all of them; None if it is no such macro."""
+    match = _DOCUMENT_MACRO.fullmatch(text)
+    return None if match is None else match[1] or ""
+
+
+def virtual_xattrs(  # noqa: PLR0917 - the document, taken apart
+    name: str, vbucket: VBucket, document: StoredDocument, xattrs: dict[str, bytes], body: bytes, now_s: int
 ) -> str | None:
     """An object with the virtual xattr of this name as its only member; None if there is none."""
     if name == "$document":
-        content: object = {
-            "CAS": f"0x{document.cas:016x}",
-            "vbucket_uuid": f"0x{vbucket.uuid:016x}",
-            "seqno": f"0x{document.seqno:016x}",
-            "revid": str(document.rev),
-            "exptime": document.expiry,
-            "flags": document.flags,
-            "value_bytes": len(body),
-            "value_crc32c": f"0x{crc32c(body):08x}",
-            "datatype": _datatype_names(document.datatype),
-            "deleted": document.deleted,
-            "last_modified": str(document.cas // 1_000_000_000),
-        }
+        content: object = document_facts(vbucket, document, body)
     elif name == "$vbucket":
-        content = {"HLC": {"now": str(document.cas // 1_000_000_000), "mode": "real"}}
+        content = {"HLC": {"now": str(now_s), "mode": "real"}}
     elif name == "$XTOC":
         content = list(xattrs)
     else:

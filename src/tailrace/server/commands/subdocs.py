@@ -22,10 +22,10 @@ from ...wire.message import Message
 from ..call import Call, Refused, Reply, command, encode_response
 from ..subdoc import LOOKUPS, MUTATIONS, Path, SubdocError, members, new_root, parse_path
 from ..values import checked_value, split_document, system_xattrs, too_large
-from .macros import MACROS, expand, virtual_xattrs
+from .macros import MACROS, document_facts, document_macro, expand, virtual_xattrs
 
-_XATTR, _EXPAND = 0x04, 0x10
-_PATH_FLAGS = 0x01 | _XATTR | _EXPAND
+_PARENTS, _XATTR, _EXPAND = 0x01, 0x04, 0x10
+_PATH_FLAGS = _PARENTS | _XATTR | _EXPAND
 _UPSERT, _ADD, _ACCESS_DELETED, _CREATE_AS_DELETED, _REVIVE, _REPLICA_READ = (
     0x01,
     0x02,
@@ -133,7 +133,8 @@ def _look_up(call: Call[Message], vbucket: VBucket, content: _Content, spec: _Sp
     if not name.startswith("$"):
         return LOOKUPS[spec.opcode](content.xattr_text(), path).encode()
     assert content.document is not None
-    text = virtual_xattrs(name, vbucket, content.document, content.xattrs, content.body)
+    now_s = call.node.clock.time_ns() // 1_000_000_000
+    text = virtual_xattrs(name, vbucket, content.document, content.xattrs, content.body, now_s)
     if text is None:
         raise SubdocError(Status.SUBDOC_XATTR_UNKNOWN_VATTR)
     return LOOKUPS[spec.opcode](text, path).encode()
@@ -277,6 +278,7 @@ class _Edit:
         self._doc_flags = doc_flags
         self._deletes = False
         self._macros = False
+        self._body_before = content.body
         stays_deleted = content.deleted and not doc_flags & _REVIVE
         self._as_deleted = stays_deleted or bool(content.document is None and doc_flags & _CREATE_AS_DELETED)
 
@@ -304,15 +306,15 @@ class _Edit:
             fragment = spec.value.decode()
         except UnicodeDecodeError:
             raise SubdocError(Status.SUBDOC_VALUE_CANTINSERT, "the value is no JSON") from None
-        mutation = MUTATIONS[spec.opcode]
+        mutation, flags = MUTATIONS[spec.opcode], spec.flags
+        if self._doc_flags & (_UPSERT | _ADD):
+            flags |= _PARENTS  # docs/spec/servers.md#sub-document-requests: both imply it, on every path
         if spec.on_xattrs:
             if _xattr_name(path).startswith("$"):
                 raise SubdocError(Status.SUBDOC_XATTR_CANT_MODIFY_VATTR)
             if spec.flags & _EXPAND:
-                if fragment not in MACROS:
-                    raise SubdocError(Status.SUBDOC_XATTR_UNKNOWN_MACRO)
-                self._macros = True
-            text, result = mutation(content.xattr_text(), path, fragment, spec.flags)
+                fragment = self._expanded(fragment)
+            text, result = mutation(content.xattr_text(), path, fragment, flags)
             content.set_xattr_text(text)
         else:
             if self._as_deleted:
@@ -320,9 +322,21 @@ class _Edit:
             if not content.body and (content.document is None or content.deleted):
                 content.body = new_root(path).encode()
                 content.datatype = Datatype.JSON
-            text, result = mutation(content.body_text(), path, fragment, spec.flags)
+            text, result = mutation(content.body_text(), path, fragment, flags)
             content.body = text.encode()
         return result.encode()
+
+    def _expanded(self, macro: str) -> str:
+        """What a macro stands for; one of the mutation itself is replaced when it is written."""
+        if macro in MACROS:
+            self._macros = True
+            return macro
+        if (name := document_macro(macro)) is None:
+            raise SubdocError(Status.SUBDOC_XATTR_UNKNOWN_MACRO)
+        facts = document_facts(self._vbucket, self.content.document, self._body_before)
+        if name and name not in facts:
+            raise SubdocError(Status.SUBDOC_XATTR_UNKNOWN_VATTR_MACRO)
+        return json.dumps(facts[name] if name else facts)
 
     def write(self, expiry: int | None) -> Written:
         """The new version."""
