@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from server.serverkit import Bench, ask
+from server.serverkit import Bench, ask, take
 from tailrace.errors import UsageError
 from tailrace.server.errormap import error_map
 from tailrace.server.settings import Settings, table
 from tailrace.server.topology import NodeAddress, bucket_map, global_map
 from tailrace.store.base import StoreSettings
 from tailrace.wire import admin, kv
-from tailrace.wire.codes import Status
+from tailrace.wire.codes import Feature, Status
 
 
 def test_defaults_are_those_of_the_store():
@@ -121,3 +121,54 @@ def test_a_node_is_deterministic_under_one_seed():
         return out
 
     assert run() == run()
+
+
+def made_map(rev: int) -> admin.SetClusterConfig:
+    nodes = [NodeAddress(port=port, host="10.0.0.1") for port in (1, 2, 3)]
+    made = bucket_map("default", nodes, [[0, 1]] * 4, epoch=2, rev=rev, this_node=0)
+    return admin.SetClusterConfig(key=b"default", value=made.text, epoch=2, revision=rev)
+
+
+def subscriber(bench: Bench, *features: int):
+    session = bench.session()
+    codes = (Feature.XERROR, Feature.DUPLEX, *features)
+    hello = admin.Hello(value=b"".join(code.to_bytes(2, "big") for code in codes))
+    ask(bench, session, hello, admin.SelectBucket(key=b"default"))
+    return session
+
+
+@pytest.mark.parametrize(
+    "feature", [Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF]
+)
+def test_a_map_is_pushed_once(feature):
+    """A coordinator sets the same one every two seconds."""
+    bench = Bench()
+    reader, coordinator = subscriber(bench, feature), bench.session()
+    for rev, pushed in ((1, 1), (1, 0), (1, 0), (2, 1), (2, 0)):
+        assert ask(bench, coordinator, made_map(rev))[0].status == 0
+        frames = take(reader)
+        assert [frame.opcode for frame in frames] == [admin.ClustermapChangeNotification.OPCODE] * pushed, rev
+
+
+def test_a_map_that_a_connection_has_already_is_not_pushed():
+    bench = Bench()
+    coordinator = bench.session()
+    ask(bench, coordinator, made_map(1))
+    reader = subscriber(bench, Feature.CLUSTERMAP_CHANGE_NOTIFICATION)
+    ask(bench, coordinator, made_map(2))
+    assert len(take(reader)) == 1
+    other = subscriber(bench, Feature.CLUSTERMAP_CHANGE_NOTIFICATION)
+    assert json.loads(ask(bench, other, admin.GetClusterConfig())[0].value)["rev"] == 2
+    bench.node._notify(bench.node.buckets["default"])
+    assert take(other) == take(reader) == []
+
+
+def test_without_a_bucket_a_client_is_told_of_all_nodes_with_the_revision_of_the_map():
+    bench = Bench()
+    ask(bench, bench.session(), made_map(7))
+    session = bench.session()
+    hello = admin.Hello(value=int(Feature.SELECT_BUCKET).to_bytes(2, "big"))
+    content = json.loads(ask(bench, session, hello, admin.GetClusterConfig())[1].value)
+    assert (content["revEpoch"], content["rev"]) == (2, 7)
+    assert [node["services"]["kv"] for node in content["nodesExt"]] == [1, 2, 3]
+    assert "vBucketServerMap" not in content

@@ -98,6 +98,10 @@ _ERRORS: dict[Status, tuple[str, str]] = {
         "subdoc special-handling item-deleted",
     ),
     Status.SUBDOC_INVALID_XATTR_ORDER: ("Xattr paths come before all others", "subdoc invalid-input"),
+    Status.SUBDOC_XATTR_UNKNOWN_VATTR_MACRO: (
+        "There is no such member of $document",
+        "subdoc invalid-input",
+    ),
     Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS: ("The document is not deleted", "subdoc item-only"),
     Status.SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE: ("A deleted document has no body", "subdoc item-only"),
 }

@@ -134,10 +134,15 @@ class Node:
         return own_map
 
     def map_without_bucket(self) -> ServedMap:
-        """The map for a connection that has selected no bucket."""
-        if self.global_map is None:
+        """The map for a connection that has selected no bucket: as it was set, or the nodes of the newest
+        map of a bucket, or this node alone.
+        """
+        if self.global_map is not None:
+            return self.global_map
+        maps = [bucket.map for bucket in self.buckets.values() if bucket.map is not None]
+        if not maps:
             return global_map([self.address], rev=self._rev, this_node=0)
-        return self.global_map
+        return max(maps, key=lambda served: served.version).without_bucket()
 
     def set_map(self, name: str, new: ServedMap) -> None:
         """The coordinator gives a map; an empty name is the global one."""
@@ -147,10 +152,12 @@ class Node:
         bucket = self.buckets.get(name)
         if bucket is None:
             raise UsageError(f"there is no bucket {name!r}")
+        is_newer = bucket.map is None or new.version > bucket.map.version
         bucket.map = new
         bucket.durability.set_map(new)
         self.fenced = self.fenced and any(other.map is None for other in self.buckets.values())
-        self._notify(bucket)
+        if is_newer:
+            self._notify(bucket)
 
     def vbucket_changed(self, bucket: ServedBucket, vbucket: int) -> None:
         """A vbucket came, went or changed its state."""
@@ -165,6 +172,8 @@ class Node:
         current = self.map_of(bucket)
         for session in self.sessions:
             if session.bucket is not bucket or not session.bucket_selected:
+                continue
+            if session.known_map is not None and session.known_map >= current.version:
                 continue
             brief = Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF in session.features
             if not brief and Feature.CLUSTERMAP_CHANGE_NOTIFICATION not in session.features:

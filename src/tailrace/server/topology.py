@@ -67,6 +67,11 @@ class ServedMap:
         """What maps are ordered by."""
         return self.epoch, self.rev
 
+    def without_bucket(self) -> ServedMap:
+        """The nodes of a bucket's map, for connections without a bucket."""
+        content = {"rev": self.rev, "revEpoch": self.epoch, "nodesExt": json.loads(self.text)["nodesExt"]}
+        return ServedMap(self.epoch, self.rev, _text(content))
+
 
 def bucket_map(
     name: str,
