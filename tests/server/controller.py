@@ -94,9 +94,9 @@ def _log_body(opaque: int, log: list[tuple[int, int]]) -> bytes:
     return len(value).to_bytes(4, "big") + opaque.to_bytes(4, "big") + bytes(8) + value
 
 
-def mutation(opaque: int, seqno: int, key: bytes = b"k", **fields: Any) -> DcpMutation:
+def mutation(opaque: int, seqno: int, key: bytes = b"k", cas: int = 77, **fields: Any) -> DcpMutation:
     return DcpMutation(
-        key=key, value=b"v", by_seqno=seqno, rev_seqno=3, cas=77, vbucket=0, opaque=opaque, **fields
+        key=key, value=b"v", by_seqno=seqno, rev_seqno=3, cas=cas, vbucket=0, opaque=opaque, **fields
     )
 
 

@@ -9,8 +9,8 @@ import pytest
 from server.controller import Controller, marker, mutation, until
 from server.serverkit import Wire
 from tailrace.testing.running import RunningNode
-from tailrace.wire import admin
-from tailrace.wire.codes import Feature, Status, SystemEventId
+from tailrace.wire import admin, kv
+from tailrace.wire.codes import Feature, Status, SystemEventId, VBucketState
 from tailrace.wire.dcp import (
     DcpAddStream,
     DcpCloseStream,
@@ -159,3 +159,15 @@ def test_the_snapshot_that_is_on_disk_in_part_is_told(replica: RunningNode) -> N
         other.ok(admin.SeqnoPersistence(vbucket=0, seqno=9))
         found = told(replica.port)
         assert found[b"vb_0:last_persisted_snap_start"] == found[b"vb_0:last_persisted_snap_end"] == b"9"
+
+
+def test_a_live_document_without_a_cas_gets_its_seqno_for_one(replica: RunningNode) -> None:
+    with Controller(replica.port) as peer:
+        opaque = peer.begin()
+        assert peer.status_of(marker(opaque, 0, 2)) == 0
+        assert peer.status_of(mutation(opaque, 1, b"none", cas=0)) == 0
+        assert peer.status_of(mutation(opaque, 2, b"some", cas=77)) == 0
+    replica.set_vbucket_state(0, VBucketState.ACTIVE)
+    with Wire(replica.port) as wire:
+        assert wire.ok(kv.Get(key=b"none")).cas == 1
+        assert wire.ok(kv.Get(key=b"some")).cas == 77

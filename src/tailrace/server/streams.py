@@ -17,6 +17,7 @@ from ..protocol.upr.producer import UprAProducer, UprBProducer
 from ..store.base import Bucket
 from ..store.format import StoredDocument, canonical
 from ..wire.codes import Datatype, DcpOpcode, Status
+from ..wire.dcp import DcpMutation
 from ..wire.dialect import DCP, TAP, UPR_A, UPR_B, Dialect, Role
 from ..wire.fields import checked_key, join_xattrs
 from .settings import Settings
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from .upstream import Upstream
 
 __all__ = ["FACTORIES", "StreamHost", "may_overtake", "open_handler"]
+
+_SEQNO = DcpMutation.LAYOUTS[0].field("by_seqno").place
 
 Factory: TypeAlias = Callable[[Host, Callable[[], None], float], Handler]
 
@@ -167,6 +170,9 @@ class StreamHost:
             checked_key(frame.key, collections=collections)
         if frame.datatype & Datatype.XATTR:
             self._bucket.xattrs_seen = True
+        if frame.opcode == DcpOpcode.MUTATION and not frame.cas:
+            # Nobody could compare a live document without a CAS. Every replica makes the same one.
+            frame.cas = int.from_bytes(frame.body[_SEQNO], "big")
         node = self._session.node
         now_s = node.clock.time_ns() // 1_000_000_000
         change = canonical(frame.encode(), collections=collections, delete_time=now_s)
