@@ -484,3 +484,20 @@ def test_datatype_that_was_not_negotiated_is_refused():
         raw = HEADER.pack(0x80, Op.SET, 1, 8, datatype, 0, 10, 0, 0) + bytes(8) + b"k1"
         assert ask(bench, session, raw)[0].status == Status.EINVAL
     assert ask(bench, session, kv.Get(key=b"k"))[0].status == Status.KEY_ENOENT
+
+
+@pytest.mark.parametrize("text", [b"stats\r\n", b"version\r\n", b"get a\r\n", b"\n", b"G"])
+def test_a_client_that_speaks_text_is_closed_at_once(text):
+    """It sends less than a header, and would wait for an answer for ever."""
+    bench = Bench()
+    session = bench.session()
+    session.exchange(text, bench.now)
+    assert session.closed
+    assert take(session) == []
+
+
+def test_text_behind_a_request_closes_after_its_answer():
+    bench = Bench()
+    session = bench.session()
+    assert [frame.opaque for frame in ask(bench, session, admin.Noop(opaque=3), b"stats\r\n")] == [3]
+    assert session.closed

@@ -25,7 +25,7 @@ from ..protocol.handler import Handler
 from ..protocol.sasl import SaslServer
 from ..wire.codes import CHANGE_STREAM_OPCODES, Datatype, Feature, Magic, Op, Status, TapOpcode
 from ..wire.dialect import DCP, TAP, UPR_A, Dialect, Role, bind, opens_upr_a
-from ..wire.header import HEADER_SIZE, Frame, frame_size
+from ..wire.header import HEADER_SIZE, Frame, check_magic, frame_size
 from ..wire.message import Message
 from . import commands, fastpath
 from .answers import AnswerQueue
@@ -207,6 +207,8 @@ class Session:
                         self.send_answer(answers)
                     if monotonic() >= turn_ends:
                         break
+                if at < end:
+                    check_magic(data[at])  # a client that speaks text may never send a whole header
                 if end - at < HEADER_SIZE or self.room <= 0:
                     break
                 need = frame_size(data, at, limit)

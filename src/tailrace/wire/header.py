@@ -31,6 +31,7 @@ __all__ = [
     "MAX_FRAME_BEFORE_LOGIN",
     "MAX_NAME_BYTES",
     "Frame",
+    "check_magic",
     "frame_size",
 ]
 
@@ -169,6 +170,12 @@ class Frame:
         return header + self.framing + self.body
 
 
+def check_magic(byte: int) -> None:
+    """`FramingError` if no frame starts with this byte."""
+    if byte not in _MAGICS:
+        raise FramingError(f"no frame starts with the byte 0x{byte:02x}")
+
+
 def frame_size(buffer: bytes | bytearray | memoryview, offset: int = 0, limit: int = MAX_FRAME) -> int:
     """How many bytes the frame at ``offset`` has, from its header alone.
 
@@ -176,8 +183,7 @@ def frame_size(buffer: bytes | bytearray | memoryview, offset: int = 0, limit: i
     don't fit into the body. There is no way to find the next frame after that.
     """
     magic, keys, extras_length, total = _LENGTHS.unpack_from(buffer, offset)
-    if magic not in _MAGICS:
-        raise FramingError(f"no frame starts with the byte 0x{magic:02x}")
+    check_magic(magic)
     size: int = HEADER_SIZE + total
     if size > limit:
         raise FrameTooLarge(size, limit)
