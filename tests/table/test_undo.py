@@ -290,6 +290,31 @@ def test_kept_manifests_that_are_damaged_cost_ways_back_only(tmp_path: Path) -> 
             assert own_rows(again, version) == mirror.states[version]
 
 
+def test_somebody_else_cleans_beside_the_mirror(tmp_path: Path) -> None:
+    """The mirror finds its log shortened, and goes on with the ways back that are left."""
+    clock = real_clock()
+    table = make(tmp_path / "t", clock, every=5)
+    mirror = NaiveMirror(table)
+    vbucket = 0
+    for number in range(40):
+        clock.advance(100)
+        mirror.change(keys(range(40)))
+        if number == 10:
+            assert list(table.lineage(vbucket))  # it knows its history from here on
+        if number % 10 == 9:
+            stranger = DeltaMirrorTable.open(table.uri, clock=clock)
+            assert stranger.maintain(force=True).log_files_removed > 0
+    for turn in range(2):
+        for version, _ in table.lineage(vbucket):
+            if version in mirror.states:
+                assert own_rows(table, version) == mirror.states[version]
+        clock.advance(120)
+        table.maintain(force=bool(turn))
+        mirror.change(keys(range(5)))
+    assert len(list(table.lineage(vbucket))) > 10
+    check_rows(table, mirror.rows)
+
+
 # kills
 
 KILLED = """

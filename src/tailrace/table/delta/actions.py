@@ -180,7 +180,7 @@ class RemoveFile:
             "path": encode_path(self.path),
             "deletionTimestamp": self.when_ms,
             "dataChange": self.data_change,
-            "extendedFileMetadata": True,
+            "extendedFileMetadata": self.size is not None,
             "partitionValues": dict(self.partition_values),
         }
         if self.size is not None:

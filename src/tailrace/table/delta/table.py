@@ -33,11 +33,11 @@ from ..contract import (
     TableVersion,
     Vector,
 )
-from ..store import TableStore
+from ..store import StoredFile, TableStore
 from .actions import Action, AddFile, CommitInfo, Metadata
 from .cleaning import Cleaner
 from .commits import REPAIR, build_commit, data_file, parse_repairs
-from .log import DeltaLog
+from .log import DeltaLog, parse_listing
 from .masks import MaskCache
 from .opening import SECRET, SOURCE, check_mirror, create_mirror, load_mirror, source_text
 from .positions import RESETS, parse_resets
@@ -225,12 +225,12 @@ class DeltaMirrorTable:
         Versions that a rollback undid are none of them: they hold changes that never happened. Neither are
         those whose files are gone, nor those in which somebody else had changed rows.
         """
+        lost = [span for span in self._lost() if span.low <= vbucket <= span.high]
         history = self._known()
         resets = self._resets_of(vbucket)
         foreign = [(since, at or self.version + 1) for since, at in parse_repairs(self._state)]
         if self._state.foreign_since is not None:
             foreign.append((self._state.foreign_since, self.version + 1))
-        lost = [span for span in self._lost() if span.low <= vbucket <= span.high]
         for known in reversed(history.versions):
             version = known.version
             bound = min((seqno for undone_by, seqno in resets if undone_by > version), default=MAX_U64)
@@ -258,10 +258,18 @@ class DeltaMirrorTable:
             self._history = load_history(self._log, self._manifests, self.version, horizon_ms)
         return self._history
 
+    def _look_at_log(self, listed: Sequence[StoredFile]) -> None:
+        """Forget what is known of earlier versions if somebody else has cleaned the log."""
+        if self._history is not None and self._history.is_outdated(parse_listing(listed)):
+            self._history = None
+            self._states.clear()
+
     def _lost(self) -> list[FileSpan]:
         """What earlier versions name and is no longer there."""
         if self._missing is None or self._now_ms() - self._missing[0] > _EXISTENCE_MS:
-            there = {file.path for file in self._store.list()}
+            listed = list(self._store.list())
+            self._look_at_log(listed)
+            there = {file.path for file in listed}
             gone = [span for span in self._known().spans if not there.issuperset(span.names)]
             self._missing = (self._now_ms(), gone)
         return self._missing[1]
@@ -525,6 +533,7 @@ class DeltaMirrorTable:
         if not (force or dry_run or self._cleaner.due):
             return MaintenanceReport(checkpoint=checkpoint)
         listed = list(self._store.list())
+        self._look_at_log(listed)
         self._absorb()
         report = self._cleaner.clean(
             self._state,

@@ -126,6 +126,12 @@ class UndoHistory:
         yield from self._closed
         yield from self._open.values()
 
+    def is_outdated(self, listing: LogListing) -> bool:
+        """Whether somebody else has shortened the log since."""
+        if self.from_log == 0:
+            return 0 not in listing.commits and 0 not in listing.checkpoints
+        return self.from_log not in listing.checkpoints
+
     def advance(self, version: TableVersion, changes: FileChanges) -> None:
         """The next version."""
         self.versions.append(version)
