@@ -296,12 +296,12 @@ def test_somebody_else_cleans_beside_the_mirror(tmp_path: Path) -> None:
     table = make(tmp_path / "t", clock, every=5)
     mirror = NaiveMirror(table)
     vbucket = 0
-    for number in range(40):
-        clock.advance(100)
-        mirror.change(keys(range(40)))
+    for number in range(70):
+        clock.advance(25)
+        mirror.change(keys(range(number, number + 5)))
         if number == 10:
             assert list(table.lineage(vbucket))  # it knows its history from here on
-        if number % 10 == 9:
+        if number > 40 and number % 10 == 9:
             stranger = DeltaMirrorTable.open(table.uri, clock=clock)
             assert stranger.maintain(force=True).log_files_removed > 0
     for turn in range(2):
