@@ -1,0 +1,115 @@
+"""What a round will do, decided without a bucket and without a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tailrace.history import Action, FailoverLog
+from tailrace.model import Position
+from tailrace.spark.rounds.bucket import BucketState
+from tailrace.spark.rounds.planning import Decision, Range, decide, divided, plan_round
+from tailrace.table.contract import TableVersion
+
+LOG = FailoverLog.of([(7, 0)])
+BRANCHED = FailoverLog.of([(8, 50), (7, 0)])
+
+
+@dataclass
+class Held:
+    """A table with one vbucket in some versions, newest first."""
+
+    positions: list[Position] = field(default_factory=list)
+
+    @property
+    def current(self) -> TableVersion:
+        newest = {0: self.positions[0]} if self.positions else {}
+        return TableVersion(len(self.positions), 0, "", newest)
+
+    def lineage(self, vbucket: int) -> Iterator[tuple[int, Position]]:
+        for age, position in enumerate(self.positions):
+            yield len(self.positions) - age, position
+
+
+def at(seqno: int, vb_uuid: int = 7) -> Position:
+    return Position.at(vb_uuid, seqno)
+
+
+def state(high: int, log: FailoverLog = LOG, **more: Mapping[int, int]) -> BucketState:
+    return BucketState(0.0, {0: high, **more.get("highs", {})}, {0: log}, {0: "node"})
+
+
+def test_a_vbucket_goes_on_where_its_branch_does() -> None:
+    assert decide(Held([at(40)]), 0, LOG, 60) == Decision(Action.RESUME, at(40), at(40))
+    assert decide(Held([at(40)]), 0, BRANCHED, 60).action is Action.RESUME
+    assert decide(Held(), 0, LOG, 60) == Decision(Action.BACKFILL, Position.BEGINNING, Position.BEGINNING)
+
+
+def test_a_vbucket_goes_back_to_the_newest_version_that_the_bucket_has() -> None:
+    table = Held([at(60), at(55), at(45), at(30)])
+    assert decide(table, 0, BRANCHED, 70) == Decision(Action.ROLL_BACK, at(60), at(45), 2)
+    unknown = FailoverLog.of([(9, 0)])
+    assert decide(table, 0, unknown, 70) == Decision(Action.START_OVER, at(60), Position.BEGINNING)
+
+
+def test_what_is_refused_though_the_log_allows_it_was_purged() -> None:
+    table = Held([at(60), at(30)])
+    assert decide(table, 0, LOG, 70, refused=at(60)).action is Action.START_OVER
+    assert decide(table, 0, LOG, 70, refused=at(65)).action is Action.RESUME, "that was another place"
+    assert decide(table, 0, LOG, 70, purge_seqno=61).action is Action.START_OVER
+
+
+def test_a_vbucket_is_read_from_where_the_last_table_stands() -> None:
+    plan = plan_round([Held([at(40)]), Held([at(20)])], state(60), refused={})
+    assert plan.ranges == {0: Range(at(20), 60)}
+    assert plan.lag == 40 and not any(plan.decisions)
+    assert plan_round([Held([at(60)])], state(60), refused={}).is_empty
+    anew = plan_round([Held([at(60)])], state(60), refused={}, start_over=[0])
+    assert anew.starting_over(0) == {0} and anew.ranges == {0: Range(Position.BEGINNING, 60)}
+
+
+def test_what_waits_and_what_lies_beyond_the_end_is_left_out() -> None:
+    tables = [Held([at(40)])]
+    assert not plan_round(tables, state(60), refused={}, skipped=[0]).ranges
+    assert plan_round(tables, state(60), refused={}, ends={0: 50}).ranges == {0: Range(at(40), 50)}
+    assert not plan_round(tables, state(60), refused={}, ends={0: 40}).ranges
+    assert not plan_round(tables, BucketState(0.0, {}, {0: LOG}, {}), refused={}).ranges, "nobody has it"
+
+
+def test_a_backlog_is_cut_and_the_next_round_goes_on_there() -> None:
+    logs = dict.fromkeys(range(4), LOG)
+    bucket = BucketState(0.0, dict.fromkeys(range(4), 100), logs, {})
+    first = plan_round([Held()], bucket, refused={}, max_changes=150)
+    assert {v: one.end for v, one in first.ranges.items()} == {0: 100, 1: 50}
+    assert (first.lag, first.left_over) == (400, 250)
+    second = plan_round([Held()], bucket, refused={}, max_changes=250, first=2)
+    assert {v: one.end for v, one in second.ranges.items()} == {2: 100, 3: 100, 0: 50}
+
+
+def ranges(*changes: int) -> dict[int, Range]:
+    return {vbucket: Range(Position.BEGINNING, count) for vbucket, count in enumerate(changes)}
+
+
+def test_little_work_is_one_task_and_much_is_shared() -> None:
+    assert len(divided(ranges(*[3] * 100), {}, 8)) == 1
+    tasks = divided(ranges(*[10_000] * 64), {}, 8)
+    assert [len(task) for task in tasks] == [8] * 8
+    assert [min(task) for task in tasks] == list(range(0, 64, 8)), "neighbours stay together"
+    assert divided({}, {}, 8) == []
+
+
+def test_a_task_reads_from_one_node() -> None:
+    homes = {vbucket: f"node {vbucket % 2}" for vbucket in range(64)}
+    tasks = divided(ranges(*[10_000] * 64), homes, 4)
+    assert len(tasks) == 4
+    assert all(len({homes[vbucket] for vbucket in task}) == 1 for task in tasks)
+    assert sorted(vbucket for task in tasks for vbucket in task) == list(range(64))
+
+
+def test_work_that_is_not_even_is_divided_by_what_it_costs() -> None:
+    tasks = divided(ranges(100_000, *[1_000] * 100), {}, 2)
+    assert [len(task) for task in tasks] == [2, 99], "a stream costs something, too"
+
+
+def test_a_very_long_task_is_divided_although_nobody_is_free() -> None:
+    assert len(divided(ranges(*[100_000] * 40), {}, 2)) == 8
