@@ -102,7 +102,9 @@ class MemoryTable:
         self.commits.append(commit)
         return self.version
 
-    def maintain(self, *, busy_since_ms: int | None = None, dry_run: bool = False) -> MaintenanceReport:
+    def maintain(
+        self, *, busy_since_ms: int | None = None, dry_run: bool = False, force: bool = False
+    ) -> MaintenanceReport:
         return MaintenanceReport()
 
     def rows(self, version: int | None = None) -> pa.Table:

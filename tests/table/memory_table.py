@@ -103,5 +103,7 @@ class MemoryTable:
         self._states.append(new)
         return self.version
 
-    def maintain(self, *, busy_since_ms: int | None = None, dry_run: bool = False) -> MaintenanceReport:
+    def maintain(
+        self, *, busy_since_ms: int | None = None, dry_run: bool = False, force: bool = False
+    ) -> MaintenanceReport:
         return MaintenanceReport()

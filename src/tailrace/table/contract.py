@@ -265,6 +265,11 @@ class Table(Protocol):
         """The version that it makes; `TableChanged`, `Fenced`, `ForeignRows`."""
         ...
 
-    def maintain(self, *, busy_since_ms: int | None = None, dry_run: bool = False) -> MaintenanceReport:
-        """Thin out earlier versions, shorten the log, delete what nobody needs; bounded in work."""
+    def maintain(
+        self, *, busy_since_ms: int | None = None, dry_run: bool = False, force: bool = False
+    ) -> MaintenanceReport:
+        """Thin out earlier versions, shorten the log, delete what nobody needs; bounded in work.
+
+        It does nothing if it was done a moment ago, unless ``force``.
+        """
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...clock import SYSTEM, Clock
 from ...table.compaction import finish_step, next_step
@@ -53,5 +53,15 @@ def maintain_once(
                 break
             table.commit(commit)
             done.steps.append(step.why)
-    done.cleaned = table.maintain(dry_run=dry_run)
+    done.cleaned = rest = table.maintain(dry_run=dry_run, force=True)
+    while rest.more and not dry_run:
+        rest = table.maintain(force=True)
+        done.cleaned = replace(
+            rest,
+            checkpoint=done.cleaned.checkpoint,
+            versions_dropped=done.cleaned.versions_dropped + rest.versions_dropped,
+            log_files_removed=done.cleaned.log_files_removed + rest.log_files_removed,
+            files_removed=done.cleaned.files_removed + rest.files_removed,
+            bytes_removed=done.cleaned.bytes_removed + rest.bytes_removed,
+        )
     return done

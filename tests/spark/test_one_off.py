@@ -1,0 +1,48 @@
+"""Maintenance without a mirror: what is due is done, and a mirror that runs is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tailrace.testing
+from spark.local_jobs import LocalJobs
+from spark.naive import bucket_state, table_state
+from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.one_off import maintain_once
+from tailrace.spark.rounds.setup import build_mirror
+from tailrace.spark.rounds.tables import open_table
+
+
+@pytest.fixture
+def node() -> Iterator[Any]:
+    with tailrace.testing.node(vbuckets=4) as running:
+        yield running
+    close_idle_sources()
+
+
+def mirrored(node: Any, table: str, rounds: int) -> None:
+    """A table of many small files, that nobody has maintained."""
+    for number in range(rounds):
+        node.set(f"k{number}", {"n": number})
+        made = build_mirror(LocalJobs(), node.url, table, once=True, maintenance=False, in_background=False)
+        made.prepare()
+        made.run()
+
+
+def test_small_files_are_merged_and_the_rows_stay(node: Any, tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+    mirrored(node, table, 24)
+    before = len(open_table(table).files())
+    due = maintain_once(open_table(table), dry_run=True, compact=True, force=False, say=print)
+    assert due.steps and len(open_table(table).files()) == before, "nothing was done"
+    said: list[str] = []
+    done = maintain_once(open_table(table), dry_run=False, compact=True, force=False, say=said.append)
+    assert not done.steps and "a mirror has written" in said[0]
+    done = maintain_once(open_table(table), dry_run=False, compact=True, force=True, say=said.append)
+    assert done.steps
+    assert len(open_table(table).files()) < before
+    assert table_state(table) == bucket_state("127.0.0.1", node.port)
