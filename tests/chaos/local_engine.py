@@ -33,7 +33,7 @@ from tailrace.table.delta import cleaning, log
 from tailrace.table.delta import table as delta_table
 from tailrace.table.store import StoredFile, TableStore
 
-_PATIENCE_S = 180.0
+_PATIENCE_S = 45.0
 """A life in which nothing happened for so long never comes to its end."""
 
 EAGER = CompactionPolicy(tier_files=3, least_rows=12)
