@@ -197,7 +197,8 @@ def test_every_error_is_one_line_with_its_exit_code(
 @pytest.mark.parametrize(
     ("package", "extra", "command"),
     [
-        ("deltalake", "spark", "mirror couchbase://127.0.0.1:1 table"),
+        ("obstore", "spark", "mirror couchbase://127.0.0.1:1 table"),
+        ("pyroaring", "spark", "mirror couchbase://127.0.0.1:1 table"),
         ("pyspark", "spark", "mirror couchbase://127.0.0.1:1 table"),
         ("pyspark", "spark", "verify couchbase://127.0.0.1:1 table"),
         ("pyspark", "spark", "demo"),

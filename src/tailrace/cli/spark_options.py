@@ -88,7 +88,8 @@ def undo_options(function: F) -> F:
 
 def need_spark() -> None:
     """What the pipeline needs is said to be missing before anything is begun."""
-    import deltalake  # noqa: F401
+    import obstore  # noqa: F401
+    import pyroaring  # noqa: F401
     import pyspark  # noqa: F401
 
 
