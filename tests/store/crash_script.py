@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from store.helpers_store import maintain
 from tailrace.clock import ManualClock
 from tailrace.errors import RollbackImpossible, StoreError
 from tailrace.files import Files, MemoryFiles
@@ -111,7 +112,7 @@ class Script:
             return True
         elif choice < 92:
             bucket.flush()
-            bucket.maintain()
+            maintain(bucket)
             return True
         elif choice < 94:
             bucket.compact(

@@ -33,6 +33,12 @@ def stream(
     return snapshots
 
 
+def maintain(bucket: Any) -> None:
+    """All sealing and merging that is due, at once."""
+    while (job := bucket.begin_maintenance()) is not None:
+        job.finish()
+
+
 def subject_of(frame: bytes) -> Any:
     return system_event(frame) if frame[1] == 0x5F else StoredDocument.of(frame).key
 

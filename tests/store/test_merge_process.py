@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from store.helpers_store import maintain
 from store.test_merging import ASKED, VBUCKETS, a_store, content
 from tailrace.clock import ManualClock
 from tailrace.errors import StoreCorrupt
@@ -111,7 +112,7 @@ def test_maintenance_is_apart_and_a_call_that_waits_is_not(tmp_path: Path, start
                 bucket.vbuckets[number].set(b"\0more%d" % generation, b"value")
             bucket.seal()
         bucket.settings.quiet_time = 0.0
-        bucket.maintain()
+        maintain(bucket)
         assert len(started) == 1
         assert len(bucket.segments) < 3
 

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from store.helpers_store import values
+from store.helpers_store import maintain, values
 from tailrace.store.base import Compaction
 from tailrace.store.compaction import MergeJob, SealJob
 
@@ -89,7 +89,7 @@ def test_in_any_order(home, order: tuple[str, ...], asked: str) -> None:
     fill(bucket, 1_000, 300)
     documents = {vb.id: values(vb) for vb in bucket}
     bucket.seal()
-    bucket.maintain()
+    maintain(bucket)
     assert {vb.id: values(vb) for vb in bucket} == documents
     bucket.compact()
     assert {vb.id: values(vb) for vb in home.crash()} == documents
@@ -116,5 +116,5 @@ def test_a_rollback_in_between_waits_for_the_seal_and_breaks_the_merge_off(home)
     bucket = home.crash()
     assert bucket.vbuckets[1].high_seqno == target
     assert {vb.id: values(vb) for vb in bucket} == documents
-    bucket.maintain()
+    maintain(bucket)
     assert {vb.id: values(vb) for vb in bucket} == documents

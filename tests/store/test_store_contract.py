@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from store.helpers_store import seqno_of, state_of, stream, values
+from store.helpers_store import maintain, seqno_of, state_of, stream, values
 from tailrace.errors import DocumentRefused, RollbackImpossible, StoreLocked, UsageError
 from tailrace.frames import Trait
 from tailrace.history import FailoverLog
@@ -473,7 +473,7 @@ class TestDurability:
         assert 90_000 < bucket.memory_bytes < 110_000
         bucket.persistence = True
         bucket.flush()
-        bucket.maintain()
+        maintain(bucket)
         vb.set(b"\0a", b"")
 
     def test_generations_seal_and_merge(self, home):
@@ -488,7 +488,7 @@ class TestDurability:
             model[i % 4, key] = value
             if i % 20 == 0:
                 bucket.flush()
-                bucket.maintain()
+                maintain(bucket)
                 assert bucket.memory_bytes < 300_000
         assert 1 <= len(bucket.segments) < 10
         for again in (home.bucket, home.restart, home.crash):
@@ -709,7 +709,7 @@ class TestCompaction:
             vb.set(b"\0a", b"")
         for vb in bucket:
             bucket.compact(Compaction(vbuckets=[vb.id]))
-            bucket.maintain()
+            maintain(bucket)
         assert len(bucket.segments) <= home.settings.segment_fanout
         assert all(values(vb) == {b"\0a": b""} for vb in home.restart())
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from store.helpers_store import seqno_of, stream, subject_of
+from store.helpers_store import maintain, seqno_of, stream, subject_of
 from tailrace.clock import ManualClock
 from tailrace.errors import RollbackImpossible
 from tailrace.files import DiskFiles, MemoryFiles
@@ -145,7 +145,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def maintain(self) -> None:
-        self.bucket.maintain()
+        maintain(self.bucket)
 
     @rule()
     def seal(self) -> None:

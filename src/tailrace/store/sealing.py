@@ -185,11 +185,6 @@ class SealedStore:
             return self._merging
         return None
 
-    def maintain(self) -> None:
-        """All maintenance that is due, blocking."""
-        while (job := self.begin_maintenance()) is not None:
-            job.finish()
-
     def begin_compaction(self, compaction: Compaction, *, alone: bool = False) -> Job | None:
         if self._merging is not None:
             return None
