@@ -169,9 +169,9 @@ def test_one_collection_for_all_rows() -> None:
     frames = scan(data, collections=True)
     context: dict[str, Any] = {"vb_uuid": 1, "snapshot_start": 1, "snapshot_end": 9}
     batch = to_batch(frames, names=Names("travel", {8: ("inventory", "hotel")}), **context)
-    assert set(zip(*(batch[one].to_pylist() for one in ("scope", "collection", "key")), strict=True)) == {
-        ("inventory", "hotel", b"key")
-    }
+    assert set(
+        zip(*(batch[column].to_pylist() for column in ("scope", "collection", "key")), strict=True)
+    ) == {("inventory", "hotel", b"key")}
     with pytest.raises(MalformedMessage, match="0x8"):
         to_batch(frames, names=Names("travel", {}), **context)
     assert to_batch(frames, slice(0, 0), names=Names("travel", {}), **context).num_rows == 0
@@ -261,5 +261,5 @@ def test_the_schema_is_what_spark_makes_of_it() -> None:
         "int64": types.LongType(),
         "timestamp[us, tz=UTC]": types.TimestampType(),
     }
-    spark = types.StructType([types.StructField(one.name, words[str(one.type)]) for one in SCHEMA])
+    spark = types.StructType([types.StructField(field.name, words[str(field.type)]) for field in SCHEMA])
     assert to_arrow_schema(spark, timezone="UTC") == SCHEMA

@@ -125,8 +125,8 @@ def test_frames_of_one_size(others: list[int], monkeypatch: pytest.MonkeyPatch) 
     """They are found without a guess; the first one of another size ends that, and nothing is missed."""
     rng = random.Random(4)
     frames = [plain.mutation(1, b"key", rng.randbytes(100)) for _ in range(4000)]
-    for one in others:
-        frames[one] = plain.mutation(1, b"other", rng.randbytes(rng.choice((0, 99, 140, 9999))))
+    for other in others:
+        frames[other] = plain.mutation(1, b"other", rng.randbytes(rng.choice((0, 99, 140, 9999))))
     data = b"".join(frames) + frames[1][:30]
     guesses = []
     guess = walk._guess_starts

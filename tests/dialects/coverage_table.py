@@ -128,10 +128,10 @@ def covered() -> dict[str, list[str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.FunctionDef):
                 continue
-            for one in _marked(node):
+            for covered_id in _marked(node):
                 name = f"{path.relative_to(_TESTS.parent).as_posix()}::{node.name}"
-                if name not in found.setdefault(one, []):
-                    found[one].append(name)
+                if name not in found.setdefault(covered_id, []):
+                    found[covered_id].append(name)
     return found
 
 

@@ -409,9 +409,9 @@ class TapReader:
 
     def words(self) -> list[str]:
         """What came, with codes and states."""
-        for one in self.log[len(self._words) :]:
-            word = TAP_WORDS[one.opcode]
-            self._words.append(f"{word} {one.code}" if word in ("opaque", "state") else word)
+        for packet in self.log[len(self._words) :]:
+            word = TAP_WORDS[packet.opcode]
+            self._words.append(f"{word} {packet.code}" if word in ("opaque", "state") else word)
         return self._words
 
     def read(self, word: str, vbucket: int | None = None) -> Packet:

@@ -29,8 +29,8 @@ class RawProducer:
 
     def __exit__(self, *_: object) -> None:
         self._listener.close()
-        for one in self._connections:
-            one.socket.close()
+        for connection in self._connections:
+            connection.socket.close()
 
     def accept(self, *, features: bool = True) -> Connection:
         made = Connection(self._listener.accept()[0], self.draft)
@@ -69,7 +69,7 @@ class Connection(Peer):
     def requested(self) -> tuple[Packet, Packet, Packet]:
         """The three requests of a stream: for the log, for the stream, for the log again."""
         before, stream, after = self.request(), self.request(), self.request()
-        assert [_kind(one) for one in (before, stream, after)] == ["log", "stream", "log"]
+        assert [_kind(asked) for asked in (before, stream, after)] == ["log", "stream", "log"]
         assert stream.key.startswith(b"tailrace-replication:127.0.0.1:")  # the group id
         self.opaque, self.vbucket = stream.opaque, stream.half
         return before, stream, after
@@ -100,7 +100,7 @@ class Connection(Peer):
 
     def say(self, *words: str) -> None:
         """Messages without anything to them."""
-        self.send(b"".join(self.word(one) for one in words))
+        self.send(b"".join(self.word(frame) for frame in words))
 
     def word(self, word: str, **header: Any) -> bytes:
         header = {"half": self.vbucket, "opaque": self.opaque, **header}

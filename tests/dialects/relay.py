@@ -33,13 +33,13 @@ class Relay:
         try:
             while True:
                 ready, _, _ = select.select(list(pairs), [], [])
-                for one in ready:
-                    data = one.recv(1 << 16)
+                for socket_ in ready:
+                    data = socket_.recv(1 << 16)
                     if not data:
                         return
-                    if one is self._source.socket:
+                    if socket_ is self._source.socket:
                         self.moved += len(data)
-                    pairs[one].sendall(data)
+                    pairs[socket_].sendall(data)
         except (OSError, ValueError):
             return  # closed by `stop`, or a node is gone
         finally:

@@ -26,4 +26,4 @@ def test_the_table_has_every_flag_and_every_code():
     ids = set(required())
     assert {f"tap.connect.flag.0x{1 << bit:02x}" for bit in range(9)} <= ids
     assert {f"tap.opaque.{code}" for code in range(9)} <= ids
-    assert len([one for one in ids if one.startswith("upr-a.")]) == 15
+    assert len([name for name in ids if name.startswith("upr-a.")]) == 15

@@ -147,12 +147,13 @@ def run(node, rng, operations, kills):
             operate(kv, rng, operations // (kills + 1))
             expected = held_by(kv)
         behind, since = None, time.monotonic()
-        while states := [one.state() for one in followers if one.state() != expected]:
-            assert not [one.error for one in followers if one.error], "a reader gave up"
+        while states := [follower.state() for follower in followers if follower.state() != expected]:
+            assert not [follower.error for follower in followers if follower.error], "a reader gave up"
             if states != behind:  # as long as something happens, there is patience
                 behind, since = states, time.monotonic()
             assert time.monotonic() < since + 60, {
-                one.name: len(set(one.state().items()) ^ set(expected.items())) for one in followers
+                follower.name: len(set(follower.state().items()) ^ set(expected.items()))
+                for follower in followers
             }
             time.sleep(0.5)
     finally:

@@ -63,7 +63,7 @@ def test_everything_and_then_changes(node, reader, flags):
     words = reader.words()
     # all vbuckets are begun before the first item; each one's backfill ends after its items
     assert words[:16] == ["opaque 1"] * 16
-    assert sorted(one.half for one in reader.log[:16]) == list(range(16))
+    assert sorted(packet.half for packet in reader.log[:16]) == list(range(16))
     while reader.words().count("opaque 8") < 16:
         reader.next()
     for number in range(16):
@@ -150,10 +150,10 @@ def test_keys_only(node, reader):
     fill(node, 5)
     reader.connect(b"node1", KEYS_ONLY | DUMP)
     reader.read_all()
-    mutations = [one for one in reader.log if one.opcode == 0x41]
+    mutations = [packet for packet in reader.log if packet.opcode == 0x41]
     assert len(mutations) == 5
-    assert all(one.tap_flags == 0x02 and one.tap_value == b"" for one in mutations)
-    keys = {one.tap_key for one in mutations}
+    assert all(packet.tap_flags == 0x02 and packet.tap_value == b"" for packet in mutations)
+    keys = {packet.tap_key for packet in mutations}
     assert keys == {f"k{number}".encode() for number in range(5)}
 
 
@@ -163,7 +163,7 @@ def test_item_flags_are_in_network_order_and_say_so_when_asked(node, reader, fix
     node.call(lambda one: one.buckets["default"].store.vbuckets[0].set(b"\0k", b"v", 0x01020304, 0))
     reader.connect(b"node1", DUMP | (FIX_BYTEORDER if fix else 0))
     reader.read_all()
-    (found,) = [one for one in reader.log if one.opcode == 0x41]
+    (found,) = [packet for packet in reader.log if packet.opcode == 0x41]
     assert found.body[8:12] == bytes([1, 2, 3, 4])
     assert found.tap_flags == (0x04 if fix else 0)
 
@@ -218,13 +218,15 @@ def test_acks_begin_with_a_greeting_and_nothing_overtakes_it(node, reader):
     for _ in range(17):
         reader.next()
     assert reader.words() == ["opaque 0"] + ["opaque 1"] * 16
-    assert [one.opaque for one in reader.log] == list(range(1, 18))
+    assert [packet.opaque for packet in reader.log] == list(range(1, 18))
     assert reader.peer.is_silent()  # items wait for the acknowledgement
     reader.acks = True
     reader.ack(reader.log[-1])
     reader.read_until(lambda: reader.words().count("opaque 8") == 16)
     assert caught_up(reader, node)
-    assert not [one for one in reader.log if one.opaque > 17 and one.opcode == 0x44 and one.code != 8]
+    assert not [
+        packet for packet in reader.log if packet.opaque > 17 and packet.opcode == 0x44 and packet.code != 8
+    ]
 
 
 def test_an_ack_may_have_a_text_in_its_key(node, reader):
@@ -266,7 +268,7 @@ def test_the_window(strict):
         reader.read("opaque 1")
         reader.acks = False
         items = [reader.next() for _ in range(30)]
-        assert [one.tap_flags for one in items] == [int(one.opaque % 10 == 0) for one in items]
+        assert [packet.tap_flags for packet in items] == [int(packet.opaque % 10 == 0) for packet in items]
         assert peer.is_silent()
         reader.ack(items[7])  # acknowledges it and everything before, asked for or not
         more = [reader.next() for _ in range(8)]
@@ -275,7 +277,7 @@ def test_the_window(strict):
         reader.ack(more[-1])
         reader.read("opaque 8")
         assert reader.documents[1] == documents_of(strict, 1)
-        assert [one.opaque for one in reader.log] == list(range(1, len(reader.log) + 1))
+        assert [packet.opaque for packet in reader.log] == list(range(1, len(reader.log) + 1))
 
 
 @pytest.mark.covers("tap.ack.backoff")
@@ -291,7 +293,7 @@ def test_a_reader_asks_for_time(strict, status):
         reader.acks = True
         refused = items[21]
         reader.documents[1].clear()  # as if none of the later ones had been taken either
-        taken = {one.tap_key for one in items[:21]}
+        taken = {packet.tap_key for packet in items[:21]}
         reader.ack(refused, status)
         again = reader.next()
         assert again.tap_key == refused.tap_key and again.opaque > items[-1].opaque
@@ -401,9 +403,9 @@ def test_the_form_of_the_document_is_a_setting():
         wanted = SEED["tap.checkpoint-end.corrected"]
         found = reader.log[-1].raw
         assert (found[:12], found[16:]) == (wanted[:12], wanted[16:])  # all but its number in the stream
-        starts = [one for one in reader.log if one.opcode == 0x46]
+        starts = [packet for packet in reader.log if packet.opcode == 0x46]
         assert len(starts) == 250
-        assert all((one.extras_length, len(one.body)) == (8, 16) for one in starts)
+        assert all((packet.extras_length, len(packet.body)) == (8, 16) for packet in starts)
 
 
 def test_a_reader_resumes_after_its_last_closed_checkpoint(node):
@@ -456,7 +458,7 @@ def test_a_kept_reader_goes_on_and_gets_again_what_it_did_not_acknowledge(strict
         assert (first.code, first.opaque) == (0, last + 1)  # type: ignore[operator]
         again.read("opaque 8")
         assert "opaque 1" not in again.words()
-        keys = [one.tap_key for one in again.log if one.opcode == 0x41]
+        keys = [packet.tap_key for packet in again.log if packet.opcode == 0x41]
         assert keys[:8] == [f"k{number}".encode() for number in range(12, 20)]
         again.read_until(lambda: b"later" in again.documents[1])
 
@@ -533,7 +535,7 @@ def test_a_registered_reader_goes_on_even_after_a_restart(node):
     with Peer(node) as peer:
         again = TapReader(peer).connect(b"reg", ACK | REGISTERED)
         again.read_until(lambda: again.words().count("mutation") == 2)
-        assert {one.tap_key for one in again.log if one.opcode == 0x41} == {b"away", b"back"}
+        assert {packet.tap_key for packet in again.log if packet.opcode == 0x41} == {b"away", b"back"}
         assert "opaque 1" not in again.words()
 
 
@@ -715,7 +717,7 @@ def test_an_expired_document_is_sent_as_a_delete(node, reader):
     node.set("stays", b"v", expiry=int(time.time()) + 1000, vbucket=2)
     reader.connect(b"node1", LIST, vbucket_list(2))
     reader.read("opaque 8")
-    (found,) = [one for one in reader.log if one.opcode == 0x42]
+    (found,) = [packet for packet in reader.log if packet.opcode == 0x42]
     assert found.tap_key == b"gone" and found.private == (2).to_bytes(8, "big")
     assert set(reader.documents[2]) == {b"stays"}
     assert node.get("gone", vbucket=2) is None  # now it really expires
@@ -764,8 +766,8 @@ def test_values_and_datatypes(node):
                 assert peer.ask(packet(0x80, 0x1F, key=b"t", value=value)).half == 0
             reader = TapReader(peer).connect(b"", DUMP)
             reader.read_all()
-            items = [one for one in reader.log if one.opcode == 0x41]
-            return {one.tap_key: (one.tap_value, one.byte_5) for one in items}
+            items = [packet for packet in reader.log if packet.opcode == 0x41]
+            return {packet.tap_key: (packet.tap_value, packet.byte_5) for packet in items}
 
     assert dump() == dict.fromkeys((b"json", b"snappy", b"xattr"), (body, 0))
     assert dump(0x0B) == dict.fromkeys((b"json", b"snappy", b"xattr"), (body, 1))
@@ -847,7 +849,9 @@ def test_key_value_commands_go_on_beside_the_stream(node, reader):
 
 
 @pytest.mark.parametrize(
-    "name", [one for one in SEED if one.startswith("tap.connect")], ids=lambda name: name.removeprefix("tap.")
+    "name",
+    [name for name in SEED if name.startswith("tap.connect")],
+    ids=lambda name: name.removeprefix("tap."),
 )
 def test_the_connects_of_the_document_are_accepted(node, name):
     fill(node, 60)

@@ -353,7 +353,7 @@ def test_what_came_by_tap_goes_on_with_a_lower_ttl(node, peer):
         node.set("own", b"v", vbucket=2)
         assert is_ok(peer.ask(delete(b"far", 2, 6, ttl=9, vbucket=2)))
         reader.read_until(lambda: reader.words()[-1:] == ["delete"])
-        found = [(one.tap_key, one.ttl) for one in reader.log if one.opcode in (0x41, 0x42)]
+        found = [(packet.tap_key, packet.ttl) for packet in reader.log if packet.opcode in (0x41, 0x42)]
         # one that was overwritten before it was sent may be left out
         assert found[-3:] == [(b"near", 1), (b"own", 255), (b"far", 8)]
         assert set(found[:-3]) <= {(b"far", 254)}

@@ -54,7 +54,7 @@ def write_some(node, rng, count, keys=60):
 
 def equal(*several):
     found = [all_documents(node, deletions=True) for node in several]
-    return all(one == found[0] for one in found)
+    return all(state == found[0] for state in found)
 
 
 @pytest.mark.parametrize("flags", [0, ACK, ACK | CHECKPOINT])

@@ -342,8 +342,8 @@ def test_a_second_request_of_draft_a_replaces_the_first(node):
         UprReader(A, 0).read(peer, "end")
         peer.send(A.request(0, opaque=2))
         found = [peer.next() for _ in range(5)]
-        assert [A.word(one) for one in found] == ["ok", "begin", "start", "mutation", "end"]
-        assert {one.opaque for one in found} == {2}
+        assert [A.word(packet) for packet in found] == ["ok", "begin", "start", "mutation", "end"]
+        assert {packet.opaque for packet in found} == {2}
 
 
 @both
@@ -592,7 +592,7 @@ def test_flush_reaches_a_stream_that_waits_for_its_turn_to_be_read(draft):
 
             def are_under_way():  # all of them: who asks after the flush does not hear of it
                 words = [reader.words for reader in readers.values()]
-                return any("mutation" in one for one in words) and all("begin" in one for one in words)
+                return any("mutation" in word for word in words) and all("begin" in word for word in words)
 
             while not are_under_way():
                 found = peer.next()

@@ -52,7 +52,7 @@ def figures(node):
 
     def read(inner):
         links = inner.replication["default"]._links.values()
-        return [dict(one.handler.stats()) for one in links if one.handler is not None]
+        return [dict(link.handler.stats()) for link in links if link.handler is not None]
 
     return node.call(read)
 
@@ -128,7 +128,7 @@ def test_either_side_restarts_and_the_replica_goes_on_where_it_was(nodes, draft)
     active.restart()
     write(active, 20, first=200)
     until_equal(active, replica)
-    assert sum(one["rollbacks"] for one in figures(replica)) == 0
+    assert sum(stats["rollbacks"] for stats in figures(replica)) == 0
 
 
 @both

@@ -257,7 +257,7 @@ class FakeVBucket:
         self.high_seqno = seqno
         self.disk_up_to = min(self.disk_up_to, seqno)
         self.memory_after = min(self.memory_after, seqno)
-        self.checkpoints = [one for one in self.checkpoints if one < seqno] or [0]
+        self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint < seqno] or [0]
         self.failover_log = self.failover_log.branched_at(seqno, uuid)
         self.notify()
 
@@ -285,7 +285,7 @@ class FakeVBucket:
         return found
 
     def collection_high_seqno(self, collections: Iterable[int]) -> int:
-        prefixes = tuple(encode_leb128(one) for one in collections)
+        prefixes = tuple(encode_leb128(collection) for collection in collections)
         return max((c.seqno for c in self.changes if c.key.startswith(prefixes)), default=0)
 
 

@@ -121,7 +121,7 @@ def _cache_records(draw: st.DrawFn) -> bytes:
         st.binary(min_size=2, max_size=5),
         st.binary(max_size=5),
     )
-    return b"".join(one.encode() for one in draw(st.lists(record, min_size=1, max_size=3)))
+    return b"".join(record_.encode() for record_ in draw(st.lists(record, min_size=1, max_size=3)))
 
 
 def _keyed(tail: str) -> st.SearchStrategy[bytes]:
@@ -148,7 +148,7 @@ def _sized(*sizes: int) -> st.SearchStrategy[bytes]:
 
 
 _FILTER = st.lists(st.tuples(_number(16), _number(64)), min_size=1, max_size=3).map(
-    lambda made: struct.pack(">H", len(made)) + b"".join(struct.pack(">HQ", *one) for one in made)
+    lambda made: struct.pack(">H", len(made)) + b"".join(struct.pack(">HQ", *pair) for pair in made)
 )
 _OBSERVED = st.one_of(_sized(26).map(b"\0".__add__), _sized(42).map(b"\1".__add__))
 _PATH = {"path_length": st.integers(0, 3), "value": st.binary(min_size=3, max_size=9)}
@@ -268,6 +268,6 @@ def _by_declaration(draw: st.DrawFn, cls: type[Message]) -> dict[str, Any]:
     for base in reversed(cls.__mro__):
         rules |= RULES.get(base, {})
     layout = draw(st.sampled_from(cls.LAYOUTS))
-    elsewhere = rules.keys() - {name for one in cls.LAYOUTS for name in one.names}
-    made = {one.name: draw(rules.get(one.name, _of_code(one.code))) for one in layout.fields}
+    elsewhere = rules.keys() - {name for shape in cls.LAYOUTS for name in shape.names}
+    made = {field.name: draw(rules.get(field.name, _of_code(field.code))) for field in layout.fields}
     return made | {name: draw(rules[name]) for name in sorted(elsewhere)}

@@ -102,7 +102,7 @@ def test_golden_openers_bind_their_own_dialect(vector: Vector) -> None:
 def test_every_dialect_has_the_key_value_commands(dialect: Dialect) -> None:
     """A command's opcode may only be taken where the dialect has a message of its own in that place."""
     for cls in KV_MESSAGES:
-        if dialect is not KV and any(one.OPCODE == cls.OPCODE for one in dialect.messages):
+        if dialect is not KV and any(message.OPCODE == cls.OPCODE for message in dialect.messages):
             continue
         found = {dialect.find(Frame(cls.MAGIC, cls.OPCODE), direction) for direction in Direction}
         assert cls in found

@@ -86,7 +86,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return [[key, plain(one)] for key, one in value.items()]
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return value.encode() if isinstance(value, str) else value
 
 
@@ -123,11 +123,11 @@ def test_message_survives_a_round_trip(vector: Vector) -> None:
 
 @pytest.mark.parametrize("vector", [vector for vector in GOOD if vector.notes], ids=str)
 def test_tolerated_packet_is_sent_in_its_corrected_form(vector: Vector) -> None:
-    (corrected,) = (one for one in GOOD if one.source == vector.source and one.form == "corrected")
+    (corrected,) = (other for other in GOOD if other.source == vector.source and other.form == "corrected")
     assert decode(vector, Frame.parse(vector.data)).encode() == corrected.data
 
 
-@pytest.mark.parametrize("vector", [one for one in GOOD if one.frame_infos is not None], ids=str)
+@pytest.mark.parametrize("vector", [vector for vector in GOOD if vector.frame_infos is not None], ids=str)
 def test_framing_extras(vector: Vector) -> None:
     infos = decode_frame_infos(Frame.parse(vector.data).framing)
     assert [(info.id, info.data) for info in infos] == vector.frame_infos
@@ -177,7 +177,7 @@ def pieces(stream: bytes, rng: random.Random) -> Iterator[bytes]:
         stream = stream[size:]
 
 
-@pytest.mark.parametrize("vector", [one for one in FRAMABLE if one.error is not None], ids=str)
+@pytest.mark.parametrize("vector", [vector for vector in FRAMABLE if vector.error is not None], ids=str)
 def test_frame_that_is_no_message(vector: Vector) -> None:
     with pytest.raises(MalformedMessage) as caught:
         decode(vector, Frame.parse(vector.data))

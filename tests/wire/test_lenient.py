@@ -25,7 +25,7 @@ def named(notes: tuple[str, ...] | list[str]) -> list[str]:
 
 
 def corrected(vector: Vector) -> Vector:
-    (found,) = (one for one in vectors() if one.source == vector.source and one.form == "corrected")
+    (found,) = (other for other in vectors() if other.source == vector.source and other.form == "corrected")
     return found
 
 

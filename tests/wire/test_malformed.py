@@ -13,7 +13,7 @@ from tailrace.wire.message import Direction
 from vectors.corpus import Vector, vectors
 from vectors.twins import Malformed, malformed, shape_of, too_short, twins
 
-GOOD = [one for one in vectors() if one.framable and one.error is None and not one.notes]
+GOOD = [vector for vector in vectors() if vector.framable and vector.error is None and not vector.notes]
 SHAPED = [vector for vector in GOOD if shape_of(vector)]
 
 
@@ -46,8 +46,8 @@ def test_every_message_has_twins() -> None:
         (vector.dialect, DIALECTS[vector.dialect].find(Frame.parse(vector.data), Direction(vector.direction)))
         for vector in SHAPED
     }
-    declared = {("kv", one) for one in KV_MESSAGES}
-    declared |= {(dialect.name, one) for dialect in DIALECTS.values() for one in dialect.messages}
+    declared = {("kv", message) for message in KV_MESSAGES}
+    declared |= {(dialect.name, message) for dialect in DIALECTS.values() for message in dialect.messages}
     assert declared <= broken
 
 
@@ -59,7 +59,7 @@ def test_packet_that_is_wrong_in_its_own_way(one: Malformed) -> None:
     assert str(error)
 
 
-@pytest.mark.parametrize("vector", [one for one in GOOD if too_short(one)], ids=str)
+@pytest.mark.parametrize("vector", [vector for vector in GOOD if too_short(vector)], ids=str)
 def test_body_shorter_than_extras_and_key_is_no_frame(vector: Vector) -> None:
     data = too_short(vector)
     assert data is not None

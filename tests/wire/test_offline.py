@@ -75,7 +75,7 @@ def test_text_and_json_can_be_written_and_hold_nothing_that_a_terminal_obeys() -
             assert line.isprintable(), line
 
 
-@pytest.mark.parametrize("vector", [one for one in ALL if one.error is None], ids=str)
+@pytest.mark.parametrize("vector", [vector for vector in ALL if vector.error is None], ids=str)
 def test_dialect_and_direction_are_found_out_or_called_ambiguous(vector: Vector) -> None:
     known = only(vector.data, knowing(vector))
     guessed = only(vector.data, Observer())
@@ -236,7 +236,7 @@ def test_a_frame_that_only_one_dialect_has_ends_doubt_too() -> None:
     start, end = upr.UprBSnapshotStart().encode(), upr.UprBSnapshotEnd().encode()
     change = upr.UprBMutation(by_seqno=1, rev_seqno=1, key=b"k").encode()
     found = list(read(start + change + end + start, Observer()))
-    assert [one.name for one in found] == [
+    assert [description.name for description in found] == [
         "dcp get failover log",
         "upr b mutation",
         "upr b snapshot end",
@@ -257,8 +257,8 @@ def test_key_value_traffic_is_never_taken_for_draft_a() -> None:
     odd = kv.MutationResponse(opcode=0x03, status=0xA1)  # looks like a Stream Begin of vbucket 161
     before = only(odd.encode(), observer)
     assert before.name == "upr a stream begin"
-    found = list(read(b"".join(one.encode() for one in answers), observer))
-    assert {one.table for one in found} == {"kv"}
+    found = list(read(b"".join(answer.encode() for answer in answers), observer))
+    assert {description.table for description in found} == {"kv"}
     assert only(dcp.DcpNoop().encode(), observer).notes == []
 
 
@@ -446,9 +446,11 @@ def test_a_tape_gives_all_frames_whatever_the_pieces(seed: int) -> None:
         size = rng.randrange(1, 400)
         found += tape.feed(data[at : at + size])
         at += size
-    assert [one.frame.extras[7] for one in found] == list(range(1, 21))
+    assert [description.frame.extras[7] for description in found] == list(range(1, 21))
     assert not tape.problems and tape.buffered == 0
-    assert [one.offset for one in found] == [one.offset for one in read(data, Observer(DCP))]
+    assert [description.offset for description in found] == [
+        description.offset for description in read(data, Observer(DCP))
+    ]
 
 
 @given(st.integers(0, 2**32), st.integers(1, 100), st.integers(0, 3000))
@@ -460,7 +462,7 @@ def test_a_tape_finds_its_step_again_after_a_gap(seed: int, lost: int, at: int) 
     tape.gap(lost)
     found += tape.feed(data[at + lost :])
     found += tape.finish()
-    seqnos = [int.from_bytes(one.frame.extras[:8], "big") for one in found]
+    seqnos = [int.from_bytes(description.frame.extras[:8], "big") for description in found]
     assert seqnos == sorted(set(seqnos)) and seqnos[-1] == 40
     assert len(seqnos) >= 40 - 1 - lost // 56 - 1
 

@@ -18,8 +18,8 @@ from tailrace.wire.message import Direction, Message, Part, Response, Unknown
 from vectors.corpus import vectors
 from wire.strategies import frames, messages
 
-DECLARED = [(KV, one) for one in KV_MESSAGES] + [
-    (dialect, one) for dialect in DIALECTS.values() for one in dialect.messages
+DECLARED = [(KV, message) for message in KV_MESSAGES] + [
+    (dialect, message) for dialect in DIALECTS.values() for message in dialect.messages
 ]
 ANSWERED = list(
     {(dialect.name, one.RESPONSE): (dialect, one) for dialect, one in DECLARED if one.RESPONSE}.values()

@@ -193,6 +193,6 @@ SERVER = """enable_noop true; set_noop_interval 0.1; set_priority high; supports
 def test_what_clients_send_is_accepted(sent: str) -> None:
     reader = FakeReader(FakeBucket())
     reader.open(FULL, noop=False)
-    for one in sent.split(";"):
-        key, value = one.split()
+    for setting in sent.split(";"):
+        key, value = setting.split()
         assert reader.control(key, value) == OK, key

@@ -133,7 +133,7 @@ def refused(connection: socket.socket, numbers: list[int]) -> list[int]:
     while len(answers) < len(numbers):
         framer.feed(connection.recv(1 << 16))
         answers += framer.frames()
-    assert {one.status for one in answers} <= {Status.SUCCESS, Status.ETMPFAIL}
+    assert {answer.status for answer in answers} <= {Status.SUCCESS, Status.ETMPFAIL}
     return [n for n, answer in zip(numbers, answers, strict=True) if answer.status]
 
 

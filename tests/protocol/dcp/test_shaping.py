@@ -20,7 +20,7 @@ BODY = b'{"a":1,"text":"' + b"x" * 200 + b'"}'
 XATTRS = {"_sys": b"1", "user": b'"u"'}
 WITH_XATTRS = join_xattrs(XATTRS, BODY)
 ONLY_XATTRS = join_xattrs(XATTRS, b"")
-JSON, SNAPPY, XATTR = (int(one) for one in (Datatype.JSON, Datatype.SNAPPY, Datatype.XATTR))
+JSON, SNAPPY, XATTR = (int(bit) for bit in (Datatype.JSON, Datatype.SNAPPY, Datatype.XATTR))
 
 X = int(OpenFlag.INCLUDE_XATTRS)
 NO = int(OpenFlag.NO_VALUE)

@@ -98,8 +98,8 @@ class Pair:
 
     def note(self):
         """Remember which states the active has."""
-        for one in self.active.bucket:
-            self.seen[one.id, one.uuid, one.high_seqno] = documents(one)
+        for vbucket in self.active.bucket:
+            self.seen[vbucket.id, vbucket.uuid, vbucket.high_seqno] = documents(vbucket)
 
     def carry(self, size):
         """Let up to so many bytes go each way; whether there were any."""
@@ -126,9 +126,12 @@ class Pair:
 
     def check(self):
         """What the replica has whole is a state that the active had."""
-        for one in self.replica.bucket:
-            if one.complete_seqno == one.high_seqno and one.high_seqno:
-                assert documents(one) == self.seen[one.id, branch_at_its_end(one), one.high_seqno]
+        for vbucket in self.replica.bucket:
+            if vbucket.complete_seqno == vbucket.high_seqno and vbucket.high_seqno:
+                assert (
+                    documents(vbucket)
+                    == self.seen[vbucket.id, branch_at_its_end(vbucket), vbucket.high_seqno]
+                )
 
     def settle(self):
         silent = 0
@@ -313,8 +316,8 @@ def test_whatever_a_producer_says_ends_in_a_closed_connection_or_in_changes(draf
             link.handle_timer(clock.monotonic())
     if not link.closed:
         link.close("enough")
-    for one in machine.bucket:
-        assert one.complete_seqno <= one.high_seqno
-        assert not one.complete_seqno or one.state == VBucketState.ACTIVE or one.uuid == 77
-        documents(one)
+    for vbucket in machine.bucket:
+        assert vbucket.complete_seqno <= vbucket.high_seqno
+        assert not vbucket.complete_seqno or vbucket.state == VBucketState.ACTIVE or vbucket.uuid == 77
+        documents(vbucket)
     machine.node.close()
