@@ -84,7 +84,7 @@ class Session:
         self._inbox = Inbox()
         self._answers = AnswerQueue()
         self._finishing: str | None = None
-        self._last_frame_at = now
+        self._last_frame_at = self.opened_at = now
 
     @property
     def authenticated(self) -> bool:

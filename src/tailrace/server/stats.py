@@ -229,19 +229,30 @@ def _general(node: Node) -> Stats:
 
 def _bucket(bucket: ServedBucket) -> Stats:
     store = bucket.store
-    states = dict.fromkeys(VBucketState, 0)
-    items = tombstones = 0
+    states, items = dict.fromkeys(VBucketState, 0), dict.fromkeys(VBucketState, 0)
+    tombstones = unpersisted = 0
     for vbucket in store:
-        states[VBucketState(vbucket.state)] += 1
-        if vbucket.state == VBucketState.ACTIVE:
-            items += vbucket.item_count
+        state = VBucketState(vbucket.state)
+        states[state] += 1
+        items[state] += vbucket.item_count
+        unpersisted += max(0, vbucket.high_seqno - vbucket.persisted_seqno)
+        if state == VBucketState.ACTIVE:
             tombstones += vbucket.tombstone_count
     yield "bucket", bucket.name
-    yield "curr_items", items
+    yield "curr_items", items[VBucketState.ACTIVE]
+    yield "curr_items_tot", sum(items.values())
     yield "curr_tombstones", tombstones
+    yield "mem_used", store.memory_bytes
+    yield "bytes", store.memory_bytes
+    yield "ep_max_size", store.settings.memory_quota
+    # tools wait for "paused" after STOP_PERSISTENCE, and for 0 in both queues: everything is on disk
+    yield "ep_flusher_state", "running" if store.persistence else "paused"
+    yield "ep_queue_size", unpersisted
+    yield "ep_flusher_todo", 0
     yield "ep_num_vbuckets", store.vbucket_count
     for state, count in states.items():
         yield f"vb_{state.name.lower()}_num", count
+        yield f"vb_{state.name.lower()}_curr_items", items[state]
     yield "ep_commit_num", bucket.work.flush_times.count
     yield "ep_commit_failed", bucket.work.flush_failures
     yield "ep_collections_manifest_uid", f"{bucket.collections.manifest.uid:x}"
@@ -288,6 +299,7 @@ def _handlers(
     for session in sessions:
         assert session.handler is not None
         label = session.stream_name or session.peer
+        yield f"{prefix}:{label}:created", int(session.opened_at - node.started_at)
         for name, value in session.handler.stats().items():
             yield f"{prefix}:{label}:{name}", value
 
