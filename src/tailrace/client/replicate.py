@@ -110,6 +110,7 @@ class Replicator:
             self._target = stack.enter_context(
                 KvClient(self._target_where, tls=tls, patience_s=patience_s, wants_seqnos=False)
             )
+            self._has_collections = self._target.collections
             self._open = stack.pop_all()
         return self
 
@@ -152,12 +153,13 @@ class Replicator:
     # changes
 
     def _requests(self, changes: Iterable[Change], *, options: int = 0) -> Iterator[SetWithMeta]:
+        takes_json = self._target.json_type
         for change in changes:
             if (place := self._place(change)) is None:
                 continue
             value, datatype = b"", 0
             if isinstance(change, Mutation):
-                value, datatype = change.value, change.datatype if self._target.json_type else 0
+                value, datatype = change.value, change.datatype if takes_json else 0
             if change.xattrs:
                 texts = {name: _compact(one) for name, one in change.xattrs.items()}
                 value, datatype = join_xattrs(texts, value), datatype | Datatype.XATTR
@@ -181,7 +183,7 @@ class Replicator:
             )
 
     def _request(self, kind: type[SetWithMeta], place: _Place, **fields: Any) -> SetWithMeta:
-        prefix = encode_leb128(place.collection_id) if self._target.collections else b""
+        prefix = encode_leb128(place.collection_id) if self._has_collections else b""
         vbucket = self._target.vbucket_of(place.key)
         self._vbuckets.add(vbucket)
         return kind(key=prefix + place.key, vbucket=vbucket, **fields)
