@@ -41,7 +41,6 @@ public final class Reader implements DatabaseChangeListener {
       while (System.in.read() >= 0) {
         // until the test has seen enough
       }
-      client.disconnect().block();
     }
     System.exit(0);
   }
