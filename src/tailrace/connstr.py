@@ -102,10 +102,10 @@ def _login(user: str, environ: Mapping[str, str], *, given: bool) -> tuple[str |
 def _addresses(hosts: str, *, tls: bool) -> tuple[Address, ...]:
     if not hosts:
         raise UsageError(f"the host is missing, {_SHAPE}")
-    found = tuple(_address(one, tls=tls) for one in hosts.split(","))
-    if len(found) > MAX_HOSTS:
-        raise UsageError(f"a connection string names up to {MAX_HOSTS} hosts, not {len(found)}")
-    return found
+    addresses = tuple(_address(host, tls=tls) for host in hosts.split(","))
+    if len(addresses) > MAX_HOSTS:
+        raise UsageError(f"a connection string names up to {MAX_HOSTS} hosts, not {len(addresses)}")
+    return addresses
 
 
 def _address(text: str, *, tls: bool) -> Address:

@@ -47,10 +47,10 @@ def parse_integer(text: str, *, minimum: int = 0, maximum: int = (1 << 63) - 1) 
 
 def parse_size(text: str) -> int:
     """Bytes from ``4096``, ``64k``, ``256m``, ``1GiB``; every unit is a power of 1024."""
-    found = _SIZE.fullmatch(text)
-    if found is None:
+    match = _SIZE.fullmatch(text)
+    if match is None:
         raise UsageError(f"{_quoted(text)} is no size, write bytes or a unit such as 64k, 256m or 1g")
-    size = int(found[1]) * _SIZE_UNITS[(found[2] or "").lower()]
+    size = int(match[1]) * _SIZE_UNITS[(match[2] or "").lower()]
     if size > _MAX_SIZE:
         raise UsageError(f"a size of {_quoted(text)} is more than any machine has, write a smaller one")
     return size
@@ -58,16 +58,16 @@ def parse_size(text: str) -> int:
 
 def parse_duration_s(text: str) -> float:
     """Seconds from ``60``, ``250ms``, ``1.5s``, ``5m``, ``2h``, ``1d``."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         raise UsageError(f"{_quoted(text)} is no duration, write seconds or a unit such as 250ms, 60s or 5m")
-    return float(found[1]) * _DURATION_UNITS_S[found[2] or "s"]
+    return float(match[1]) * _DURATION_UNITS_S[match[2] or "s"]
 
 
 def parse_share(text: str) -> float:
     """A part of the whole, 0 to 1, from ``0.2`` or ``20%``."""
-    found = _SHARE.fullmatch(text)
-    share = float(found[1]) / (100.0 if found[2] else 1.0) if found else -1.0
+    match = _SHARE.fullmatch(text)
+    share = float(match[1]) / (100.0 if match[2] else 1.0) if match else -1.0
     if not 0.0 <= share <= 1.0:
         raise UsageError(f"{_quoted(text)} is no share, write a number from 0 to 1 such as 0.2, or 20%")
     return share
@@ -77,15 +77,15 @@ def parse_vbuckets(text: str, *, count: int = MAX_VBUCKETS) -> list[int] | None:
     """VBucket ids from ``7``, ``0-7`` or ``0,3,8-15``, in order and each once; None from ``all``."""
     if text == "all":
         return None
-    found: set[int] = set()
+    vbuckets: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
         low = parse_integer(first, maximum=count - 1)
         high = parse_integer(last, maximum=count - 1) if dash else low
         if low > high:
             raise UsageError(f"{_quoted(part)} runs backwards, write {high}-{low}")
-        found.update(range(low, high + 1))
-    return sorted(found)
+        vbuckets.update(range(low, high + 1))
+    return sorted(vbuckets)
 
 
 def format_size(size: int) -> str:

@@ -41,7 +41,8 @@ def command(
     answered is lost, and at no time do both have a vbucket active; clients of either node are told where it
     is. If it breaks, the same command goes on. By dcp readers go on where they are. By tap, which has no
     seqnos and no collections, the vbucket begins a new history, and readers roll back to its beginning.
-    With couchbases:// the source is reached by TLS, by the target too, which is told whom to believe.
+    With couchbases:// both this command and the target reach the source by TLS; the target is told which
+    certificates to trust.
     """
     from ..cluster.takeover import take_over
 

@@ -1,1 +1,1 @@
-"""The consumer, and a small key-value client: a sans-IO policy under two thin pumps, asyncio and threads."""
+"""The reader, and a small key-value client: a sans-IO policy under two thin pumps, asyncio and threads."""

@@ -469,7 +469,7 @@ class Source:
             self._lost(address, error)
 
     def _connected(self, connection: Connection) -> DcpReader:
-        """A connection is made; the consumer that belongs on it."""
+        """A connection is made; gives the reader that belongs on it."""
         if self._closed:
             connection.abort()
         link = self._nodes.connected(connection.address, self._loop.time())

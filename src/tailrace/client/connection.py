@@ -1,4 +1,4 @@
-"""One socket of the asyncio pump: bytes between a transport and the consumer of its connection.
+"""One socket of the asyncio pump: bytes between a transport and the reader of its connection.
 
 Which connections there are, and what follows from what they bring or lose, is for `aio.Source`.
 """
@@ -22,9 +22,9 @@ _GATHER_S = 0.02
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One socket and the consumer on it.
+    """One socket and the reader on it.
 
-    ``made`` gives the consumer when the socket is connected, ``received`` is told when it has looked at what
+    ``made`` gives the reader when the socket is connected, ``received`` is told when it has looked at what
     came, and ``lost``, once and with the reason, when the connection is gone or was given up. As long as
     ``is_busy`` says that the application has something to do, what comes may wait for more.
     """
@@ -120,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_received(self)
 
     def flush(self) -> None:
-        """Send what the consumer has to send; read on if it was held up."""
+        """Send what the reader has to send; read on if it was held up."""
         if self.lost is not None or self._transport is None:
             return
         if not self._transport.get_write_buffer_size():

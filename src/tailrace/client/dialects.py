@@ -37,7 +37,7 @@ CANNOT: Mapping[str, tuple[str, ...]] = {
 
 
 class Connects(Protocol):
-    """Makes the consumer of one connection."""
+    """Makes the reader of one connection."""
 
     def __call__(
         self, introduction: Introduction, settings: ReaderSettings, *, rng: random.Random, now: float

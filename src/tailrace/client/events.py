@@ -1,4 +1,4 @@
-"""What a consumer tells its application, in the order in which it happened.
+"""What a reader tells its application, in the order in which it happened.
 
 A change is identified by (vbucket, vb_uuid, seqno): after a failover the same seqno names another change. Its
 ``vb_uuid`` is the branch that it was made on. ``snapshot`` is the range of its snapshot: the state is

@@ -206,7 +206,7 @@ def dial(address: Address, tls: ssl.SSLContext | None, timeout_s: float) -> sock
 def no_connection(address: Address, error: Exception, *, tls: bool = False) -> ConnectError:
     """Why there is none, and what to look at; ``tls`` if it failed at that."""
     if tls:
-        advice = "does it speak TLS on this port, and is its certificate one that you believe?"
+        advice = "does it speak TLS on this port, and do you trust its certificate?"
         return ConnectError(f"no TLS connection to {address}: {_reason(error)}; {advice}")
     return ConnectError(
         f"can't connect to {address}: {_reason(error)}; is the node running and the port right?"

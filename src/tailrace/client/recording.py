@@ -1,4 +1,4 @@
-"""Recordings: what went over the connections of a consumer, as it went, in a file.
+"""Recordings: what went over the connections of a reader, as it went, in a file.
 
     TAILRACE RECORDING 1\\n
     {"bucket": …, "vbuckets": …, "collections": …}\\n

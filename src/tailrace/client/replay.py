@@ -2,7 +2,7 @@
 
 The handshake is made up; the streams are not. The n-th request for a vbucket on a connection is answered with
 the n-th recorded exchange of that vbucket: its answer (a rollback too), then all that followed, with no byte
-changed but the opaque. Flow control is kept, so that a consumer that does not read is not drowned.
+changed but the opaque. Flow control is kept, so that a reader that falls behind is not drowned.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ReplayServer:
 
 
 class _Session:
-    """One consumer."""
+    """One reader."""
 
     def __init__(self, server: ReplayServer, writer: asyncio.StreamWriter) -> None:
         self._server = server

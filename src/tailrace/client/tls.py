@@ -1,4 +1,4 @@
-"""TLS for clients: whom to believe, and how to show who we are."""
+"""TLS for clients: which certificates to trust, and which one to show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["TlsOptions"]
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """Files in PEM form. Without ``ca_file`` the system's authorities are believed."""
+    """Files in PEM form. Without ``ca_file`` the system's authorities are trusted."""
 
     ca_file: str | Path | None = None
     cert_file: str | Path | None = None
@@ -22,7 +22,7 @@ class TlsOptions:
     key_file: str | Path | None = None
     """Its key, if it doesn't stand in ``cert_file``."""
     verify: bool = True
-    """False believes anybody: for a test network, never for a password."""
+    """False accepts any certificate: for a test network, never for a password."""
 
     def context(self) -> ssl.SSLContext:
         """The settings as Python's ssl module wants them; `UsageError` names a file that can't be used."""

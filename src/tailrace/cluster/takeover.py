@@ -171,7 +171,7 @@ def take_over(
     """Move vbuckets from the node ``source`` to the node ``target``, each the first of its connection string.
 
     Those that are at the target already stay there. `TailraceError` if some could not be moved. If the source
-    is to be reached by TLS, so does the target, and it believes whom ``tls`` says, or its system's
+    is reached by TLS, the target reaches it so, too, and trusts what ``tls`` says, or its system's
     authorities.
     """
     if dialect not in DIALECTS:
