@@ -21,7 +21,7 @@ from chaos.world import World
 from spark.local_jobs import LocalJobs
 from spark.naive import table_state
 from tailrace.clock import SYSTEM
-from tailrace.spark.rounds import housekeeping, mirror, task
+from tailrace.spark.rounds import housekeeping, mirror, planning, task
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.tables import TableOptions, open_table
@@ -176,6 +176,7 @@ class Chaos:
                     yield replace(file, modified_ms=self.clock.at_ms(file.modified_ms))
 
             stack.enter_context(mock.patch.object(TableStore, "list", list_with_our_time))
+            stack.enter_context(mock.patch.object(planning, "_TASK_CHANGES", 25))  # several tasks a round
             stack.enter_context(mock.patch.object(housekeeping, "CLEAN_EVERY_S", 0.0))
             stack.enter_context(mock.patch.object(cleaning, "_EVERY_S", 0.0))
             yield

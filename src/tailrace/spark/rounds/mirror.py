@@ -168,12 +168,12 @@ class Mirror:
     def turn(self) -> bool:
         """One round, or a look that finds nothing to do; whether the mirror has come to its end."""
         began = self.clock.monotonic()
-        for table in self._all:
-            table.refresh()
         state = self._look()
         if state is None:
             self._idle()
             return False
+        for table in self._all:  # of an object store that is a request each, so not at every look
+            table.refresh()
         plan = self._plan(state)
         if self._is_little(plan):
             self._wait(max(0.0, self._committed_at + _GATHER_S - self.clock.monotonic()))
@@ -379,16 +379,18 @@ class Mirror:
     ) -> dict[int, int]:
         """VBuckets of a table that are further than their streams begin."""
         floors = {}
+        current = table.current
         for vbucket, one in ranges.items():
             decision = decisions.get(vbucket)
             if decision is not None and decision.action is Action.START_OVER:
                 continue
-            held = table.current.position(vbucket) if decision is None else decision.request
+            held = current.position(vbucket) if decision is None else decision.request
             if held.seqno > one.start.seqno:
                 floors[vbucket] = held.seqno
         return floors
 
     def _target(self, index: int, table: Table, plan: RoundPlan, ranges: Mapping[int, Range]) -> TableTarget:
+        current = table.current
         return TableTarget(
             TableWriter(
                 table.store,
@@ -399,7 +401,7 @@ class Mirror:
             ),
             str(table.source["scope"]),
             str(table.source["collection"]),
-            frozenset(v for v in ranges if table.current.position(v).seqno == 0),
+            frozenset(v for v in ranges if current.position(v).seqno == 0),
             self._floors(table, plan.decisions[index], ranges),
         )
 
@@ -462,10 +464,11 @@ class Mirror:
             self._unreached = None if self._unreached is state else state
 
     def _lag(self, state: BucketState) -> int:
-        behind = 0
-        for vbucket, high in state.high_seqnos.items():
-            behind += max(0, high - min(table.current.position(vbucket).seqno for table in self._all))
-        return behind
+        stands = [table.current for table in self._all]
+        return sum(
+            max(0, high - min(version.position(vbucket).seqno for version in stands))
+            for vbucket, high in state.high_seqnos.items()
+        )
 
     # commits
 
@@ -496,12 +499,13 @@ class Mirror:
     ) -> None:
         assert self.log is not None
         log = self.log
+        current = log.current
         results = [answer.logged for answer in answers if answer.logged is not None]
         decisions = plan.decisions[len(self.tables)]
         moved = {
             vbucket: position
             for vbucket, position in positions.items()
-            if position.seqno > target.floors.get(vbucket, -1) and position != log.current.position(vbucket)
+            if position.seqno > target.floors.get(vbucket, -1) and position != current.position(vbucket)
         }
         added = [new for result in results for new in result.added]
         resets = {vbucket: one.request.seqno for vbucket, one in decisions.items() if vbucket in moved}
@@ -530,6 +534,7 @@ class Mirror:
         positions: Mapping[int, Position],
         counted: _Counted,
     ) -> None:
+        current = table.current
         results: list[TaskResult] = []
         emptied: set[int] = set()
         for answer in answers:
@@ -545,8 +550,8 @@ class Mirror:
         moved = {
             vbucket: position
             for vbucket, position in positions.items()
-            if position != table.current.position(vbucket)
-            and (vbucket in anew or position.seqno > table.current.position(vbucket).seqno)
+            if position != current.position(vbucket)
+            and (vbucket in anew or position.seqno > current.position(vbucket).seqno)
         }
         moved |= dict.fromkeys(nothing, Position.BEGINNING)
         replaced = (anew & moved.keys()) | (emptied & positions.keys())
@@ -583,7 +588,7 @@ class Mirror:
                 resets=resets,
                 based_on=table.version,
                 counts=counts,
-                repaired=bool(self.start_over),
+                repaired=bool(self.start_over) and not self._anew - nothing,
             )
         )
         self._anew -= nothing

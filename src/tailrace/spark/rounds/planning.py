@@ -99,13 +99,14 @@ def decide(
     *,
     purge_seqno: int = 0,
     refused: Position | None = None,
+    held: Position | None = None,
 ) -> Decision:
-    """What becomes of a vbucket of a table.
+    """What becomes of a vbucket of a table; ``held`` is where it stands, if that is known already.
 
     ``refused`` is what the bucket did not accept although its failover log allows it: then it has purged what
     lies behind, and nothing older will do either.
     """
-    held = table.current.position(vbucket)
+    held = table.current.position(vbucket) if held is None else held
     is_on_newest = 0 < held.seqno <= high_seqno and held.vb_uuid == log.newest.vb_uuid
     if is_on_newest and refused is None and held.seqno >= purge_seqno:
         return Decision(Action.RESUME, held, held)  # what nearly always is so, without a look at the past
@@ -146,6 +147,7 @@ def plan_round(
     """
     decisions: list[dict[int, Decision]] = [{} for _ in tables]
     anew, waiting = set(start_over), set(skipped)
+    stands = [table.current for table in tables]
     ranges: dict[int, Range] = {}
     lag = 0
     for vbucket, log in state.failover_logs.items():
@@ -154,11 +156,11 @@ def plan_round(
             continue  # no node has it at this moment
         starts = []
         for index, table in enumerate(tables):
+            held = stands[index].position(vbucket)
             if vbucket in anew:
-                held = table.current.position(vbucket)
                 decision = Decision(Action.START_OVER, held, Position.BEGINNING)
             else:
-                decision = decide(table, vbucket, log, high, refused=refused.get(vbucket))
+                decision = decide(table, vbucket, log, high, refused=refused.get(vbucket), held=held)
             if decision.action in (Action.ROLL_BACK, Action.START_OVER):
                 decisions[index][vbucket] = decision
             starts.append(decision.request)
