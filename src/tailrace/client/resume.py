@@ -83,17 +83,21 @@ class Reading:
         return (
             self._is_begun
             and self.held is None
-            and all(one.state is ReadingState.DONE for one in self.progress.values())
+            and all(progress.state is ReadingState.DONE for progress in self.progress.values())
         )
 
     def positions(self) -> dict[int, Position]:
         """What the application has, by vbucket."""
-        return {vbucket: one.delivered for vbucket, one in sorted(self.progress.items())}
+        return {vbucket: progress.delivered for vbucket, progress in sorted(self.progress.items())}
 
     def to_save(self) -> dict[int, SavedPosition]:
         """The last whole state of every vbucket of which the application has one."""
-        found = {vbucket: one.saved for vbucket, one in self.progress.items() if one.saved is not None}
-        return {**{key: one for key, one in self._saved.items() if key not in self.progress}, **found}
+        found = {
+            vbucket: progress.saved
+            for vbucket, progress in self.progress.items()
+            if progress.saved is not None
+        }
+        return {**{key: saved for key, saved in self._saved.items() if key not in self.progress}, **found}
 
     def waits_for(self, now: float) -> str:
         """Why nothing comes, in words."""
@@ -102,13 +106,13 @@ class Reading:
         if not self._is_begun:
             return self._catalog.trouble or "waits for the cluster map"
         states: dict[str, int] = {}
-        for one in self.progress.values():
-            if one.state is ReadingState.OPEN or one.state is ReadingState.DONE:
+        for progress in self.progress.values():
+            if progress.state is ReadingState.OPEN or progress.state is ReadingState.DONE:
                 continue
-            node = self._nodes.node_of(one.vbucket)
-            text = one.state.value
-            if one.state is ReadingState.WAITING:
-                text = f"{one.trouble}; next attempt in {max(0.0, one.retry_at - now):.1f} s"
+            node = self._nodes.node_of(progress.vbucket)
+            text = progress.state.value
+            if progress.state is ReadingState.WAITING:
+                text = f"{progress.trouble}; next attempt in {max(0.0, progress.retry_at - now):.1f} s"
             elif node is None:
                 text = "no node has it"
             elif not node.is_ready:
@@ -130,30 +134,30 @@ class Reading:
             self._is_begun = True
         self._nodes.need(
             vb
-            for vb, one in self.progress.items()
-            if one.state not in (ReadingState.DONE, ReadingState.PAUSED)
+            for vb, progress in self.progress.items()
+            if progress.state not in (ReadingState.DONE, ReadingState.PAUSED)
         )
         self._catalog.turn(self._nodes.ready(), now)
         if not self._catalog.is_ready:
             return
         unresolved: dict[Address, list[Progress]] = {}
         requested: dict[DcpReader, list[Progress]] = {}
-        for one in self.progress.values():
-            if one.state is ReadingState.WAITING and one.retry_at <= now:
-                one.make_ready()
-            if one.state not in (ReadingState.READY, ReadingState.UNRESOLVED):
+        for progress in self.progress.values():
+            if progress.state is ReadingState.WAITING and progress.retry_at <= now:
+                progress.make_ready()
+            if progress.state not in (ReadingState.READY, ReadingState.UNRESOLVED):
                 continue
-            node = self._nodes.node_of(one.vbucket)
+            node = self._nodes.node_of(progress.vbucket)
             if node is None:
                 self._nodes.ask_for_map(now)
-                self._wait(one, f"no node has vbucket {one.vbucket}")
+                self._wait(progress, f"no node has vbucket {progress.vbucket}")
             elif node.is_ready and node.address not in self._closed:
                 assert node.link is not None
-                if one.state is ReadingState.READY:
-                    self._request(one, node)
-                    requested.setdefault(node.link, []).append(one)
+                if progress.state is ReadingState.READY:
+                    self._request(progress, node)
+                    requested.setdefault(node.link, []).append(progress)
                 else:
-                    unresolved.setdefault(node.address, []).append(one)
+                    unresolved.setdefault(node.address, []).append(progress)
         for address, some in unresolved.items():
             self._resolve(address, some)
         for link, some in requested.items():
@@ -164,7 +168,9 @@ class Reading:
         """When the next `turn` is due although nothing happened."""
         if self.is_over:
             return None
-        times = [one.retry_at for one in self.progress.values() if one.state is ReadingState.WAITING]
+        times = [
+            progress.retry_at for progress in self.progress.values() if progress.state is ReadingState.WAITING
+        ]
         # what is overdue already waits for something else that will have it looked at
         times += [due for due in map(self._error_due, self.progress.values()) if self._now < due < math.inf]
         if self._observe_at is not None:
@@ -175,26 +181,27 @@ class Reading:
         """Raise `ConnectError` if a vbucket could not be read for too long."""
         if self.is_over:
             return
-        for one in self.progress.values():
-            if now < self._error_due(one) or self._may_be_answered(one):
+        for progress in self.progress.values():
+            if now < self._error_due(progress) or self._may_be_answered(progress):
                 continue
-            if one.troubled_since is not None:
+            if progress.troubled_since is not None:
                 raise ConnectError(
-                    f"vbucket {one.vbucket} can't be read for {self.options.retry_for_s:g} s: {one.trouble}"
+                    f"vbucket {progress.vbucket} can't be read for {self.options.retry_for_s:g} s: "
+                    f"{progress.trouble}"
                 )
             raise ConnectError(
-                f"the stream request of vbucket {one.vbucket} is not answered for "
-                f"{now - one.requested_at:.0f} s"
+                f"the stream request of vbucket {progress.vbucket} is not answered for "
+                f"{now - progress.requested_at:.0f} s"
             )
 
-    def _error_due(self, one: Progress) -> float:
-        return one.error_due(self.options.retry_for_s)
+    def _error_due(self, progress: Progress) -> float:
+        return progress.error_due(self.options.retry_for_s)
 
-    def _may_be_answered(self, one: Progress) -> bool:
+    def _may_be_answered(self, progress: Progress) -> bool:
         """Whether an answer can lie in what the application has not taken yet."""
-        node = self._nodes.node_of(one.vbucket)
+        node = self._nodes.node_of(progress.vbucket)
         return (
-            one.state is ReadingState.REQUESTED
+            progress.state is ReadingState.REQUESTED
             and node is not None
             and node.link is not None
             and node.link.next_chunk() is not None
@@ -209,18 +216,18 @@ class Reading:
 
     def pause(self, vbuckets: Iterable[int]) -> None:
         """Stop the streams of some vbuckets; their positions stay where the application is."""
-        for one in self._chosen(vbuckets):
-            if one.state is ReadingState.DONE:
+        for progress in self._chosen(vbuckets):
+            if progress.state is ReadingState.DONE:
                 continue
-            self._abandon(one)
-            one.machine.feed(ReadingInput.PAUSED)
-            one.troubled_since = one.unproven_since = None
+            self._abandon(progress)
+            progress.machine.feed(ReadingInput.PAUSED)
+            progress.troubled_since = progress.unproven_since = None
 
     def resume(self, vbuckets: Iterable[int]) -> None:
         """Go on where `pause` stopped."""
-        for one in self._chosen(vbuckets):
-            if one.state is ReadingState.PAUSED:
-                one.make_ready()
+        for progress in self._chosen(vbuckets):
+            if progress.state is ReadingState.PAUSED:
+                progress.make_ready()
 
     # portions of the streams
 
@@ -239,7 +246,7 @@ class Reading:
         for _ in range(len(self._turns)):
             address = self._turns[0]
             self._turns.rotate(-1)
-            link = next((one for where, one in self._nodes.links() if where == address), None)
+            link = next((link for where, link in self._nodes.links() if where == address), None)
             if link is None:
                 self._turns.remove(address)
                 continue
@@ -251,8 +258,8 @@ class Reading:
     def finish(self, portion: Portion) -> None:
         """The application has all of a portion."""
         for vbucket, position in portion.ends.items():
-            if (one := self.progress.get(vbucket)) is not None:
-                one.delivered_up_to(position)
+            if (progress := self.progress.get(vbucket)) is not None:
+                progress.delivered_up_to(position)
         self.release(portion)
 
     def link_closed(self, address: Address, error: Exception) -> None:
@@ -277,45 +284,45 @@ class Reading:
         portion = Portion(link, delivery, self.progress, self._catalog)
         for control in delivery.controls:
             what = control.what
-            one = self.progress[what.stream.vbucket]
+            progress = self.progress[what.stream.vbucket]
             match what:
                 case StreamOpened():
-                    one.opened(what.position, self._now)
-                    one.history = what.stream.log
+                    progress.opened(what.position, self._now)
+                    progress.history = what.stream.log
                     if what.rolled_back_to is not None:
                         self.rollbacks += 1
                 case MarkerReceived():
-                    one.is_owed = True
+                    progress.is_owed = True
                 case RequestRefused():
-                    self._refused(one, what, address)
+                    self._refused(progress, what, address)
                 case StreamEnded():
-                    self._ended(one, what.status, address)
-            portion.tell(control, is_done=one.state is ReadingState.DONE)
+                    self._ended(progress, what.status, address)
+            portion.tell(control, is_done=progress.state is ReadingState.DONE)
         return portion
 
     def _lose(self, address: Address, link: DcpReader, error: Exception) -> None:
         """A connection is gone and empty: its streams need another one."""
         # what waited for an answer is in trouble now: a handshake that succeeds time and again is not enough
         asked = [
-            one
-            for one in self.progress.values()
-            if one.state in (ReadingState.UNRESOLVED, ReadingState.READY)
-            and (node := self._nodes.node_of(one.vbucket)) is not None
+            progress
+            for progress in self.progress.values()
+            if progress.state in (ReadingState.UNRESOLVED, ReadingState.READY)
+            and (node := self._nodes.node_of(progress.vbucket)) is not None
             and node.link is link
         ]
         why = str(error) or type(error).__name__
         streams = [self.progress[stream.vbucket] for stream in link.streams.values()]
-        has_moved = any(one.has_moved for one in streams)
-        for one in streams:
-            one.stream.given_up()
-            if one.state is ReadingState.OPEN and not one.leave(self._now, is_proven=has_moved):
-                self._wait(one, why)
-            elif one.state in (ReadingState.OPEN, ReadingState.REQUESTED):
-                if one.state is ReadingState.REQUESTED:
-                    asked.append(one)
-                one.make_ready()
-        for one in asked:
-            one.in_trouble(why, self._now)
+        has_moved = any(progress.has_moved for progress in streams)
+        for progress in streams:
+            progress.stream.given_up()
+            if progress.state is ReadingState.OPEN and not progress.leave(self._now, is_proven=has_moved):
+                self._wait(progress, why)
+            elif progress.state in (ReadingState.OPEN, ReadingState.REQUESTED):
+                if progress.state is ReadingState.REQUESTED:
+                    asked.append(progress)
+                progress.make_ready()
+        for progress in asked:
+            progress.in_trouble(why, self._now)
         self._resolving.discard(address)
         self._nodes.lost(address, error, self._now)
 
@@ -333,21 +340,21 @@ class Reading:
         if not isinstance(options.end, str):
             chosen = [vbucket for vbucket in chosen if vbucket in options.end]
         for vbucket in chosen:
-            one = Progress(Stream(vbucket), Backoff(self._rng))
+            progress = Progress(Stream(vbucket), Backoff(self._rng))
             if vbucket in self._saved:
-                one.restore(self._saved[vbucket])
+                progress.restore(self._saved[vbucket])
             elif not isinstance(options.start, str):
-                one.restore(SavedPosition(options.start.get(vbucket, Position.BEGINNING)))
+                progress.restore(SavedPosition(options.start.get(vbucket, Position.BEGINNING)))
             else:
-                one.wants_start = options.start == "now"
+                progress.wants_start = options.start == "now"
             if options.end == "now":
-                one.ends_at_most = MAX_U64
+                progress.ends_at_most = MAX_U64
             elif isinstance(options.end, SeenEnd):
-                one.ends_at_most = options.end[vbucket]
+                progress.ends_at_most = options.end[vbucket]
             elif not isinstance(options.end, str):
-                one.end_seqno = options.end[vbucket]
-            one.make_ready()
-            self.progress[vbucket] = one
+                progress.end_seqno = options.end[vbucket]
+            progress.make_ready()
+            self.progress[vbucket] = progress
 
     def _resolve(self, address: Address, some: list[Progress]) -> None:
         """Ask a node for the high seqnos and branches of its vbuckets."""
@@ -355,45 +362,49 @@ class Reading:
         if address in self._resolving or node is None or node.link is None:
             return
         self._resolving.add(address)
-        wants_logs = [one.vbucket for one in some if one.wants_start]
+        wants_logs = [progress.vbucket for progress in some if progress.wants_start]
 
         def answered(found: tuple[dict[int, int], dict[int, FailoverLog]]) -> None:
             self._resolving.discard(address)
             seqnos, logs = found
-            for one in some:
-                if one.state is ReadingState.UNRESOLVED:
-                    self._resolved(one, seqnos, logs)
+            for progress in some:
+                if progress.state is ReadingState.UNRESOLVED:
+                    self._resolved(progress, seqnos, logs)
             self._nodes.on_change()
 
         node.link.ask(seqnos_and_logs(wants_logs), answered, self._now)
 
-    def _resolved(self, one: Progress, seqnos: Mapping[int, int], logs: Mapping[int, FailoverLog]) -> None:
-        vbucket = one.vbucket
-        if vbucket not in seqnos or (one.wants_start and vbucket not in logs):
+    def _resolved(
+        self, progress: Progress, seqnos: Mapping[int, int], logs: Mapping[int, FailoverLog]
+    ) -> None:
+        vbucket = progress.vbucket
+        if vbucket not in seqnos or (progress.wants_start and vbucket not in logs):
             self._nodes.ask_for_map(self._now)
-            self._wait(one, f"its node does not have vbucket {vbucket}")
+            self._wait(progress, f"its node does not have vbucket {vbucket}")
             return
         high = seqnos[vbucket]
-        if one.wants_start:
+        if progress.wants_start:
             log = logs[vbucket]
-            one.stream.log = log
-            one.stream.position = one.delivered = Position.at(log.newest.vb_uuid if high else 0, high)
-            one.origin = high
-            one.saved = SavedPosition(one.delivered, log, (), 0, high)
-        if one.ends_at_most is not None:
-            one.end_seqno = min(one.ends_at_most, high)
-        one.wants_start = False
-        one.machine.feed(ReadingInput.STREAM_WANTED)
+            progress.stream.log = log
+            progress.stream.position = progress.delivered = Position.at(
+                log.newest.vb_uuid if high else 0, high
+            )
+            progress.origin = high
+            progress.saved = SavedPosition(progress.delivered, log, (), 0, high)
+        if progress.ends_at_most is not None:
+            progress.end_seqno = min(progress.ends_at_most, high)
+        progress.wants_start = False
+        progress.machine.feed(ReadingInput.STREAM_WANTED)
 
-    def _request(self, one: Progress, node: KnownNode) -> None:
+    def _request(self, progress: Progress, node: KnownNode) -> None:
         link = node.link
         assert link is not None
-        one.requested(self._now)
+        progress.requested(self._now)
         link.open_stream(
-            one.stream,
-            end_seqno=one.end_seqno,
+            progress.stream,
+            end_seqno=progress.end_seqno,
             flags=int(AddStreamFlag.ACTIVE_VB_ONLY),
-            value=self._filter(one, link),
+            value=self._filter(progress, link),
         )
         if link.next_chunk() is not None:
             self._nodes.on_change()  # in the older dialects some answers are known at once
@@ -404,92 +415,95 @@ class Reading:
         A server that took changes back after its first answer has accepted an end to which it may never come.
         What it takes back after the second one ends the stream.
         """
-        ends = {one: one.end_seqno for one in some if one.ends_at_most is not None}
+        ends = {progress: progress.end_seqno for progress in some if progress.ends_at_most is not None}
         if not ends or not link.HAS_SEQNOS:
             return
 
         def answered(seqnos: dict[int, int]) -> None:
             streams = set(map(id, link.streams.values()))
             gone = [
-                one
-                for one, end in ends.items()
-                if seqnos.get(one.vbucket, end) < end == one.end_seqno and id(one.stream) in streams
+                progress
+                for progress, end in ends.items()
+                if seqnos.get(progress.vbucket, end) < end == progress.end_seqno
+                and id(progress.stream) in streams
             ]
             if self.is_over or not gone:
                 return
-            for one in gone:
-                self._abandon(one)
-                self._wait(one, f"the end of vbucket {one.vbucket} was taken back")
+            for progress in gone:
+                self._abandon(progress)
+                self._wait(progress, f"the end of vbucket {progress.vbucket} was taken back")
             if link.is_spent:
                 raise ConnectError(f"{gone[0].trouble}: connecting again")
             self._nodes.on_change()
 
         link.ask(high_seqnos(), answered, self._now)
 
-    def _filter(self, one: Progress, link: DcpReader) -> bytes:
+    def _filter(self, progress: Progress, link: DcpReader) -> bytes:
         """The JSON of a stream request: what to leave out, and what we know of purges."""
         assert link.granted is not None
         if not link.granted.session.collections:
             return b""
         members = dict(self._catalog.stream_filter)
-        if one.stream.purge_seqno:
-            members["purge_seqno"] = str(one.stream.purge_seqno)
+        if progress.stream.purge_seqno:
+            members["purge_seqno"] = str(progress.stream.purge_seqno)
         return json.dumps(members, separators=(",", ":")).encode() if members else b""
 
-    def _refused(self, one: Progress, refused: RequestRefused, address: Address) -> None:
-        status, what = refused.status, f"the stream request of vbucket {one.vbucket}"
+    def _refused(self, progress: Progress, refused: RequestRefused, address: Address) -> None:
+        status, what = refused.status, f"the stream request of vbucket {progress.vbucket}"
         if status == Status.ROLLBACK:
-            self._roll_back(one, refused)
+            self._roll_back(progress, refused)
         elif status == Status.NOT_MY_VBUCKET:
             if not (refused.value and self._nodes.apply(refused.value, address)):
                 self._nodes.ask_for_map(self._now)
-            self._wait(one, f"{address} no longer has vbucket {one.vbucket}")
+            self._wait(progress, f"{address} no longer has vbucket {progress.vbucket}")
         elif status == Status.KEY_EEXISTS or is_temporary(StatusError(status)):
-            self._wait(one, f"{address} answers {status_name(status)} to {what}")
+            self._wait(progress, f"{address} answers {status_name(status)} to {what}")
         elif status == Status.EACCESS:
             raise LoginError("this user may not read the bucket's changes; give it the privilege")
         else:
             raise StatusError(status, what, refused.value)
 
-    def _roll_back(self, one: Progress, refused: RequestRefused) -> None:
+    def _roll_back(self, progress: Progress, refused: RequestRefused) -> None:
         """Go back to a place that is right on the server's branch, and that the application had."""
-        stream = one.stream
+        stream = progress.stream
         answer = DcpStreamRequestResponse(opcode=0x53, status=Status.ROLLBACK, value=refused.value)
         seqno = answer.rollback_seqno
         given = self.options.rollback_points
-        points = [*(one.points if given is None else one.on_history(given(one.vbucket)))]
-        points.append(min(seqno, one.origin))
+        points = [*(progress.points if given is None else progress.on_history(given(progress.vbucket)))]
+        points.append(min(seqno, progress.origin))
         back = retreat(
             stream.position, seqno, log=stream.log, exact_points=points, only_points=given is not None
         )
         stream.position, stream.log = back.position, back.log
         if back.undo_to is not None:
             stream.undo_to = back.undo_to if stream.undo_to is None else min(back.undo_to, stream.undo_to)
-            stream.purge_seqno = one.observed_seqno = 0
-        one.make_ready()
+            stream.purge_seqno = progress.observed_seqno = 0
+        progress.make_ready()
 
-    def _ended(self, one: Progress, status: int, address: Address) -> None:
-        if (status == StreamEndStatus.OK and one.end_seqno != MAX_U64) or status in _OVER_FOR_GOOD:
-            one.machine.feed(ReadingInput.ENDED)
+    def _ended(self, progress: Progress, status: int, address: Address) -> None:
+        if (status == StreamEndStatus.OK and progress.end_seqno != MAX_U64) or status in _OVER_FOR_GOOD:
+            progress.machine.feed(ReadingInput.ENDED)
             return
         if status == StreamEndStatus.LOST_PRIVILEGES:
             raise LoginError("this user may no longer read the bucket's changes")
         self._nodes.ask_for_map(self._now)
-        one.leave(self._now)
-        self._wait(one, f"{address} ended the stream of vbucket {one.vbucket} ({end_reason(status)})")
+        progress.leave(self._now)
+        self._wait(
+            progress, f"{address} ended the stream of vbucket {progress.vbucket} ({end_reason(status)})"
+        )
 
-    def _wait(self, one: Progress, trouble: str) -> None:
-        one.machine.feed(ReadingInput.FAILED)
-        one.retry_at = self._now + one.backoff.next_s()
-        one.in_trouble(trouble, self._now)
+    def _wait(self, progress: Progress, trouble: str) -> None:
+        progress.machine.feed(ReadingInput.FAILED)
+        progress.retry_at = self._now + progress.backoff.next_s()
+        progress.in_trouble(trouble, self._now)
 
-    def _abandon(self, one: Progress) -> None:
+    def _abandon(self, progress: Progress) -> None:
         """Give up the stream on its connection; what still comes is passed over."""
         for _, link in self._nodes.links():
-            if any(stream is one.stream for stream in link.streams.values()):
-                link.close_stream(one.vbucket)
-        one.leave(self._now)
-        one.stream.given_up()
+            if any(stream is progress.stream for stream in link.streams.values()):
+                link.close_stream(progress.vbucket)
+        progress.leave(self._now)
+        progress.stream.given_up()
 
     def _chosen(self, vbuckets: Iterable[int]) -> list[Progress]:
         unknown = [vbucket for vbucket in vbuckets if vbucket not in self.progress]
@@ -521,29 +535,34 @@ class Reading:
             return
         self._observe_at = self._now + _OBSERVE_S
         for vbucket, position in list(self.held.ends.items()):
-            one, node = self.progress[vbucket], self._nodes.node_of(vbucket)
-            if one.observed_seqno < position.seqno and node is not None and node.is_ready and one.stream.log:
+            progress, node = self.progress[vbucket], self._nodes.node_of(vbucket)
+            if (
+                progress.observed_seqno < position.seqno
+                and node is not None
+                and node.is_ready
+                and progress.stream.log
+            ):
                 assert node.link is not None
-                vb_uuid = one.stream.log.newest.vb_uuid
-                node.link.ask(persisted_seqno(vbucket, vb_uuid), self._observer(one, vb_uuid), self._now)
+                vb_uuid = progress.stream.log.newest.vb_uuid
+                node.link.ask(persisted_seqno(vbucket, vb_uuid), self._observer(progress, vb_uuid), self._now)
 
-    def _observer(self, one: Progress, vb_uuid: int) -> Callable[[int | None], None]:
+    def _observer(self, progress: Progress, vb_uuid: int) -> Callable[[int | None], None]:
         def observed(persisted: int | None) -> None:
-            if one.stream.log is None or one.stream.log.newest.vb_uuid != vb_uuid:
+            if progress.stream.log is None or progress.stream.log.newest.vb_uuid != vb_uuid:
                 return
             if persisted is None:
-                self._take_back(one)
+                self._take_back(progress)
             else:
-                one.observed_seqno = max(one.observed_seqno, persisted)
+                progress.observed_seqno = max(progress.observed_seqno, persisted)
             self._nodes.on_change()
 
         return observed
 
-    def _take_back(self, one: Progress) -> None:
+    def _take_back(self, progress: Progress) -> None:
         """The branch of a held portion is history: forget what came on it, and ask again."""
-        if self.held is not None and one.vbucket in self.held.ends:
-            self._undo(one, self.held)
-            self._abandon(one)
+        if self.held is not None and progress.vbucket in self.held.ends:
+            self._undo(progress, self.held)
+            self._abandon(progress)
 
     def _drop_held(self) -> None:
         """The connection of the held portion is gone: nobody can say any more what becomes of it."""
@@ -554,13 +573,13 @@ class Reading:
         portion.link.discard()
         self.release(portion)
 
-    def _undo(self, one: Progress, portion: Portion) -> None:
+    def _undo(self, progress: Progress, portion: Portion) -> None:
         """Stand where the application stands, as if a held portion had never come."""
-        base, undo_to = portion.drop(one.vbucket)
+        base, undo_to = portion.drop(progress.vbucket)
         if base is not None:
-            one.stream.position = base
+            progress.stream.position = base
         if undo_to is not None:
-            one.stream.undo_to = undo_to
-        if one.state in (ReadingState.OPEN, ReadingState.REQUESTED, ReadingState.DONE):
-            one.leave(self._now)
-            one.make_ready()
+            progress.stream.undo_to = undo_to
+        if progress.state in (ReadingState.OPEN, ReadingState.REQUESTED, ReadingState.DONE):
+            progress.leave(self._now)
+            progress.make_ready()
