@@ -272,7 +272,7 @@ def _tune_interpreter() -> None:
     keep_buffers()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 250)
+    gc.set_threshold(10_000, 5, 1_000)
     sys.setswitchinterval(0.000_5)
 
 
