@@ -237,7 +237,6 @@ BUGS = (
         "old versions not restored",
         "A rollback to X deletes the rows above X; what these had overwritten or deleted does not come back.",
         _old_versions_not_restored,
-        seed=2,
     ),
     Bug(
         "snapshot range collapsed on resume",
@@ -257,19 +256,17 @@ BUGS = (
         "A batch that ends inside a snapshot is committed as if it were whole: a state that the bucket never "
         "had, and a place to go back to that never was.",
         _partial_snapshot_published,
-        seed=2,
     ),
     Bug(
         "retry applied twice",
         "A commit whose answer got lost is made once more: documents stand twice.",
         _retry_applied_twice,
-        seed=2,
     ),
     Bug(
         "a dead branch restored",
         "A second rollback goes back to a version that the first one undid, because it has the right seqno.",
         _lineage_ignores_resets,
-        seed=4,
+        rare=True,
     ),
     Bug(
         "masked the wrong row",
@@ -280,6 +277,7 @@ BUGS = (
         "mask lost by a compaction",
         "A row that was masked while its file was being merged is alive again in the new file.",
         _mask_lost_by_compaction,
+        rare=True,
     ),
     Bug(
         "undo without what a compaction moved",
@@ -290,6 +288,7 @@ BUGS = (
         "position ahead of its rows",
         "The position that is committed is the one that was planned, not the one that the task came to.",
         _position_ahead_of_its_rows,
+        seed=3,
     ),
     Bug(
         "orphan taken for a file of the table",
