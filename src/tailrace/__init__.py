@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .errors import UsageError as UsageError
     from .model import Position as Position
     from .protocol.tap.reader import TapSettings as TapSettings
+    from .table.reading import read_table as read_table
 
 __version__ = "0.1.0"
 
@@ -75,6 +76,7 @@ _HOMES = {
     "connect": ".client.aio",
     "connect_sync": ".client.blocking",
     **dict.fromkeys(_ERRORS, ".errors"),
+    "read_table": ".table.reading",
     **dict.fromkeys(_EVENTS, ".client.events"),
 }
 

@@ -73,6 +73,9 @@ class MemoryTable:
             for path, file in state.files.items()
         ]
 
+    def schema_of(self, version: int) -> pa.Schema:
+        return self.schema
+
     def mask(self, file: DataFile) -> BitMap:
         assert file.vector is not None
         return self._states[int(file.vector.storage)].masks[file.path].copy()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .api import mirror, verify
     from .documents import infer_schema, rescued_count, typed
     from .rounds.changes import live_changes
+    from .live_table import table
     from .source.data_source import register
     from .source.lag import Lag, LagListener
     from .spark_session import prepare_environment, session
@@ -34,6 +35,7 @@ __all__ = [
     "register",
     "rescued_count",
     "session",
+    "table",
     "typed",
     "verify",
 ]
@@ -48,6 +50,7 @@ _HOMES = {
     "rescued_count": "documents",
     "typed": "documents",
     "register": "source.data_source",
+    "table": "live_table",
     "prepare_environment": "spark_session",
     "session": "spark_session",
 }

@@ -257,6 +257,10 @@ class Table(Protocol):
 
     def files(self, version: int | None = None) -> list[DataFile]: ...
 
+    def schema_of(self, version: int) -> pa.Schema:
+        """The columns of an earlier version."""
+        ...
+
     def mask(self, file: DataFile) -> BitMap:
         """Its dead rows; a copy."""
         ...

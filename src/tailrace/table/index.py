@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from ..files import DiskFiles, atomic_write, user_folder
-from .contract import TableDamaged
+from .damage import damage, damage_named
 from .hashing import Hashes, KeyHash, first_h1
 from .rows import key_bytes, vbuckets_of
 
@@ -142,13 +142,11 @@ def _read_index(store: TableStore, file: DataFile, key_hash: KeyHash) -> FileInd
 def _mapped(path: Path, offset: int, file: DataFile) -> FileIndex:
     if not file.rows:
         return FileIndex(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
-    try:
+    with damage_named(file):
         both = np.memmap(path, _LITTLE, mode="r", offset=offset, shape=(2, file.rows))
-    except (OSError, ValueError) as error:
-        raise TableDamaged(file.path, str(error)) from error
     h1, h2 = np.asarray(both[0]), np.asarray(both[1])
     if int(h1[0]) != file.low or int(h1[-1]) != file.high:
-        raise TableDamaged(file.path, "its index is not where its tags say")
+        raise damage(file, "its index is not where its tags say")
     return FileIndex(h1, h2)
 
 
@@ -168,7 +166,7 @@ def _kept(store: TableStore, file: DataFile) -> Path:
     files.make_directory("")
     index = store.read(file.path, file.index_offset, size)
     if len(index) != size:
-        raise TableDamaged(file.path, "it ends before its index does")
+        raise damage(file, "it ends before its index does")
     atomic_write(path, index, private=True)
     _make_room(files)
     return path
@@ -191,10 +189,8 @@ def _make_room(files: DiskFiles) -> None:
 
 def _rebuilt(store: TableStore, file: DataFile, key_hash: KeyHash) -> FileIndex:
     """The index of a file that we did not write."""
-    try:
+    with damage_named(file):
         rows = pq.read_table(store.open(file.path), columns=["key", "key_base64", "vbucket"])
-    except (OSError, ValueError) as error:
-        raise TableDamaged(file.path, str(error)) from error
     h1, h2 = key_hash.hash(key_bytes(rows), vbuckets_of(rows))
     order = np.argsort(h1, kind="stable")
     return FileIndex(h1[order], h2[order], order.astype(np.uint32))

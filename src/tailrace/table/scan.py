@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from .contract import DataFile, TableDamaged
+from .contract import DataFile
+from .damage import damage_named
 from .hashing import KeyHash
 from .index import open_index, row_numbers
 from .store import TableStore
@@ -31,11 +33,12 @@ def scan(
     key_hash: KeyHash,
     columns: Sequence[str] | None = None,
     vbuckets: tuple[int, int] | None = None,
-    filters: pc.Expression | None = None,
+    where: pc.Expression | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Live rows of files; ``masks`` has the dead ones by path.
 
-    ``vbuckets`` is the first and the last that is wanted. A column that a file does not have is null.
+    ``vbuckets`` is the first and the last that is wanted, ``where`` what a row must be; row groups whose
+    statistics say that there is none are not read. A column that a file does not have is null.
     """
     for file in files:
         if vbuckets is not None and (file.high >> 48 < vbuckets[0] or file.low >> 48 > vbuckets[1]):
@@ -46,7 +49,7 @@ def scan(
             alive[row_numbers(mask)] = False
         if vbuckets is not None:
             alive &= _of_vbuckets(store, file, key_hash, *vbuckets)
-        yield from read_rows_at(store, file, alive, schema, columns=columns, filters=filters)
+        yield from read_rows_at(store, file, alive, schema, columns=columns, where=where)
 
 
 def read_rows_at(
@@ -56,26 +59,32 @@ def read_rows_at(
     schema: pa.Schema,
     *,
     columns: Sequence[str] | None = None,
-    filters: pc.Expression | None = None,
+    where: pc.Expression | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The wanted rows of a file, in their order; row groups without any are not read."""
     if not wanted.any():
         return
-    fields = schema if columns is None else pa.schema([schema.field(name) for name in columns])
-    try:
+    names = schema.names if columns is None else list(columns)
+    with damage_named(file):
         parquet = pq.ParquetFile(store.open(file.path))
-    except (OSError, ValueError) as error:
-        raise TableDamaged(file.path, str(error)) from error
     with parquet:
-        yield from _read(parquet, file, wanted, fields, filters)
+        if where is None:
+            yield from _read(parquet, file, wanted, _fields(schema, names))
+            return
+        wanted = wanted & _may_fit(parquet, store, file, schema, where)
+        # what a row must be may be about columns that are not asked for
+        for rows in _read(parquet, file, wanted, schema):
+            fitting = rows.filter(where)
+            if fitting.num_rows:
+                yield fitting.select(names)
+
+
+def _fields(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([schema.field(name) for name in names])
 
 
 def _read(
-    parquet: pq.ParquetFile,
-    file: DataFile,
-    wanted: NDArray[np.bool_],
-    fields: pa.Schema,
-    filters: pc.Expression | None,
+    parquet: pq.ParquetFile, file: DataFile, wanted: NDArray[np.bool_], fields: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     there = set(parquet.schema_arrow.names)
     names = [name for name in fields.names if name in there]
@@ -88,18 +97,24 @@ def _read(
             continue
         per_batch = max(1, min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)))
         done = 0
-        try:
+        with damage_named(file):
             for batch in parquet.iter_batches(batch_size=per_batch, row_groups=[number], columns=names):
                 own = chosen[done : done + batch.num_rows]
                 done += batch.num_rows
                 rows = batch if own.all() else batch.filter(pa.array(own))
-                rows = _shaped(rows, fields)
-                if filters is not None:
-                    rows = rows.filter(filters)
                 if rows.num_rows:
-                    yield rows
-        except (OSError, ValueError) as error:
-            raise TableDamaged(file.path, str(error)) from error
+                    yield _shaped(rows, fields)
+
+
+def _may_fit(
+    parquet: pq.ParquetFile, store: TableStore, file: DataFile, schema: pa.Schema, where: pc.Expression
+) -> NDArray[np.bool_]:
+    """The rows of row groups whose statistics do not rule them out."""
+    with damage_named(file):
+        fragment = ds.ParquetFileFormat().make_fragment(store.open(file.path))
+        groups = {group.id for group in fragment.subset(where, schema=schema).row_groups}
+    sizes = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
+    return np.repeat([number in groups for number in range(len(sizes))], sizes)
 
 
 def _shaped(rows: pa.RecordBatch, fields: pa.Schema) -> pa.RecordBatch:

@@ -1,0 +1,174 @@
+"""Tables read without Spark: live rows as Arrow, pandas or polars.
+
+    rows = tailrace.read_table("/data/people", columns=["key", "value"])
+    rows.to_pandas()
+
+A table is read at its newest version, at an earlier one, or at a vector of positions: then of each vbucket
+the newest state that it had at or before its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyroaring import BitMap
+
+from ..errors import UsageError
+from ..model import Position
+from .contract import DataFile, Table
+from .hashing import KeyHash
+from .lookup import rows_of_vbuckets
+from .scan import scan
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+__all__ = ["LiveFile", "LiveRows", "live_files", "open_table", "read_table"]
+
+PositionVector = Mapping[int, "Position | int"]
+"""By vbucket a position, or a seqno alone."""
+
+
+def open_table(path: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> Table:
+    """The mirrored table at a path or URI, to look at."""
+    from .delta.table import DeltaMirrorTable
+
+    return DeltaMirrorTable.open(path, storage_options=storage_options)
+
+
+def read_table(
+    path: str | os.PathLike[str],
+    version: int | None = None,
+    at: PositionVector | None = None,
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | Sequence[Any] | None = None,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+) -> LiveRows:
+    """The live rows of a mirrored table, without Spark.
+
+    ``version`` is a version of the table, ``at`` a position by vbucket: one of them, or neither for the
+    newest rows. ``filter`` is an expression of pyarrow or a list such as ``[("vbucket", "=", 7)]``; files and
+    row groups that can't have such a row are not read.
+    """
+    table = open_table(path, storage_options=storage_options)
+    schema = table.schema if version is None else table.schema_of(version)
+    names = list(schema.names if columns is None else columns)
+    unknown = [name for name in names if name not in schema.names]
+    if unknown:
+        raise UsageError(f"the table has no column {unknown[0]!r}; it has {', '.join(schema.names)}")
+    where = (
+        filter if filter is None or isinstance(filter, pc.Expression) else pq.filters_to_expression(filter)
+    )
+    files = live_files(table, version, at)
+    return LiveRows(table, tuple(files), schema, tuple(names), where)
+
+
+@dataclass(frozen=True)
+class LiveFile:
+    """A data file, and its dead rows."""
+
+    file: DataFile
+    dead: BitMap
+
+
+def live_files(table: Table, version: int | None = None, at: PositionVector | None = None) -> list[LiveFile]:
+    """The files to read, with the rows that are none at that version or position."""
+    if at is None:
+        return [LiveFile(file, table.mask(file)) for file in table.files(version)]
+    if version is not None:
+        raise UsageError("version and at exclude each other")
+    by_version: dict[int, list[int]] = {}
+    for vbucket, position in at.items():
+        chosen = _version_at(table, vbucket, position)
+        if chosen is not None:
+            by_version.setdefault(chosen, []).append(vbucket)
+    rest = [vbucket for vbucket in table.current.positions if vbucket not in at]
+    by_version.setdefault(table.version, []).extend(rest)
+    alive: dict[str, tuple[DataFile, BitMap]] = {}
+    key_hash = KeyHash(table.secret)
+    for number, vbuckets in by_version.items():
+        files = {file.path: file for file in table.files(number)}
+        for path, rows in rows_of_vbuckets(table.store, list(files.values()), key_hash, vbuckets).items():
+            _, known = alive.setdefault(path, (files[path], BitMap()))
+            known |= rows - table.mask(files[path])
+    return [LiveFile(file, BitMap(range(file.rows)) - rows) for file, rows in alive.values() if rows]
+
+
+def _version_at(table: Table, vbucket: int, wanted: Position | int) -> int | None:
+    """The newest version in which a vbucket was at a position or before it; None: it had nothing then."""
+    seqno = wanted if isinstance(wanted, int) else wanted.seqno
+    if seqno == 0:
+        return None
+    oldest: Position | None = None
+    for version, position in table.lineage(vbucket):
+        is_same = isinstance(wanted, int) or wanted.vb_uuid == position.vb_uuid
+        if is_same and position.seqno <= seqno:
+            return version
+        oldest = position
+    if oldest is None and vbucket not in table.current.positions:
+        return None
+    reach = "no version of it is kept" if oldest is None else f"the oldest that is kept has {oldest.seqno}"
+    raise UsageError(f"the table can't show vbucket {vbucket} at seqno {seqno} or before: {reach}")
+
+
+@dataclass(frozen=True)
+class LiveRows:
+    """Rows of a table that have not been read yet."""
+
+    table: Table
+    files: tuple[LiveFile, ...]
+    table_schema: pa.Schema
+    columns: tuple[str, ...]
+    where: pc.Expression | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        return pa.schema([self.table_schema.field(name) for name in self.columns])
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows some at a time, each batch of at most some megabytes."""
+        dead = {live.file.path: live.dead for live in self.files}
+        return scan(
+            self.table.store,
+            [live.file for live in self.files],
+            dead,
+            self.table_schema,
+            key_hash=KeyHash(self.table.secret),
+            columns=self.columns,
+            where=self.where,
+        )
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The rows as a stream that Arrow's friends (DuckDB, DataFusion) read."""
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches())
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as an Arrow table."""
+        return pa.Table.from_batches(self.batches(), schema=self.schema)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """All rows as a pandas frame."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> polars.DataFrame:
+        """All rows as a polars frame."""
+        import polars
+
+        frame = polars.from_arrow(self.to_arrow())
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    def count(self) -> int:
+        """How many rows there are; without ``filter`` nothing is read for it."""
+        if self.where is None:
+            return sum(live.file.rows - len(live.dead) for live in self.files)
+        return sum(batch.num_rows for batch in self.batches())
