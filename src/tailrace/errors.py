@@ -25,7 +25,8 @@
     │   ├── UnknownFeature              it asks of its readers or writers what is not known here
     │   ├── Fenced                      another mirror has taken it over
     │   ├── TableChanged                somebody else's commit came between; compute again
-    │   └── ForeignRows                 somebody who is no mirror changed its rows
+    │   ├── ForeignRows                 somebody who is no mirror changed its rows
+    │   └── TokensNotHeld               it does not hold changes that somebody waits for
     ├── ChangesTakenBack                the bucket took changes back, and the query was told to fail then
     ├── DataLoss                        changes were purged before the query read them
     ├── InputError                      a file that a command reads is not what it should be; names the place
@@ -70,6 +71,7 @@ __all__ = [
     "TableDamaged",
     "TableError",
     "TailraceError",
+    "TokensNotHeld",
     "UnknownFeature",
     "UsageError",
 ]
@@ -236,6 +238,21 @@ class ChangesTakenBack(TailraceError):
 
 class DataLoss(TailraceError):
     """Changes were purged before the query read them."""
+
+
+class TokensNotHeld(TableError):
+    """A table does not hold changes: the bucket took them back, or the time to wait is over."""
+
+    def __init__(self, tokens: list[str], lost: bool = False) -> None:
+        super().__init__(tokens, lost)
+        self.tokens = tokens
+        self.lost = lost
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.tokens[:3]) + (", …" if len(self.tokens) > 3 else "")
+        if self.lost:
+            return f"the table will never hold {shown}: the bucket has taken that back"
+        return f"the table does not hold {shown} yet; is its mirror running?"
 
 
 class InputError(TailraceError):

@@ -1,0 +1,165 @@
+"""Read your writes: what a table says of a mutation token, and how long one waits for it."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from table.test_model import changes_table
+from tailrace.clock import ManualClock
+from tailrace.errors import TokensNotHeld, UsageError
+from tailrace.model import Position
+from tailrace.table.contract import Commit
+from tailrace.table.delta.table import DeltaMirrorTable
+from tailrace.table.rollback import roll_back
+from tailrace.table.rows import TABLE_SCHEMA
+from tailrace.table.sink import TableWriter
+from tailrace.table.waiting import MutationToken, TokenState, token_state, wait_for
+
+OLD, NEW = 11, 1 << 63
+"""Branches; the second one shows as negative in a column."""
+
+
+class Written:
+    """A table with one vbucket that somebody mirrors by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "table"
+        self.table = DeltaMirrorTable.open_or_create(self.path, schema=TABLE_SCHEMA, source={"bucket": "b"})
+        self.table.claim()
+
+    def round(self, vb_uuid: int, *seqnos: int, to: int | None = None) -> int:
+        """Changes of different keys on a branch."""
+        changes = changes_table((3, f"k{seqno}", seqno, "{}") for seqno in seqnos)
+        signed = vb_uuid - (1 << 64) if vb_uuid >> 63 else vb_uuid
+        place = changes.column_names.index("vb_uuid")
+        changes = changes.set_column(place, changes.field(place), [[signed] * len(changes)])
+        table = self.table
+        sink = TableWriter(table.store, table.schema, table.secret, tuple(table.files())).sink()
+        sink.add(changes)
+        result = sink.finish()
+        position = {3: Position.at(vb_uuid, to or max(seqnos))}
+        return table.commit(Commit("TAILRACE ROUND", position, result.added))
+
+    def back(self, version: int, vb_uuid: int, seqno: int) -> None:
+        commit = roll_back(self.table, {3: version}).commit()
+        self.table.commit(
+            Commit(
+                commit.operation,
+                {3: Position.at(vb_uuid, seqno)},
+                vectors=commit.vectors,
+                readded=commit.readded,
+                resets={3: seqno},
+            )
+        )
+
+    def state(self, vb_uuid: int, seqno: int) -> TokenState:
+        return token_state(self.table, MutationToken(3, vb_uuid, seqno))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    return Written(tmp_path)
+
+
+def test_on_the_branch_where_the_table_stands(written: Written) -> None:
+    written.round(OLD, 1, 2, 5)
+    assert written.state(OLD, 5) is TokenState.HELD
+    assert written.state(OLD, 4) is TokenState.HELD
+    assert written.state(OLD, 6) is TokenState.AHEAD
+    assert written.state(NEW, 3) is TokenState.AHEAD, "a branch that the table has not seen may come"
+
+
+def test_a_failover_that_lost_nothing_of_it(written: Written) -> None:
+    written.round(OLD, 1, 2, 5)
+    written.round(NEW, 6, 9)
+    assert written.state(OLD, 5) is TokenState.HELD
+    assert written.state(NEW, 9) is TokenState.HELD
+    assert written.state(NEW, 10) is TokenState.AHEAD
+
+
+def test_a_failover_that_took_it_back(written: Written) -> None:
+    before = written.round(OLD, 1, 2)
+    written.round(OLD, 5, 7)
+    written.back(before, OLD, 2)
+    assert written.state(OLD, 5) is TokenState.AHEAD, "it can come again while the branch is the same"
+    written.round(NEW, 4, 8)
+    assert written.state(OLD, 2) is TokenState.HELD
+    assert written.state(OLD, 5) is TokenState.LOST
+
+
+def test_a_failover_between_two_rounds(written: Written) -> None:
+    written.round(OLD, 1, 2)
+    written.round(NEW, 6, 9)
+    assert written.state(OLD, 7) is TokenState.LOST, "the new branch has a change before it"
+    assert written.state(OLD, 4) is TokenState.AHEAD, "nobody can tell: neither branch has a row there"
+
+
+def test_a_row_of_the_old_branch_shows_that_it_got_so_far(written: Written) -> None:
+    written.round(OLD, 1, 2)
+    written.round(OLD, 5, to=4)  # it says less than it has
+    written.round(NEW, 12)
+    assert written.state(OLD, 5) is TokenState.HELD
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "3:11:5",
+        (3, 11, 5),
+        [3, 11, 5],
+        MutationToken(3, 11, 5),
+        SimpleNamespace(partition_id=3, partition_uuid=11, sequence_number=5),
+        SimpleNamespace(partition_id=lambda: 3, partition_uuid=lambda: 11, sequence_number=lambda: 5),
+    ],
+    ids=str,
+)
+def test_tokens_in_all_forms(written: Written, token: Any) -> None:
+    version = written.round(OLD, 5)
+    assert wait_for(written.path, [token], 0) == version
+
+
+@pytest.mark.parametrize(
+    ("token", "problem"),
+    [
+        ("3:11", "write VBUCKET:VB_UUID:SEQNO"),
+        ("3:x:5", "must be a string of decimal digits"),
+        ((3, -1, 5), "must be an integer from 0"),
+        (object(), "a object is no mutation token"),
+    ],
+)
+def test_what_is_no_token(token: Any, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        MutationToken.of(token)
+
+
+def test_it_waits_until_a_mirror_has_come_so_far(written: Written) -> None:
+    written.round(OLD, 1)
+    clock = ManualClock()
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.advance(seconds)
+        if len(slept) == 3:
+            written.round(OLD, 2, 3)
+
+    version = wait_for(written.path, ["3:11:3", "3:11:1"], 10.0, clock=clock, sleep=sleep)
+    assert version == written.table.version
+    assert len(slept) == 3
+
+
+def test_it_says_in_time_that_it_can_not(written: Written) -> None:
+    written.round(OLD, 1)
+    clock = ManualClock()
+    with pytest.raises(TokensNotHeld, match="does not hold 3:11:9 yet") as late:
+        wait_for(written.path, ["3:11:9"], 1.0, clock=clock, sleep=clock.advance)
+    written.round(NEW, 4)
+    with pytest.raises(TokensNotHeld, match="will never hold 3:11:9: the bucket has taken that back") as lost:
+        wait_for(written.path, ["3:11:9", "3:11:1"], 1000.0, clock=clock, sleep=clock.advance)
+    for error in (late.value, lost.value):
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
