@@ -13,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ __all__ = [
     "MemoryFiles",
     "atomic_write",
     "put_file",
+    "remove_tree",
     "user_folder",
     "whole_file",
     "whole_file_in",
@@ -542,6 +544,11 @@ def _sync_directory(path: Path) -> None:
 
 def _too_short(path: str, end: int) -> StoreCorrupt:
     return StoreCorrupt(f"{path} is shorter than {end} bytes: restore it from a copy")
+
+
+def remove_tree(path: str | os.PathLike[str]) -> None:
+    """Remove a folder with all that is in it, as far as that goes."""
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def user_folder() -> Path:

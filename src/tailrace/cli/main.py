@@ -58,6 +58,9 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
         "mirror": "Keep a table in step with the bucket, on Spark.",
         "plan": "Say what a restart of that mirror would do.",
         "verify": "Compare every document of bucket and table.",
+        "query": "Print the rows of a query over the live rows of a table.",
+        "export": "Write the live rows of a table as a plain one that every engine reads.",
+        "wait": "Wait until a table holds given changes.",
         "maintain": "Compact and clean a mirror's table, once.",
     },
     "Several nodes": {

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
 from ...errors import StoreLocked
-from ...files import DiskFiles, user_folder
+from ...files import DiskFiles, remove_tree, user_folder
 
 __all__ = ["Scratch"]
 
@@ -42,7 +41,7 @@ class Scratch:
         """Delete it with all that is in it."""
         if self._held is not None:
             atexit.unregister(self.remove)
-            shutil.rmtree(self.path, ignore_errors=True)
+            remove_tree(self.path)
             self._held.unlock()
             self._held = None
 
@@ -53,5 +52,5 @@ def _remove_if_left(directory: Path) -> None:
         found.lock(_LOCK)
     except (StoreLocked, OSError):
         return
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_tree(directory)
     found.unlock()

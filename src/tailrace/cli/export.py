@@ -1,0 +1,49 @@
+"""``tailrace export``: live rows for engines that know no deletion vectors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+from .common import INTEGER, counted, json_option, note
+from .common import command as make_command
+from .spark_options import parse_storage_options, storage_option
+
+
+@make_command(
+    "export",
+    example="""
+tailrace export ./people ./people-plain
+tailrace export ./people ./people-parquet --format parquet
+""",
+)
+@click.argument("table")
+@click.argument("path")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["delta", "parquet"]),
+    default="delta",
+    show_default=True,
+    help="A Delta table of reader version 1, or a folder of Parquet files.",
+)
+@click.option("--version", type=INTEGER, help="The version of the table; the newest if not given.")
+@json_option("Write what was exported as JSON.")
+@storage_option
+def command(
+    table: str, path: str, form: str, version: int | None, as_json: bool, storage_options: tuple[str, ...]
+) -> None:
+    """Write the live rows of a table as a plain one that every engine reads.
+
+    Run again it replaces what it wrote: a Delta table in one commit, a folder of Parquet files by another.
+    """
+    from ..table.exporting import export_table
+
+    report = export_table(
+        table, path, format=form, version=version, storage_options=parse_storage_options(storage_options)
+    )
+    if as_json:
+        click.echo(json.dumps(asdict(report)))
+    note(f"{counted(report.rows, 'row')} of version {report.version} written to {path}")

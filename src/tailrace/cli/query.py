@@ -1,0 +1,88 @@
+"""``tailrace query``: SQL over the live rows of a mirrored table."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Any
+
+import click
+import pyarrow as pa
+
+from ..errors import UsageError
+from .common import command as make_command
+from .common import counted, json_option, note
+from .spark_options import parse_storage_options, storage_option
+
+
+@make_command(
+    "query",
+    example="""
+tailrace query ./people "select count(*) from t"
+tailrace query ./people "select vbucket, max(seqno) from people group by vbucket" --json
+""",
+)
+@click.argument("table")
+@click.argument("sql")
+@json_option("Write one JSON object per row.")
+@storage_option
+def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...]) -> None:
+    """Print the rows of a query over the live rows of a table.
+
+    In the query the table is called t, and by the name of its folder. The SQL is DataFusion's. No Spark is
+    started.
+    """
+    from deltalake import DeltaTable, QueryBuilder
+
+    from ..table.reading import open_table
+
+    opened = open_table(table, storage_options=parse_storage_options(storage_options))
+    delta = DeltaTable(opened.uri, storage_options=parse_storage_options(storage_options) or None)
+    builder = QueryBuilder().register("t", delta)
+    name = PurePosixPath(opened.uri).name
+    if re.fullmatch(r"[A-Za-z_]\w*", name) and name.lower() != "t":
+        builder = builder.register(name, delta)
+    try:
+        result = builder.execute(sql)
+        reader = pa.RecordBatchReader.from_stream(result)
+        rows = _as_json(reader) if as_json else _as_table(reader)
+    except Exception as error:  # the engine has classes of its own for what is wrong with a query
+        raise UsageError(f"the query can't be answered: {str(error).splitlines()[0]}") from error
+    note(counted(rows, "row"))
+
+
+def _as_json(batches: Iterable[pa.RecordBatch]) -> int:
+    count = 0
+    for batch in batches:
+        for row in batch.to_pylist():
+            click.echo(json.dumps(row, default=_shown, ensure_ascii=False))
+            count += 1
+    return count
+
+
+def _as_table(reader: pa.RecordBatchReader) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(*[field.name for field in reader.schema])
+    count = 0
+    for batch in reader:
+        for row in batch.to_pylist():
+            shown.add_row(*["" if value is None else _text(value) for value in row.values()])
+            count += 1
+    Console().print(shown)
+    return count
+
+
+def _text(value: Any) -> str:
+    plain = isinstance(value, dict | list)
+    text = json.dumps(value, default=_shown, ensure_ascii=False) if plain else _shown(value)
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

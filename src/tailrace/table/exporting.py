@@ -1,0 +1,137 @@
+"""Live rows for engines that know no deletion vectors: a plain Delta table, or a folder of Parquet files.
+
+Made again, a Delta table is replaced in one commit, which its readers see as a whole; a folder of Parquet
+files changes its place with a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .. import rng
+from ..errors import UsageError
+from ..files import DiskFiles, remove_tree, whole_file
+from .datafile import MAX_FILE_BYTES, MAX_FILE_ROWS
+from .reading import LiveRows, PositionVector, read_table
+
+__all__ = ["ExportReport", "export_table"]
+
+_NAME = "tailrace export"
+_MARK = "_tailrace_export.json"
+"""In a folder of Parquet files, so that nobody's own folder is replaced."""
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written."""
+
+    rows: int
+    version: int
+    """Of the mirrored table."""
+    format: str
+
+
+def export_table(
+    path: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    format: str = "delta",
+    version: int | None = None,
+    at: PositionVector | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> ExportReport:
+    """Write the live rows of a mirrored table to another place, or write them there anew."""
+    rows = read_table(path, version, at, storage_options=storage_options)
+    if format == "delta":
+        count = _to_delta(rows, os.fspath(target), storage_options)
+    elif format == "parquet":
+        count = _to_parquet(rows, Path(target))
+    else:
+        raise UsageError(f"there is no format {format!r}; there are delta and parquet")
+    return ExportReport(count, rows.table.version if version is None else version, format)
+
+
+class _Counted:
+    """Rows on their way, counted."""
+
+    def __init__(self, rows: LiveRows) -> None:
+        self.rows = 0
+        self._source = rows
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._source.batches():
+            self.rows += batch.num_rows
+            yield batch
+
+
+def _to_delta(rows: LiveRows, target: str, storage_options: Mapping[str, str] | None) -> int:
+    from deltalake import CommitProperties, DeltaTable, write_deltalake
+
+    options = dict(storage_options or {}) or None
+    if (
+        DeltaTable.is_deltatable(target, options)
+        and DeltaTable(target, storage_options=options).metadata().name != _NAME
+    ):
+        raise UsageError(f"there is a table at {target} that is no export; choose another path")
+    counted = _Counted(rows)
+    write_deltalake(
+        target,
+        pa.RecordBatchReader.from_batches(rows.schema, counted),
+        mode="overwrite",
+        schema_mode="overwrite",
+        name=_NAME,
+        description=f"live rows of {rows.table.uri}",
+        storage_options=options,
+        commit_properties=CommitProperties(custom_metadata={"tailrace.version": str(rows.table.version)}),
+    )
+    return counted.rows
+
+
+def _to_parquet(rows: LiveRows, target: Path) -> int:
+    if target.exists() and not (target / _MARK).exists():
+        raise UsageError(f"there is something at {target} that is no export; choose another path")
+    beside = target.with_name(f".{target.name}.{rng.unique_name()}")
+    files = DiskFiles(target.parent, mode=0o666)
+    files.make_directory(beside.name)
+    counted = _Counted(rows)
+    try:
+        batches = iter(counted)
+        for number, first in enumerate(batches):  # a part takes more of them
+            with whole_file(beside / f"part-{number:05d}.parquet") as out:
+                _write_part(first, batches, out, rows.schema)
+        with whole_file(beside / _MARK) as out:
+            out.write(json.dumps({"table": rows.table.uri, "version": rows.table.version}).encode())
+        if target.exists():
+            old = target.with_name(f"{beside.name}.old")
+            files.rename(target.name, old.name)
+            files.rename(beside.name, target.name)
+            remove_tree(old)
+        else:
+            files.rename(beside.name, target.name)
+        files.sync_directory("")
+    except BaseException:
+        remove_tree(beside)
+        raise
+    return counted.rows
+
+
+def _write_part(
+    first: pa.RecordBatch, batches: Iterator[pa.RecordBatch], out: object, schema: pa.Schema
+) -> None:
+    """As many rows as one file takes."""
+    with pq.ParquetWriter(out, schema, compression="snappy") as writer:
+        rows, size = 0, 0
+        batch: pa.RecordBatch | None = first
+        while batch is not None:
+            writer.write_batch(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= MAX_FILE_ROWS or size >= MAX_FILE_BYTES:
+                return
+            batch = next(batches, None)

@@ -1,0 +1,109 @@
+"""`query`, `export` and `wait`: a mirrored table from the command line, without Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyroaring import BitMap
+
+from table.test_model import changes_table
+from tailrace.cli.main import main
+from tailrace.model import Position
+from tailrace.table.contract import Commit
+from tailrace.table.delta.table import DeltaMirrorTable
+from tailrace.table.rows import TABLE_SCHEMA
+from tailrace.table.sink import TableWriter
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    """Ten documents, of which two were written twice and one was deleted."""
+    path = tmp_path / "people"
+    table = DeltaMirrorTable.open_or_create(path, schema=TABLE_SCHEMA, source={"bucket": "b"})
+    table.claim()
+    rounds = [
+        [(3, f"k{number}", number + 1, f'{{"n":{number}}}') for number in range(10)],
+        [(3, "k0", 11, '{"n":100}'), (3, "k1", 12, '{"n":101}'), (3, "k2", 13, None)],
+    ]
+    for changes in rounds:
+        sink = TableWriter(table.store, table.schema, table.secret, tuple(table.files())).sink()
+        sink.add(changes_table(changes))
+        result = sink.finish()
+        table.commit(
+            Commit(
+                "TAILRACE ROUND",
+                {3: Position.at(11, changes[-1][2])},
+                result.added,
+                masked={name: BitMap.deserialize(rows) for name, rows in result.masked.items()},
+            )
+        )
+    return path
+
+
+def test_a_query_sees_live_rows_only(people: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["query", str(people), "select key, seqno from people where seqno > 9 order by key", "--json"])
+        == 0
+    )
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [{"key": "k0", "seqno": 11}, {"key": "k1", "seqno": 12}, {"key": "k9", "seqno": 10}]
+    assert main(["query", str(people), "select count(*) as live from t"]) == 0
+    shown = capsys.readouterr()
+    assert "live" in shown.out
+    assert "9" in shown.out
+    assert "1 row" in shown.err
+
+
+def test_a_query_that_is_none(people: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["query", str(people), "selec 1"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tailrace: error: the query can't be answered: ")
+    assert said.count("\n") == 1
+
+
+def test_an_export_that_every_engine_reads(people: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = people.parent / "plain"
+    for _ in range(2):
+        assert main(["export", str(people), str(plain), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["rows"] == 9
+        delta = DeltaTable(plain)
+        assert delta.protocol().min_reader_version == 1
+        rows = delta.to_pyarrow_table().to_pylist()
+        assert {row["key"]: row["seqno"] for row in rows} == {
+            "k0": 11,
+            "k1": 12,
+            **{f"k{number}": number + 1 for number in range(3, 10)},
+        }
+    assert DeltaTable(plain).version() == 1, "the second export is one commit"
+
+
+def test_an_export_as_parquet_replaces_the_one_before(people: Path) -> None:
+    folder = people.parent / "folder"
+    for _ in range(2):
+        assert main(["export", str(people), str(folder), "--format", "parquet"]) == 0
+        assert pq.read_table(folder).num_rows == 9
+        assert polars.scan_parquet(folder / "*.parquet").collect().height == 9
+    assert [path.name for path in people.parent.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("form", ["delta", "parquet"])
+def test_an_export_replaces_nobody_elses(people: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(people), str(people), "--format", form]) == 2
+    assert "is no export; choose another path" in capsys.readouterr().err
+
+
+def test_wait(people: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["wait", str(people), "--token", "3:11:13", "--token", "3:11:2"]) == 0
+    assert main(["wait", str(people), "--token", "3:11:14", "--timeout", "1ms"]) == 1
+    assert "the table does not hold 3:11:14 yet" in capsys.readouterr().err
+    assert main(["wait", str(people), "--token", "3:11"]) == 2
+
+
+def test_a_secret_is_not_shown(people: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["query", str(people), "select 1", "--storage-option", "hunter2"]) == 2
+    assert "hunter2" not in capsys.readouterr().err
