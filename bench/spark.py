@@ -51,7 +51,7 @@ from tailrace.client.kv import KvClient
 from tailrace.history import rollback_seqno
 from tailrace.model import Position, format_positions
 from tailrace.spark.rounds.progress import RoundProgress
-from tailrace.spark.rounds.tables import open_table
+from tailrace.table.opening import open_table
 from tailrace.table.rows import rows_of
 
 PARTS = ("batch", "stream", "mirror", "latency", "repair", "memory")

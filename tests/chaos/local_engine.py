@@ -24,13 +24,13 @@ from tailrace.clock import SYSTEM
 from tailrace.spark.rounds import housekeeping, mirror, planning, task
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror, source_options
-from tailrace.spark.rounds.tables import TableOptions, open_table
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table import compaction, sink
 from tailrace.table.compaction import CompactionPolicy
 from tailrace.table.contract import StorageError, TableChanged
 from tailrace.table.delta import cleaning, log
 from tailrace.table.delta import table as delta_table
+from tailrace.table.opening import TableOptions, open_table
 from tailrace.table.store import StoredFile, TableStore
 
 _PATIENCE_S = 45.0

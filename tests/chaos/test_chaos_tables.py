@@ -18,8 +18,8 @@ from tailrace.connstr import parse
 from tailrace.spark.rounds import mirror
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror, source_options
-from tailrace.spark.rounds.tables import open_table
 from tailrace.spark.rounds.verify import verify_table
+from tailrace.table.opening import open_table
 
 ORDERS = "shop.orders"
 COLLECTIONS = ("_default._default", ORDERS)

@@ -28,8 +28,8 @@ from spark.naive import table_state
 from spark.too_slow import PATIENT, PYTHON_WAS_TOO_SLOW, STARTS
 from tailrace.crashpoints import CRASH_POINTS, TABLE_CRASH_POINTS
 from tailrace.spark.rounds.setup import source_options
-from tailrace.spark.rounds.tables import open_table
 from tailrace.spark.rounds.verify import verify_table
+from tailrace.table.opening import open_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(0)]
 

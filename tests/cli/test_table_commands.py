@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from pyroaring import BitMap
 
-from table.test_model import changes_table
+from table.test_model import Change, changes_table
 from tailrace.cli.main import main
 from tailrace.model import Position
 from tailrace.table.contract import Commit
@@ -26,7 +26,7 @@ def people(tmp_path: Path) -> Path:
     path = tmp_path / "people"
     table = DeltaMirrorTable.open_or_create(path, schema=TABLE_SCHEMA, source={"bucket": "b"})
     table.claim()
-    rounds = [
+    rounds: list[list[Change]] = [
         [(3, f"k{number}", number + 1, f'{{"n":{number}}}') for number in range(10)],
         [(3, "k0", 11, '{"n":100}'), (3, "k1", 12, '{"n":101}'), (3, "k2", 13, None)],
     ]

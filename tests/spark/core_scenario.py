@@ -11,7 +11,7 @@ from typing import Any
 import tailrace.spark as ts
 import tailrace.testing
 from spark.naive import bucket_state, table_state
-from tailrace.spark.rounds.tables import open_table
+from tailrace.table.opening import open_table
 
 
 def run(spark: Any, node: Any, directory: Path) -> None:

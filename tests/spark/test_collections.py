@@ -17,8 +17,8 @@ from tailrace.connstr import parse
 from tailrace.errors import UsageError
 from tailrace.spark.rounds.mirror import Mirror
 from tailrace.spark.rounds.setup import build_mirror, source_options
-from tailrace.spark.rounds.tables import open_table
 from tailrace.spark.rounds.verify import verify_table
+from tailrace.table.opening import open_table
 
 ORDERS, USERS = "shop.orders", "shop.users"
 

@@ -16,8 +16,8 @@ from spark.core_scenario import assert_equal
 from spark.core_scenario import run as run_core_scenario
 from spark.naive import bucket_state, table_state
 from tailrace.spark.api import repair
-from tailrace.spark.rounds.tables import open_table
 from tailrace.table.contract import Commit
+from tailrace.table.opening import open_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 

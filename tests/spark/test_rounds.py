@@ -11,8 +11,8 @@ import pytest
 
 import tailrace.testing
 from spark.local_jobs import LocalJobs
-from spark.memory_table import MemoryTable
 from spark.naive import Doc, bucket_state
+from table.memory_table import MemoryTable
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse

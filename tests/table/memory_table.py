@@ -1,112 +1,119 @@
-"""A table whose log is a list in memory: the contract's second implementation, for tests of what is above it.
-
-Its files are real, its masks are bitmaps, and every commit is a version that can be read again.
-"""
+"""A mirrored table whose log is a list: the contract of a table without a format, for tests of
+what stands on it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyroaring import BitMap
 
-from tailrace.model import Position
+from tailrace.model import MAX_U64, Position
 from tailrace.table.contract import Commit, DataFile, MaintenanceReport, TableVersion, Vector
-from tailrace.table.rows import TABLE_SCHEMA
+from tailrace.table.hashing import KeyHash
+from tailrace.table.rows import table_schema
+from tailrace.table.scan import scan
 from tailrace.table.store import TableStore
 
-
-@dataclass
-class _State:
-    files: dict[str, DataFile] = field(default_factory=dict)
-    masks: dict[str, BitMap] = field(default_factory=dict)
-    positions: dict[int, Position] = field(default_factory=dict)
-    resets: Mapping[int, int] = field(default_factory=dict)
-    operation: str = "CREATE"
+_MARK = Vector("m", "", None, 0, 0)
+"""Stands for a vector; the mask itself is in memory."""
 
 
 class MemoryTable:
+    """Data files in a folder, everything else in this process."""
+
     def __init__(
-        self, store: TableStore, schema: pa.Schema = TABLE_SCHEMA, secret: bytes = b"s" * 16
+        self,
+        folder: Path,
+        schema: pa.Schema | None = None,
+        *,
+        scope: str = "_default",
+        collection: str = "_default",
     ) -> None:
-        self.store = store
-        self.uri = store.uri
-        self.schema = schema
-        self.secret = secret
-        self.source: dict[str, Any] = {}
-        self._states = [_State()]
+        folder.mkdir(parents=True, exist_ok=True)
+        self.uri = str(folder)
+        self.store = TableStore(self.uri)
+        self.source: dict[str, Any] = {"bucket": "default", "scope": scope, "collection": collection}
+        self.schema = schema or table_schema(keep_deletes=False)
+        self.secret = b"0123456789abcdef"
+        self.commits: list[Commit] = []
+        self._versions = [TableVersion(0, 0, "CREATE", {})]
+        self._files: list[dict[str, tuple[DataFile, BitMap]]] = [{}]
 
     @property
     def version(self) -> int:
-        return len(self._states) - 1
+        return len(self._versions) - 1
 
     @property
     def current(self) -> TableVersion:
-        return self._version(self.version)
-
-    def _version(self, number: int) -> TableVersion:
-        state = self._states[number]
-        return TableVersion(number, 0, state.operation, state.positions, "", state.resets)
+        return self._versions[-1]
 
     def claim(self, run: str | None = None, *, accept_foreign: bool = False) -> str:
         return run or "run"
 
     def refresh(self) -> None:
-        """Nobody else commits."""
+        pass
 
     def versions(self) -> Iterator[TableVersion]:
-        for number in range(self.version, -1, -1):
-            yield self._version(number)
+        yield from reversed(self._versions)
 
     def lineage(self, vbucket: int) -> Iterator[tuple[int, Position]]:
+        bound = MAX_U64
         for version in self.versions():
-            yield version.version, version.position(vbucket)
+            position = version.position(vbucket)
+            if 0 < position.seqno <= bound:
+                yield version.version, position
+            bound = min(bound, version.resets.get(vbucket, bound))
 
     def files(self, version: int | None = None) -> list[DataFile]:
-        state = self._states[self.version if version is None else version]
+        number = self.version if version is None else version
         return [
-            replace(
-                file, vector=Vector(str(self._states.index(state)), path, None, 0, len(state.masks[path]))
-            )
-            for path, file in state.files.items()
+            replace(file, vector=replace(_MARK, cardinality=len(mask), offset=number) if mask else None)
+            for file, mask in self._files[number].values()
         ]
 
     def schema_of(self, version: int) -> pa.Schema:
         return self.schema
 
     def mask(self, file: DataFile) -> BitMap:
-        assert file.vector is not None
-        return self._states[int(file.vector.storage)].masks[file.path].copy()
+        if file.vector is None:
+            return BitMap()
+        assert file.vector.offset is not None
+        return self._files[file.vector.offset][file.path][1].copy()
 
     def commit(self, commit: Commit) -> int:
-        old = self._states[-1]
-        new = _State(
-            dict(old.files),
-            {path: mask.copy() for path, mask in old.masks.items()},
-            {**old.positions, **(commit.positions or {})},
-            commit.resets,
-            commit.operation,
-        )
+        assert commit.based_on in (None, self.version)
+        held = dict(self._files[-1])
         for path in commit.removed:
-            del new.files[path], new.masks[path]
-        for file in commit.readded:
-            assert file.path not in new.files
-            new.files[file.path] = file
-        for added in commit.added:
-            new.files[added.file.path] = added.file
-            new.masks[added.file.path] = BitMap.deserialize(added.masked) if added.masked else BitMap()
+            del held[path]
         for path, rows in commit.masked.items():
-            new.masks[path] |= rows
+            file, mask = held[path]
+            held[path] = (file, mask | rows)
+        for file in commit.readded:
+            held[file.path] = (replace(file, vector=None), BitMap())
         for path, rows in commit.vectors.items():
-            new.masks[path] = rows.copy()
-        for path in [path for path, file in new.files.items() if len(new.masks[path]) == file.rows]:
-            del new.files[path], new.masks[path]
-        self._states.append(new)
+            held[path] = (held[path][0], rows.copy())
+        for new in commit.added:
+            held[new.file.path] = (new.file, BitMap.deserialize(new.masked) if new.masked else BitMap())
+        positions = {**self.current.positions, **(commit.positions or {})}
+        self._files.append({path: one for path, one in held.items() if len(one[1]) < one[0].rows})
+        self._versions.append(
+            TableVersion(self.version + 1, 0, commit.operation, positions, "run", dict(commit.resets))
+        )
+        self.commits.append(commit)
         return self.version
 
     def maintain(
         self, *, busy_since_ms: int | None = None, dry_run: bool = False, force: bool = False
     ) -> MaintenanceReport:
         return MaintenanceReport()
+
+    def rows(self, version: int | None = None) -> pa.Table:
+        """The live rows."""
+        files = self.files(version)
+        masks: Mapping[str, BitMap] = {file.path: self.mask(file) for file in files}
+        found = scan(self.store, files, masks, self.schema, key_hash=KeyHash(self.secret))
+        return pa.Table.from_batches(found, schema=self.schema)

@@ -28,7 +28,6 @@ from tailrace.table.rollback import roll_back
 from tailrace.table.rows import TABLE_SCHEMA
 from tailrace.table.scan import scan
 from tailrace.table.sink import TableWriter
-from tailrace.table.store import TableStore
 
 VBUCKETS = 8
 Model = dict[tuple[int, str], tuple[int, str]]
@@ -61,7 +60,7 @@ class World:
 
     def __init__(self, folder: Path, seed: int, table: Table | None = None) -> None:
         self.random = random.Random(seed)
-        self.table: Table = table or MemoryTable(TableStore(str(folder)))
+        self.table: Table = table or MemoryTable(folder)
         self.documents: Model = {}
         self.history: dict[int, Model] = {self.table.version: {}}
         self.seqno = 0

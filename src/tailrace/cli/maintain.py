@@ -47,7 +47,7 @@ def command(
     older than all that are kept reads those vbuckets again from the beginning. No Spark is started.
     """
     from ..spark.rounds.one_off import maintain_once
-    from ..spark.rounds.tables import TableOptions, open_table
+    from ..table.opening import TableOptions, open_table
 
     if keep_hours is not None and undo is None:
         undo = keep_hours * 3600.0

@@ -30,7 +30,7 @@ def command(
     """
     from ..client.blocking import connect_sync
     from ..spark.rounds.forecast import forecast, summary
-    from ..spark.rounds.tables import TableOptions, open_table
+    from ..table.opening import TableOptions, open_table
 
     mirror = open_table(table, TableOptions(parse_storage_options(storage_options)))
     with connect_sync(url, purpose="plan", tls=tls_from(tls) if url.tls else None) as source:

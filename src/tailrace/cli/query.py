@@ -36,10 +36,11 @@ def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...
     """
     from deltalake import DeltaTable, QueryBuilder
 
-    from ..table.reading import open_table
+    from ..table.opening import TableOptions, open_table
 
-    opened = open_table(table, storage_options=parse_storage_options(storage_options))
-    delta = DeltaTable(opened.uri, storage_options=parse_storage_options(storage_options) or None)
+    storage = parse_storage_options(storage_options)
+    opened = open_table(table, TableOptions(storage))
+    delta = DeltaTable(opened.uri, storage_options=storage or None)
     builder = QueryBuilder().register("t", delta)
     name = PurePosixPath(opened.uri).name
     if re.fullmatch(r"[A-Za-z_]\w*", name) and name.lower() != "t":

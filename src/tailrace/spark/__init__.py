@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api import mirror, verify
     from .documents import infer_schema, rescued_count, typed
-    from .rounds.changes import live_changes
     from .live_table import table
+    from .rounds.changes import live_changes
     from .source.data_source import register
     from .source.lag import Lag, LagListener
     from .spark_session import prepare_environment, session

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..connstr import ConnectionString
 from ..rng import unique_name
+from ..table.opening import TableOptions, open_table
 from .rounds.handle import MirrorHandle
 from .rounds.jobs import SparkJobs
 from .rounds.mirror import Mirror
 from .rounds.setup import StrPath, build_mirror, source_options
-from .rounds.tables import TableOptions, open_table
 from .rounds.verify import Verdict, verify_table
 from .source.options import parse_options
 

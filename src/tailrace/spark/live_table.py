@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from ..table.hashing import KeyHash
 from ..table.index import row_numbers
-from ..table.reading import LiveFile, PositionVector, live_files, open_table
+from ..table.opening import TableOptions, open_table
+from ..table.reading import LiveFile, PositionVector, live_files
 from ..table.scan import scan
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def table(
     Files on a path that Spark itself can read are read by Spark. Those on an object store are read by
     Python on the executors, with ``storage_options``, so that no jar is needed for them either.
     """
-    opened = open_table(path, storage_options=storage_options)
+    opened = open_table(path, TableOptions(storage_options or {}))
     schema = opened.schema if version is None else opened.schema_of(version)
     files = live_files(opened, version, at)
     if not files:

@@ -24,23 +24,17 @@ from ..model import Position
 from .contract import DataFile, Table
 from .hashing import KeyHash
 from .lookup import rows_of_vbuckets
+from .opening import TableOptions, open_table
 from .scan import scan
 
 if TYPE_CHECKING:
     import pandas
     import polars
 
-__all__ = ["LiveFile", "LiveRows", "live_files", "open_table", "read_table"]
+__all__ = ["LiveFile", "LiveRows", "live_files", "read_table"]
 
 PositionVector = Mapping[int, "Position | int"]
 """By vbucket a position, or a seqno alone."""
-
-
-def open_table(path: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> Table:
-    """The mirrored table at a path or URI, to look at."""
-    from .delta.table import DeltaMirrorTable
-
-    return DeltaMirrorTable.open(path, storage_options=storage_options)
 
 
 def read_table(
@@ -58,7 +52,7 @@ def read_table(
     newest rows. ``filter`` is an expression of pyarrow or a list such as ``[("vbucket", "=", 7)]``; files and
     row groups that can't have such a row are not read.
     """
-    table = open_table(path, storage_options=storage_options)
+    table = open_table(path, TableOptions(storage_options or {}))
     schema = table.schema if version is None else table.schema_of(version)
     names = list(schema.names if columns is None else columns)
     unknown = [name for name in names if name not in schema.names]

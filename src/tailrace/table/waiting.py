@@ -20,7 +20,7 @@ from ..errors import TokensNotHeld, UsageError
 from ..model import Position, check_u64, parse_u64
 from .contract import Table
 from .hashing import KeyHash
-from .reading import open_table
+from .opening import TableOptions, open_table
 from .scan import scan
 
 __all__ = ["MutationToken", "TokenState", "token_state", "wait_for"]
@@ -141,7 +141,7 @@ def wait_for(
     `TokensNotHeld` if the bucket has taken one of them back, or if the time is over.
     """
     wanted = [MutationToken.of(token) for token in tokens]
-    table = open_table(path, storage_options=storage_options)
+    table = open_table(path, TableOptions(storage_options or {}))
     ends_at = clock.monotonic() + timeout_s
     while True:
         states = {token: token_state(table, token) for token in wanted}

@@ -249,7 +249,7 @@ class ChangeSink:
                 key_hash=KeyHash(self.log.secret),
                 columns=["op", "vbucket", "vb_uuid", "seqno"],
                 vbuckets=(vbucket, vbucket),
-                filters=wanted,
+                where=wanted,
             )
             pairs: set[tuple[int, int]] = set()
             for batch in found:

@@ -10,6 +10,7 @@ from ...clock import SYSTEM, Clock
 from ...connstr import ConnectionString, parse
 from ...errors import UsageError
 from ...table.compaction import CompactionPolicy
+from ...table.opening import TableOptions, open_or_create, table_exists
 from ...table.rows import table_schema
 from ..source.feed import collection_paths, open_source
 from ..source.options import Options, parse_options
@@ -17,7 +18,6 @@ from .changes import CHANGES_SCHEMA
 from .jobs import Jobs
 from .mirror import Mirror, MirrorSettings
 from .progress import RoundProgress
-from .tables import TableOptions, open_or_create, table_exists
 
 __all__ = ["StrPath", "build_mirror", "source_options"]
 

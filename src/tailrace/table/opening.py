@@ -1,4 +1,4 @@
-"""Opening the tables of a mirror: the one place that knows which format they have."""
+"""Opening mirrored tables: the one place that knows which format they have."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...clock import SYSTEM, Clock
-from ...table.contract import Table
-from ...table.delta.table import DeltaMirrorTable
-from ...table.delta.undo import UndoPolicy
-from ...table.store import TableStore
+from ..clock import SYSTEM, Clock
+from .contract import Table
+from .delta.table import DeltaMirrorTable
+from .delta.undo import UndoPolicy
+from .store import TableStore
 
 __all__ = ["TableOptions", "open_or_create", "open_table", "table_exists"]
 
