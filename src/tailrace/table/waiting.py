@@ -8,7 +8,7 @@ be one of those that the bucket took back, which never come.
 from __future__ import annotations
 
 import os
-import time
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -133,7 +133,7 @@ def wait_for(
     *,
     storage_options: Mapping[str, str] | None = None,
     clock: Clock = SYSTEM,
-    sleep: Callable[[float], object] = time.sleep,
+    sleep: Callable[[float], object] = threading.Event().wait,
 ) -> int:
     """Wait until a table holds changes; the version that does.
 
