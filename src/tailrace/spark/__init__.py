@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..table.waiting import wait_for
     from .api import mirror, verify
     from .documents import infer_schema, rescued_count, typed
     from .live_table import table
@@ -38,21 +39,23 @@ __all__ = [
     "table",
     "typed",
     "verify",
+    "wait_for",
 ]
 
 _HOMES = {
-    "mirror": "api",
-    "verify": "api",
-    "live_changes": "rounds.changes",
-    "Lag": "source.lag",
-    "LagListener": "source.lag",
-    "infer_schema": "documents",
-    "rescued_count": "documents",
-    "typed": "documents",
-    "register": "source.data_source",
-    "table": "live_table",
-    "prepare_environment": "spark_session",
-    "session": "spark_session",
+    "mirror": ".api",
+    "verify": ".api",
+    "live_changes": ".rounds.changes",
+    "Lag": ".source.lag",
+    "LagListener": ".source.lag",
+    "infer_schema": ".documents",
+    "rescued_count": ".documents",
+    "typed": ".documents",
+    "register": ".source.data_source",
+    "table": ".live_table",
+    "prepare_environment": ".spark_session",
+    "session": ".spark_session",
+    "wait_for": "..table.waiting",
 }
 
 
@@ -61,4 +64,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(importlib.import_module(_HOMES[name], __name__), name)

@@ -26,6 +26,7 @@ from .scan import scan
 __all__ = ["MutationToken", "TokenState", "token_state", "wait_for"]
 
 _LOOK_S = 0.2
+_never = threading.Event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def wait_for(
     *,
     storage_options: Mapping[str, str] | None = None,
     clock: Clock = SYSTEM,
-    sleep: Callable[[float], object] = threading.Event().wait,
+    sleep: Callable[[float], object] = _never.wait,
 ) -> int:
     """Wait until a table holds changes; the version that does.
 
