@@ -14,7 +14,7 @@ from spark.naive import bucket_state, table_state
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.one_off import maintain_once
 from tailrace.spark.rounds.setup import build_mirror
-from tailrace.spark.rounds.tables import open_table
+from tailrace.table.opening import open_table
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_a_row_of_the_old_branch_shows_that_it_got_so_far(written: Written) -> N
         SimpleNamespace(partition_id=3, partition_uuid=11, sequence_number=5),
         SimpleNamespace(partition_id=lambda: 3, partition_uuid=lambda: 11, sequence_number=lambda: 5),
     ],
-    ids=str,
+    ids=["text", "tuple", "list", "own", "sdk", "sdk of calls"],
 )
 def test_tokens_in_all_forms(written: Written, token: Any) -> None:
     version = written.round(OLD, 5)
