@@ -206,7 +206,7 @@ def _run(arguments: list[str], session: ProgramRun) -> object:
 
 
 # Packages that only some commands need, and the extra that brings each.
-_EXTRAS = dict.fromkeys(("pyspark", "pyroaring", "obstore", "pandas"), "spark")
+_EXTRAS = dict.fromkeys(("pyspark", "deltalake", "pyroaring", "obstore", "pandas"), "spark")
 
 
 def _report(error: Exception, session: ProgramRun) -> int:

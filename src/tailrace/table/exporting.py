@@ -58,7 +58,7 @@ def export_table(
     return ExportReport(count, rows.table.version if version is None else version, format)
 
 
-class _Counted:
+class _CountedRows:
     """Rows on their way, counted."""
 
     def __init__(self, rows: LiveRows) -> None:
@@ -80,7 +80,7 @@ def _to_delta(rows: LiveRows, target: str, storage_options: Mapping[str, str] | 
         and DeltaTable(target, storage_options=options).metadata().name != _NAME
     ):
         raise UsageError(f"there is a table at {target} that is no export; choose another path")
-    counted = _Counted(rows)
+    counted = _CountedRows(rows)
     write_deltalake(
         target,
         pa.RecordBatchReader.from_batches(rows.schema, counted),
@@ -100,7 +100,7 @@ def _to_parquet(rows: LiveRows, target: Path) -> int:
     beside = target.with_name(f".{target.name}.{rng.unique_name()}")
     files = DiskFiles(target.parent, mode=0o666)
     files.make_directory(beside.name)
-    counted = _Counted(rows)
+    counted = _CountedRows(rows)
     try:
         batches = iter(counted)
         for number, first in enumerate(batches):  # a part takes more of them
