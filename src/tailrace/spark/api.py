@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from ..connstr import ConnectionString
 from ..rng import unique_name
@@ -11,7 +11,7 @@ from ..table.opening import TableOptions, open_table
 from .rounds.handle import MirrorHandle
 from .rounds.jobs import SparkJobs
 from .rounds.mirror import Mirror
-from .rounds.setup import StrPath, build_mirror, source_options
+from .rounds.setup import MirrorKeywords, StrPath, build_mirror, check_keywords, source_options
 from .rounds.verify import Verdict, verify_table
 from .source.options import parse_options
 
@@ -25,12 +25,12 @@ def prepare_mirror(
     spark: SparkSession,
     url: str | ConnectionString,
     tables: StrPath | Mapping[str, StrPath],
-    *,
-    options: Mapping[str, str] | None = None,
-    **settings: Any,
+    **settings: Unpack[MirrorKeywords],
 ) -> Mirror:
     """A mirror that has not been started; see `mirror`."""
-    return build_mirror(_jobs(spark, source_options(url, options)), url, tables, options=options, **settings)
+    check_keywords(settings)
+    given = source_options(url, settings.get("options"))
+    return build_mirror(_jobs(spark, given), url, tables, **settings)
 
 
 def _jobs(spark: SparkSession, given: Mapping[str, str]) -> SparkJobs:
@@ -41,7 +41,7 @@ def mirror(
     spark: SparkSession,
     url: str | ConnectionString,
     tables: StrPath | Mapping[str, StrPath],
-    **settings: Any,
+    **settings: Unpack[MirrorKeywords],
 ) -> MirrorHandle:
     """Keep a table equal to a bucket; gives a handle with the calls of a streaming query.
 

@@ -30,8 +30,10 @@ class TableOptions:
     undo_bytes: int | None = None
     clock: Clock = SYSTEM
 
-    def undo(self) -> UndoPolicy:
-        """What is kept to go back to."""
+    def undo(self) -> UndoPolicy | None:
+        """What is kept to go back to; None is what the table itself says."""
+        if self.undo_s is None and self.undo_bytes is None:
+            return None
         span_s = _DAY_S if self.undo_s is None else self.undo_s
         return UndoPolicy(int(span_s * 1000), self.undo_bytes)
 

@@ -1,6 +1,6 @@
 """Whether a table holds what the bucket holds: document by document, as plain Arrow.
 
-Both sides are brought into one form, a row per document without its value: a hash of 128 bits stands for it,
+Both sides are brought into one form, a row per document without its value: a hash of 112 bits stands for it,
 so that what is held in memory does not depend on the size of values. A document is (vbucket, key): a server
 takes any key in any vbucket.
 """

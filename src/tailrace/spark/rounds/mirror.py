@@ -18,7 +18,7 @@ from pyroaring import BitMap
 
 from ...clock import SYSTEM, Clock
 from ...crashpoints import crash_point
-from ...errors import ConnectError, LoginError, TailraceError, UsageError
+from ...errors import ConnectError, LoginError, StorageError, TailraceError, UsageError
 from ...history import Action
 from ...model import Position
 from ...table.compaction import CompactionPolicy
@@ -624,7 +624,9 @@ class _Counted:
 
 def _is_passing(error: Exception) -> bool:
     """Whether the round may have more luck if it is done again: executors get lost, others tidy the table."""
-    return isinstance(error, TableChanged | ConnectError) or not isinstance(error, TailraceError)
+    return isinstance(error, TableChanged | ConnectError | StorageError) or not isinstance(
+        error, TailraceError
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypedDict
 
 from ...clock import SYSTEM, Clock
 from ...connstr import ConnectionString, parse
@@ -19,7 +21,7 @@ from .jobs import Jobs
 from .mirror import Mirror, MirrorSettings
 from .progress import RoundProgress
 
-__all__ = ["StrPath", "build_mirror", "source_options"]
+__all__ = ["MirrorKeywords", "StrPath", "build_mirror", "check_keywords", "source_options"]
 
 StrPath = str | os.PathLike[str]
 
@@ -41,6 +43,35 @@ class CollectionTable:
     def is_default(self) -> bool:
         """It is there in every bucket."""
         return self.path == "_default._default"
+
+
+class MirrorKeywords(TypedDict, total=False):
+    """The settings of a mirror, as keyword arguments that a type checker sees."""
+
+    once: bool
+    trigger_s: float | None
+    keep_deletes: bool
+    changes: StrPath | None
+    changes_keep_s: float | None
+    undo_s: float | None
+    undo_bytes: int | None
+    maintenance: bool
+    options: Mapping[str, str] | None
+    storage_options: Mapping[str, str] | None
+    on_progress: Callable[[RoundProgress], None] | None
+    on_trouble: Callable[[str], None]
+    start_over: Iterable[int]
+    policy: CompactionPolicy | None
+
+
+def check_keywords(given: Mapping[str, object]) -> None:
+    """A `UsageError` for a setting that a mirror does not have; it names the nearest."""
+    known = list(MirrorKeywords.__annotations__)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+            raise UsageError(f"a mirror has no setting {name!r}{hint}")
 
 
 def source_options(url: str | ConnectionString, options: Mapping[str, str] | None = None) -> dict[str, str]:
