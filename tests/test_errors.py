@@ -78,7 +78,7 @@ def test_where_they_are_imported_from() -> None:
 @pytest.mark.parametrize("name", errors.__all__)
 def test_they_survive_pickling(name: str) -> None:
     kind = getattr(errors, name)
-    values = {"int": 5, "str": "x", "bytes": b"x"}
+    values = {"int": 5, "str": "x", "bytes": b"x", "bool": True, "list[str]": ["x", "y"]}
     given: list[object] = ["what happened"]
     if "__init__" in vars(kind):
         parameters = inspect.signature(kind).parameters.values()

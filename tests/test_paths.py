@@ -91,7 +91,7 @@ def test_what_is_no_local_path(given: str, reason: str) -> None:
 
 def test_files_and_directories_are_not_each_other(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UsageError, match="not a directory"):
+    with pytest.raises(UsageError, match="not a folder"):
         paths.directory(tmp_path / "file")
     with pytest.raises(UsageError, match="below something"):
         paths.directory(tmp_path / "file" / "x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.util import resolve_name
 from pathlib import Path
 
 import tailrace
@@ -31,5 +32,5 @@ def test_every_module_of_the_pattern_is_there() -> None:
 
 def test_every_home_of_a_public_name_is_in_the_pattern() -> None:
     homes = {home.lstrip(".").replace(".", "/") for home in tailrace._HOMES.values()}
-    homes |= {f"spark/{home.replace('.', '/')}" for home in spark._HOMES.values()}
+    homes |= {resolve_name(home, "tailrace.spark")[9:].replace(".", "/") for home in spark._HOMES.values()}
     assert (homes | PUBLIC) - INSIDE - documented() == set()

@@ -88,7 +88,7 @@ def directory(
     if mode is None and must_exist:
         raise UsageError(f"{what} {str(path)!r} is not there")
     if mode is not None and not stat.S_ISDIR(mode):
-        raise UsageError(f"{what} {str(path)!r} is not a directory")
+        raise UsageError(f"{what} {str(path)!r} is a file, not a folder; choose another path")
     return path
 
 

@@ -147,7 +147,7 @@ def test_raw_bytes_that_look_like_text_can_be_forced(decode: Any) -> None:
         (b"8050", ["--port", "11210"], 2, "--port chooses conversations of a capture"),
         (b"8050", ["--port", "0"], 2, "0 is out of range"),
         (b"8050", ["--dialect", "dcp2"], 2, "'dcp2' is not one of"),
-        (b"8050", ["/nonexistent/file"], 1, "can't use '/nonexistent/file': No such file or directory"),
+        (b"8050", ["/nonexistent/file"], 2, "the file '/nonexistent/file' is not there"),
         (b"nonsense", ["--format", "pcap"], 1, "no capture"),
         (pcap_file([]), [], 1, "there are no frames in the capture"),
     ],

@@ -224,7 +224,7 @@ def test_another_number_of_vbuckets_than_there_are(tmp_path):
     done = run("--port", "0", "--data", "data", "--vbuckets", "8", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(
-        r"tailrace: error: bucket 'default' in 'data' has 4 vbuckets, not 8: .*\n", done.stderr
+        r"tailrace: error: bucket 'default' in '.*/data' has 4 vbuckets, not 8: .*\n", done.stderr
     )
     with serving(tmp_path, "--data", "data") as (_, ready):  # unless it is said, it is what it was
         assert ready["vbuckets"] == 4
@@ -232,9 +232,9 @@ def test_another_number_of_vbuckets_than_there_are(tmp_path):
 
 def test_a_ready_file_that_can_t_be_written(tmp_path):
     done = run("--port", "0", "--memory", "--ready-file", "nowhere/ready.json", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(
-        r"tailrace: error: the ready file 'nowhere/ready.json' can't .*, choose.*\n", done.stderr
+        r"tailrace: error: .*'--ready-file': .* there is no directory '.*/nowhere'.*\n", done.stderr
     )
 
 
@@ -263,7 +263,7 @@ def test_users_file(tmp_path):
         )
     users.write_bytes(b"ada:\xff\n")
     assert run("--memory", "--users-file", str(users)).returncode == 2
-    assert run("--memory", "--users-file", str(tmp_path / "missing")).returncode == 1
+    assert run("--memory", "--users-file", str(tmp_path / "missing")).returncode == 2
 
 
 def test_json_api(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from pyroaring import BitMap
 
-from table.test_model import Change, changes_table
+from table.test_table_model import Change, changes_table
 from tailrace.cli.main import main
 from tailrace.model import Position
 from tailrace.table.contract import Commit

@@ -167,4 +167,4 @@ def test_a_table_is_no_file(
     file = tmp_path / "file"
     file.touch()
     url = [node.url] if command == "plan" else []
-    assert "is a file, and a table is a folder" in error(capfd, 2, command, *url, file)
+    assert "is a file, not a folder; choose another path" in error(capfd, 2, command, *url, file)

@@ -10,7 +10,7 @@ import pytest
 
 import tailrace
 import tailrace.spark as ts
-from table.test_model import VBUCKETS, Model, World
+from table.test_table_model import VBUCKETS, Model, World
 from tailrace.errors import UsageError
 from tailrace.model import Position
 from tailrace.table.contract import Commit

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from table.test_model import changes_table
+from table.test_table_model import changes_table
 from tailrace.clock import ManualClock
 from tailrace.errors import TokensNotHeld, UsageError
 from tailrace.model import Position

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from table.test_model import World, play, weaken
+from table.test_table_model import World, play, weaken
 from tailrace.table import compaction, rollback, sink
 from tailrace.table.contract import Commit, DataFile, Table
 from tailrace.table.hashing import Hashes
@@ -49,7 +49,7 @@ def forgets_masks_of_the_meantime(monkeypatch: pytest.MonkeyPatch) -> None:
             done.operation, added=added, removed=done.removed, masked=done.masked, data_change=False
         )
 
-    monkeypatch.setattr("table.test_model.finish_step", planted)
+    monkeypatch.setattr("table.test_table_model.finish_step", planted)
 
 
 def finishes_whatever_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def restores_only_files_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
         return done
 
     roll_back = rollback.roll_back
-    monkeypatch.setattr("table.test_model.roll_back", planted)
+    monkeypatch.setattr("table.test_table_model.roll_back", planted)
 
 
 def forgets_its_own_files(monkeypatch: pytest.MonkeyPatch) -> None:
