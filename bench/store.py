@@ -234,7 +234,7 @@ class Rocks:
                 get(key)
         else:
             for key in documents.keys:
-                get(get(key)[: self._PLACE_BYTES])
+                get((get(key) or b"")[: self._PLACE_BYTES])
 
     def close(self) -> None:
         self._database.close()

@@ -1,0 +1,508 @@
+"""The mirror beside what people would do without it, and beside its promises.
+
+    python bench/mirror.py [--parts first,rounds,merge,latency,repair,trickle,read] [--docs N] [--size BYTES]
+                           [--vbuckets N] [--changes N] [--rounds N] [--seconds S] [--merges N]
+
+A `tailrace serve` process holds the documents; Spark runs on this machine (`local[*]`). Each part can be
+asked for alone; they come in this order, because the later ones change the documents.
+
+- first: a mirror into a new table, beside `spark.read.format("tailrace")...write.parquet` of the same
+  bucket. Target: at least 0.6 of its rows a second.
+- rounds: changes in rounds of `--changes` (a twentieth of them deletions), compaction included. Changes a
+  second of the time that the rounds took, bytes written to the table's folder (the log, vectors and
+  compaction too) for a byte of changes. Target: at most 6 with rounds of 10,000.
+- merge: the same changes into a second table with delta-rs MERGE, fed by the same client, `--merges` times.
+  Target: the mirror makes at least 3 times its changes a second with 1 M documents, 20 times with 10 M.
+- latency: 200 writes a second while the mirror runs; from a write's answer to the commit that has its row.
+  Target: p50 1 s, p99 3 s.
+- repair: 1, 32 and all vbuckets lose their last changes; until the table is right. Target: 1, 2 and 5 s.
+- trickle: 200 updates a second for `--seconds`; the folder at its end beside the live data. Target: below
+  2.5.
+- read: the table as other engines read it (delta-rs' QueryBuilder, polars) beside `scan`: the same rows.
+  And what the processes held at most: no Python worker above 1 GiB.
+
+Figures are taken on one machine in one run; two sides of a comparison follow each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+
+import tailrace
+import tailrace.spark as ts
+from stream import load, node
+from tailrace.client.kv import KvClient
+from tailrace.model import Position
+from tailrace.table.hashing import KeyHash
+from tailrace.table.opening import open_table
+from tailrace.table.rows import rows_of
+from tailrace.table.scan import scan
+
+FIRST_TARGET = 0.6
+AMPLIFICATION_TARGET = 6.0
+FOLDER_TARGET = 2.5
+LATENCY_TARGET_S = (1.0, 3.0)
+REPAIR_TARGET_S = {1: 1.0, 32: 2.0}
+REPAIR_ALL_TARGET_S = 5.0
+WORKER_TARGET_MB = 1024.0
+WRITES_A_SECOND = 200
+PATIENCE_S = 900.0
+
+
+def said(part: str, text: str, *, ok: bool | None = None, target: str = "") -> None:
+    verdict = "" if ok is None else f"; target {target}: {'ok' if ok else 'MISSED'}"
+    print(f"{part:<8} {text}{verdict}", flush=True)
+
+
+class Bench:
+    """A loaded node, a session, and where things lie."""
+
+    def __init__(self, options: argparse.Namespace, spark: Any, port: int, directory: Path) -> None:
+        self.options = options
+        self.spark = spark
+        self.url = f"couchbase://127.0.0.1:{port}"
+        self.directory = directory
+        self.client = KvClient(self.url)
+        self.table = str(directory / "mirror")
+        self.peak = Peak()
+        self.rounds_rate = 0.0
+
+    def load(self, docs: int, *more: str) -> int:
+        """Overwrite documents, the same for the same seed; how many writes that were."""
+        command = [sys.executable, "-m", "tailrace", "load", self.url, "--docs", str(docs), *more]
+        command += ["--size", str(self.options.size), "--json"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return int(json.loads(done.stdout)["writes"])
+
+    def change(self, seed: int) -> None:
+        """Random documents of all are written anew, and a twentieth of those deleted."""
+        rng = random.Random(seed)
+        keys = [f"doc::{number:08d}" for number in rng.sample(range(self.options.docs), self.options.changes)]
+        body = "x" * max(1, self.options.size - 20)
+        lines = "".join(f'{{"key":"{key}","value":{{"n":{seed},"text":"{body}"}}}}\n' for key in keys)
+        command = [sys.executable, "-m", "tailrace", "load", self.url, "--from", "-"]
+        subprocess.run(command, check=True, input=lines, stdout=subprocess.DEVNULL, text=True)
+        for key in keys[::20]:
+            self.client.delete(key)
+
+    def need_mirror(self) -> None:
+        if not Path(self.table).exists():
+            ts.mirror(self.spark, self.url, self.table, once=True).awaitTermination()
+
+    @contextlib.contextmanager
+    def running_mirror(self, **settings: Any) -> Iterator[Watch]:
+        """A mirror that runs, caught up."""
+        self.need_mirror()
+        watch = Watch(self.client)
+        handle = ts.mirror(self.spark, self.url, self.table, on_progress=watch.note, **settings)
+        watch.handle = handle
+        try:
+            watch.wait_caught_up(open_table(self.table).current.positions)
+            yield watch
+        finally:
+            handle.stop()
+
+
+class Watch:
+    """Knows when a running mirror committed what."""
+
+    def __init__(self, client: KvClient) -> None:
+        self._client = client
+        self._changed = threading.Condition()
+        self._positions: Mapping[int, Position] = {}
+        self.commits: list[tuple[float, Any]] = []
+        self.handle: Any = None
+
+    def note(self, progress: Any) -> None:
+        with self._changed:
+            self._positions = dict(progress.positions)
+            self.commits.append((time.perf_counter(), progress))
+            self._changed.notify_all()
+
+    def wait_caught_up(self, positions: Mapping[int, Position] | None = None) -> float:
+        """Until the table is where the bucket is; when that was."""
+        if positions:
+            self._positions = dict(positions)
+        high = {vbucket: seqno for vbucket, seqno in self._client.high_seqnos().items() if seqno}
+        ends_at = time.monotonic() + PATIENCE_S
+
+        def there() -> bool:
+            held = self._positions
+            return all(vbucket in held and held[vbucket].seqno >= seqno for vbucket, seqno in high.items())
+
+        with self._changed:
+            while not self._changed.wait_for(there, 1.0):
+                assert self.handle.isActive, f"the mirror failed: {self.handle.exception()}"
+                assert time.monotonic() < ends_at, "the mirror did not catch up"
+            return self.commits[-1][0] if self.commits else time.perf_counter()
+
+
+class Peak(threading.Thread):
+    """Looks at what the Python workers hold."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.workers_mb = 0.0
+        self.driver_mb = 0.0
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
+                with contextlib.suppress(OSError):
+                    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                    held = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+                    if b"pyspark.daemon" in command:
+                        self.workers_mb = max(self.workers_mb, held)
+                    elif pid == os.getpid():
+                        self.driver_mb = max(self.driver_mb, held)
+            time.sleep(0.2)
+
+
+def folder_bytes(path: str) -> int:
+    total = 0
+    for place, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.path.getsize(os.path.join(place, name))
+    return total
+
+
+class Written:
+    """Counts every byte that appears in a folder, also in files that are gone again."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._sizes = self._look()
+
+    def _look(self) -> dict[str, int]:
+        sizes = {}
+        for place, _, names in os.walk(self._path):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    path = os.path.join(place, name)
+                    sizes[path] = os.path.getsize(path)
+        return sizes
+
+    def more(self) -> int:
+        """Bytes of files that were not there at the last look."""
+        now = self._look()
+        fresh = sum(size for path, size in now.items() if path not in self._sizes)
+        self._sizes = {**self._sizes, **now}
+        return fresh
+
+
+# the parts
+
+
+def first(bench: Bench) -> None:
+    """A first load beside Spark's own way to write the source's rows."""
+    docs = bench.options.docs
+    ratios = []
+    for _ in range(bench.options.firsts):
+        shutil.rmtree(bench.table, ignore_errors=True)
+        began = time.perf_counter()
+        ts.mirror(bench.spark, bench.url, bench.table, once=True).awaitTermination()
+        ours = time.perf_counter() - began
+        parquet = bench.directory / "parquet"
+        shutil.rmtree(parquet, ignore_errors=True)
+        began = time.perf_counter()
+        source = bench.spark.read.format("tailrace").option("connectionString", bench.url).load()
+        source.write.parquet(str(parquet))
+        theirs = time.perf_counter() - began
+        ratios.append(theirs / ours)
+        said(
+            "first",
+            f"{docs:,} documents in {ours:.1f} s, {docs / ours:,.0f} rows/s; "
+            f"read and write.parquet {theirs:.1f} s",
+        )
+        shutil.rmtree(parquet, ignore_errors=True)
+    share = statistics.median(ratios)
+    said("first", f"share {share:.2f}", ok=share >= FIRST_TARGET, target=f"{FIRST_TARGET}")
+
+
+def rounds(bench: Bench) -> None:
+    """Rounds of changes, compaction included."""
+    changed = 0
+    with bench.running_mirror(trigger_s=bench.options.trigger) as watch:
+        written = Written(bench.table)
+        folder = 0
+        for number in range(bench.options.rounds):
+            bench.change(1_000 + number)
+            watch.wait_caught_up()
+            folder += written.more()
+        worked = [progress for _, progress in watch.commits if progress.changes]
+        time.sleep(2)
+        folder += written.more()
+    changed = sum(progress.changes for progress in worked)
+    spent = sum(sum(progress.seconds.values()) for progress in worked)
+    bench.rounds_rate = changed / spent
+    per_change = bench.options.size + 64  # key and metadata of a change on the wire
+    amplification = folder / (changed * per_change)
+    phases = {
+        name: statistics.median(progress.seconds.get(name, 0.0) for progress in worked)
+        for name in ("plan", "read", "write", "commit", "maintain")
+    }
+    shown = ", ".join(f"{name} {seconds * 1000:.0f}" for name, seconds in phases.items())
+    said(
+        "rounds",
+        f"{changed:,} changes in {len(worked)} commits: {bench.rounds_rate:,.0f} changes/s; "
+        f"median ms: {shown}",
+    )
+    said(
+        "rounds",
+        f"bytes written for a byte of changes {amplification:.2f} ({folder / 1e6:,.0f} MB)",
+        ok=amplification <= AMPLIFICATION_TARGET,
+        target=f"at most {AMPLIFICATION_TARGET}",
+    )
+
+
+def merge(bench: Bench) -> None:
+    """What people do without the mirror: MERGE what came."""
+    bench.need_mirror()
+    table = open_table(bench.table)
+    merged = str(bench.directory / "merged")
+    masks = {file.path: table.mask(file) for file in table.files()}
+    rows = scan(table.store, table.files(), masks, table.schema, key_hash=KeyHash(table.secret))
+    write_deltalake(merged, pa.RecordBatchReader.from_batches(table.schema, rows))
+    rates = []
+    for number in range(bench.options.merges):
+        with tailrace.connect_sync(bench.url) as source:
+            start = {v: source_position(bench, v, s) for v, s in bench.client.high_seqnos().items() if s}
+        bench.change(5_000 + number)
+        began = time.perf_counter()
+        with tailrace.connect_sync(bench.url) as source:
+            changes = pa.Table.from_batches(list(source.batches(start=start, end="now")))
+        merge_changes(merged, changes)
+        rates.append(changes.num_rows / (time.perf_counter() - began))
+    shutil.rmtree(merged, ignore_errors=True)
+    theirs = statistics.median(rates)
+    times = bench.rounds_rate / theirs if bench.rounds_rate else 0.0
+    target = 20.0 if bench.options.docs >= 10_000_000 else 3.0
+    said(
+        "merge",
+        f"delta-rs MERGE {theirs:,.0f} changes/s; the mirror {times:.1f} times that",
+        ok=times >= target,
+        target=f"{target}",
+    )
+
+
+def source_position(bench: Bench, vbucket: int, seqno: int) -> Position:
+    return Position.at(bench.client.failover_log(vbucket).newest.vb_uuid, seqno)
+
+
+def merge_changes(table: str, changes: pa.Table) -> None:
+    numbered = changes.append_column("at", pa.array(range(changes.num_rows)))
+    last = numbered.group_by("key").aggregate([("at", "max")])
+    rows = rows_of(numbered.take(last["at_max"]).drop_columns(["at"]), keep_deletes=True)
+    update = {name: f"source.{name}" for name in rows.column_names if name != "deleted"}
+    (
+        DeltaTable(table)
+        .merge(rows, "target.key = source.key", source_alias="source", target_alias="target")
+        .when_matched_delete("source.deleted")
+        .when_matched_update(update)
+        .when_not_matched_insert(update, "not source.deleted")
+        .execute()
+    )
+
+
+def write_steadily(bench: Bench, seconds: float, note: Callable[[int, int], None]) -> int:
+    """200 writes a second to random documents."""
+    rng = random.Random(7)
+    body = {"text": "x" * max(1, bench.options.size - 20)}
+    began = time.perf_counter()
+    count = 0
+    while (passed := time.perf_counter() - began) < seconds:
+        if count > passed * WRITES_A_SECOND:
+            time.sleep(0.002)
+            continue
+        key = f"doc::{rng.randrange(bench.options.docs):08d}"
+        stored = bench.client.set(key, {**body, "n": count})
+        note(bench.client.vbucket_of(key), stored.seqno)
+        count += 1
+    return count
+
+
+def latency(bench: Bench) -> None:
+    """From a write to its row."""
+    written: list[tuple[float, int, int]] = []
+    with bench.running_mirror() as watch:
+        write_steadily(
+            bench,
+            bench.options.latency_seconds,
+            lambda vbucket, seqno: written.append((time.perf_counter(), vbucket, seqno)),
+        )
+        watch.wait_caught_up()
+        commits = watch.commits
+    waits = []
+    for at, vbucket, seqno in written:
+        seen = next(
+            when
+            for when, progress in commits
+            if progress.positions.get(vbucket, Position.BEGINNING).seqno >= seqno
+        )
+        waits.append(seen - at)
+    waits.sort()
+    p50, p99 = waits[len(waits) // 2], waits[len(waits) * 99 // 100]
+    said(
+        "latency",
+        f"{len(waits):,} writes into {bench.options.docs:,} documents: p50 {p50:.2f} s, p99 {p99:.2f} s",
+        ok=p50 <= LATENCY_TARGET_S[0] and p99 <= LATENCY_TARGET_S[1],
+        target="1 s and 3 s",
+    )
+
+
+def repair(bench: Bench) -> None:
+    """From a loss to the table without it."""
+    count = bench.options.vbuckets
+    with bench.running_mirror() as watch:
+        for lost in sorted({1, min(32, count), count}):
+            bench.load(4 * count, "--seed", str(lost))
+            watch.wait_caught_up()
+            time.sleep(1)
+            commits = len(watch.commits)
+            began = time.perf_counter()
+            bench.client.rewind(range(lost), to_seqno=None, lose=3)
+            back: set[int] = set()
+            while len(back) < lost:
+                assert watch.handle.isActive, f"the mirror failed: {watch.handle.exception()}"
+                time.sleep(0.01)
+                for _, progress in watch.commits[commits:]:
+                    back |= set(progress.rolled_back)
+            watch.wait_caught_up()
+            seconds = watch.commits[-1][0] - began
+            target = REPAIR_TARGET_S.get(lost, REPAIR_ALL_TARGET_S)
+            said(
+                "repair",
+                f"{lost:,} vbuckets lose 3 changes each: right after {seconds:.2f} s",
+                ok=seconds <= target,
+                target=f"{target} s",
+            )
+
+
+def trickle(bench: Bench) -> None:
+    """A little, for a long time: does the folder stay small?"""
+    with bench.running_mirror() as watch:
+        sizes = []
+        began = time.perf_counter()
+        while (left := bench.options.seconds - (time.perf_counter() - began)) > 0:
+            write_steadily(bench, min(30.0, left), lambda vbucket, seqno: None)
+            sizes.append(folder_bytes(bench.table))
+        watch.wait_caught_up()
+        commits = len(watch.commits)
+    live = sum(file.size * file.live_rows // max(1, file.rows) for file in open_table(bench.table).files())
+    share = folder_bytes(bench.table) / live
+    said("trickle", "folder in MB every 30 s: " + " ".join(f"{size / 1e6:.0f}" for size in sizes))
+    said(
+        "trickle",
+        f"{commits} commits in {bench.options.seconds:.0f} s; the folder is {share:.2f} times the live data",
+        ok=share <= FOLDER_TARGET,
+        target=f"below {FOLDER_TARGET}",
+    )
+
+
+def read(bench: Bench) -> None:
+    """The same rows for everybody."""
+    import polars
+
+    bench.need_mirror()
+    table = open_table(bench.table)
+    masks = {file.path: table.mask(file) for file in table.files()}
+    names = ["vbucket", "key", "seqno", "cas"]
+    ours = digest(
+        scan(table.store, table.files(), masks, table.schema, key_hash=KeyHash(table.secret), columns=names)
+    )
+    query = QueryBuilder().register("t", DeltaTable(bench.table))
+    theirs = digest(pa.table(query.execute(f"select {', '.join(names)} from t")).to_batches())
+    polar = polars.scan_delta(bench.table).select(names).collect().to_arrow()
+    others = {"delta-rs": theirs, "polars": digest(polar.to_batches())}
+    for engine, found in others.items():
+        said("read", f"{engine}: {found[0]:,} rows", ok=found == ours, target=f"{ours[0]:,} rows, the same")
+    masked = sum(len(mask) for mask in masks.values())
+    said("read", f"{len(table.files())} files, {masked / max(1, masked + ours[0]):.0%} of their rows masked")
+
+
+def digest(batches: Any) -> tuple[int, str]:
+    """How many rows, and a hash of them in whatever order."""
+    count, total = 0, 0
+    for batch in batches:
+        columns = [batch.column(number).to_pylist() for number in range(batch.num_columns)]
+        for row in zip(*columns, strict=True):
+            count += 1
+            total ^= int.from_bytes(hashlib.blake2b(repr(row).encode(), digest_size=8).digest())
+    return count, f"{total:016x}"
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "first": first,
+    "rounds": rounds,
+    "merge": merge,
+    "latency": latency,
+    "repair": repair,
+    "trickle": trickle,
+    "read": read,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--docs", type=int, default=1_000_000)
+    parser.add_argument("--size", type=int, default=256)
+    parser.add_argument("--vbuckets", type=int, default=1024)
+    parser.add_argument("--changes", type=int, default=10_000, help="of a round")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--trigger", type=float, default=0.5, help="seconds between rounds")
+    parser.add_argument("--firsts", type=int, default=2, help="first loads")
+    parser.add_argument("--merges", type=int, default=3)
+    parser.add_argument("--latency-seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=600.0, help="of the trickle")
+    options = parser.parse_args()
+    parts = options.parts.split(",")
+    if not set(parts) <= set(PARTS):
+        parser.error(f"parts are {', '.join(PARTS)}")
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    settings = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.driver.memory": "4g"}
+    settings["spark.ui.showConsoleProgress"] = "false"
+    with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as name:
+        directory = Path(name)
+        with node(directory, options.vbuckets) as port:
+            load(port, options.docs, options.size)
+            spark = ts.session("tailrace bench", **settings)
+            bench = Bench(options, spark, port, directory)
+            for part, run in PARTS.items():
+                if part in parts:
+                    run(bench)
+            peak = bench.peak
+            said(
+                "memory",
+                f"the largest Python worker held {peak.workers_mb:,.0f} MB",
+                ok=peak.workers_mb <= WORKER_TARGET_MB,
+                target="1 GiB",
+            )
+            said("memory", f"the driver's Python held {peak.driver_mb:,.0f} MB at the most")
+            bench.client.close()
+            spark.stop()
+
+
+if __name__ == "__main__":
+    main()
