@@ -1,7 +1,7 @@
 """The mirror beside what people would do without it, and beside its promises.
 
-    python bench/mirror.py [--parts first,rounds,merge,latency,repair,trickle,read] [--docs N] [--size BYTES]
-                           [--vbuckets N] [--changes N] [--rounds N] [--seconds S] [--merges N]
+    python bench/mirror.py [--parts first,rounds,merge,latency,repair,trickle,memory,read] [--docs N]
+                           [--size BYTES] [--vbuckets N] [--changes N] [--rounds N] [--seconds S] [--merges N]
 
 A `tailrace serve` process holds the documents; Spark runs on this machine (`local[*]`). Each part can be
 asked for alone; they come in this order, because the later ones change the documents.
@@ -18,6 +18,8 @@ asked for alone; they come in this order, because the later ones change the docu
 - repair: 1, 32 and all vbuckets lose their last changes; until the table is right. Target: 1, 2 and 5 s.
 - trickle: 200 updates a second for `--seconds`; the folder at its end beside the live data. Target: below
   2.5.
+- memory: many changes (`--memory-changes`); what the driver, its Java and the largest Python worker hold
+  in the second and in the last third of them. Target: flat.
 - read: the table as other engines read it (delta-rs' QueryBuilder, polars) beside `scan`: the same rows.
   And what the processes held at most: no Python worker above 1 GiB.
 
@@ -166,15 +168,9 @@ class Peak(threading.Thread):
 
     def run(self) -> None:
         while True:
-            for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
-                with contextlib.suppress(OSError):
-                    command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                    held = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-                    if b"pyspark.daemon" in command:
-                        self.workers_mb = max(self.workers_mb, held)
-                    elif pid == os.getpid():
-                        self.driver_mb = max(self.driver_mb, held)
+            held = python_holdings()
+            self.driver_mb = max(self.driver_mb, held["driver"])
+            self.workers_mb = max(self.workers_mb, held["largest Python worker"])
             time.sleep(0.2)
 
 
@@ -420,6 +416,53 @@ def trickle(bench: Bench) -> None:
     )
 
 
+def memory(bench: Bench) -> None:
+    """Does anybody grow while many changes go through?"""
+    samples: list[dict[str, float]] = []
+    with bench.running_mirror() as watch:
+        for number in range(max(9, bench.options.memory_changes // bench.options.changes)):
+            bench.change(9_000 + number)
+            watch.wait_caught_up()
+            samples.append(holdings(bench))
+    third = len(samples) // 3  # the first of the three is for warming up
+    for name in samples[0]:
+        before, after = (
+            statistics.median(held.get(name, 0.0) for held in part)
+            for part in (samples[third : 2 * third], samples[2 * third :])
+        )
+        said(
+            "memory",
+            f"{name}: {before:,.0f} MB, at the end {after:,.0f} MB",
+            ok=after <= before * 1.1 + 10,
+            target="flat",
+        )
+
+
+def holdings(bench: Bench) -> dict[str, float]:
+    """Megabytes by process; Java's are those in use after a collection."""
+    jvm = bench.spark.sparkContext._jvm
+    jvm.System.gc()
+    runtime = jvm.Runtime.getRuntime()
+    held = python_holdings()
+    held["Java heap in use"] = (runtime.totalMemory() - runtime.freeMemory()) / 1e6
+    return held
+
+
+def python_holdings() -> dict[str, float]:
+    """Megabytes of the driver's Python and of the largest Python worker."""
+    held = {"driver": 0.0, "largest Python worker": 0.0}
+    for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            size = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+            if pid == os.getpid():
+                held["driver"] = size
+            elif b"pyspark.daemon" in command:
+                held["largest Python worker"] = max(held["largest Python worker"], size)
+    return held
+
+
 def read(bench: Bench) -> None:
     """The same rows for everybody."""
     import polars
@@ -459,6 +502,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "latency": latency,
     "repair": repair,
     "trickle": trickle,
+    "memory": memory,
     "read": read,
 }
 
@@ -475,6 +519,7 @@ def main() -> None:
     parser.add_argument("--firsts", type=int, default=2, help="first loads")
     parser.add_argument("--merges", type=int, default=3)
     parser.add_argument("--latency-seconds", type=float, default=60.0)
+    parser.add_argument("--memory-changes", type=int, default=300_000, help="3,000,000 for the full run")
     parser.add_argument("--seconds", type=float, default=600.0, help="of the trickle")
     options = parser.parse_args()
     parts = options.parts.split(",")
