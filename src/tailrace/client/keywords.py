@@ -7,13 +7,13 @@ import difflib
 import inspect
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..errors import UsageError
 
-__all__ = ["check_names", "check_types", "shows_keywords"]
+__all__ = ["check_known", "check_names", "check_types", "shows_keywords"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,12 +38,16 @@ def shows_keywords(kind: type) -> Callable[[F], F]:
 
 def check_names(kind: type, given: Mapping[str, Any]) -> None:
     """`UsageError` for a name that the dataclass does not have; it names the nearest."""
-    known = [one.name for one in fields(kind)]
+    check_known([field.name for field in fields(kind)], given)
+
+
+def check_known(known: Sequence[str], given: Iterable[str], what: str = "option") -> None:
+    """`UsageError` for a name that is none of those known; it names the nearest."""
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-            raise UsageError(f"there is no option {name!r}{hint}")
+            raise UsageError(f"there is no {what} {name!r}{hint}")
 
 
 def check_types(options: Any) -> None:

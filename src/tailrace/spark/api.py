@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Unpack
 
+from ..client.keywords import check_known
 from ..connstr import ConnectionString
 from ..rng import unique_name
 from ..table.opening import TableOptions, open_table
 from .rounds.handle import MirrorHandle
 from .rounds.jobs import SparkJobs
 from .rounds.mirror import Mirror
-from .rounds.setup import MirrorKeywords, StrPath, build_mirror, check_keywords, source_options
+from .rounds.setup import MirrorKeywords, StrPath, build_mirror, source_options
 from .rounds.verify import Verdict, verify_table
 from .source.options import parse_options
 
@@ -28,7 +29,7 @@ def prepare_mirror(
     **settings: Unpack[MirrorKeywords],
 ) -> Mirror:
     """A mirror that has not been started; see `mirror`."""
-    check_keywords(settings)
+    check_known(list(MirrorKeywords.__annotations__), settings, "setting")
     given = source_options(url, settings.get("options"))
     return build_mirror(_jobs(spark, given), url, tables, **settings)
 

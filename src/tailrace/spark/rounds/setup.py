@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from .jobs import Jobs
 from .mirror import Mirror, MirrorSettings
 from .progress import RoundProgress
 
-__all__ = ["MirrorKeywords", "StrPath", "build_mirror", "check_keywords", "source_options"]
+__all__ = ["MirrorKeywords", "StrPath", "build_mirror", "source_options"]
 
 StrPath = str | os.PathLike[str]
 
@@ -62,16 +61,6 @@ class MirrorKeywords(TypedDict, total=False):
     on_trouble: Callable[[str], None]
     start_over: Iterable[int]
     policy: CompactionPolicy | None
-
-
-def check_keywords(given: Mapping[str, object]) -> None:
-    """A `UsageError` for a setting that a mirror does not have; it names the nearest."""
-    known = list(MirrorKeywords.__annotations__)
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-            raise UsageError(f"a mirror has no setting {name!r}{hint}")
 
 
 def source_options(url: str | ConnectionString, options: Mapping[str, str] | None = None) -> dict[str, str]:
