@@ -60,3 +60,31 @@ def test_a_word_has_one_line() -> None:
     known = [word for word, _ in words()]
     assert len(known) > 50
     assert sorted(known) == sorted(set(known))
+
+
+EMPTY_NAMES = {"one", "found"}
+"""They say that something is there, and not what it is."""
+
+
+def empty_names(code: str) -> list[int]:
+    """The lines that bind a variable or a parameter to a name that says nothing."""
+    lines = []
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.MatchAs(name=name):
+                if name in EMPTY_NAMES:
+                    lines.append(node.lineno)
+    return sorted(lines)
+
+
+def test_variables_say_what_they_hold() -> None:
+    assert {
+        str(path.relative_to(ROOT)): lines
+        for path in SOURCE.rglob("*.py")
+        if (lines := empty_names(path.read_text()))
+    } == {}
+
+
+def test_a_variable_that_says_nothing_is_noticed() -> None:
+    code = "for one in range(3):\n found = [one for key, one in {}]\nlambda one: 1\nfor number in one: pass"
+    assert empty_names(code) == [1, 2, 2, 3]

@@ -384,7 +384,7 @@ class _Side:
         at = self.position(seq)
         assert self.next is not None
         if at + len(data) > self.next:
-            insort(self.waiting, (at, data), key=lambda one: one[0])
+            insort(self.waiting, (at, data), key=lambda waiting: waiting[0])
             self.waiting_bytes += len(data)
 
     def ready(self) -> bytes:

@@ -163,11 +163,11 @@ def add(node: str | None, directory: Path, as_json: bool) -> None:
 
     It has no active vbuckets before the next rebalance.
     """
-    found = _call(directory, "add", node=node)
+    added = _call(directory, "add", node=node)
     if as_json:
-        JsonLines().write(found)
+        JsonLines().write(added)
     else:
-        click.echo(f"node {found['node']} runs; 'tailrace cluster rebalance' gives it vbuckets")
+        click.echo(f"node {added['node']} runs; 'tailrace cluster rebalance' gives it vbuckets")
 
 
 @make_command("remove", example="tailrace cluster remove n3")
@@ -189,13 +189,13 @@ def failover(node: str, force: bool, directory: Path, as_json: bool) -> None:
 
     Changes that had not reached a replica are lost: readers are told to roll them back.
     """
-    found = _call(directory, "failover", node=node, force=force)
+    outcome = _call(directory, "failover", node=node, force=force)
     if as_json:
-        JsonLines().write(found)
+        JsonLines().write(outcome)
         return
-    click.echo(f"node {found['node']} is out, {found['promoted']} replicas are active now")
-    if found["lost"]:
-        note(f"{len(found['lost'])} vbuckets had no other copy")
+    click.echo(f"node {outcome['node']} is out, {outcome['promoted']} replicas are active now")
+    if outcome["lost"]:
+        note(f"{len(outcome['lost'])} vbuckets had no other copy")
 
 
 @make_command("rebalance", example="tailrace cluster rebalance")
@@ -223,16 +223,16 @@ def _call(directory: Path, what: str, **arguments: Any) -> Any:
     return call(directory, what, **arguments)
 
 
-def _show(found: dict[str, Any], as_json: bool) -> None:
+def _show(status: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        JsonLines().write(found)
+        JsonLines().write(status)
         return
-    click.echo(f"{found['url']}  ({found['vbuckets']} vbuckets, map {found['rev']})")
+    click.echo(f"{status['url']}  ({status['vbuckets']} vbuckets, map {status['rev']})")
     click.echo(f"{'node':<6} {'port':>5} {'pid':>8}  {'state':<8} {'active':>6} {'replica':>7} {'items':>9}")
-    for one in found["nodes"]:
+    for node in status["nodes"]:
         click.echo(
-            f"{one['name']:<6} {one['port']:>5} {one['pid'] or '-':>8}  {one['state']:<8} "
-            f"{one['active']:>6} {one['replica']:>7} {one['items']:>9}"
+            f"{node['name']:<6} {node['port']:>5} {node['pid'] or '-':>8}  {node['state']:<8} "
+            f"{node['active']:>6} {node['replica']:>7} {node['items']:>9}"
         )
-    if found["unserved"]:
-        note(f"{len(found['unserved'])} vbuckets have no active node")
+    if status["unserved"]:
+        note(f"{len(status['unserved'])} vbuckets have no active node")

@@ -58,7 +58,7 @@ tailrace decode --json --port 11210 capture.pcap
 )
 @click.option(
     "--direction",
-    type=click.Choice(tuple(one.value for one in Direction)),
+    type=click.Choice(tuple(direction.value for direction in Direction)),
     help="Where the frames go, if you know it; a key-value server stands on the producer's side.",
 )
 @click.option(
@@ -103,8 +103,8 @@ def command(
     observer = Observer(known, way)
     for place, packet in _packets(data, form):
         try:
-            for found in read(packet, observer):
-                show(Shown(found, {"offset": found.offset}))
+            for description in read(packet, observer):
+                show(Shown(description, {"offset": description.offset}))
         except FramingError as error:
             raise InputError(f"{place}{error}") from None
 
@@ -224,8 +224,8 @@ class _Capture:
         tape = talk.tapes[piece.source]
         talk.last[piece.source] = piece
         self._buffered -= tape.buffered
-        for found in tape.feed(piece.data):
-            yield _captured(found, piece)
+        for description in tape.feed(piece.data):
+            yield _captured(description, piece)
         self._buffered += tape.buffered
         if self._buffered > MAX_BUFFERED:
             raise InputError("the capture has too many unfinished frames, choose a --port")
@@ -246,8 +246,8 @@ class _Capture:
             return  # nobody has said anything in it
         for source, tape in talk.tapes.items():
             self._buffered -= tape.buffered
-            for found in tape.finish():
-                yield _captured(found, talk.last[source])
+            for description in tape.finish():
+                yield _captured(description, talk.last[source])
             if tape.problems and tape.frames:
                 note(f"conversation {number}, from {source}: {'; '.join(tape.problems)}")
         if any(tape.frames for tape in talk.tapes.values()):
@@ -256,20 +256,20 @@ class _Capture:
             self._strangers += 1
 
 
-def _captured(found: Description, piece: pcap.Bytes) -> Shown:
+def _captured(description: Description, piece: pcap.Bytes) -> Shown:
     seconds, fraction = divmod(piece.time_ns, 10**9)
     try:
         moment = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{fraction // 1000:06d}Z"
     except (OverflowError, ValueError, OSError):
         moment = f"{seconds}.{fraction // 1000:06d}"  # a clock that nobody has set
     place = {
-        "offset": found.offset,
+        "offset": description.offset,
         "conversation": piece.conversation,
         "time": moment,
         "source": str(piece.source),
         "destination": str(piece.destination),
     }
-    return Shown(found, place, f"#{piece.conversation} {moment} {piece.source} > {piece.destination}  ")
+    return Shown(description, place, f"#{piece.conversation} {moment} {piece.source} > {piece.destination}  ")
 
 
 def _show_capture(

@@ -78,8 +78,8 @@ def _node(home: Path) -> Iterator[str]:
                 said = process.stderr.read().strip() if process.stderr and process.poll() is not None else ""
                 raise TailraceError(f"the node did not start: {said or 'no answer'}, try another --dir")
             sleep(0.05)
-        found = json.loads(ready.read_text())
-        yield f"couchbase://{found['host']}:{found['port']}/default"
+        node = json.loads(ready.read_text())
+        yield f"couchbase://{node['host']}:{node['port']}/default"
     finally:
         process.terminate()
         process.wait(timeout=_PATIENCE_S)
@@ -224,7 +224,7 @@ class _Demo:
             self.applied += applied.changes
             self.version = applied.versions[0]
             self.table_rows = self.count_rows()
-            self.positions = {vbucket: one.seqno for vbucket, one in applied.positions.items()}
+            self.positions = {vbucket: position.seqno for vbucket, position in applied.positions.items()}
             self.rolled_back.update(applied.rolled_back)
         if applied.rolled_back:
             self._say(
@@ -277,7 +277,9 @@ class _Demo:
         from rich.text import Text
 
         last = self.samples[-1] if self.samples else None
-        before = next((one for one in reversed(self.samples) if last and last.at_s - one.at_s > 1.0), None)
+        before = next(
+            (sample for sample in reversed(self.samples) if last and last.at_s - sample.at_s > 1.0), None
+        )
         rate = (last.changes - before.changes) / (last.at_s - before.at_s) if last and before else 0.0
         node = f"documents  {last.bucket_documents if last else 0:>9,}\nvbuckets   {VBUCKETS:>9}\n{self.url}"
         mirror = (

@@ -33,15 +33,15 @@ def command(url: ConnectionString, key: str, collection: str, as_json: bool, **t
     is no such document.
     """
     with open_kv(url, tls) as client:
-        found = client.get(key, collection=collection)
-        if found is None:
+        document = client.get(key, collection=collection)
+        if document is None:
             raise TailraceError(f"there is no document {key!r}, check the key and the bucket")
         if as_json:
             from ..client.jsonlines import document_as_json
 
             meta = client.get_meta(key, collection=collection)
-            click.echo(document_as_json(key.encode(), found, meta, client.vbucket_of(key)).encode())
+            click.echo(document_as_json(key.encode(), document, meta, client.vbucket_of(key)).encode())
             return
-    sys.stdout.buffer.write(found.value)
+    sys.stdout.buffer.write(document.value)
     if sys.stdout.isatty():
         sys.stdout.buffer.write(b"\n")

@@ -117,8 +117,8 @@ class _Program(Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f".{cmd_name.replace('-', '_')}", __package__)
-        found: click.Command = module.command
-        return found
+        command: click.Command = module.command
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
@@ -279,7 +279,9 @@ def _usage(error: click.UsageError) -> str:
 def _lowered(text: str) -> str:
     """As it reads behind "error:": one sentence without a capital in front or a full stop at the end."""
     sentences = re.split(r"\.\s+(?=[A-Z])", " ".join(text.split()).rstrip(".?"))
-    return ", ".join(one[:1].lower() + one[1:] if one[1:2].islower() else one for one in sentences)
+    return ", ".join(
+        sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence for sentence in sentences
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -138,7 +138,7 @@ def command(
             raise KeyboardInterrupt
         view.version = mirror.tables[0].version
         view.write_metrics()
-        versions = ", ".join(str(one.version) for one in mirror.tables)
+        versions = ", ".join(str(table.version) for table in mirror.tables)
         tables = "the table is" if len(mirror.tables) == 1 else "the tables are"
         seconds = SYSTEM.monotonic() - started
         note(f"{counted(view.changes, 'change')} in {seconds:.1f} s; {tables} at version {versions}")

@@ -39,6 +39,6 @@ def command(
         stats = dict(client.stats("vbucket-seqno"))
     purged = {vbucket: int(stats.get(f"vb_{vbucket}:purge_seqno", 0)) for vbucket in logs}
     plans = forecast(mirror, logs, high, purged)
-    for one in plans:
-        click.echo(json.dumps(one.to_json()) if as_json else str(one))
+    for plan in plans:
+        click.echo(json.dumps(plan.to_json()) if as_json else str(plan))
     note(f"{summary(plans)}; the table is at version {mirror.version}")

@@ -64,10 +64,10 @@ def command(
 
 
 def _chosen(vbuckets: tuple[str, ...]) -> list[int] | None:
-    found: set[int] = set()
+    chosen: set[int] = set()
     for text in vbuckets:
         some = parse_vbuckets(text)
         if some is None:
             return None
-        found.update(some)
-    return sorted(found)
+        chosen.update(some)
+    return sorted(chosen)

@@ -203,17 +203,17 @@ def _users(given: tuple[str, ...], file: Path | None) -> dict[str, str]:
         except UnicodeDecodeError:
             raise UsageError(f"--users-file {str(file)!r} is not UTF-8") from None
         lines += [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    found: dict[str, str] = {}
+    users: dict[str, str] = {}
     for line in lines:
         name, colon, password = line.partition(":")
         # never the line itself: it may be a password
         if not colon or not name or not password or "\0" in line or len(line) > 1024:
             raise UsageError("a user is written NAME:PASSWORD, both not empty")
-        if found.setdefault(name, password) != password:
+        if users.setdefault(name, password) != password:
             raise UsageError(f"user {name!r} is given twice, with different passwords")
-    if len(found) > _MAX_USERS:
+    if len(users) > _MAX_USERS:
         raise UsageError(f"there are more than {_MAX_USERS} users")
-    return found
+    return users
 
 
 def _is_loopback(host: str) -> bool:
@@ -223,10 +223,10 @@ def _is_loopback(host: str) -> bool:
     if not host:
         return False
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UsageError(f"--host {host!r} is no address of this machine: {error.strerror}") from None
-    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
+    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in resolved)
 
 
 def _tls_context(cert: Path | None, key: Path | None, port: int | None) -> ssl.SSLContext | None:
@@ -365,12 +365,12 @@ def _warn_of_a_small_disk(data: Path, settings: StoreSettings) -> None:
 def _make_buckets(engine: Engine, options: _Options) -> None:
     """Those that are not there yet; one that is there keeps its number of vbuckets for ever."""
     for name in options.buckets:
-        found = engine.buckets.get(name)
-        if found is None:
+        bucket = engine.buckets.get(name)
+        if bucket is None:
             engine.create_bucket(name, options.vbuckets or _VBUCKETS, active=not options.fenced)
-        elif options.vbuckets not in (None, found.vbucket_count):
+        elif options.vbuckets not in (None, bucket.vbucket_count):
             raise UsageError(
-                f"bucket {name!r} in {str(options.data)!r} has {found.vbucket_count} vbuckets, not "
+                f"bucket {name!r} in {str(options.data)!r} has {bucket.vbucket_count} vbuckets, not "
                 f"{options.vbuckets}: leave --vbuckets out, or choose another --data"
             )
 
@@ -378,10 +378,10 @@ def _make_buckets(engine: Engine, options: _Options) -> None:
 def _listen(listen: object, host: str, port: int, option: str = "--port") -> list[socket.socket]:
     assert callable(listen)
     try:
-        found: list[socket.socket] = listen(host, port)
+        sockets: list[socket.socket] = listen(host, port)
     except OSError as error:
         raise cant_listen(host, port, error, option) from None
-    return found
+    return sockets
 
 
 def _tell(options: _Options, server: Server, web_port: int | None) -> None:

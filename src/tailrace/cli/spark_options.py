@@ -202,22 +202,22 @@ def source_options_of(url: ConnectionString, tls: dict[str, Any], more: dict[str
     """Options of the Spark source from those of a command."""
     from ..spark.api import source_options
 
-    found = source_options(url)
+    options = source_options(url)
     for option, name in (("tls_ca", "tlsCaFile"), ("tls_cert", "tlsClientCert"), ("tls_key", "tlsClientKey")):
         if tls.get(option):
-            found[name] = tls[option]
-    return {**found, **more}
+            options[name] = tls[option]
+    return {**options, **more}
 
 
 def collection_paths(table: str, collections: tuple[str, ...]) -> str | dict[str, str]:
     """TABLE alone, or TABLE as the folder of one table per collection."""
     if not collections:
         return table
-    found = {}
+    uris = {}
     for text in collections:
         path, equals, uri = text.partition("=")
-        found[path] = uri if equals else f"{table.rstrip('/')}/{path}"
-    return found
+        uris[path] = uri if equals else f"{table.rstrip('/')}/{path}"
+    return uris
 
 
 def explained_query_error(error: BaseException) -> TailraceError:

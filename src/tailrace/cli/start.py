@@ -16,7 +16,9 @@ __all__ = ["interrupted_code", "main"]
 
 def interrupted_code(arguments: Sequence[str]) -> int:
     """What a command ends with on Ctrl-C: that is how a node is stopped, all others are broken off."""
-    command = next((one for one in arguments if not one.startswith("-")), "")  # behind --debug, for one
+    command = next(
+        (argument for argument in arguments if not argument.startswith("-")), ""
+    )  # behind --debug, for one
     return 0 if command == "serve" else 130
 
 

@@ -32,14 +32,14 @@ def command(url: ConnectionString, group: str, as_json: bool, **tls: Any) -> Non
     """
     with open_kv(url, tls) as client:
         try:
-            found = client.stats(group)
+            figures = client.stats(group)
         except StatusError as error:
             raise explained(error, f"the server may not know a group {group!r}") from error
     if as_json:
-        JsonLines().write(found)
+        JsonLines().write(figures)
         return
-    width = max(map(len, found), default=0)
-    for name, value in found.items():
+    width = max(map(len, figures), default=0)
+    for name, value in figures.items():
         click.echo(f"{_printable(name):{width}}  {_printable(value)}")
 
 

@@ -62,25 +62,30 @@ def command(
 
         try:
             verdict = verify(spark, url, table, options=options, storage_options=storage)
-            found = [one for one in verdict.differences if not (as_of_table and one.newer)]
-            for one in found:
-                click.echo(json.dumps(asdict(one)) if as_json else str(one))
-            if found and repair:
-                vbuckets = sorted({one.vbucket for one in found})
+            differences = [
+                difference for difference in verdict.differences if not (as_of_table and difference.newer)
+            ]
+            for difference in differences:
+                click.echo(json.dumps(asdict(difference)) if as_json else str(difference))
+            if differences and repair:
+                vbuckets = sorted({difference.vbucket for difference in differences})
                 note(f"reading {counted(len(vbuckets), 'vbucket')} again, to replace the rows")
                 repair_vbuckets(spark, url, table, vbuckets, options=options, storage_options=storage)
-                note(f"repaired {counted(len(found), 'difference')} in {counted(len(vbuckets), 'vbucket')}")
+                repaired = counted(len(differences), "difference")
+                note(f"repaired {repaired} in {counted(len(vbuckets), 'vbucket')}")
                 verdict = verify(spark, url, table, options=options, storage_options=storage)
-                found = [one for one in verdict.differences if not (as_of_table and one.newer)]
+                differences = [
+                    difference for difference in verdict.differences if not (as_of_table and difference.newer)
+                ]
         except Exception as error:
             raise explained_query_error(error) from error
-    answer = "equal" if not found else counted(len(found) + verdict.omitted, "difference")
+    answer = "equal" if not differences else counted(len(differences) + verdict.omitted, "difference")
     behind = f", {verdict.behind} changes behind" if verdict.behind else ""
     note(
         f"{answer}: {verdict.documents} documents in the bucket, {verdict.rows} rows in the table at version "
         f"{verdict.table_version}{behind}; the bucket was read up to seqno {_newest(verdict.bucket_seqnos)}"
     )
-    return 1 if found else 0
+    return 1 if differences else 0
 
 
 def _newest(seqnos: Mapping[int, int]) -> str:

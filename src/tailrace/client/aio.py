@@ -297,7 +297,7 @@ class Source:
         self._unsaved = False
         self._saved_at = self._loop.time()
         wanted = self._reading.to_save()
-        if all(self._last_saved.get(vbucket) is one for vbucket, one in wanted.items()):
+        if all(self._last_saved.get(vbucket) is saved for vbucket, saved in wanted.items()):
             return  # no snapshot has become whole since
         await self._loop.run_in_executor(None, self._store.save, wanted)
         self._last_saved = wanted
@@ -320,21 +320,21 @@ class Source:
 
     async def high_seqnos(self) -> dict[int, int]:
         """The newest seqno of every vbucket."""
-        found: dict[int, int] = {}
+        seqnos: dict[int, int] = {}
         for answer in await self._ask_everybody(lambda _: high_seqnos()):
-            found |= answer
-        return dict(sorted(found.items()))
+            seqnos |= answer
+        return dict(sorted(seqnos.items()))
 
     async def failover_logs(self, vbuckets: Iterable[int] | None = None) -> dict[int, FailoverLog]:
         """The branches of vbuckets, newest first."""
         assert self._nodes.map is not None
         chosen = range(self._nodes.map.vbucket_count) if vbuckets is None else sorted(set(vbuckets))
-        found: dict[int, FailoverLog] = {}
+        logs: dict[int, FailoverLog] = {}
         for answer in await self._ask_everybody(
-            lambda address: failover_logs([one for one in chosen if self._home(one) == address])
+            lambda address: failover_logs([vbucket for vbucket in chosen if self._home(vbucket) == address])
         ):
-            found |= answer
-        return dict(sorted(found.items()))
+            logs |= answer
+        return dict(sorted(logs.items()))
 
     def homes(self) -> dict[int, Address | None]:
         """The node that has each vbucket, by the newest map."""
@@ -351,7 +351,7 @@ class Source:
     def has_collections(self) -> bool:
         """Whether the server knows collections."""
         granted = [link.granted for _, link in self._nodes.links() if link.granted is not None]
-        return any(one.session.collections for one in granted)
+        return any(agreed.session.collections for agreed in granted)
 
     @property
     def collection_names(self) -> Mapping[int, tuple[str, str]]:
@@ -362,10 +362,11 @@ class Source:
         """Figures of this source, and why it waits if it does."""
         now = self._loop.time()
         links = dict(self._nodes.links())
-        progress = {} if self._reading is None else self._reading.progress
+        vbuckets = {} if self._reading is None else self._reading.progress
         states: dict[str, int] = {}
-        for one in progress.values():
-            states[one.state.name.lower()] = states.get(one.state.name.lower(), 0) + 1
+        for progress in vbuckets.values():
+            name = progress.state.name.lower()
+            states[name] = states.get(name, 0) + 1
         return {
             "name": self._settings.name,
             "bucket": self.where.bucket,
@@ -436,10 +437,13 @@ class Source:
             connection.flush()
 
     def _arm(self, now: float) -> None:
-        times = [self._nodes.next_timer(now), *(one.link.next_timer() for one in self._connections.values())]
+        times = [
+            self._nodes.next_timer(now),
+            *(connection.link.next_timer() for connection in self._connections.values()),
+        ]
         if self._reading is not None:
             times.append(self._reading.next_timer())
-        due = min((one for one in times if one is not None), default=None)
+        due = min((time for time in times if time is not None), default=None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -495,10 +499,10 @@ class Source:
 
     def _look(self, *, at_all: bool = False) -> bool:
         """`Connection.look` on all connections; whether there was any."""
-        found = False
+        has_come = False
         for connection in list(self._connections.values()):
-            found |= connection.look(at_all=at_all)
-        return found
+            has_come |= connection.look(at_all=at_all)
+        return has_come
 
     def _has_more(self) -> bool:
         """Whether something waits for the application."""
@@ -524,9 +528,9 @@ class Source:
         """Connections that are gone, of which the reading still has to take what they brought."""
         links = dict(self._nodes.links())
         return [
-            one
-            for one in self._connections.values()
-            if one.lost is not None and links.get(one.address) is one.link
+            connection
+            for connection in self._connections.values()
+            if connection.lost is not None and links.get(connection.address) is connection.link
         ]
 
     def _lost(self, address: Address, error: Exception | None) -> None:
@@ -583,7 +587,7 @@ class Source:
         )
 
         def is_answered() -> bool:
-            unheeded = [one.lost for one in self._unheeded()]
+            unheeded = [connection.lost for connection in self._unheeded()]
             done = everybody.is_answered(self._homes(), unheeded, self._loop.time())
             self._flush()
             return done
@@ -593,9 +597,11 @@ class Source:
 
     def _homes(self) -> set[Address | None]:
         """The nodes that have something for us."""
-        return {self._home(one) for one in self._needed_vbuckets()} - {None}
+        return {self._home(vbucket) for vbucket in self._needed_vbuckets()} - {None}
 
     def _needed_vbuckets(self) -> Iterable[int]:
         if self._reading is None or self._reading.is_over:
             return range(self._nodes.map.vbucket_count) if self._nodes.map is not None else ()
-        return [vb for vb, one in self._reading.progress.items() if one.state is not ReadingState.DONE]
+        return [
+            vb for vb, progress in self._reading.progress.items() if progress.state is not ReadingState.DONE
+        ]

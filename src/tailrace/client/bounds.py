@@ -18,10 +18,10 @@ End = str | Mapping[int, int]
 
 def check_vbuckets(count: int, *named: Start | End | Iterable[int] | None) -> None:
     """Raise `UsageError` if what limits a reading names a vbucket that the bucket does not have."""
-    for one in named:
-        if one is None or isinstance(one, str):
+    for limit in named:
+        if limit is None or isinstance(limit, str):
             continue
-        if unknown := [vbucket for vbucket in one if not 0 <= vbucket < count]:
+        if unknown := [vbucket for vbucket in limit if not 0 <= vbucket < count]:
             raise UsageError(f"there is no vbucket {unknown[0]}, the last is {count - 1}")
 
 

@@ -48,7 +48,9 @@ class BulkWriter:
     @property
     def _has_to_hurry(self) -> bool:
         """Something is to be sent, now or again."""
-        return self._pipeline.next_timer() is not None or any(one.waits_to_send for one in self._heard_at)
+        return self._pipeline.next_timer() is not None or any(
+            connection.waits_to_send for connection in self._heard_at
+        )
 
     def _turn(self, *, may_wait: bool = True) -> list[BatchResult]:
         """Send what is due, wait until something happens, take the answers; what was finished by that."""
@@ -103,7 +105,9 @@ class BulkWriter:
             except ConnectError as error:
                 self._lost(connection, error)
         # what owes nothing is timed anew when it is sent something
-        self._heard_at = {one: at for one, at in self._heard_at.items() if pipeline.is_due(one)}
+        self._heard_at = {
+            connection: at for connection, at in self._heard_at.items() if pipeline.is_due(connection)
+        }
 
     def _take(self, connection: KvConnection) -> int:
         """Take the answers that have come; how many parts they came in."""

@@ -115,7 +115,7 @@ def _remember(names: dict[int, T], number: int, name: T) -> None:
     """Keep a name, and not more of them than a server can have in good faith; the default one stays."""
     names[number] = name
     if len(names) > _MOST_NAMES:
-        del names[next(one for one in names if one)]
+        del names[next(collection_id for collection_id in names if collection_id)]
 
 
 def _full(path: str) -> str:

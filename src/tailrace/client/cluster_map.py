@@ -85,19 +85,20 @@ def _nodes(
     listed = _list(server_map.get("serverList"), "serverList")
     if not 1 <= len(listed) <= MAX_NODES:
         raise RemoteProtocolError(f"the cluster map has {len(listed)} nodes, not 1 to {MAX_NODES}")
-    nodes = [_address(one, asked) for one in listed]
+    nodes = [_address(entry, asked) for entry in listed]
     if not tls:
         return tuple(nodes)
-    extended = [_object(one, "nodesExt") for one in _list(config.get("nodesExt", []), "nodesExt")]
+    extended = [_object(entry, "nodesExt") for entry in _list(config.get("nodesExt", []), "nodesExt")]
     return tuple(_tls_address(node, index, extended, asked) for index, node in enumerate(nodes))
 
 
 def _tls_address(node: Address, index: int, extended: list[dict[str, Any]], asked: Address) -> Address:
     """The same node's TLS port, which stands in another list: found by host and port, or by place."""
     fitting = [
-        one
-        for one in extended
-        if _services(one).get("kv") == node.port and one.get("hostname", node.host) in (node.host, _ANY_HOST)
+        entry
+        for entry in extended
+        if _services(entry).get("kv") == node.port
+        and entry.get("hostname", node.host) in (node.host, _ANY_HOST)
     ]
     if not fitting and index < len(extended):
         fitting = [extended[index]]

@@ -118,15 +118,15 @@ class FullText:
     def _claim(self, bucket: str) -> None:
         """Read where the index is, and see that it is of this bucket."""
         owner = f"{_FORMAT} {bucket}"
-        found = False
+        is_claimed = False
         for about, state in self._states():
             if about == "bucket":
-                found = True
+                is_claimed = True
                 if state != owner:
                     raise UsageError(f"{str(self.directory)!r} is the index of another bucket or version")
             else:
                 self._saved[int(about)] = Position.from_json(json.loads(state))
-        if not found:
+        if not is_claimed:
             self._put_state("bucket", owner)
 
     def _states(self) -> Iterator[tuple[str, str]]:
@@ -147,7 +147,7 @@ class FullText:
 
     def load(self) -> dict[int, SavedPosition]:
         """The positions of the last commit."""
-        return {vbucket: SavedPosition(one) for vbucket, one in self._saved.items()}
+        return {vbucket: SavedPosition(position) for vbucket, position in self._saved.items()}
 
     def save(self, positions: Mapping[int, SavedPosition]) -> None:
         """Positions are only written by `commit`, with the documents."""
@@ -247,13 +247,13 @@ class FullText:
         except ValueError as error:
             raise UsageError(f"the query can't be read: {error}") from None
         searcher, documents = self._documents(parsed)
-        found = []
+        hits = []
         for score, address in searcher.search(documents, limit=limit).hits:
             document = searcher.doc(address)
             vbucket, collection, key = document["id"][0].split("/")
             seqno = document["seqno"][0]
-            found.append(Hit(float(score), bytes.fromhex(key), int(vbucket), int(collection, 16), seqno))
-        return found
+            hits.append(Hit(float(score), bytes.fromhex(key), int(vbucket), int(collection, 16), seqno))
+        return hits
 
     def _documents(self, query: Any) -> tuple[Any, Any]:
         """The newest commit, and a query for what fits there of the bucket's documents."""

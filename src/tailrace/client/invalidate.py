@@ -65,13 +65,13 @@ class Cache(ABC):
 
     def __init__(self, where: str, prefix: bytes, retry_for_s: float) -> None:
         try:
-            found = urlsplit(where)
-            self._address = found.hostname or "127.0.0.1", found.port or self.DEFAULT_PORT
+            url = urlsplit(where)
+            self._address = url.hostname or "127.0.0.1", url.port or self.DEFAULT_PORT
             self._address[0].encode("idna")
         except ValueError as error:
             raise UsageError(f"{where!r} is no address of a cache: {error}") from None
-        self._user, self._password = unquote(found.username or ""), unquote(found.password or "")
-        self._path = found.path.strip("/")
+        self._user, self._password = unquote(url.username or ""), unquote(url.password or "")
+        self._path = url.path.strip("/")
         self._prefix = prefix
         self._retry_for_s = retry_for_s
         self._is_connected = False
@@ -152,21 +152,21 @@ class Redis(Cache):
             await self._call(b"FLUSHDB")
             return
         pattern = b"".join(
-            b"\\" + bytes([one]) if one in b"*?[]^\\" else bytes([one]) for one in self._prefix
+            b"\\" + bytes([octet]) if octet in b"*?[]^\\" else bytes([octet]) for octet in self._prefix
         )
         cursor = b"0"
         while True:
             match await self._call(b"SCAN", cursor, b"MATCH", pattern + b"*", b"COUNT", b"1000"):
-                case [bytes() as cursor, list() as found] if all(isinstance(one, bytes) for one in found):
-                    if found:
-                        await self._call(b"DEL", *found)
+                case [bytes() as cursor, list() as keys] if all(isinstance(key, bytes) for key in keys):
+                    if keys:
+                        await self._call(b"DEL", *keys)
                 case other:
                     raise RemoteProtocolError(f"redis answers a SCAN with {_short(other)}")
             if cursor == b"0":
                 return
 
     async def _call(self, *words: bytes) -> Any:
-        request = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in words)
+        request = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
         async with asyncio.timeout(_TIMEOUT_S):
             self._writer.write(request)
             await self._writer.drain()
@@ -312,9 +312,9 @@ async def follow(
                 keys: list[bytes] = []
                 clears = False
                 for event in portion.events():
-                    found = _changed(event, recent)
-                    clears |= found is None
-                    keys += found or ()
+                    changed = _changed(event, recent)
+                    clears |= changed is None
+                    keys += changed or ()
                 if clears:
                     await cache.clear()
                 elif keys:

@@ -23,12 +23,16 @@ def shows_keywords(kind: type) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        given = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        given = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
         named = [
             inspect.Parameter(
-                one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
             )
-            for one in fields(kind)
+            for field in fields(kind)
         ]
         function.__signature__ = signature.replace(parameters=[*given, *named])  # type: ignore[attr-defined]
         return function
@@ -72,7 +76,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is collections.abc.Sequence:
         (member,) = get_args(hint)
         is_list = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes)
-        return is_list and all(_fits(one, member) for one in value)
+        return is_list and all(_fits(element, member) for element in value)
     if getattr(hint, "_is_protocol", False):
         return all(callable(getattr(value, name, None)) for name in vars(hint) if not name.startswith("_"))
     return isinstance(value, hint)

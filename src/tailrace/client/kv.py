@@ -92,7 +92,10 @@ def stats(group: str = "") -> Script[dict[str, str]]:
     if not isinstance(answers, list):
         expect(answers, f"stats {group}".rstrip())
         raise AssertionError("a success is a list")
-    return {one.key.decode("utf-8", "replace"): one.value.decode("utf-8", "replace") for one in answers[:-1]}
+    return {
+        answer.key.decode("utf-8", "replace"): answer.value.decode("utf-8", "replace")
+        for answer in answers[:-1]
+    }
 
 
 class KvClient:
@@ -124,7 +127,9 @@ class KvClient:
         credentials = None
         if self._where.username is not None:
             credentials = Credentials(self._where.username, self._where.password or "")
-        features = tuple(one for one in KV_FEATURES if wants_seqnos or one != Feature.MUTATION_SEQNO)
+        features = tuple(
+            feature for feature in KV_FEATURES if wants_seqnos or feature != Feature.MUTATION_SEQNO
+        )
         introduction = Introduction(
             agent, self._where.bucket, credentials, features, allow_plain=self._where.tls
         )
@@ -172,17 +177,17 @@ class KvClient:
     def get(self, key: bytes | str, *, collection: str = "") -> Document | None:
         """The document, or None."""
         vbucket, wire_key = self._place(key, collection)
-        found = self._on(vbucket, lambda: _found(Get(vbucket=vbucket, key=wire_key)))
-        return None if found is None else Document(found.value, found.flags, found.cas, found.datatype)
+        answer = self._on(vbucket, lambda: _found(Get(vbucket=vbucket, key=wire_key)))
+        return None if answer is None else Document(answer.value, answer.flags, answer.cas, answer.datatype)
 
     def get_meta(self, key: bytes | str, *, collection: str = "") -> Meta | None:
         """The document's metadata, also that of a tombstone; None if nothing is known of the key."""
         vbucket, wire_key = self._place(key, collection)
-        found = self._on(vbucket, lambda: _found(GetMeta(vbucket=vbucket, key=wire_key, version=2)))
-        if found is None:
+        answer = self._on(vbucket, lambda: _found(GetMeta(vbucket=vbucket, key=wire_key, version=2)))
+        if answer is None:
             return None
-        datatype = found.stored_datatype or 0
-        return Meta(found.cas, found.rev_seqno, found.flags, found.expiry, bool(found.deleted), datatype)
+        datatype = answer.stored_datatype or 0
+        return Meta(answer.cas, answer.rev_seqno, answer.flags, answer.expiry, bool(answer.deleted), datatype)
 
     def set(
         self,
@@ -238,11 +243,11 @@ class KvClient:
 
     def high_seqnos(self) -> dict[int, int]:
         """By vbucket, over all nodes."""
-        found: dict[int, int] = {}
+        seqnos: dict[int, int] = {}
         for connection in self._nodes.everywhere():
             answer = connection.run(ask(GetAllVbSeqnos(state=VBucketState.ACTIVE), "get all vb seqnos"))
-            found |= answer.seqnos
-        return found
+            seqnos |= answer.seqnos
+        return seqnos
 
     def failover_log(self, vbucket: int) -> FailoverLog:
         """The branches of a vbucket, newest first."""
@@ -290,13 +295,13 @@ class KvClient:
         if (to_seqno is None) == (lose is None):
             raise UsageError("a rewind goes either to a seqno or back by a number of changes")
         mode, number = (0, to_seqno) if to_seqno is not None else (1, lose or 0)
-        found: dict[int, int] = {}
+        seqnos: dict[int, int] = {}
         for connection, share in self._nodes.shares(vbuckets):
             value = b"".join(vbucket.to_bytes(2, "big") for vbucket in share)
             answer = connection.run(ask(Rewind(mode=mode, number=number, value=value), "rewind"))
             ends = _json_object(answer.value, "the answer to a rewind")
-            found |= {int(vbucket): int(seqno) for vbucket, seqno in ends.items()}
-        return found
+            seqnos |= {int(vbucket): int(seqno) for vbucket, seqno in ends.items()}
+        return seqnos
 
     # many writes at once
 
@@ -381,9 +386,9 @@ def _value(value: Any, datatype: int | None) -> tuple[bytes, int]:
 
 def _json_object(text: bytes, what: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise RemoteProtocolError(f"{what} is not a JSON object")
-    return found
+    return parsed

@@ -185,18 +185,18 @@ class _Parser:
         """
         if not self._has_floats:
             return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-        found, line = "", self._line
+        text, line = "", self._line
         at = _after_space(line, line.index("{") + 1)
         while line[at] != "}":
             name, at = self._decoder.raw_decode(line, at)
             begin = _after_space(line, _after_space(line, at) + 1)  # behind the colon
             _, end = self._decoder.raw_decode(line, begin)
             if name == "value":
-                found = line[begin:end]
+                text = line[begin:end]
             at = _after_space(line, end)
             if line[at] == ",":
                 at = _after_space(line, at + 1)
-        return found
+        return text
 
 
 def _after_space(text: str, at: int) -> int:
@@ -281,10 +281,10 @@ def _request(
     is_json = not is_text and not isinstance(value, bytes)
     body = value.encode() if is_text else parser.value_text(value).encode() if is_json else value
     kind = int(Datatype.JSON) if json_type and is_json else 0
-    if found := _xattrs(document):
+    if xattrs := _xattrs(document):
         if not takes_xattrs:
             raise ValueError("it has xattrs, and the server takes none (without them, dump has no --xattrs)")
-        body, kind = join_xattrs(found, body), kind | int(Datatype.XATTR)
+        body, kind = join_xattrs(xattrs, body), kind | int(Datatype.XATTR)
     flags, expiry = (_u32(document.get(name, 0), name) for name in ("flags", "expiry"))
     return Set(key=wire_key, value=body, flags=flags, expiry=expiry, datatype=kind), raw_key
 
@@ -302,13 +302,13 @@ def _prefix(document: dict[str, Any], prefixes: Mapping[str, bytes]) -> bytes:
 
 def _xattrs(document: dict[str, Any]) -> dict[str, bytes]:
     """The texts of a document's xattrs."""
-    found = document.get("xattrs", {})
-    if not isinstance(found, dict) or not all(name and "\0" not in name for name in found):
+    xattrs = document.get("xattrs", {})
+    if not isinstance(xattrs, dict) or not all(name and "\0" not in name for name in xattrs):
         raise ValueError("its xattrs are no object with names")
     try:
         return {
-            name: json.dumps(one, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-            for name, one in found.items()
+            name: json.dumps(xattr, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+            for name, xattr in xattrs.items()
         }
     except ValueError:
         raise ValueError("its xattrs have a number that is too large") from None

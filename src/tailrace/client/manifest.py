@@ -17,9 +17,9 @@ _FIRST_ID = 8
 def collection_ids(manifest: dict[str, Any]) -> dict[str, int]:
     """The id of each collection, by ``scope.name``."""
     return {
-        f"{scope['name']}.{one['name']}": int(one["uid"], 16)
+        f"{scope['name']}.{collection['name']}": int(collection["uid"], 16)
         for scope in manifest["scopes"]
-        for one in scope["collections"]
+        for collection in scope["collections"]
     }
 
 
@@ -32,31 +32,31 @@ def with_changes(manifest: dict[str, Any], create: Iterable[str], drop: Iterable
     scopes: list[dict[str, Any]] = made["scopes"]
     for path in drop:
         scope, dot, name = path.partition(".")
-        found = _by_name(scopes, scope or "_default")
-        collection = _by_name(found["collections"], name) if found is not None and dot else None
-        if found is None or (dot and collection is None):
+        holder = _by_name(scopes, scope or "_default")
+        collection = _by_name(holder["collections"], name) if holder is not None and dot else None
+        if holder is None or (dot and collection is None):
             raise TailraceError(f"there is no {'collection' if dot else 'scope'} {path!r} to drop")
         if collection is not None:
-            found["collections"].remove(collection)
+            holder["collections"].remove(collection)
         else:
-            scopes.remove(found)
+            scopes.remove(holder)
     for path in create:
         scope, dot, name = path.partition(".")
         if not dot or not name or "." in name:
             raise UsageError(f"{path!r} is no collection, write it like shop.orders")
-        found = _by_name(scopes, scope or "_default")
-        if found is None:
-            found = {"name": scope, "uid": _free_id(manifest, made), "collections": []}
-            scopes.append(found)
-        if _by_name(found["collections"], name) is not None:
+        holder = _by_name(scopes, scope or "_default")
+        if holder is None:
+            holder = {"name": scope, "uid": _free_id(manifest, made), "collections": []}
+            scopes.append(holder)
+        if _by_name(holder["collections"], name) is not None:
             raise TailraceError(f"the collection {path!r} exists already")
-        found["collections"].append({"name": name, "uid": _free_id(manifest, made)})
+        holder["collections"].append({"name": name, "uid": _free_id(manifest, made)})
     made["uid"] = f"{int(manifest['uid'], 16) + 1:x}"
     return made
 
 
 def _by_name(members: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    return next((one for one in members if one["name"] == name), None)
+    return next((member for member in members if member["name"] == name), None)
 
 
 def _free_id(*manifests: dict[str, Any]) -> str:
@@ -68,5 +68,5 @@ def _free_id(*manifests: dict[str, Any]) -> str:
     for manifest in manifests:
         for scope in manifest["scopes"]:
             used.append(int(scope["uid"], 16))
-            used.extend(int(one["uid"], 16) for one in scope["collections"])
+            used.extend(int(collection["uid"], 16) for collection in scope["collections"])
     return f"{max(used) + 1:x}"

@@ -93,13 +93,13 @@ class Nodes:
 
     def to_connect(self, now: float) -> list[Address]:
         """The nodes that should be called now; each is marked as being called."""
-        found = []
+        addresses = []
         for address in self._wanted():
             node = self._node(address)
             if node.link is None and not node.connecting and node.retry_at <= now:
                 node.connecting = True
-                found.append(address)
-        return found
+                addresses.append(address)
+        return addresses
 
     def to_disconnect(self) -> list[Address]:
         """Connections that nobody needs any more: of nodes that have left, or have nothing for us.
@@ -108,9 +108,9 @@ class Nodes:
         """
         wanted = self._wanted()
         return [
-            one.address
-            for one in self._nodes.values()
-            if one.link is not None and one.address not in wanted and not one.link.streams
+            node.address
+            for node in self._nodes.values()
+            if node.link is not None and node.address not in wanted and not node.link.streams
         ]
 
     def connected(self, address: Address, now: float) -> DcpReader:
@@ -208,22 +208,22 @@ class Nodes:
 
     def apply(self, text: bytes, asked: Address) -> bool:
         """Take over a cluster map if it is newer; whether it was."""
-        found = ClusterMap.parse(text, asked, tls=self.where.tls)
-        if found is None or not found.is_newer_than(self.map):
+        offered = ClusterMap.parse(text, asked, tls=self.where.tls)
+        if offered is None or not offered.is_newer_than(self.map):
             return False
-        if self.map is not None and found.vbucket_count != self.map.vbucket_count:
+        if self.map is not None and offered.vbucket_count != self.map.vbucket_count:
             raise RemoteProtocolError(
-                f"the bucket has {found.vbucket_count} vbuckets and had {self.map.vbucket_count} before: "
+                f"the bucket has {offered.vbucket_count} vbuckets and had {self.map.vbucket_count} before: "
                 "it was made anew, and positions in the old one mean nothing in it; connect again"
             )
-        self.map = found
+        self.map = offered
         # those that are in no map any more would pile up
         self._nodes = {
             address: node
             for address, node in self._nodes.items()
             if node.link is not None
             or node.connecting
-            or address in found.nodes
+            or address in offered.nodes
             or address in self.where.addresses
         }
         self.on_change()
@@ -257,7 +257,7 @@ class Nodes:
             return
         node = self._node(address)
         if node.link is not None:
-            node.link.ask(_config(), lambda found: self._pushed(address, found, now) if found else None, now)
+            node.link.ask(_config(), lambda text: self._pushed(address, text, now) if text else None, now)
 
     def _take_single(self, address: Address, count: int) -> None:
         if count and self.map is None:
@@ -277,10 +277,10 @@ class Nodes:
         """Whom we want to be connected to: the nodes that we need, or a seed that may know the map."""
         if self.map is None:
             return (self.where.addresses[self._seed],)
-        if self._needed and all(self._node(one).troubled_since is not None for one in self._needed):
+        if self._needed and all(self._node(address).troubled_since is not None for address in self._needed):
             # the cluster may have moved away from us
             return tuple(dict.fromkeys((*self._needed, *self.where.addresses)))
-        return self._needed or tuple(one.address for one in self.ready()[:1]) or self.map.nodes[:1]
+        return self._needed or tuple(node.address for node in self.ready()[:1]) or self.map.nodes[:1]
 
     def _node(self, address: Address) -> KnownNode:
         if address not in self._nodes:

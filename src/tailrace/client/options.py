@@ -123,7 +123,7 @@ class SourceOptions:
 
     @classmethod
     def _defaults(cls) -> Mapping[str, Any]:
-        return {one.name: one.default for one in fields(cls)}
+        return {field.name: field.default for field in fields(cls)}
 
     def state_store(self, bucket: str) -> StateStore | None:
         """Where positions are kept."""
@@ -163,19 +163,19 @@ class SourceKeywords(TypedDict, total=False):
 def connection_name(purpose: str) -> str:
     """A name that an operator recognises, and no other connection has, up to `MAX_NAME_BYTES`."""
     host = socket.gethostname().encode("ascii", "replace").decode()
-    printable = "".join(one if one.isascii() and one.isprintable() else "?" for one in purpose)
+    printable = "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in purpose)
     tail = f":{os.getpid()}:{printable[:100]}:{next(_numbers)}"
     return f"tailrace:{host}"[: MAX_NAME_BYTES - len(tail)] + tail
 
 
 def resolve(where: str | ConnectionString, options: SourceOptions) -> ConnectionString:
     """The connection string with user and password from the options, where those are given."""
-    found = parse(where, os.environ) if isinstance(where, str) else where
+    target = parse(where, os.environ) if isinstance(where, str) else where
     if options.username is not None:
-        found = replace(found, username=options.username, password=options.password)
+        target = replace(target, username=options.username, password=options.password)
     elif options.password is not None:
-        found = replace(found, password=options.password)
-    return found
+        target = replace(target, password=options.password)
+    return target
 
 
 def read_options(
@@ -190,7 +190,7 @@ def read_options(
         start = parse_positions(start)
     is_word_or_mapping = isinstance(start, str | Mapping) and isinstance(end, str | Mapping)
     if not is_word_or_mapping or (
-        isinstance(start, Mapping) and not all(isinstance(one, Position) for one in start.values())
+        isinstance(start, Mapping) and not all(isinstance(position, Position) for position in start.values())
     ):
         raise UsageError(
             "start is beginning, now, or a mapping of vbucket to Position; "

@@ -88,7 +88,7 @@ class Portion:
         self.link = link
         self.delivery = delivery
         self.told: list[Told] = []
-        self.ends = {one.stream.vbucket: one.stream.position for one in delivery.runs}
+        self.ends = {run.stream.vbucket: run.stream.position for run in delivery.runs}
         """Where each vbucket stands when the application has all of it."""
         self._progress = progress
         self._catalog = catalog
@@ -160,10 +160,10 @@ class Portion:
         """Take a vbucket out; gives the position before its first change, and the rollback before that."""
         delivery = self.delivery
         runs = delivery.runs
-        base = next((one.base for one in runs if one.stream.vbucket == vbucket), None)
+        base = next((run.base for run in runs if run.stream.vbucket == vbucket), None)
         rollbacks = (told.event for told in self.told if isinstance(told.event, Rollback))
-        undo_to = next((one.seqno for one in rollbacks if one.vbucket == vbucket), None)
-        keeps = np.array([one.stream.vbucket != vbucket for one in runs], dtype=bool)
+        undo_to = next((rollback.seqno for rollback in rollbacks if rollback.vbucket == vbucket), None)
+        keeps = np.array([run.stream.vbucket != vbucket for run in runs], dtype=bool)
         kept = np.flatnonzero(keeps[delivery.run_of])
         rows = np.arange(len(delivery.chunk.frames))[delivery.rows][kept]
         self.told = [
@@ -307,7 +307,7 @@ class Portion:
         """Rows as one batch, handed out in parts without another copy."""
         batch = self._batch(first, last, no_value=no_value)
         begin = first
-        for end in (*(one for one in ends if first < one < last), last):
+        for end in (*(snapshot_end for snapshot_end in ends if first < snapshot_end < last), last):
             self.settle()
             self._handed = slice(begin, end)
             yield batch.slice(begin - first, end - begin)
@@ -317,7 +317,7 @@ class Portion:
         """The rows before which a batch ends, so that none has changes of two snapshots of a vbucket."""
         delivery = self.delivery
         runs = delivery.runs
-        if len({one.stream.vbucket for one in runs}) == len(runs):
+        if len({run.stream.vbucket for run in runs}) == len(runs):
             return []
         rows = np.arange(delivery.row_count)
         first, last = (np.full(len(runs), -1) for _ in range(2))
@@ -348,12 +348,12 @@ class Portion:
             return {run.stream.vbucket: run.position_at(int(seqnos[-1]))}
         last = np.full(len(delivery.runs), -1)
         last[run_of] = np.arange(len(run_of))  # of several the last one counts
-        found: dict[int, Position] = {}
+        positions: dict[int, Position] = {}
         for index in np.argsort(last, kind="stable").tolist():
             if last[index] >= 0:
                 run = delivery.runs[index]
-                found[run.stream.vbucket] = run.position_at(int(seqnos[last[index]]))
-        return found
+                positions[run.stream.vbucket] = run.position_at(int(seqnos[last[index]]))
+        return positions
 
     def _batch(self, first: int, last: int, *, no_value: bool) -> pa.RecordBatch:
         delivery = self.delivery

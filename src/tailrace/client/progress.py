@@ -46,7 +46,7 @@ class Points:
 
     def forget_above(self, seqno: int) -> None:
         """A rollback: what lies above is not true any more."""
-        self._seqnos = [one for one in self._seqnos if one <= seqno]
+        self._seqnos = [known for known in self._seqnos if known <= seqno]
 
     def __iter__(self) -> Any:
         return iter(self._seqnos)
@@ -65,16 +65,16 @@ class SavedPosition:
 
     def to_json(self) -> dict[str, Any]:
         """As the state file has it: a position with more members."""
-        found = self.position.to_json()
+        document = self.position.to_json()
         if self.log is not None:
-            found["failover_log"] = self.log.to_json()
+            document["failover_log"] = self.log.to_json()
         if self.points:
-            found["points"] = list(self.points)
+            document["points"] = list(self.points)
         if self.purge_seqno:
-            found["purge_seqno"] = self.purge_seqno
+            document["purge_seqno"] = self.purge_seqno
         if self.origin:
-            found["origin"] = self.origin
-        return found
+            document["origin"] = self.origin
+        return document
 
     @classmethod
     def from_json(cls, value: object) -> SavedPosition:
@@ -91,7 +91,7 @@ class SavedPosition:
         return cls(
             Position.from_json(members),
             None if log is None else FailoverLog.from_json(log),
-            tuple(check_u64(one, "a point") for one in points),
+            tuple(check_u64(point, "a point") for point in points),
             purge_seqno,
             origin,
         )

@@ -106,12 +106,12 @@ class Recording:
 
     def high_seqno(self, vbucket: int) -> int:
         """The last seqno that was recorded of a vbucket."""
-        found = 0
+        seqno = 0
         for exchange in self.exchanges.get(vbucket, ()):
             for frame in exchange.frames:
                 if frame.is_request and frame.opcode in _WITH_SEQNO:
-                    found = int.from_bytes(frame.extras[:8], "big")
-        return found
+                    seqno = int.from_bytes(frame.extras[:8], "big")
+        return seqno
 
     def failover_log(self, vbucket: int) -> bytes | None:
         """The last failover log that was recorded, as it went over the wire."""

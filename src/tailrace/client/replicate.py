@@ -161,7 +161,7 @@ class Replicator:
             if isinstance(change, Mutation):
                 value, datatype = change.value, change.datatype if takes_json else 0
             if change.xattrs:
-                texts = {name: _compact(one) for name, one in change.xattrs.items()}
+                texts = {name: _compact(xattr) for name, xattr in change.xattrs.items()}
                 value, datatype = join_xattrs(texts, value), datatype | Datatype.XATTR
             is_live = isinstance(change, Mutation)
             how = options
@@ -249,7 +249,7 @@ class Replicator:
                 if isinstance(event, Mutation | Deletion | Expiration):
                     newest[event.collection_id, event.key] = event
                 elif isinstance(event, Rollback | Flush):
-                    for key in [key for key, one in newest.items() if one.vbucket == event.vbucket]:
+                    for key in [key for key, change in newest.items() if change.vbucket == event.vbucket]:
                         del newest[key]
         return newest.values()
 
@@ -292,12 +292,12 @@ class Replicator:
 
 def _all_there_is(dialect: str) -> dict[str, Any]:
     """Options of a reading that leaves out nothing which the dialect can tell."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if "include_xattrs" not in CANNOT.get(dialect, ()):
-        found["include_xattrs"] = True
+        settings["include_xattrs"] = True
     if dialect == "tap":
-        found["tap_settings"] = TapSettings(deletions=True)
-    return found
+        settings["tap_settings"] = TapSettings(deletions=True)
+    return settings
 
 
 def _version(change: Change) -> _Version:
@@ -311,7 +311,7 @@ def _compact(value: Any) -> bytes:
 def _paths(manifest: dict[str, Any]) -> dict[int, str]:
     """The collections of a manifest: ``scope.name`` by id."""
     return {
-        int(one["uid"], 16): f"{scope['name']}.{one['name']}"
+        int(collection["uid"], 16): f"{scope['name']}.{collection['name']}"
         for scope in manifest["scopes"]
-        for one in scope["collections"]
+        for collection in scope["collections"]
     }

@@ -92,12 +92,12 @@ class Reading:
 
     def to_save(self) -> dict[int, SavedPosition]:
         """The last whole state of every vbucket of which the application has one."""
-        found = {
+        delivered = {
             vbucket: progress.saved
             for vbucket, progress in self.progress.items()
             if progress.saved is not None
         }
-        return {**{key: saved for key, saved in self._saved.items() if key not in self.progress}, **found}
+        return {**{key: saved for key, saved in self._saved.items() if key not in self.progress}, **delivered}
 
     def waits_for(self, now: float) -> str:
         """Why nothing comes, in words."""
@@ -364,9 +364,9 @@ class Reading:
         self._resolving.add(address)
         wants_logs = [progress.vbucket for progress in some if progress.wants_start]
 
-        def answered(found: tuple[dict[int, int], dict[int, FailoverLog]]) -> None:
+        def answered(answer: tuple[dict[int, int], dict[int, FailoverLog]]) -> None:
             self._resolving.discard(address)
-            seqnos, logs = found
+            seqnos, logs = answer
             for progress in some:
                 if progress.state is ReadingState.UNRESOLVED:
                     self._resolved(progress, seqnos, logs)

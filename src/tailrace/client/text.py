@@ -112,4 +112,4 @@ def _shown(data: bytes) -> str:
     text = data.decode("utf-8", "backslashreplace")
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -103,7 +103,7 @@ class Coordinator(ClusterState):
         return name
 
     def _running(self) -> dict[str, Member]:
-        return {name: one for name, one in self.members.items() if one.is_running}
+        return {name: member for name, member in self.members.items() if member.is_running}
 
     # the chains, made true
 
@@ -212,7 +212,7 @@ class Coordinator(ClusterState):
         used = {member for chain in self.chains for member in chain} | set(self._running())
         names = [member for member in self.ports if member in used]
         nodes = [NodeAddress(port=self.ports[member], host="127.0.0.1") for member in names]
-        place = {one: at for at, one in enumerate(names)}
+        place = {name: at for at, name in enumerate(names)}
         owners = []
         for chain in self.chains:
             row = [place.get(member, -1) for member in chain]
@@ -231,7 +231,7 @@ class Coordinator(ClusterState):
             self._try(name, read, name)
         if not manifests:
             return
-        newest = max(manifests.values(), key=lambda one: int(one["uid"], 16))
+        newest = max(manifests.values(), key=lambda manifest: int(manifest["uid"], 16))
         for name, manifest in manifests.items():
             if int(manifest["uid"], 16) < int(newest["uid"], 16):
                 self._try(name, self.members[name].set_manifest, newest)
@@ -255,7 +255,7 @@ class Coordinator(ClusterState):
             rows = {other: reports[other][number] for other in left if number in reports.get(other, {})}
             active = self._actives.get(number, {})
             if active.get("high_seqno") and not force:
-                rows = {one: row for one, row in rows.items() if row["complete_seqno"]}
+                rows = {holder: row for holder, row in rows.items() if row["complete_seqno"]}
             return best_copy(rows, active.get("vb_uuid"))
 
         chains = without(self.chains, name, best)

@@ -100,10 +100,10 @@ def best_copy(rows: Mapping[str, Mapping[str, Any]], branch: str | None) -> str 
     have more, of a history that was given up.
     """
 
-    def merit(one: str) -> tuple[bool, int, int]:
-        known = rows[one]["branches"]
+    def merit(name: str) -> tuple[bool, int, int]:
+        known = rows[name]["branches"]
         followed = sum(row["vb_uuid"] in known for row in rows.values())
-        return branch in known, followed, rows[one]["complete_seqno"]
+        return branch in known, followed, rows[name]["complete_seqno"]
 
     return max(rows, key=merit, default=None)
 

@@ -55,7 +55,7 @@ _TIMEOUT_S = 30.0
 _LOOK_S = 0.05
 _CARRY_BYTES = 1 << 18
 _NAME = b"tailrace-takeover"
-_CARRIED = tuple(one for one in REPLICA_FEATURES if one != Feature.COLLECTIONS)
+_CARRIED = tuple(feature for feature in REPLICA_FEATURES if feature != Feature.COLLECTIONS)
 """Documents stay what they are on their way."""
 
 
@@ -73,9 +73,9 @@ class Moved:
 class _Map:
     """Who has what, and where they are."""
 
-    found: ClusterMap
+    clients_map: ClusterMap
     nodes: list[NodeAddress]
-    """As ``found`` has them, with both of their ports."""
+    """As that map has them, with both of their ports."""
 
 
 class _Node(Steering):
@@ -112,18 +112,18 @@ class _Node(Steering):
     def map(self) -> _Map:
         """The map that it gives to its clients."""
         text = self._run(ask(GetClusterConfig(), "get cluster config")).value
-        plain, tls = (ClusterMap.parse(text, self.address, tls=one) for one in (False, True))
+        plain, tls = (ClusterMap.parse(text, self.address, tls=is_tls) for is_tls in (False, True))
         if plain is None or tls is None:
             raise RemoteProtocolError(f"{self.address} has no map of its vbuckets")
         pairs = zip(plain.nodes, tls.nodes, strict=True)
         return _Map(plain, [_place(plain_at, tls_at) for plain_at, tls_at in pairs])
 
-    def place(self, found: _Map) -> NodeAddress:
+    def place(self, own_map: _Map) -> NodeAddress:
         """What its own map says of where it is."""
-        for one in found.nodes:
-            port = one.tls_port if self.where.tls else one.port
-            if (one.host, port) == (self.address.host, self.address.port):
-                return one
+        for node in own_map.nodes:
+            port = node.tls_port if self.where.tls else node.port
+            if (node.host, port) == (self.address.host, self.address.port):
+                return node
         raise UsageError(f"{self.address} does not stand in its own map; is it another port of that node?")
 
     def order(self, vbuckets: list[int], tls: TlsOptions) -> dict[str, Any]:
@@ -149,14 +149,14 @@ class _Node(Steering):
 
     def takes_tap(self) -> bool:
         """Whether somebody pushes changes to it."""
-        found = self._run(stats("tap")).items()
-        return any(name.endswith(":type") and value == "consumer" for name, value in found)
+        figures = self._run(stats("tap")).items()
+        return any(name.endswith(":type") and value == "consumer" for name, value in figures)
 
     def gives(self, vbuckets: Iterable[int]) -> bool:
         """Whether it may still give some of these up, to who takes them over by DCP."""
-        found = self._run(stats("dcp"))
+        figures = self._run(stats("dcp"))
         ends = tuple(f":stream_{number}_flags" for number in vbuckets)
-        return any(int(found[name]) & AddStreamFlag.TAKE_OVER for name in found if name.endswith(ends))
+        return any(int(figures[name]) & AddStreamFlag.TAKE_OVER for name in figures if name.endswith(ends))
 
 
 def take_over(
@@ -190,12 +190,12 @@ class _Takeover:
         self._tls = tls
         self._clock = clock
         self._maps = old.map(), new.map()
-        self._pair = [one.place(found) for one, found in zip((old, new), self._maps, strict=True)]
+        self._pair = [node.place(own_map) for node, own_map in zip((old, new), self._maps, strict=True)]
         if _at(self._pair[0]) == _at(self._pair[1]):
             raise UsageError("source and target are the same node")
-        if any(one.found.epoch > OWN_EPOCH for one in self._maps):
+        if any(own_map.clients_map.epoch > OWN_EPOCH for own_map in self._maps):
             raise UsageError("a node of a cluster gets its vbuckets by 'tailrace cluster rebalance'")
-        counts = [one.found.vbucket_count for one in self._maps]
+        counts = [own_map.clients_map.vbucket_count for own_map in self._maps]
         if counts[0] != counts[1]:
             raise UsageError(f"the source has {counts[0]} vbuckets and the target {counts[1]}")
         self._count = counts[0]
@@ -219,7 +219,7 @@ class _Takeover:
     def _check_collections(self) -> None:
         if self._dialect == "tap":
             scopes = self._old.manifest()["scopes"]
-            if {one["uid"] for scope in scopes for one in scope["collections"]} != {"0"}:
+            if {collection["uid"] for scope in scopes for collection in scope["collections"]} != {"0"}:
                 raise UsageError("tap knows only the default collection; use --dialect dcp")
 
     def _share_collections(self) -> None:
@@ -262,25 +262,29 @@ class _Takeover:
         """
         owners = {number: next(iter(self._elsewhere(number)), None) for number in report}
         doubtful = {number: at for number, at in owners.items() if at and _state(report, number) == "active"}
-        found = []
+        spare = []
         for at in dict.fromkeys(doubtful.values()):
             try:
                 with _Node(self._way_to(self._nodes()[at]), self._tls) as other:
                     theirs = other.report()
             except ConnectError as error:
                 raise UsageError(f"{at} may have some of the vbuckets active, too: {error}") from None
-            found += [one for one in doubtful if doubtful[one] == at and _state(theirs, one) == "active"]
-        for number in found:
+            spare += [
+                vbucket
+                for vbucket in doubtful
+                if doubtful[vbucket] == at and _state(theirs, vbucket) == "active"
+            ]
+        for number in spare:
             if report[number]["high_seqno"]:
                 raise UsageError(
                     f"{doubtful[number]} has vbucket {number} active, too, and both have changes"
                 )
             report[number]["state"] = "dead"
-        return found
+        return spare
 
     def _is_foreign(self, row: dict[str, Any]) -> bool:
         """Whether a vbucket is received, and not for a takeover between the two."""
-        ours = {str(one) for one in (self._old.address, self._new.address, *map(_at, self._pair))}
+        ours = {str(address) for address in (self._old.address, self._new.address, *map(_at, self._pair))}
         return "source" in row and not (row["takeover"] and row["source"] in ours)
 
     def _await_end(self, goes_on: Callable[[], bool], what: str) -> None:
@@ -361,29 +365,29 @@ class _Takeover:
         old, new = map(_at, self._pair)
         owners = []
         for number in range(self._count):
-            owner = next((one for one in self._elsewhere(number)), None)
+            owner = next((address for address in self._elsewhere(number)), None)
             if _state(here, number) == "active":
                 owner = old
             if _state(there, number) == "active":
                 owner = new
             owners.append([-1 if owner is None else place[owner]])
-        rev = 1 + max(one.map().found.revision for one in (self._old, self._new))
+        rev = 1 + max(node.map().clients_map.revision for node in (self._old, self._new))
         for index, (at, node) in enumerate(nodes.items()):
-            found = bucket_map(self._old.bucket, list(nodes.values()), owners, rev=rev, this_node=index)
+            served = bucket_map(self._old.bucket, list(nodes.values()), owners, rev=rev, this_node=index)
             if at in (old, new):
-                (self._old if at == old else self._new).set_map(found.text, OWN_EPOCH, rev)
+                (self._old if at == old else self._new).set_map(served.text, OWN_EPOCH, rev)
                 continue
             with suppress(ConnectError), _Node(self._way_to(node), self._tls) as other:
-                other.set_map(found.text, OWN_EPOCH, rev)
+                other.set_map(served.text, OWN_EPOCH, rev)
         return rev
 
     def _nodes(self) -> dict[Address, NodeAddress]:
         """The two, and then all others that their maps name."""
-        nodes = {_at(one): one for one in self._pair}
-        for one in (*self._maps[0].nodes, *self._maps[1].nodes):
-            known = nodes.setdefault(_at(one), one)
+        nodes = {_at(node): node for node in self._pair}
+        for node in (*self._maps[0].nodes, *self._maps[1].nodes):
+            known = nodes.setdefault(_at(node), node)
             if known.tls_port is None:
-                nodes[_at(one)] = one
+                nodes[_at(node)] = node
         return nodes
 
     def _way_to(self, node: NodeAddress) -> ConnectionString:
@@ -396,9 +400,9 @@ class _Takeover:
 
     def _elsewhere(self, number: int) -> Iterable[Address]:
         """The other nodes that have a vbucket, as the maps say."""
-        ours = [_at(one) for one in self._pair]
-        for one in self._maps:
-            owner = one.found.node_of(number)
+        ours = [_at(node) for node in self._pair]
+        for own_map in self._maps:
+            owner = own_map.clients_map.node_of(number)
             if owner is not None and owner not in ours:
                 yield owner
 
@@ -425,20 +429,20 @@ def _carry(source: socket.socket, target: socket.socket) -> None:
         ready, _, _ = select.select([source, target], [], [], PATIENCE_S)
         if not ready:
             raise TimeoutError
-        for one in ready:
-            data = one.recv(_CARRY_BYTES)
-            while isinstance(one, ssl.SSLSocket) and one.pending():  # which no select sees
-                data += one.recv(_CARRY_BYTES)
+        for ready_socket in ready:
+            data = ready_socket.recv(_CARRY_BYTES)
+            while isinstance(ready_socket, ssl.SSLSocket) and ready_socket.pending():  # which no select sees
+                data += ready_socket.recv(_CARRY_BYTES)
             if not data:
                 return
-            to[one].sendall(data)
+            to[ready_socket].sendall(data)
 
 
-def _drain(one: socket.socket, otherwise: str) -> None:
+def _drain(connection: socket.socket, otherwise: str) -> None:
     """Until a node has taken all that was sent to it, and closes."""
     try:
-        one.shutdown(socket.SHUT_WR)
-        while one.recv(_CARRY_BYTES):
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(_CARRY_BYTES):
             pass
     except TimeoutError:
         raise ConnectError(f"{otherwise}; run the same again") from None

@@ -150,6 +150,7 @@ def _chains(new: ServedMap) -> tuple[list[list[str | None]], str]:
     ]
     extended = content.get("nodesExt", [])
     own = next(
-        (at for at, one in enumerate(extended) if isinstance(one, dict) and one.get("thisNode")), len(names)
+        (at for at, node in enumerate(extended) if isinstance(node, dict) and node.get("thisNode")),
+        len(names),
     )
     return chains, names[own] if own < len(names) else ""

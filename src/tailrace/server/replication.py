@@ -84,7 +84,7 @@ class Replication:
 
     def ordered(self) -> dict[int, tuple[ReplicationSource, int]]:
         """The orders that stand."""
-        return {number: (one.source, one.flags) for number, one in self._orders.items()}
+        return {number: (order.source, order.flags) for number, order in self._orders.items()}
 
     def _drop(self, number: int) -> None:
         order = self._orders.pop(number)

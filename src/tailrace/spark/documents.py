@@ -72,10 +72,10 @@ def infer_schema(frame: DataFrame, *, column: str = "value", sample: int = 10_00
     rows = frame.select(f.col(column).cast("string").alias("text")).where("text is not null").limit(sample)
     spark = frame.sparkSession
     texts = [row.text for row in rows.collect()]
-    found = spark.read.option("mode", "DROPMALFORMED").json(spark.sparkContext.parallelize(texts)).schema
-    if not found.fields:
+    inferred = spark.read.option("mode", "DROPMALFORMED").json(spark.sparkContext.parallelize(texts)).schema
+    if not inferred.fields:
         raise UsageError(f"none of the first {sample} documents is a JSON object; there is nothing to infer")
-    return found
+    return inferred
 
 
 def rescued_count(frame: DataFrame) -> int:
@@ -89,8 +89,8 @@ def _struct(schema: StructType | str) -> StructType:
     if isinstance(schema, StructType):
         return schema
     try:
-        found = cast(StructType, StructType.fromDDL(schema))
+        declared = cast(StructType, StructType.fromDDL(schema))
     except Exception as error:  # noqa: BLE001 - Spark's parser raises what its version likes
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(f"{schema[:80]!r} is no schema: {first_line}") from None
-    return found
+    return declared

@@ -55,24 +55,24 @@ def render(samples: Sequence[Sample], moments: Sequence[Moment], *, title: str, 
             "What the bucket holds and what the table holds. The dip is the failover: the bucket lost "
             "changes, and the table gave them back.",
             [
-                ("bucket", "#8892a6", lambda one: one.bucket_documents),
-                ("table", "#0b7285", lambda one: one.table_documents),
+                ("bucket", "#8892a6", lambda sample: sample.bucket_documents),
+                ("table", "#0b7285", lambda sample: sample.table_documents),
             ],
         ),
         Plot(
             "Lag",
             "Changes that the table had not come to yet.",
-            [("changes", "#e8590c", lambda one: one.lag)],
+            [("changes", "#e8590c", lambda sample: sample.lag)],
         ),
         Plot(
             "Changes applied",
             "Since the start; the slope is the rate.",
-            [("changes", "#2b8a3e", lambda one: one.changes)],
+            [("changes", "#2b8a3e", lambda sample: sample.changes)],
         ),
         Plot(
             "Table version",
             "Each version is a state that the bucket really had, and carries its position.",
-            [("version", "#5f3dc4", lambda one: one.version)],
+            [("version", "#5f3dc4", lambda sample: sample.version)],
         ),
     ]
     figures = "\n".join(_figure(plot, samples, moments) for plot in plots)
@@ -104,11 +104,11 @@ def render(samples: Sequence[Sample], moments: Sequence[Moment], *, title: str, 
 
 
 def _figure(plot: Plot, samples: Sequence[Sample], moments: Sequence[Moment]) -> str:
-    first = max(0.0, next((one.at_s for one in samples if one.changes), 0.0) - _BEFORE_S)
-    samples = [one for one in samples if one.at_s >= first]
-    last = max((one.at_s for one in samples), default=first + 1.0)
+    first = max(0.0, next((sample.at_s for sample in samples if sample.changes), 0.0) - _BEFORE_S)
+    samples = [sample for sample in samples if sample.at_s >= first]
+    last = max((sample.at_s for sample in samples), default=first + 1.0)
     span = (last - first) or 1.0
-    top = max((value(one) for one in samples for _, _, value in plot.lines), default=1.0) or 1.0
+    top = max((value(sample) for sample in samples for _, _, value in plot.lines), default=1.0) or 1.0
     right, floor = _WIDTH - 16, _HEIGHT - _BOTTOM
 
     def x(at_s: float) -> float:
@@ -138,7 +138,7 @@ def _figure(plot: Plot, samples: Sequence[Sample], moments: Sequence[Moment]) ->
                 'stroke-dasharray="4 3"/>'
             )
     for place, (name, colour, value) in enumerate(plot.lines):
-        points = " ".join(f"{x(one.at_s):.1f},{y(value(one)):.1f}" for one in samples)
+        points = " ".join(f"{x(sample.at_s):.1f},{y(value(sample)):.1f}" for sample in samples)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         at = _LEFT + 12 + place * 110
         parts.append(f'<rect x="{at}" y="{_LEGEND}" width="12" height="3" fill="{colour}"/>')

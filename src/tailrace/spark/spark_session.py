@@ -104,5 +104,5 @@ def _java_version(java: str | None) -> int:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.SubprocessError):
         return 0
-    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
-    return int(found.group(1)) if found else 0
+    version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
+    return int(version.group(1)) if version else 0

@@ -54,7 +54,7 @@ class FileIndex:
     def find(self, h1: Hashes, h2: Hashes) -> Rows:
         """The rows of documents; ``h1`` must rise. Documents that are not there are left out."""
         at = np.searchsorted(self.h1, h1)
-        found: list[NDArray[np.intp]] = []
+        matches: list[NDArray[np.intp]] = []
         wanted = np.arange(len(h1))
         size = len(self.h1)
         while len(wanted):  # one turn, and one more where rows have the same h1 and are not the same document
@@ -63,9 +63,9 @@ class FileIndex:
             same = self.h1[at] == h1[wanted]
             at, wanted = at[same], wanted[same]
             right = self.h2[at] == h2[wanted]
-            found.append(at[right])
+            matches.append(at[right])
             at, wanted = at[~right] + 1, wanted[~right]
-        return self._row_numbers(np.concatenate(found) if found else np.zeros(0, np.intp))
+        return self._row_numbers(np.concatenate(matches) if matches else np.zeros(0, np.intp))
 
     def of_vbucket(self, vbucket: int) -> Rows:
         """The rows of a vbucket."""

@@ -312,10 +312,10 @@ class ObjectHome:
             return bytes(obstore.get_range(self._store, path, start=offset, length=size))
 
     def open(self, path: str) -> Any:
-        found = self.head(path)
-        if found is None:
+        head = self.head(path)
+        if head is None:
             raise FileNotFoundError(f"{self._uri}/{path} is not there")
-        return ObjectReader(self, path, found.size)
+        return ObjectReader(self, path, head.size)
 
     @contextlib.contextmanager
     def create(self, path: str) -> Iterator[Writable]:
@@ -363,12 +363,12 @@ class ObjectHome:
 
         with self._one_line("list", prefix):
             pages = obstore.list(self._store, prefix or None, offset=start_after or None, chunk_size=1000)
-        found: list[StoredFile] = []
+        files: list[StoredFile] = []
         with self._one_line("list", prefix):
             for page in pages:
-                found.extend(_listed(entry) for entry in page)
+                files.extend(_listed(entry) for entry in page)
         # Not every store gives them in order.
-        yield from sorted(found, key=lambda file: file.path)
+        yield from sorted(files, key=lambda file: file.path)
 
     def delete(self, paths: Sequence[str]) -> None:
         import obstore

@@ -222,7 +222,7 @@ class RunningNode:
     def set(self, key: str | bytes, value: Any, *, expiry: int = 0, vbucket: int | None = None) -> Written:
         """Write a document: bytes as they are, everything else as JSON. ``expiry`` is in unix seconds."""
         raw, datatype = self._stored(value)
-        return self._on(key, vbucket, lambda one, full: one.set(full, raw, 0, expiry, datatype))
+        return self._on(key, vbucket, lambda vb, full: vb.set(full, raw, 0, expiry, datatype))
 
     def set_many(self, documents: Mapping[str | bytes, Any], *, vbucket: int | None = None) -> None:
         """Write many documents, in order: much faster than one by one."""
@@ -251,7 +251,7 @@ class RunningNode:
 
     def get(self, key: str | bytes, *, vbucket: int | None = None) -> Any:
         """A document: JSON as what it means, everything else as bytes; None if there is none."""
-        frame = self._on(key, vbucket, lambda one, full: one.get(full))
+        frame = self._on(key, vbucket, lambda vb, full: vb.get(full))
         if frame is None:
             return None
         document = StoredDocument.of(frame)
@@ -260,7 +260,7 @@ class RunningNode:
 
     def delete(self, key: str | bytes, *, vbucket: int | None = None) -> Written:
         """Delete a document."""
-        return self._on(key, vbucket, lambda one, full: one.delete(full))
+        return self._on(key, vbucket, lambda vb, full: vb.delete(full))
 
     def _on(self, key: str | bytes, vbucket: int | None, act: Callable[[VBucket, bytes], T]) -> T:
         raw = key.encode() if isinstance(key, str) else key
@@ -278,7 +278,7 @@ class RunningNode:
 
         def read(node: Node) -> list[tuple[int, int]]:
             log = _vbucket(node.buckets[self.bucket], vbucket).failover_log
-            return [(one.vb_uuid, one.seqno) for one in log.entries]
+            return [(entry.vb_uuid, entry.seqno) for entry in log.entries]
 
         return self.call(read)
 
@@ -318,7 +318,7 @@ class RunningNode:
         """
         flags = int(AddStreamFlag.TAKE_OVER) if takeover else 0
         numbers = set(vbuckets)
-        states = self.call(lambda node: {one.id: one.state for one in node.buckets[self.bucket].store})
+        states = self.call(lambda node: {vb.id: vb.state for vb in node.buckets[self.bucket].store})
         if source is not None:
             for number in numbers:
                 if states.get(number, VBucketState.ACTIVE) in (VBucketState.ACTIVE, VBucketState.DEAD):
@@ -326,7 +326,9 @@ class RunningNode:
 
         def order(node: Node) -> None:
             replication = node.replication[self.bucket]
-            orders = {number: one for number, one in replication.ordered().items() if number not in numbers}
+            orders = {
+                number: order for number, order in replication.ordered().items() if number not in numbers
+            }
             if source is not None:
                 at = ReplicationSource(source.host, source.port, dialect=dialect)
                 orders.update(dict.fromkeys(numbers, (at, flags)))
@@ -343,8 +345,8 @@ class RunningNode:
 
         def act(bucket: ServedBucket) -> None:
             bucket.store.flush_all()
-            for one in bucket.store:
-                bucket.vbucket_changed(one.id)
+            for vb in bucket.store:
+                bucket.vbucket_changed(vb.id)
 
         self._exclusively(act)
 
@@ -425,8 +427,8 @@ class RunningNode:
         server, _ = self._running()
 
         def act(_node: Node) -> None:
-            for one in list(server.connections):
-                one.abort()
+            for connection in list(server.connections):
+                connection.abort()
 
         self.call(act)
 
@@ -452,10 +454,10 @@ def _default_user() -> tuple[str, str]:
 
 
 def _vbucket(bucket: ServedBucket, at: int) -> VBucket:
-    found = bucket.store.vbuckets[at]
-    if found is None:
+    vbucket = bucket.store.vbuckets[at]
+    if vbucket is None:
         raise TailraceError(f"the node has no vbucket {at}")
-    return found
+    return vbucket
 
 
 class _Server(Server):

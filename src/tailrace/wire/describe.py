@@ -401,7 +401,7 @@ def _readable(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             for at, entry in enumerate(value):
                 yield (
                     name if at == 0 else "",
-                    "  ".join(f"{label} {_one_value(label, one)}" for label, one in entry.items()),
+                    "  ".join(f"{label} {_one_value(label, value)}" for label, value in entry.items()),
                 )
             continue
         if name == "private_length" or (name in _FILLERS and not str(value).strip("0")):

@@ -19,8 +19,8 @@ def rewind(call: Call[admin.Rewind]) -> Reply:
     request, bucket = call.request, call.bucket
     pending = call.defer(call.node.settings.compact_timeout)
 
-    def target(one: VBucket) -> int:
-        return max(0, one.high_seqno - request.number) if request.mode == _LOSE else request.number
+    def target(vbucket: VBucket) -> int:
+        return max(0, vbucket.high_seqno - request.number) if request.mode == _LOSE else request.number
 
     def act() -> None:
         try:

@@ -109,10 +109,10 @@ def get_all_vb_seqnos(call: Call[admin.GetAllVbSeqnos]) -> Reply:
         call.check_collection(request.collection_id)
     is_plain = has_collections or not call.bucket.collections.manifest.uid
 
-    def seqno(one: VBucket) -> int:
+    def seqno(vbucket: VBucket) -> int:
         if request.collection_id is not None or not is_plain:
-            return one.collection_high_seqno([request.collection_id or 0])
-        return max(one.high_seqno, one.received.end)  # one that was active has received nothing
+            return vbucket.collection_high_seqno([request.collection_id or 0])
+        return max(vbucket.high_seqno, vbucket.received.end)  # one that was active has received nothing
 
     vbuckets = [vbucket for vbucket in call.bucket.store if vbucket.state in states]
     return call.success(value=b"".join(_VB_SEQNO.pack(vbucket.id, seqno(vbucket)) for vbucket in vbuckets))

@@ -241,7 +241,7 @@ class ChangeSink:
                 & (pc.field("seqno") <= branch.seqno)
                 & (pc.field("op") != ROLLBACK)
             )
-            found = scan(
+            batches = scan(
                 self.log.store,
                 self.log.files,
                 {path: BitMap.deserialize(rows) for path, rows in self.log.masks.items()},
@@ -252,7 +252,7 @@ class ChangeSink:
                 where=wanted,
             )
             pairs: set[tuple[int, int]] = set()
-            for batch in found:
+            for batch in batches:
                 pairs.update(zip(batch["vb_uuid"].to_pylist(), batch["seqno"].to_pylist(), strict=True))
             self._standing[vbucket] = pairs
         return self._standing[vbucket]
@@ -265,12 +265,12 @@ def mergeable(files: Iterable[DataFile]) -> list[DataFile]:
 
 def expired_files(files: Iterable[DataFile], before: datetime) -> list[str]:
     """The files of a log whose changes were all made before a moment."""
-    found = []
+    expired = []
     for file in files:
         newest = json.loads(file.stats or "{}").get("maxValues", {}).get("event_time")
         if newest is not None and datetime.fromisoformat(newest) < before:
-            found.append(file.path)
-    return found
+            expired.append(file.path)
+    return expired
 
 
 def _logged(changes: pa.Table, version: int) -> pa.Table:
@@ -279,7 +279,8 @@ def _logged(changes: pa.Table, version: int) -> pa.Table:
     made = {"key": key, "key_base64": key_base64, "value": value, "value_base64": value_base64}
     made["log_version"] = pa.chunked_array([pa.array(np.full(changes.num_rows, version, np.int64))])
     columns = [
-        made[one.name] if one.name in made else changes[one.name].cast(one.type) for one in CHANGES_SCHEMA
+        made[field.name] if field.name in made else changes[field.name].cast(field.type)
+        for field in CHANGES_SCHEMA
     ]
     return pa.table(columns, schema=CHANGES_SCHEMA)
 

@@ -52,12 +52,12 @@ def borrowed_source(given: Mapping[str, str]) -> Iterator[BlockingSource]:
         raise
     with _using:
         _idle.append(_IdleSource(key, source, SYSTEM.monotonic()))
-        old = [one for one in _idle if one.since < SYSTEM.monotonic() - _KEPT_S]
-        spare = [*old, *(one for one in _idle[:-_KEPT] if one not in old)]
-        for one in spare:
-            _idle.remove(one)
-    for one in spare:
-        _close(one.source)
+        old = [idle for idle in _idle if idle.since < SYSTEM.monotonic() - _KEPT_S]
+        spare = [*old, *(idle for idle in _idle[:-_KEPT] if idle not in old)]
+        for idle in spare:
+            _idle.remove(idle)
+    for idle in spare:
+        _close(idle.source)
 
 
 def close_idle_sources() -> None:
@@ -65,15 +65,15 @@ def close_idle_sources() -> None:
     with _using:
         spare = list(_idle)
         _idle.clear()
-    for one in spare:
-        _close(one.source)
+    for idle in spare:
+        _close(idle.source)
 
 
 def _waiting(key: tuple[object, ...]) -> BlockingSource | None:
     """A source that waits, if it still works."""
     while True:
         with _using:
-            index = next((number for number, one in enumerate(_idle) if one.key == key), None)
+            index = next((number for number, idle in enumerate(_idle) if idle.key == key), None)
             if index is None:
                 return None
             source = _idle.pop(index).source

@@ -67,18 +67,19 @@ def forecast(
     purge_seqnos: Mapping[int, int],
 ) -> list[VBucketForecast]:
     """What a restart would do, vbucket by vbucket, as far as can be said now."""
-    found = []
+    forecasts = []
     for vbucket in sorted(logs):
         high = high_seqnos.get(vbucket, 0)
         decided = decide(table, vbucket, logs[vbucket], high, purge_seqno=purge_seqnos.get(vbucket, 0))
-        found.append(
+        forecasts.append(
             VBucketForecast(vbucket, decided.action, decided.held, decided.request, decided.version, high)
         )
-    return found
+    return forecasts
 
 
 def summary(forecasts: list[VBucketForecast]) -> str:
     """One line for people."""
-    counts = Counter(str(one.action) for one in forecasts)
+    counts = Counter(str(forecast.action) for forecast in forecasts)
     what = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
-    return f"{len(forecasts)} vbuckets: {what}; {sum(one.changes for one in forecasts)} changes to read"
+    changes = sum(forecast.changes for forecast in forecasts)
+    return f"{len(forecasts)} vbuckets: {what}; {changes} changes to read"

@@ -232,7 +232,7 @@ class Mirror:
         if self.settings.once or self.settings.trigger_s is not None or any(plan.decisions):
             return False
         rows = sum(file.rows for table in self.tables for file in table.files())
-        changes = sum(one.changes for one in plan.ranges.values())
+        changes = sum(span.changes for span in plan.ranges.values())
         late = self._committed_at + _GATHER_S - self.clock.monotonic()
         return 0 < changes < rows // _GATHER_SHARE and late > 0
 
@@ -265,7 +265,9 @@ class Mirror:
         """Whether anything was committed."""
         began = self.clock.monotonic()
         number = self._batch
-        self.handle.say(f"round {number}: {sum(one.changes for one in plan.ranges.values())} changes to read")
+        self.handle.say(
+            f"round {number}: {sum(span.changes for span in plan.ranges.values())} changes to read"
+        )
         rolled_back = self._go_back(plan)
         back_s = self.clock.monotonic() - began
         ranges = self._with_short_branches(plan)
@@ -274,7 +276,7 @@ class Mirror:
         crash_point("mirror.after-plan")
         pieces = divided(ranges, state.homes, self.jobs.parallelism)
         task = RoundTask(self._task_options, tuple(targets), log)
-        changes = sum(one.changes for one in ranges.values())
+        changes = sum(span.changes for span in ranges.values())
         description = f"tailrace mirror of {self.bucket_name}: round {number}, {changes} changes"
         answers: list[TaskAnswer] = self.jobs.run(task, pieces, description)
         self._note_verdicts(answers)
@@ -342,16 +344,16 @@ class Mirror:
             if not back:
                 continue
             crash_point("mirror.before-rollback")
-            pieces = roll_back(table, {vbucket: one.version for vbucket, one in back.items()})
+            pieces = roll_back(table, {vbucket: decision.version for vbucket, decision in back.items()})
             commit = pieces.commit()
             table.commit(
                 Commit(
                     operation=commit.operation,
-                    positions={vbucket: one.request for vbucket, one in back.items()},
+                    positions={vbucket: decision.request for vbucket, decision in back.items()},
                     added=commit.added,
                     vectors=commit.vectors,
                     readded=commit.readded,
-                    resets={vbucket: one.request.seqno for vbucket, one in back.items()},
+                    resets={vbucket: decision.request.seqno for vbucket, decision in back.items()},
                     based_on=table.version,
                     counts={**commit.counts, "vbuckets": len(back)},
                 )
@@ -380,12 +382,12 @@ class Mirror:
         """VBuckets of a table that are further than their streams begin."""
         floors = {}
         current = table.current
-        for vbucket, one in ranges.items():
+        for vbucket, span in ranges.items():
             decision = decisions.get(vbucket)
             if decision is not None and decision.action is Action.START_OVER:
                 continue
             held = current.position(vbucket) if decision is None else decision.request
-            if held.seqno > one.start.seqno:
+            if held.seqno > span.start.seqno:
                 floors[vbucket] = held.seqno
         return floors
 
@@ -508,7 +510,9 @@ class Mirror:
             if position.seqno > target.floors.get(vbucket, -1) and position != current.position(vbucket)
         }
         added = [new for result in results for new in result.added]
-        resets = {vbucket: one.request.seqno for vbucket, one in decisions.items() if vbucket in moved}
+        resets = {
+            vbucket: decision.request.seqno for vbucket, decision in decisions.items() if vbucket in moved
+        }
         if not added and not moved:
             return
         log.commit(

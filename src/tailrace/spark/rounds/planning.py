@@ -78,12 +78,16 @@ class RoundPlan:
 
     def going_back(self, table: int) -> dict[int, Decision]:
         """VBuckets of a table that return to an earlier version."""
-        return {v: one for v, one in self.decisions[table].items() if one.action is Action.ROLL_BACK}
+        return {
+            v: decision
+            for v, decision in self.decisions[table].items()
+            if decision.action is Action.ROLL_BACK
+        }
 
     def starting_over(self, table: int) -> frozenset[int]:
         """VBuckets of a table of which nothing can be kept."""
-        found = self.decisions[table].items()
-        return frozenset(vbucket for vbucket, one in found if one.action is Action.START_OVER)
+        decisions = self.decisions[table].items()
+        return frozenset(vbucket for vbucket, decision in decisions if decision.action is Action.START_OVER)
 
     @property
     def is_empty(self) -> bool:
@@ -170,8 +174,8 @@ def plan_round(
         if end > start.seqno and vbucket not in waiting:
             ranges[vbucket] = Range(start, end)
     chosen = ranges if max_changes is None else _limited(ranges, max_changes, first)
-    read = sum(one.changes for one in chosen.values())
-    return RoundPlan(tuple(decisions), chosen, lag, sum(one.changes for one in ranges.values()) - read)
+    read = sum(span.changes for span in chosen.values())
+    return RoundPlan(tuple(decisions), chosen, lag, sum(span.changes for span in ranges.values()) - read)
 
 
 def _limited(ranges: Mapping[int, Range], max_changes: int, first: int) -> dict[int, Range]:
@@ -185,9 +189,9 @@ def _limited(ranges: Mapping[int, Range], max_changes: int, first: int) -> dict[
     for vbucket in order[begin:] + order[:begin]:
         if room <= 0:
             break
-        one = ranges[vbucket]
-        chosen[vbucket] = Range(one.start, min(one.end, one.start.seqno + room))
-        room -= one.changes
+        span = ranges[vbucket]
+        chosen[vbucket] = Range(span.start, min(span.end, span.start.seqno + room))
+        room -= span.changes
     return chosen
 
 
@@ -199,7 +203,7 @@ def divided(
     """
     if not ranges:
         return []
-    costs = {vbucket: one.changes + _STREAM_COST for vbucket, one in ranges.items()}
+    costs = {vbucket: span.changes + _STREAM_COST for vbucket, span in ranges.items()}
     total = sum(costs.values())
     useful = max(1, total // _TASK_CHANGES)
     wanted = max(min(parallelism, useful), min(total // _LONG_TASK_CHANGES, 8 * parallelism))

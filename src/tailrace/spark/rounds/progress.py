@@ -45,9 +45,9 @@ class RoundProgress:
 
     def to_json(self) -> dict[str, Any]:
         """For scripts."""
-        found = asdict(self)
-        del found["positions"]
-        found["lag_s"] = round(self.lag_s, 3)
-        found["seconds"] = {name: round(spent, 4) for name, spent in self.seconds.items()}
-        found["rolled_back"], found["versions"] = list(self.rolled_back), list(self.versions)
-        return found
+        report = asdict(self)
+        del report["positions"]
+        report["lag_s"] = round(self.lag_s, 3)
+        report["seconds"] = {name: round(spent, 4) for name, spent in self.seconds.items()}
+        report["rolled_back"], report["versions"] = list(self.rolled_back), list(self.versions)
+        return report

@@ -43,10 +43,10 @@ class Taker(Protocol):
 
 def read_ranges(source: BlockingSource, ranges: Mapping[int, Range], taker: Taker) -> None:
     """Stream vbuckets, and say of each where it stands or why it does not."""
-    left = {vbucket: one for vbucket, one in ranges.items() if one.changes}
-    for vbucket, one in ranges.items():
+    left = {vbucket: span for vbucket, span in ranges.items() if span.changes}
+    for vbucket, span in ranges.items():
         if vbucket not in left:
-            taker.stand(vbucket, one.start)
+            taker.stand(vbucket, span.start)
     for _ in range(_ENDS):
         if left:
             left = _read_once(source, left, taker)
@@ -56,9 +56,9 @@ def read_ranges(source: BlockingSource, ranges: Mapping[int, Range], taker: Take
 
 def _read_once(source: BlockingSource, left: Mapping[int, Range], taker: Taker) -> dict[int, Range]:
     """Stream; what is left stands inside a snapshot: a bucket need not go on to its end by itself."""
-    stands = {vbucket: one.start for vbucket, one in left.items()}
+    stands = {vbucket: span.start for vbucket, span in left.items()}
     waited_for, left_out = set(left), set[int]()
-    ends = SeenEnd({vbucket: one.end for vbucket, one in left.items()})
+    ends = SeenEnd({vbucket: span.end for vbucket, span in left.items()})
     try:
         with closing(source.portions(dict(stands), ends, vbuckets=list(left))) as portions:
             for portion in portions:

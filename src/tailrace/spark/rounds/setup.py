@@ -109,12 +109,12 @@ def build_mirror(
     about = {"bucket": given["bucket"], "vbuckets": vbucket_count}
     opened = [
         open_or_create(
-            one.uri,
+            collection.uri,
             schema=table_schema(keep_deletes=keep_deletes),
-            source={**about, "scope": one.scope, "collection": one.collection},
+            source={**about, "scope": collection.scope, "collection": collection.collection},
             options=how,
         )
-        for one in chosen
+        for collection in chosen
     ]
     log = None
     if changes is not None:
@@ -163,15 +163,15 @@ def _missing(
     One with a table has been dropped, and the table will be emptied; one without has never been there, or is
     misspelt.
     """
-    if all(one.is_default for one in chosen):
+    if all(collection.is_default for collection in chosen):
         return ()
     there = collection_paths(options)
-    missing = [one for one in chosen if one.path not in there]
-    for one in missing:
-        if not table_exists(one.uri, how):
+    missing = [collection for collection in chosen if collection.path not in there]
+    for collection in missing:
+        if not table_exists(collection.uri, how):
             known = ", ".join(sorted(there)[:20])
             raise UsageError(
-                f"bucket {bucket!r} has no collection {one.path!r}, there are: {known}; "
-                f"'tailrace collections' with --create {one.path} makes one"
+                f"bucket {bucket!r} has no collection {collection.path!r}, there are: {known}; "
+                f"'tailrace collections' with --create {collection.path} makes one"
             )
-    return tuple(one.path for one in missing)
+    return tuple(collection.path for collection in missing)

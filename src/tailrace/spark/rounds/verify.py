@@ -99,33 +99,33 @@ class _VerifyTask:
     """Of the table, by vbucket."""
 
     def __call__(self, ranges: Mapping[int, Range]) -> _Found:
-        found = _Found()
+        findings = _Found()
         group: dict[int, Range] = {}
         size = 0
-        for vbucket, one in sorted(ranges.items()):
-            if group and size + one.changes > _GROUP_CHANGES:
-                self._compare(group, found)
+        for vbucket, span in sorted(ranges.items()):
+            if group and size + span.changes > _GROUP_CHANGES:
+                self._compare(group, findings)
                 group, size = {}, 0
-            group[vbucket] = one
-            size += one.changes
+            group[vbucket] = span
+            size += span.changes
         if group:
-            self._compare(group, found)
-        return found
+            self._compare(group, findings)
+        return findings
 
-    def _compare(self, ranges: Mapping[int, Range], found: _Found) -> None:
-        bucket = self._bucket_rows(ranges, found)
+    def _compare(self, ranges: Mapping[int, Range], findings: _Found) -> None:
+        bucket = self._bucket_rows(ranges, findings)
         table = self._table_rows(min(ranges), max(ranges), ranges)
         positions = np.zeros(max(ranges) + 1, dtype=np.int64)
         for vbucket in ranges:
             positions[vbucket] = self.seqnos.get(vbucket, 0)
         differences = compare(bucket, table, positions)
-        room = max(0, _MOST_DIFFERENCES - len(found.differences))
-        found.differences += islice(differences, room)
-        found.omitted += sum(1 for _ in differences)
-        found.documents += bucket.num_rows - (pc.sum(bucket["deleted"]).as_py() or 0)
-        found.rows += table.num_rows
+        room = max(0, _MOST_DIFFERENCES - len(findings.differences))
+        findings.differences += islice(differences, room)
+        findings.omitted += sum(1 for _ in differences)
+        findings.documents += bucket.num_rows - (pc.sum(bucket["deleted"]).as_py() or 0)
+        findings.rows += table.num_rows
 
-    def _bucket_rows(self, ranges: Mapping[int, Range], found: _Found) -> pa.Table:
+    def _bucket_rows(self, ranges: Mapping[int, Range], findings: _Found) -> pa.Table:
         """The last state of each document, deletions too. What is taken back meanwhile is read again."""
         parts: list[pa.Table] = []
         left = dict(ranges)
@@ -134,7 +134,7 @@ class _VerifyTask:
             with borrowed_source(self.given) as source:
                 read_ranges(source, left, taker)
             parts.append(taker.finish())
-            found.ends.update(taker.ends)
+            findings.ends.update(taker.ends)
             if taker.failed:
                 raise ConnectError(next(iter(taker.failed.values())))
             left = {vbucket: left[vbucket] for vbucket in taker.left_out}
@@ -232,9 +232,9 @@ def verify_table(jobs: Jobs, given: Mapping[str, str], table: Table) -> Verdict:
     where = {vbucket: str(home) for vbucket, home in homes.items()}
     pieces = divided(ranges, where, jobs.parallelism)
     answers: list[_Found] = jobs.run(task, pieces, f"tailrace verify: {table.uri}")
-    differences = [one for answer in answers for one in answer.differences]
+    differences = [difference for answer in answers for difference in answer.differences]
     return Verdict(
-        tuple(sorted(differences, key=lambda one: (one.vbucket, one.key))),
+        tuple(sorted(differences, key=lambda difference: (difference.vbucket, difference.key))),
         sum(answer.documents for answer in answers),
         sum(answer.rows for answer in answers),
         table.version,

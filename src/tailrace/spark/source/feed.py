@@ -147,11 +147,11 @@ class Feed:
         if not held:
             return {}
         logs, high = self._source.failover_logs(held), self.high_seqnos()
-        found = {
+        back_to = {
             vbucket: rollback_seqno(start, logs[vbucket], high_seqno=high[vbucket])
             for vbucket, start in held.items()
         }
-        back = {vbucket: seqno for vbucket, seqno in found.items() if seqno is not None}
+        back = {vbucket: seqno for vbucket, seqno in back_to.items() if seqno is not None}
         refuse_loss(self._options, self._source, held, back)
         return {
             vbucket: Position.at(held[vbucket].vb_uuid, seqno) if seqno else Position.BEGINNING

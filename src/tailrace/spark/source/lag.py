@@ -95,7 +95,7 @@ class LagListener(StreamingQueryListener):
         observed = {
             name: value for row in progress.observedMetrics.values() for name, value in row.asDict().items()
         }
-        found = Lag(
+        measured = Lag(
             progress.name or str(progress.id),
             progress.batchId,
             progress.numInputRows,
@@ -104,9 +104,9 @@ class LagListener(StreamingQueryListener):
             observed,
         )
         with self._lock:
-            self._lags[str(progress.runId)] = found
+            self._lags[str(progress.runId)] = measured
         if self._on_lag is not None:
-            self._on_lag(found)
+            self._on_lag(measured)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """The last report still holds."""

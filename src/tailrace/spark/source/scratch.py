@@ -47,10 +47,10 @@ class Scratch:
 
 
 def _remove_if_left(directory: Path) -> None:
-    found = DiskFiles(directory)
+    files = DiskFiles(directory)
     try:
-        found.lock(_LOCK)
+        files.lock(_LOCK)
     except (StoreLocked, OSError):
         return
     remove_tree(directory)
-    found.unlock()
+    files.unlock()

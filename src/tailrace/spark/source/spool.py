@@ -167,8 +167,8 @@ class Spool:
     def _write(self, gathered: Sequence[FeedDelivery], rows: int, held_bytes: int) -> None:
         """Deliveries, which hold so much memory, become a segment."""
         parts: dict[int, list[pa.RecordBatch]] = {}
-        for one in gathered:
-            for partition, part in self._cut(one.rows):
+        for delivery in gathered:
+            for partition, part in self._cut(delivery.rows):
                 parts.setdefault(partition, []).append(part)
         files: dict[int, str] = {}
         size = 0
@@ -178,9 +178,9 @@ class Spool:
             files[partition] = str(path)
         positions: dict[int, Position] = {}
         rollbacks: dict[int, Position] = {}
-        for one in gathered:
-            positions.update(one.positions)
-            rollbacks.update(one.rollbacks)
+        for delivery in gathered:
+            positions.update(delivery.positions)
+            rollbacks.update(delivery.rollbacks)
         with self._changed:
             segment = SpoolSegment(self._next, rows, size, positions, rollbacks, files)
             self._segments.append(segment)
@@ -253,21 +253,21 @@ class Spool:
             self._awaited = True
             self._changed.wait_for(lambda: self._is_over() or self._next > after, timeout=wait_s)
             self._awaited = False
-            found: list[SpoolSegment] = []
+            segments: list[SpoolSegment] = []
             rows = size = 0
             for segment in self._segments:
                 if segment.number < after:
                     continue
                 rows += segment.rows
                 size += segment.size
-                if found and (
+                if segments and (
                     (max_rows is not None and rows > max_rows) or (max_bytes is not None and size > max_bytes)
                 ):
                     break
-                found.append(segment)
-            if not found and self._error is not None:
+                segments.append(segment)
+            if not segments and self._error is not None:
                 raise self._error
-            return found
+            return segments
 
     def _flush_for(self, after: int) -> None:
         """The planner has nothing to do: write what there is."""

@@ -166,7 +166,7 @@ def whole_checkpoints(names: Iterable[CheckpointName]) -> dict[int, Sequence[Che
     for name in names:
         parts.setdefault((name[0], name[2]), set()).add(name)
     return {
-        version: sorted(found) for (version, count), found in sorted(parts.items()) if len(found) == count
+        version: sorted(named) for (version, count), named in sorted(parts.items()) if len(named) == count
     }
 
 

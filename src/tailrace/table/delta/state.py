@@ -184,11 +184,11 @@ class TableState:
                 yield RemoveFile(path, self.tombstones[path], False)
 
 
-def _same_vector(one: Vector | None, other: Vector | None) -> bool:
+def _same_vector(first: Vector | None, other: Vector | None) -> bool:
     """Whether two descriptors mean the same vector: its place says it."""
-    if one is None or other is None:
-        return one is other
-    return (one.storage, one.path_or_inline, one.offset) == (
+    if first is None or other is None:
+        return first is other
+    return (first.storage, first.path_or_inline, first.offset) == (
         other.storage,
         other.path_or_inline,
         other.offset,

@@ -257,9 +257,9 @@ def load_history(log: DeltaLog, manifests: Manifests, last: int, horizon_ms: int
             history.jump(state.as_version(), state.files)
     state = TableState()
     if start >= 0:
-        found = log.load(start)
-        assert found is not None
-        state = found
+        loaded = log.load(start)
+        assert loaded is not None
+        state = loaded
         history.jump(state.as_version(), state.files)
     for commit in log.read(listing, state.version + 1, last):
         changes = state.apply(commit.version, commit.actions, written_ms=commit.written_ms)
