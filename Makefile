@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: caches test lint check coverage interop demo soak chaos simulate campaign docs clean
+.PHONY: caches test lint check coverage interop peers demo soak chaos simulate campaign docs clean
 
 test: lint check
 
@@ -34,6 +34,10 @@ check: $(STAMP) caches
 interop: $(STAMP)
 	@for tool in java mvn go; do command -v $$tool >/dev/null || echo "left out: what needs $$tool, which is not installed"; done
 	$(BIN)/pytest -m interop tests/interop
+
+# Readers of others beside ours, on one node in one run; PEERS='--docs 100000 --sizes 256' makes it short.
+peers: $(STAMP)
+	$(BIN)/python bench/peers/run.py $(PEERS)
 
 # What the suite runs, by package, and the functions that it never runs. TESTS=tests/store looks at a part of it.
 coverage: $(STAMP) caches

@@ -21,6 +21,10 @@ BENCHES = {
     "dump": ("a bucket into a Parquet file, beside its halves", ["--docs", "100000", "--rounds", "2"]),
     "stream": ("a node's stream from disk, beside raw loopback", ["--docs", "100000", "--rounds", "3"]),
     "frontend": ("key-value requests, beside memcached", ["--rounds", "3"]),
+    "peers": (
+        "java-dcp-client and gocbcore beside this client, by Maven and Go; only if named",
+        ["--docs", "100000", "--sizes", "256", "--rounds", "3"],
+    ),
     "store": ("updates with fsync, beside RocksDB", ["--docs", "50000", "--updates", "100000"]),
 }
 """What each answers, and with which options it does so in well under a minute."""
@@ -48,10 +52,11 @@ def command(names: tuple[str, ...], full: bool, only_list: bool) -> None:
             click.echo(f"{name:<10}{about}")
         return
     scripts = _scripts()
-    for name in names or BENCHES:
+    for name in names or [name for name in BENCHES if name != "peers"]:
         about, quick = BENCHES[name]
         note(f"{name}: {about}")
-        done = subprocess.run([sys.executable, scripts / f"{name}.py", *([] if full else quick)], check=False)
+        script = scripts / name / "run.py" if name == "peers" else scripts / f"{name}.py"
+        done = subprocess.run([sys.executable, script, *([] if full else quick)], check=False)
         if done.returncode:
             raise TailraceError(f"the measurement {name!r} ended with {done.returncode}, see above")
 

@@ -1,0 +1,196 @@
+"""Reads a bucket in Python as often as it is asked to, and says how long that took.
+
+Arguments: batches|changes|async|floor HOST:PORT BUCKET USER PASSWORD CA-FILE|- snappy|plain. A line on
+stdin is a reading, ``read DOCUMENTS`` or ``check DOCUMENTS``; a line of JSON on stdout is its answer.
+``batches`` are Arrow's, ``changes`` an object a message from `connect_sync`, ``async`` the same from
+`connect`; ``floor`` reads one message at a time, as the scripts of the old tools do: no flow control, no
+check, no resume, no TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import socket
+import struct
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import tailrace
+from tailrace import Mutation
+from tailrace.wire.codes import DcpOpcode, Feature, Op, OpenFlag
+from tailrace.wire.dcp import DcpOpen, DcpStreamRequest
+from tailrace.wire.header import HEADER, Frame
+
+_WORD = (1 << 64) - 1
+_SEQNO = struct.Struct(">Q")
+
+
+@dataclass
+class Answer:
+    """What every program says of a reading: what it saw, and what that cost."""
+
+    documents: int = 0
+    value_bytes: int = 0
+    seqnos: int = 0
+    cas: int = 0
+    contents: int = 0
+    seconds: float = 0.0
+    first_s: float = 0.0
+    cpu_s: float = 0.0
+    peak_kib: int = 0
+    began: float = field(default_factory=time.perf_counter)
+    cpu_before: float = field(default_factory=time.process_time)
+
+    def first(self) -> None:
+        self.first_s = time.perf_counter() - self.began
+
+    def text(self) -> str:
+        self.cpu_s = time.process_time() - self.cpu_before
+        self.peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self.seqnos &= _WORD
+        answer = asdict(self)
+        del answer["began"], answer["cpu_before"]
+        return json.dumps(answer)
+
+    def add_batch(self, batch: pa.RecordBatch, check: bool) -> None:
+        if not self.documents:
+            self.first()
+        values = batch["value"]
+        self.documents += batch.num_rows
+        self.value_bytes += pc.sum(pc.binary_length(values)).as_py()
+        self.seqnos += int(pc.sum(batch["seqno"]).as_py())
+        self.cas ^= int(np.bitwise_xor.reduce(batch["cas"].to_numpy().astype(np.uint64)))
+        if check:
+            for key, value in zip(batch["key"].to_pylist(), values.to_pylist(), strict=True):
+                self.contents += zlib.crc32(value, zlib.crc32(key))
+
+    def add_change(self, change: Mutation, check: bool) -> None:
+        if not self.documents:
+            self.first()
+        self.documents += 1
+        self.value_bytes += len(change.value)
+        self.seqnos += change.seqno
+        self.cas ^= change.cas
+        if check:
+            self.contents += zlib.crc32(change.value, zlib.crc32(change.key))
+
+
+def options(arguments: list[str]) -> tuple[str, dict[str, Any]]:
+    where, bucket, user, password, authorities, compression = arguments
+    scheme = "couchbase" if authorities == "-" else "couchbases"
+    keywords: dict[str, Any] = {
+        "username": user,
+        "password": password,
+        "compression": compression == "snappy",
+    }
+    if authorities != "-":
+        keywords["tls"] = tailrace.TlsOptions(ca_file=authorities)
+    return f"{scheme}://{where}/{bucket}", keywords
+
+
+async def read_batches(url: str, keywords: dict[str, Any], answer: Answer, check: bool, wanted: int) -> None:
+    async with tailrace.connect(url, **keywords) as source:
+        async for batch in source.batches():
+            answer.add_batch(batch, check)
+            if answer.documents >= wanted:
+                answer.seconds = time.perf_counter() - answer.began
+                break
+
+
+async def read_async(url: str, keywords: dict[str, Any], answer: Answer, check: bool, wanted: int) -> None:
+    async with tailrace.connect(url, **keywords) as source:
+        async for change in source.changes():
+            if isinstance(change, Mutation):
+                answer.add_change(change, check)
+                if answer.documents >= wanted:
+                    answer.seconds = time.perf_counter() - answer.began
+                    break
+
+
+def read_changes(url: str, keywords: dict[str, Any], answer: Answer, check: bool, wanted: int) -> None:
+    with tailrace.connect_sync(url, **keywords) as source:
+        for change in source.changes():
+            if isinstance(change, Mutation):
+                answer.add_change(change, check)
+                if answer.documents >= wanted:
+                    answer.seconds = time.perf_counter() - answer.began
+                    break
+
+
+def read_floor(arguments: list[str], answer: Answer, check: bool, wanted: int) -> None:
+    where, bucket, user, password, authorities, compression = arguments
+    if authorities != "-" or compression != "plain":
+        raise SystemExit("the floor is plain")
+    host, port = where.rsplit(":", 1)
+    with socket.create_connection((host, int(port))) as connection, connection.makefile("rb") as stream:
+        features = struct.pack(">HH", Feature.XERROR, Feature.JSON)
+        login = f"\0{user}\0{password}".encode()
+        for frame in (
+            Frame(0x80, Op.HELLO, body=features),
+            Frame(0x80, Op.SASL_AUTH, key_length=5, body=b"PLAIN" + login),
+            Frame(0x80, Op.SELECT_BUCKET, key_length=len(bucket), body=bucket.encode()),
+        ):
+            connection.sendall(frame.encode())
+            _message(stream)
+        connection.sendall(DcpOpen(key=b"floor", flags=OpenFlag.PRODUCER).encode())
+        _message(stream)
+        connection.sendall(Frame(0x80, Op.GET_ALL_VB_SEQNOS).encode())
+        vbuckets = len(_message(stream)[2]) // 10
+        requests = [DcpStreamRequest(vbucket=number, opaque=number).encode() for number in range(vbuckets)]
+        connection.sendall(b"".join(requests))
+        while answer.documents < wanted:
+            fields, opcode, body = _message(stream)
+            if opcode != DcpOpcode.MUTATION:
+                continue
+            if not answer.documents:
+                answer.first()
+            key_at = fields[3]
+            value_at = key_at + fields[2]
+            answer.documents += 1
+            answer.value_bytes += len(body) - value_at
+            answer.seqnos += _SEQNO.unpack_from(body)[0]
+            answer.cas ^= fields[8]
+            if check:
+                answer.contents += zlib.crc32(body[value_at:], zlib.crc32(body[key_at:value_at]))
+        answer.seconds = time.perf_counter() - answer.began
+
+
+def _message(stream: BinaryIO) -> tuple[tuple[int, ...], int, bytes]:
+    fields = HEADER.unpack(stream.read(HEADER.size))
+    return fields, fields[1], stream.read(fields[6])
+
+
+def asked() -> Iterator[tuple[bool, int]]:
+    for line in sys.stdin:
+        word, count = line.split()
+        yield word == "check", int(count)
+
+
+def main() -> None:
+    level, *arguments = sys.argv[1:]
+    url, keywords = options(arguments)
+    for check, wanted in asked():
+        answer = Answer()
+        if level == "batches":
+            asyncio.run(read_batches(url, keywords, answer, check, wanted))
+        elif level == "async":
+            asyncio.run(read_async(url, keywords, answer, check, wanted))
+        elif level == "floor":
+            read_floor(arguments, answer, check, wanted)
+        else:
+            read_changes(url, keywords, answer, check, wanted)
+        print(answer.text(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

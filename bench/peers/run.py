@@ -1,0 +1,279 @@
+"""Readers of others beside ours, on one node, in one run: documents/s, CPU, memory, time to the first change.
+
+    python bench/peers/run.py [--docs 1000000] [--sizes 64,256,1024,65536] [--vbuckets 64,1024] [--rounds 5]
+                              [--over plain,snappy,tls] [--readers NAME,…] [--json FILE]
+
+The node is a `tailrace serve` of its own whose documents are on disk and in no memory but the page cache.
+Every reader is a small program (`in_python.py`, `java/`, `go/`) that stays running, so that a JVM is warm:
+a line on its stdin asks for a reading of the whole bucket, from the dial to the last document, and a line
+of JSON answers. The first reading of each only warms it and is compared by content: a sum of checksums over
+keys and values. Then all read in turns, and each reading must have the same count, value bytes, seqnos and
+CAS as the others'. A figure is the median of the rounds; a ratio is the median of the ratios within a
+round.
+
+java-dcp-client comes by Maven, gocbcore by Go. What a machine lacks is left out, and said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tailrace import __version__
+from tailrace.store.engine import Engine
+
+HERE = Path(__file__).parent
+USER, PASSWORD = "Administrator", "password"
+SAME = ("documents", "value_bytes", "seqnos", "cas")
+JAVA_LOW, JAVA_HIGH, GO = "java-dcp-client, low level", "java-dcp-client, high level", "gocbcore"
+BATCHES, CHANGES, ASYNC, FLOOR = "batches", "changes", "changes, async", "one message at a time"
+TARGETS = [
+    ("documents/s", BATCHES, JAVA_LOW, 1.8),
+    ("documents/s", BATCHES, JAVA_HIGH, 2.5),
+    ("documents/s", BATCHES, GO, 4.0),
+    ("documents/s", CHANGES, JAVA_HIGH, 1.2),
+    ("CPU", BATCHES, JAVA_LOW, 0.6),
+]
+"""What is compared, ours, with whom, and the ratio to reach (CPU: at most)."""
+
+
+@dataclass
+class Reader:
+    """A program that reads the bucket when it is told to."""
+
+    name: str
+    command: list[str]
+    process: subprocess.Popen[str]
+    answers: list[dict[str, Any]] = field(default_factory=list)
+
+    def ask(self, word: str, docs: int) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{word} {docs}\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} ended: {' '.join(self.command[:3])} …")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+def programs(build: Path, wanted: set[str]) -> dict[str, list[str]]:
+    """The readers that this machine can run, by name, and the commands that start them."""
+    python = [sys.executable, str(HERE / "in_python.py")]
+    commands = {
+        BATCHES: [*python, "batches"],
+        CHANGES: [*python, "changes"],
+        ASYNC: [*python, "async"],
+        FLOOR: [*python, "floor"],
+    }
+    if missing := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
+        print(f"left out: java-dcp-client, for want of {' and '.join(missing)}")
+    else:
+        pom = ["mvn", "-q", "-B", "-f", str(HERE / "java" / "pom.xml"), f"-Dtarget={build}"]
+        subprocess.run(
+            [*pom, "package", "dependency:copy-dependencies"], check=True, stdout=subprocess.DEVNULL
+        )
+        java = ["java", "-Xmx2g", "-cp", f"{build}/classes:{build}/dependency/*", "tailrace.Peer"]
+        commands |= {JAVA_LOW: [*java, "low"], JAVA_HIGH: [*java, "high"]}
+    if shutil.which("go") is None:
+        print("left out: gocbcore, for want of go")
+    else:
+        subprocess.run(["go", "build", "-o", str(build / "gocbcore"), "."], cwd=HERE / "go", check=True)
+        commands[GO] = [str(build / "gocbcore")]
+    if unknown := wanted - set(commands):
+        raise SystemExit(f"no such reader: {', '.join(sorted(unknown))}; there are {', '.join(commands)}")
+    return {name: command for name, command in commands.items() if not wanted or name in wanted}
+
+
+@contextlib.contextmanager
+def node(
+    directory: Path, vbuckets: int, certificate: tuple[Path, Path] | None = None
+) -> Iterator[dict[str, int]]:
+    """A node in a process of its own; its ports."""
+    ready = directory / "ready.json"
+    ready.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "tailrace", "serve", "--port", "0", "--vbuckets", str(vbuckets)]
+    command += ["--data", str(directory / "data"), "--ready-file", str(ready), "--user", f"{USER}:{PASSWORD}"]
+    if certificate is not None:
+        command += ["--tls-cert", str(certificate[0]), "--tls-key", str(certificate[1]), "--tls-port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            while not ready.exists():
+                if process.poll() is not None:
+                    raise SystemExit("the node did not start")
+                time.sleep(0.05)
+            yield json.loads(ready.read_text())
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def fill(directory: Path, docs: int, size: int, vbuckets: int) -> None:
+    with node(directory, vbuckets) as ports:
+        url = f"couchbase://{USER}:{PASSWORD}@127.0.0.1:{ports['port']}"
+        command = [sys.executable, "-m", "tailrace", "load", url, "--docs", str(docs), "--size", str(size)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    engine = Engine(directory / "data")
+    engine.buckets["default"].compact()
+    engine.close()
+
+
+def certificate(directory: Path) -> tuple[Path, Path]:
+    """One for loopback that signs itself."""
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=127.0.0.1",
+    ]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    return cert, key
+
+
+def measure(
+    commands: dict[str, list[str]], directory: Path, docs: int, *, vbuckets: int, over: str, rounds: int
+) -> list[Reader]:
+    secured = certificate(directory) if over == "tls" else None
+    with node(directory, vbuckets, secured) as ports, contextlib.ExitStack() as stack:
+        port = ports["tls_port"] if secured else ports["port"]
+        words = [f"127.0.0.1:{port}", "default", USER, PASSWORD, str(secured[0]) if secured else "-"]
+        words.append("snappy" if over == "snappy" else "plain")
+        readers = []
+        for name, command in commands.items():
+            if name == FLOOR and over != "plain":
+                continue
+            process = subprocess.Popen(
+                [*command, *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            reader = Reader(name, command, process)
+            stack.callback(reader.close)
+            readers.append(reader)
+        checks = {reader.name: reader.ask("check", docs) for reader in readers}
+        agree(checks, (*SAME, "contents"))
+        for number in range(rounds):
+            for reader in readers if number % 2 else reversed(readers):
+                reader.answers.append(reader.ask("read", docs))
+            agree({reader.name: reader.answers[-1] for reader in readers}, SAME)
+    return readers
+
+
+def agree(answers: dict[str, dict[str, Any]], names: tuple[str, ...]) -> None:
+    seen = {name: tuple(answer[column] for column in names) for name, answer in answers.items()}
+    if len(set(seen.values())) > 1:
+        raise SystemExit(f"the readers do not agree on {names}: {seen}")
+
+
+def median(reader: Reader, name: str) -> float:
+    return float(statistics.median(answer[name] for answer in reader.answers))
+
+
+def ratio(what: str, ours: Reader, theirs: Reader) -> float:
+    pairs = zip(ours.answers, theirs.answers, strict=True)
+    if what == "CPU":
+        return float(statistics.median(mine["cpu_s"] / other["cpu_s"] for mine, other in pairs))
+    return float(statistics.median(other["seconds"] / mine["seconds"] for mine, other in pairs))
+
+
+def show(readers: list[Reader], docs: int) -> list[dict[str, Any]]:
+    rows = []
+    for reader in readers:
+        row = {
+            "reader": reader.name,
+            "documents_per_s": round(docs / median(reader, "seconds")),
+            "cpu_s_per_million": round(median(reader, "cpu_s") / docs * 1e6, 3),
+            "first_change_s": round(median(reader, "first_s"), 4),
+            "peak_mib": round(max(answer["peak_kib"] for answer in reader.answers) / 1024),
+        }
+        rows.append(row)
+        print(
+            f"  {reader.name:<28}{row['documents_per_s']:>12,} documents/s{row['cpu_s_per_million']:>8.2f} s"
+            f" CPU a million, first change {row['first_change_s'] * 1000:6.0f} ms, peak {row['peak_mib']:>5} MiB",
+            flush=True,
+        )
+    by_name = {reader.name: reader for reader in readers}
+    for what, ours, theirs, target in TARGETS:
+        if ours in by_name and theirs in by_name:
+            reached = ratio(what, by_name[ours], by_name[theirs])
+            met = reached <= target if what == "CPU" else reached >= target
+            print(
+                f"  {what} of {ours}: {reached:.2f} of {theirs}"
+                f" (target {'at most ' if what == 'CPU' else ''}{target}: {'ok' if met else 'MISSED'})",
+                flush=True,
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--docs", type=int, default=1_000_000)
+    parser.add_argument("--sizes", default="64,256,1024,65536")
+    parser.add_argument("--vbuckets", default="64,1024")
+    parser.add_argument("--over", default="plain", help="plain, snappy, tls; several with commas")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--readers", default="", help="only these, by name, separated by semicolons")
+    parser.add_argument(
+        "--most-mib", type=int, default=2048, help="fewer documents where they would be larger"
+    )
+    parser.add_argument("--json", type=Path, help="write the rows there")
+    options = parser.parse_args()
+    os.environ.setdefault("PYTHONPATH", str(HERE.parents[1] / "src"))
+    print(f"tailrace {__version__}, Python {platform.python_version()}, {os.cpu_count()} cores")
+    results = []
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        commands = programs(scratch, {word for word in options.readers.split(";") if word})
+        for size in map(int, options.sizes.split(",")):
+            for vbuckets in map(int, options.vbuckets.split(",")):
+                directory = Path(tempfile.mkdtemp(dir=scratch))
+                docs = min(options.docs, (options.most_mib << 20) // size)
+                fill(directory, docs, size, vbuckets)
+                for over in options.over.split(","):
+                    print(f"{docs:,} documents of {size} B in {vbuckets} vbuckets, {over}:", flush=True)
+                    readers = measure(
+                        commands, directory, docs, vbuckets=vbuckets, over=over, rounds=options.rounds
+                    )
+                    case = {"documents": docs, "size": size, "vbuckets": vbuckets, "over": over}
+                    results += [case | row for row in show(readers, docs)]
+                shutil.rmtree(directory)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
