@@ -187,7 +187,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "cluster/member.py": "the folder of a node, and the log that its process writes to by itself",
         "cluster/service.py": "takes its own socket away",
         "spark/scratch.py": "folders that go with the process that made them",
-        "spark/spool.py": "segments that Spark has done with; a kill leaves them to scratch.py",
+        "spark/spool_place.py": "segments that Spark has done with; a kill leaves them to scratch.py",
         "spark/spark_session.py": "the folder of the Java shim",
     },
     "threads": {

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from tailrace.columns import SCHEMA
 from tailrace.model import Position
-from tailrace.spark.source import spool as spool_module
+from tailrace.spark.source import spool_place
 from tailrace.spark.source.spool import FeedDelivery, Spool, SpoolSegment
+from tailrace.spark.source.spool_place import FolderPlace
 
 NOTHING_SAID: dict[str, Any] = {"max_rows": None, "max_bytes": None, "wait_s": 0.0}
 
@@ -43,7 +44,7 @@ def seqnos(segments: list[SpoolSegment], partition: int = 0) -> list[int]:
 
 
 def test_what_is_gathered_becomes_one_segment(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, [0], 1 << 20)
+    spool = Spool(FolderPlace(tmp_path), [0], 1 << 20)
     for first in (1, 4, 7):
         spool.append(delivery(first))
     assert not list(tmp_path.iterdir())
@@ -70,7 +71,7 @@ def test_rows_go_to_their_partition_in_order(
     )
     borders = sorted({0, len(vbuckets), *(cut for cut in cuts if cut < len(vbuckets))})
     with tempfile.TemporaryDirectory() as directory:
-        spool = Spool(Path(directory), [0, 0, 1, 1, 2, 2, 0, 1], 1 << 30)
+        spool = Spool(FolderPlace(Path(directory)), [0, 0, 1, 1, 2, 2, 0, 1], 1 << 30)
         spool.fill(FeedDelivery(rows.slice(a, b - a), {}) for a, b in pairwise(borders))
         segments = spool.take(0, **NOTHING_SAID)
         for partition, own in enumerate(({0, 1, 6}, {2, 3, 7}, {4, 5})):
@@ -79,7 +80,7 @@ def test_rows_go_to_their_partition_in_order(
 
 
 def test_a_segment_is_never_larger_than_a_batch(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, [0], 1 << 20, segment_rows=7)
+    spool = Spool(FolderPlace(tmp_path), [0], 1 << 20, segment_rows=7)
     for first in (1, 4, 7, 10, 13):
         spool.append(delivery(first))
     assert [one.rows for one in spool.take(0, **NOTHING_SAID | {"max_rows": 7})] == [6]
@@ -89,7 +90,7 @@ def test_a_segment_is_never_larger_than_a_batch(tmp_path: Path) -> None:
 
 
 def test_what_went_back_begins_a_new_segment(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, [0], 1 << 20)
+    spool = Spool(FolderPlace(tmp_path), [0], 1 << 20)
     spool.append(delivery(1))
     spool.append(delivery(2, back=1))
     spool.append(delivery(5))
@@ -100,7 +101,7 @@ def test_what_went_back_begins_a_new_segment(tmp_path: Path) -> None:
 
 
 def test_a_query_that_ends_waits_for_all_or_for_enough(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, [0], 1 << 20)
+    spool = Spool(FolderPlace(tmp_path), [0], 1 << 20)
     spool.append(delivery(1))
     spool.flush()
     assert spool.take(0, **NOTHING_SAID, gather_bytes=1 << 20) == []
@@ -111,7 +112,7 @@ def test_a_query_that_ends_waits_for_all_or_for_enough(tmp_path: Path) -> None:
 
 
 def test_a_full_spool_is_enough(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, [0], 1)
+    spool = Spool(FolderPlace(tmp_path), [0], 1)
     spool.append(delivery(1))
     waiting = threading.Thread(target=spool.append, args=(delivery(4),))
     waiting.start()
@@ -122,12 +123,12 @@ def test_a_full_spool_is_enough(tmp_path: Path) -> None:
 
 
 def test_nothing_comes_after_what_could_not_be_written(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, [0], 1 << 20)
+    spool = Spool(FolderPlace(tmp_path), [0], 1 << 20)
     spool.append(delivery(1))
     spool.flush()
     spool.append(delivery(4))
     full = OSError(errno.ENOSPC, "no space left")
-    with mock.patch.object(spool_module, "write_scratch", side_effect=full), pytest.raises(OSError):
+    with mock.patch.object(spool_place, "write_scratch", side_effect=full), pytest.raises(OSError):
         spool.flush()
     spool.fill([delivery(7), delivery(10)])
     assert seqnos(spool.take(0, **NOTHING_SAID)) == [1, 2, 3]
@@ -141,7 +142,7 @@ def test_what_came_before_an_error_is_taken_first(tmp_path: Path) -> None:
         yield delivery(1)
         raise RuntimeError("the source is gone")
 
-    spool = Spool(tmp_path, [0], 1 << 20)
+    spool = Spool(FolderPlace(tmp_path), [0], 1 << 20)
     spool.fill(broken())
     assert seqnos(spool.take(0, **NOTHING_SAID)) == [1, 2, 3]
     with pytest.raises(RuntimeError, match="the source is gone"):
@@ -156,6 +157,7 @@ def test_changes_reach_the_spool_without_pandas(tmp_path: Path) -> None:
         from tailrace.columns.batch import decode
         from tailrace.spark.source.stream import Spool
         from tailrace.spark.source.spool import FeedDelivery
+        from tailrace.spark.source.spool_place import FolderPlace
         from tailrace.wire.dcp import DcpDeletion, DcpMutation
         changes = [
             DcpMutation(vbucket=0, by_seqno=1, rev_seqno=1, key=b"a", value=b"1", datatype=1),
@@ -163,7 +165,7 @@ def test_changes_reach_the_spool_without_pandas(tmp_path: Path) -> None:
             DcpMutation(vbucket=0, by_seqno=2, rev_seqno=1, key=b"c", value=b"raw"),
         ]
         batch = decode(b"".join(one.encode() for one in changes)).batch
-        spool = Spool(Path(sys.argv[1]), [0, 1], 1 << 20)
+        spool = Spool(FolderPlace(Path(sys.argv[1])), [0, 1], 1 << 20)
         spool.append(FeedDelivery(batch, {}))
         files = spool.take(0, max_rows=None, max_bytes=None, wait_s=0.0)[0].files
         sys.exit("pandas" if "pandas" in sys.modules else 0 if len(files) == 2 else "not cut")

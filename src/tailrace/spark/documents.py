@@ -72,7 +72,14 @@ def infer_schema(frame: DataFrame, *, column: str = "value", sample: int = 10_00
     rows = frame.select(f.col(column).cast("string").alias("text")).where("text is not null").limit(sample)
     spark = frame.sparkSession
     texts = [row.text for row in rows.collect()]
-    inferred = spark.read.option("mode", "DROPMALFORMED").json(spark.sparkContext.parallelize(texts)).schema
+    reader = spark.read.option("mode", "DROPMALFORMED")
+    if hasattr(spark, "sparkContext"):
+        inferred = reader.json(spark.sparkContext.parallelize(texts)).schema
+    else:  # a remote session
+        try:
+            inferred = reader.json(spark.createDataFrame([(text,) for text in texts], "text string")).schema
+        except (AttributeError, TypeError, AssertionError):
+            raise UsageError("infer_schema through Spark Connect needs Spark 4.3; give a schema") from None
     if not inferred.fields:
         raise UsageError(f"none of the first {sample} documents is a JSON object; there is nothing to infer")
     return inferred

@@ -170,19 +170,33 @@ OPTIONS = (
         "spool_dir",
         _text,
         None,
-        "where changes wait for their batch; must be shared if executors are on other hosts",
+        "where changes wait for their batch: if executors are on other hosts, a folder that they share, or "
+        "`s3://`, `gs://` or `az://`",
     ),
     Option(
         "spoolSize", "spool_bytes", _bytes, 1 << 30, "how much may wait there before the stream is held up"
     ),
+    Option(
+        "storageOption.NAME",
+        "storage_options",
+        str,
+        None,
+        "for a `spoolDir` on an object store, beside the usual environment, such as "
+        "`storageOption.aws_region`",
+    ),
 )
 
 _BY_NAME = {option.name.lower(): option for option in OPTIONS}
+_STORAGE = "storageoption."
 _SPARK_OWN = frozenset({"path", "paths", "datetimeformat", "timestampformat"})
 
 
 class Options(SimpleNamespace):
     """The options of one read, parsed: an attribute each, see `OPTIONS`."""
+
+    def __repr__(self) -> str:
+        """Without values: there are secrets among them."""
+        return f"Options({', '.join(sorted(vars(self)))})"
 
 
 def partition_map(options: Options, vbucket_count: int) -> list[int]:
@@ -195,7 +209,11 @@ def partition_map(options: Options, vbucket_count: int) -> list[int]:
 def parse_options(given: Mapping[str, str]) -> Options:
     """Parse what Spark hands over; what is wrong is a `UsageError` that says what to write."""
     values: dict[str, Any] = {option.attribute: option.default for option in OPTIONS}
+    values["storage_options"] = {}
     for name, text in given.items():
+        if name.lower().startswith(_STORAGE) and len(name) > len(_STORAGE):
+            values["storage_options"][name.lower()[len(_STORAGE) :]] = text
+            continue
         option = _BY_NAME.get(name.lower())
         if option is None:
             if name.lower() in _SPARK_OWN:

@@ -16,19 +16,16 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...files import write_scratch
 from ...model import Position
-from ...rng import unique_name
+from .spool_place import SpoolPlace
 
 __all__ = ["FeedDelivery", "Spool", "SpoolSegment", "segment_rows"]
 
@@ -56,7 +53,7 @@ class FeedDelivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpoolSegment:
-    """Rows of some deliveries, on disk."""
+    """Rows of some deliveries, in files."""
 
     number: int
     rows: int
@@ -65,22 +62,22 @@ class SpoolSegment:
     """VBuckets that move with it, and where they are after it."""
     rollbacks: Mapping[int, Position]
     files: Mapping[int, str]
-    """By partition."""
+    """By partition, as the spool's place names them."""
 
 
 class Spool:
-    """Segments in a directory; the consumer's thread appends, the planner takes, Spark's commit releases."""
+    """Segments in their place; the consumer's thread appends, the planner takes, Spark's commit releases."""
 
     def __init__(
         self,
-        directory: Path,
+        place: SpoolPlace,
         partition_of: Sequence[int],
         limit_bytes: int,
         *,
         segment_rows: int = SEGMENT_ROWS,
         segment_bytes: int | None = None,
     ) -> None:
-        self._directory = directory
+        self._place = place
         self._partition_of = np.asarray(partition_of, dtype=np.int32)
         self._limit_bytes = limit_bytes
         self._segment_rows = segment_rows
@@ -99,7 +96,6 @@ class Spool:
         """A segment could not be written: none may follow it."""
         self._closed = False
         self._finished = False
-        directory.mkdir(parents=True, exist_ok=True)
 
     # the consumer's side
 
@@ -173,9 +169,8 @@ class Spool:
         files: dict[int, str] = {}
         size = 0
         for partition, batches in parts.items():
-            path = self._directory / f"{unique_name()}.arrow"
-            size += write_scratch(path, partial(_write_batches, _joined(batches)))
-            files[partition] = str(path)
+            files[partition], written = self._place.write(_joined(batches))
+            size += written
         positions: dict[int, Position] = {}
         rollbacks: dict[int, Position] = {}
         for delivery in gathered:
@@ -290,8 +285,7 @@ class Spool:
                 self._size -= segment.size
                 released.append(segment)
             self._changed.notify_all()
-        for segment in released:
-            _unlink(segment)
+        self._delete(released)
 
     def close(self) -> None:
         """Let the consumer's thread go and delete everything."""
@@ -301,8 +295,11 @@ class Spool:
             self._segments.clear()
             self._gathered.clear()
             self._changed.notify_all()
-        for segment in left:
-            _unlink(segment)
+        with self._writing:  # what is being written would stay behind
+            self._delete([*left, *self._segments])
+
+    def _delete(self, segments: Iterable[SpoolSegment]) -> None:
+        self._place.delete([name for segment in segments for name in segment.files.values()])
 
 
 def _mask(chosen: NDArray[np.bool_]) -> pa.Array:
@@ -316,14 +313,3 @@ def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     if len(batches) * _RUN_ROWS <= sum(batch.num_rows for batch in batches):
         return batches
     return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
-
-
-def _write_batches(batches: Sequence[pa.RecordBatch], file: BinaryIO) -> None:
-    with pa.ipc.new_stream(file, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-
-
-def _unlink(segment: SpoolSegment) -> None:
-    for path in segment.files.values():
-        Path(path).unlink(missing_ok=True)

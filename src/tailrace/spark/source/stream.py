@@ -26,15 +26,15 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ...crashpoints import crash_point
-from ...errors import TailraceError
 from ...model import Position
+from ...table.store import TableStore
 from ..archived_modules import forget_packages_in_archives
 from .direct import DirectPartition, read_direct
 from .feed import Feed
 from .offsets import from_offset, rollbacks_of, to_offset
 from .options import Options, parse_options, partition_map
-from .scratch import Scratch
 from .spool import Spool, SpoolSegment, segment_rows
+from .spool_place import SpoolPlace, open_place, spooled_rows
 
 __all__ = ["SpooledPartition", "StreamReader"]
 
@@ -48,9 +48,10 @@ _ENOUGH_BYTES = 256 << 20
 class SpooledPartition(InputPartition):
     """Files of the spool."""
 
-    def __init__(self, files: Sequence[str]) -> None:
+    def __init__(self, files: Sequence[str], store: TableStore | None = None) -> None:
         super().__init__(None)
         self.files = list(files)
+        self.store = store
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -61,7 +62,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options: Options = parse_options(given)
         self._feed: Feed | None = None
         self._spool: Spool | None = None
-        self._scratch: Scratch | None = None
+        self._place: SpoolPlace | None = None
         self._initial: dict[str, Any] | None = None
         self._behind: dict[str, int] = {}
         """By offset, the number of the first segment behind it."""
@@ -94,7 +95,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: as much of the spool as fits, or ``start`` itself if nothing is new."""
-        spool = self._running(start)
+        spool, place = self._running(start)
+        place.renew()
         first = self._behind[_text(start)]
         # Spark asks for the next batch when it is done with the one before; it tells us so (`commit`) only
         # when there is a next one, and there is none as long as what it is done with fills the spool
@@ -136,13 +138,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         first, last = self._behind.get(_text(start)), self._behind.get(_text(end))
         crash_point("source.after-plan")
-        if self._spool is None or first is None or last is None:
+        if self._spool is None or self._place is None or first is None or last is None:
             return self._direct_partitions(start, end)
         files: dict[int, list[str]] = {}
         for segment in self._spool.between(first, last):
             for partition, path in segment.files.items():
                 files.setdefault(partition, []).append(path)
-        return [SpooledPartition(own) for _, own in sorted(files.items())]
+        return [SpooledPartition(own, self._place.store) for _, own in sorted(files.items())]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with everything up to here."""
@@ -161,33 +163,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._spool.close()
         if self._feed is not None:
             self._feed.close()
-        if self._scratch is not None:
-            self._scratch.remove()
+        if self._place is not None:
+            self._place.remove()
 
     def _connected(self) -> Feed:
         if self._feed is None:
             self._feed = Feed(self._options)
         return self._feed
 
-    def _running(self, start: dict[str, Any]) -> Spool:
+    def _running(self, start: dict[str, Any]) -> tuple[Spool, SpoolPlace]:
         """The spool, with the consumer's thread filling it from ``start`` on."""
-        if self._spool is None:
+        if self._spool is None or self._place is None:
             feed = self._connected()
-            self._scratch = Scratch(self._options.spool_dir, "spool")
+            self._place = open_place(self._options.spool_dir, self._options.storage_options)
             self._spool = Spool(
-                self._scratch.path,
+                self._place,
                 self._partition_of(),
                 self._options.spool_bytes,
                 segment_rows=segment_rows(self._options.max_rows),
                 segment_bytes=self._options.max_bytes,
             )
             self._behind[_text(start)] = 0
-            _remove_at_end(self._scratch)
+            _remove_at_end(self._place)
             deliveries = feed.deliveries(from_offset(start), end="now" if self._ends else "forever")
             threading.Thread(
                 target=self._spool.fill, args=(deliveries,), name="tailrace-feed", daemon=True
             ).start()
-        return self._spool
+        return self._spool, self._place
 
     def _partition_of(self) -> Sequence[int]:
         return partition_map(self._options, self._connected().vbucket_count)
@@ -226,16 +228,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from read_direct(partition)
             return
         assert isinstance(partition, SpooledPartition)
-        for path in partition.files:
-            try:
-                source = pa.memory_map(path)
-            except FileNotFoundError:
-                raise TailraceError(
-                    f"the file {path} of the spool is gone, or this executor does not see its folder: set "
-                    "spoolDir to one that all executors share and nobody cleans, and start again"
-                ) from None
-            with source, pa.ipc.open_stream(source) as reader:
-                yield from reader
+        for name in partition.files:
+            yield from spooled_rows(partition.store, name)
 
 
 def _text(offset: Mapping[str, Any]) -> str:
@@ -243,11 +237,11 @@ def _text(offset: Mapping[str, Any]) -> str:
     return json.dumps(offset, separators=(",", ":"))
 
 
-def _remove_at_end(scratch: Scratch) -> None:
+def _remove_at_end(place: SpoolPlace) -> None:
     """Leave nothing behind: Spark ends this process with SIGTERM more often than by calling `stop`."""
 
     def remove(number: int, frame: FrameType | None) -> None:
-        scratch.remove()
+        place.remove()
         sys.exit(0)
 
     if threading.current_thread() is threading.main_thread():
