@@ -223,11 +223,11 @@ def measure(size: int, mib: int, rounds: int, *, as_json: bool) -> None:
         finally:
             server.kill()
     shares = {
-        name: statistics.median(one["raw"] / one[name] for one in results)
+        name: statistics.median(result["raw"] / result[name] for result in results)
         for name in results[0]
         if name != "raw"
     }
-    rates = {name: statistics.median(count / one[name] for one in results) for name in results[0]}
+    rates = {name: statistics.median(count / result[name] for result in results) for name in results[0]}
     if as_json:
         print(json.dumps({"size": size, "messages": count, "shares": shares, "messages_a_second": rates}))
         return

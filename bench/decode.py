@@ -99,15 +99,15 @@ def _batch(rows: list[tuple[bytes, bytes, int, int, int, int, int, int, int]]) -
         "cas": cas,
         "flags": flags,
         "expiry": expiries,
-        "datatype": ["json" if one & 1 else "raw" for one in datatypes],
+        "datatype": ["json" if datatype & 1 else "raw" for datatype in datatypes],
         "xattrs": pa.nulls(count, pa.string()),
-        "event_time": [(one & ~0xFFFF) // 1000 for one in cas],
+        "event_time": [(stamp & ~0xFFFF) // 1000 for stamp in cas],
         "snapshot_start": pa.repeat(1, count),
         "snapshot_end": pa.repeat(1 << 40, count),
     }
     arrays = [
-        made if isinstance(made := columns[one.name], pa.Array) else pa.array(made, one.type)
-        for one in SCHEMA
+        made if isinstance(made := columns[field.name], pa.Array) else pa.array(made, field.type)
+        for field in SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
@@ -155,13 +155,13 @@ def measure(options: argparse.Namespace, value_size: int) -> dict[str, float]:
         for name, contender in contenders.items():
             contender()
             rounds[name].append(contender())
-    median = {name: statistics.median(map(sum, found)) for name, found in rounds.items()}
-    best = {name: sum(map(min, zip(*found, strict=True))) for name, found in rounds.items()}
+    median = {name: statistics.median(map(sum, times)) for name, times in rounds.items()}
+    best = {name: sum(map(min, zip(*times, strict=True))) for name, times in rounds.items()}
     return {
         "value_bytes": value_size,
         "messages": count,
         "bytes": len(data),
-        **{f"{name}_messages_per_s": round(count / one) for name, one in median.items()},
+        **{f"{name}_messages_per_s": round(count / seconds) for name, seconds in median.items()},
         "memcpy_gb_per_s": round(len(data) / median["memcpy"] / 1e9, 2),
         "columnar_times_memcpy": round(median["columnar"] / median["memcpy"], 2),
         "columnar_times_memcpy_at_best": round(best["columnar"] / best["memcpy"], 2),

@@ -61,19 +61,19 @@ def timed(command: list[str]) -> tuple[float, str]:
 
 def rounds(url: str, directory: Path, docs: int, count: int) -> list[dict[str, float]]:
     """Seconds of each contender, in every round."""
-    found = []
+    rounds_taken = []
     parquet, again = directory / "documents.parquet", directory / "again.parquet"
     for _ in range(count):
-        one: dict[str, float] = {}
+        times: dict[str, float] = {}
         for kind in ("parquet", "jsonl"):
             out = str(directory / f"documents.{kind}")
-            one[kind], _text = timed([sys.executable, "-m", "tailrace", "dump", url, "--out", out])
-        one["read"], rows = timed([sys.executable, "-c", READ, url])
+            times[kind], _text = timed([sys.executable, "-m", "tailrace", "dump", url, "--out", out])
+        times["read"], rows = timed([sys.executable, "-c", READ, url])
         assert int(rows) == docs, f"{rows} of {docs} documents came"
         _seconds, text = timed([sys.executable, "-c", WRITE, str(parquet), str(again)])
-        one["write"] = float(text)
-        found.append(one)
-    return found
+        times["write"] = float(text)
+        rounds_taken.append(times)
+    return rounds_taken
 
 
 def main() -> None:
@@ -91,10 +91,10 @@ def main() -> None:
         with node(directory, given.vbuckets) as port:
             load(port, given.docs, given.size)
             url = f"couchbase://127.0.0.1:{port}"
-            found = rounds(url, directory, given.docs, given.rounds)
+            taken = rounds(url, directory, given.docs, given.rounds)
         file_bytes = (directory / "documents.parquet").stat().st_size
-    share = statistics.median((one["read"] + one["write"]) / one["parquet"] for one in found)
-    rates = {name: given.docs / statistics.median(one[name] for one in found) for name in found[0]}
+    share = statistics.median((times["read"] + times["write"]) / times["parquet"] for times in taken)
+    rates = {name: given.docs / statistics.median(times[name] for times in taken) for name in taken[0]}
     if given.json:
         print(
             json.dumps({"docs": given.docs, "share": share, "documents_a_second": rates, "bytes": file_bytes})

@@ -114,13 +114,13 @@ def generate(port: int, connections: int, depth: int, seconds: float, result: An
     end = began + seconds
     while time.perf_counter() < end:
         sent = []
-        for one in sockets:
+        for connection in sockets:
             data, answer = prepared[at % len(prepared)]
             at += 1
-            one.sendall(data)
-            sent.append((one, answer))
-        for one, answer in sent:
-            receive(one, answer, buffer)
+            connection.sendall(data)
+            sent.append((connection, answer))
+        for connection, answer in sent:
+            receive(connection, answer, buffer)
         done += connections * depth
     result.put(done / (time.perf_counter() - began))
 
@@ -142,8 +142,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
         return port
 
 
@@ -177,13 +177,14 @@ def main() -> int:
             f" --data {directory}/data --vbuckets {VBUCKETS}",
         }
         running = {
-            name: subprocess.Popen(one.split(), stdout=subprocess.DEVNULL) for name, one in command.items()
+            name: subprocess.Popen(program.split(), stdout=subprocess.DEVNULL)
+            for name, program in command.items()
         }
         try:
             for name, port in ports.items():
                 wait_for(port, running[name])
                 fill(port)
-            return report(ports, {name: one.pid for name, one in running.items()}, arguments)
+            return report(ports, {name: process.pid for name, process in running.items()}, arguments)
         finally:
             for process in running.values():
                 process.terminate()
@@ -191,7 +192,7 @@ def main() -> int:
 
 
 def report(ports: dict[str, int], pids: dict[str, int], arguments: argparse.Namespace) -> int:
-    found = []
+    results = []
     for connections, depth, target in LOADS:
         rates: dict[str, list[float]] = {name: [] for name in ports}
         costs: dict[str, list[float]] = {name: [] for name in ports}
@@ -201,11 +202,11 @@ def report(ports: dict[str, int], pids: dict[str, int], arguments: argparse.Name
                 rate = measure(port, connections, depth, arguments.seconds)
                 rates[name].append(rate)
                 costs[name].append((cpu_seconds(pids[name]) - before) / (rate * arguments.seconds) * 1e6)
-        typical = {name: statistics.median(one) for name, one in rates.items()}
+        typical = {name: statistics.median(rate) for name, rate in rates.items()}
         share = statistics.median(
             ours / theirs for ours, theirs in zip(rates["tailrace"], rates["memcached"], strict=True)
         )
-        found.append(
+        results.append(
             {
                 "connections": connections,
                 "depth": depth,
@@ -221,10 +222,10 @@ def report(ports: dict[str, int], pids: dict[str, int], arguments: argparse.Name
             }
         )
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
         return 0
     print("connections  depth   memcached/s    tailrace/s   share    best  target   CPU us a request")
-    for row in found:
+    for row in results:
         print(
             f"{row['connections']:>11}{row['depth']:>7}{row['memcached_per_s']:>14,}{row['tailrace_per_s']:>14,}"
             f"{row['share']:>8.2f}{row['best_share']:>8.2f}{row['target']:>8.2f}"

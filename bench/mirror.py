@@ -478,8 +478,8 @@ def read(bench: Bench) -> None:
     theirs = digest(pa.table(query.execute(f"select {', '.join(names)} from t")).to_batches())
     polar = polars.scan_delta(bench.table).select(names).collect().to_arrow()
     others = {"delta-rs": theirs, "polars": digest(polar.to_batches())}
-    for engine, found in others.items():
-        said("read", f"{engine}: {found[0]:,} rows", ok=found == ours, target=f"{ours[0]:,} rows, the same")
+    for engine, counts in others.items():
+        said("read", f"{engine}: {counts[0]:,} rows", ok=counts == ours, target=f"{ours[0]:,} rows, the same")
     masked = sum(len(mask) for mask in masks.values())
     said("read", f"{len(table.files())} files, {masked / max(1, masked + ours[0]):.0%} of their rows masked")
 

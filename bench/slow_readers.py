@@ -68,8 +68,8 @@ class Readers:
     def __init__(self, port: int, count: int, *, slow: bool) -> None:
         self._stop = threading.Event()
         self._connections = [connected(port, collections=True, name=b"reader-%d" % n) for n in range(count)]
-        for one in self._connections:
-            one.sendall(requests(VBUCKETS, flags=AddStreamFlag(0)))
+        for connection in self._connections:
+            connection.sendall(requests(VBUCKETS, flags=AddStreamFlag(0)))
         self._thread = threading.Thread(target=self._read, daemon=True) if slow else None
 
     def __enter__(self) -> None:
@@ -80,13 +80,13 @@ class Readers:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        for one in self._connections:
-            one.close()
+        for connection in self._connections:
+            connection.close()
 
     def _read(self) -> None:
         while not self._stop.wait(0.1):
-            for one in self._connections:
-                one.recv(SLOW_BYTES)
+            for connection in self._connections:
+                connection.recv(SLOW_BYTES)
 
 
 def main() -> None:
@@ -108,7 +108,7 @@ def main() -> None:
                 shares.append(beside / alone)
                 rates.append((alone, beside))
             share = statistics.median(shares)
-            alone, beside = (statistics.median(one) for one in zip(*rates, strict=True))
+            alone, beside = (statistics.median(column) for column in zip(*rates, strict=True))
             print(
                 f"{options.readers} readers that {'are slow  ' if slow else 'read nothing'}: alone "
                 f"{alone:8,.0f} sets/s, beside them {beside:8,.0f}, share {share:.2f}  target {TARGET:.2f}: "

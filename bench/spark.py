@@ -92,7 +92,7 @@ def side_by_side(
 
 
 def report(bench: Bench, what: str, rival: str, times: list[tuple[float, float]]) -> None:
-    own, other = (bench.options.docs / statistics.median(one) for one in zip(*times, strict=True))
+    own, other = (bench.options.docs / statistics.median(column) for column in zip(*times, strict=True))
     share = statistics.median(b / a for a, b in times)
     print(
         f"{what:<8} tailrace {own:>9,.0f} rows/s, {rival} {other:>9,.0f} rows/s, "

@@ -217,7 +217,7 @@ class Rocks:
     def _settle(self) -> None:
         due = ["mem-table-flush-pending", "num-running-flushes"]
         due += ["compaction-pending", "num-running-compactions"]
-        while any(self._database.property_int_value(f"rocksdb.{one}") for one in due):
+        while any(self._database.property_int_value(f"rocksdb.{property}") for property in due):
             time.sleep(0.001)
 
     def compact(self) -> None:
@@ -334,8 +334,8 @@ def run(args: argparse.Namespace, root: str) -> None:
             turns.rounds_s.append(took)
     for turns in everybody:
         turns.compacting_s = turns.take(turns.contender.compact)
-        if (found := turns.contender.count()) != args.docs:
-            raise SystemExit(f"{turns.name} has {found:,} documents and not {args.docs:,}")
+        if (held := turns.contender.count()) != args.docs:
+            raise SystemExit(f"{turns.name} has {held:,} documents and not {args.docs:,}")
 
     updates = count * args.rounds
     for turns in everybody:
@@ -374,8 +374,8 @@ def more_of_ours(turns: Turns) -> None:
 
 
 def disk_bytes(directory: str) -> int:
-    found = (os.path.join(at, name) for at, _, names in os.walk(directory) for name in names)
-    return sum(os.path.getsize(path) for path in found)
+    paths = (os.path.join(at, name) for at, _, names in os.walk(directory) for name in names)
+    return sum(os.path.getsize(path) for path in paths)
 
 
 if __name__ == "__main__":

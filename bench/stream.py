@@ -73,7 +73,7 @@ def load(port: int, docs: int, size: int) -> None:
 def connected(port: int, *, collections: bool, name: bytes = b"bench") -> socket.socket:
     """A DCP connection, opened."""
     features = [Feature.XERROR, Feature.SNAPPY, *([Feature.COLLECTIONS] if collections else [])]
-    hello = Frame(0x80, Op.HELLO, body=b"".join(struct.pack(">H", one) for one in features))
+    hello = Frame(0x80, Op.HELLO, body=b"".join(struct.pack(">H", feature) for feature in features))
     opening = [hello.encode(), DcpOpen(key=name, flags=OPEN_FLAGS).encode()]
     # collections want no-ops; they would be bytes that the raw sender does not have, so none may come due
     opening.append(DcpControl(key=b"enable_noop", value=b"true").encode())
@@ -176,8 +176,8 @@ def measure(docs: int, size: int, vbuckets: int, rounds: int, *, collections: bo
                 rates.append((len(data) / raw_s, len(data) / streamed_s))
             sender.kill()
     share = statistics.median(streamed / raw for raw, streamed in rates)
-    raw, streamed = (statistics.median(one) / 1e6 for one in zip(*rates, strict=True))
-    best_raw, best_streamed = (max(one) / 1e6 for one in zip(*rates, strict=True))
+    raw, streamed = (statistics.median(column) / 1e6 for column in zip(*rates, strict=True))
+    best_raw, best_streamed = (max(column) / 1e6 for column in zip(*rates, strict=True))
     target = TARGETS.get(size)
     verdict = "" if target is None else f"  target {target:.2f}: {'ok' if share >= target else 'MISSED'}"
     print(

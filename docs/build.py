@@ -88,7 +88,7 @@ def messages_of(dialect: Dialect, modules: Iterable[ModuleType]) -> list[type[Me
     """The messages of a group, in the order of their declaration."""
     if dialect is not KV:
         return list(dialect.messages)
-    return [one for one in KV_MESSAGES if sys.modules[one.__module__] in modules]
+    return [message for message in KV_MESSAGES if sys.modules[message.__module__] in modules]
 
 
 def protocol_page(title: str, about: str, dialect: Dialect, messages: list[type[Message]]) -> str:
@@ -102,18 +102,18 @@ def protocol_page(title: str, about: str, dialect: Dialect, messages: list[type[
         "",
     ]
     lines += ["| opcode | message | goes | extras | key | value | answer |", "|---|---|---|---|---|---|---|"]
-    for one in messages:
-        sizes = " or ".join(str(layout.size) for layout in one.LAYOUTS)
+    for message in messages:
+        sizes = " or ".join(str(layout.size) for layout in message.LAYOUTS)
         lines.append(
-            f"| {_opcode(one)} | [{one.name()}](#{_anchor(one)}) | {_goes(one)} | {sizes} "
-            f"| {_PARTS[one.KEY]} | {_PARTS[one.VALUE]} | {one.REPLY} |"
+            f"| {_opcode(message)} | [{message.name()}](#{_anchor(message)}) | {_goes(message)} | {sizes} "
+            f"| {_PARTS[message.KEY]} | {_PARTS[message.VALUE]} | {message.REPLY} |"
         )
     lines.append("")
     answers: dict[type[Response], None] = {}
-    for one in messages:
-        lines += _message(one, dialect)
-        if one.RESPONSE is not None and one.RESPONSE is not Response:
-            answers[one.RESPONSE] = None
+    for message in messages:
+        lines += _message(message, dialect)
+        if message.RESPONSE is not None and message.RESPONSE is not Response:
+            answers[message.RESPONSE] = None
     if answers:
         lines += ["## Answers", ""]
         for answer in answers:
@@ -121,17 +121,20 @@ def protocol_page(title: str, about: str, dialect: Dialect, messages: list[type[
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _message(one: type[Message], dialect: Dialect) -> list[str]:
-    lines = [f"## {one.name()}", "", _doc(one), ""]
-    facts = [f"Opcode {_opcode(one)}, {_goes(one)}.", f"Key {_PARTS[one.KEY]}, value {_PARTS[one.VALUE]}"]
-    facts[-1] += ", CAS must be 0." if one.CAS is Part.FORBIDDEN else "."
-    if one.DATATYPES:
-        names = [flag.name for flag in codes.Datatype if flag.value & one.DATATYPES]
+def _message(message: type[Message], dialect: Dialect) -> list[str]:
+    lines = [f"## {message.name()}", "", _doc(message), ""]
+    facts = [
+        f"Opcode {_opcode(message)}, {_goes(message)}.",
+        f"Key {_PARTS[message.KEY]}, value {_PARTS[message.VALUE]}",
+    ]
+    facts[-1] += ", CAS must be 0." if message.CAS is Part.FORBIDDEN else "."
+    if message.DATATYPES:
+        names = [flag.name for flag in codes.Datatype if flag.value & message.DATATYPES]
         facts.append(f"Datatypes allowed: {', '.join(map(str, names))}.")
-    facts.append(f"Answered: {one.REPLY}{_answer_link(one)}.")
+    facts.append(f"Answered: {message.REPLY}{_answer_link(message)}.")
     lines += [" ".join(facts), ""]
-    lines += _layouts(one)
-    lines += _example(one, dialect)
+    lines += _layouts(message)
+    lines += _example(message, dialect)
     return lines
 
 
@@ -144,26 +147,29 @@ def _answer(answer: type[Response]) -> list[str]:
     return [*lines, *_layouts(answer)]
 
 
-def _layouts(one: type[Message]) -> Iterator[str]:
-    filled = [layout for layout in one.LAYOUTS if layout.fields]
+def _layouts(message: type[Message]) -> Iterator[str]:
+    filled = [layout for layout in message.LAYOUTS if layout.fields]
     for layout in filled:
-        yield f"Extras, {layout.size} byte{'s' * (layout.size != 1)}:" + _or_none(one, layout is filled[0])
+        yield f"Extras, {layout.size} byte{'s' * (layout.size != 1)}:" + _or_none(
+            message, layout is filled[0]
+        )
         yield ""
         yield "| offset | type | field | meaning |"
         yield "|---|---|---|---|"
         for field in layout.fields:
             kind = _TYPES.get(field.code, f"{field.size} bytes")
-            yield f"| {field.offset} | {kind} | `{field.name}` | {_meaning(one, field.name, field.about)} |"
+            meaning = _meaning(message, field.name, field.about)
+            yield f"| {field.offset} | {kind} | `{field.name}` | {meaning} |"
         yield ""
 
 
-def _or_none(one: type[Message], first: bool) -> str:
-    has_none = any(not layout.fields for layout in one.LAYOUTS)
-    return " or none at all." if has_none and first and len(one.LAYOUTS) == 2 else ""
+def _or_none(message: type[Message], first: bool) -> str:
+    has_none = any(not layout.fields for layout in message.LAYOUTS)
+    return " or none at all." if has_none and first and len(message.LAYOUTS) == 2 else ""
 
 
-def _meaning(one: type[Message], name: str, about: str) -> str:
-    names = describe._meaning(one, name)
+def _meaning(message: type[Message], name: str, about: str) -> str:
+    names = describe._meaning(message, name)
     text = about.replace("|", "\\|")
     if names is None:
         return text
@@ -173,15 +179,15 @@ def _meaning(one: type[Message], name: str, about: str) -> str:
     )
 
 
-def _example(one: type[Message], dialect: Dialect) -> Iterator[str]:
-    found = next((vector for vector in _golden(dialect) if _names(vector, dialect) is one), None)
-    if found is None:
+def _example(message: type[Message], dialect: Dialect) -> Iterator[str]:
+    golden = next((vector for vector in _golden(dialect) if _names(vector, dialect) is message), None)
+    if golden is None:
         return
-    (shown,) = read(found.data, Observer(dialect, Direction(found.direction)))
-    yield f"Example (`{found.id}`):"
+    (shown,) = read(golden.data, Observer(dialect, Direction(golden.direction)))
+    yield f"Example (`{golden.id}`):"
     yield ""
     yield "```text"
-    digits = found.data.hex()
+    digits = golden.data.hex()
     for at in range(0, len(digits), 64):
         yield digits[at : at + 64]
     yield ""
@@ -204,28 +210,28 @@ def _names(vector: Vector, dialect: Dialect) -> type[Message]:
     return dialect.find(Frame.parse(vector.data), Direction(vector.direction))
 
 
-def _opcode(one: type[Message]) -> str:
-    subtype = getattr(one, "TYPE", None)
-    return f"0x{one.OPCODE:02x}" + ("" if subtype is None else f" type {int(subtype)}")
+def _opcode(message: type[Message]) -> str:
+    subtype = getattr(message, "TYPE", None)
+    return f"0x{message.OPCODE:02x}" + ("" if subtype is None else f" type {int(subtype)}")
 
 
-def _goes(one: type[Message]) -> str:
-    return "both ways" if one.DIRECTION is None else one.DIRECTION.value.replace("-", " ")
+def _goes(message: type[Message]) -> str:
+    return "both ways" if message.DIRECTION is None else message.DIRECTION.value.replace("-", " ")
 
 
-def _answer_link(one: type[Message]) -> str:
-    answer = one.RESPONSE
-    if answer is None or one.REPLY == "never":
+def _answer_link(message: type[Message]) -> str:
+    answer = message.RESPONSE
+    if answer is None or message.REPLY == "never":
         return ""
     return ", without a body" if answer is Response else f", with [{answer.name()}](#{_anchor(answer)})"
 
 
-def _anchor(one: type[Message]) -> str:
-    return one.name().replace(" ", "-")
+def _anchor(message: type[Message]) -> str:
+    return message.name().replace(" ", "-")
 
 
-def _doc(one: type[Message]) -> str:
-    text = inspect.getdoc(one) or ""
+def _doc(message: type[Message]) -> str:
+    text = inspect.getdoc(message) or ""
     return text.replace("``", "`")
 
 
@@ -260,9 +266,9 @@ def index_page() -> str:
 def codes_page() -> str:
     """Every enum."""
     lines = [MADE, "", "# Codes", "", "Unlisted numbers survive a round trip unchanged.", ""]
-    for one in ENUMS:
-        lines += [f"## {one.__name__}", "", inspect.getdoc(one) or "", "", "| number | name |", "|---|---|"]
-        lines += [f"| 0x{member.value:02x} | {name} |" for name, member in one.__members__.items()]
+    for kind in ENUMS:
+        lines += [f"## {kind.__name__}", "", inspect.getdoc(kind) or "", "", "| number | name |", "|---|---|"]
+        lines += [f"| 0x{member.value:02x} | {name} |" for name, member in kind.__members__.items()]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -286,9 +292,9 @@ def cli_page() -> str:
         lines.append("")
     ctx = click.Context(cli, info_name="tailrace")
     for name in COMMANDS:
-        found = cli.get_command(ctx, name)
-        assert found is not None
-        lines += _command(f"tailrace {name}", found)
+        command = cli.get_command(ctx, name)
+        assert command is not None
+        lines += _command(f"tailrace {name}", command)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -323,7 +329,7 @@ def _option(param: click.Option) -> str:
     value = "" if param.is_flag else f" `{param.metavar or _type(param) or param.type.name.upper()}`"
     about, _, said = (param.help or "").partition("  [default: ")
     default = said.removesuffix("]") if said else _default(param)
-    return "| " + " | ".join(_cell(one) for one in (names + value, about, default)) + " |"
+    return "| " + " | ".join(_cell(text) for text in (names + value, about, default)) + " |"
 
 
 def _cell(text: str) -> str:
@@ -343,7 +349,7 @@ def _default(param: click.Option) -> str:
     if param.is_flag or param.required or not isinstance(shown, str | int | float | list | tuple):
         return ""
     if isinstance(shown, list | tuple):
-        return ", ".join(f"`{one}`" for one in shown)
+        return ", ".join(f"`{name}`" for name in shown)
     return f"`{shown}`" if shown != "" else ""
 
 
@@ -389,9 +395,9 @@ def settings_page() -> str:
         "|---|---|---|---|",
     ]
     lines += [
-        f"| `{one.name}` | {one.kind.name.replace('|', ' or ')} "
-        f"| {one.kind.show(one.default)} | {one.about} |"
-        for one in table()
+        f"| `{setting.name}` | {setting.kind.name.replace('|', ' or ')} "
+        f"| {setting.kind.show(setting.default)} | {setting.about} |"
+        for setting in table()
     ]
     return "\n".join(lines) + "\n"
 
@@ -411,8 +417,8 @@ def spark_options_page() -> str:
         "|---|---|---|",
     ]
     lines += [
-        f"| `{one.name}` | {_value(one.default)} | {one.about.replace('|', chr(92) + '|')} |"
-        for one in OPTIONS
+        f"| `{option.name}` | {_value(option.default)} | {option.about.replace('|', chr(92) + '|')} |"
+        for option in OPTIONS
     ]
     return "\n".join(lines) + "\n"
 
@@ -469,9 +475,9 @@ def coverage_page() -> str:
         "|---|---|---|---|---|",
     ]
     for row in rows():
-        places = ", ".join(f"`{one}`" for one in implemented(row.declared))
+        places = ", ".join(f"`{place}`" for place in implemented(row.declared))
         tests, readers = (
-            "<br>".join(f"`{one.removeprefix('tests/')}`" for one in some)
+            "<br>".join(f"`{test.removeprefix('tests/')}`" for test in some)
             for some in (row.node_tests, row.reader_tests)
         )
         lines.append(f"| {row.id} | `{row.declared}` | {places} | {tests} | {readers or row.why_no_reader} |")
@@ -484,7 +490,7 @@ def coverage_page() -> str:
 def pages() -> dict[Path, str]:
     """Every made page and what it should be."""
     folder = ROOT / "docs"
-    found = {
+    pages = {
         folder / "cli.md": cli_page(),
         folder / "settings.md": settings_page(),
         folder / "spark-options.md": spark_options_page(),
@@ -495,8 +501,8 @@ def pages() -> dict[Path, str]:
     }
     for name, title, dialect, modules, about in GROUPS:
         messages = messages_of(dialect, modules)
-        found[folder / "protocol" / f"{name}.md"] = protocol_page(title, about, dialect, messages)
-    return found
+        pages[folder / "protocol" / f"{name}.md"] = protocol_page(title, about, dialect, messages)
+    return pages
 
 
 def main(arguments: list[str]) -> int:

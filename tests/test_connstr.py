@@ -21,11 +21,16 @@ def test_the_shortest_one_has_all_defaults() -> None:
 
 
 def test_everything_at_once() -> None:
-    found = parse("couchbase://ada:p%40ss%3a%2F@a:1,b,[::1]:65535,[fe80::1%25eth0]/travel-sample")
-    assert found.username == "ada"
-    assert found.password == "p@ss:/"
-    assert found.bucket == "travel-sample"
-    assert [str(one) for one in found.addresses] == ["a:1", "b:11210", "[::1]:65535", "[fe80::1%eth0]:11210"]
+    where = parse("couchbase://ada:p%40ss%3a%2F@a:1,b,[::1]:65535,[fe80::1%25eth0]/travel-sample")
+    assert where.username == "ada"
+    assert where.password == "p@ss:/"
+    assert where.bucket == "travel-sample"
+    assert [str(address) for address in where.addresses] == [
+        "a:1",
+        "b:11210",
+        "[::1]:65535",
+        "[fe80::1%eth0]:11210",
+    ]
 
 
 def test_a_password_may_hold_colons_and_may_be_empty() -> None:
@@ -105,9 +110,9 @@ def test_a_raw_slash_or_at_sign_in_the_password_is_named_and_not_shown(text: str
 
 
 def test_no_text_shows_the_password() -> None:
-    found = parse("couchbase://ada:hunter2@h/b")
-    assert "hunter2" not in str(found) + repr(found)
-    assert str(found) == "couchbase://ada@h:11210/b"
+    where = parse("couchbase://ada:hunter2@h/b")
+    assert "hunter2" not in str(where) + repr(where)
+    assert str(where) == "couchbase://ada@h:11210/b"
 
 
 text_without_nul = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)  # type: ignore[arg-type]
@@ -140,7 +145,7 @@ def test_round_trip(given_: ConnectionString, password: str | None) -> None:
 @given(st.one_of(st.text(), st.text().map("couchbase://".__add__)))
 def test_any_text_gives_a_connection_string_or_a_usage_error(text: str) -> None:
     try:
-        found = parse(text)
+        where = parse(text)
     except UsageError:
         return
-    assert parse(str(found)) == dataclasses.replace(found, password=None)
+    assert parse(str(where)) == dataclasses.replace(where, password=None)

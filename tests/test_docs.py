@@ -52,12 +52,12 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
-    found = []
+    blocks = []
     for fence in _FENCE.finditer(text):
         language, *words = fence[1].split() or [""]
         line = text.count("\n", 0, fence.start()) + 1
-        found.append(Block(line, language, frozenset(words), fence[2]))
-    return found
+        blocks.append(Block(line, language, frozenset(words), fence[2]))
+    return blocks
 
 
 def name(page: Path) -> str:
@@ -77,9 +77,9 @@ def test_made_pages_are_up_to_date() -> None:
     finally:
         sys.path[:] = before
     for path, text in build.pages().items():
-        found = path.read_text() if path.exists() else ""
-        changes = list(difflib.unified_diff(found.splitlines(), text.splitlines(), lineterm="", n=0))
-        assert found == text, f"run `make docs`; {name(path)}:\n" + "\n".join(changes[:20])
+        written = path.read_text() if path.exists() else ""
+        changes = list(difflib.unified_diff(written.splitlines(), text.splitlines(), lineterm="", n=0))
+        assert written == text, f"run `make docs`; {name(path)}:\n" + "\n".join(changes[:20])
 
 
 def test_every_message_and_command_has_a_place() -> None:
@@ -87,8 +87,11 @@ def test_every_message_and_command_has_a_place() -> None:
     from tailrace.wire.dialect import DIALECTS, KV_MESSAGES
 
     pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "protocol").glob("*.md"))
-    for one in {*KV_MESSAGES, *(message for dialect in DIALECTS.values() for message in dialect.messages)}:
-        assert f"\n## {one.name()}\n" in pages
+    for declared in {
+        *KV_MESSAGES,
+        *(message for dialect in DIALECTS.values() for message in dialect.messages),
+    }:
+        assert f"\n## {declared.name()}\n" in pages
     commands = (ROOT / "docs" / "cli.md").read_text()
     for command in COMMANDS:
         assert f"\n## tailrace {command}\n" in commands
@@ -122,7 +125,7 @@ def test_every_dependency_is_explained() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = [
         *project["dependencies"],
-        *(one for extra in project["optional-dependencies"].values() for one in extra),
+        *(requirement for extra in project["optional-dependencies"].values() for requirement in extra),
     ]
     page = (ROOT / "docs" / "dependencies.md").read_text()
     told: dict[str, str] = {}
@@ -132,7 +135,7 @@ def test_every_dependency_is_explained() -> None:
             continue
         for package, bound in zip(packages.split(", "), bounds.split(", "), strict=True):
             told[package] = f">={bound}"
-    assert told == dict(re.split("(?=>=)", re.sub(r"\[.*?\]", "", one)) for one in names)
+    assert told == dict(re.split("(?=>=)", re.sub(r"\[.*?\]", "", name)) for name in names)
     assert [extra for extra in project["optional-dependencies"] if f"`{extra}`" not in page] == []
 
 

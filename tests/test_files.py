@@ -192,11 +192,11 @@ def test_a_replacement_is_old_or_new_whatever_happens() -> None:
                     if fault is not PowerCut:
                         assert disk.open("a").read(3, 0) == b"old"
                 after = disk.power_cut(rng).open("a")
-                found = after.read(after.size, 0)
-                assert found in (b"old" * 1000, b"new" * 1000)
+                content = after.read(after.size, 0)
+                assert content in (b"old" * 1000, b"new" * 1000)
                 if durable:
-                    assert found[:3] == b"new"
-                seen.add((durable, found[:3]))
+                    assert content[:3] == b"new"
+                seen.add((durable, content[:3]))
     assert seen == {(True, b"new"), (None, b"old"), (None, b"new"), (False, b"old"), (False, b"new")}
 
 
@@ -210,8 +210,8 @@ def test_what_a_power_cut_leaves() -> None:
     file.append([b"u" * 3000])
     kinds = set()
     for seed in range(200):
-        found = disk.power_cut(random.Random(seed)).open("a")
-        data = found.read(found.size, 0)
+        reopened = disk.power_cut(random.Random(seed)).open("a")
+        data = reopened.read(reopened.size, 0)
         assert data[:1000] == b"s" * 1000
         assert len(data) <= 4000
         kinds.add((len(data) < 4000, b"\0" * 100 in data, b"u" * 512 in data))

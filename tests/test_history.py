@@ -424,12 +424,12 @@ def test_plan(
     request_: Position,
 ) -> None:
     versions = [Position.at(*pair) for pair in earlier]
-    found = plan(held, TWO, producer_log=producer, high_seqno=high, purge_seqno=purge, earlier=versions)
-    assert str(found) == expected
-    assert found.request == request_
-    assert found.base in (held, *versions, Position.BEGINNING)
+    decision = plan(held, TWO, producer_log=producer, high_seqno=high, purge_seqno=purge, earlier=versions)
+    assert str(decision) == expected
+    assert decision.request == request_
+    assert decision.base in (held, *versions, Position.BEGINNING)
 
 
 def test_plan_without_a_log_knows_only_the_names_it_was_given() -> None:
-    found = plan(Position.at(2222, 3), None, producer_log=ONE, high_seqno=9)
-    assert found.action is Action.START_OVER
+    decision = plan(Position.at(2222, 3), None, producer_log=ONE, high_seqno=9)
+    assert decision.action is Action.START_OVER

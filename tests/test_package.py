@@ -56,9 +56,9 @@ def bare(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(home, with_pip=False)
     (packages,) = home.glob("lib/python*/site-packages")
     for name in required("tailrace"):
-        found = distribution(name)
-        for part in {path.parts[0] for path in found.files or []} - {"..", "__pycache__"}:
-            (packages / part).symlink_to(str(found.locate_file(part)))
+        installed = distribution(name)
+        for part in {path.parts[0] for path in installed.files or []} - {"..", "__pycache__"}:
+            (packages / part).symlink_to(str(installed.locate_file(part)))
     (wheel,) = built.glob("*.whl")
     python = str(home / "bin" / "python")
     command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", str(wheel)]

@@ -21,17 +21,17 @@ IPV6 = ("20010db8000000000000000000000001", "20010db8000000000000000000000002")
 
 def events(data: bytes, port: int | None = None) -> list[pcap.Bytes | pcap.Gap | pcap.ConversationEnded]:
     streams = pcap.TcpStreams(port)
-    found = [event for packet in pcap.packets(io.BytesIO(data)) for event in streams.feed(packet)]
-    return found + list(streams.finish())
+    events = [event for packet in pcap.packets(io.BytesIO(data)) for event in streams.feed(packet)]
+    return events + list(streams.finish())
 
 
 def pieces(data: bytes, port: int | None = None) -> list[Any]:
     return [event for event in events(data, port) if not isinstance(event, pcap.ConversationEnded)]
 
 
-def joined(found: list[pcap.Bytes | pcap.Gap], *, from_client: bool | None) -> bytes:
+def joined(joining: list[pcap.Bytes | pcap.Gap], *, from_client: bool | None) -> bytes:
     return b"".join(
-        piece.data for piece in found if isinstance(piece, pcap.Bytes) and piece.from_client == from_client
+        piece.data for piece in joining if isinstance(piece, pcap.Bytes) and piece.from_client == from_client
     )
 
 
@@ -44,9 +44,9 @@ def talk() -> Talk:
 def test_libpcap_in_both_orders_and_units(order: str, nanoseconds: bool) -> None:
     packets, link = talk().wrapped()
     data = pcap_file(packets, link, order=order, nanoseconds=nanoseconds)
-    found = list(pcap.packets(io.BytesIO(data)))
-    assert [packet.data for packet in found] == packets
-    assert [packet.time_ns for packet in found][:2] == [1_700_000_000_500_000_000, 1_700_000_001_500_000_000]
+    read = list(pcap.packets(io.BytesIO(data)))
+    assert [packet.data for packet in read] == packets
+    assert [packet.time_ns for packet in read][:2] == [1_700_000_000_500_000_000, 1_700_000_001_500_000_000]
 
 
 @pytest.mark.parametrize("order", "<>")
@@ -55,19 +55,19 @@ def test_pcapng_in_both_orders_with_all_packet_blocks(order: str, kind: int, res
     packets, link = talk().wrapped()
     data = pcapng_file(packets, link, order=order, kind=kind, resolution=resolution)
     data += pcapng_file(packets[:1], link, order="<" if order == ">" else ">")  # a second section
-    found = list(pcap.packets(io.BytesIO(data)))
-    assert [packet.data for packet in found] == [*packets, packets[0]]
+    read = list(pcap.packets(io.BytesIO(data)))
+    assert [packet.data for packet in read] == [*packets, packets[0]]
     if kind != 3:
-        assert found[1].time_ns == 1_700_000_001_500_000_000
+        assert read[1].time_ns == 1_700_000_001_500_000_000
 
 
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("hosts", [("10.0.0.1", "10.0.0.2"), IPV6])
 def test_every_link_carries_both_ips(link: str, hosts: tuple[str, str]) -> None:
     made = Talk((hosts[0], 5), (hosts[1], 6)).open().send(CLIENT, b"ab").send(SERVER, b"cd").close()
-    found = pieces(pcap_file(*made.wrapped(link)))
-    assert (joined(found, from_client=True), joined(found, from_client=False)) == (b"ab", b"cd")
-    source = found[0].source
+    parts = pieces(pcap_file(*made.wrapped(link)))
+    assert (joined(parts, from_client=True), joined(parts, from_client=False)) == (b"ab", b"cd")
+    source = parts[0].source
     assert str(source) == ("10.0.0.1:5" if "." in hosts[0] else "[2001:db8::1]:5")
 
 
@@ -83,10 +83,10 @@ def test_ipv6_extension_headers_are_stepped_over() -> None:
 
 def test_who_opened_the_conversation_is_the_client_and_else_nobody_knows() -> None:
     late = Talk().send(CLIENT, b"a").send(SERVER, b"b")
-    found = pieces(pcap_file(*late.wrapped()))
-    assert [(piece.from_client, piece.from_start) for piece in found] == [(None, False), (None, False)]
-    found = pieces(pcap_file(*late.wrapped()), port=11210)
-    assert [piece.from_client for piece in found] == [True, False]
+    parts = pieces(pcap_file(*late.wrapped()))
+    assert [(piece.from_client, piece.from_start) for piece in parts] == [(None, False), (None, False)]
+    parts = pieces(pcap_file(*late.wrapped()), port=11210)
+    assert [piece.from_client for piece in parts] == [True, False]
     assert pieces(pcap_file(*late.wrapped()), port=11211) == []
 
 
@@ -94,8 +94,8 @@ def test_a_port_that_is_used_again_is_another_conversation() -> None:
     first = Talk().open().send(CLIENT, b"one")
     again = Talk(seqs=[77_000, 88_000]).open().send(CLIENT, b"two")
     first.packets += again.packets
-    found = pieces(pcap_file(*first.wrapped()))
-    assert [(piece.conversation, piece.data) for piece in found] == [(1, b"one"), (2, b"two")]
+    parts = pieces(pcap_file(*first.wrapped()))
+    assert [(piece.conversation, piece.data) for piece in parts] == [(1, b"one"), (2, b"two")]
 
 
 def test_a_reset_ends_a_conversation() -> None:
@@ -113,8 +113,8 @@ def test_what_comes_again_after_the_end_is_no_conversation_of_its_own(end: int) 
         here, there = (made.client, made.server) if side == CLIENT else (made.server, made.client)
         made.packets.append(tcp_packet(here, there, made.seqs[side], data, flags=ACK | end))
     twice = [packet for packet in made.packets for _ in range(2)] + made.packets[3:5]
-    found = pieces(pcap_file(twice, 101))
-    assert [(piece.conversation, piece.data) for piece in found] == [
+    parts = pieces(pcap_file(twice, 101))
+    assert [(piece.conversation, piece.data) for piece in parts] == [
         (1, b"one"),
         (1, b"two"),
         (1, b"last"),
@@ -125,16 +125,18 @@ def test_what_comes_again_after_the_end_is_no_conversation_of_its_own(end: int) 
 def test_what_is_new_after_the_end_is_another_conversation() -> None:
     made = talk()
     again = Talk(seqs=[made.seqs[CLIENT] + 50_000, made.seqs[SERVER] + 50_000]).send(CLIENT, b"new")
-    found = pieces(pcap_file(made.packets + again.packets, 101))
-    assert [(piece.conversation, piece.data) for piece in found][-1] == (2, b"new")
+    parts = pieces(pcap_file(made.packets + again.packets, 101))
+    assert [(piece.conversation, piece.data) for piece in parts][-1] == (2, b"new")
 
 
 def test_ended_conversations_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pcap, "MAX_ENDED", 3)
     talks = [Talk(("10.0.0.1", port)).open().send(CLIENT, b"x").close() for port in range(1000, 1010)]
-    packets = [packet for one in talks for packet in one.packets]
+    packets = [packet for talk in talks for packet in talk.packets]
     forgotten = [
-        one.conversation for one in events(pcap_file(packets, 101)) if isinstance(one, pcap.ConversationEnded)
+        event.conversation
+        for event in events(pcap_file(packets, 101))
+        if isinstance(event, pcap.ConversationEnded)
     ]
     assert forgotten == [1, 2, 3, 4, 5, 6, 7]
 
@@ -144,8 +146,8 @@ def test_a_conversation_whose_ports_are_used_again_is_forgotten() -> None:
     for number in range(1, 4):  # without an end, with one, with one again
         again = Talk(seqs=[number * 77_000, number * 88_000]).open().send(CLIENT, b"two").close()
         first.packets += again.packets
-    found = [(type(one).__name__, one.conversation) for one in events(pcap_file(*first.wrapped()))]
-    assert found == [
+    told = [(type(event).__name__, event.conversation) for event in events(pcap_file(*first.wrapped()))]
+    assert told == [
         ("Bytes", 1),
         ("ConversationEnded", 1),
         ("Bytes", 2),
@@ -198,9 +200,9 @@ def test_what_waits_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     made.send(CLIENT, bytes(10)).send(CLIENT, b"y" * 300, 10)
     lost = made.packets.pop(3)
     made.packets.append(lost)  # it comes at last, but too late
-    found = pieces(pcap_file(*made.wrapped()))
-    assert isinstance(found[0], pcap.Gap) and found[0].size == 10
-    assert joined(found, from_client=True) == b"y" * 300
+    parts = pieces(pcap_file(*made.wrapped()))
+    assert isinstance(parts[0], pcap.Gap) and parts[0].size == 10
+    assert joined(parts, from_client=True) == b"y" * 300
     monkeypatch.setattr(pcap, "MAX_WAITING", 1 << 20)
     monkeypatch.setattr(pcap, "MAX_WAITING_IN_ALL", 100)
     with pytest.raises(InputError, match="missing"):
@@ -234,9 +236,9 @@ def test_any_order_of_overlapping_segments_gives_the_stream(
     client, server = ("10.0.0.1", 5), ("10.0.0.2", 6)
     packets = [tcp_packet(client, server, first - 1, flags=SYN)]
     packets += [tcp_packet(client, server, first + low, data[low:high]) for low, high in parts]
-    found = pieces(pcap_file(packets, 101))
-    assert joined(found, from_client=True) == data
-    assert not any(isinstance(piece, pcap.Gap) for piece in found)
+    told = pieces(pcap_file(packets, 101))
+    assert joined(told, from_client=True) == data
+    assert not any(isinstance(piece, pcap.Gap) for piece in told)
 
 
 @given(

@@ -77,10 +77,10 @@ def _old_versions_not_restored() -> AbstractContextManager[Any]:
 def _range_collapsed_on_resume() -> AbstractContextManager[Any]:
     original = Reading._request
 
-    def request(self: Reading, one: Any, node: Any) -> None:
-        position = one.stream.position
-        one.stream.position = Position.at(position.vb_uuid, position.seqno)
-        original(self, one, node)
+    def request(self: Reading, progress: Any, node: Any) -> None:
+        position = progress.stream.position
+        progress.stream.position = Position.at(position.vb_uuid, position.seqno)
+        original(self, progress, node)
 
     return mock.patch.object(Reading, "_request", request)
 

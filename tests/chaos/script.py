@@ -117,14 +117,14 @@ def _tidying(rng: random.Random) -> str | None:
 
 def _options(rng: random.Random) -> dict[str, str]:
     """Small rounds and a small window, so that snapshots are torn in many places."""
-    found = {"compression": rng.choice(("snappy", "off"))}
+    options = {"compression": rng.choice(("snappy", "off"))}
     if rng.random() < 0.4:
-        return found | _TEARING
+        return options | _TEARING
     if rng.random() < 0.7:
-        found["maxOffsetsPerTrigger"] = str(rng.choice((2, 9, 30)))
+        options["maxOffsetsPerTrigger"] = str(rng.choice((2, 9, 30)))
     if rng.random() < 0.5:
-        found["flowControlBuffer"] = str(rng.choice((1_024, 2_000, 6_000)))
-    return found
+        options["flowControlBuffer"] = str(rng.choice((1_024, 2_000, 6_000)))
+    return options
 
 
 class NotEqual(AssertionError):

@@ -61,7 +61,7 @@ class Mirrors:
 
     def seqnos(self) -> list[dict[int, int]]:
         held = [open_table(uri).current.positions for uri in self.tables.values()]
-        return [{vbucket: position.seqno for vbucket, position in one.items()} for one in held]
+        return [{vbucket: position.seqno for vbucket, position in positions.items()} for positions in held]
 
     def assert_equal(self) -> None:
         for uri in self.tables.values():

@@ -33,9 +33,9 @@ def vacuum(table: str) -> None:
     state = DeltaLog(TableStore(table)).load()
     assert state is not None
     named = {path for file in state.files.values() for path in (file.path, vector_path(file.vector))}
-    for found in (*Path(table).glob("*.parquet"), *Path(table).glob("_dv/*.bin")):
-        if str(found.relative_to(table)) not in named:
-            found.unlink()
+    for stray in (*Path(table).glob("*.parquet"), *Path(table).glob("_dv/*.bin")):
+        if str(stray.relative_to(table)) not in named:
+            stray.unlink()
 
 
 def optimize(table: str) -> None:

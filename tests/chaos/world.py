@@ -173,13 +173,15 @@ class World:
 
 def _documents(vbucket: Any) -> dict[bytes, Doc]:
     """What a stream of the vbucket would say: who has expired, but was not found to be, is still there."""
-    found = {}
+    documents = {}
     for number in range(KEYS):
         for key in (b"key-%d" % number, b"\xfekey-%d" % number):
             frame = vbucket.get_any(b"\0" + key)
-            if frame is not None and not (one := StoredDocument.of(frame)).deleted:
-                found[key] = Doc(one.value, one.seqno, one.rev, one.cas, one.flags, one.expiry)
-    return found
+            if frame is not None and not (stored := StoredDocument.of(frame)).deleted:
+                documents[key] = Doc(
+                    stored.value, stored.seqno, stored.rev, stored.cas, stored.flags, stored.expiry
+                )
+    return documents
 
 
 ACCIDENTS: dict[str, Callable[[World], None]] = {

@@ -85,7 +85,9 @@ def test_the_promised_members(decode: Any) -> None:
     }
 
 
-@pytest.mark.parametrize("vector", [one for one in vectors("seed_*") if one.form == "literal"], ids=str)
+@pytest.mark.parametrize(
+    "vector", [vector for vector in vectors("seed_*") if vector.form == "literal"], ids=str
+)
 def test_every_packet_of_the_seeds(vector: Any, decode: Any) -> None:
     code, out, err = decode(vector.data.hex().encode(), "--json", "--dialect", vector.dialect)
     assert (code, err) == (0, "")
@@ -119,7 +121,7 @@ def test_lines_are_one_stream_if_that_gives_frames(decode: Any) -> None:
     text = (OPEN.encode() + NOOP).hex()
     wrapped = "\n".join(text[at : at + 32] for at in range(0, len(text), 32))
     _, out, _ = decode(wrapped.encode(), "--json")
-    assert [(one["name"], one["offset"]) for one in objects(out)] == [("dcp open", 0), ("dcp noop", 38)]
+    assert [(frame["name"], frame["offset"]) for frame in objects(out)] == [("dcp open", 0), ("dcp noop", 38)]
 
 
 def test_lines_are_packets_each_if_only_that_gives_frames(decode: Any) -> None:
@@ -220,7 +222,7 @@ EXPECTED = [
 def test_a_capture_of_both_directions(writer: Any, link: str, decode: Any) -> None:
     code, out, err = decode(writer(*conversation().wrapped(link)), "--json")
     assert (code, err) == (0, "")
-    assert [(one["name"], one["direction"]) for one in objects(out)] == EXPECTED
+    assert [(frame["name"], frame["direction"]) for frame in objects(out)] == EXPECTED
     last = objects(out)[-1]
     assert last["conversation"] == 1 and last["source"] == "127.0.0.1:11210"
     assert last["destination"] == "127.0.0.1:40112" and last["time"].startswith("2023-11-14T22:13:")
@@ -231,7 +233,7 @@ def test_segments_out_of_order_change_nothing(decode: Any) -> None:
     made.packets[-7:-3] = made.packets[-7:-3][::-1]
     made.packets.insert(8, made.packets[5])
     _, out, err = decode(pcap_file(*made.wrapped()), "--json")
-    assert err == "" and [(one["name"], one["direction"]) for one in objects(out)] == EXPECTED
+    assert err == "" and [(frame["name"], frame["direction"]) for frame in objects(out)] == EXPECTED
 
 
 def test_other_traffic_is_passed_over_and_counted(decode: Any) -> None:
@@ -262,11 +264,11 @@ def test_conversations_that_are_over_take_no_room(decode: Any, monkeypatch: pyte
     web = b"GET / HTTP/1.1\r\n\r\n"
     packets = []
     for port in range(1000, 1020):
-        one = Talk(("127.0.0.1", port)).open()
-        one.send(CLIENT, dcp.DcpNoop(opaque=port).encode() if port % 2 else web).close()
-        packets += one.packets
+        talk = Talk(("127.0.0.1", port)).open()
+        talk.send(CLIENT, dcp.DcpNoop(opaque=port).encode() if port % 2 else web).close()
+        packets += talk.packets
     code, out, err = decode(pcap_file(packets, 101), "--json")
-    assert code == 0 and [one["opaque"] for one in objects(out)] == list(range(1001, 1020, 2))
+    assert code == 0 and [frame["opaque"] for frame in objects(out)] == list(range(1001, 1020, 2))
     assert err == "tailrace: conversations without a known frame: 10\n"
     assert max(held) <= 3
 
@@ -292,7 +294,7 @@ def test_a_lost_segment_costs_its_frame_and_is_told(decode: Any) -> None:
     del made.packets[-7]
     code, out, err = decode(pcap_file(*made.wrapped()), "--json")
     assert code == 0
-    assert [one["name"] for one in objects(out)].count("dcp mutation") == 1
+    assert [frame["name"] for frame in objects(out)].count("dcp mutation") == 1
     assert "were not recorded" in err
 
 

@@ -27,10 +27,10 @@ def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 def all_commands() -> list[tuple[str, click.Command]]:
     """Every command with its full name, commands of groups too."""
-    found: list[tuple[str, click.Command]] = []
+    commands: list[tuple[str, click.Command]] = []
 
     def walk(path: str, command: click.Command) -> None:
-        found.append((path, command))
+        commands.append((path, command))
         if isinstance(command, click.Group):
             ctx = click.Context(command, info_name=path)
             for name in command.list_commands(ctx):
@@ -39,7 +39,7 @@ def all_commands() -> list[tuple[str, click.Command]]:
                 walk(f"{path} {name}", inner)
 
     walk("tailrace", main.cli)
-    return found
+    return commands
 
 
 @pytest.fixture
@@ -94,10 +94,10 @@ def test_commands_are_grouped_by_what_people_want(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("name", sorted(main.COMMANDS))
 def test_the_table_tells_what_the_docstring_tells(name: str) -> None:
-    found = main.cli.get_command(click.Context(main.cli), name)
-    assert found is not None and found.help is not None
-    assert found.name == name
-    assert found.help.strip().splitlines()[0] == main.COMMANDS[name]
+    command = main.cli.get_command(click.Context(main.cli), name)
+    assert command is not None and command.help is not None
+    assert command.name == name
+    assert command.help.strip().splitlines()[0] == main.COMMANDS[name]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["nonsense"], ["completion", "bash"]])

@@ -244,7 +244,7 @@ def test_set_help_lists_every_setting():
     done = run("--set", "help")
     assert done.returncode == 0
     names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert names == [one.name for one in table()]
+    assert names == [setting.name for setting in table()]
     promised = "idle_timeout slow_backfill_timeout max_frame max_value max_connections checkpoint_share"
     promised += " tombstone_age expiry_pager_interval flush_interval auth_timeout tap_keepalive tap_ack_grace"
     assert set(promised.split()) <= set(names)

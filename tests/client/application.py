@@ -95,13 +95,13 @@ def server_state(node: Any, keys: Iterable[bytes]) -> dict[int, dict[bytes, tupl
     chosen = [(node.vbucket_of(key), key) for key in keys]
 
     def look(running: Any) -> dict[int, dict[bytes, tuple[int, bytes]]]:
-        found: dict[int, dict[bytes, tuple[int, bytes]]] = {}
+        state: dict[int, dict[bytes, tuple[int, bytes]]] = {}
         for vbucket, key in chosen:
             frame = running.buckets[node.bucket].store.vbuckets[vbucket].get(b"\0" + key)
             if frame is not None:
                 document = StoredDocument.of(frame)
-                found.setdefault(vbucket, {})[key] = (document.seqno, document.value)
-        return found
+                state.setdefault(vbucket, {})[key] = (document.seqno, document.value)
+        return state
 
     return node.call(look)
 

@@ -62,12 +62,12 @@ class AsyncAsSync:
         self._loop.run_until_complete(asyncio.sleep(seconds))
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._source, name)
+        attribute = getattr(self._source, name)
         if name in ("changes", "batches", "portions"):
-            return lambda *args, **kwargs: self._iterate(found(*args, **kwargs))
-        if asyncio.iscoroutinefunction(found):
-            return lambda *args, **kwargs: self._run(found(*args, **kwargs))
-        return found
+            return lambda *args, **kwargs: self._iterate(attribute(*args, **kwargs))
+        if asyncio.iscoroutinefunction(attribute):
+            return lambda *args, **kwargs: self._run(attribute(*args, **kwargs))
+        return attribute
 
 
 class Blocking:

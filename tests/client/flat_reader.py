@@ -17,7 +17,9 @@ from tailrace import Mutation
 def main(url: str, how: str, state: str, step: int) -> None:
     read = 0
     with tailrace.connect_sync(url, state=state, flow_control_buffer=4 << 20) as source:
-        counts = changes(source) if how == "changes" else (one.num_rows for one in source.batches(end="now"))
+        counts = (
+            changes(source) if how == "changes" else (batch.num_rows for batch in source.batches(end="now"))
+        )
         for count in counts:
             read += count
             if read % step < count:

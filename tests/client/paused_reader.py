@@ -24,7 +24,7 @@ def main(url: str, how: str, window_bytes: int) -> None:
             now = source.stats()["queued_bytes"]
             queued, still = now, still + 1 if now == queued > 0 else 0
         print(queued, rss_bytes() - before, flush=True)
-        rest = sum(1 for _ in pieces) if how == "changes" else sum(one.num_rows for one in pieces)
+        rest = sum(1 for _ in pieces) if how == "changes" else sum(piece.num_rows for piece in pieces)
         print(rest)
 
 

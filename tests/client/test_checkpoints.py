@@ -111,7 +111,7 @@ def test_only_whole_snapshots_are_saved(connect):
                 break
         changes.close()
         rest = connect(node.url, state=state).changes(end="now")
-        assert [one.seqno for one in rest if isinstance(one, Mutation)] == [11]
+        assert [event.seqno for event in rest if isinstance(event, Mutation)] == [11]
 
 
 def test_saved_state_wins_and_survives_a_rollback(connect, tmp_path):
@@ -126,7 +126,7 @@ def test_saved_state_wins_and_survives_a_rollback(connect, tmp_path):
         events = list(connect(node.url, state=path).changes(start="now", end="now"))
         # back to a point of an earlier run, not to the beginning
         assert events[0] == tailrace.Rollback(0, node.failover_log(0)[0][0], 4)
-        assert [one.key for one in events if isinstance(one, Mutation)] == [b"new"]
+        assert [event.key for event in events if isinstance(event, Mutation)] == [b"new"]
         assert FileState(path).load()[0].points == (1, 2, 3, 4, 5)
 
 
@@ -142,4 +142,4 @@ def test_points_are_few_and_reach_far_back(seqnos):
     if seqnos:
         assert kept[0] == seqnos[0]
     points.forget_above(5_000)
-    assert list(points) == [one for one in kept if one <= 5_000]
+    assert list(points) == [seqno for seqno in kept if seqno <= 5_000]

@@ -50,7 +50,7 @@ def test_everything_until_now(node, connect):
     assert mutation.vb_uuid == node.failover_log(mutation.vbucket)[0][0]
     highs = {vbucket: node.high_seqno(vbucket) for vbucket in range(VBUCKETS)}
     assert source.high_seqnos() == highs
-    assert {vbucket: one.seqno for vbucket, one in source.positions().items()} == highs
+    assert {vbucket: position.seqno for vbucket, position in source.positions().items()} == highs
     logs = source.failover_logs()
     assert {v: [(e.vb_uuid, e.seqno) for e in log.entries] for v, log in logs.items()} == {
         vbucket: node.failover_log(vbucket) for vbucket in range(VBUCKETS)
@@ -61,7 +61,7 @@ def test_batches_say_the_same(node, connect):
     write(node)
     node.delete(KEYS[7])
     source = connect(node.url)
-    events = [one for one in source.changes(end="now") if isinstance(one, Mutation | Deletion)]
+    events = [event for event in source.changes(end="now") if isinstance(event, Mutation | Deletion)]
     table = pa.Table.from_batches(source.batches(end="now"))
     rows = sorted(table.to_pylist(), key=lambda row: (row["vbucket"], row["seqno"]))
     events.sort(key=lambda event: (event.vbucket, event.seqno))
@@ -83,7 +83,7 @@ def test_changes_come_as_they_are_made(node, connect):
         first = next(changes)
     assert isinstance(first, Mutation) and first.key == b"again and again"
     node.set(b"another", 1)
-    keys = (one.key for one in changes if isinstance(one, Mutation))
+    keys = (event.key for event in changes if isinstance(event, Mutation))
     assert next(key for key in keys if key != b"again and again") == b"another"
 
 
@@ -94,15 +94,15 @@ def test_positions_start_and_end(node, connect):
     positions = source.positions()
     write(node, value=1)
     highs = source.high_seqnos()
-    text = json.dumps({str(vbucket): one.to_json() for vbucket, one in positions.items()})
+    text = json.dumps({str(vbucket): position.to_json() for vbucket, position in positions.items()})
     for start in (positions, text):
-        second = [one for one in source.changes(start=start, end=highs) if isinstance(one, Mutation)]
-        assert {one.key for one in second} == set(KEYS)
-        assert all(one.seqno > positions[one.vbucket].seqno for one in second)
+        second = [event for event in source.changes(start=start, end=highs) if isinstance(event, Mutation)]
+        assert {event.key for event in second} == set(KEYS)
+        assert all(event.seqno > positions[event.vbucket].seqno for event in second)
     some = list(source.changes(end="now", vbuckets=[1, 3]))
-    assert {one.vbucket for one in some} == {1, 3}
+    assert {event.vbucket for event in some} == {1, 3}
     part = {2: 5}
-    assert {one.vbucket for one in source.changes(end=part)} == {2}
+    assert {event.vbucket for event in source.changes(end=part)} == {2}
     assert len(events) > 60
 
 
@@ -110,19 +110,19 @@ def test_position_inside_a_snapshot(node, connect):
     """Wherever the application stops, it goes on exactly there."""
     write(node)
     source = connect(node.url)
-    whole = [one for one in source.changes(end="now", vbuckets=[2]) if isinstance(one, Mutation)]
+    whole = [event for event in source.changes(end="now", vbuckets=[2]) if isinstance(event, Mutation)]
     assert len(whole) > 5
     for count in range(1, len(whole)):
         changes = source.changes(vbuckets=[2])
-        part = list(itertools.islice((one for one in changes if isinstance(one, Mutation)), count))
+        part = list(itertools.islice((event for event in changes if isinstance(event, Mutation)), count))
         positions = source.positions()
         changes.close()
         rest = [
-            one
-            for one in source.changes(start=positions, end="now", vbuckets=[2])
-            if isinstance(one, Mutation)
+            event
+            for event in source.changes(start=positions, end="now", vbuckets=[2])
+            if isinstance(event, Mutation)
         ]
-        assert [one.seqno for one in part + rest] == [one.seqno for one in whole]
+        assert [event.seqno for event in part + rest] == [event.seqno for event in whole]
 
 
 @pytest.mark.parametrize("method", ["changes", "batches"])
@@ -182,7 +182,7 @@ def test_rollback_into_a_snapshot_goes_below_it(node, connect):
     vbucket = node.vbucket_of(KEYS[0])
     node.rewind(vbucket, node.high_seqno(vbucket) - 3)
     application.take(source.changes(start=positions, end="now"))
-    assert [one.seqno for one in application.rollbacks] == [0]
+    assert [rollback.seqno for rollback in application.rollbacks] == [0]
     assert application.state() == server_state(node, KEYS)
 
 
@@ -207,7 +207,7 @@ def test_unknown_history_starts_over(node, connect):
     for start in ({1: Position.at(4711, 3)}, {1: Position.at(0, 3)}, {1: Position(4711, 2, 1, 9)}):
         events = list(source.changes(start=start, end="now", vbuckets=[1]))
         assert isinstance(events[0], Rollback) and events[0].seqno == 0
-        seqnos = [one.seqno for one in events if isinstance(one, Mutation)]
+        seqnos = [event.seqno for event in events if isinstance(event, Mutation)]
         assert seqnos and seqnos[0] == 1
 
 
@@ -237,7 +237,7 @@ def test_flush_is_a_rollback_to_the_beginning(node, connect):
     write(node, 5, value=1)
     application.take(source.changes(start=positions, end="now"))
     assert application.state() == server_state(node, KEYS)
-    assert {one.seqno for one in application.rollbacks} == {0}
+    assert {rollback.seqno for rollback in application.rollbacks} == {0}
 
 
 def test_an_application_that_is_behind_two_rollbacks(node, connect):
@@ -297,11 +297,11 @@ def test_the_end_is_taken_back_before_the_stream_is_asked_for(node, connect, mon
         node.set(b"key-%d" % number, number, vbucket=2)
     request, ends = Reading._request, []
 
-    def late(self, one, at):
-        if one.vbucket == 1 and not ends:
+    def late(self, progress, at):
+        if progress.vbucket == 1 and not ends:
             node.rewind(1, 30)
-        ends.append((one.vbucket, one.end_seqno))
-        request(self, one, at)
+        ends.append((progress.vbucket, progress.end_seqno))
+        request(self, progress, at)
 
     monkeypatch.setattr(Reading, "_request", late)
     source = connect(node.url, dialect=dialect)
@@ -364,10 +364,10 @@ def test_start_now_and_a_rollback_behind_the_start(node, connect):
     rest = []
     while not (rest and isinstance(rest[-1], Mutation) and rest[-1].value == b"2"):
         rest.append(next(changes))
-    rollback = next(one for one in rest if isinstance(one, Rollback))
+    rollback = next(event for event in rest if isinstance(event, Rollback))
     assert rollback.seqno == started - 2
     after = rest[rest.index(rollback) :]
-    assert [one.seqno for one in after if isinstance(one, Mutation)] == [started - 1]
+    assert [event.seqno for event in after if isinstance(event, Mutation)] == [started - 1]
 
 
 def test_kill_and_restart(node, connect):
@@ -437,7 +437,7 @@ def test_noops_are_answered_while_the_application_is_busy(node, connect):
     next(changes)
     source.idle(3.5)  # more than two intervals: the node ends connections that did not answer
     node.set(b"later", 1)
-    assert any(isinstance(one, Mutation) and one.key == b"later" for one in changes)
+    assert any(isinstance(event, Mutation) and event.key == b"later" for event in changes)
     assert source.stats()["lost_connections"] == 0
 
 
@@ -491,7 +491,7 @@ def test_a_reading_that_is_over_asks_for_nothing(node, connect):
     node.drop_connections()
     until(lambda: source.stats()["lost_connections"] == 1, source)
     assert len(source.high_seqnos()) == VBUCKETS
-    assert all(one["streams"] == 0 for one in source.stats()["nodes"].values())
+    assert all(node["streams"] == 0 for node in source.stats()["nodes"].values())
 
 
 def until(condition, source):
@@ -510,9 +510,13 @@ def test_rollback_mitigation_and_an_end(node, connect, columnar):
     reading = (source.batches if columnar else source.changes)(end="now")
     timer = threading.Timer(1, node.start_persistence)
     timer.start()
-    found = [one for batch in reading for one in batch.to_pylist()] if columnar else list(reading)
+    changes = [row for batch in reading for row in batch.to_pylist()] if columnar else list(reading)
     timer.join()
-    keys = {one["key"] if columnar else one.key for one in found if columnar or isinstance(one, Mutation)}
+    keys = {
+        change["key"] if columnar else change.key
+        for change in changes
+        if columnar or isinstance(change, Mutation)
+    }
     assert keys == set(KEYS)
 
 
@@ -524,8 +528,8 @@ def test_collections(node, connect):
         client.set("k", {"in": "default"})
     everything = connect(node.url)
     rows = pa.Table.from_batches(everything.batches(end="now")).to_pylist()
-    found = {(row["scope"], row["collection"], row["value"]) for row in rows if row["op"] == "mutation"}
-    assert found == {
+    seen = {(row["scope"], row["collection"], row["value"]) for row in rows if row["op"] == "mutation"}
+    assert seen == {
         ("shop", "orders", b'{"in":"orders"}'),
         ("shop", "customers", b'{"in":"customers"}'),
         ("_default", "_default", b'{"in":"default"}'),
@@ -535,7 +539,9 @@ def test_collections(node, connect):
     assert {event.event for event in created} == {"scope_created", "collection_created"}
     for options in ({"collections": ["shop.orders"]}, {"scope": "shop"}):
         some = [
-            one.value for one in connect(node.url, **options).changes(end="now") if isinstance(one, Mutation)
+            event.value
+            for event in connect(node.url, **options).changes(end="now")
+            if isinstance(event, Mutation)
         ]
         assert b'{"in":"orders"}' in some and b'{"in":"default"}' not in some
     with pytest.raises(UsageError, match="no collection"):
@@ -545,13 +551,13 @@ def test_collections(node, connect):
 def test_no_value_and_compression(node, connect):
     node.set(b"k", {"text": "a" * 2000})
     (empty,) = [
-        one for one in connect(node.url, no_value=True).changes(end="now") if isinstance(one, Mutation)
+        event for event in connect(node.url, no_value=True).changes(end="now") if isinstance(event, Mutation)
     ]
     assert empty.value == b""
     table = pa.Table.from_batches(connect(node.url, no_value=True).batches(end="now"))
     assert table["value"].to_pylist() == [None]
     for source in (connect(node.url, compression=True), connect(node.url)):
-        (full,) = [one for one in source.changes(end="now") if isinstance(one, Mutation)]
+        (full,) = [event for event in source.changes(end="now") if isinstance(event, Mutation)]
         assert full.json() == {"text": "a" * 2000}
 
 
@@ -559,7 +565,7 @@ def test_login(connect):
     with tailrace.testing.node(users={"ada": "secret"}) as node:
         node.set(b"k", 1)
         source = connect(node.url, username="ada", password="secret")
-        assert any(isinstance(one, Mutation) for one in source.changes(end="now"))
+        assert any(isinstance(event, Mutation) for event in source.changes(end="now"))
         with pytest.raises(LoginError):
             connect(node.url, username="ada", password="wrong")
         with pytest.raises(LoginError):

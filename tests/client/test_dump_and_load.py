@@ -52,8 +52,8 @@ def test_documents_come_back_as_they_were(source, tmp_path, capfdbinary, command
         assert main(["load", target.url, "--from", str(lines)]) == 0
         with KvClient(source.url) as before:
             for (collection, key), value in DOCUMENTS.items():
-                found, there = (one.get(key, collection=collection) for one in (client, before))
-                assert (found.value, found.flags, found.datatype) == (value, 7, there.datatype)
+                loaded, there = (holder.get(key, collection=collection) for holder in (client, before))
+                assert (loaded.value, loaded.flags, loaded.datatype) == (value, 7, there.datatype)
 
 
 @pytest.mark.parametrize("command", [["dump"], ["tail", "--to", "now", "--json"]])
@@ -62,9 +62,11 @@ def test_documents_without_their_values_are_not_loaded(source, tmp_path, capfdbi
     assert main([command[0], source.url, "--no-value", *command[1:]]) == 0
     lines = tmp_path / "documents.jsonl"
     lines.write_bytes(capfdbinary.readouterr().out)
-    found = [json.loads(line) for line in lines.read_bytes().splitlines()]
-    changes = [one for one in found if one["op"] == "mutation"]
-    assert len(changes) == len(DOCUMENTS) and not any({"value", "value_base64"} & set(one) for one in changes)
+    written = [json.loads(line) for line in lines.read_bytes().splitlines()]
+    changes = [line for line in written if line["op"] == "mutation"]
+    assert len(changes) == len(DOCUMENTS) and not any(
+        {"value", "value_base64"} & set(change) for change in changes
+    )
     assert main(["load", source.url, "--from", str(lines)]) == 1
     assert b"it has no value" in capfdbinary.readouterr().err
     assert source.get("number") == 0.1
@@ -72,11 +74,11 @@ def test_documents_without_their_values_are_not_loaded(source, tmp_path, capfdbi
 
 def test_lines_of_a_collection_say_its_name(source, capfdbinary):
     assert main(["dump", source.url]) == 0
-    found = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
     with KvClient(source.url) as client:
         orders = client.collection_id("shop.orders")
-    named = {(one.get("scope"), one.get("collection"), one.get("collection_id")) for one in found}
-    assert len(found) == len(DOCUMENTS)
+    named = {(line.get("scope"), line.get("collection"), line.get("collection_id")) for line in lines}
+    assert len(lines) == len(DOCUMENTS)
     assert ("shop", "orders", orders) in named and (None, None, None) in named and len(named) == 3
 
 
@@ -93,8 +95,8 @@ def test_dump_has_xattrs_if_they_are_asked_for(source, capfdbinary):
         client._on(request.vbucket, lambda: ask(request, "set with meta"))
     for options, xattrs in (([], None), (["--xattrs"], {"note": "x"})):
         assert main(["dump", source.url, *options]) == 0
-        found = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
-        assert [one.get("xattrs") for one in found if one.get("key") == "with"] == [xattrs]
+        lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+        assert [line.get("xattrs") for line in lines if line.get("key") == "with"] == [xattrs]
 
 
 @pytest.mark.parametrize("command", [["dump"], ["tail", "--to", "now", "--json"]])
@@ -106,17 +108,17 @@ def test_xattrs_come_back_as_they_were(source, tmp_path, capfdbinary, command):
         for key, body in sets.items():
             request = Set(key=b"\0" + key, value=join_xattrs(xattrs, body), flags=5, datatype=Datatype.XATTR)
             request.vbucket = client.vbucket_of(key)
-            client._on(request.vbucket, lambda one=request: ask(one, "set"))
+            client._on(request.vbucket, lambda asked=request: ask(asked, "set"))
         assert main([command[0], target.url, *command[1:], "--xattrs"]) == 0
         lines.write_bytes(capfdbinary.readouterr().out)
     assert main(["load", source.url, "--from", str(lines)]) == 0
     assert main(["dump", source.url, "--xattrs"]) == 0
-    keys = {one.decode() for one in sets}
+    keys = {key.decode() for key in sets}
     before, after = (
         {
-            one["key"]: [one.get(name) for name in ("value", "value_base64", "datatype", "flags", "xattrs")]
-            for one in map(json.loads, text.splitlines())
-            if one.get("key") in keys and "collection" not in one
+            line["key"]: [line.get(name) for name in ("value", "value_base64", "datatype", "flags", "xattrs")]
+            for line in map(json.loads, text.splitlines())
+            if line.get("key") in keys and "collection" not in line
         }
         for text in (lines.read_bytes(), capfdbinary.readouterr().out)
     )

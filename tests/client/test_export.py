@@ -32,9 +32,9 @@ class Source:
         return {0: 4, 1: 3, 2: 0}
 
     async def batches(self, end: dict[int, int]) -> AsyncIterator[pa.RecordBatch]:
-        for found in self._batches:
-            if found["vbucket"][0].as_py() in end:
-                yield found
+        for batch in self._batches:
+            if batch["vbucket"][0].as_py() in end:
+                yield batch
 
 
 def dumped(source: Any) -> tuple[dict[bytes, bytes], int]:

@@ -43,13 +43,13 @@ def equal(node, directory):
     """The index has each document of the bucket with its present words, and no other."""
     index = FullText(directory)
     held = {key: node.get(key) for key in KEYS}
-    expected = {key: one for key, one in held.items() if one is not None}
+    expected = {key: document for key, document in held.items() if document is not None}
     assert index.count() == len(expected)
     for word in WORDS:
-        found = {hit.key.decode() for hit in index.search(f"doc.word:{word}", limit=1_000)}
-        assert found == {key for key, one in expected.items() if one["word"] == word}
-    for key, one in expected.items():
-        assert [hit.key.decode() for hit in index.search(f"text:n{one['n']}", limit=5)] == [key]
+        keys = {hit.key.decode() for hit in index.search(f"doc.word:{word}", limit=1_000)}
+        assert keys == {key for key, document in expected.items() if document["word"] == word}
+    for key, document in expected.items():
+        assert [hit.key.decode() for hit in index.search(f"text:n{document['n']}", limit=5)] == [key]
 
 
 def write(node, rng, count, start=0):
@@ -115,8 +115,8 @@ def test_the_commands(node, tmp_path, capfdbinary):
     assert main(["index", node.url, str(tmp_path / "index"), "--to", "now"]) == 0
     assert b"2 changes indexed" in capfdbinary.readouterr().err
     assert main(["search", str(tmp_path / "index"), "doc.name:ada", "--json"]) == 0
-    found = json.loads(capfdbinary.readouterr().out)
-    assert found["key"] == "user::1" and found["seqno"] == 1 and found["score"] > 0
+    hit = json.loads(capfdbinary.readouterr().out)
+    assert hit["key"] == "user::1" and hit["seqno"] == 1 and hit["score"] > 0
     assert main(["search", str(tmp_path / "index"), "engine"]) == 0
     assert capfdbinary.readouterr().out.endswith(b"  user::2\n")
     assert main(["search", str(tmp_path / "index"), "nothing"]) == 1
@@ -149,7 +149,11 @@ def test_a_dropped_collection_leaves_it(node, tmp_path):
         client.set_manifest(with_changes(client.manifest(), ["shop.new"], ["shop.carts"]))
         client.set("two", b'{"word":"mill"}', collection="shop.new")
         update(node, tmp_path)
-        kept = {int(one["uid"], 16) for scope in client.manifest()["scopes"] for one in scope["collections"]}
+        kept = {
+            int(collection["uid"], 16)
+            for scope in client.manifest()["scopes"]
+            for collection in scope["collections"]
+        }
     hits = FullText(tmp_path).search("mill")
     assert len(hits) == 3 and {hit.collection_id for hit in hits} == kept
 

@@ -172,8 +172,8 @@ class World:
         self.changes = self.source = None
         self.paused.clear()
         # an application that keeps its own state with the positions goes back to the last whole one
-        for vbucket, one in self.state.load().items():
-            seqno = one.position.seqno
+        for vbucket, saved in self.state.load().items():
+            seqno = saved.position.seqno
             self.application.documents[vbucket] = dict(self.application.whole.get(vbucket, {}).get(seqno, {}))
             self.application.last[vbucket] = seqno
         for vbucket in set(self.application.documents) - set(self.state.load()):

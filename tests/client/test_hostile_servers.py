@@ -134,11 +134,11 @@ def test_a_server_that_breaks_the_rules(name, connect):
         for method in ("changes", "batches"):
             delivered = []
             with pytest.raises((RemoteProtocolError, StatusError, FramingError)):
-                for one in getattr(source, method)():
+                for event in getattr(source, method)():
                     if method == "batches":
-                        delivered += one["seqno"].to_pylist()
-                    elif not isinstance(one, Snapshot | StreamEnd):
-                        delivered.append(one.seqno)
+                        delivered += event["seqno"].to_pylist()
+                    elif not isinstance(event, Snapshot | StreamEnd):
+                        delivered.append(event.seqno)
             assert delivered in ([], [SOUND.get(name)])
             source.close()
             source = connect(server.url, retry_for_s=2)
@@ -292,7 +292,7 @@ def test_an_answer_that_the_application_has_not_taken_is_an_answer(connect, monk
     with FakeServer(stream, vbuckets=2) as server:
         source = connect(server.url, retry_for_s=0.1)
         changes = source.changes()
-        assert next(one for one in changes if isinstance(one, Mutation)).vbucket == 0
+        assert next(event for event in changes if isinstance(event, Mutation)).vbucket == 0
         deadline = time.monotonic() + 60
         while not waiting:  # the server may not have seen the second request yet
             source.idle(0.01)
@@ -304,7 +304,7 @@ def test_an_answer_that_the_application_has_not_taken_is_an_answer(connect, monk
             assert time.monotonic() < deadline
         monkeypatch.setattr("tailrace.client.progress.ANSWER_S", 0.0)
         source.idle(0.5)
-        assert next(one for one in changes if isinstance(one, Mutation)).vbucket == 1
+        assert next(event for event in changes if isinstance(event, Mutation)).vbucket == 1
 
 
 def test_what_comes_while_the_application_is_busy_is_one_piece(connect, monkeypatch):
@@ -348,7 +348,9 @@ def test_nothing_is_overlooked_on_any_connection(connect, monkeypatch, what):
             server.nodes, server.owners = [first, second], [[0], [1]]
         source = connect(first.url)
         changes = source.changes()
-        assert {next(one for one in changes if isinstance(one, Mutation)).vbucket for _ in range(2)} == {0, 1}
+        assert {
+            next(event for event in changes if isinstance(event, Mutation)).vbucket for _ in range(2)
+        } == {0, 1}
         if what == "still coming":
             monkeypatch.setattr(Connection, "_watch", lambda _: None)
         for vbucket, packet in ((0, DcpNoop(opaque=7).encode()), (1, mutation(streams[1][1], 2))):
@@ -376,7 +378,7 @@ def test_what_has_come_counts_before_it_was_looked_at(monkeypatch):
             portion = asyncio.ensure_future(source.next_portion(reading))
             await until(lambda: asked)
             connection, request = asked[0]
-            (link,) = (one.link for one in source._connections.values())
+            (link,) = (connection.link for connection in source._connections.values())
             # it is read and not looked at, when the time for both a sign of life and the answer is over
             monkeypatch.setattr(Connection, "_watch", lambda _: None)
             packet = accepted(request) + marker(request, 1, 1) + mutation(request, 1)
@@ -463,7 +465,7 @@ def test_a_batch_ends_where_a_snapshot_does(connect):
         assert [row for rows, _ in shown for row in rows] == [row for rows in expected for row in rows]
         # it ends there whether or not it came in one go; where it did not, there are more ends
         counts = itertools.accumulate(len(rows) for rows, _ in shown)
-        partial = {count: found for count, (_, found) in zip(counts, shown, strict=True)}
+        partial = {count: is_partial for count, (_, is_partial) in zip(counts, shown, strict=True)}
         ends = list(itertools.accumulate(map(len, expected)))
         assert partial.keys() >= set(ends)
         assert [partial[end][a] for end in ends] == [False, False, True]
@@ -475,13 +477,13 @@ def test_a_snapshot_that_is_whole_is_saved_although_the_next_one_has_begun(conne
     store = MemoryState()
     with FakeServer(two_snapshots_and_a_half, vbuckets=2) as server:
         source = connect(server.url, state=store)
-        found = source.batches() if columnar else source.changes()
+        delivered = source.batches() if columnar else source.changes()
         taken = 0
         while taken < 9:
-            one = next(found)
-            taken += one.num_rows if columnar else isinstance(one, Mutation)
+            item = next(delivered)
+            taken += item.num_rows if columnar else isinstance(item, Mutation)
         source.save()
-        saved = {vbucket: one.position.seqno for vbucket, one in store.load().items()}
+        saved = {vbucket: saved_position.position.seqno for vbucket, saved_position in store.load().items()}
         assert saved == dict.fromkeys((0, 1), 3)
 
 
@@ -502,19 +504,19 @@ def test_a_snapshot_that_is_cut_shorter_when_it_is_taken_up_again_is_whole_at_it
 
     with FakeServer(stream) as server:
         source = connect(server.url)
-        found = {}
+        ends = {}
         if columnar:
             for batch in source.batches():
-                found |= dict(zip(batch["seqno"].to_pylist(), batch["snapshot_end"].to_pylist(), strict=True))
-                if 7 in found:
+                ends |= dict(zip(batch["seqno"].to_pylist(), batch["snapshot_end"].to_pylist(), strict=True))
+                if 7 in ends:
                     break
         else:
-            for one in source.changes():
-                if isinstance(one, Mutation):
-                    found[one.seqno] = one.snapshot[1]
-                if 7 in found:
+            for event in source.changes():
+                if isinstance(event, Mutation):
+                    ends[event.seqno] = event.snapshot[1]
+                if 7 in ends:
                     break
-        assert found == {1: 6, 3: 6, 4: 6, 6: 7, 7: 7}
+        assert ends == {1: 6, 3: 6, 4: 6, 6: 7, 7: 7}
 
 
 def test_a_noop_is_answered_with_its_opaque(connect):
@@ -551,7 +553,7 @@ def test_acks_follow_the_application(connect):
         source.idle(0.2)
         assert acked(server) == 0
         rest = list(changes)
-        assert sum(isinstance(one, Mutation) for one in rest) == 100
+        assert sum(isinstance(event, Mutation) for event in rest) == 100
         counted = 44 + 100 * (24 + 31 + 4 + size) + 28
         deadline = time.monotonic() + 60
         while acked(server) < counted - 50 * 1024:
@@ -723,7 +725,7 @@ def serve(connection, request):
         return
     connection.send(accepted(request, [(UUID, 0)]))
     if seqno > request.start_seqno:
-        items = b"".join(mutation(request, one) for one in range(request.start_seqno + 1, seqno + 1))
+        items = b"".join(mutation(request, at) for at in range(request.start_seqno + 1, seqno + 1))
         connection.send(marker(request, request.start_seqno, seqno), items)
 
 
@@ -752,12 +754,12 @@ def move(servers, owners, *, push=False):
 
 
 def take(changes, count):
-    found = []
-    while len(found) < count:
+    taken = []
+    while len(taken) < count:
         event = next(changes)
         if isinstance(event, Mutation):
-            found.append((event.vbucket, event.seqno))
-    return found
+            taken.append((event.vbucket, event.seqno))
+    return taken
 
 
 @pytest.fixture
@@ -774,8 +776,8 @@ def opens(server):
 
 def test_one_connection_per_node(cluster, connect):
     source = connect(cluster[0].url)
-    found = take(source.changes(), 60)
-    assert sorted(found) == [(vbucket, seqno) for vbucket in range(12) for seqno in range(1, 6)]
+    taken = take(source.changes(), 60)
+    assert sorted(taken) == [(vbucket, seqno) for vbucket in range(12) for seqno in range(1, 6)]
     assert [len(opens(server)) for server in cluster] == [1, 1, 1]
     name = opens(cluster[0])[0].key.decode()
     assert name.startswith("tailrace:") and ":consumer:" in name and len(name) <= 200

@@ -109,8 +109,8 @@ def node():
 
 
 def value_of(node, key):
-    found = node.get(key)
-    return None if found is None else struct.pack(">Q", found)
+    value = node.get(key)
+    return None if value is None else struct.pack(">Q", value)
 
 
 def fill(node, cache, keys=KEYS, prefix=b""):
@@ -125,7 +125,7 @@ def fill(node, cache, keys=KEYS, prefix=b""):
 
 def stale(node, cache, prefix=b""):
     cached = {key: cache.get(prefix + key) for key in KEYS}
-    return [key for key, one in cached.items() if one is not None and one != value_of(node, key)]
+    return [key for key, value in cached.items() if value is not None and value != value_of(node, key)]
 
 
 def drain(node, cache, tmp_path, **options):

@@ -39,10 +39,10 @@ def test_documents_come_back_as_they_were_stored(client):
     stored = client.set("user::1", {"name": "Ada"}, flags=7)
     assert stored.vbucket == client.vbucket_of("user::1")
     assert stored.seqno > 0 and stored.vb_uuid > 0
-    found = client.get("user::1")
-    assert found is not None
-    assert (json.loads(found.value), found.flags, found.cas) == ({"name": "Ada"}, 7, stored.cas)
-    assert found.datatype == Datatype.JSON
+    document = client.get("user::1")
+    assert document is not None
+    assert (json.loads(document.value), document.flags, document.cas) == ({"name": "Ada"}, 7, stored.cas)
+    assert document.datatype == Datatype.JSON
     client.set(b"\xff\x00", b"\x00\x01raw")
     assert client.get(b"\xff\x00").value == b"\x00\x01raw"
     assert client.get("nobody") is None
@@ -111,13 +111,13 @@ def test_made_up_documents(client, node, size):
     assert 20 < len(deleted) < 90
     values, expiring = set(), 0
     for number in range(500):
-        found = client.get(plan.key(number))
-        assert (found is None) == (number in deleted)
-        if found is not None:
-            assert len(found.value) == size
-            values.add(found.value)
+        document = client.get(plan.key(number))
+        assert (document is None) == (number in deleted)
+        if document is not None:
+            assert len(document.value) == size
+            values.add(document.value)
             if size:
-                json.loads(found.value)
+                json.loads(document.value)
             expiring += client.get_meta(plan.key(number)).expiry == 4_000_000_000
     assert 60 < expiring < 140
     assert size < 30 or len(values) == 500 - len(deleted)

@@ -76,7 +76,7 @@ def taken(source, count, **options):
     """What comes from a source, or goes on coming, up to so many changes, flushes or ends."""
     told = (Mutation, Deletion, Expiration, Flush, Rollback, StreamEnd)
     changes = source.changes(**options) if hasattr(source, "changes") else source
-    return list(itertools.islice((one for one in changes if isinstance(one, told)), count))
+    return list(itertools.islice((event for event in changes if isinstance(event, told)), count))
 
 
 # TAP
@@ -85,8 +85,8 @@ def taken(source, count, **options):
 def numbered(messages):
     """TAP messages one after the other, with their numbers."""
     return b"".join(
-        (one if isinstance(one, bytes) else _with_opaque(one, number).encode())
-        for number, one in enumerate(messages, 1)
+        (message if isinstance(message, bytes) else _with_opaque(message, number).encode())
+        for number, message in enumerate(messages, 1)
     )
 
 
@@ -143,16 +143,18 @@ def test_tap_with_everything_that_it_knows(connect):
         source = connect(server.url, dialect="tap")
         changes = source.changes()
         events = taken(changes, 8)
-        found = {one.key: one for one in events if isinstance(one, Mutation | Deletion)}
-        assert [one.key for one in events if isinstance(one, Deletion)] == [b"gone", b"gone too"]
-        assert [found[key].rev for key in (b"no meta", b"rev", b"rev and nru", b"longer")] == [0, 7, 7, 7]
-        assert (found[b"rev"].flags, found[b"rev"].expiry, found[b"rev"].cas) == (9, 2_000_000_000, 6)
+        by_key = {event.key: event for event in events if isinstance(event, Mutation | Deletion)}
+        assert [event.key for event in events if isinstance(event, Deletion)] == [b"gone", b"gone too"]
+        assert [by_key[key].rev for key in (b"no meta", b"rev", b"rev and nru", b"longer")] == [0, 7, 7, 7]
+        assert (by_key[b"rev"].flags, by_key[b"rev"].expiry, by_key[b"rev"].cas) == (9, 2_000_000_000, 6)
         assert isinstance(events[6], Flush) and events[7].key == b"after"
         # what came in one go with the last one is acknowledged when the application comes back for more
         assert len(CONVERSATION) not in acked(server)
         server.connections[-1].send(TapMutation(key=b"end", value=b"6", cas=11, opaque=99).encode())
-        assert [one.key for one in taken(changes, 1)] == [b"end"]
-        wanted = {number for number, one in enumerate(CONVERSATION, 1) if getattr(one, "tap_flags", 0) & ACK}
+        assert [event.key for event in taken(changes, 1)] == [b"end"]
+        wanted = {
+            number for number, message in enumerate(CONVERSATION, 1) if getattr(message, "tap_flags", 0) & ACK
+        }
         until_acked(server, source, dict.fromkeys(wanted, 0))
         connects = [frame for frame in server.requests if frame.opcode == 0x40]
         assert len(connects) == 1
@@ -179,9 +181,9 @@ def test_tap_with_every_wish_of_the_reader(connect):
         assert (first.value, first.datatype, second.value) == (b"", 0, b"sent all the same")
         source.deregister()
         source.close()
-        request = TapConnect.decode(next(one for one in server.requests if one.opcode == 0x40))
+        request = TapConnect.decode(next(frame for frame in server.requests if frame.opcode == 0x40))
         assert (request.key, request.flags, request.options().backfill_date) == (b"me", 0x1A5, 5)
-        assert [one.key for one in server.requests if one.opcode == 0x9E] == [b"me"]
+        assert [frame.key for frame in server.requests if frame.opcode == 0x9E] == [b"me"]
 
 
 @pytest.mark.covers("tap.connect.flag.0x02")
@@ -196,8 +198,8 @@ def test_a_tap_dump_ends_when_the_server_closes(connect):
 
     with old_server({0x40: dump}) as server:
         events = taken(connect(server.url, dialect="tap"), 9, end="now")
-        assert [type(one).__name__ for one in events] == ["Mutation", "StreamEnd"]
-        request = TapConnect.decode(next(one for one in server.requests if one.opcode == 0x40))
+        assert [type(event).__name__ for event in events] == ["Mutation", "StreamEnd"]
+        request = TapConnect.decode(next(frame for frame in server.requests if frame.opcode == 0x40))
         assert request.flags is not None and request.flags & 0x02
 
 
@@ -212,7 +214,7 @@ def test_a_tap_message_whose_ttl_is_used_up_is_refused(connect):
     )
     with old_server({0x40: pushed}) as server:
         source = connect(server.url, dialect="tap")
-        assert [one.key for one in taken(source, 2)] == [b"new", b"more"]
+        assert [event.key for event in taken(source, 2)] == [b"new", b"more"]
         until_acked(server, source, {1: Status.EINVAL})
 
 
@@ -250,7 +252,11 @@ CLOSES = object()
 
 def said(server, messages):
     """Messages as bytes; a connection that is to be closed behind them is."""
-    data = b"".join(one if isinstance(one, bytes) else one.encode() for one in messages if one is not CLOSES)
+    data = b"".join(
+        message if isinstance(message, bytes) else message.encode()
+        for message in messages
+        if message is not CLOSES
+    )
     if messages[-1] is not CLOSES:
         return data
     server.connections[-1].send(data)
@@ -347,12 +353,12 @@ def test_draft_a_with_everything_that_it_knows(connect):
         start = {0: tailrace.Position.at(UUID + 1, 5)}
         events = taken(connect(server.url, dialect="upr-a", retry_for_s=60), 8, start=start)
         kinds = "Rollback Mutation Mutation Deletion Expiration Flush Mutation Mutation"
-        assert [type(one).__name__ for one in events] == kinds.split()
+        assert [type(event).__name__ for event in events] == kinds.split()
         assert asked == [5, 0, 0, 0, 1]
         json, raw = events[1:3]
         assert (json.rev, json.cas, json.flags, json.is_json, json.value) == (4, 8, 3, True, b'{"a":1}')
         assert (raw.key, raw.value, raw.is_json) == (b"l", b"\xff", False)
-        assert [one.seqno for one in events[1:5]] == [1, 2, 3, 4] and events[6].seqno == 1
+        assert [event.seqno for event in events[1:5]] == [1, 2, 3, 4] and events[6].seqno == 1
 
 
 @pytest.mark.covers("upr-b.stream-request", "upr-b.failover-log-request", "upr-b.failover-log-response")
@@ -402,7 +408,7 @@ def test_draft_b_with_everything_that_it_knows(connect, rollback):
         start = {0: tailrace.Position.at(UUID + 1, 5)}
         events = taken(connect(server.url, dialect="upr-b", retry_for_s=60), 7, start=start)
         kinds = "Rollback Mutation Deletion Expiration Flush Mutation Mutation"
-        assert [type(one).__name__ for one in events] == kinds.split()
+        assert [type(event).__name__ for event in events] == kinds.split()
         assert asked == [5, 0, 0, 0, 1]
         assert (events[1].rev, events[1].cas, events[1].flags, events[1].is_json) == (4, 8, 3, True)
 
@@ -426,7 +432,7 @@ def test_draft_a_in_the_forms_that_are_only_accepted(connect, branch):
     with draft_a(stream, log_type=1, branches=[(branch, 0)] if branch else []) as server:
         start = {0: tailrace.Position.at(UUID + 1, 5)}
         events = taken(connect(server.url, dialect="upr-a", retry_for_s=2), 2, start=start)
-        assert [type(one).__name__ for one in events] == ["Rollback", "Mutation"]
+        assert [type(event).__name__ for event in events] == ["Rollback", "Mutation"]
         assert asked == [5, 0] and events[1].vb_uuid == branch
 
 
@@ -457,7 +463,7 @@ def test_a_snapshot_without_its_end_is_not_consistent(connect, draft):
 
     with (draft_a if draft == "a" else draft_b)(stream) as server:
         events = taken(connect(server.url, dialect=f"upr-{draft}", retry_for_s=60), 4)
-        assert [one.key for one in events] == [b"k1", b"k2", b"k3", b"part"]
+        assert [event.key for event in events] == [b"k1", b"k2", b"k3", b"part"]
         assert asked == [0, 1, 2]
 
 

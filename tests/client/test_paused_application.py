@@ -26,10 +26,12 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def node() -> Iterator[RunningNode]:
     values = random.Random(3)
-    with tailrace.testing.node(vbuckets=4) as found:
+    with tailrace.testing.node(vbuckets=4) as running:
         for first in range(0, DOCUMENTS, 500):
-            found.set_many({f"doc-{number}": values.randbytes(SIZE) for number in range(first, first + 500)})
-        yield found
+            running.set_many(
+                {f"doc-{number}": values.randbytes(SIZE) for number in range(first, first + 500)}
+            )
+        yield running
 
 
 @pytest.mark.parametrize("how", ["changes", "batches"])

@@ -67,13 +67,13 @@ def test_json_lines_have_the_promised_shape():
         b'"value":{"a": 1.10},"flags":0,"expiry":0,"datatype":"json","snapshot":[1,12]}\n'
     )
     assert all(line.count(b"\n") == 1 for line in written)
-    found = [json.loads(line) for line in written]
-    assert found[1]["key_base64"] == "/w==" and found[1]["value_base64"] == "/wA="
-    assert "key" not in found[1] and found[1]["xattrs"] == {"x": 1} and found[1]["collection_id"] == 8
-    assert found[2]["value"] == '{"a":\n NaN}'  # it says that it is JSON, and is not: text
-    assert found[3]["value"] == [1, 2]
-    assert "value" not in found[4] and [one["op"] for one in found[4:6]] == ["deletion", "expiration"]
-    assert found[6] == {
+    objects = [json.loads(line) for line in written]
+    assert objects[1]["key_base64"] == "/w==" and objects[1]["value_base64"] == "/wA="
+    assert "key" not in objects[1] and objects[1]["xattrs"] == {"x": 1} and objects[1]["collection_id"] == 8
+    assert objects[2]["value"] == '{"a":\n NaN}'  # it says that it is JSON, and is not: text
+    assert objects[3]["value"] == [1, 2]
+    assert "value" not in objects[4] and [line["op"] for line in objects[4:6]] == ["deletion", "expiration"]
+    assert objects[6] == {
         "op": "snapshot",
         "vbucket": 7,
         "vb_uuid": "187349",
@@ -81,10 +81,10 @@ def test_json_lines_have_the_promised_shape():
         "end": 12,
         "source": "disk",
     }
-    assert found[7] == {"op": "rollback", "vbucket": 7, "vb_uuid": "998", "seqno": 100}
-    assert found[8] == {"op": "flush", "vbucket": 7}
-    assert found[9]["op"] == "system" and found[9]["event"] == "collection_created"
-    assert found[11] == {"op": "end", "vbucket": 7, "reason": "ok"}
+    assert objects[7] == {"op": "rollback", "vbucket": 7, "vb_uuid": "998", "seqno": 100}
+    assert objects[8] == {"op": "flush", "vbucket": 7}
+    assert objects[9]["op"] == "system" and objects[9]["event"] == "collection_created"
+    assert objects[11] == {"op": "end", "vbucket": 7, "reason": "ok"}
     for text in (TextLines(verbose=True), TextLines(colour=True, width=80, verbose=True)):
         shown = [text.line(event) for event in events]
         assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in shown)
@@ -101,26 +101,26 @@ def test_tail_and_its_state(node, capfdbinary, tmp_path):
     code, out, err = run(capfdbinary, *arguments)
     assert (code, err) == (0, b"")
     first = lines(out)
-    assert {one["key"] for one in first if one["op"] == "mutation"} == {key.decode() for key in KEYS}
-    assert [one["op"] for one in first].count("end") == 4
-    assert [one["op"] for one in lines(run(capfdbinary, *arguments)[1])] == ["end"] * 4
+    assert {line["key"] for line in first if line["op"] == "mutation"} == {key.decode() for key in KEYS}
+    assert [line["op"] for line in first].count("end") == 4
+    assert [line["op"] for line in lines(run(capfdbinary, *arguments)[1])] == ["end"] * 4
     node.set(KEYS[0], {"n": 2})
-    third = [one for one in lines(run(capfdbinary, *arguments)[1]) if one["op"] == "mutation"]
-    assert [one["value"] for one in third] == [{"n": 2}]
+    third = [line for line in lines(run(capfdbinary, *arguments)[1]) if line["op"] == "mutation"]
+    assert [line["value"] for line in third] == [{"n": 2}]
     vbucket = third[0]["vbucket"]
     node.rewind(vbucket, third[0]["seqno"] - 1)
-    fourth = [one["op"] for one in lines(run(capfdbinary, *arguments)[1])]
+    fourth = [line["op"] for line in lines(run(capfdbinary, *arguments)[1])]
     assert "rollback" in fourth
     # positions from a file, and the state file that wins over them
     beginning = tmp_path / "beginning.json"
     position = {"vb_uuid": "0", "seqno": 0, "snapshot": [0, 0]}
     beginning.write_text(json.dumps({str(vb): position for vb in range(4)}))
     code, out, _ = run(capfdbinary, "tail", node.url, "--to", "now", "--json", "--from", beginning)
-    assert len([one for one in lines(out) if one["op"] == "mutation"]) == len(KEYS)
+    assert len([line for line in lines(out) if line["op"] == "mutation"]) == len(KEYS)
     code, out, _ = run(capfdbinary, *arguments, "--from", beginning)
-    assert [one["op"] for one in lines(out)] == ["end"] * 4
+    assert [line["op"] for line in lines(out)] == ["end"] * 4
     code, out, _ = run(capfdbinary, "tail", node.url, "--to", "now", "--from", state, "--json")
-    assert [one["op"] for one in lines(out)] == ["end"] * 4
+    assert [line["op"] for line in lines(out)] == ["end"] * 4
     text = run(capfdbinary, "tail", node.url, "--to", "now", "--vbucket", "0-1")[1].decode()
     assert "set" in text and "key-" in text
 
@@ -144,8 +144,8 @@ def test_tail_errors(node, capfdbinary, tmp_path):
         (2, "--state", tmp_path / "no" / "directory.json"),
     ):
         node.set(b"k", 1)
-        found, _, err = run(capfdbinary, "tail", node.url, "--to", "now", "--json", *arguments)
-        assert found == code, (arguments, err)
+        exit_code, _, err = run(capfdbinary, "tail", node.url, "--to", "now", "--json", *arguments)
+        assert exit_code == code, (arguments, err)
         assert err.startswith(b"tailrace: error: ") and err.count(b"\n") == 1
     assert run(capfdbinary, "tail", "couchbase://127.0.0.1:1")[0] == 3
     assert run(capfdbinary, "tail", node.url + "x")[0] == 3
@@ -153,7 +153,7 @@ def test_tail_errors(node, capfdbinary, tmp_path):
 
 def saved_changes(state):
     """Of how many changes a state file knows."""
-    return sum(one.position.seqno for one in FileState(state).load().values())
+    return sum(saved.position.seqno for saved in FileState(state).load().values())
 
 
 @pytest.mark.parametrize(
@@ -180,11 +180,11 @@ def test_a_stopped_tail_misses_nothing(node, tmp_path, number, code):
     whole = output.read_bytes()
     first = lines(whole[: whole.rfind(b"\n") + 1])
     rest = lines(subprocess.run([*command, "--to", "now"], stdout=subprocess.PIPE, check=True).stdout)
-    seen = [(one["vbucket"], one["seqno"]) for one in first + rest if one["op"] == "mutation"]
+    seen = [(line["vbucket"], line["seqno"]) for line in first + rest if line["op"] == "mutation"]
     assert set(seen) == {(vb, seqno) for vb in range(4) for seqno in range(1, node.high_seqno(vb) + 1)}
-    saved = [one for one in first if one["op"] == "mutation" and one["value"] == 1]
-    again = {(one["vbucket"], one["seqno"]) for one in rest if one["op"] == "mutation"}
-    assert not again & {(one["vbucket"], one["seqno"]) for one in saved}
+    saved = [line for line in first if line["op"] == "mutation" and line["value"] == 1]
+    again = {(line["vbucket"], line["seqno"]) for line in rest if line["op"] == "mutation"}
+    assert not again & {(line["vbucket"], line["seqno"]) for line in saved}
 
 
 def test_dump(node, capfdbinary, tmp_path):
@@ -197,9 +197,9 @@ def test_dump(node, capfdbinary, tmp_path):
     node.set(KEYS[7], {"n": 2})
     expected = {key.decode() for key in KEYS[5:]}
     code, out, err = run(capfdbinary, "dump", node.url)
-    found = lines(out)
-    assert code == 0 and len(found) == len(expected) and {one["key"] for one in found} == expected
-    by_key = {one["key"]: one for one in found}
+    documents = lines(out)
+    assert code == 0 and len(documents) == len(expected) and {line["key"] for line in documents} == expected
+    by_key = {line["key"]: line for line in documents}
     assert by_key["key-7"]["value"] == {"n": 2} and by_key["key-6"]["value_base64"] == "/w=="
     target = tmp_path / "documents.parquet"
     code, out, err = run(capfdbinary, "dump", node.url, "--out", target)
@@ -251,10 +251,10 @@ def test_record_and_replay(node, capfdbinary, tmp_path, connect):
         # a small window, so that flow control has work
         assert by_vbucket(connect(url, flow_control_buffer=2_000).changes(end="now")) == original
         assert run(capfdbinary, "record", url, second)[0] == 0
-    one, two = Recording(first), Recording(second)
-    assert one.exchanges.keys() == two.exchanges.keys() == set(range(4))
+    recorded, two = Recording(first), Recording(second)
+    assert recorded.exchanges.keys() == two.exchanges.keys() == set(range(4))
     for vbucket in range(4):
-        for a, b in zip(one.exchanges[vbucket], two.exchanges[vbucket], strict=True):
+        for a, b in zip(recorded.exchanges[vbucket], two.exchanges[vbucket], strict=True):
             assert b"".join(a.answer(1)) == b"".join(b.answer(1))
     whole = first.read_bytes()
     header = whole[: whole.index(b"}\n") + 2]

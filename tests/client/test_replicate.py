@@ -36,13 +36,13 @@ def nodes():
 
 def documents(node, *, deleted=False):
     """All documents with all that they consist of, and if asked for the tombstones too."""
-    found = {}
+    documents = {}
     with tailrace.connect_sync(node.url, include_xattrs=True) as source:
         names = {}
         with KvClient(node.url) as client:
             for scope in client.manifest()["scopes"]:
-                for one in scope["collections"]:
-                    names[int(one["uid"], 16)] = f"{scope['name']}.{one['name']}"
+                for collection in scope["collections"]:
+                    names[int(collection["uid"], 16)] = f"{scope['name']}.{collection['name']}"
         for event in source.changes(end="now"):
             about: tuple[object, ...]
             if isinstance(event, Mutation):
@@ -52,10 +52,10 @@ def documents(node, *, deleted=False):
             else:
                 continue
             key = (names[event.collection_id], event.key)
-            found[key] = (*about, event.rev, event.cas)
+            documents[key] = (*about, event.rev, event.cas)
             if isinstance(event, Deletion | Expiration) and not deleted:
-                del found[key]
-    return found
+                del documents[key]
+    return documents
 
 
 def replicate(source, target, **options):
@@ -261,7 +261,7 @@ def test_older_dialects_have_the_default_collection(nodes, dialect):
     assert replicate(source, target, dialect=dialect).changes == 1
     assert set(documents(target)) == {("_default._default", b"d1")}
     with KvClient(target.url) as client:
-        assert [one["name"] for one in client.manifest()["scopes"]] == ["_default"]
+        assert [scope["name"] for scope in client.manifest()["scopes"]] == ["_default"]
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "upr-b", "tap"])

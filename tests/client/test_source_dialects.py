@@ -52,7 +52,7 @@ def documents(events):
         elif isinstance(event, Deletion | Expiration):
             held.pop(event.key, None)
         elif isinstance(event, Flush):
-            held = {key: one for key, one in held.items() if one[-1] != event.vbucket}
+            held = {key: document for key, document in held.items() if document[-1] != event.vbucket}
     return held
 
 
@@ -79,11 +79,11 @@ def test_every_dialect_tells_the_same(node, connect, dialect):
     assert documents(events) == expected and len(expected) == 60
     rows = pa.Table.from_batches(source.batches(end="now")).to_pylist()
     assert {row["key"]: row["cas"] for row in rows if row["op"] == "mutation"} == {
-        key: one[1] for key, one in expected.items()
+        key: document[1] for key, document in expected.items()
     }
     some = list(source.changes(end="now", vbuckets=[1, 3]))
     assert {event.vbucket for event in some} == {1, 3}
-    assert documents(some) == {key: one for key, one in expected.items() if one[-1] in (1, 3)}
+    assert documents(some) == {key: document for key, document in expected.items() if document[-1] in (1, 3)}
 
 
 @pytest.mark.parametrize("dialect", UPR)
@@ -121,7 +121,7 @@ def test_upr_rolls_back(node, connect, dialect, tmp_path):
     node.set(KEYS[0], {"value": 2})
     source = connect(node.url, dialect=dialect, state=state)
     application.take(source.changes(end="now"))
-    assert [one.vbucket for one in application.rollbacks] == [vbucket]
+    assert [rollback.vbucket for rollback in application.rollbacks] == [vbucket]
     assert application.state() == server_state(node, KEYS)
 
 
@@ -137,18 +137,18 @@ def test_a_snapshot_that_breaks_off_is_taken_back(node, connect, dialect, monkey
         if isinstance(event, Mutation) and event.seqno < event.snapshot[1]:
             break
     positions = source.positions()
-    assert any(one.is_partial for one in positions.values())
+    assert any(position.is_partial for position in positions.values())
     changes.close()
     # the history goes another way inside of what was received
-    vbucket = next(number for number, one in positions.items() if one.is_partial)
+    vbucket = next(number for number, position in positions.items() if position.is_partial)
     node.rewind(vbucket, 1)
     node.set(KEYS[0], {"value": "other"}, vbucket=vbucket)
     application.take(source.changes(start=positions, end="now"))
-    assert [(one.vbucket, one.seqno) for one in application.rollbacks] == [(vbucket, 0)]
+    assert [(rollback.vbucket, rollback.seqno) for rollback in application.rollbacks] == [(vbucket, 0)]
     left = application.state()
     assert left.pop(vbucket).keys() >= {KEYS[0]}
     assert application.last[vbucket] == node.high_seqno(vbucket) == 2
-    assert left == {key: one for key, one in server_state(node, KEYS).items() if key != vbucket}
+    assert left == {key: documents for key, documents in server_state(node, KEYS).items() if key != vbucket}
 
 
 @pytest.mark.parametrize("dialect", OLD)
@@ -183,11 +183,11 @@ def test_a_flush_is_told(node, connect, dialect):
     write(node)
     source = connect(node.url, dialect=dialect)
     changes = source.changes()
-    events = list(itertools.islice((one for one in changes if isinstance(one, Mutation)), 60))
+    events = list(itertools.islice((event for event in changes if isinstance(event, Mutation)), 60))
     node.flush()
     node.set(b"after", 1)
     more = list(until(changes, is_mutation_of(b"after")))
-    assert {one.vbucket for one in more if isinstance(one, Flush)} >= {node.vbucket_of(b"after")}
+    assert {event.vbucket for event in more if isinstance(event, Flush)} >= {node.vbucket_of(b"after")}
     assert set(documents([*events, *more])) >= {b"after"}
     after = more[-1]
     if dialect != "tap":
@@ -203,7 +203,9 @@ def test_a_flush_while_nobody_reads_is_a_rollback(node, connect, dialect, tmp_pa
     application = Application().take(source.changes(end="now"))
     node.flush()
     application.take(source.changes(end="now"))
-    assert {(one.vbucket, one.seqno) for one in application.rollbacks} == {(n, 0) for n in range(VBUCKETS)}
+    assert {(rollback.vbucket, rollback.seqno) for rollback in application.rollbacks} == {
+        (n, 0) for n in range(VBUCKETS)
+    }
     assert application.state() == {}
 
 
@@ -224,12 +226,12 @@ def test_tap_goes_on_where_the_application_was(node, connect):
     settings = TapSettings(name="reader", registered=True)
     source = connect(node.url, dialect="tap", tap_settings=settings)
     changes = source.changes()
-    seen = {one.key for one in itertools.islice((c for c in changes if isinstance(c, Mutation)), 30)}
+    seen = {event.key for event in itertools.islice((c for c in changes if isinstance(c, Mutation)), 30)}
     assert seen == set(KEYS[:30])
     node.set(b"one more", 1)
-    assert next(one for one in changes if isinstance(one, Mutation)).key == b"one more"
+    assert next(event for event in changes if isinstance(event, Mutation)).key == b"one more"
     node.set(b"seen", 1)
-    next(one for one in changes if isinstance(one, Mutation))
+    next(event for event in changes if isinstance(event, Mutation))
     with KvClient(node.url) as client:  # everything but the last is done with, and the node knows
         deadline = time.monotonic() + 60
         while client.stats("tap")["eq_tapq:reader:unacked"] != "1":
@@ -242,7 +244,7 @@ def test_tap_goes_on_where_the_application_was(node, connect):
         node.set(key, 2)
     source = connect(node.url, dialect="tap", tap_settings=settings)
     changes = source.changes()
-    more = {one.key for one in until(changes, is_mutation_of(KEYS[-1])) if isinstance(one, Mutation)}
+    more = {event.key for event in until(changes, is_mutation_of(KEYS[-1])) if isinstance(event, Mutation)}
     assert set(KEYS[30:]) & more and not more & {*KEYS[:30], b"one more"}
     changes.close()
     source.deregister()
@@ -262,7 +264,7 @@ def test_tap_begins_again_where_the_node_has_forgotten(node, connect):
     node.restart()
     node.set(KEYS[40], 1)
     events += until(changes, is_mutation_of(KEYS[40]))
-    flushed = {one.vbucket for one in events if isinstance(one, Flush)}
+    flushed = {event.vbucket for event in events if isinstance(event, Flush)}
     assert node.vbucket_of(KEYS[40]) in flushed
     # the rest of what comes again
     node.set(b"end", 1)
@@ -279,16 +281,16 @@ def test_a_tap_dump_that_breaks_off_is_made_again(connect):
         node.drop_connections()
         events += changes
         assert set(documents(events)) == set(KEYS)
-        assert not any(isinstance(one, Rollback) for one in events)
+        assert not any(isinstance(event, Rollback) for event in events)
 
 
 def test_tap_without_acks_without_values_and_since_a_date(node, connect):
     write(node)
     source = connect(node.url, dialect="tap", tap_settings=TapSettings(acks=False), no_value=True)
     events = list(source.changes(end="now"))
-    assert {one.key for one in events if isinstance(one, Mutation)} == set(KEYS)
-    assert {one.value for one in events if isinstance(one, Mutation)} == {b""}
-    assert {one.source for one in events if isinstance(one, Snapshot)} == {"disk"}
+    assert {event.key for event in events if isinstance(event, Mutation)} == set(KEYS)
+    assert {event.value for event in events if isinstance(event, Mutation)} == {b""}
+    assert {event.source for event in events if isinstance(event, Snapshot)} == {"disk"}
     future = connect(node.url, dialect="tap", tap_settings=TapSettings(backfill_date=1 << 62))
     assert documents(future.changes(end="now")) == {}
 
@@ -306,7 +308,7 @@ def test_a_silent_server_is_asked_for_a_sign_of_life(node, connect, dialect):
     write(node, 1)
     source = connect(node.url, dialect=dialect, noop_interval_s=1)
     changes = source.changes()
-    next(one for one in changes if isinstance(one, Mutation))
+    next(event for event in changes if isinstance(event, Mutation))
     before = source.stats()["received_bytes"]
     deadline = time.monotonic() + 60
     while source.stats()["received_bytes"] < before + 48:  # until it was asked twice, and has answered
@@ -351,12 +353,12 @@ def tail(capfdbinary, *arguments):
 def test_the_command_in_each_dialect(node, capfdbinary, dialect):
     write(node, 9)
     lines = tail(capfdbinary, node.url, "--dialect", dialect, "--to", "now", "--json")
-    assert {one["key"]: one["value"] for one in lines if one["op"] == "mutation"} == {
+    assert {line["key"]: line["value"] for line in lines if line["op"] == "mutation"} == {
         key.decode(): {"value": 0} for key in KEYS[:9]
     }
-    assert sum(one["op"] == "end" for one in lines) == VBUCKETS
+    assert sum(line["op"] == "end" for line in lines) == VBUCKETS
     nothing = tail(capfdbinary, node.url, "--dialect", dialect, "--from", "now", "--to", "now", "--json")
-    assert {one["op"] for one in nothing} == {"end"}
+    assert {line["op"] for line in nothing} == {"end"}
 
 
 @pytest.mark.parametrize("dialect", ["dcp", *OLD])
@@ -371,10 +373,10 @@ def test_the_command_looks_on(node, dialect):
         told = [json.loads(tailing.stdout.readline()) for _ in range(3)]
         tailing.terminate()
         tailing.stdout.read()
-    assert {one["key"] for one in told if one["op"] == "mutation"} == {"live"}
+    assert {line["key"] for line in told if line["op"] == "mutation"} == {"live"}
 
 
 def test_the_command_with_a_tap_name(node, capfdbinary):
     write(node, 9)
     arguments = (node.url, "--dialect", "tap", "--tap-name", "me", "--to", "now", "--json")
-    assert sum(one["op"] == "mutation" for one in tail(capfdbinary, *arguments, "--tap-forget")) == 9
+    assert sum(line["op"] == "mutation" for line in tail(capfdbinary, *arguments, "--tap-forget")) == 9

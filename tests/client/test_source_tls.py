@@ -46,7 +46,7 @@ def url(node, host="127.0.0.1"):
 def test_a_trusted_server(node, pki, connect):
     for host in ("127.0.0.1", "localhost"):
         source = connect(url(node, host), tls=TlsOptions(ca_file=pki["authority"][0]))
-        assert [one.key for one in source.changes(end="now") if isinstance(one, Mutation)] == [b"k"]
+        assert [event.key for event in source.changes(end="now") if isinstance(event, Mutation)] == [b"k"]
     with KvClient(url(node), tls=TlsOptions(ca_file=pki["authority"][0])) as client:
         assert client.get("k").value == b'{"n": 1}'
 

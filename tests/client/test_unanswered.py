@@ -50,8 +50,8 @@ def test_the_bucket_has_another_number_of_vbuckets(connect, count, push):
 @pytest.mark.parametrize("opcode", [Op.GET_ALL_VB_SEQNOS, Op.GET_FAILOVER_LOG])
 def test_a_connection_that_is_closed_over_a_question(connect, opcode):
     def close(server, frame):
-        for one in list(server.connections):  # on which of them it was asked, nobody says
-            one.close()
+        for connection in list(server.connections):  # on which of them it was asked, nobody says
+            connection.close()
 
     with FakeServer(lambda *_: None) as server:
         question = "high_seqnos" if opcode == Op.GET_ALL_VB_SEQNOS else "failover_logs"
@@ -75,9 +75,9 @@ def test_a_server_that_is_alive_but_never_answers_a_question(connect, opcode, mo
 
         def live():
             while not over.wait(0.05):
-                for one in server.connections:
+                for connection in server.connections:
                     with contextlib.suppress(OSError):
-                        one.send(noop(7))
+                        connection.send(noop(7))
 
         thread = threading.Thread(target=live)
         thread.start()
@@ -206,25 +206,25 @@ def test_streams_that_bring_something_each_time_are_taken_up_for_ever(connect, e
 
 
 def test_patience_begins_anew_with_a_stream_that_was_of_use():
-    one = Progress(Stream(0), Backoff(random.Random(0)))
+    progress = Progress(Stream(0), Backoff(random.Random(0)))
 
     def fails(opened_at, lost_at, *, marker=False, seqno=None):
         """A stream that is opened and lost; since when it is in trouble then."""
-        one.make_ready()
-        one.requested(opened_at)
-        one.opened(one.stream.position, opened_at)
-        assert one.error_due(60) == math.inf  # as long as it is open
-        one.is_owed |= marker
+        progress.make_ready()
+        progress.requested(opened_at)
+        progress.opened(progress.stream.position, opened_at)
+        assert progress.error_due(60) == math.inf  # as long as it is open
+        progress.is_owed |= marker
         if seqno is not None:
-            one.stream.position = Position.at(UUID, seqno)
-        one.leave(lost_at)
-        one.in_trouble("lost", lost_at)
-        return one.troubled_since
+            progress.stream.position = Position.at(UUID, seqno)
+        progress.leave(lost_at)
+        progress.in_trouble("lost", lost_at)
+        return progress.troubled_since
 
     assert fails(0, 1) == 1
     assert fails(2, 3) == 1  # nothing came
     assert fails(4, 50, marker=True) == 1  # something was to come
-    assert one.error_due(60) == 61
+    assert progress.error_due(60) == 61
     assert fails(51, 52, seqno=3) == 52
     assert fails(53, 54, marker=True) == 52
     assert fails(55, 100) == 100  # nothing was to come

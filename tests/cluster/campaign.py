@@ -101,17 +101,17 @@ class Tail:
             event = json.loads(line)
             held = history.setdefault(event["vbucket"], [])
             if event["op"] == "rollback":
-                held[:] = [one for one in held if one[0] <= event["seqno"]]
+                held[:] = [version for version in held if version[0] <= event["seqno"]]
             elif event["op"] in ("mutation", "deletion", "expiration"):
                 held.append((event["seqno"], event["key"], event.get("value")))
-        found: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         for held in history.values():
             for _, key, value in held:
                 if value is None:
-                    found.pop(key, None)
+                    state.pop(key, None)
                 else:
-                    found[key] = value
-        return found
+                    state[key] = value
+        return state
 
     def finish(self) -> None:
         self._process.send_signal(signal.SIGINT)
@@ -162,7 +162,7 @@ class Campaign:
 
     @property
     def url(self) -> str:
-        ports = ",".join(f"127.0.0.1:{one.proxy.port}" for one in self._members.values())
+        ports = ",".join(f"127.0.0.1:{member.proxy.port}" for member in self._members.values())
         return f"couchbase://{ports}/default"
 
     def _note(self, text: str) -> None:
@@ -203,12 +203,12 @@ class Campaign:
             time.sleep(_LOOK_S)
 
     def _up(self) -> list[str]:
-        return [name for name, one in self._members.items() if one.is_running]
+        return [name for name, member in self._members.items() if member.is_running]
 
     def _victim(self) -> ProxiedMember | None:
         """A node, unless another is down already: one fault at a time is what a cluster survives."""
         if len(self._up()) < 3:
-            down = next(name for name, one in self._members.items() if not one.is_running)
+            down = next(name for name, member in self._members.items() if not member.is_running)
             self._note(f"bring {down} back")
             self.coordinator.add(down)
             return None
@@ -289,13 +289,13 @@ class Campaign:
 
     def documents(self) -> dict[str, Any]:
         """What the bucket has, read by key."""
-        found = {}
+        documents = {}
         with KvClient(self.url, timeout_s=PATIENCE_S) as client:
             for number in range(KEYS):
                 document = client.get(f"key-{number}")
                 if document is not None:
-                    found[f"key-{number}"] = json.loads(document.value)
-        return found
+                    documents[f"key-{number}"] = json.loads(document.value)
+        return documents
 
 
 def model(reader: Reader) -> dict[str, Any]:

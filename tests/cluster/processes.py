@@ -47,8 +47,8 @@ def _keep(stack: ExitStack, port: int) -> int:
     keeper = stack.enter_context(socket.socket())
     keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     keeper.bind(("127.0.0.1", port))
-    found: int = keeper.getsockname()[1]
-    return found
+    free_port: int = keeper.getsockname()[1]
+    return free_port
 
 
 @contextmanager
@@ -71,16 +71,16 @@ def cluster(directory: Path, nodes: int, *, replicas: int = 1) -> Iterator[Coord
 
 
 def url(made: Coordinator) -> str:
-    found: str = made.status()["url"]
-    return found
+    text: str = made.status()["url"]
+    return text
 
 
 def until(check: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
     deadline = time.monotonic() + patience_s
-    while not (found := check()):
+    while not (answer := check()):
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
-    return found
+    return answer
 
 
 def replicated(made: Coordinator) -> bool:
@@ -97,13 +97,13 @@ def replicated(made: Coordinator) -> bool:
 
 
 def actives(made: Coordinator) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {number: [] for number in range(VBUCKETS)}
+    holders: dict[int, list[str]] = {number: [] for number in range(VBUCKETS)}
     for name, member in made.members.items():
         if member.is_running:
             for number, row in member.report().items():
                 if row["state"] == "active":
-                    found[number].append(name)
-    return found
+                    holders[number].append(name)
+    return holders
 
 
 class Writer(threading.Thread):
@@ -160,21 +160,21 @@ class Reader(threading.Thread):
         history = self.history.setdefault(change.vbucket, [])
         if isinstance(change, Rollback):
             self.rollbacks.append((change.vbucket, change.seqno))
-            history[:] = [one for one in history if one[0] <= change.seqno]
+            history[:] = [version for version in history if version[0] <= change.seqno]
         elif isinstance(change, Mutation):
             history.append((change.seqno, change.key, change.value))
         elif isinstance(change, Deletion | Expiration):
             history.append((change.seqno, change.key, None))
 
     def state(self) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = {}
+        state: dict[bytes, bytes] = {}
         for history in list(self.history.values()):
             for _, key, value in list(history):
                 if value is None:
-                    found.pop(key, None)
+                    state.pop(key, None)
                 else:
-                    found[key] = value
-        return found
+                    state[key] = value
+        return state
 
     def finish(self) -> None:
         if self._source is not None:
@@ -183,10 +183,10 @@ class Reader(threading.Thread):
 
 
 def documents(where: str, keys: list[str]) -> dict[bytes, bytes]:
-    found = {}
+    values = {}
     with KvClient(where, timeout_s=30.0) as client:
         for key in keys:
             document = client.get(key)
             if document is not None:
-                found[key.encode()] = document.value
-    return found
+                values[key.encode()] = document.value
+    return values

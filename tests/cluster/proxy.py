@@ -32,8 +32,8 @@ class Proxies:
         return made
 
     def close(self) -> None:
-        for one in self._made:
-            self.run(one.close())
+        for connection in self._made:
+            self.run(connection.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -79,11 +79,11 @@ class Proxy:
             pass
         finally:
             self._flows.discard(task)
-            for one in (writer, far_writer):
-                if one is not None:
-                    one.close()
+            for stream in (writer, far_writer):
+                if stream is not None:
+                    stream.close()
                     with contextlib.suppress(OSError):
-                        await one.wait_closed()
+                        await stream.wait_closed()
 
     async def _flow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(_READ_BYTES):
@@ -98,8 +98,8 @@ class Proxy:
 
     async def _cut(self) -> None:
         flows = list(self._flows)
-        for one in flows:
-            one.cancel()
+        for flow in flows:
+            flow.cancel()
         await asyncio.gather(*flows, return_exceptions=True)
 
     def cut(self) -> None:

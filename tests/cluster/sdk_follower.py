@@ -46,8 +46,8 @@ def main() -> None:
         for key in KEYS:
             until_done(lambda key=key, text=text: collection.upsert(key, {"round": text}))
         for key in KEYS:
-            found = until_done(lambda key=key: collection.get(key)).content_as[dict]
-            assert found == {"round": text}, (key, found)
+            content = until_done(lambda key=key: collection.get(key)).content_as[dict]
+            assert content == {"round": text}, (key, content)
         print(text, flush=True)
     cluster.close()
 

@@ -118,13 +118,13 @@ class Client:
         self._number = 0
 
     def name_of(self, port: int) -> str:
-        return next(name for name, one in self._ports.items() if one == port)
+        return next(name for name, known in self._ports.items() if known == port)
 
     def learn(self, text: bytes | None, port: int) -> None:
         if text:
-            found = ClusterMap.parse(text, Address(HOST, port))
-            if found is not None and found.is_newer_than(self._map):
-                self._map = found
+            offered = ClusterMap.parse(text, Address(HOST, port))
+            if offered is not None and offered.is_newer_than(self._map):
+                self._map = offered
 
     def forget(self, connection: _Connection) -> None:
         if self._connections.get(connection.port) is connection:
@@ -134,8 +134,8 @@ class Client:
         """One write to one of the keys, sent or not; what it was."""
         key = self.rng.choice(keys)
         vbucket = vbucket_of(key, self._vbuckets)
-        found = None if self._map is None else self._map.node_of(vbucket)
-        port = self.rng.choice(list(self._ports.values())) if found is None else found.port
+        owner = None if self._map is None else self._map.node_of(vbucket)
+        port = self.rng.choice(list(self._ports.values())) if owner is None else owner.port
         connection = self._connection(port)
         if connection is None:
             self._ask_somebody()
@@ -191,7 +191,7 @@ class Client:
 
     def _ask_somebody(self) -> None:
         """A node is gone: another may know a newer map."""
-        ready = [one for one in self._connections.values() if one.ready]
+        ready = [connection for connection in self._connections.values() if connection.ready]
         if ready:
             self.rng.choice(ready).out += GetClusterConfig(opaque=1).encode()
         else:

@@ -130,8 +130,10 @@ class Wire:
         behind an answer that is not.
         """
         self._collect()
-        waiting = (one.answer if isinstance(one, Pending) else one for one in self.session._answers.waiting)
-        return b"".join((bytes(self.back), *(one for one in waiting if one)))
+        waiting = (
+            entry.answer if isinstance(entry, Pending) else entry for entry in self.session._answers.waiting
+        )
+        return b"".join((bytes(self.back), *(answer for answer in waiting if answer)))
 
     def tick(self, now: float) -> None:
         if self.is_open and not self.end.closed:
@@ -174,8 +176,8 @@ class Network:
         self.wires: list[Wire] = []
         self.partitions: set[frozenset[str]] = set()
 
-    def reaches(self, one: str, other: str) -> bool:
-        return frozenset((one, other)) not in self.partitions
+    def reaches(self, here: str, other: str) -> bool:
+        return frozenset((here, other)) not in self.partitions
 
     def connect(self, wire: Wire) -> None:
         self.wires.append(wire)

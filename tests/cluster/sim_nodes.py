@@ -89,9 +89,9 @@ class Machine:
         return self.node.buckets["default"]
 
     def vbucket(self, number: int) -> History | None:
-        found = self.bucket.store.vbuckets[number]
-        assert found is None or isinstance(found, History)
-        return found
+        vbucket = self.bucket.store.vbuckets[number]
+        assert vbucket is None or isinstance(vbucket, History)
+        return vbucket
 
     def work(self, count: int = 1_000) -> bool:
         """Jobs in the background come to their end; whether there were any."""

@@ -106,7 +106,7 @@ class Mirror:
         self._links = []
         for vbucket, held in self.held.items():
             kept = self._saved[vbucket].position.seqno if vbucket in self._saved else 0
-            held[:] = [one for one in held if one[0] <= kept]
+            held[:] = [version for version in held if version[0] <= kept]
         self._begin()
 
     def can_read(self, ports: list[int]) -> bool:
@@ -122,7 +122,7 @@ class Mirror:
         """Do what is due: connect, ask, take what came."""
         now = self._now()
         self.reading.turn(now)
-        for address in sorted(self.nodes.to_connect(now), key=lambda one: one.port):
+        for address in sorted(self.nodes.to_connect(now), key=lambda target: target.port):
             link = _Link(self, address)
             if not self._dial(self.PLACE, address.port, link):
                 self._unreachable(address, now)
@@ -154,7 +154,7 @@ class Mirror:
         if isinstance(event, Rollback):
             self.on_rollback(event.vbucket, event.seqno)
             held = self.held.setdefault(event.vbucket, [])
-            held[:] = [one for one in held if one[0] <= event.seqno]
+            held[:] = [version for version in held if version[0] <= event.seqno]
             self._publish(event.vbucket, event.vb_uuid, event.seqno)
         elif isinstance(event, Mutation | Deletion | Expiration):
             value = event.value if isinstance(event, Mutation) else None
@@ -190,10 +190,10 @@ class _OneNode(Nodes):
 class _AnyCopy(Reading):
     """Vbuckets that are not active are good, too."""
 
-    def _request(self, one: Progress, node: KnownNode) -> None:
+    def _request(self, progress: Progress, node: KnownNode) -> None:
         assert node.link is not None and node.link.granted is not None
-        one.requested(self._now)
-        node.link.open_stream(one.stream, value=self._filter(one, node.link))
+        progress.requested(self._now)
+        node.link.open_stream(progress.stream, value=self._filter(progress, node.link))
 
 
 class CopyReader(Mirror):

@@ -102,10 +102,10 @@ class Steps:
         of that: some have the first writes whole, others get both folded into one snapshot, and not all of
         it. Then something is taken away from them: their active, or (not ``lossy``) less than that.
         """
-        found = self._active()
-        if found is None:
+        active = self._active()
+        if active is None:
             return
-        number, machine, _ = found
+        number, machine, _ = active
         world, keys = self.world, _keys_of(number)
         world.note(f"vbucket {number} of {machine.name} is torn:")
         self._catch_up(machine)
@@ -179,14 +179,14 @@ class Steps:
 
     def _wires(self, machine: Machine, *places: str) -> list[Wire]:
         """Connections of these places to a node on which bytes can arrive, in some order."""
-        stopped = [name for name, one in self.world.machines.items() if one.is_stopped]
-        found = [
+        stopped = [name for name, machine in self.world.machines.items() if machine.is_stopped]
+        pairs = [
             wire
             for wire in self.world.network.candidates(stopped)
             if wire.places[1] == machine.name and wire.places[0] in places
         ]
-        self.rng.shuffle(found)
-        return found
+        self.rng.shuffle(pairs)
+        return pairs
 
     def _deliver_on(self, wire: Wire, *, whole: bool) -> bool:
         now = self.world.now
@@ -197,13 +197,15 @@ class Steps:
 
     def _torn(self) -> list[str]:
         """Nodes whose loss would be worst: a copy of theirs has a part of a snapshot."""
-        machines, found = self.world.machines, []
+        machines, actives = self.world.machines, []
         for number, chain in enumerate(self.world.coordinator.chains):
             copies = [machines[name] for name in chain[1:] if machines[name].node is not None]
-            vbuckets = [one.vbucket(number) for one in copies]
-            if any(one is not None and one.complete_seqno < one.high_seqno for one in vbuckets):
-                found.append(chain[0])
-        return found
+            vbuckets = [machine.vbucket(number) for machine in copies]
+            if any(
+                vbucket is not None and vbucket.complete_seqno < vbucket.high_seqno for vbucket in vbuckets
+            ):
+                actives.append(chain[0])
+        return actives
 
     # stores
 
@@ -220,8 +222,8 @@ class Steps:
         return number, machine, vbucket
 
     def _close_checkpoint(self) -> None:
-        if found := self._active():
-            found[2].close_checkpoint()
+        if active := self._active():
+            active[2].close_checkpoint()
 
     def _compact(self) -> None:
         if not (names := self.world.running()):
@@ -233,10 +235,10 @@ class Steps:
         self.world.machines[name].bucket.work.compact(Compaction(drop_tombstones=purge), lambda error: None)
 
     def _rewind(self) -> None:
-        found = self._active()
-        if found is None or self.world.moves is not None:
+        active = self._active()
+        if active is None or self.world.moves is not None:
             return
-        number, machine, vbucket = found
+        number, machine, vbucket = active
         target = self.rng.randint(0, vbucket.high_seqno)
         answered = self.world.client.answered(self.world.network.wires)
         try:
@@ -278,11 +280,11 @@ class Steps:
             self.world.machines[name].is_stopped = True
 
     def _partition(self) -> None:
-        one = self.rng.choice(list(self.world.machines))
+        here = self.rng.choice(list(self.world.machines))
         other = self.rng.choice([*self._places, COORDINATOR])
-        if one != other:
-            self.world.note(f"{one} and {other} can't reach each other")
-            self.world.network.partitions.add(frozenset((one, other)))
+        if here != other:
+            self.world.note(f"{here} and {other} can't reach each other")
+            self.world.network.partitions.add(frozenset((here, other)))
 
     def _heal(self) -> None:
         if self.world.network.partitions:
@@ -318,14 +320,14 @@ class Steps:
     def _count_on_disk(self, ack: Ack, chain: Iterable[str]) -> int:
         """How many of the copies that run have a write on disk."""
         machines = [self.world.machines[name] for name in chain]
-        copies = [one.vbucket(ack.vbucket) for one in machines if one.node is not None]
-        return sum(one is not None and one.persisted_seqno >= ack.seqno for one in copies)
+        copies = [machine.vbucket(ack.vbucket) for machine in machines if machine.node is not None]
+        return sum(vbucket is not None and vbucket.persisted_seqno >= ack.seqno for vbucket in copies)
 
     def _add(self, name: str) -> None:
         self.world.attempt(f"bring {name} back", lambda: self.world.coordinator.add(name))
 
     def _bring_back(self) -> None:
-        down = [name for name, one in self.world.machines.items() if one.node is None]
+        down = [name for name, machine in self.world.machines.items() if machine.node is None]
         if down and self.world.moves is None:
             self._add(self.rng.choice(down))
 

@@ -39,10 +39,10 @@ class Truth:
 
     def digest(self, trace: list[str]) -> str:
         """Of everything that happened: two runs of a seed have the same."""
-        found = sha256("\n".join(trace).encode())
+        digest = sha256("\n".join(trace).encode())
         for name, frame in self._changes.items():
-            found.update(repr(name).encode() + frame)
-        return found.hexdigest()
+            digest.update(repr(name).encode() + frame)
+        return digest.hexdigest()
 
     def forget(self, name: str | None = None) -> None:
         """A node (or every one) has ended: what it has next time is all new to us."""
@@ -109,11 +109,11 @@ class Truth:
         """At most one node serves a vbucket."""
         serving = [
             name
-            for name, one in self._machines.items()
-            if one.node is not None
-            and not one.node.fenced
-            and (found := one.vbucket(number)) is not None
-            and found.state == VBucketState.ACTIVE
+            for name, machine in self._machines.items()
+            if machine.node is not None
+            and not machine.node.fenced
+            and (vbucket := machine.vbucket(number)) is not None
+            and vbucket.state == VBucketState.ACTIVE
         ]
         if len(serving) > 1:
             raise Wrong(f"vbucket {number} is active on {serving}")
@@ -122,28 +122,26 @@ class Truth:
 
     def state(self, number: int, log: FailoverLog, seqno: int) -> dict[bytes, bytes]:
         """The documents that a vbucket had at a seqno of a lineage."""
-        found: dict[bytes, bytes] = {}
+        state: dict[bytes, bytes] = {}
         for at in range(1, seqno + 1):
             frame = self._changes.get((number, log.branch_of(at), at))
             if frame is not None:
                 document = StoredDocument.of(frame)
                 if document.deleted:
-                    found.pop(document.key, None)
+                    state.pop(document.key, None)
                 else:
-                    found[document.key] = document.value
-        return found
+                    state[document.key] = document.value
+        return state
 
-    def check_state(
-        self, what: str, number: int, vb_uuid: int, seqno: int, found: dict[bytes, bytes]
-    ) -> None:
+    def check_state(self, what: str, number: int, vb_uuid: int, seqno: int, held: dict[bytes, bytes]) -> None:
         """A state must be one that the vbucket had at that place of its history: no part of a snapshot."""
         log = self._lineages.get((number, vb_uuid))
         if log is None and seqno:  # a new copy has a branch of its own until it hears of its active's
             raise Wrong(f"{what} branch {vb_uuid:#x} of vbucket {number}, which nobody began")
         expected = {} if log is None else self.state(number, log, seqno)
-        if found != expected:
-            differ = {key for key in {*found, *expected} if found.get(key) != expected.get(key)}
-            rows = {key: (found.get(key), expected.get(key)) for key in sorted(differ)}
+        if held != expected:
+            differ = {key for key in {*held, *expected} if held.get(key) != expected.get(key)}
+            rows = {key: (held.get(key), expected.get(key)) for key in sorted(differ)}
             raise Wrong(
                 f"{what} a state that vbucket {number} did not have at {seqno} of {vb_uuid:#x}: {rows}"
             )
@@ -151,9 +149,9 @@ class Truth:
 
 def documents(vbucket: History) -> dict[bytes, bytes]:
     """The live documents of a copy, expired ones too: nobody has made an expiration of them yet."""
-    found = {}
+    state = {}
     for key in KEYS:
         frame = vbucket.get_any(b"\0" + key)  # type: ignore[attr-defined]
         if frame is not None and not (document := StoredDocument.of(frame)).deleted:
-            found[document.key] = document.value
-    return found
+            state[document.key] = document.value
+    return state

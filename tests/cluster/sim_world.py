@@ -59,12 +59,12 @@ class World:
             bucket="default",
             vbuckets=VBUCKETS,
             replicas=self.rng.choice([1, 2, 2]) if replicas is None else replicas,
-            ports=[one.port for one in self.machines.values()],
+            ports=[machine.port for machine in self.machines.values()],
             settings=[],
         )
         self.coordinator.start()
         self.coordinator.auto_failover_s = self.rng.choice([0.0, 5.0])
-        ports = {name: one.port for name, one in self.machines.items()}
+        ports = {name: machine.port for name, machine in self.machines.items()}
         self.client = Client(self.rng, VBUCKETS, ports, self._dial)
         self.promises = Promises(self.client, self.network, self.note)
         self.mirror = Mirror(self.rng, ports, self._dial, self.clock.monotonic)
@@ -95,7 +95,7 @@ class World:
         return self.clock.monotonic()
 
     def _dial(self, place: str, port: int, end: End) -> bool:
-        machine = next(one for one in self.machines.values() if one.port == port)
+        machine = next(machine for machine in self.machines.values() if machine.port == port)
         if machine.node is None or not self.network.reaches(place, machine.name):
             return False
         session = machine.node.accept(place, self.now)
@@ -139,8 +139,8 @@ class World:
     def _published(self, who: str) -> Callable[[int, int, int, dict[bytes, bytes]], None]:
         def published(vbucket: int, vb_uuid: int, seqno: int, state: dict[bytes, bytes]) -> None:
             self.note(f"{who} publishes vbucket {vbucket} at {seqno}")
-            found = {b"\0" + key: value for key, value in state.items()}
-            self.truth.check_state(f"the {who} publishes", vbucket, vb_uuid, seqno, found)
+            published = {b"\0" + key: value for key, value in state.items()}
+            self.truth.check_state(f"the {who} publishes", vbucket, vb_uuid, seqno, published)
 
         return published
 
@@ -153,7 +153,7 @@ class World:
 
     def deliver(self) -> None:
         """Bytes arrive somewhere; at quiet points everywhere."""
-        stopped = [name for name, one in self.machines.items() if one.is_stopped]
+        stopped = [name for name, machine in self.machines.items() if machine.is_stopped]
         wires = self.network.candidates(stopped)
         if wires and not self._is_quiet:
             wires = [self.rng.choice(wires)]
@@ -209,7 +209,11 @@ class World:
     # what can be done: nodes and their coordinator
 
     def running(self) -> list[str]:
-        return [name for name, one in self.machines.items() if one.node is not None and not one.is_stopped]
+        return [
+            name
+            for name, machine in self.machines.items()
+            if machine.node is not None and not machine.is_stopped
+        ]
 
     def lose(self, name: str, *, power: bool) -> None:
         """A process ends at once: what only its memory had is gone."""
@@ -217,8 +221,8 @@ class World:
         if machine.node is None:
             return
         for number in range(VBUCKETS):
-            found = machine.vbucket(number)
-            if found is not None and found.state == VBucketState.ACTIVE:
+            vbucket = machine.vbucket(number)
+            if vbucket is not None and vbucket.state == VBucketState.ACTIVE:
                 self.may_roll_back[number] = True
         self.promises.node_lost(name, only_memory=True)
         machine.crash(power=power)
@@ -339,8 +343,8 @@ class World:
             vbucket = self.machines[chain[0]].vbucket(number)
             assert vbucket is not None
             at, state = reader.published.get(number, (0, {}))
-            found = {b"\0" + key: one for key, one in state.items()}
-            if at != vbucket.high_seqno or found != documents(vbucket):
+            published = {b"\0" + key: value for key, value in state.items()}
+            if at != vbucket.high_seqno or published != documents(vbucket):
                 return False
         return True
 

@@ -52,10 +52,10 @@ class Line:
                 self._start(self._pass_on, target, source, "source")
                 self._start(self._pass_on, source, target, "target")
 
-    def _pass_on(self, one, other, to):
+    def _pass_on(self, here, other, to):
         with contextlib.suppress(OSError):
             for number in itertools.count():
-                message = receive(one)
+                message = receive(here)
                 with self._lock:
                     if self.is_cut:
                         return
@@ -66,15 +66,15 @@ class Line:
                     else:
                         other.sendall(message)
                 if self.is_cut:
-                    self._cut(one, other, message)
+                    self._cut(here, other, message)
                     return
         with self._lock:
             if not self.is_cut:
-                hang_up(one)
+                hang_up(here)
                 hang_up(other)
 
-    def _cut(self, one, other, message):
-        hang_up(one)
+    def _cut(self, here, other, message):
+        hang_up(here)
         if self._late:
             self._release.wait(60)
             with contextlib.suppress(OSError):
@@ -88,29 +88,33 @@ class Line:
         self.release()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for one in self._ends:
-            hang_up(one)
-        for one in self._threads:
-            one.join()
-        for one in self._ends:
-            one.close()
+        for end in self._ends:
+            hang_up(end)
+        for thread in self._threads:
+            thread.join()
+        for end in self._ends:
+            end.close()
 
 
-def receive(one):
+def receive(connection):
     """A whole message; nothing when there are no more."""
-    found = b""
-    while len(found) < 24 or len(found) < 24 + int.from_bytes(found[8:12], "big"):
-        wanted = 24 - len(found) if len(found) < 24 else 24 + int.from_bytes(found[8:12], "big") - len(found)
-        data = one.recv(wanted)
+    message = b""
+    while len(message) < 24 or len(message) < 24 + int.from_bytes(message[8:12], "big"):
+        wanted = (
+            24 - len(message)
+            if len(message) < 24
+            else 24 + int.from_bytes(message[8:12], "big") - len(message)
+        )
+        data = connection.recv(wanted)
         if not data:
             return b""
-        found += data
-    return found
+        message += data
+    return message
 
 
-def hang_up(one):
+def hang_up(connection):
     with contextlib.suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def wait_until(done):
@@ -126,7 +130,7 @@ def sees_streams(source):
 
 
 def state(node, number):
-    return VBucketState(node.call(lambda one: one.buckets["default"].store.vbuckets[number].state)).name
+    return VBucketState(node.call(lambda inner: inner.buckets["default"].store.vbuckets[number].state)).name
 
 
 @pytest.mark.parametrize(
@@ -175,7 +179,7 @@ def test_a_takeover_that_breaks_at_any_message(monkeypatch, to, late):
                 line = None
             broken += was_cut
             given_up += was_cut and state(target, number) == "ACTIVE"
-            assert {state(one, number) for one in (source, target)} == {"ACTIVE", "DEAD"}, (to, number)
+            assert {state(node, number) for node in (source, target)} == {"ACTIVE", "DEAD"}, (to, number)
             take_over(*urls, [number])
             assert (state(source, number), state(target, number)) == ("DEAD", "ACTIVE")
             assert [target.get(key, vbucket=number) for key in KEYS] == [number] * len(KEYS)

@@ -117,23 +117,23 @@ def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> None:
         if mirror is not None:
             stack.callback(mirror.finish)
         try:
-            for one in (*writers, reader):
-                one.start()
+            for thread in (*writers, reader):
+                thread.start()
             watch = None if mirror is None else Watch(mirror)
             campaign.run(seconds, watch.look if watch is not None else lambda: None)
             if watch is not None:
                 watch.check(seconds)
-            for one in writers:
-                one.finish()
+            for writer in writers:
+                writer.finish()
             campaign.recover()
             expected = campaign.documents()
-            assert expected and sum(one.acknowledged for one in writers)
+            assert expected and sum(writer.acknowledged for writer in writers)
             until(lambda: reader.errors or model(reader) == expected, "the reader is not equal")
             assert not reader.errors, reader.errors
             until(lambda: tail.state() == expected, "tail is not equal")
             if mirror is not None:
                 until(mirror.is_equal, "the table is not equal", SPARK_PATIENCE_S)
-            writes = sum(one.acknowledged for one in writers)
+            writes = sum(writer.acknowledged for writer in writers)
             print(f"{len(campaign.trace)} things happened, {writes} writes, {len(expected)} documents")
             print(f"{mirror.batches() if mirror is not None else 0} batches on Spark")
         except BaseException as error:
@@ -144,8 +144,8 @@ def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> None:
             error.add_note(f"play it again: make campaign SEED={seed} SECONDS={seconds:g}")
             raise
         finally:
-            for one in writers:
-                one.finish()
+            for writer in writers:
+                writer.finish()
 
 
 @pytest.mark.parametrize(("counts", "seconds"), [([5, 5, 6], 60), ([0, 0, 0], 59), ([0], 59), ([], 59)])

@@ -52,7 +52,7 @@ def test_a_planned_move_loses_nothing_and_rolls_nobody_back(tmp_path: Path) -> N
             until(lambda: reader.state() == expected or reader.errors, "the reader did not follow")
             assert not reader.errors
             assert reader.rollbacks == []
-            assert all(len(one) == 1 for one in actives(made).values())
+            assert all(len(holders) == 1 for holders in actives(made).values())
             until(lambda: replicated(made), "the new copies are not complete")
         finally:
             writer._stop_it.set()
@@ -81,8 +81,8 @@ def test_failover_promotes_replicas_and_readers_roll_back_what_was_lost(tmp_path
             pid = made.members["n2"].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            found = made.failover("n2")
-            assert found == {"node": "n2", "promoted": len(of_n2), "lost": []}
+            outcome = made.failover("n2")
+            assert outcome == {"node": "n2", "promoted": len(of_n2), "lost": []}
             after = documents(where, KEYS)
             lost = {key for key, value in after.items() if value != b"lost?"}
             assert lost, "some vbucket of n2 had a key"
@@ -91,7 +91,7 @@ def test_failover_promotes_replicas_and_readers_roll_back_what_was_lost(tmp_path
             assert not reader.errors
             assert {vbucket for vbucket, _ in reader.rollbacks} <= of_n2
             assert reader.rollbacks
-            assert all(len(one) == 1 for one in actives(made).values())
+            assert all(len(holders) == 1 for holders in actives(made).values())
 
             # the node comes back with its own history, and gives it up
             made.add("n2")
@@ -99,7 +99,7 @@ def test_failover_promotes_replicas_and_readers_roll_back_what_was_lost(tmp_path
                 time.sleep(0.02)
             until(lambda: replicated(made), "the copies are not complete")
             assert documents(where, KEYS) == after
-            assert all(len(one) == 1 for one in actives(made).values())
+            assert all(len(holders) == 1 for holders in actives(made).values())
         finally:
             reader.finish()
 
@@ -117,7 +117,7 @@ def test_a_silent_node_is_failed_over_if_most_answer(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGSTOP)  # it does not answer, but might at any time
         assert until(made.watch, "nothing was failed over") == "n3"
         assert not made.members["n3"].is_running
-        assert all(len(one) == 1 for one in actives(made).values())
+        assert all(len(holders) == 1 for holders in actives(made).values())
         assert len(documents(url(made), KEYS)) == 40
 
         # two are left: one of them is no majority
@@ -149,7 +149,7 @@ def test_a_takeover_that_is_interrupted_is_undone(tmp_path: Path, victim: str) -
                 time.sleep(0.02)
             made.rebalance().__next__()
         made.failover(dead)
-        assert all(len(one) == 1 for one in actives(made).values())
+        assert all(len(holders) == 1 for holders in actives(made).values())
         assert documents(url(made), KEYS) == expected
         made.add(dead)
         for _ in made.rebalance():
@@ -180,23 +180,23 @@ def test_the_command_line(tmp_path: Path, two_ports: int) -> None:
     try:
         started = run("start", "--nodes", "2", "--vbuckets", "4", "--port", str(two_ports), "--json")
         assert started.returncode == 0, started.stderr
-        found = json.loads(started.stdout)
-        assert [one["state"] for one in found["nodes"]] == ["up", "up"]
+        answer = json.loads(started.stdout)
+        assert [node["state"] for node in answer["nodes"]] == ["up", "up"]
         again = run("start")
         assert (again.returncode, again.stderr.count("\n")) == (1, 1), again.stderr
         assert "runs already" in again.stderr
-        with KvClient(found["url"], timeout_s=PATIENCE_S) as client:
+        with KvClient(answer["url"], timeout_s=PATIENCE_S) as client:
             client.set("a", b"1")
         table = run("status")
         assert "n2" in table.stdout
         assert run("failover", "n9").returncode == 2
         removed = run("remove", "n2", "--json")
         assert removed.returncode == 0, removed.stderr
-        assert [one["state"] for one in json.loads(removed.stdout)["nodes"]] == ["up", "out"]
+        assert [node["state"] for node in json.loads(removed.stdout)["nodes"]] == ["up", "out"]
         assert run("stop").returncode == 0
         assert run("status").returncode == 3
         assert json.loads(run("start", "--json").stdout)["nodes"][0]["items"] == 1
-        with KvClient(found["url"].replace(f",127.0.0.1:{found['nodes'][1]['port']}", "")) as client:
+        with KvClient(answer["url"].replace(f",127.0.0.1:{answer['nodes'][1]['port']}", "")) as client:
             stored = client.get("a")
             assert stored is not None and stored.value == b"1"
     finally:

@@ -52,8 +52,8 @@ def test_a_copy_that_has_received_nothing_is_no_copy() -> None:
     steps = coordinator.rebalance()
     while third not in coordinator.chains[0]:
         next(steps)  # it has the copy to be, and nothing of it yet
-    found = world.machines[third].vbucket(0)
-    assert found is None or not found.complete_seqno
+    vbucket = world.machines[third].vbucket(0)
+    assert vbucket is None or not vbucket.complete_seqno
     with pytest.raises(TailraceError, match="no other copy"):
         coordinator.failover(active)
     assert coordinator.chains[0][0] == active
@@ -127,12 +127,12 @@ def test_copies_go_when_the_new_ones_have_all_that_was_answered() -> None:
 
     high = write()
     steps = coordinator._move({0: (active, new)})
-    while (found := world.machines[new].vbucket(0)) is None or found.complete_seqno < high:
+    while (vbucket := world.machines[new].vbucket(0)) is None or vbucket.complete_seqno < high:
         next(steps)
         world.trickle(slowly=False)
     world.network.partitions.add(frozenset((active, new)))
     high = write()
-    assert world.machines[old].vbucket(0).complete_seqno == high > found.complete_seqno
+    assert world.machines[old].vbucket(0).complete_seqno == high > vbucket.complete_seqno
     for _ in range(20):
         next(steps)  # it does not end: the new copy lacks a write that the old one has
         world.trickle(slowly=False)

@@ -95,7 +95,7 @@ def test_a_move_is_interrupted_at_every_step(victim: str, fails_over: bool, firs
             if fails_over and name not in world.coordinator.out:
                 world.fail_over(name)
             move.finish()
-            named = {one for chain in world.coordinator.chains for one in chain}
+            named = {name for chain in world.coordinator.chains for name in chain}
             assert not named & world.coordinator.out, "a chain names a node that was failed over"
 
 
@@ -108,7 +108,7 @@ def test_the_connection_breaks_at_every_step(later: int, first: int) -> None:
         world = move.world
         for _ in range(at):
             move.step()
-        wires = [one for one in world.network.of("n1") if one.places[0] in world.machines]
+        wires = [wire for wire in world.network.of("n1") if wire.places[0] in world.machines]
         world.note(f"step {at}: {len(wires)} connections to n1 are lost")
         for wire in wires:
             wire._collect()
@@ -141,5 +141,5 @@ def ends_well(world: World) -> Iterator[None]:
 def check_actives(world: World) -> None:
     """Each vbucket has one."""
     for number in range(len(world.coordinator.chains)):
-        states = [one.vbucket(number) for one in world.machines.values()]
-        assert [one.state for one in states if one is not None].count(VBucketState.ACTIVE) == 1
+        states = [machine.vbucket(number) for machine in world.machines.values()]
+        assert [vbucket.state for vbucket in states if vbucket is not None].count(VBucketState.ACTIVE) == 1

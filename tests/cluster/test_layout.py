@@ -30,14 +30,14 @@ def test_a_balanced_cluster_is_even_and_has_all_its_copies(
     current: list[Chain], count: int, replicas: int
 ) -> None:
     nodes = NODES[:count]
-    found = balanced(current, nodes, replicas)
-    assert len(found) == len(current)
-    for chain in found:
+    after = balanced(current, nodes, replicas)
+    assert len(after) == len(current)
+    for chain in after:
         assert len(chain) == min(replicas, count - 1) + 1
         assert len(set(chain)) == len(chain)
         assert set(chain) <= set(nodes)
-    assert spread(Counter(chain[0] for chain in found), nodes) <= 1
-    assert balanced(found, nodes, replicas) == found, "a second rebalance has nothing to do"
+    assert spread(Counter(chain[0] for chain in after), nodes) <= 1
+    assert balanced(after, nodes, replicas) == after, "a second rebalance has nothing to do"
 
 
 @given(st.sampled_from([4, 16, 64]), st.integers(1, 4), st.integers(0, 2))
@@ -46,7 +46,7 @@ def test_a_node_that_comes_gets_its_share_and_no_more_moves_than_that(
 ) -> None:
     before = balanced([()] * vbuckets, NODES[:count], replicas)
     after = balanced(before, NODES[: count + 1], replicas)
-    moved = sum(one[0] != other[0] for one, other in zip(before, after, strict=True))
+    moved = sum(chain[0] != other[0] for chain, other in zip(before, after, strict=True))
     assert moved <= -(-vbuckets // (count + 1))
 
 

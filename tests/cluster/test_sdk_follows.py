@@ -67,9 +67,9 @@ def test_the_sdk_follows_a_rebalance_and_a_failover(tmp_path: Path) -> None:
     with cluster(tmp_path / "c", 2) as made, follower(made) as sdk:
 
         def has(text: str) -> bool:
-            found = documents(url(made), KEYS)
-            return len(found) == len(KEYS) and all(
-                json.loads(one) == {"round": text} for one in found.values()
+            values = documents(url(made), KEYS)
+            return len(values) == len(KEYS) and all(
+                json.loads(value) == {"round": text} for value in values.values()
             )
 
         sdk.do("before")
@@ -84,7 +84,7 @@ def test_the_sdk_follows_a_rebalance_and_a_failover(tmp_path: Path) -> None:
         sdk.do("moved")
         sdk.finished("moved")
         assert has("moved")
-        assert {name for one in actives(made).values() for name in one} == {"n1", "n2", "n3"}
+        assert {name for holders in actives(made).values() for name in holders} == {"n1", "n2", "n3"}
 
         until(lambda: replicated(made), "the copies are not complete")
         pid = made.members["n1"].pid

@@ -48,7 +48,7 @@ def test_a_seed_again() -> None:
 
 def test_a_seed_plays_the_same_in_every_process() -> None:
     code = "import sys; from cluster.simulation import run; print(*(run(seed).digest() for seed in (5, 33)))"
-    found = {
+    outcomes = {
         subprocess.run(
             [sys.executable, "-c", code],
             env={
@@ -62,7 +62,7 @@ def test_a_seed_plays_the_same_in_every_process() -> None:
         ).stdout
         for salt in ("1", "2")
     }
-    assert len(found) == 1
+    assert len(outcomes) == 1
 
 
 @pytest.mark.parametrize("bug", [pytest.param(bug, id=bug.name) for bug in BUGS])

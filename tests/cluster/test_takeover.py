@@ -56,8 +56,8 @@ def move(source, target, vbuckets, **options):
 
 
 def states(node):
-    found = node.call(lambda one: list(one.buckets["default"].store.vbuckets))
-    return [None if one is None else VBucketState(one.state).name.lower() for one in found]
+    vbuckets = node.call(lambda inner: list(inner.buckets["default"].store.vbuckets))
+    return [None if vbucket is None else VBucketState(vbucket.state).name.lower() for vbucket in vbuckets]
 
 
 class Writer(threading.Thread):
@@ -128,7 +128,7 @@ class Watcher(threading.Thread):
 def wait_until(done, *threads):
     deadline = time.monotonic() + 60
     while not done():
-        assert not [one.error for one in threads if one.error]
+        assert not [thread.error for thread in threads if thread.error]
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -148,18 +148,18 @@ def test_they_move_under_writers_and_readers(nodes, dialect):
         watcher = Watcher(source, target)
         watcher.start()
         assert move(source, target, MOVING, dialect=dialect).vbuckets == MOVING
-        assert [number for number, one in enumerate(states(target)) if one == "active"] == MOVING
-        assert [number for number, one in enumerate(states(source)) if one == "dead"] == MOVING
+        assert [number for number, state in enumerate(states(target)) if state == "active"] == MOVING
+        assert [number for number, state in enumerate(states(source)) if state == "dead"] == MOVING
         written = writer.writes
         wait_until(lambda: writer.writes > written + 2 * len(KEYS), writer, reader)
         writer.stops.set()
         writer.join()
         wait_until(lambda: reader.documents == writer.acknowledged, reader)
     finally:
-        for one in (writer, watcher):
-            if one is not None:
-                one.stops.set()
-                one.join()
+        for thread in (writer, watcher):
+            if thread is not None:
+                thread.stops.set()
+                thread.join()
         reader.stops = True
         reader.source.close()
         reader.join()
@@ -167,8 +167,8 @@ def test_they_move_under_writers_and_readers(nodes, dialect):
     assert bool(reader.rollbacks) == (dialect == "tap")
     for url in (source.url, target.url):  # whichever node a client asks
         with KvClient(url) as client:
-            found = {key: json.loads(client.get(key).value) for key in KEYS}
-        assert found == writer.acknowledged
+            documents = {key: json.loads(client.get(key).value) for key in KEYS}
+        assert documents == writer.acknowledged
     # and back again
     assert move(target, source, MOVING, dialect=dialect).vbuckets == MOVING
     assert states(source) == ["active"] * VBUCKETS
@@ -247,20 +247,24 @@ def test_a_source_that_sees_late_that_a_takeover_by_tap_broke(nodes, monkeypatch
     monkeypatch.setattr(server, "run", lambda job: (disk.wait(60), job.run()))
     for number in range(5):
         source.set(f"k{number}", number, vbucket=1)
-    source.call(lambda one: one.buckets["default"].work.after_flush(lambda error: None))
+    source.call(lambda inner: inner.buckets["default"].work.after_flush(lambda error: None))
     sockets, transports = [], []
 
     def phases(_):
-        handlers = {one: getattr(one._session, "handler", None) for one in server.connections}
-        found = {one: handler._takeover for one, handler in handlers.items() if handler is not None}
-        transports[:] = [one._transport for one in found]
-        return [one.state for one in found.values()]
+        handlers = {
+            connection: getattr(connection._session, "handler", None) for connection in server.connections
+        }
+        takeovers = {
+            connection: handler._takeover for connection, handler in handlers.items() if handler is not None
+        }
+        transports[:] = [connection._transport for connection in takeovers]
+        return [takeover.state for takeover in takeovers.values()]
 
     def carry(old, new):
         sockets.append(old)
         while source.call(phases) != [TapTakeoverState.GIVING_UP]:
-            for one in select.select([old, new], [], [], 0.05)[0]:
-                (new if one is old else old).sendall(one.recv(1 << 16))
+            for ready in select.select([old, new], [], [], 0.05)[0]:
+                (new if ready is old else old).sendall(ready.recv(1 << 16))
         source.call(lambda _: transports[0].pause_reading())
         raise ConnectionResetError
 
@@ -270,10 +274,10 @@ def test_a_source_that_sees_late_that_a_takeover_by_tap_broke(nodes, monkeypatch
         if transports:
             source.call(lambda _: transports.pop().resume_reading())
 
-    def drain(one, *rest):
-        if one in sockets:
+    def drain(connection, *rest):
+        if connection in sockets:
             see_the_end()
-        real_drain(one, *rest)
+        real_drain(connection, *rest)
 
     real_drain = takeover._drain
     monkeypatch.setattr(takeover, "_carry", carry)
@@ -396,13 +400,13 @@ def test_a_third_node_that_has_what_another_one_has(nodes):
             move(second, third, [5])
         move(second, third, [2])
         move(third, second, [])
-        assert [states(one) for one in (first, second, third)] == [
+        assert [states(node) for node in (first, second, third)] == [
             ["dead"] * 3 + ["active"] * 5,
             ["active", "active"] + ["dead"] * 6,
             ["dead", "dead", "active"] + ["dead"] * 5,
         ]
-        for one in (first, second, third):
-            with KvClient(one.url) as client:
+        for node in (first, second, third):
+            with KvClient(node.url) as client:
                 assert all(client.get(key) is not None for key in KEYS)
     with tailrace.testing.node(vbuckets=VBUCKETS) as fourth:
         first.stop()
@@ -432,8 +436,8 @@ def test_the_command_with_users(dialect, capfd):
         for number in range(20):
             source.set(f"k{number}", number)
         urls = [
-            one.url.replace("//", "//me:secret@", 1) if "@" not in one.url else one.url
-            for one in (source, target)
+            node.url.replace("//", "//me:secret@", 1) if "@" not in node.url else node.url
+            for node in (source, target)
         ]
         assert main(["takeover", *urls, "--vbucket", "0-3", "--dialect", dialect, "--json"]) == 0
         assert json.loads(capfd.readouterr().out)["vbuckets"] == [0, 1, 2, 3]
@@ -484,11 +488,11 @@ def refuse_plain(node):
 @pytest.mark.parametrize("dialect", ["dcp", "tap"])
 def test_they_move_by_tls(tls_nodes, pki, dialect, capfd):
     source, target, third = tls_nodes
-    for one in tls_nodes:
-        refuse_plain(one)
+    for tls_node in tls_nodes:
+        refuse_plain(tls_node)
     for number in range(300):
         source.set(f"k{number}", "v" * 1_000)
-    urls = [tls_url(one) for one in tls_nodes]
+    urls = [tls_url(tls_node) for tls_node in tls_nodes]
     options = ["--dialect", dialect, "--tls-ca", str(pki[0])]
     assert main(["takeover", *urls[:2], "--vbucket", "0-3", *options]) == 0
     assert main(["takeover", *urls[1:], "--vbucket", "2-3", *options]) == 0
@@ -499,16 +503,18 @@ def test_they_move_by_tls(tls_nodes, pki, dialect, capfd):
     for url in urls:
         with KvClient(url, tls=tls) as client:
             assert all(client.get(f"k{number}") is not None for number in range(300))
-    from_map = source.call(lambda one: json.loads(one.map_of(one.buckets["default"]).text))
-    services = [one["services"] for one in from_map["nodesExt"]]
-    assert {(one["kv"], one["kvSSL"]) for one in services} == {(one.port, one.tls_port) for one in tls_nodes}
+    from_map = source.call(lambda inner: json.loads(inner.map_of(inner.buckets["default"]).text))
+    services = [node["services"] for node in from_map["nodesExt"]]
+    assert {(service["kv"], service["kvSSL"]) for service in services} == {
+        (tls_node.port, tls_node.tls_port) for tls_node in tls_nodes
+    }
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "tap"])
 def test_under_a_writer_by_tls(tls_nodes, pki, dialect):
     source, target, _ = tls_nodes
     tls = tailrace.TlsOptions(ca_file=pki[0])
-    urls = [parse(tls_url(one)) for one in (source, target)]
+    urls = [parse(tls_url(node)) for node in (source, target)]
     take_over(urls[0], urls[1], [], tls=tls)
     writer = Writer(tls_url(source), tls=tls)
     writer.start()
@@ -528,7 +534,7 @@ def test_under_a_writer_by_tls(tls_nodes, pki, dialect):
 def test_a_takeover_by_tap_and_tls_that_breaks_is_undone(tls_nodes, pki, monkeypatch, when):
     source, target, _ = tls_nodes
     tls = tailrace.TlsOptions(ca_file=pki[0])
-    urls = [parse(tls_url(one)) for one in (source, target)]
+    urls = [parse(tls_url(node)) for node in (source, target)]
     for number in range(20):
         source.set(f"k{number}", number, vbucket=1)
     break_off(monkeypatch, when=when)
@@ -557,7 +563,7 @@ def test_a_replica_by_tls(tls_nodes, pki, dialect):
 def test_whom_a_target_believes(tls_nodes, pki):
     source, target, _ = tls_nodes
     source.set("k", 1, vbucket=0)
-    urls = [tls_url(one) for one in tls_nodes]
+    urls = [tls_url(tls_node) for tls_node in tls_nodes]
     assert main(["takeover", *urls[:2], "--vbucket", "0"]) != 0  # an authority that nobody knows
     assert main(["takeover", *urls[:2], "--vbucket", "0", "--tls-no-verify"]) == 0
     assert states(target)[0] == "active"

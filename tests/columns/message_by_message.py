@@ -45,7 +45,7 @@ def decode(
     data: bytes, *, collections: Mapping[int, tuple[str, str]] | None = None, limit: int = LIMIT
 ) -> Decoded:
     """Everything at the start of a buffer, up to the first frame that is broken or not whole."""
-    found = Decoded()
+    decoded = Decoded()
     at = 0
     while len(data) - at >= 24:
         try:
@@ -54,17 +54,17 @@ def decode(
                 break
             row = _row(data[at : at + size], collections)
         except (Framing, Malformed) as error:
-            found.error = type(error)
+            decoded.error = type(error)
             break
         if row is None:
-            found.controls.append((len(found.rows), at, at + size))
+            decoded.controls.append((len(decoded.rows), at, at + size))
         else:
-            found.rows.append(row)
-            found.sizes.append(size)
-            found.opaques.append(HEADER.unpack_from(data, at)[7])
+            decoded.rows.append(row)
+            decoded.sizes.append(size)
+            decoded.opaques.append(HEADER.unpack_from(data, at)[7])
         at += size
-        found.used = at
-    return found
+        decoded.used = at
+    return decoded
 
 
 def _size(data: bytes, at: int, limit: int) -> int:
@@ -157,13 +157,13 @@ def finish(row: dict[str, Any], names: Mapping[int, tuple[str, str]], bucket: st
     if row["value"] and datatype & 4:
         (length,) = struct.unpack_from(">I", value)
         pairs, value = value[4 : 4 + length], value[4 + length :]
-        found = {}
+        parsed = {}
         while pairs:
             (size,) = struct.unpack_from(">I", pairs)
             name, text, _ = pairs[4 : 4 + size].split(b"\0")
-            found[name.decode()] = json.loads(text)
+            parsed[name.decode()] = json.loads(text)
             pairs = pairs[4 + size :]
-        xattrs = found
+        xattrs = parsed
     scope, collection = names[row["collection"]]
     return {
         **row,

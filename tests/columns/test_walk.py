@@ -18,11 +18,11 @@ def octets(data: bytes) -> np.ndarray:
 
 
 def by_hand(data: bytes) -> list[int]:
-    at, found = 0, []
+    at, starts = 0, []
     while at + 24 <= len(data):
-        found.append(at)
+        starts.append(at)
         at += 24 + int.from_bytes(data[at + 8 : at + 12], "big")
-    return found
+    return starts
 
 
 def forged(rng: random.Random, size: int) -> bytes:
@@ -52,8 +52,8 @@ def test_large_buffers_are_walked_in_lockstep(value_size: int, monkeypatch: pyte
     guess = walk._guess_starts
 
     def count(*args: np.ndarray) -> np.ndarray:
-        lanes.append(found := guess(*args))
-        return found
+        lanes.append(lane := guess(*args))
+        return lane
 
     monkeypatch.setattr(walk, "_guess_starts", count)
     assert walk.frame_starts(octets(data)).tolist() == by_hand(data)

@@ -101,38 +101,38 @@ class Row:
 
 def required() -> dict[str, str]:
     """What has to be covered: id to the name of its declaration."""
-    found: dict[str, str] = {}
+    declarations: dict[str, str] = {}
     for dialect, names, messages in (
         ("upr-a", _UPR_A, upr.UPR_A_MESSAGES),
         ("upr-b", _UPR_B, upr.UPR_B_MESSAGES),
         ("tap", _TAP, tap.TAP_MESSAGES),
     ):
         for message in messages:
-            found[f"{dialect}.{names[message.__name__]}"] = message.__name__
-    found.update((f"upr-b.{one}", declared) for one, declared in _UPR_B_ANSWERS.items())
-    found.update((f"tap.{one}", declared) for one, declared in _TAP_MORE.items())
+            declarations[f"{dialect}.{names[message.__name__]}"] = message.__name__
+    declarations.update((f"upr-b.{name}", declared) for name, declared in _UPR_B_ANSWERS.items())
+    declarations.update((f"tap.{name}", declared) for name, declared in _TAP_MORE.items())
     for flag in TapConnectFlag:
-        found[f"tap.connect.flag.0x{flag.value:02x}"] = f"TapConnectFlag.{flag.name}"
+        declarations[f"tap.connect.flag.0x{flag.value:02x}"] = f"TapConnectFlag.{flag.name}"
     for message_flag in TapFlag:
-        found[f"tap.flag.0x{message_flag.value:02x}"] = f"TapFlag.{message_flag.name}"
+        declarations[f"tap.flag.0x{message_flag.value:02x}"] = f"TapFlag.{message_flag.name}"
     for code in TapOpaque:
-        found[f"tap.opaque.{code.value}"] = f"TapOpaque.{code.name}"
-    return found
+        declarations[f"tap.opaque.{code.value}"] = f"TapOpaque.{code.name}"
+    return declarations
 
 
 @cache
 def covered() -> dict[str, list[str]]:
     """Ids and the tests that carry them, read from the sources: nothing has to be run."""
-    found: dict[str, list[str]] = {}
+    tests: dict[str, list[str]] = {}
     for path in sorted(_TESTS.rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.FunctionDef):
                 continue
             for covered_id in _marked(node):
                 name = f"{path.relative_to(_TESTS.parent).as_posix()}::{node.name}"
-                if name not in found.setdefault(covered_id, []):
-                    found[covered_id].append(name)
-    return found
+                if name not in tests.setdefault(covered_id, []):
+                    tests[covered_id].append(name)
+    return tests
 
 
 def _marked(function: ast.FunctionDef) -> list[str]:
@@ -146,11 +146,13 @@ def _marked(function: ast.FunctionDef) -> list[str]:
 def rows() -> list[Row]:
     """The table."""
     made = []
-    for one, declared in required().items():
-        tests = covered().get(one, [])
+    for covered_id, declared in required().items():
+        tests = covered().get(covered_id, [])
         of_reader = [name for name in tests if name.startswith("tests/client/")]
         of_node = [name for name in tests if name not in of_reader]
-        made.append(Row(one, declared, tuple(of_node), tuple(of_reader), _NOT_FOR_READERS.get(one, "")))
+        made.append(
+            Row(covered_id, declared, tuple(of_node), tuple(of_reader), _NOT_FOR_READERS.get(covered_id, ""))
+        )
     return made
 
 
@@ -173,6 +175,6 @@ def implemented(declared: str) -> tuple[str, ...]:
     """The modules that act on a message or flag: those that name it, or else the table that it stands in."""
     for name in (declared, declared.partition(".")[0]):
         pattern = re.compile(rf"\b{re.escape(name)}\b")
-        if found := tuple(path for path, text in _sources().items() if pattern.search(text)):
-            return found
+        if paths := tuple(path for path, text in _sources().items() if pattern.search(text)):
+            return paths
     return ()

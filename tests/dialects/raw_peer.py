@@ -136,9 +136,9 @@ class Peer:
         return True
 
     def next(self) -> Packet:
-        found = self.receive()
-        assert found is not None, "the node closed the connection"
-        return found
+        packet = self.receive()
+        assert packet is not None, "the node closed the connection"
+        return packet
 
     def expect(self, raw: bytes) -> None:
         """The next packet has exactly these bytes."""
@@ -159,11 +159,11 @@ class Peer:
 
     def stats(self, group: str) -> dict[str, str]:
         self.send(packet(0x80, 0x10, key=group.encode()))
-        found: dict[str, str] = {}
+        figures: dict[str, str] = {}
         while (answer := self.next()).key_length:
-            found[answer.key.decode()] = answer.value.decode()
+            figures[answer.key.decode()] = answer.value.decode()
         assert answer.half == 0
-        return found
+        return figures
 
 
 def until(condition, what: str = "it") -> None:
@@ -202,13 +202,13 @@ class Upr:
             return packet(0x80, 0x01, half=vbucket, opaque=opaque, byte_5=2)
         return packet(0x80, 0x51, half=vbucket, opaque=opaque)
 
-    def word(self, found: Packet) -> str:
+    def word(self, received: Packet) -> str:
         """What a packet is."""
         if self.name == "upr-a":
-            assert found.magic == 0x81
+            assert received.magic == 0x81
             names = {
                 (2, 1): "ok",
-                (2, 2): "log" if found.body else "not-my-vbucket",
+                (2, 2): "log" if received.body else "not-my-vbucket",
                 (2, 3): "rollback",
                 (3, 0): "begin",
                 (4, 1): "start",
@@ -220,15 +220,17 @@ class Upr:
                 (5, 1): "over-ok",
                 (5, 2): "over-state",
             }
-            return names[found.opcode, found.byte_5]
-        if found.magic == 0x81:
-            status = {0: "ok", 0x23: "rollback", 0x07: "not-my-vbucket"}.get(found.half, hex(found.half))
-            return "log" if found.opcode == 0x51 and status == "ok" else status
-        assert found.magic == 0x80
-        if found.opcode == 0x53:
-            return {0: "over-ok", 1: "over-state"}[int.from_bytes(found.extras, "big")]
+            return names[received.opcode, received.byte_5]
+        if received.magic == 0x81:
+            status = {0: "ok", 0x23: "rollback", 0x07: "not-my-vbucket"}.get(
+                received.half, hex(received.half)
+            )
+            return "log" if received.opcode == 0x51 and status == "ok" else status
+        assert received.magic == 0x80
+        if received.opcode == 0x53:
+            return {0: "over-ok", 1: "over-state"}[int.from_bytes(received.extras, "big")]
         words = ["begin", "", "start", "end", "mutation", "deletion", "expiration", "flush", "state"]
-        return words[found.opcode - 0x52]
+        return words[received.opcode - 0x52]
 
 
 @dataclass
@@ -243,8 +245,8 @@ class UprReader:
     _inside: bool = False
     _seqno: int = 0
 
-    def take(self, found: Packet) -> str:
-        word = self.draft.word(found)
+    def take(self, received: Packet) -> str:
+        word = self.draft.word(received)
         self.words.append(word)
         if word == "start":
             assert not self._inside
@@ -258,18 +260,18 @@ class UprReader:
             self._seqno = self.committed = 0
         elif word in ("mutation", "deletion", "expiration"):
             assert self._inside
-            seqno, rev = struct.unpack_from(">QQ", found.body)
+            seqno, rev = struct.unpack_from(">QQ", received.body)
             assert seqno > self._seqno
             self._seqno = seqno
             if word == "mutation":
-                assert found.extras_length == 28
-                flags, expiry, lock = struct.unpack_from(">III", found.body, 16)
+                assert received.extras_length == 28
+                flags, expiry, lock = struct.unpack_from(">III", received.body, 16)
                 assert lock == 0
-                self.documents[found.key] = (found.value, found.cas, rev, flags, expiry)
+                self.documents[received.key] = (received.value, received.cas, rev, flags, expiry)
             else:
-                assert found.extras_length == (28 if self.draft.name == "upr-a" else 16)
-                assert not found.value
-                self.documents.pop(found.key, None)
+                assert received.extras_length == (28 if self.draft.name == "upr-a" else 16)
+                assert not received.value
+                self.documents.pop(received.key, None)
         return word
 
     def read(self, peer: Peer, until_word: str) -> None:
@@ -358,54 +360,54 @@ class TapReader:
         return self
 
     def take(self) -> Packet | None:
-        found = self.peer.receive()
-        if found is not None:
-            self._take(found)
-        return found
+        packet = self.peer.receive()
+        if packet is not None:
+            self._take(packet)
+        return packet
 
     def next(self) -> Packet:
-        found = self.take()
-        assert found is not None, "the node closed the connection"
-        return found
+        packet = self.take()
+        assert packet is not None, "the node closed the connection"
+        return packet
 
-    def _take(self, found: Packet) -> None:
-        assert found.magic == 0x80, found
-        word = TAP_WORDS[found.opcode]
-        self.log.append(found)
+    def _take(self, received: Packet) -> None:
+        assert received.magic == 0x80, received
+        word = TAP_WORDS[received.opcode]
+        self.log.append(received)
         if word == "noop":
-            assert (found.opaque, found.body) == (0, b"")
+            assert (received.opaque, received.body) == (0, b"")
             return
-        assert (found.ttl == 255 or not self.check_ttl) and found.body[5:8] == bytes(3)
+        assert (received.ttl == 255 or not self.check_ttl) and received.body[5:8] == bytes(3)
         if self.number is None:
-            assert found.opaque >= 1
+            assert received.opaque >= 1
         else:
-            assert found.opaque == self.number % 0xFFFF_FFFF + 1
-        self.number = found.opaque
-        held = self.documents.setdefault(found.half, {})
+            assert received.opaque == self.number % 0xFFFF_FFFF + 1
+        self.number = received.opaque
+        held = self.documents.setdefault(received.half, {})
         if word == "mutation":
-            assert found.extras_length == 16 and len(found.private) == 9
-            flags, expiry = struct.unpack_from(">II", found.body, 8)
-            rev = int.from_bytes(found.private[:8], "big")
-            held[found.tap_key] = (found.tap_value, found.cas, rev, flags, expiry)
+            assert received.extras_length == 16 and len(received.private) == 9
+            flags, expiry = struct.unpack_from(">II", received.body, 8)
+            rev = int.from_bytes(received.private[:8], "big")
+            held[received.tap_key] = (received.tap_value, received.cas, rev, flags, expiry)
         elif word == "delete":
-            assert found.extras_length == 8 and len(found.private) == 8 and not found.tap_value
-            held.pop(found.tap_key, None)
+            assert received.extras_length == 8 and len(received.private) == 8 and not received.tap_value
+            held.pop(received.tap_key, None)
         elif word == "flush":
             self.documents.clear()
-        elif word == "opaque" and found.code == 1:
+        elif word == "opaque" and received.code == 1:
             held.clear()
         elif word == "checkpoint-end":
-            self.checkpoints[found.half] = int.from_bytes(found.body[-8:], "big")
-        asks = bool(found.tap_flags & 1)
+            self.checkpoints[received.half] = int.from_bytes(received.body[-8:], "big")
+        asks = bool(received.tap_flags & 1)
         if not self.supports_ack:
             assert not asks
         elif word in ("opaque", "state", "checkpoint-start", "checkpoint-end"):
             assert asks
         if asks and self.acks:
-            self.ack(found)
+            self.ack(received)
 
-    def ack(self, found: Packet, status: int = 0) -> None:
-        self.peer.send(packet(0x81, found.opcode, half=status, opaque=found.opaque))
+    def ack(self, received: Packet, status: int = 0) -> None:
+        self.peer.send(packet(0x81, received.opcode, half=status, opaque=received.opaque))
 
     def words(self) -> list[str]:
         """What came, with codes and states."""
@@ -417,9 +419,9 @@ class TapReader:
     def read(self, word: str, vbucket: int | None = None) -> Packet:
         """Up to a message (of a vbucket)."""
         while True:
-            found = self.next()
-            if self.words()[-1] == word and vbucket in (None, found.half):
-                return found
+            packet = self.next()
+            if self.words()[-1] == word and vbucket in (None, packet.half):
+                return packet
 
     def read_until(self, condition) -> None:
         while not condition():

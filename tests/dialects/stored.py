@@ -11,9 +11,9 @@ def documents_of(node, number, *, deletions=False):
     their CAS and rev.
     """
 
-    def read(one):
-        vbucket = one.buckets["default"].store.vbuckets[number]
-        found: dict[bytes, tuple[Any, ...]] = {}
+    def read(inner):
+        vbucket = inner.buckets["default"].store.vbuckets[number]
+        documents: dict[bytes, tuple[Any, ...]] = {}
         position = 0
         while (snapshot := vbucket.snapshot_after(position)) is not None:
             while (chunk := snapshot.read()) is not None:
@@ -25,21 +25,21 @@ def documents_of(node, number, *, deletions=False):
                     cas = int.from_bytes(frame[16:24], "big")
                     if frame[1] == 0x57:
                         _, rev, flags, expiry = struct.unpack_from(">QQII", frame, 24)
-                        found[key] = (frame[key_at + 1 + len(key) :], cas, rev, flags, expiry)
+                        documents[key] = (frame[key_at + 1 + len(key) :], cas, rev, flags, expiry)
                     else:
-                        found.pop(key, None)
+                        documents.pop(key, None)
                         if deletions:
-                            found[key] = (cas, int.from_bytes(frame[32:40], "big"))
+                            documents[key] = (cas, int.from_bytes(frame[32:40], "big"))
             position = snapshot.end
-        return found
+        return documents
 
     return node.call(read)
 
 
 def all_documents(node, **options):
     """The same of every vbucket that holds any."""
-    found = {number: documents_of(node, number, **options) for number in range(node.vbuckets)}
-    return {number: documents for number, documents in found.items() if documents}
+    by_vbucket = {number: documents_of(node, number, **options) for number in range(node.vbuckets)}
+    return {number: documents for number, documents in by_vbucket.items() if documents}
 
 
 def without_empty(documents):
@@ -49,8 +49,8 @@ def without_empty(documents):
 def write_for_newer_readers(node):
     """Much that older readers do not get, around one document that they do."""
 
-    def write(one):
-        vbucket = one.buckets["default"].store.vbuckets[1]
+    def write(inner):
+        vbucket = inner.buckets["default"].store.vbuckets[1]
         for number in range(150):
             vbucket.set(b"\x08other%d" % number, b"v" * 20_000)
         vbucket.set(b"\0mine", b"v")

@@ -49,33 +49,33 @@ class RawDcpReader:
         extras = struct.pack(">IIQQQQQ", 0, 0, seqno, NEVER, uuid, start, end)
         self.peer.send(packet(0x80, 0x53, extras, half=number, opaque=number))
 
-    def take(self, found: Packet) -> None:
-        number = found.opaque
+    def take(self, packet: Packet) -> None:
+        number = packet.opaque
         held = self.documents.setdefault(number, {})
-        if found.magic == 0x81:
-            if found.half == 0x23:
+        if packet.magic == 0x81:
+            if packet.half == 0x23:
                 # only ever to what this reader has whole, here the beginning
                 self.documents[number] = {}
                 self.position.pop(number, None)
                 self.uuids.pop(number, None)
                 self.request(number)
             else:
-                assert found.half == 0
-                self.uuids[number] = struct.unpack_from(">Q", found.body)[0]
-        elif found.opcode == 0x56:
-            start, end, _ = struct.unpack(">QQI", found.extras)
+                assert packet.half == 0
+                self.uuids[number] = struct.unpack_from(">Q", packet.body)[0]
+        elif packet.opcode == 0x56:
+            start, end, _ = struct.unpack(">QQI", packet.extras)
             self.position[number] = (self.position.get(number, (0,))[0], start, end)
-        elif found.opcode in (0x57, 0x58):
-            seqno, rev = struct.unpack_from(">QQ", found.body)
+        elif packet.opcode in (0x57, 0x58):
+            seqno, rev = struct.unpack_from(">QQ", packet.body)
             _, start, end = self.position[number]
             self.position[number] = (seqno, start, end)
-            if found.opcode == 0x57:
-                flags, expiry = struct.unpack_from(">II", found.body, 16)
-                held[found.key] = (found.value, found.cas, rev, flags, expiry)
+            if packet.opcode == 0x57:
+                flags, expiry = struct.unpack_from(">II", packet.body, 16)
+                held[packet.key] = (packet.value, packet.cas, rev, flags, expiry)
             else:
-                held.pop(found.key, None)
+                held.pop(packet.key, None)
         else:
-            assert found.opcode == 0x55
+            assert packet.opcode == 0x55
             self.request(number)
 
 
@@ -155,19 +155,19 @@ class Readers:
         return True
 
     def _take_upr(self, peer: Peer, draft: Upr) -> None:
-        found = peer.next()
-        number = found.opaque
-        word = draft.word(found)
+        packet = peer.next()
+        number = packet.opaque
+        word = draft.word(packet)
         if word == "rollback":
             self.upr[draft.name][number] = UprReader(draft, number)
             self.upr_uuids.pop((draft.name, number), None)
             self._request(peer, draft, number)
         elif word == "log":
-            self.upr_uuids[draft.name, number] = struct.unpack_from(">Q", found.body)[0]
+            self.upr_uuids[draft.name, number] = struct.unpack_from(">Q", packet.body)[0]
         elif word == "over-state":
             self._request(peer, draft, number)
         else:
-            self.upr[draft.name][number].take(found)
+            self.upr[draft.name][number].take(packet)
 
     def maps(self) -> dict[str, dict[int, dict[bytes, tuple[Any, ...]]]]:
         assert self.tap is not None and self.dcp is not None
@@ -188,9 +188,9 @@ class Readers:
 def operate(node, rng, count):
     """Sets, overwrites, deletes and expiries, in one call on the node's thread."""
 
-    def act(one):
-        vbuckets = one.buckets["default"].store.vbuckets
-        now_s = one.clock.time_ns() // 1_000_000_000
+    def act(inner):
+        vbuckets = inner.buckets["default"].store.vbuckets
+        now_s = inner.clock.time_ns() // 1_000_000_000
         for _ in range(count):
             vbucket = vbuckets[rng.randrange(VBUCKETS)]
             key = b"\0k%d" % rng.randrange(200)
@@ -238,7 +238,7 @@ def run(node, seed, rounds, operations):
             high = node.high_seqno(number)
             node.rewind(number, max(0, high - rng.randrange(1, 50)))
         elif what == "close checkpoints":
-            node.call(lambda one: [v.close_checkpoint() for v in one.buckets["default"].store])
+            node.call(lambda inner: [v.close_checkpoint() for v in inner.buckets["default"].store])
     operate(node, rng, operations)
     readers.read()
     readers.close()

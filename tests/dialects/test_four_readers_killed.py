@@ -88,7 +88,7 @@ class Follower(threading.Thread):
                 held.pop(event.key, None)
             case tailrace.Rollback():
                 self.documents[event.vbucket] = dict(whole[event.seqno])
-                self.whole[event.vbucket] = {at: one for at, one in whole.items() if at <= event.seqno}
+                self.whole[event.vbucket] = {at: state for at, state in whole.items() if at <= event.seqno}
             case tailrace.Flush():
                 self.documents[event.vbucket], self.whole[event.vbucket] = {}, {0: {}}
         if getattr(event, "seqno", None) == getattr(event, "snapshot", (0, 0))[1]:
@@ -98,7 +98,7 @@ class Follower(threading.Thread):
 
     def state(self):
         with self.lock:
-            return {key: one for held in self.documents.values() for key, one in held.items()}
+            return {key: document for held in self.documents.values() for key, document in held.items()}
 
 
 def operate(kv, rng, count):
@@ -118,13 +118,13 @@ def operate(kv, rng, count):
 
 def held_by(kv):
     """What the node has, from its own mouth."""
-    found = {}
+    documents = {}
     for number in range(KEYS):
         key = b"k%d" % number
         document, meta = kv.get(key), kv.get_meta(key)
         if document is not None:
-            found[key] = (document.value, document.cas, meta.rev, document.flags, meta.expiry)
-    return found
+            documents[key] = (document.value, document.cas, meta.rev, document.flags, meta.expiry)
+    return documents
 
 
 def campaign(directory, seed, operations, kills):

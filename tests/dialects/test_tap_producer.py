@@ -67,7 +67,7 @@ def test_everything_and_then_changes(node, reader, flags):
     while reader.words().count("opaque 8") < 16:
         reader.next()
     for number in range(16):
-        own = [word for word, one in zip(reader.words(), reader.log, strict=True) if one.half == number]
+        own = [word for word, packet in zip(reader.words(), reader.log, strict=True) if packet.half == number]
         assert own[0] == "opaque 1" and own[-1] == "opaque 8"
         assert set(own[1:-1]) <= {"mutation", "delete"}
     assert "delete" in words  # a tombstone, so that a replica has it too
@@ -121,9 +121,9 @@ def test_a_dump_waits_for_its_last_acknowledgement(node, reader):
     for _ in range(3):
         reader.ack(reader.next())
     while reader.words().count("opaque 8") < 3:
-        found = reader.next()
-        if found.tap_flags & 1:
-            reader.ack(found)
+        packet = reader.next()
+        if packet.tap_flags & 1:
+            reader.ack(packet)
     assert reader.take() is None
 
 
@@ -160,12 +160,12 @@ def test_keys_only(node, reader):
 @pytest.mark.covers("tap.connect.flag.0x100", "tap.flag.0x04")
 @pytest.mark.parametrize("fix", [False, True])
 def test_item_flags_are_in_network_order_and_say_so_when_asked(node, reader, fix):
-    node.call(lambda one: one.buckets["default"].store.vbuckets[0].set(b"\0k", b"v", 0x01020304, 0))
+    node.call(lambda inner: inner.buckets["default"].store.vbuckets[0].set(b"\0k", b"v", 0x01020304, 0))
     reader.connect(b"node1", DUMP | (FIX_BYTEORDER if fix else 0))
     reader.read_all()
-    (found,) = [packet for packet in reader.log if packet.opcode == 0x41]
-    assert found.body[8:12] == bytes([1, 2, 3, 4])
-    assert found.tap_flags == (0x04 if fix else 0)
+    (mutation,) = [packet for packet in reader.log if packet.opcode == 0x41]
+    assert mutation.body[8:12] == bytes([1, 2, 3, 4])
+    assert mutation.tap_flags == (0x04 if fix else 0)
 
 
 @pytest.mark.parametrize("ends", [0, DUMP, TAKEOVER, DUMP | TAKEOVER])
@@ -200,7 +200,9 @@ def test_every_mix_of_flags(acks, ends):
                 assert {n: set(d) for n, d in held.items()} == {n: set(d) for n, d in expected.items()}
             else:
                 assert held == expected
-            states = [one.state for one in node.call(lambda one: list(one.buckets["default"].store))]
+            states = [
+                vbucket.state for vbucket in node.call(lambda inner: list(inner.buckets["default"].store))
+            ]
             taken_over = bool(ends & TAKEOVER) and not ends & DUMP
             assert states == [VBucketState.DEAD if taken_over else VBucketState.ACTIVE] * 2, hex(flags)
             for number in range(2):
@@ -233,9 +235,9 @@ def test_an_ack_may_have_a_text_in_its_key(node, reader):
     fill(node, 3)
     reader.acks = False
     reader.connect(b"node1", ACK | DUMP)
-    while (found := reader.take()) is not None:
-        if found.tap_flags & 1:
-            reader.peer.send(packet(0x81, found.opcode, key=b"x" * 36, opaque=found.opaque))
+    while (received := reader.take()) is not None:
+        if received.tap_flags & 1:
+            reader.peer.send(packet(0x81, received.opcode, key=b"x" * 36, opaque=received.opaque))
     assert caught_up(reader, node)
 
 
@@ -354,7 +356,7 @@ def test_checkpoints_are_told_as_real_servers_do(node, reader, acks):
     first = int.from_bytes(start.tap_value, "big")
     assert (start.tap_key, start.half, first > 0) == (b"checkpoint_start", 3, True)
     assert reader.read("mutation").tap_key == b"a"
-    node.call(lambda one: one.buckets["default"].store.vbuckets[3].close_checkpoint())
+    node.call(lambda inner: inner.buckets["default"].store.vbuckets[3].close_checkpoint())
     node.set("b", b"v", vbucket=3)
     end = reader.read("checkpoint-end")
     assert end.extras == struct.pack(">HHBxxxII", 0, int(bool(acks)), 255, 0, 0)
@@ -380,7 +382,7 @@ def test_a_closed_checkpoint_is_ended_without_a_further_change(node, reader):
     reader.read("opaque 8")
     node.set("a", b"v", vbucket=3)
     reader.read("mutation")
-    node.call(lambda one: one.buckets["default"].store.vbuckets[3].close_checkpoint())
+    node.call(lambda inner: inner.buckets["default"].store.vbuckets[3].close_checkpoint())
     node.set_vbucket_state(3, VBucketState.ACTIVE)  # no change, but it is looked at again
     reader.read("checkpoint-end")
 
@@ -392,8 +394,8 @@ def test_the_form_of_the_document_is_a_setting():
         reader = TapReader(peer).connect(b"n", flags, value)
         reader.read("opaque 2")
 
-        def prepare(one):
-            vbucket = one.buckets["default"].store.vbuckets[56]
+        def prepare(inner):
+            vbucket = inner.buckets["default"].store.vbuckets[56]
             for _ in range(250):
                 vbucket.set(b"\0k", b"v")
                 vbucket.close_checkpoint()
@@ -401,8 +403,8 @@ def test_the_form_of_the_document_is_a_setting():
         node.call(prepare)
         reader.read_until(lambda: reader.checkpoints.get(56) == 250)
         wanted = SEED["tap.checkpoint-end.corrected"]
-        found = reader.log[-1].raw
-        assert (found[:12], found[16:]) == (wanted[:12], wanted[16:])  # all but its number in the stream
+        raw = reader.log[-1].raw
+        assert (raw[:12], raw[16:]) == (wanted[:12], wanted[16:])  # all but its number in the stream
         starts = [packet for packet in reader.log if packet.opcode == 0x46]
         assert len(starts) == 250
         assert all((packet.extras_length, len(packet.body)) == (8, 16) for packet in starts)
@@ -410,7 +412,7 @@ def test_the_form_of_the_document_is_a_setting():
 
 def test_a_reader_resumes_after_its_last_closed_checkpoint(node):
     def close():
-        node.call(lambda one: one.buckets["default"].store.vbuckets[3].close_checkpoint())
+        node.call(lambda inner: inner.buckets["default"].store.vbuckets[3].close_checkpoint())
 
     with Peer(node) as peer:
         reader = TapReader(peer).connect(b"node1", CHECKPOINT | ACK | LIST, vbucket_list(3))
@@ -508,8 +510,8 @@ def test_another_date_begins_again(strict):
 
 def test_anonymous_readers_do_not_disturb_each_other(node):
     fill(node, 3)
-    with Peer(node) as one, Peer(node) as other:
-        for peer in (one, other):
+    with Peer(node) as first, Peer(node) as other:
+        for peer in (first, other):
             reader = TapReader(peer).connect(b"", ACK)
             reader.read("opaque 8")
         names = {name.split(":")[1] for name in one_stats(node) if name.startswith("eq_tapq:")}
@@ -573,8 +575,8 @@ def test_readers_that_are_away_are_small():
                     reader.next()
         until(lambda: not any(is_connected(node, f"r{number}") for number in range(3)))
 
-        def sizes(one):
-            bucket = one.buckets["default"]
+        def sizes(inner):
+            bucket = inner.buckets["default"]
             assert all(not client.cursors and client.kept is None for client in bucket.tap)
             return [len(json.dumps(stored)) for stored in bucket.store.cursors.values()]
 
@@ -617,7 +619,7 @@ def test_a_reader_of_closed_checkpoints_is_told_when_it_has_them(node, reader):
     node.set("a", b"v", vbucket=3)
     node.set("b", b"v", vbucket=3)
     assert reader.peer.is_silent()
-    node.call(lambda one: one.buckets["default"].store.vbuckets[3].close_checkpoint())
+    node.call(lambda inner: inner.buckets["default"].store.vbuckets[3].close_checkpoint())
     node.set("c", b"v", vbucket=3)
     reader.read("opaque 3")
     assert set(reader.documents[3]) == {b"a", b"b"}
@@ -636,7 +638,7 @@ def test_a_registered_reader_costs_no_memory_and_begins_again_after_a_purge():
             node.set(f"k{number % 10}", b"v" * 100_000, vbucket=1)
         node.delete("k1", vbucket=1)
         node.set("last", b"v", vbucket=1)
-        node.call(lambda one: one.buckets["default"].store.compact(Compaction(drop_tombstones=True)))
+        node.call(lambda inner: inner.buckets["default"].store.compact(Compaction(drop_tombstones=True)))
         with Peer(node) as peer:
             again = TapReader(peer).connect(b"reg", ACK | REGISTERED)
             again.documents[1] = dict(reader.documents[1])
@@ -717,12 +719,12 @@ def test_an_expired_document_is_sent_as_a_delete(node, reader):
     node.set("stays", b"v", expiry=int(time.time()) + 1000, vbucket=2)
     reader.connect(b"node1", LIST, vbucket_list(2))
     reader.read("opaque 8")
-    (found,) = [packet for packet in reader.log if packet.opcode == 0x42]
-    assert found.tap_key == b"gone" and found.private == (2).to_bytes(8, "big")
+    (deletion,) = [packet for packet in reader.log if packet.opcode == 0x42]
+    assert deletion.tap_key == b"gone" and deletion.private == (2).to_bytes(8, "big")
     assert set(reader.documents[2]) == {b"stays"}
     assert node.get("gone", vbucket=2) is None  # now it really expires
-    found = reader.read("delete")
-    assert (found.tap_key, found.private) == (b"gone", (2).to_bytes(8, "big"))
+    deletion = reader.read("delete")
+    assert (deletion.tap_key, deletion.private) == (b"gone", (2).to_bytes(8, "big"))
 
 
 def test_a_vbucket_that_becomes_active_joins_in(node, reader):
@@ -750,8 +752,8 @@ def test_values_and_datatypes(node):
     body = b'{"a": "' + b"x" * 500 + b'"}'
     both = join_xattrs({"_s": b"1"}, body)
 
-    def write(one):
-        vbucket = one.buckets["default"].store.vbuckets[0]
+    def write(inner):
+        vbucket = inner.buckets["default"].store.vbuckets[0]
         vbucket.set(b"\0json", body, 0, 0, 1)
         vbucket.set(b"\0snappy", deflate(body), 0, 0, 3)
         vbucket.set(b"\0xattr", both, 0, 0, 5)
@@ -867,10 +869,10 @@ def test_the_connects_of_the_document_are_accepted(node, name):
             reader.read_all()
         else:
             reader.read("mutation")
-        found = one_stats(node)
+        figures = one_stats(node)
         if not flags & (DUMP | TAKEOVER):
-            assert found["eq_tapq:node1:flags"] == str(flags)
-            assert found["eq_tapq:node1:connected"] == "true"
+            assert figures["eq_tapq:node1:flags"] == str(flags)
+            assert figures["eq_tapq:node1:connected"] == "true"
 
 
 # A reader that does not read.
@@ -883,8 +885,8 @@ def test_a_stalled_reader_costs_only_its_position():
         with Peer(node, receive_buffer=4096) as peer:
             reader = TapReader(peer).connect(b"slow", 0)
 
-            def work(one):
-                (session,) = [one for one in one.sessions if one.handler is not None]
+            def work(inner):
+                (session,) = [session for session in inner.sessions if session.handler is not None]
                 return session.handler._work
 
             until(lambda: int(one_stats(node).get("eq_tapq:slow:items", 0)) > 0)
@@ -895,8 +897,8 @@ def test_a_stalled_reader_costs_only_its_position():
 
 
 def test_ten_thousand_documents_of_many_sizes(node, reader):
-    def write(one):
-        vbuckets = one.buckets["default"].store.vbuckets
+    def write(inner):
+        vbuckets = inner.buckets["default"].store.vbuckets
         for number in range(10_000):
             vbuckets[number % 16].set(b"\0k%d" % number, b"v" * (number % 300), number, 0, 0)
 

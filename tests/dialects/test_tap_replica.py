@@ -38,7 +38,7 @@ def is_ok(answer, opaque=1):
 
 
 def state_of(node, number):
-    return node.call(lambda one: getattr(one.buckets["default"].store.vbuckets[number], "state", None))
+    return node.call(lambda inner: getattr(inner.buckets["default"].store.vbuckets[number], "state", None))
 
 
 # Documents.
@@ -253,7 +253,7 @@ def test_checkpoints_in_both_layouts(node, peer):
         assert is_ok(peer.ask(sent))
 
     def checkpoint_id():
-        return node.call(lambda one: one.buckets["default"].store.vbuckets[8].checkpoint_id)
+        return node.call(lambda inner: inner.buckets["default"].store.vbuckets[8].checkpoint_id)
 
     before = checkpoint_id()
     assert is_ok(peer.ask(mutation(b"k", b"v", 1, 5, vbucket=8)))
@@ -353,10 +353,10 @@ def test_what_came_by_tap_goes_on_with_a_lower_ttl(node, peer):
         node.set("own", b"v", vbucket=2)
         assert is_ok(peer.ask(delete(b"far", 2, 6, ttl=9, vbucket=2)))
         reader.read_until(lambda: reader.words()[-1:] == ["delete"])
-        found = [(packet.tap_key, packet.ttl) for packet in reader.log if packet.opcode in (0x41, 0x42)]
+        ttls = [(packet.tap_key, packet.ttl) for packet in reader.log if packet.opcode in (0x41, 0x42)]
         # one that was overwritten before it was sent may be left out
-        assert found[-3:] == [(b"near", 1), (b"own", 255), (b"far", 8)]
-        assert set(found[:-3]) <= {(b"far", 254)}
+        assert ttls[-3:] == [(b"near", 1), (b"own", 255), (b"far", 8)]
+        assert set(ttls[:-3]) <= {(b"far", 254)}
         assert documents_of(node, 2).keys() == {b"near", b"here", b"own"}
 
 

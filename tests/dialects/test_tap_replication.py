@@ -53,8 +53,8 @@ def write_some(node, rng, count, keys=60):
 
 
 def equal(*several):
-    found = [all_documents(node, deletions=True) for node in several]
-    return all(state == found[0] for state in found)
+    states = [all_documents(node, deletions=True) for node in several]
+    return all(state == states[0] for state in states)
 
 
 @pytest.mark.parametrize("flags", [0, ACK, ACK | CHECKPOINT])
@@ -152,8 +152,8 @@ def unacked(node):
 
 
 def state_of(node, number):
-    found = node.call(lambda one: one.buckets["default"].store.vbuckets[number])
-    return None if found is None else found.state
+    vbucket = node.call(lambda inner: inner.buckets["default"].store.vbuckets[number])
+    return None if vbucket is None else vbucket.state
 
 
 @pytest.mark.covers("tap.connect.flag.0x08", "tap.vbucket-set")
@@ -171,10 +171,10 @@ def test_vbuckets_move_under_writers():
 
         def write(number):
             at = 0
-            with Peer(source) as one, Peer(target) as other:
+            with Peer(source) as first, Peer(target) as other:
                 while not stop.is_set():
                     key, value = b"w%d" % (at % 50), b"%d" % at
-                    for peer in (one, other):
+                    for peer in (first, other):
                         status = peer.ask(packet(0x80, 0x01, bytes(8), key, value, half=number)).half
                         if status == 0:
                             acknowledged[number][key] = value
@@ -207,9 +207,9 @@ def test_vbuckets_move_under_writers():
         assert not both_active
         for number in moving:
             assert state_of(source, number) == VBucketState.DEAD
-            found = {key: value[0] for key, value in documents_of(target, number).items()}
-            assert acknowledged[number].items() <= found.items()
-            assert sum(key.startswith(b"old") for key in found) == 100
+            values = {key: value[0] for key, value in documents_of(target, number).items()}
+            assert acknowledged[number].items() <= values.items()
+            assert sum(key.startswith(b"old") for key in values) == 100
 
 
 @pytest.mark.parametrize("kill_at", ["pending", "backfill", "active"])
@@ -228,8 +228,8 @@ def test_a_takeover_that_breaks_never_leaves_two_active(kill_at):
             else:
                 reader.acks = True
                 while reader.words()[-1:] != ["state 1"]:
-                    found = reader.next()
-                    reader.acks = found.opcode != 0x45 or found.code != 1
+                    packet = reader.next()
+                    reader.acks = packet.opcode != 0x45 or packet.code != 1
                 assert set(reader.documents[1]) == {b"k%d" % number for number in range(50)}
         if kill_at == "active":
             # what the reader was told is on disk: after a crash it is still not active here

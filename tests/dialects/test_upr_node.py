@@ -23,7 +23,7 @@ both = pytest.mark.parametrize("draft", [A, B], ids=["a", "b"])
 
 
 def vbucket_of(node, number):
-    return node.call(lambda one: one.buckets["default"].store.vbuckets[number])
+    return node.call(lambda inner: inner.buckets["default"].store.vbuckets[number])
 
 
 def uuid_of(node, number):
@@ -139,7 +139,7 @@ def test_a_purged_deletion_makes_a_reader_start_over(draft):
             node.set(f"k{number}", b"v", vbucket=1)
         node.delete("k1", vbucket=1)
         node.set("last", b"v", vbucket=1)
-        node.call(lambda one: one.buckets["default"].store.compact(Compaction(drop_tombstones=True)))
+        node.call(lambda inner: inner.buckets["default"].store.compact(Compaction(drop_tombstones=True)))
         assert vbucket_of(node, 1).purge_seqno == 6
         with Peer(node) as peer:
             answer = peer.ask(draft.request(1, start=3, uuid=uuid_of(node, 1)))
@@ -190,9 +190,9 @@ def test_draft_b_hands_over_every_change_and_then_the_state(node, state, number)
         node.set("last", b"v", vbucket=2)
         expected = documents_of(node, 2)
         node.set_vbucket_state(2, state)
-        while reader.take(found := peer.next()) != "state":
+        while reader.take(packet := peer.next()) != "state":
             pass
-        assert (found.extras, found.half) == (bytes([number]), 2)
+        assert (packet.extras, packet.half) == (bytes([number]), 2)
         assert reader.documents == expected
         reader.read(peer, "over-state")
 
@@ -264,8 +264,8 @@ def test_values_are_plain_for_a_reader_without_hello(node, draft):
     from tailrace.snappy import deflate
     from tailrace.wire.fields import join_xattrs
 
-    def write(one):
-        vbucket = one.buckets["default"].store.vbuckets[0]
+    def write(inner):
+        vbucket = inner.buckets["default"].store.vbuckets[0]
         vbucket.set(b"\0json", body, 5, 0, 1)
         vbucket.set(b"\0snappy", deflate(body), 0, 0, 3)
         vbucket.set(b"\0xattr", join_xattrs({"_s": b"1"}, body), 0, 0, 5)
@@ -276,9 +276,9 @@ def test_values_are_plain_for_a_reader_without_hello(node, draft):
         peer.send(draft.request(0))
         reader = UprReader(draft, 0)
         seen = {}
-        while reader.take(found := peer.next()) != "end":
-            if draft.word(found) == "mutation":
-                seen[found.key] = (found.value, found.byte_5)
+        while reader.take(packet := peer.next()) != "end":
+            if draft.word(packet) == "mutation":
+                seen[packet.key] = (packet.value, packet.byte_5)
         plain = 3 if draft is A else 0
         assert seen == dict.fromkeys((b"json", b"snappy", b"xattr"), (body, plain))
         assert reader.documents[b"json"][3] == 5
@@ -291,9 +291,9 @@ def test_draft_b_keeps_datatypes_that_were_negotiated(node):
         assert peer.ask(hello).half == 0
         peer.send(B.request(0))
         reader = UprReader(B, 0)
-        while reader.take(found := peer.next()) != "mutation":
+        while reader.take(received := peer.next()) != "mutation":
             pass
-        assert found.byte_5 == 1
+        assert received.byte_5 == 1
 
 
 @both
@@ -319,8 +319,8 @@ def test_many_vbuckets_on_one_connection(node, draft):
             peer.send(draft.request(reader.vbucket, opaque=opaque))
         highs = [node.high_seqno(vbucket) for vbucket in range(16)]
         while any(reader.committed < highs[reader.vbucket] for reader in readers.values()):
-            found = peer.next()
-            readers[found.opaque].take(found)
+            packet = peer.next()
+            readers[packet.opaque].take(packet)
         for reader in readers.values():
             assert reader.documents == documents_of(node, reader.vbucket)
 
@@ -341,9 +341,9 @@ def test_a_second_request_of_draft_a_replaces_the_first(node):
         peer.send(A.request(0, opaque=1))
         UprReader(A, 0).read(peer, "end")
         peer.send(A.request(0, opaque=2))
-        found = [peer.next() for _ in range(5)]
-        assert [A.word(packet) for packet in found] == ["ok", "begin", "start", "mutation", "end"]
-        assert {packet.opaque for packet in found} == {2}
+        packets = [peer.next() for _ in range(5)]
+        assert [A.word(packet) for packet in packets] == ["ok", "begin", "start", "mutation", "end"]
+        assert {packet.opaque for packet in packets} == {2}
 
 
 @both
@@ -418,8 +418,8 @@ def test_a_reader_that_does_not_read_costs_no_more_than_the_buffers(node, draft)
 def _as_replica(node, number, uuid, frames, high):
     """A vbucket with a history that was made elsewhere, down to its seqnos."""
 
-    def act(one):
-        bucket = one.buckets["default"]
+    def act(inner):
+        bucket = inner.buckets["default"]
         bucket.store.set_state(number, VBucketState.REPLICA)
         vbucket = bucket.store.vbuckets[number]
         vbucket.set_failover_log(FailoverLog.of([(uuid, 0)]))
@@ -476,12 +476,14 @@ def test_removals_of_draft_a_byte_for_byte(node, kind):
 def test_failover_log_and_flush_of_draft_a_byte_for_byte(node):
     log = SEED["upr-a.response.failover-log.corrected"]
     pairs = list(struct.iter_unpack(">QQ", log[24:]))
-    node.call(lambda one: one.buckets["default"].store.vbuckets[12].set_failover_log(FailoverLog.of(pairs)))
+    node.call(
+        lambda inner: inner.buckets["default"].store.vbuckets[12].set_failover_log(FailoverLog.of(pairs))
+    )
     with Peer(node) as peer:
         peer.send(SEED["upr-a.failover-log-request"])
         peer.expect(log)
     node.call(
-        lambda one: one.buckets["default"].store.vbuckets[12].set_failover_log(FailoverLog.new(0x3C58A))
+        lambda inner: inner.buckets["default"].store.vbuckets[12].set_failover_log(FailoverLog.new(0x3C58A))
     )
     with Peer(node) as peer:
         peer.send(SEED["upr-a.stream-request.corrected"])
@@ -515,7 +517,7 @@ def draft_still_unbound(peer):
 
 def test_the_conversation_of_draft_b_byte_for_byte(node):
     node.call(
-        lambda one: one.buckets["default"].store.vbuckets[0].set_failover_log(FailoverLog.new(0xFEEDDECA))
+        lambda inner: inner.buckets["default"].store.vbuckets[0].set_failover_log(FailoverLog.new(0xFEEDDECA))
     )
     with Peer(node) as peer:
         peer.send(SEED["upr-b.stream-request"])
@@ -524,16 +526,16 @@ def test_the_conversation_of_draft_b_byte_for_byte(node):
         peer.expect(SEED["upr-b.stream-request-response.ok"])
         peer.expect(SEED["upr-b.stream-start"])
 
-        def write(one):
-            vbucket = one.buckets["default"].store.vbuckets[0]
+        def write(inner):
+            vbucket = inner.buckets["default"].store.vbuckets[0]
             vbucket.set_with_meta(b"\0hello", b"world", 0, 0, 0, 1, resolve=False)
 
         node.call(write)
         peer.expect(SEED["upr-b.snapshot-start"])
         # seqnos begin at 1, where the example has 0
-        found = peer.next()
+        packet = peer.next()
         wanted = SEED["upr-b.mutation.corrected"]
-        assert found.raw == wanted[:24] + (1).to_bytes(8, "big") + wanted[32:]
+        assert packet.raw == wanted[:24] + (1).to_bytes(8, "big") + wanted[32:]
         peer.expect(SEED["upr-b.snapshot-end"])
         node.flush()
         peer.expect(SEED["upr-b.flush"])
@@ -544,7 +546,9 @@ def test_the_conversation_of_draft_b_byte_for_byte(node):
 
 def test_the_failover_log_of_draft_b_byte_for_byte(node):
     pairs = list(struct.iter_unpack(">QQ", SEED["upr-b.failover-log-response"][24:]))
-    node.call(lambda one: one.buckets["default"].store.vbuckets[0].set_failover_log(FailoverLog.of(pairs)))
+    node.call(
+        lambda inner: inner.buckets["default"].store.vbuckets[0].set_failover_log(FailoverLog.of(pairs))
+    )
     with Peer(node) as peer:
         peer.send(SEED["upr-b.failover-log-request"])
         peer.expect(SEED["upr-b.failover-log-response"])
@@ -582,9 +586,8 @@ def test_flush_reaches_a_stream_that_waits_for_its_turn_to_be_read(draft):
     with tailrace.testing.node(vbuckets=4, settings=settings) as node:
         for number in range(200):
             node.set(f"k{number}", b"v" * 200_000, vbucket=number % 4)
-        node.call(
-            lambda one: (one.buckets["default"].store.seal(), one.buckets["default"].store.forget_memory())  # type: ignore[attr-defined]
-        )
+        node.call(lambda inner: inner.buckets["default"].store.seal())  # type: ignore[attr-defined]
+        node.call(lambda inner: inner.buckets["default"].store.forget_memory())  # type: ignore[attr-defined]
         with Peer(node, receive_buffer=4096) as peer:
             readers = {number: UprReader(draft, number) for number in range(4)}
             # In this order, so that those that wait are flushed before the one that is read.
@@ -595,12 +598,12 @@ def test_flush_reaches_a_stream_that_waits_for_its_turn_to_be_read(draft):
                 return any("mutation" in word for word in words) and all("begin" in word for word in words)
 
             while not are_under_way():
-                found = peer.next()
-                readers[found.opaque].take(found)
+                packet = peer.next()
+                readers[packet.opaque].take(packet)
             node.flush()
             for number in readers:
                 node.set("new", b"v", vbucket=number)
             while any(set(reader.documents) != {b"new"} for reader in readers.values()):
-                found = peer.next()
-                readers[found.opaque].take(found)
+                packet = peer.next()
+                readers[packet.opaque].take(packet)
             assert all("flush" in reader.words for reader in readers.values())

@@ -26,7 +26,7 @@ def _soon_again(monkeypatch):
 
 
 def store_of(node, number):
-    return node.call(lambda one: one.buckets["default"].store.vbuckets[number])
+    return node.call(lambda inner: inner.buckets["default"].store.vbuckets[number])
 
 
 def complete(node, number=0):
@@ -93,8 +93,8 @@ def test_a_replica_is_equal_to_its_active(nodes, draft):
     until_equal(active, replica)
     row = replica.replication_status()["0"]
     assert (row["state"], row["stream"], row["dialect"]) == ("replica", "open", draft.name)
-    (found,) = figures(replica)
-    assert (found["num_streams"], found["rollbacks"]) == (4, 0)
+    (link,) = figures(replica)
+    assert (link["num_streams"], link["rollbacks"]) == (4, 0)
     with Peer(active) as peer:
         groups = [value for name, value in peer.stats("dcp").items() if name.endswith("group_id")]
     assert groups == [f"tailrace-replication:127.0.0.1:{replica.port}"] * 4
@@ -122,8 +122,8 @@ def test_either_side_restarts_and_the_replica_goes_on_where_it_was(nodes, draft)
     assert replica.high_seqno(0) == 100
     replica.replicate([0], active, dialect=draft.name)  # orders are not kept
     until_equal(active, replica)
-    (found,) = figures(replica)
-    assert (found["received_changes"], found["rollbacks"]) == (50, 0)
+    (link,) = figures(replica)
+    assert (link["received_changes"], link["rollbacks"]) == (50, 0)
 
     active.restart()
     write(active, 20, first=200)
@@ -250,9 +250,9 @@ def test_nothing_is_read_while_the_disk_does_not_keep_up(draft):
 
         def is_held_up():
             return replica.call(
-                lambda one: [
+                lambda inner: [
                     link.handler.is_busy
-                    for link in one.replication["default"]._links.values()
+                    for link in inner.replication["default"]._links.values()
                     if link.handler is not None
                 ]
             ) == [True]
@@ -276,8 +276,8 @@ def replica():
 
 @pytest.fixture
 def producer(draft):
-    with RawProducer(draft) as found:
-        yield found
+    with RawProducer(draft) as producer:
+        yield producer
 
 
 def begin(replica, producer, **options):
@@ -498,8 +498,8 @@ def test_deletions_and_expirations(replica, producer, draft):
             connection.send(packet(0x80, opcode, extras, key, **where))
     connection.say("end")
     stands_at(replica, 6)
-    found = documents_of(replica, 0, deletions=True)
-    assert (found[b"k1"], found[b"k2"], len(found)) == ((99, 8), (99, 8), 4)
+    documents = documents_of(replica, 0, deletions=True)
+    assert (documents[b"k1"], documents[b"k2"], len(documents)) == ((99, 8), (99, 8), 4)
 
 
 @pytest.mark.covers("upr-a.flush", "upr-b.flush")
@@ -562,8 +562,8 @@ def test_a_producer_that_gives_no_sign_of_life_is_given_up(producer, draft):
         replica.replicate([0], producer, dialect=draft.name)
         connection = producer.accept()
         asked = []
-        while (found := connection.receive()) is not None:
-            asked.append(found.opcode)
+        while (packet := connection.receive()) is not None:
+            asked.append(packet.opcode)
         assert asked.count(0x0A) == 1
         producer.accept()
 
@@ -616,22 +616,22 @@ HOSTILE = {
     "a log that changes while the stream is opened": _two_logs,
     "no log and no end": _no_log,
     "a rollback of nothing": _rollback_up,
-    "an answer before the question": lambda one: one.send(packet(0x81, 0x50, opaque=0xDEAD)),
-    "another stream's number": _in_stream(lambda one: one.mutation(b"k", 1, opaque=0xDEAD)),
-    "another vbucket": _in_stream(lambda one: one.mutation(b"k", 1, half=1)),
-    "a vbucket that nobody has": _in_stream(lambda one: one.mutation(b"k", 1, half=999)),
-    "the same seqno twice": _in_stream(lambda one: one.mutation(b"k", 1) * 2),
-    "the last of all seqnos": _in_stream(lambda one: one.mutation(b"k", NEVER)),
-    "seqno 0": _in_stream(lambda one: one.mutation(b"k", 0)),
-    "no key": _in_stream(lambda one: one.mutation(b"", 1)),
-    "a key that is too long": _in_stream(lambda one: one.mutation(b"k" * 252, 1)),
-    "accepted again": _in_stream(lambda one: one.word("ok")),
-    "an unknown message": _in_stream(lambda one: packet(0x80, 0x5B, opaque=one.opaque)),
+    "an answer before the question": lambda stream: stream.send(packet(0x81, 0x50, opaque=0xDEAD)),
+    "another stream's number": _in_stream(lambda stream: stream.mutation(b"k", 1, opaque=0xDEAD)),
+    "another vbucket": _in_stream(lambda stream: stream.mutation(b"k", 1, half=1)),
+    "a vbucket that nobody has": _in_stream(lambda stream: stream.mutation(b"k", 1, half=999)),
+    "the same seqno twice": _in_stream(lambda stream: stream.mutation(b"k", 1) * 2),
+    "the last of all seqnos": _in_stream(lambda stream: stream.mutation(b"k", NEVER)),
+    "seqno 0": _in_stream(lambda stream: stream.mutation(b"k", 0)),
+    "no key": _in_stream(lambda stream: stream.mutation(b"", 1)),
+    "a key that is too long": _in_stream(lambda stream: stream.mutation(b"k" * 252, 1)),
+    "accepted again": _in_stream(lambda stream: stream.word("ok")),
+    "an unknown message": _in_stream(lambda stream: packet(0x80, 0x5B, opaque=stream.opaque)),
     "a message of another dialect": _in_stream(
-        lambda one: packet(0x80, 0x57, bytes(31), b"key", b"v", opaque=one.opaque)
+        lambda stream: packet(0x80, 0x57, bytes(31), b"key", b"v", opaque=stream.opaque)
     ),
-    "bytes": lambda one: one.send(b"\xff" * 4096),
-    "a frame that never ends": lambda one: one.send(
+    "bytes": lambda stream: stream.send(b"\xff" * 4096),
+    "a frame that never ends": lambda stream: stream.send(
         struct.pack(">BBHBBHIIQ", 0x81, 2, 0, 0, 0, 0, 2**31, 0, 0)
     ),
 }

@@ -224,7 +224,7 @@ class Consumer:
 
     def restart_by_plan(self, copy: Copy) -> None:
         held = self.position
-        found = plan(
+        decision = plan(
             held,
             self.log,
             producer_log=FailoverLog.of(copy.log),
@@ -233,24 +233,24 @@ class Consumer:
             earlier=[version.position for version in reversed(self.versions)],
         )
         candidates = [*reversed(self.versions)]
-        if found.action is Action.RESUME:
+        if decision.action is Action.RESUME:
             candidates = []
-        elif found.action is Action.ROLL_BACK:
-            index = next(i for i, version in enumerate(candidates) if version.position is found.base)
+        elif decision.action is Action.ROLL_BACK:
+            index = next(i for i, version in enumerate(candidates) if version.position is decision.base)
             chosen, candidates = candidates[index], candidates[:index]
             self.restore(chosen)
         else:
-            assert found.request == Position.BEGINNING
-            assert (found.action is Action.BACKFILL) == (held.seqno == 0)
+            assert decision.request == Position.BEGINNING
+            assert (decision.action is Action.BACKFILL) == (held.seqno == 0)
             self.restore(NOTHING)
-        if found.action is not Action.RESUME:
+        if decision.action is not Action.RESUME:
             for version in candidates:
                 self.judge_skipped(version, copy)
-        self.position = found.request
+        self.position = decision.request
         answer = rollback_seqno(
             self.request(), FailoverLog.of(copy.log), high_seqno=copy.high, purge_seqno=copy.purge
         )
-        assert answer is None, f"{found} is refused"
+        assert answer is None, f"{decision} is refused"
 
     def judge_skipped(self, version: Version, copy: Copy) -> None:
         """`plan` passes over a version only if it can't be continued, or nobody can know that it can."""
@@ -342,11 +342,11 @@ def run_case(seed: int) -> None:
 
 def check_logs(world: World) -> None:
     """The arithmetic of logs against what really happened."""
-    one = world.random.choice(world.copies)
-    log = FailoverLog.of(one.log)
+    copy = world.random.choice(world.copies)
+    log = FailoverLog.of(copy.log)
     starts, vb_uuids = log.boundaries()
-    if one.tidy:
-        for change in one.past:
+    if copy.tidy:
+        for change in copy.past:
             assert log.branch_of(change.seqno) == change.branch
             assert vb_uuids[bisect_left(starts, change.seqno) - 1] == change.branch
 
@@ -403,13 +403,13 @@ def _any_branch_will_do(self: FailoverLog, vb_uuid: int, high_seqno: int) -> his
 
 
 def _upper_one_too_high(self: FailoverLog, vb_uuid: int, high_seqno: int) -> history.Branch | None:
-    found = self.branches(high_seqno).get(vb_uuid)
-    return found and history.Branch(found.start, found.upper + 1)
+    branch = self.branches(high_seqno).get(vb_uuid)
+    return branch and history.Branch(branch.start, branch.upper + 1)
 
 
 def _upper_one_too_low(self: FailoverLog, vb_uuid: int, high_seqno: int) -> history.Branch | None:
-    found = self.branches(high_seqno).get(vb_uuid)
-    return found and history.Branch(found.start, max(found.start, found.upper - 1))
+    branch = self.branches(high_seqno).get(vb_uuid)
+    return branch and history.Branch(branch.start, max(branch.start, branch.upper - 1))
 
 
 def _rolls_back_to_the_named_seqno(

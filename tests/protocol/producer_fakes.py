@@ -280,9 +280,11 @@ class FakeVBucket:
         else:
             end = max(self.disk_up_to, newer[0].seqno)
         part = [change for change in newer if change.seqno <= end]
-        found = FakeSnapshot(part, after_seqno + 1, in_memory=in_memory, checkpoint=checkpoint, number=number)
-        self.snapshots.append(found)
-        return found
+        snapshot = FakeSnapshot(
+            part, after_seqno + 1, in_memory=in_memory, checkpoint=checkpoint, number=number
+        )
+        self.snapshots.append(snapshot)
+        return snapshot
 
     def collection_high_seqno(self, collections: Iterable[int]) -> int:
         prefixes = tuple(encode_leb128(collection) for collection in collections)
@@ -322,16 +324,16 @@ class FakeBucket:
         }
 
     def set_state(self, vbucket: int, state: int, **_: Any) -> None:
-        found = self.vbuckets[vbucket]
-        assert found is not None
-        found.state = state
-        found.notify()
+        fake = self.vbuckets[vbucket]
+        assert fake is not None
+        fake.state = state
+        fake.notify()
 
     def delete(self, vbucket: int) -> None:
-        found = self.vbuckets[vbucket]
-        assert found is not None
+        fake = self.vbuckets[vbucket]
+        assert fake is not None
         self.vbuckets[vbucket] = None
-        found.notify()
+        fake.notify()
 
 
 class FakeHost:
@@ -365,20 +367,20 @@ class FakeHost:
         self.replicas_gone.append(name)
 
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
-        found = self.bucket.vbuckets[vbucket]
-        assert found is not None
-        found.watchers.append(callback)
+        fake = self.bucket.vbuckets[vbucket]
+        assert fake is not None
+        fake.watchers.append(callback)
 
         def unwatch() -> None:
-            found.watchers.remove(callback)
-            found.waiting.pop(callback, None)
+            fake.watchers.remove(callback)
+            fake.waiting.pop(callback, None)
 
         return unwatch
 
     def await_append(self, vbucket: int, callback: Callable[[], None]) -> None:
-        found = self.bucket.vbuckets[vbucket]
-        assert found is not None
-        found.waiting[callback] = None
+        fake = self.bucket.vbuckets[vbucket]
+        assert fake is not None
+        fake.waiting[callback] = None
 
     def claim_name(self, name: bytes) -> None:
         self.names.append(name)
@@ -409,10 +411,10 @@ def steps(**table: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[list[
     A rule-based state machine turns most of its rules off in most of its runs, and what is interesting here
     needs a change, a stream and somebody who reads it, in this order.
     """
-    one = st.one_of(
+    step = st.one_of(
         [st.tuples(st.just(name.removeprefix("more_")), st.fixed_dictionaries(table[name])) for name in table]
     )
-    return st.lists(one, min_size=20, max_size=60)
+    return st.lists(step, min_size=20, max_size=60)
 
 
 def counted(frame: Frame) -> bool:

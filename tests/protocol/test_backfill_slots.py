@@ -15,9 +15,9 @@ class Stream:
 
 
 def test_it_looks_at_a_new_backfill_at_once_and_at_others_when_the_first_may_be_stalled() -> None:
-    slots, one, two = BackfillSlots(2), Stream(), Stream()
+    slots, first, two = BackfillSlots(2), Stream(), Stream()
     assert slots.next_timer(10.0, 5.0) is None
-    assert slots.take(one)
+    assert slots.take(first)
     assert slots.next_timer(10.0, 5.0) == 10.0
     assert slots.stalled(10.0, 5.0) == []
     assert slots.next_timer(11.0, 5.0) == 15.0
@@ -25,11 +25,11 @@ def test_it_looks_at_a_new_backfill_at_once_and_at_others_when_the_first_may_be_
     assert slots.next_timer(12.0, 5.0) == 12.0
     assert slots.stalled(12.0, 5.0) == []
     assert slots.next_timer(13.0, 5.0) == 15.0  # of the first
-    assert slots.stalled(15.0, 5.0) == [one]
+    assert slots.stalled(15.0, 5.0) == [first]
     assert slots.next_timer(15.0, 5.0) == 17.0  # of the second
     two.sent_bytes = 1
     assert slots.stalled(17.0, 5.0) == []
-    slots.release(one)
+    slots.release(first)
     assert slots.next_timer(18.0, 5.0) <= 22.0  # type: ignore[operator]  # too early is only a look
     assert slots.stalled(20.0, 5.0) == []
     assert slots.next_timer(20.0, 5.0) == 22.0

@@ -27,10 +27,10 @@ PATIENCE_S = 60.0
 def until(check: Callable[[], Any], what: str) -> Any:
     """Wait for something to become true."""
     deadline = time.monotonic() + PATIENCE_S
-    while not (found := check()):
+    while not (answer := check()):
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
-    return found
+    return answer
 
 
 class Controller(Wire):

@@ -56,9 +56,9 @@ def documents(c):
     first = c.upsert("doc", {"name": "Ada", "n": 1})
     assert first.cas
     assert first.mutation_token() is not None
-    found = c.get("doc")
-    assert found.content_as[dict] == {"name": "Ada", "n": 1}
-    assert found.cas == first.cas
+    document = c.get("doc")
+    assert document.content_as[dict] == {"name": "Ada", "n": 1}
+    assert document.cas == first.cas
     assert c.exists("doc").exists
     assert not c.exists("nobody").exists
     refused(DocumentNotFoundException, lambda: c.get("nobody"))
@@ -78,8 +78,8 @@ def documents(c):
 
 def expiry(c):
     c.upsert("mortal", {"a": 1}, UpsertOptions(expiry=timedelta(seconds=3600)))
-    found = c.get("mortal", GetOptions(with_expiry=True))
-    assert 3500 < found.expiryTime.timestamp() - time.time() < 3700, found.expiryTime
+    document = c.get("mortal", GetOptions(with_expiry=True))
+    assert 3500 < document.expiryTime.timestamp() - time.time() < 3700, document.expiryTime
     c.upsert("mortal", {"a": 2}, UpsertOptions(preserve_expiry=True))
     assert c.get("mortal", GetOptions(with_expiry=True)).expiryTime is not None
     c.touch("mortal", timedelta(seconds=7200))
@@ -126,12 +126,12 @@ def counters(c):
 
 def paths(c):
     c.upsert("tree", {"a": {"b": [1, 2, 3]}, "n": 1, "s": "text"})
-    found = c.lookup_in("tree", [get("a.b[1]"), exists("a.x"), exists("s"), count("a.b"), get("nope")])
-    assert found.content_as[int](0) == 2
-    assert found.exists(1) is False
-    assert found.exists(2) is True
-    assert found.content_as[int](3) == 3
-    refused(PathNotFoundException, lambda: found.content_as[str](4))
+    looked_up = c.lookup_in("tree", [get("a.b[1]"), exists("a.x"), exists("s"), count("a.b"), get("nope")])
+    assert looked_up.content_as[int](0) == 2
+    assert looked_up.exists(1) is False
+    assert looked_up.exists(2) is True
+    assert looked_up.content_as[int](3) == 3
+    refused(PathNotFoundException, lambda: looked_up.content_as[str](4))
     done = c.mutate_in(
         "tree",
         [

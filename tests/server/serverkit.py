@@ -45,16 +45,18 @@ class Wire:
         self.socket.close()
 
     def send(self, *messages: Message | bytes) -> None:
-        self.socket.sendall(b"".join(one if isinstance(one, bytes) else one.encode() for one in messages))
+        self.socket.sendall(
+            b"".join(message if isinstance(message, bytes) else message.encode() for message in messages)
+        )
 
     def frame(self) -> Frame:
         """The next frame; EOFError if the server closed."""
-        while (found := self._framer.maybe_frame()) is None:
+        while (frame := self._framer.maybe_frame()) is None:
             data = self.socket.recv(1 << 18)
             if not data:
                 raise EOFError
             self._framer.feed(data)
-        return found
+        return frame
 
     def receive(self) -> Any:
         frame = self.frame()
@@ -82,7 +84,7 @@ class Wire:
         return Status(answer.status)
 
     def hello(self, *features: int) -> list[int]:
-        value = b"".join(struct.pack(">H", one) for one in features)
+        value = b"".join(struct.pack(">H", feature) for feature in features)
         answer: HelloResponse = self.ok(Hello(key=b"test", value=value))
         return answer.features
 
@@ -127,9 +129,9 @@ class Bench:
         return self.clock.monotonic()
 
     def session(self) -> Session:
-        found = self.node.accept("test:1", self.now)
-        assert found is not None
-        return found
+        session = self.node.accept("test:1", self.now)
+        assert session is not None
+        return session
 
     def run_jobs(self) -> None:
         """Run what would run on a thread."""
@@ -144,9 +146,9 @@ class Bench:
         while True:
             timers = [
                 self.node.next_timer(),
-                *(one.next_timer() for one in self.node.sessions if not one.closed),
+                *(session.next_timer() for session in self.node.sessions if not session.closed),
             ]
-            due = min((one for one in timers if one is not None), default=end + 1)
+            due = min((timer for timer in timers if timer is not None), default=end + 1)
             if due > end:
                 break
             self.clock.advance(max(0.0, due - self.now))
@@ -170,7 +172,7 @@ def frames_of(data: bytes) -> Iterator[Frame]:
 
 def ask(bench: Bench, session: Session, *messages: Message | bytes) -> list[Frame]:
     """Send requests in one piece and take what is answered at once."""
-    data = b"".join(one if isinstance(one, bytes) else one.encode() for one in messages)
+    data = b"".join(message if isinstance(message, bytes) else message.encode() for message in messages)
     session.receive_data(data, bench.now)
     return take(session)
 

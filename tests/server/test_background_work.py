@@ -17,7 +17,7 @@ def write(bench: Bench, session, count: int, *, value: bytes = b"x" * 1000, expi
             kv.Set(key=b"k%d" % n, vbucket=n % 4, value=value, expiry=expiry)
             for n in range(start, min(start + 50, count))
         ]
-        statuses += [one.status for one in ask(bench, session, *batch)]
+        statuses += [answer.status for answer in ask(bench, session, *batch)]
         bench.run_jobs()
     return statuses
 
@@ -29,7 +29,7 @@ def test_a_fast_writer_does_not_fill_the_memory_before_the_interval_is_over():
     assert set(write(bench, session, 5_000)) == {0}
     store = bench.engine.buckets["default"]
     assert int(store.stats()["commits"]) > 4
-    assert all(one.persisted_seqno > 1_000 for one in store)
+    assert all(vbucket.persisted_seqno > 1_000 for vbucket in store)
 
 
 def test_also_on_the_long_way():
@@ -61,7 +61,7 @@ def test_a_disk_that_refuses_is_left_alone_until_its_time_comes(monkeypatch):
         assert store.flush_failures == 2
     bench.advance(3600.0)
     bench.run_jobs()
-    assert all(one.persisted_seqno == one.high_seqno for one in store)
+    assert all(vbucket.persisted_seqno == vbucket.high_seqno for vbucket in store)
     assert set(write(bench, session, 2_000)) == {0}
 
 
@@ -75,12 +75,12 @@ def test_a_node_that_goes_quiet_merges_its_segments():
         bench.run_jobs()
     bench.advance(4.0)
     bench.run_jobs()
-    before = [one.size for one in store.segments]
+    before = [segment.size for segment in store.segments]
     assert len(before) >= 5
     for _ in range(10):
         bench.advance(2.0)
         bench.run_jobs()
-    after = [one.size for one in store.segments]
+    after = [segment.size for segment in store.segments]
     assert len(after) < len(before)
     assert all(older > 2 * newer for older, newer in pairwise(after))
 
@@ -104,7 +104,7 @@ def test_maintenance_that_failed_is_tried_again_without_a_writer(monkeypatch):
         bench.advance(2.0)
         bench.run_jobs()
     assert all(generation.sealed for generation in store.generations)
-    assert all(one.persisted_seqno == one.high_seqno for one in store)
+    assert all(vbucket.persisted_seqno == vbucket.high_seqno for vbucket in store)
 
 
 def test_a_segment_that_cannot_be_written_is_not_tried_without_end(monkeypatch):

@@ -140,10 +140,10 @@ def test_the_snapshot_that_is_on_disk_in_part_is_told(replica: RunningNode) -> N
     def told(port: int) -> dict[bytes, bytes]:
         with Wire(port) as wire:
             wire.send(admin.Stat(key=b"vbucket-seqno 0"))
-            found = {}
+            figures = {}
             while (frame := wire.frame()).key:
-                found[frame.key] = frame.value
-            return found
+                figures[frame.key] = frame.value
+            return figures
 
     with Controller(replica.port) as peer, Wire(replica.port) as other:
         opaque = peer.begin()
@@ -151,14 +151,14 @@ def test_the_snapshot_that_is_on_disk_in_part_is_told(replica: RunningNode) -> N
         peer.send(marker(opaque, 3, 9), mutation(opaque, 5, b"l"))
         until(lambda: replica.high_seqno(0) == 5, "the changes did not come")
         other.ok(admin.SeqnoPersistence(vbucket=0, seqno=5))
-        found = told(replica.port)
-        assert found[b"vb_0:last_persisted_seqno"] == b"5"
-        assert found[b"vb_0:last_persisted_snap_start"] == b"2"
-        assert found[b"vb_0:last_persisted_snap_end"] == b"9"
+        figures = told(replica.port)
+        assert figures[b"vb_0:last_persisted_seqno"] == b"5"
+        assert figures[b"vb_0:last_persisted_snap_start"] == b"2"
+        assert figures[b"vb_0:last_persisted_snap_end"] == b"9"
         assert peer.status_of(mutation(opaque, 9, b"m")) == 0
         other.ok(admin.SeqnoPersistence(vbucket=0, seqno=9))
-        found = told(replica.port)
-        assert found[b"vb_0:last_persisted_snap_start"] == found[b"vb_0:last_persisted_snap_end"] == b"9"
+        figures = told(replica.port)
+        assert figures[b"vb_0:last_persisted_snap_start"] == figures[b"vb_0:last_persisted_snap_end"] == b"9"
 
 
 def test_a_live_document_without_a_cas_gets_its_seqno_for_one(replica: RunningNode) -> None:

@@ -144,7 +144,7 @@ def test_an_unknown_command_is_answered_in_its_turn(node):
         assert [wire.frame().opaque for _ in range(4)] == [1, 2, 3, 4]
         # what was answered before is not lost by what ends the connection
         wire.send(control(opaque=5), Frame(0x80, 0x40, opaque=6).encode())
-        assert [(one.opaque, one.status) for one in (wire.frame(), wire.frame())] == [
+        assert [(frame.opaque, frame.status) for frame in (wire.frame(), wire.frame())] == [
             (5, 0),
             (6, Status.EINVAL),
         ]
@@ -184,7 +184,7 @@ def test_acks_do_not_wait_behind_a_command_that_takes_time(node):
             seen += frame.opcode == dcp.DcpMutation.OPCODE
             wire.send(dcp.DcpBufferAck(acked_bytes=frame.size))
         other.ok(admin.StartPersistence())
-        assert [(one.opaque, one.status) for one in (wire.frame() for _ in range(5))] == [
+        assert [(frame.opaque, frame.status) for frame in (wire.frame() for _ in range(5))] == [
             (1, 0),
             (2, 0),
             (3, 0),
@@ -206,7 +206,7 @@ def test_answers_to_no_ops_do_not_wait_behind_a_command_that_takes_time(node):
             assert frame.opcode == dcp.DcpNoop.OPCODE
             wire.send(Frame(0x81, frame.opcode, opaque=frame.opaque).encode())
         other.ok(admin.StartPersistence())
-        answers = (one.opaque for one in iter(wire.frame, None) if one.magic == 0x81)
+        answers = (frame.opaque for frame in iter(wire.frame, None) if frame.magic == 0x81)
         assert [next(answers), next(answers)] == [2, 3]
 
 
@@ -217,7 +217,7 @@ def test_many_requests_behind_a_command_that_takes_time(node):
         other.ok(admin.StopPersistence())
         other.ok(kv.Set(key=b"slow", value=b"1"))
         seqno = other.ok(admin.GetAllVbSeqnos()).seqnos[0]
-        many = b"".join(admin.Noop(opaque=one).encode() for one in range(2, count))
+        many = b"".join(admin.Noop(opaque=number).encode() for number in range(2, count))
         wire.send(admin.SeqnoPersistence(seqno=seqno, opaque=1))
         sender = threading.Thread(target=wire.send, args=(many,))
         sender.start()
@@ -234,7 +234,7 @@ def test_a_no_op_is_answered_beside_a_command_that_takes_time(node):
         seqno = other.ok(admin.GetAllVbSeqnos()).seqnos[0]
         wire.send(admin.SeqnoPersistence(seqno=seqno, opaque=1), admin.Noop(opaque=2))
         wire.send(dcp.DcpNoop(opaque=3))
-        answers = (one for one in iter(wire.frame, None) if one.opcode != dcp.DcpControl.OPCODE)
+        answers = (frame for frame in iter(wire.frame, None) if frame.opcode != dcp.DcpControl.OPCODE)
         assert next(answers).opaque == 3
         other.ok(admin.StartPersistence())
         assert [next(answers).opaque, next(answers).opaque] == [1, 2]

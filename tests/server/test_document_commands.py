@@ -22,8 +22,8 @@ def test_set_get_delete(wire, key):
     assert stored.cas
     assert stored.vb_uuid is None  # nobody asked for positions
     for _ in range(2):
-        found = wire.ok(kv.Get(key=key))
-        assert (found.value, found.flags, found.cas, found.key) == (b"v1", 0xDEADBEEF, stored.cas, b"")
+        answer = wire.ok(kv.Get(key=key))
+        assert (answer.value, answer.flags, answer.cas, answer.key) == (b"v1", 0xDEADBEEF, stored.cas, b"")
     assert wire.ok(kv.GetK(key=key)).key == key
     deleted = wire.ok(kv.Delete(key=key))
     assert deleted.cas == 0  # the classic rule for peers without MutationSeqno
@@ -121,8 +121,8 @@ def test_append_and_prepend(wire, key):
     wire.hello(Feature.JSON, Feature.SNAPPY)
     assert wire.ok(kv.Get(key=key)).datatype == Datatype.JSON
     wire.ok(kv.Append(key=key, value=b" x", cas=cas))
-    found = wire.ok(kv.Get(key=key))
-    assert (found.value, found.flags, found.datatype) == (b"[1] x", 7, 0)
+    answer = wire.ok(kv.Get(key=key))
+    assert (answer.value, answer.flags, answer.datatype) == (b"[1] x", 7, 0)
     wire.ok(kv.Prepend(key=key, value=snappy.deflate(b"<<<<<<<<<<<<"), datatype=Datatype.SNAPPY))
     assert wire.ok(kv.Get(key=key)).value == b"<<<<<<<<<<<<[1] x"
 
@@ -238,11 +238,11 @@ class TestDatatypes:
         packed = snappy.deflate(text)
         wire.hello(Feature.SNAPPY, Feature.JSON)
         wire.ok(kv.Set(key=key, value=packed, datatype=Datatype.SNAPPY))
-        found = wire.ok(kv.Get(key=key))
-        assert (found.value, found.datatype) == (packed, Datatype.SNAPPY | Datatype.JSON)
+        answer = wire.ok(kv.Get(key=key))
+        assert (answer.value, answer.datatype) == (packed, Datatype.SNAPPY | Datatype.JSON)
         with Wire(shared_node.port) as other:
-            found = other.ok(kv.Get(key=key))
-            assert (found.value, found.datatype) == (text, 0)
+            answer = other.ok(kv.Get(key=key))
+            assert (answer.value, answer.datatype) == (text, 0)
 
     def test_broken_snappy_is_refused(self, wire, key):
         wire.hello(Feature.SNAPPY)
@@ -256,8 +256,8 @@ class TestDatatypes:
         wire.hello(Feature.XATTR, Feature.JSON, Feature.SNAPPY)
         value = join_xattrs({"_sys": b'{"a":1}', "user": b"2"}, b'{"body":1}')
         wire.ok(kv.Set(key=key, value=value, datatype=Datatype.XATTR))
-        found = wire.ok(kv.Get(key=key))
-        assert (found.value, found.datatype) == (b'{"body":1}', Datatype.JSON)
+        answer = wire.ok(kv.Get(key=key))
+        assert (answer.value, answer.datatype) == (b'{"body":1}', Datatype.JSON)
         assert wire.ok(kv.GetMeta(key=key, version=2)).stored_datatype == Datatype.XATTR | Datatype.JSON
         for new in (b"raw body", b'{"body":2}'):
             wire.ok(kv.Set(key=key, value=new))
@@ -300,8 +300,8 @@ class TestDatatypes:
             b"01",
         ):
             wire.ok(kv.Set(key=key, value=value, datatype=Datatype.JSON))
-            found = wire.ok(kv.Get(key=key))
-            assert (found.value, found.datatype) == (value, 0)
+            answer = wire.ok(kv.Get(key=key))
+            assert (answer.value, answer.datatype) == (value, 0)
         for value in (b"1", b' {"a": "\\u00e9"} ', b"[]", b"9" * 10_000, b'"\xc3\xa9"', b"-0.5e-7"):
             wire.ok(kv.Set(key=key, value=value))
             assert wire.ok(kv.Get(key=key)).datatype == Datatype.JSON, value[:20]
@@ -311,9 +311,9 @@ class TestWithMeta:
     def test_get_meta(self, wire, key):
         assert wire.refused(kv.GetMeta(key=key)) == Status.KEY_ENOENT
         cas = wire.ok(kv.Set(key=key, value=b"{}", flags=3)).cas
-        one = wire.ok(kv.GetMeta(key=key))
-        assert (one.deleted, one.flags, one.expiry, one.rev_seqno, one.cas) == (0, 3, 0, 1, cas)
-        assert one.stored_datatype is None
+        meta = wire.ok(kv.GetMeta(key=key))
+        assert (meta.deleted, meta.flags, meta.expiry, meta.rev_seqno, meta.cas) == (0, 3, 0, 1, cas)
+        assert meta.stored_datatype is None
         assert wire.ok(kv.GetMeta(key=key, version=1)).stored_datatype is None
         assert wire.ok(kv.GetMeta(key=key, version=2)).stored_datatype == Datatype.JSON
         wire.ok(kv.Delete(key=key))
@@ -383,7 +383,7 @@ class TestWithMeta:
             kv.GetMetaQ(key=key, opaque=4),
         )
         seen = [wire.frame() for _ in range(2)]
-        assert [(one.opaque, one.status) for one in seen] == [(2, Status.KEY_EEXISTS), (4, 0)]
+        assert [(answer.opaque, answer.status) for answer in seen] == [(2, Status.KEY_EEXISTS), (4, 0)]
 
 
 class TestWrongShapes:

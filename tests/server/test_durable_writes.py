@@ -24,11 +24,11 @@ LEVELS = list(DurabilityLevel)
 def nodes() -> Iterator[list[RunningNode]]:
     """An active and two replicas that receive nothing yet."""
     with ExitStack() as stack:
-        found = [stack.enter_context(tailrace.testing.node(vbuckets=1)) for _ in range(3)]
-        for one in found[1:]:
-            one.set_vbucket_state(0, VBucketState.REPLICA)
-        set_map(found, [0, 1, 2])
-        yield found
+        nodes = [stack.enter_context(tailrace.testing.node(vbuckets=1)) for _ in range(3)]
+        for node in nodes[1:]:
+            node.set_vbucket_state(0, VBucketState.REPLICA)
+        set_map(nodes, [0, 1, 2])
+        yield nodes
 
 
 _revs = iter(range(1, 1000))
@@ -36,10 +36,10 @@ _revs = iter(range(1, 1000))
 
 def set_map(nodes: Sequence[RunningNode], chain: list[int]) -> None:
     rev = next(_revs)
-    addresses = [NodeAddress(port=one.port, host="127.0.0.1") for one in nodes]
-    for at, one in enumerate(nodes):
+    addresses = [NodeAddress(port=node.port, host="127.0.0.1") for node in nodes]
+    for at, node in enumerate(nodes):
         made = bucket_map("default", addresses, [chain], epoch=2, rev=rev, this_node=at)
-        with Wire(one.port) as wire:
+        with Wire(node.port) as wire:
             wire.ok(
                 admin.SetClusterConfig(key=b"default", value=made.text, epoch=2, revision=rev, datatype=1)
             )

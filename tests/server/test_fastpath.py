@@ -77,7 +77,7 @@ def answers(script, features, *, hot):
     sessions = []
     for some in features:
         sessions.append(bench.session())
-        hello = admin.Hello(value=b"".join(struct.pack(">H", one) for one in (Feature.XERROR, *some)))
+        hello = admin.Hello(value=b"".join(struct.pack(">H", feature) for feature in (Feature.XERROR, *some)))
         sessions[-1].receive_data(hello.encode(), bench.now)
     out = [b"", b""]
     for which, data, cuts, seconds in script:
@@ -113,8 +113,8 @@ JSON_THAT_COMES_AND_GOES = [
 @given(st.lists(reads, max_size=8), st.tuples(st.sampled_from(FEATURES), st.sampled_from(FEATURES)))
 def test_as_the_long_way(script, features):
     fast, slow = (answers(script, features, hot=hot) for hot in (True, False))
-    for one, other in zip(fast[0], slow[0], strict=True):
-        assert list(frames_of(one)) == list(frames_of(other))
+    for quick, other in zip(fast[0], slow[0], strict=True):
+        assert list(frames_of(quick)) == list(frames_of(other))
     assert fast[1:] == slow[1:]
 
 

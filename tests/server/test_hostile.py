@@ -65,7 +65,7 @@ def test_any_bytes_give_answers_or_a_close(sent, features):
     global bench  # noqa: PLW0603 - a bench for all examples: what one breaks the next one sees
     bench = bench or Bench()
     session = bench.session()
-    hello = admin.Hello(value=b"".join(struct.pack(">H", one) for one in sorted(features)))
+    hello = admin.Hello(value=b"".join(struct.pack(">H", feature) for feature in sorted(features)))
     session.receive_data(hello.encode() + b"".join(sent), bench.now)
     bench.run_jobs()
     bench.advance(1)
@@ -89,7 +89,7 @@ def test_every_opcode_survives_every_shape(opcode, shared_node):
     """Empty, short and long extras, keys and values, for every opcode there is."""
     with (
         Wire(shared_node.port) as control,
-        socket.create_connection(("127.0.0.1", shared_node.port), 30) as one,
+        socket.create_connection(("127.0.0.1", shared_node.port), 30) as attacker,
     ):
         control.ok(admin.Noop())
         for extras in (0, 1, 4, 8, 20, 24, 48, 255):
@@ -98,7 +98,7 @@ def test_every_opcode_survives_every_shape(opcode, shared_node):
                     body = bytes(extras) + b"k" * key + b"v" * value
                     header = HEADER.pack(0x80, opcode, key, extras, 0, 77, len(body), 1, 0)
                     try:
-                        one.sendall(header + body)
+                        attacker.sendall(header + body)
                     except ConnectionError:
                         break
         control.ok(admin.Noop())
@@ -120,8 +120,8 @@ def set_timeouts(node, inner, **seconds: float) -> None:
     """From now on, for connections that are there, too."""
     for timeout, value in seconds.items():
         setattr(inner.settings, timeout, value)
-    for one in node._server.connections:
-        one._arm()
+    for connection in node._server.connections:
+        connection._arm()
 
 
 def test_who_is_idle_after_the_login_is_closed_before_the_time_for_the_login_is_over():
@@ -164,20 +164,20 @@ def test_a_flood_of_connections_that_never_log_in():
     ) as node:
         flood = [socket.create_connection(("127.0.0.1", node.port), timeout=30) for _ in range(150)]
         try:
-            for one in flood:
+            for attacker in flood:
                 with contextlib.suppress(ConnectionError):
-                    one.sendall(b"\x80" * 10)
+                    attacker.sendall(b"\x80" * 10)
             assert node.call(lambda inner: len(inner.sessions)) <= 50
             closed = 0
-            for one in flood:
+            for attacker in flood:
                 try:
-                    closed += one.recv(1) == b""
+                    closed += attacker.recv(1) == b""
                 except ConnectionError:
                     closed += 1
             assert closed == 150  # too many, or too slow
         finally:
-            for one in flood:
-                one.close()
+            for attacker in flood:
+                attacker.close()
         node.call(lambda inner: set_timeouts(node, inner, auth_timeout=TIMEOUT_S))
         with Wire(node.port) as wire:
             wire.ok(admin.SaslAuth(key=b"PLAIN", value=b"\0a\0b"))
@@ -239,7 +239,7 @@ def test_memory_stays_flat():
 
 def not_read(node) -> int:
     """How many peers the node asks for no more requests."""
-    return node.call(lambda _: [one._reading for one in node._server.connections].count(False))
+    return node.call(lambda _: [connection._reading for connection in node._server.connections].count(False))
 
 
 def name(peer: Wire) -> str:
@@ -256,7 +256,7 @@ def test_many_who_never_read_are_not_too_many():
 
         def waits_for(peer: Wire) -> bool:
             """Whether answers wait for it that it does not take."""
-            return name(peer) in node.call(lambda _: {one.peer for one in unread.bytes_of})
+            return name(peer) in node.call(lambda _: {connection.peer for connection in unread.bytes_of})
 
         value = random.Random(1).randbytes(12 << 20)  # far more than a socket's buffers take
         node.set("big", value)
@@ -277,7 +277,7 @@ def test_many_who_never_read_are_not_too_many():
             assert counted == total <= 32 << 20
             with Wire(node.port) as reader:
                 assert reader.ok(kv.Get(key=b"big")).value == value
-            there = node.call(lambda inner: {one.peer for one in inner.sessions})
+            there = node.call(lambda inner: {session.peer for session in inner.sessions})
             assert name(deaf[0]) not in there
             assert name(deaf[-1]) in there, "there is room for the newest"
             assert name(patient) in there, "who has little to wait for is never the one to go"
@@ -291,7 +291,9 @@ def test_many_who_never_end_their_requests_are_not_too_many():
         server = node._server
 
         def held() -> dict[str, int]:
-            return node.call(lambda _: {one.peer: size for one, size in server.unprocessed.bytes_of.items()})
+            return node.call(
+                lambda _: {connection.peer: size for connection, size in server.unprocessed.bytes_of.items()}
+            )
 
         large = kv.Set(key=b"large", value=bytes(3 << 20)).encode()
         with contextlib.ExitStack() as stack:
@@ -307,7 +309,7 @@ def test_many_who_never_end_their_requests_are_not_too_many():
                 lambda _: (server.unprocessed.total, sum(server.unprocessed.bytes_of.values()))
             )
             assert counted == total <= 16 << 20
-            there = node.call(lambda inner: {one.peer for one in inner.sessions})
+            there = node.call(lambda inner: {session.peer for session in inner.sessions})
             assert name(slow[0]) not in there
             assert name(slow[-1]) in there, "there is room for the newest"
             assert name(patient) in there, "who has sent little is never the one to go"
@@ -354,20 +356,22 @@ def test_who_reads_slowly_gets_all_of_its_last_answer():
 
         def time_is_over(_) -> int:
             """Let the timeout pass, if something was taken since it began."""
-            for one in node._server.connections:
-                if one._session.closed:
-                    transport, unsent = one._timer._args
+            for connection in node._server.connections:
+                if connection._session.closed:
+                    transport, unsent = connection._timer._args
                     if transport.get_write_buffer_size() < unsent:
-                        one._timer.cancel()
-                        one._end_lingering(transport, unsent)
+                        connection._timer.cancel()
+                        connection._end_lingering(transport, unsent)
                         return 1
             return 0
 
         with Wire(node.port) as slow:
             slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
             slow.send(kv.Get(key=b"big"))
-            wait_until(lambda: node.call(lambda _: any(one._full for one in node._server.connections)))
-            node.call(lambda inner: [one.close("nothing more is wanted") for one in inner.sessions])
+            wait_until(
+                lambda: node.call(lambda _: any(connection._full for connection in node._server.connections))
+            )
+            node.call(lambda inner: [session.close("nothing more is wanted") for session in inner.sessions])
             size = times = 0
             while data := slow.socket.recv(64 << 10):
                 size += len(data)
@@ -403,9 +407,9 @@ def test_a_dead_peer_in_the_middle_of_everything(shared_node):
         kv.Set(key=b"k", value=b"v", framing=b"\x11\x03").encode() * 20,
         admin.Compact().encode(),
     ):
-        one = socket.create_connection(("127.0.0.1", shared_node.port), timeout=30)
-        one.sendall(script)
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        one.close()  # a reset, not a farewell
+        attacker = socket.create_connection(("127.0.0.1", shared_node.port), timeout=30)
+        attacker.sendall(script)
+        attacker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        attacker.close()  # a reset, not a farewell
         with Wire(shared_node.port) as control:
             control.ok(admin.Noop())

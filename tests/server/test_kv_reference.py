@@ -28,14 +28,14 @@ def node():
 
 @pytest.fixture
 def wire(node):
-    with Wire(node.port) as found:
-        found.hello(Feature.XERROR, Feature.JSON, Feature.SNAPPY, Feature.COLLECTIONS)
-        yield found
+    with Wire(node.port) as connected:
+        connected.hello(Feature.XERROR, Feature.JSON, Feature.SNAPPY, Feature.COLLECTIONS)
+        yield connected
 
 
 def manifest(uid, *collections):
     listed = [{"name": "_default", "uid": "0"}]
-    listed += [{"name": f"c{one}", "uid": f"{one:x}"} for one in collections]
+    listed += [{"name": f"c{collection}", "uid": f"{collection:x}"} for collection in collections]
     return json.dumps(
         {"uid": f"{uid:x}", "scopes": [{"name": "_default", "uid": "0", "collections": listed}]}
     ).encode()
@@ -64,8 +64,8 @@ def documents(key, value=b"1", datatype=0):
         subdoc.SubdocGet(key=key, path_length=1, value=b"a"),
         subdoc.SubdocDictUpsert(key=key, path_length=1, value=b"a1"),
     ]
-    for one in with_value + others:
-        one.vbucket = ELSEWHERE
+    for request in with_value + others:
+        request.vbucket = ELSEWHERE
     return with_value, others
 
 
@@ -104,8 +104,8 @@ def test_a_counter_that_is_compressed_or_has_xattrs_counts(node):
         wire.ok(kv.Set(key=b"dressed", value=value, datatype=Datatype.XATTR))
         assert wire.ok(kv.Decrement(key=b"dressed", delta=11)).number == 0
         assert wire.ok(kv.Get(key=b"dressed")).value == b"0"
-        found = subdoc.SubdocGet(key=b"dressed", path_length=4, value=b"mine", subdoc_flags=4)
-        assert wire.ok(found).value == b"2"
+        lookup = subdoc.SubdocGet(key=b"dressed", path_length=4, value=b"mine", subdoc_flags=4)
+        assert wire.ok(lookup).value == b"2"
 
         wire.ok(kv.Set(key=b"words", value=join_xattrs({"a": b"1"}, b"ten"), datatype=Datatype.XATTR))
         assert wire.refused(kv.Increment(key=b"words")) == Status.DELTA_BADVAL
@@ -187,8 +187,8 @@ def test_who_has_no_collections_is_told_the_seqnos_of_the_default_one():
                 reader.ok(dcp.DcpOpen(key=b"reader", flags=1))
                 reader.send(dcp.DcpStreamRequest(vbucket=0, end_seqno=end))
                 assert reader.frame().status == 0
-                found = [reader.receive() for _ in range(3)]
-                assert [type(one) for one in found] == [
+                messages = [reader.receive() for _ in range(3)]
+                assert [type(message) for message in messages] == [
                     dcp.DcpSnapshotMarker,
                     dcp.DcpMutation,
                     dcp.DcpStreamEnd,

@@ -50,11 +50,11 @@ def contents(node: RunningNode, vbucket: int) -> tuple[list[bytes], list[tuple[i
     """Every frame that a reader from the beginning gets, and the failover log."""
 
     def read(inner: Node) -> list[bytes]:
-        found = inner.buckets["default"].store.vbuckets[vbucket]
-        assert found is not None
+        store = inner.buckets["default"].store.vbuckets[vbucket]
+        assert store is not None
         frames: list[bytes] = []
         at = 0
-        while (snapshot := found.snapshot_after(at)) is not None:
+        while (snapshot := store.snapshot_after(at)) is not None:
             at = snapshot.end
             while (chunk := snapshot.read()) is not None:
                 data = chunk.data.tobytes()
@@ -69,23 +69,23 @@ def contents(node: RunningNode, vbucket: int) -> tuple[list[bytes], list[tuple[i
             )
             newest.pop(key, None)
             newest[key] = frame
-        return sorted(newest.values(), key=lambda one: one[24:32])
+        return sorted(newest.values(), key=lambda frame: frame[24:32])
 
     return node.call(read), node.failover_log(vbucket)
 
 
-def same(one: RunningNode, other: RunningNode, vbucket: int) -> bool:
-    return contents(one, vbucket) == contents(other, vbucket)
+def same(node: RunningNode, other: RunningNode, vbucket: int) -> bool:
+    return contents(node, vbucket) == contents(other, vbucket)
 
 
 @pytest.fixture
 def nodes() -> Iterator[list[RunningNode]]:
     """Two nodes; the second has no active vbuckets."""
     with ExitStack() as stack:
-        found = [stack.enter_context(tailrace.testing.node(vbuckets=4)) for _ in range(2)]
+        nodes = [stack.enter_context(tailrace.testing.node(vbuckets=4)) for _ in range(2)]
         for vbucket in range(4):
-            found[1].set_vbucket_state(vbucket, VBucketState.DEAD)
-        yield found
+            nodes[1].set_vbucket_state(vbucket, VBucketState.DEAD)
+        yield nodes
 
 
 def write(node: RunningNode, count: int, *, first: int = 0, vbucket: int = 0) -> None:
@@ -159,7 +159,7 @@ def test_a_replica_that_was_away_goes_on_where_it_was(nodes: list[RunningNode]) 
 
 
 def _rollbacks(replication: Any) -> int:
-    return sum(one.handler.stats()["rollbacks"] for one in replication._links.values() if one.handler)
+    return sum(link.handler.stats()["rollbacks"] for link in replication._links.values() if link.handler)
 
 
 def test_a_replica_with_another_history_rolls_back_exactly(nodes: list[RunningNode]) -> None:
@@ -268,8 +268,8 @@ def test_a_controller_adds_a_stream_and_pushes_a_snapshot(replica: RunningNode) 
         assert peer.seqnos and set(peer.seqnos) == {9}
     assert replica.failover_log(0) == [(0xBBBB, 5), (0xAAAA, 0)]
     frames, _ = contents(replica, 0)
-    assert [int.from_bytes(one[24:32], "big") for one in frames] == [6, 8, 9]
-    assert [int.from_bytes(one[16:24], "big") for one in frames] == [77, 78, 77]
+    assert [int.from_bytes(frame[24:32], "big") for frame in frames] == [6, 8, 9]
+    assert [int.from_bytes(frame[16:24], "big") for frame in frames] == [77, 78, 77]
 
 
 def advanced(opaque: int, seqno: int) -> DcpSeqnoAdvanced:
@@ -334,7 +334,7 @@ def test_a_snapshot_ends_with_a_change_that_is_not_for_the_replica(replica: Runn
         assert (row["high_seqno"], row["complete_seqno"]) == (13, 13)
     replica.set_vbucket_state(0, VBucketState.ACTIVE)
     frames, _ = contents(replica, 0)
-    assert [int.from_bytes(one[24:32], "big") for one in frames] == [2, 7, 13]
+    assert [int.from_bytes(frame[24:32], "big") for frame in frames] == [2, 7, 13]
 
 
 @pytest.mark.parametrize("has_part", [False, True])
@@ -421,7 +421,7 @@ def test_a_closed_stream_swallows_what_still_comes(replica: RunningNode) -> None
         opaque = peer.begin()
         assert peer.status_of(marker(opaque, 0, 5)) == 0
         peer.send(DcpCloseStream(vbucket=0, opaque=41))
-        told = {(one.opcode, one.is_request) for one in (peer.next(), peer.next())}
+        told = {(frame.opcode, frame.is_request) for frame in (peer.next(), peer.next())}
         assert told == {(DcpOpcode.CLOSE_STREAM, True), (DcpOpcode.CLOSE_STREAM, False)}
         assert peer.status_of(mutation(opaque, 1)) == 0
         assert peer.status_of(DcpStreamEnd(status=1, vbucket=0, opaque=opaque)) == 0
@@ -477,7 +477,7 @@ def test_bytes_are_acknowledged(replica: RunningNode) -> None:
             sent += [mutation(opaque, at, b"k%d" % at) for at in range(1, 1001)]
             peer.send(*sent)
             acked = 0
-            while acked < 0.8 * sum(len(one.encode()) for one in sent):
+            while acked < 0.8 * sum(len(message.encode()) for message in sent):
                 frame = peer.frame()
                 if frame.opcode == DcpOpcode.BUFFER_ACK:
                     acked += int.from_bytes(frame.extras, "big")
@@ -546,11 +546,11 @@ def test_a_fenced_node_serves_nothing_before_it_has_a_map() -> None:
         Get(key=b"k", vbucket=0),
         DcpOpen(key=b"reader", flags=1),
     ]
-    assert [status(one) for one in requests] == [Status.ETMPFAIL] * 3
+    assert [status(request) for request in requests] == [Status.ETMPFAIL] * 3
     made = bucket_map("default", [NodeAddress(port=1)], [[0]], epoch=2, rev=1, this_node=0)
     config = admin.SetClusterConfig(key=b"default", value=made.text, epoch=2, revision=1)
     assert status(config) == Status.SUCCESS
-    assert [status(one) for one in requests] == [Status.SUCCESS] * 3
+    assert [status(request) for request in requests] == [Status.SUCCESS] * 3
 
 
 def test_a_value_of_many_reads_arrives_whole(nodes: list[RunningNode]) -> None:

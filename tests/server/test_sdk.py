@@ -35,8 +35,8 @@ def run_sdk(*arguments: str) -> list[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: list[str] = json.loads(done.stdout)
-    return found
+    answer: list[str] = json.loads(done.stdout)
+    return answer
 
 
 def make_collections(port: int) -> None:
@@ -52,6 +52,6 @@ def test_without_users():
 
 def test_with_a_user_on_disk(tmp_path):
     with tailrace.testing.node(vbuckets=64, users={"ada": "geheim,=ß"}, data=tmp_path / "data") as node:
-        node.call(lambda one: one.buckets["default"].store.set_manifest(json.dumps(MANIFEST).encode()))
-        node.call(lambda one: one.buckets["default"].collections.reload())
+        node.call(lambda inner: inner.buckets["default"].store.set_manifest(json.dumps(MANIFEST).encode()))
+        node.call(lambda inner: inner.buckets["default"].collections.reload())
         assert run_sdk(f"{node.host}:{node.port}", "ada", "geheim,=ß") == PARTS

@@ -43,19 +43,19 @@ def login(wire, mechanism, user, password):
 
 def stats(wire, group=b""):
     wire.send(admin.Stat(key=group))
-    found = {}
+    figures = {}
     while True:
         frame = wire.frame()
         if frame.status:
             return Status(frame.status)
         if not frame.key:
             assert not frame.value
-            return found
-        found[frame.key.decode()] = frame.value.decode()
+            return figures
+        figures[frame.key.decode()] = frame.value.decode()
 
 
 def test_every_declared_command_has_a_handler():
-    declared = {one.OPCODE for one in KV._requests.values()}
+    declared = {request.OPCODE for request in KV._requests.values()}
     assert declared <= set(COMMANDS)
 
 
@@ -79,7 +79,7 @@ def test_error_map(wire):
         content = json.loads(wire.ok(admin.GetErrorMap(value=struct.pack(">H", asked))).value)
         assert content["version"] == got
         assert content["errors"]["1"]["name"] == "KEY_ENOENT"
-        assert all({"name", "desc", "attrs"} == set(one) for one in content["errors"].values())
+        assert all({"name", "desc", "attrs"} == set(entry) for entry in content["errors"].values())
     assert wire.refused(admin.GetErrorMap(value=b"\0\0")) == Status.KEY_ENOENT
     wire.send(HEADER.pack(0x80, Op.GET_ERROR_MAP, 0, 0, 0, 0, 1, 0, 0) + b"\1")
     assert wire.frame().status == Status.EINVAL
@@ -101,7 +101,7 @@ class TestHello:
         go = "02 06 08 1e 1d 0c 07 0b 04 0a 13 0f 12 10 17 19 14 1c 11"
         java = "01 06 07 08 0a 0c 0d 12"
         for text in (cpp, go, java):
-            asked = [int(one, 16) for one in text.split()]
+            asked = [int(number, 16) for number in text.split()]
             granted = wire.hello(*asked)
             assert set(granted) <= set(asked)
             assert {0x06, 0x07, 0x08, 0x12} <= set(granted)
@@ -111,7 +111,7 @@ class TestHello:
         [(0x0D,), (0x1F,), (0x15,), (0x18, 0x0B)],
     )
     def test_a_feature_without_what_it_stands_on(self, wire, features):
-        value = b"".join(struct.pack(">H", one) for one in features)
+        value = b"".join(struct.pack(">H", feature) for feature in features)
         assert wire.refused(admin.Hello(value=value)) == Status.EINVAL
 
     def test_odd_length(self, wire):
@@ -125,8 +125,8 @@ class TestHello:
     def test_client_names(self, shared_node, name):
         with Wire(shared_node.port) as wire:
             wire.ok(admin.Hello(key=name))
-            found = stats(wire, b"connections")
-            assert all("\n" not in value for value in found.values())
+            figures = stats(wire, b"connections")
+            assert all("\n" not in value for value in figures.values())
 
 
 class TestLogin:
@@ -376,11 +376,11 @@ class TestTimeMachine:
             wire.ok(kv.Get(key=b"a"))  # into the cache of answers
             answer = wire.ok(admin.Rewind(number=1, value=b"\0\0"))
             assert json.loads(answer.value) == {"0": 1}
-            found = wire.ok(kv.Get(key=b"a"))
-            assert (found.value, found.cas) == (b"old", first.cas)
+            document = wire.ok(kv.Get(key=b"a"))
+            assert (document.value, document.cas) == (b"old", first.cas)
             assert wire.refused(kv.Get(key=b"b")) == Status.KEY_ENOENT
             log = node.failover_log(0)
-            assert [one[1] for one in log] == [1, 0]
+            assert [entry[1] for entry in log] == [1, 0]
             again = wire.ok(kv.Set(key=b"c", value=b"other"))
             assert (again.by_seqno, again.vb_uuid) == (2, log[0][0])  # the same seqno, another change
 
@@ -489,11 +489,11 @@ class TestCollections:
 
     def test_documents_are_apart(self, wire, node):
         keys = [encode_leb128(uid) + b"doc" for uid in (0, 9, 0x200)]
-        for at, one in enumerate(keys):
-            wire.ok(kv.Set(key=one, value=b"%d" % at))
-        for at, one in enumerate(keys):
+        for at, key in enumerate(keys):
+            wire.ok(kv.Set(key=key, value=b"%d" % at))
+        for at, key in enumerate(keys):
             for _ in range(2):
-                assert wire.ok(kv.Get(key=one)).value == b"%d" % at
+                assert wire.ok(kv.Get(key=key)).value == b"%d" % at
         with Wire(node.port) as plain:
             assert plain.ok(kv.Get(key=b"doc")).value == b"0"
         assert wire.ok(kv.GetMeta(key=keys[2])).expiry > 0  # maxTTL of the collection
@@ -521,8 +521,8 @@ class TestCollections:
     def test_random_key(self, wire, node):
         assert wire.refused(admin.GetRandomKey(collection_id=9)) == Status.KEY_ENOENT
         wire.ok(kv.Set(key=b"\x09doc", value=b"{}", flags=5))
-        found = wire.ok(admin.GetRandomKey(collection_id=9))
-        assert (found.key, found.value, found.flags) == (b"\x09doc", b"{}", 5)
+        answer = wire.ok(admin.GetRandomKey(collection_id=9))
+        assert (answer.key, answer.value, answer.flags) == (b"\x09doc", b"{}", 5)
         assert wire.refused(admin.GetRandomKey(collection_id=77)) == Status.UNKNOWN_COLLECTION
         assert wire.refused(admin.GetRandomKey()) == Status.EINVAL
         with Wire(node.port) as plain:
@@ -551,24 +551,24 @@ class TestCollections:
 
 class TestStats:
     def test_general(self, wire):
-        found = stats(wire)
-        assert int(found["curr_connections"]) >= 1
-        assert found["bucket"] == "default"
-        assert found["vb_active_num"] == "4"
+        figures = stats(wire)
+        assert int(figures["curr_connections"]) >= 1
+        assert figures["bucket"] == "default"
+        assert figures["vb_active_num"] == "4"
 
     def test_seqnos_and_failovers(self, wire, shared_node):
-        found = stats(wire, b"vbucket-seqno")
-        names = {one.split(":", 1)[1] for one in found}
+        figures = stats(wire, b"vbucket-seqno")
+        names = {name.split(":", 1)[1] for name in figures}
         assert names == {
             "high_seqno", "abs_high_seqno", "last_persisted_seqno", "uuid", "purge_seqno",
             "last_persisted_snap_start", "last_persisted_snap_end", "max_visible_seqno",
         }  # fmt: skip
-        assert set(stats(wire, b"vbucket-seqno 2")) == {f"vb_2:{one}" for one in names}
+        assert set(stats(wire, b"vbucket-seqno 2")) == {f"vb_2:{name}" for name in names}
         log = shared_node.failover_log(1)
         assert stats(wire, b"failovers 1") == {
             "vb_1:num_entries": str(len(log)),
-            **{f"vb_1:{at}:id": str(one[0]) for at, one in enumerate(log)},
-            **{f"vb_1:{at}:seq": str(one[1]) for at, one in enumerate(log)},
+            **{f"vb_1:{at}:id": str(entry[0]) for at, entry in enumerate(log)},
+            **{f"vb_1:{at}:seq": str(entry[1]) for at, entry in enumerate(log)},
         }
 
     @pytest.mark.parametrize(

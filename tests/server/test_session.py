@@ -18,7 +18,7 @@ from tailrace.wire.message import Message
 
 
 def hello(*features: int) -> admin.Hello:
-    return admin.Hello(value=b"".join(struct.pack(">H", one) for one in features))
+    return admin.Hello(value=b"".join(struct.pack(">H", feature) for feature in features))
 
 
 def durable(timeout_ms: int | None = None) -> bytes:
@@ -39,7 +39,7 @@ def test_requests_of_a_read_are_answered_together_and_in_order():
         kv.GetK(key=b"b", opaque=6),
         admin.Noop(opaque=7),
     )
-    assert [(one.opaque, one.status) for one in frames] == [
+    assert [(frame.opaque, frame.status) for frame in frames] == [
         (1, 0),
         (2, 0),
         (4, Status.KEY_ENOENT),
@@ -51,8 +51,8 @@ def test_requests_of_a_read_are_answered_together_and_in_order():
 
 
 SCRIPT = b"".join(
-    one.encode()
-    for one in (
+    message.encode()
+    for message in (
         kv.Set(key=b"a", value=b"x" * 300, opaque=1),
         kv.Get(key=b"a", opaque=2),
         admin.Version(opaque=3),
@@ -77,7 +77,7 @@ def test_cuts_don_t_matter(cuts):
         for start, end in pairwise(edges):
             session.receive_data(SCRIPT[start:end], bench.now)
             out += b"".join(map(bytes, session.data_to_send()))
-        return [(one.opaque, one.status, one.value, one.cas != 0) for one in frames_of(out)]
+        return [(frame.opaque, frame.status, frame.value, frame.cas != 0) for frame in frames_of(out)]
 
     assert answers(cuts) == answers([])
 
@@ -87,7 +87,7 @@ def test_byte_by_byte():
     session = bench.session()
     for at in range(len(SCRIPT)):
         session.receive_data(SCRIPT[at : at + 1], bench.now)
-    assert {one.opaque for one in take(session)} == set(range(1, 9))
+    assert {answer.opaque for answer in take(session)} == set(range(1, 9))
 
 
 def test_an_answer_that_waits_for_the_disk_keeps_its_place():
@@ -101,13 +101,13 @@ def test_an_answer_that_waits_for_the_disk_keeps_its_place():
         kv.Get(key=b"b", opaque=3),
         admin.Noop(opaque=4),
     )
-    assert [one.opaque for one in frames] == [1]
+    assert [frame.opaque for frame in frames] == [1]
     assert session.unfinished == 1
     woken = []
     session.wake = lambda: woken.append(1)
     bench.run_jobs()
     assert woken
-    assert [one.opaque for one in take(session)] == [2, 3, 4]
+    assert [answer.opaque for answer in take(session)] == [2, 3, 4]
     assert session.unfinished == 0
 
 
@@ -133,7 +133,7 @@ def test_too_many_unfinished_commands_hold_up_the_rest():
     seen = []
     while len(seen) < 10:
         bench.run_jobs()
-        seen += [one.opaque for one in take(session)]
+        seen += [answer.opaque for answer in take(session)]
         assert session.unfinished <= 3
     assert seen == list(range(10))
     assert session.wants_data
@@ -149,7 +149,7 @@ def test_a_peer_that_does_not_read_is_not_read():
     while parts := session.data_to_send(1):
         data = b"".join(map(bytes, parts))
         assert len(data) <= 65536 + 20_000 + 100  # never much more than the limit at once
-        seen += [one.opaque for one in frames_of(data)]
+        seen += [frame.opaque for frame in frames_of(data)]
     assert seen == list(range(200))
     assert session.wants_data
 
@@ -174,11 +174,11 @@ def test_seqno_persistence_waits_and_times_out():
     ask(bench, session, kv.Set(key=b"a", value=b"1"))
     assert ask(bench, session, admin.SeqnoPersistence(seqno=1, opaque=1)) == []
     bench.run_jobs()
-    assert [one.status for one in take(session)] == [0]
-    assert [one.status for one in ask(bench, session, admin.SeqnoPersistence(seqno=1))] == [0]
+    assert [answer.status for answer in take(session)] == [0]
+    assert [answer.status for answer in ask(bench, session, admin.SeqnoPersistence(seqno=1))] == [0]
     assert ask(bench, session, admin.SeqnoPersistence(seqno=99, opaque=2)) == []
     bench.advance(5.1)
-    assert [(one.opaque, one.status) for one in take(session)] == [(2, Status.ETMPFAIL)]
+    assert [(answer.opaque, answer.status) for answer in take(session)] == [(2, Status.ETMPFAIL)]
 
 
 def test_stopped_persistence_answers_nothing_as_persisted():
@@ -190,7 +190,7 @@ def test_stopped_persistence_answers_nothing_as_persisted():
     assert take(session) == []
     assert ask(bench, session, admin.StartPersistence(opaque=5)) == []  # in its place behind the other
     bench.run_jobs()
-    assert [one.status for one in take(session)] == [0, 0]
+    assert [answer.status for answer in take(session)] == [0, 0]
 
 
 def test_a_silent_peer_is_closed():
@@ -237,7 +237,7 @@ def test_login_is_needed_before_anything_else():
     answers = ask(
         bench, session, hello(Feature.XERROR), admin.SaslListMechs(), admin.GetErrorMap(value=b"\0\2")
     )
-    assert [one.status for one in answers] == [0, 0, 0]
+    assert [frame.status for frame in answers] == [0, 0, 0]
     assert answers[1].value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
     assert ask(bench, session, plain("ada", "secret"))[0].status == 0
     assert ask(bench, session, kv.Set(key=b"a", value=b"1"))[0].status == 0
@@ -316,7 +316,7 @@ def test_too_many_failed_logins_close():
     bench = Bench(users={"ada": "secret"}, max_logins=3)
     session = bench.session()
     answers = ask(bench, session, *[plain("ada", "wrong")] * 5)
-    assert [one.status for one in answers] == [Status.AUTH_ERROR] * 3
+    assert [frame.status for frame in answers] == [Status.AUTH_ERROR] * 3
     assert session.closed
 
 
@@ -349,7 +349,7 @@ def test_what_can_t_be_framed_closes(data):
     other = bench.session()
     session = bench.session()
     answers = ask(bench, session, admin.Noop(opaque=3), data)
-    assert [one.opaque for one in answers] == [3]
+    assert [frame.opaque for frame in answers] == [3]
     assert session.closed
     assert ask(bench, other, admin.Noop())[0].status == 0
 
@@ -358,7 +358,7 @@ def test_responses_to_our_notifications_are_ignored():
     bench = Bench()
     session = bench.session()
     data = HEADER.pack(0x83, 1, 0, 0, 0, 0, 0, 0, 0)
-    assert [one.opcode for one in ask(bench, session, data, admin.Noop())] == [Op.NOOP]
+    assert [answer.opcode for answer in ask(bench, session, data, admin.Noop())] == [Op.NOOP]
 
 
 def test_quit_answers_and_closes_behind_what_is_unfinished():
@@ -374,7 +374,7 @@ def test_quit_answers_and_closes_behind_what_is_unfinished():
     assert answers == []
     assert not session.closed
     bench.run_jobs()
-    assert [one.opaque for one in take(session)] == [1, 2]
+    assert [answer.opaque for answer in take(session)] == [1, 2]
     assert session.closed
 
 
@@ -430,7 +430,7 @@ class TestFraming:
         session = bench.session()
         ask(bench, session, hello(Feature.XERROR))
         answers = ask(bench, session, kv.Set(key=b"a", value=b"1", framing=framing))
-        assert [one.status for one in answers] == [status]
+        assert [frame.status for frame in answers] == [status]
         assert ask(bench, session, kv.Get(key=b"a"))[0].status == Status.KEY_ENOENT
 
     def test_durability_of_a_read_makes_no_sense(self):
@@ -460,7 +460,7 @@ def test_a_bug_in_a_command_is_one_internal_error(monkeypatch, caplog):
         type(bench.engine.buckets["default"].vbuckets[0]), "touch", lambda *_: 1 // 0, raising=True
     )
     answers = ask(bench, session, kv.Touch(key=b"secret-key"), admin.Noop())
-    assert [one.status for one in answers] == [Status.EINTERNAL, 0]
+    assert [frame.status for frame in answers] == [Status.EINTERNAL, 0]
     assert "secret" not in caplog.text.replace("test_session", "")
 
 

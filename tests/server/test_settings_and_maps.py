@@ -24,7 +24,7 @@ def test_defaults_are_those_of_the_store():
 
 
 def test_every_setting_of_the_store_can_be_set():
-    names = {one.name for one in table()}
+    names = {setting.name for setting in table()}
     assert set(StoreSettings.__dataclass_fields__) - names == {"tombstone_value"}
 
 
@@ -65,8 +65,8 @@ def test_every_limit_is_kept_by_somebody():
         for path in Path(tailrace.__file__).parent.rglob("*.py")
         if path.name != "settings.py" and "cli" not in path.parts
     )
-    for one in table():
-        assert f".{one.name}" in code, one.name
+    for setting in table():
+        assert f".{setting.name}" in code, setting.name
 
 
 def test_a_map_of_several_nodes():

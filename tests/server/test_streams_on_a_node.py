@@ -53,10 +53,10 @@ def stream_request(vbucket=0, opaque=7, *, start=0, uuid=0, snapshot=(0, 0), end
 
 def until(wire, message_class):
     """What comes, up to and with the first of a kind."""
-    found = []
-    while not found or not isinstance(found[-1], message_class):
-        found.append(wire.receive())
-    return found
+    messages = []
+    while not messages or not isinstance(messages[-1], message_class):
+        messages.append(wire.receive())
+    return messages
 
 
 def test_changes_come_as_they_are_made(node):
@@ -158,14 +158,14 @@ def response(opcode, opaque=7):
 
 
 def test_two_readers_of_a_vbucket(node):
-    with opened(node, b"one") as one, opened(node, b"two") as two:
-        for wire in (one, two):
+    with opened(node, b"one") as first, opened(node, b"two") as two:
+        for wire in (first, two):
             wire.send(stream_request())
             wire.frame()
         node.set("a", 1, vbucket=0)
-        for wire in (one, two):
+        for wire in (first, two):
             until(wire, dcp.DcpMutation)
-        one.close()
+        first.close()
         node.set("a", 2, vbucket=0)
         assert until(two, dcp.DcpMutation)[-1].value == b"2"
 
@@ -179,10 +179,10 @@ def test_statistics_know_the_reader(node):
         while (frame := other.frame()).key:
             names.add(frame.key.decode())
         assert "ep_dcp_count" in names
-        assert any(one.startswith("eq_dcpq:reader:") for one in names)
+        assert any(name.startswith("eq_dcpq:reader:") for name in names)
 
 
-@pytest.mark.parametrize("opcode", [one for one in CHANGE_STREAM_OPCODES if one not in (0x50, 0x51)])
+@pytest.mark.parametrize("opcode", [number for number in CHANGE_STREAM_OPCODES if number not in (0x50, 0x51)])
 def test_dcp_before_open_is_refused_and_binds_nothing(node, opcode):
     with Wire(node.port) as wire:
         wire.send(HEADER.pack(0x80, opcode, 0, 0, 0, 0, 0, 5, 0))
@@ -241,5 +241,5 @@ def test_a_large_backfill_and_a_slow_reader(node):
         wire.send(stream_request(end=3_000))
         for _ in range(200):  # the stream fills the sockets and waits; others don't
             other.ok(admin.Noop())
-        found = until(wire, dcp.DcpStreamEnd)
-        assert sum(isinstance(one, dcp.DcpMutation) for one in found) == 3_000
+        messages = until(wire, dcp.DcpStreamEnd)
+        assert sum(isinstance(message, dcp.DcpMutation) for message in messages) == 3_000

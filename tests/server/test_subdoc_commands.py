@@ -47,12 +47,12 @@ def mutation(key, *specs, **more):
 
 
 def looked_up(value):
-    found = []
+    results = []
     while value:
         status, length = struct.unpack_from(">HI", value)
-        found.append((Status(status), value[6 : 6 + length]))
+        results.append((Status(status), value[6 : 6 + length]))
         value = value[6 + length :]
-    return found
+    return results
 
 
 def body(wire, key):
@@ -87,8 +87,8 @@ def test_one_path_written(wire, doc):
     wire.ok(one(subdoc.SubdocDictAdd, doc, b"deep.er", b"1", PARENTS))
     wire.ok(one(subdoc.SubdocDelete, doc, b"a.new"))
     assert body(wire, doc) == {"a": {"b": [-1, "i", 0, 2, 3, 4, 5, 9]}, "n": 42, "deep": {"er": 1}}
-    found = wire.ok(kv.Get(key=doc))
-    assert (found.flags, found.datatype) == (9, Datatype.JSON)
+    document = wire.ok(kv.Get(key=doc))
+    assert (document.flags, document.datatype) == (9, Datatype.JSON)
     stale = one(subdoc.SubdocDictUpsert, doc, b"x", b"1", cas=before.cas)
     assert wire.refused(stale) == Status.KEY_EEXISTS
 
@@ -205,9 +205,9 @@ def test_xattrs(wire, doc):
 
 
 def test_virtual_xattrs(wire, doc, shared_node):
-    found = wire.ok(one(subdoc.SubdocGet, doc, b"$document", flags=XATTR))
-    content = json.loads(found.value)
-    assert int(content["CAS"], 16) == found.cas
+    answer = wire.ok(one(subdoc.SubdocGet, doc, b"$document", flags=XATTR))
+    content = json.loads(answer.value)
+    assert int(content["CAS"], 16) == answer.cas
     assert int(content["vbucket_uuid"], 16) == shared_node.failover_log(0)[0][0]
     assert content["flags"] == 9
     assert content["exptime"] == 0

@@ -58,20 +58,20 @@ def documents(draw):
     """A text, what it means, and a path in it that is there."""
     value = draw(st.lists(values, max_size=4) | st.dictionaries(names, values, max_size=4))
     text = json.dumps(value, indent=draw(indents), ensure_ascii=draw(st.booleans()))
-    steps, found = draw(st.sampled_from(list(paths_of(value))))
-    return text, value, steps, found
+    steps, member = draw(st.sampled_from(list(paths_of(value))))
+    return text, value, steps, member
 
 
 @given(documents())
 def test_every_path_is_found(document):
-    text, _, steps, found = document
+    text, _, steps, member = document
     path = parse_path(path_text(steps))
     assert path == steps
     if steps:
-        assert json.loads(subdoc.get(text, path)) == found
+        assert json.loads(subdoc.get(text, path)) == member
         assert subdoc.exists(text, path) == ""
-    if isinstance(found, dict | list):
-        assert subdoc.get_count(text, path) == str(len(found))
+    if isinstance(member, dict | list):
+        assert subdoc.get_count(text, path) == str(len(member))
 
 
 @given(documents(), values)
@@ -95,8 +95,8 @@ def test_upsert_replace_delete(document, new):
 
 @given(documents(), names.filter(bool), names.filter(bool), values)
 def test_members_are_made(document, name, deeper, new):
-    text, value, steps, found = document
-    if not isinstance(found, dict) or name in found:
+    text, value, steps, member = document
+    if not isinstance(member, dict) or name in member:
         return
     expected = copy.deepcopy(value)
     at(expected, steps)[name] = new
@@ -114,23 +114,23 @@ def test_members_are_made(document, name, deeper, new):
 
 @given(documents(), st.lists(values, min_size=1, max_size=3), st.data())
 def test_arrays_grow(document, new, data):
-    text, value, steps, found = document
-    if not isinstance(found, list):
+    text, value, steps, member = document
+    if not isinstance(member, list):
         return
     raw = json.dumps(new)[1:-1]
-    for grow, place in ((subdoc.array_push_last, len(found)), (subdoc.array_push_first, 0)):
+    for grow, place in ((subdoc.array_push_last, len(member)), (subdoc.array_push_first, 0)):
         expected = copy.deepcopy(value)
         at(expected, steps)[place:place] = new
         assert json.loads(grow(text, steps, raw, 0)[0]) == expected
-    place = data.draw(st.integers(0, len(found)))
+    place = data.draw(st.integers(0, len(member)))
     expected = copy.deepcopy(value)
     at(expected, steps)[place:place] = new
     assert json.loads(subdoc.array_insert(text, (*steps, place), raw, 0)[0]) == expected
     with pytest.raises(SubdocError) as error:
-        subdoc.array_insert(text, (*steps, len(found) + 1), raw, 0)
+        subdoc.array_insert(text, (*steps, len(member) + 1), raw, 0)
     assert error.value.status == Status.SUBDOC_PATH_ENOENT
-    if found:
-        assert json.loads(subdoc.get(text, (*steps, -1))) == found[-1]
+    if member:
+        assert json.loads(subdoc.get(text, (*steps, -1))) == member[-1]
 
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-(1 << 63), (1 << 63) - 1).filter(bool))

@@ -78,9 +78,9 @@ def connected(request):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             peer = socket.create_connection(listener.getsockname())
             connection, _ = listener.accept()
-        for one in (peer, connection):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+        for end in (peer, connection):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
         peer.setblocking(False)
         connection.setblocking(False)
         recorder = Recorder()
@@ -191,7 +191,7 @@ def test_close_sends_what_is_left(connected):
             assert recorder.transport.is_closing()
             assert (await receive(peer, 2 * len(MUCH))) == MUCH
             await in_time(recorder.lost.wait())
-            assert [one for one in recorder.events if one != "room"] == ["made", "full", "lost"]
+            assert [event for event in recorder.events if event != "room"] == ["made", "full", "lost"]
 
     asyncio.run(run())
 
@@ -230,7 +230,7 @@ def test_the_peer_breaks_off_while_it_is_written_to(connected):
             peer.close()
             await in_time(recorder.lost.wait())
             assert recorder.events in (
-                ["made", "full", one] for one in ("ConnectionResetError", "BrokenPipeError")
+                ["made", "full", error] for error in ("ConnectionResetError", "BrokenPipeError")
             )
 
     asyncio.run(run())
@@ -283,7 +283,7 @@ class Answering(Recorder):
             self.transport.write(answer)
         if self._then is not None:
             getattr(self.transport, self._then)()
-        self.unsent = [one.transport.get_write_buffer_size() for one in self._before]
+        self.unsent = [connection.transport.get_write_buffer_size() for connection in self._before]
         super().data_received(data)
 
 
@@ -303,8 +303,8 @@ class TestSeveralAreReady:
                 for answers in all_answers:
                     peers.append(socket.create_connection(listener.getsockname()))
                     connections.append(listener.accept()[0])
-                    for one in (peers[-1], connections[-1]):
-                        one.setblocking(False)
+                    for end in (peers[-1], connections[-1]):
+                        end.setblocking(False)
                     protocols.append(Answering(protocols[:], answers, None if protocols else then))
                     PlainTransport(loop, poller, connections[-1], protocols[-1])
             for peer, connection in zip(peers, connections, strict=True):  # the loop stands still meanwhile
@@ -426,8 +426,8 @@ class TestPoller:
             assert len(called) == 1
             assert called[0] in left
             for pair in pairs:
-                for one in pair:
-                    one.close()
+                for end in pair:
+                    end.close()
 
         asyncio.run(run())
 

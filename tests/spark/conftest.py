@@ -19,7 +19,7 @@ _STARTED_AGAIN = "started again"
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
-    found = session(
+    spark = session(
         "tailrace tests",
         master="local[2,3]",
         **{
@@ -33,9 +33,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.sql.session.timeZone": "UTC",
         },
     )
-    found.sparkContext.setLogLevel("ERROR")
-    yield found
-    found.stop()
+    spark.sparkContext.setLogLevel("ERROR")
+    yield spark
+    spark.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def _give_all_its_time(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for report in (one for found in terminalreporter.stats.values() for one in found):
+    for report in (entry for entries in terminalreporter.stats.values() for entry in entries):
         for name, starts in getattr(report, "user_properties", ()):
             if name == _STARTED_AGAIN:
                 terminalreporter.write_line(

@@ -84,7 +84,7 @@ def bucket_state(host: str, port: int) -> dict[tuple[int, bytes], Doc]:
         for vbucket, end in ends.items():
             extras = struct.pack(">IIQQQQQ", 0, 0, 0, end, 0, 0, 0)
             wire.send(0x53, extras=extras, vbucket=vbucket, opaque=vbucket)
-        found: dict[tuple[int, bytes], Doc] = {}
+        documents: dict[tuple[int, bytes], Doc] = {}
         open_streams = set(ends)
         while open_streams:
             magic, opcode, status, opaque, cas, extras, key, value = wire.frame()
@@ -92,14 +92,14 @@ def bucket_state(host: str, port: int) -> dict[tuple[int, bytes], Doc]:
                 assert (opcode, status) == (0x53, 0), f"refused: 0x{opcode:02x} 0x{status:02x}"
             elif opcode == 0x57:
                 seqno, rev, flags, expiry = struct.unpack_from(">QQII", extras)
-                found[opaque, key] = Doc(value, seqno, rev, cas, flags, expiry)
+                documents[opaque, key] = Doc(value, seqno, rev, cas, flags, expiry)
             elif opcode in (0x58, 0x59):
-                found.pop((opaque, key), None)
+                documents.pop((opaque, key), None)
             elif opcode == 0x55:
                 open_streams.discard(opaque)
             elif opcode == 0x5C:
                 wire.send(0x5C, opaque=opaque, magic=0x81)
-        return found
+        return documents
     finally:
         wire.socket.close()
 
@@ -108,15 +108,15 @@ def table_state(path: str | Path, version: int | None = None) -> dict[tuple[int,
     """Every live row by (vbucket, key), as delta-rs and DataFusion read the table."""
     table = DeltaTable(str(path), version=version)
     rows = QueryBuilder().register("mirrored", table).execute("select * from mirrored").read_all()
-    found: dict[tuple[int, bytes], Doc] = {}
+    documents: dict[tuple[int, bytes], Doc] = {}
     for row in pa.table(rows).to_pylist():
         if row.get("deleted"):
             continue
         key, value = _bytes(row, "key"), _bytes(row, "value")
         at = (row["vbucket"], key)
-        assert at not in found, f"{at} stands twice"
-        found[at] = Doc(value, row["seqno"], row["rev"], row["cas"], row["flags"], row["expiry"])
-    return found
+        assert at not in documents, f"{at} stands twice"
+        documents[at] = Doc(value, row["seqno"], row["rev"], row["cas"], row["flags"], row["expiry"])
+    return documents
 
 
 def _bytes(row: dict[str, Any], name: str) -> bytes:

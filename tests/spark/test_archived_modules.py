@@ -41,8 +41,8 @@ def word(name: str) -> str:
 
 
 def finders(path: Path) -> list[str]:
-    own = (one for place, one in sys.path_importer_cache.items() if place.startswith(str(path)))
-    return [one.prefix for one in own if isinstance(one, zipimporter)]
+    own = (importer for place, importer in sys.path_importer_cache.items() if place.startswith(str(path)))
+    return [importer.prefix for importer in own if isinstance(importer, zipimporter)]
 
 
 def test_only_the_archive_itself_is_read_again(archive: Path) -> None:

@@ -47,8 +47,8 @@ class Run:
             self.node.set(f"k{number}", {what: number})
 
     def arrow(self) -> pa.Table:
-        found = QueryBuilder().register("changes", DeltaTable(self.log)).execute("select * from changes")
-        return pa.table(found.read_all()).cast(CHANGES_SCHEMA)
+        result = QueryBuilder().register("changes", DeltaTable(self.log)).execute("select * from changes")
+        return pa.table(result.read_all()).cast(CHANGES_SCHEMA)
 
     def rows(self) -> list[dict[str, Any]]:
         return [row for row in self.arrow().to_pylist() if row["op"] != "system"]
@@ -62,7 +62,9 @@ class Run:
         assert max(stands.values()) == 1
         back = [row for row in rows if row["op"] == "rollback"]
         live = [
-            row for row in rows if row["op"] != "rollback" and not any(is_undone(row, one) for one in back)
+            row
+            for row in rows
+            if row["op"] != "rollback" and not any(is_undone(row, rollback) for rollback in back)
         ]
         assert state_of(live) == {at: (doc.value, doc.seqno) for at, doc in bucket.items()}
 

@@ -82,9 +82,9 @@ OPENED = [
 def _waited_for(log: Path, pattern: str) -> str:
     patience = time.monotonic() + _PATIENCE_S
     while time.monotonic() < patience:
-        found = re.search(pattern, log.read_text(errors="replace"))
-        if found:
-            return found[1]
+        match = re.search(pattern, log.read_text(errors="replace"))
+        if match:
+            return match[1]
         time.sleep(0.1)
     raise AssertionError(f"{log.name} does not say {pattern!r}:\n{log.read_text(errors='replace')[-3000:]}")
 

@@ -31,9 +31,9 @@ def node() -> Any:
 
 @pytest.fixture
 def client(node: Any) -> Iterator[KvClient]:
-    with KvClient(parse(node.url)) as found:
-        found.set_manifest(with_changes(found.manifest(), [ORDERS, USERS], []))
-        yield found
+    with KvClient(parse(node.url)) as connected:
+        connected.set_manifest(with_changes(connected.manifest(), [ORDERS, USERS], []))
+        yield connected
 
 
 def keys(path: str) -> set[str]:

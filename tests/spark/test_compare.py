@@ -30,12 +30,14 @@ def differences(
     digester = Digester(b"s" * 16)
     rows = pa.Table.from_pylist(bucket, schema=table_schema(keep_deletes=True))
     deleted = DIGEST_SCHEMA.get_field_index("deleted")
-    found = compare(
+    compared = compare(
         digester.of_rows(rows).set_column(deleted, "deleted", rows["deleted"]),
         digester.of_rows(pa.Table.from_pylist(table, schema=TABLE_SCHEMA)),
         np.full(VBUCKETS, position),
     )
-    return [f"{one.kind} {one.key}{' newer' if one.newer else ''}" for one in found]
+    return [
+        f"{difference.kind} {difference.key}{' newer' if difference.newer else ''}" for difference in compared
+    ]
 
 
 def test_equal_sides_have_no_difference() -> None:
@@ -85,14 +87,14 @@ def test_against_plain_dicts() -> None:
             return {(rng.randrange(VBUCKETS), rng.choice("abcdef")): rng.randrange(3) for _ in range(8)}
 
         left, right = side(), side()
-        found = differences(
+        told = differences(
             [row(key, vbucket, cas=cas) for (vbucket, key), cas in left.items()],
             [row(key, vbucket, cas=cas) for (vbucket, key), cas in right.items()],
         )
         wanted = [f"extra {key}" for _, key in right.keys() - left.keys()]
         wanted += [f"missing {key}" for _, key in left.keys() - right.keys()]
         wanted += [f"different {at[1]}" for at in left.keys() & right.keys() if left[at] != right[at]]
-        assert sorted(found) == sorted(wanted)
+        assert sorted(told) == sorted(wanted)
 
 
 def test_of_several_changes_the_last_one_counts() -> None:

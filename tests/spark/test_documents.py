@@ -32,31 +32,31 @@ def rows(frame: Any) -> dict[str, Any]:
 
 
 def test_documents_become_columns_and_none_is_dropped(frame: Any) -> None:
-    found = rows(typed(frame, "name STRING, age INT"))
-    assert len(found) == len(DOCUMENTS)
-    assert (found["ada"].name, found["ada"].age, found["ada"][RESCUED]) == ("Ada", 36, None)
-    assert (found["wrong"].name, found["wrong"].age) == ("Bob", None)
-    assert found["wrong"][RESCUED] == '{"name":"Bob","age":"old"}'
-    assert found["none"][RESCUED] == "not json"
-    assert found["gone"][RESCUED] is None
+    by_key = rows(typed(frame, "name STRING, age INT"))
+    assert len(by_key) == len(DOCUMENTS)
+    assert (by_key["ada"].name, by_key["ada"].age, by_key["ada"][RESCUED]) == ("Ada", 36, None)
+    assert (by_key["wrong"].name, by_key["wrong"].age) == ("Bob", None)
+    assert by_key["wrong"][RESCUED] == '{"name":"Bob","age":"old"}'
+    assert by_key["none"][RESCUED] == "not json"
+    assert by_key["gone"][RESCUED] is None
     assert rescued_count(typed(frame, "name STRING, age INT")) == 2
 
 
 def test_fields_in_a_struct(frame: Any) -> None:
-    found = rows(typed(frame, "name STRING, age INT", into="person"))
-    assert found["ada"].person.name == "Ada"
-    assert found["gone"].person is None
+    by_key = rows(typed(frame, "name STRING, age INT", into="person"))
+    assert by_key["ada"].person.name == "Ada"
+    assert by_key["gone"].person is None
 
 
 def test_variant_keeps_any_shape(frame: Any) -> None:
     made = typed(frame, "VARIANT").selectExpr(
         "key", "variant_get(document, '$.city', 'string') AS city", "document is null AS no_json", RESCUED
     )
-    found = rows(made)
-    assert found["more"].city == "Paris"
-    assert found["none"][RESCUED] == "not json"
-    assert found["gone"].no_json
-    assert found["gone"][RESCUED] is None
+    by_key = rows(made)
+    assert by_key["more"].city == "Paris"
+    assert by_key["none"][RESCUED] == "not json"
+    assert by_key["gone"].no_json
+    assert by_key["gone"][RESCUED] is None
 
 
 def test_a_schema_is_inferred_from_a_sample(frame: Any) -> None:

@@ -78,9 +78,9 @@ def test_verify_names_what_differs_and_repairs_it(spark: Any, node: Any, table: 
     held.commit(Commit("TAILRACE ROUND", removed=[lost.path]))
     verdict = ts.verify(spark, node.url, table)
     assert not verdict.equal
-    assert {one.kind for one in verdict.differences} == {"missing"}
+    assert {difference.kind for difference in verdict.differences} == {"missing"}
     assert len(verdict.differences) == lost.rows
-    repair(spark, node.url, table, {one.vbucket for one in verdict.differences})
+    repair(spark, node.url, table, {difference.vbucket for difference in verdict.differences})
     assert_equal(spark, node, table)
 
 

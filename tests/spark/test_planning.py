@@ -80,10 +80,10 @@ def test_a_backlog_is_cut_and_the_next_round_goes_on_there() -> None:
     logs = dict.fromkeys(range(4), LOG)
     bucket = BucketState(0.0, dict.fromkeys(range(4), 100), logs, {})
     first = plan_round([Held()], bucket, refused={}, max_changes=150)
-    assert {v: one.end for v, one in first.ranges.items()} == {0: 100, 1: 50}
+    assert {v: span.end for v, span in first.ranges.items()} == {0: 100, 1: 50}
     assert (first.lag, first.left_over) == (400, 250)
     second = plan_round([Held()], bucket, refused={}, max_changes=250, first=2)
-    assert {v: one.end for v, one in second.ranges.items()} == {2: 100, 3: 100, 0: 50}
+    assert {v: span.end for v, span in second.ranges.items()} == {2: 100, 3: 100, 0: 50}
 
 
 def ranges(*changes: int) -> dict[int, Range]:

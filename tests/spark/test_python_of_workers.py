@@ -77,4 +77,4 @@ def test_workers_of_a_session_do_not_know_the_archive(spark: Any) -> None:
 
     path = spark.sparkContext.parallelize([0], 1).map(seen).collect()[0]
     assert path[0] == pyspark.__file__
-    assert not [one for one in path if one.endswith("pyspark.zip")]
+    assert not [entry for entry in path if entry.endswith("pyspark.zip")]

@@ -46,8 +46,8 @@ def samples(*tables: int) -> list[Sample]:
     return [Sample(at / 2, 100, rows, 100 - rows, 10 * at, at) for at, rows in enumerate(tables)]
 
 
-def page(found: list[Sample], moments: list[Moment]) -> Page:
-    return Page(render(found, moments, title="a <b> & c", summary="equal: 100 documents"))
+def page(samples: list[Sample], moments: list[Moment]) -> Page:
+    return Page(render(samples, moments, title="a <b> & c", summary="equal: 100 documents"))
 
 
 def test_four_plots_and_the_story() -> None:

@@ -61,14 +61,14 @@ def once(node: Any, *tables: MemoryTable, **more: Any) -> list[RoundProgress]:
 
 
 def documents(rows: pa.Table) -> dict[tuple[int, bytes], Doc]:
-    found = {}
+    documents = {}
     for key, row in zip(key_bytes(rows).to_pylist(), rows.to_pylist(), strict=True):
-        assert (row["vbucket"], key) not in found, f"{key!r} stands twice"
+        assert (row["vbucket"], key) not in documents, f"{key!r} stands twice"
         value = row["value"].encode() if row["value"] is not None else row["value_base64"]
-        found[row["vbucket"], key] = Doc(
+        documents[row["vbucket"], key] = Doc(
             value, row["seqno"], row["rev"], row["cas"], row["flags"], row["expiry"]
         )
-    return found
+    return documents
 
 
 def assert_equal(node: Any, table: MemoryTable) -> None:
@@ -116,7 +116,7 @@ def test_a_failover_that_loses_changes(node: Any, table: MemoryTable) -> None:
         node.rewind(vbucket, seqno)
     fill(node, 80, 8, "other")  # a divergent branch with equal seqnos
     said = once(node, table)
-    assert {vbucket for one in said for vbucket in one.rolled_back} == set(range(VBUCKETS))
+    assert {vbucket for progress in said for vbucket in progress.rolled_back} == set(range(VBUCKETS))
     assert [commit.operation for commit in table.commits][-2:] == ["TAILRACE ROLLBACK", "TAILRACE ROUND"]
     assert_equal(node, table)
 
@@ -170,8 +170,10 @@ def test_a_backlog_is_read_in_rounds(node: Any, table: MemoryTable) -> None:
     fill(node, 400)
     said = once(node, table, max_changes=90)
     assert len(said) > 3
-    assert sum(one.changes for one in said) == 400
-    assert [one.lag_changes for one in said] == sorted((one.lag_changes for one in said), reverse=True)
+    assert sum(progress.changes for progress in said) == 400
+    assert [progress.lag_changes for progress in said] == sorted(
+        (progress.lag_changes for progress in said), reverse=True
+    )
     assert_equal(node, table)
 
 
@@ -231,9 +233,9 @@ ORDERS = "shop.orders"
 
 @pytest.fixture
 def client(node: Any) -> Iterator[KvClient]:
-    with KvClient(parse(node.url)) as found:
-        found.set_manifest(with_changes(found.manifest(), [ORDERS], []))
-        yield found
+    with KvClient(parse(node.url)) as connected:
+        connected.set_manifest(with_changes(connected.manifest(), [ORDERS], []))
+        yield connected
 
 
 def test_a_collection_that_is_dropped_and_made_again(node: Any, client: KvClient, tmp_path: Path) -> None:
@@ -294,7 +296,7 @@ def test_a_log_that_is_added_later_gets_all_that_the_bucket_has(
     log = MemoryTable(tmp_path / "log", CHANGES_SCHEMA)
     said = once(node, table, log=log)
     assert len(log_rows(log)) == 30
-    assert not any(one.rolled_back for one in said), "the table was left alone"
+    assert not any(progress.rolled_back for progress in said), "the table was left alone"
 
 
 @pytest.mark.parametrize("after", [lambda node: None, lambda node: node.set("new", {"n": 9}, vbucket=2)])

@@ -37,9 +37,9 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
     again = Scratch(tmp_path, "run")
     assert not left.exists()
     assert mine.path.exists() and mine.path != again.path
-    for one in (mine, other, again):
-        one.remove()
-        one.remove()
+    for scratch in (mine, other, again):
+        scratch.remove()
+        scratch.remove()
     assert not any(tmp_path.iterdir())
 
 
@@ -64,7 +64,7 @@ def test_what_is_somebody_elses_stays(tmp_path: Path) -> None:
     (tmp_path / "run-2024" / "lock").write_bytes(b"")
     Scratch(tmp_path, "run").remove()
     Scratch(tmp_path, "spool").remove()
-    assert sorted(str(one.relative_to(tmp_path)) for one in tmp_path.rglob("precious")) == [
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("precious")) == [
         "run-2024/precious",
         "run-of-mine/precious",
         "spool-of-wire/precious",

@@ -48,12 +48,12 @@ def test_a_batch_read_gives_every_change(spark: Any, node: Node) -> None:
     newest = {bytes(row.key): row for row in sorted(rows, key=lambda row: row.seqno)}
     assert len(newest) == 300
     assert newest[b"k7"].op == "deletion"
-    one = newest[b"k5"]
-    assert json.loads(bytes(one.value)) == {"n": 5}
-    assert (one.bucket, one.scope, one.collection, one.datatype, one.rev) == (
+    fifth = newest[b"k5"]
+    assert json.loads(bytes(fifth.value)) == {"n": 5}
+    assert (fifth.bucket, fifth.scope, fifth.collection, fifth.datatype, fifth.rev) == (
         "default", "_default", "_default", "json", 1,
     )  # fmt: skip
-    assert one.vb_uuid == node.failover_log(one.vbucket)[0][0]
+    assert fifth.vb_uuid == node.failover_log(fifth.vbucket)[0][0]
 
 
 def test_a_batch_between_offsets(spark: Any, node: Node) -> None:

@@ -35,12 +35,12 @@ def delivery(first: int, count: int = 3, *, back: int | None = None) -> FeedDeli
 
 
 def seqnos(segments: list[SpoolSegment], partition: int = 0) -> list[int]:
-    found = []
+    seqnos = []
     for segment in segments:
         if path := segment.files.get(partition):
             with pa.memory_map(path) as source, pa.ipc.open_stream(source) as reader:
-                found += reader.read_all()["seqno"].to_pylist()
-    return found
+                seqnos += reader.read_all()["seqno"].to_pylist()
+    return seqnos
 
 
 def test_what_is_gathered_becomes_one_segment(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_what_is_gathered_becomes_one_segment(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     segments = spool.take(0, **NOTHING_SAID)
     assert seqnos(segments) == list(range(1, 10))
-    assert [(one.number, one.rows, one.positions[0].seqno) for one in segments] == [(0, 9, 9)]
+    assert [(segment.number, segment.rows, segment.positions[0].seqno) for segment in segments] == [(0, 9, 9)]
     spool.release(1)
     assert not list(tmp_path.iterdir())
 
@@ -83,9 +83,9 @@ def test_a_segment_is_never_larger_than_a_batch(tmp_path: Path) -> None:
     spool = Spool(FolderPlace(tmp_path), [0], 1 << 20, segment_rows=7)
     for first in (1, 4, 7, 10, 13):
         spool.append(delivery(first))
-    assert [one.rows for one in spool.take(0, **NOTHING_SAID | {"max_rows": 7})] == [6]
+    assert [segment.rows for segment in spool.take(0, **NOTHING_SAID | {"max_rows": 7})] == [6]
     spool.flush()
-    assert [one.rows for one in spool.take(0, **NOTHING_SAID)] == [6, 6, 3]
+    assert [segment.rows for segment in spool.take(0, **NOTHING_SAID)] == [6, 6, 3]
     assert seqnos(spool.take(1, **NOTHING_SAID)) == list(range(7, 16))
 
 
@@ -96,8 +96,8 @@ def test_what_went_back_begins_a_new_segment(tmp_path: Path) -> None:
     spool.append(delivery(5))
     spool.flush()
     segments = spool.take(0, **NOTHING_SAID)
-    assert [dict(one.rollbacks) for one in segments] == [{}, {0: Position.at(7, 1)}]
-    assert [one.rows for one in segments] == [3, 6]
+    assert [dict(segment.rollbacks) for segment in segments] == [{}, {0: Position.at(7, 1)}]
+    assert [segment.rows for segment in segments] == [3, 6]
 
 
 def test_a_query_that_ends_waits_for_all_or_for_enough(tmp_path: Path) -> None:

@@ -100,15 +100,15 @@ def read_stream(node: Any, directory: Path, **options: str) -> list[tuple[str, i
     """What a query that ends gives: op, vbucket and seqno."""
     reader = StreamReader({"connectionString": node.url, "spoolDir": str(directory), **options})
     reader.prepareForTriggerAvailableNow()
-    start, found = reader.initialOffset(), []
+    start, rows = reader.initialOffset(), []
     try:
         while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) is not start:
             for partition in reader.partitions(start, end):
-                found += rows_of(reader.read(partition))
+                rows += rows_of(reader.read(partition))
             start = end
     finally:
         reader.stop()
-    return found
+    return rows
 
 
 def read_batch(node: Any, _directory: Path, **options: str) -> list[tuple[str, int, int]]:
@@ -136,9 +136,9 @@ def test_a_purge_behind_the_reader_stops_it_unless_it_may_start_over(read: Any, 
         node.compact(drop_tombstones=True)
         with pytest.raises(DataLoss, match=r"vbucket 0 .* seqno 20 .*failOnDataLoss"):
             read(node, tmp_path, startingOffsets=here)
-        found = read(node, tmp_path, startingOffsets=here, failOnDataLoss="false")
-        assert found[0] == ("rollback", 0, 0)
-        assert [op for op, *_ in found[1:]] == ["mutation"] * 11
+        rows = read(node, tmp_path, startingOffsets=here, failOnDataLoss="false")
+        assert rows[0] == ("rollback", 0, 0)
+        assert [op for op, *_ in rows[1:]] == ["mutation"] * 11
 
 
 @pytest.mark.parametrize("read", [read_stream, read_batch])

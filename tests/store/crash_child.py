@@ -146,7 +146,7 @@ def random_kills(directory: str, seed: int, kills: int) -> int:
         assert code == -signal.SIGKILL
         engine = Engine(directory, settings=settings)
         bucket = engine.buckets["default"]
-        found = {}
+        changes = {}
         for vb in bucket:
             assert vb.uuid not in uuids
             assert vb.failover_log.newest.seqno == vb.high_seqno
@@ -155,12 +155,12 @@ def random_kills(directory: str, seed: int, kills: int) -> int:
                 if frame is not None:
                     text, _, rest = StoredDocument.of(frame).value.partition(b" ")
                     assert rest == bytes(int(text) % 900)
-                    found[number] = int(text)
+                    changes[number] = int(text)
         uuids |= {vb.uuid for vb in bucket}
-        newest = max(found.values(), default=0)
+        newest = max(changes.values(), default=0)
         assert newest >= max(durable, written), (newest, durable, written)
         wanted = {n % keys: n for n in range(max(newest - keys, 0) + 1, newest + 1)}
-        assert found == wanted, "something before the newest change is missing"
+        assert changes == wanted, "something before the newest change is missing"
         written = newest
         engine.crash()
     return written

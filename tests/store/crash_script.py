@@ -96,7 +96,7 @@ class Script:
         if choice < 72 and vb.state != VBucketState.ACTIVE:
             return False
         if choice < 10:
-            active = [one.id for one in bucket if one.state == VBucketState.ACTIVE]
+            active = [vbucket.id for vbucket in bucket if vbucket.state == VBucketState.ACTIVE]
             numbers = rng.choices(active, k=rng.randrange(8))
             values = [rng.randbytes(rng.choice((1, 300))) for _ in numbers]
             bucket.set_many(numbers, rng.choices(KEYS[:12], k=len(numbers)), values)
@@ -157,10 +157,10 @@ def rehearse(seed: int, operations: int) -> Script:
 
 def check_recovered(bucket: EngineBucket, script: Script, *, durable: int, newest: int | None = None) -> int:
     """The bucket is as it was after some operation, not before the last durable one, on new branches."""
-    found = look(bucket)
+    seen = look(bucket)
     stop = len(script.looks) if newest is None else newest + 1
     for place in range(stop - 1, durable - 1, -1):
-        if same(found, script.looks[place]):
+        if same(seen, script.looks[place]):
             break
     else:
         raise AssertionError(f"what was found is none of the states {durable} to {stop - 1}")
@@ -172,18 +172,18 @@ def check_recovered(bucket: EngineBucket, script: Script, *, durable: int, newes
     return place
 
 
-def same(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    if found["manifest"] != wanted["manifest"] or found["vbuckets"].keys() != wanted["vbuckets"].keys():
+def same(seen: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    if seen["manifest"] != wanted["manifest"] or seen["vbuckets"].keys() != wanted["vbuckets"].keys():
         return False
     for number, (state, high, items, frames) in wanted["vbuckets"].items():
-        if (state, high, items) != found["vbuckets"][number][:3]:
+        if (state, high, items) != seen["vbuckets"][number][:3]:
             return False
         for key, frame in frames.items():
-            other = found["vbuckets"][number][3][key]
+            other = seen["vbuckets"][number][3][key]
             if frame == other:
                 continue
             # A compaction that was under way may have purged tombstones durably before it was reported.
-            purged = found["purged"][number]
+            purged = seen["purged"][number]
             gone = frame is not None and other is None and frame[1] != 0x57
             if not (gone and int.from_bytes(frame[24:32], "big") <= purged):
                 return False

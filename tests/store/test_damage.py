@@ -166,7 +166,7 @@ def read_all(files: MemoryFiles):
 def test_every_flipped_byte_of_everything_else(sealed) -> None:
     """Nothing is lost or changed in silence: the same is read, or the file is named."""
     wanted = read_all(copy_of(sealed))
-    found = 0
+    refused = 0
     for path, data in sealed.files.items():
         for place in range(0, len(data), 5 if "segment" in path else 3):
             copy = copy_of(sealed)
@@ -176,8 +176,8 @@ def test_every_flipped_byte_of_everything_else(sealed) -> None:
             except TailraceError as error:
                 assert isinstance(error, StoreCorrupt | StoreTooNew)
                 assert path.removeprefix(DIRECTORY) in str(error) or path == "FORMAT"
-                found += 1
-    assert found > 500
+                refused += 1
+    assert refused > 500
 
 
 def test_missing_files_are_named(sealed) -> None:

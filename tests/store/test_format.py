@@ -45,7 +45,7 @@ def test_a_log() -> None:
     assert [u(data, at, 8) for at in (8, 16, 24, 32)] == [1, 0, 0, 1]
     salt = u(data, 40, 4)
     assert u(data, 60, 4) == zlib.crc32(data[:60])
-    found, notes, metas, at, number = [], [], [], 64, 0
+    stored, notes, metas, at, number = [], [], [], 64, 0
     while at < len(data):
         number += 1
         assert data[at : at + 4] == b"TRBT"
@@ -57,13 +57,13 @@ def test_a_log() -> None:
         place = at + 48 + 12 * count
         for i in range(count):
             length = u(data, at + 48 + 4 * i, 4)
-            found.append(data[place : place + length])
+            stored.append(data[place : place + length])
             notes.append(u(data, at + 48 + 4 * count + 8 * i, 8))
-            assert u(data, at + 16, 8) >= struct.unpack_from(">Q", found[-1], 16)[0]
+            assert u(data, at + 16, 8) >= struct.unpack_from(">Q", stored[-1], 16)[0]
             place += length
         metas.append(json.loads(data[place:end]) if meta else {})
         at = end
-    assert found == frames
+    assert stored == frames
     assert notes[:1500] == [0x40] * 1500
     assert notes[1500:] == [(seqno << 8) | 0xC0 for seqno in range(1, 501)]
     assert metas[0]["clean"] is False
@@ -99,7 +99,7 @@ def test_a_segment_and_the_manifest() -> None:
     assert (news, olds) == (list(range(1501, 2001)), list(range(1, 501)))
     assert u(data, table + 16, 4) == zlib.crc32(data[pairs_at : pairs_at + 8_000])
 
-    found, end, blocks = [], at + size, 0
+    stored, end, blocks = [], at + size, 0
     while at < end:
         blocks += 1
         assert data[at : at + 4] == b"TRBK"
@@ -112,16 +112,16 @@ def test_a_segment_and_the_manifest() -> None:
         place = 0
         for i in range(n):
             length_i = u(data, at + 64 + 8 * n + 4 * i, 4)
-            found.append(body[place : place + length_i])
-            assert u(data, at + 64 + 12 * n + 4 * i, 4) == zlib.crc32(found[-1])
-            assert u(data, at + 64 + 8 * i, 8) == len(found)
+            stored.append(body[place : place + length_i])
+            assert u(data, at + 64 + 12 * n + 4 * i, 4) == zlib.crc32(stored[-1])
+            assert u(data, at + 64 + 8 * i, 8) == len(stored)
             assert data[at + 64 + 16 * n + i] & 0x40
             place += length_i
         assert place == length
-        assert (u(data, at + 28, 8), u(data, at + 36, 8)) == (len(found) - n + 1, len(found))
+        assert (u(data, at + 28, 8), u(data, at + 36, 8)) == (len(stored) - n + 1, len(stored))
         assert (u(data, at + 44, 8), u(data, at + 52, 8)) == checksum(everything)
         at += 64 + columns + (length + 7) // 8 * 8
-    assert found == frames
+    assert stored == frames
     assert blocks == 2
 
 
@@ -130,7 +130,7 @@ def checksum(body: bytes) -> tuple[int, int]:
         return zlib.crc32(body), 0
     body += bytes(-len(body) % 4096)
     sums = [sum(struct.unpack_from("<512Q", body, at)) for at in range(0, len(body), 4096)]
-    weighted = sum(place * one for place, one in enumerate(sums, 1))
+    weighted = sum(place * checksum for place, checksum in enumerate(sums, 1))
     return sum(sums) % (1 << 64), weighted % (1 << 64)
 
 

@@ -10,7 +10,7 @@ from tailrace.store.checkpoint import Tail
 
 
 def tails() -> list[Tail]:
-    return [one for one in gc.get_objects() if isinstance(one, Tail)]
+    return [tail for tail in gc.get_objects() if isinstance(tail, Tail)]
 
 
 def test_sealed_changes_are_freed_without_the_collector() -> None:
@@ -25,10 +25,10 @@ def test_sealed_changes_are_freed_without_the_collector() -> None:
             for number in range(200):
                 bucket.vbuckets[number % 2].set(b"\0k%d" % number, b"v" * 100)
             bucket.flush()
-            assert sum(len(one) for one in tails() if id(one) not in known) == 200
+            assert sum(len(tail) for tail in tails() if id(tail) not in known) == 200
             bucket.seal()
             bucket.forget_memory()
-            assert sum(len(one) for one in tails() if id(one) not in known) == 0
+            assert sum(len(tail) for tail in tails() if id(tail) not in known) == 0
         assert bucket.memory_bytes == 0
     finally:
         gc.enable()

@@ -73,10 +73,10 @@ def merged(directory: Path, asked: Compaction) -> tuple[object, ...]:
     with open_store(directory) as engine:
         bucket = engine.buckets["default"]
         begun(bucket, asked).finish()
-        found = state(bucket)
+        merged = state(bucket)
     with open_store(directory) as engine:
-        assert state(engine.buckets["default"]) == found
-    return found
+        assert state(engine.buckets["default"]) == merged
+    return merged
 
 
 def merged_here(tmp_path: Path, asked: Compaction, seed: int = 1) -> tuple[object, ...]:

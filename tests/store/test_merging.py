@@ -76,14 +76,14 @@ def a_store(seed: int) -> MemoryFiles:
 
 def content(segment: Segment) -> list[tuple[object, ...]]:
     """Everything that a segment says, but for where its blocks begin."""
-    found: list[tuple[object, ...]] = []
+    rows: list[tuple[object, ...]] = []
     for number in range(VBUCKETS):
         piece = segment.piece(number)
         if piece is not None:
             frames = concatenate(list(piece.blocks()))
             columns = [column.tobytes() for column in (*frames, *piece.pairs())]
-            found.append((number, piece.traits, piece.min_expiry, piece.first, piece.last, columns))
-    return found
+            rows.append((number, piece.traits, piece.min_expiry, piece.first, piece.last, columns))
+    return rows
 
 
 def merged(files: MemoryFiles, asked: Compaction) -> tuple[object, ...]:
@@ -139,9 +139,9 @@ def test_sealed_as_it_was_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = compaction._logged_columns
 
     def asked(*args: Any) -> Any:
-        found = ask(*args)
-        known.append(found is not None)
-        return found
+        answer = ask(*args)
+        known.append(answer is not None)
+        return answer
 
     every = []
     for answer in (asked, lambda *_args: None):

@@ -169,9 +169,9 @@ def test_a_failed_sync_is_never_counted() -> None:
     assert (answers, vb.persisted_seqno) == ([True], 1)
     assert bucket.journal.number > log  # the file whose sync failed is not trusted again
     for seed in range(20):
-        found = open_store(disk.power_cut(random.Random(seed)), 2).buckets["default"]
-        assert StoredDocument.of(found.vbuckets[0].get(b"\0k1")).value == b"1"  # type: ignore[arg-type]
-        assert found.cursors == {"first": {"0": 1}, "second": {"0": 2}}
+        left = open_store(disk.power_cut(random.Random(seed)), 2).buckets["default"]
+        assert StoredDocument.of(left.vbuckets[0].get(b"\0k1")).value == b"1"  # type: ignore[arg-type]
+        assert left.cursors == {"first": {"0": 1}, "second": {"0": 2}}
 
 
 def test_a_full_disk_keeps_serving_reads() -> None:

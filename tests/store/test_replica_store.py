@@ -50,11 +50,11 @@ def frames_after(vbucket: History, seqno: int) -> tuple[list[bytes], int]:
 
 
 def applied(state: State, frames: list[bytes]) -> State:
-    found = dict(state)
+    documents = dict(state)
     for frame in frames:
         document = StoredDocument.of(frame)
-        found[document.key] = document.seqno, document.deleted
-    return found
+        documents[document.key] = document.seqno, document.deleted
+    return documents
 
 
 class Pair:
@@ -77,9 +77,9 @@ class Pair:
 
     @property
     def replica(self) -> EngineVBucket:
-        found = self.bucket.vbuckets[0]
-        assert found is not None
-        return found
+        vbucket = self.bucket.vbuckets[0]
+        assert vbucket is not None
+        return vbucket
 
     def run(self, action: str, number: int) -> None:
         key = b"\0%d" % number
@@ -145,9 +145,9 @@ def test_what_a_replica_shows_and_goes_back_to_are_states_of_its_active(
         target = replica.complete_seqno
         if target < replica.high_seqno:
             return
-    found = {key: replica.get_any(key) for key in pair.states[target]}
+    by_key = {key: replica.get_any(key) for key in pair.states[target]}
     for key, (seqno, deleted) in pair.states[target].items():
-        frame = found[key]
+        frame = by_key[key]
         if frame is None:
             assert deleted, "a live document is missing"
         else:

@@ -21,13 +21,13 @@ def opened(files: Any) -> Engine:
 
 def content(bucket: Any) -> list[Any]:
     """Seqnos, branches and documents of both vbuckets, and the first snapshot that a reader gets."""
-    found: list[Any] = []
+    rows: list[Any] = []
     for vbucket in bucket.vbuckets:
         keys = [b"\0k%d" % number for number in range(20)]
         snapshot, frames = vbucket.snapshot_after(0), []
         while snapshot is not None and (chunk := snapshot.read()) is not None:
             frames.append(chunk.data.tobytes())
-        found.append(
+        rows.append(
             (
                 vbucket.high_seqno,
                 vbucket.persisted_seqno,
@@ -36,7 +36,7 @@ def content(bucket: Any) -> list[Any]:
                 b"".join(frames),
             )
         )
-    return found
+    return rows
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -70,6 +70,6 @@ def test_a_disk_without_room(sealed: bool, targets: dict[int, int]) -> None:
     rolled_back = content(bucket)
     engine.close()
     again = opened(inner)
-    found = content(again.buckets["default"])
-    assert [of[:-1] for of in found] == [of[:-1] for of in rolled_back], "but for how snapshots are cut"
+    reopened = content(again.buckets["default"])
+    assert [of[:-1] for of in reopened] == [of[:-1] for of in rolled_back], "but for how snapshots are cut"
     again.close()

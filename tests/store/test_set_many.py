@@ -70,7 +70,7 @@ def prepare(bucket: EngineBucket, rng: random.Random) -> None:
 @pytest.mark.parametrize("datatype", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(20))
 def test_as_one_by_one(seed: int, datatype: int) -> None:
-    found = []
+    outcomes = []
     for way in ("set", "put", "set_many"):
         rng = random.Random(seed)
         engine, bucket, clock = a_bucket()
@@ -95,9 +95,9 @@ def test_as_one_by_one(seed: int, datatype: int) -> None:
                 else:
                     assert vb.put(key, value, 0, datatype, 0) == (bucket.clock.last, vb.high_seqno)
                     bucket.cache.pop(key, None)
-        found.append((state(bucket), told, dict(bucket.cache)))
+        outcomes.append((state(bucket), told, dict(bucket.cache)))
         engine.close()
-    assert found[0] == found[1] == found[2]
+    assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_beyond_the_quota() -> None:
 
 def test_together_where_nothing_is_unusual(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that come twice, new ones, deleted ones, those of a collection, and vbuckets that are watched."""
-    found = []
+    outcomes = []
     for many in (False, True):
         rng = random.Random(3)
         engine, bucket, _ = a_bucket()
@@ -163,9 +163,9 @@ def test_together_where_nothing_is_unusual(monkeypatch: pytest.MonkeyPatch) -> N
         else:
             for number, key, value in zip(numbers, names, values, strict=True):
                 bucket.vbuckets[number].set(key, value, datatype=1)
-        found.append((state(bucket), told))
+        outcomes.append((state(bucket), told))
         engine.close()
-    assert found[0] == found[1]
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize("wrong", ["value", "key"])

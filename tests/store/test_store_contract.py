@@ -334,8 +334,8 @@ class TestStreams:
         bucket.flush()
         vb.set(b"\0k0", b"in memory")
         (frames,) = stream(vb, memory=False)
-        found = {StoredDocument.of(f).key: StoredDocument.of(f).value for f in frames}
-        assert found == {b"\0k%d" % i: b"sealed" if i < 5 else b"flushed" for i in range(15)}
+        documents = {StoredDocument.of(f).key: StoredDocument.of(f).value for f in frames}
+        assert documents == {b"\0k%d" % i: b"sealed" if i < 5 else b"flushed" for i in range(15)}
         assert not vb.snapshot_after(0, memory=False).in_memory
 
     def test_traits_of_chunks(self, home):
@@ -493,8 +493,8 @@ class TestDurability:
         assert 1 <= len(bucket.segments) < 10
         for again in (home.bucket, home.restart, home.crash):
             bucket = again()
-            found = {(vb.id, k): v for vb in bucket for k, v in values(vb).items()}
-            assert found == model
+            documents = {(vb.id, k): v for vb in bucket for k, v in values(vb).items()}
+            assert documents == model
             assert sum(vb.item_count for vb in bucket) == len(model)
 
     def test_a_second_process_is_refused(self, home):

@@ -238,13 +238,13 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(size=st.sampled_from([1, 600, 1 << 20]))
     def read_snapshot(self, size: int) -> None:
         snapshot, wanted = self.snapshots.pop(0)
-        found = []
+        frames = []
         while (chunk := snapshot.read(size)) is not None:
             starts = chunk.offsets.tolist()
             for start, stop in zip(starts, [*starts[1:], len(chunk.data)], strict=True):
-                found.append(chunk.data[start:stop].tobytes())
-        assert found == wanted
-        assert len({subject_of(frame) for frame in found}) == len(found)
+                frames.append(chunk.data[start:stop].tobytes())
+        assert frames == wanted
+        assert len({subject_of(frame) for frame in frames}) == len(frames)
 
     @invariant()
     def everything_is_there(self) -> None:

@@ -133,11 +133,11 @@ def polars_rows(
 
 
 def as_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Row]:
-    found: dict[str, Row] = {}
+    by_key: dict[str, Row] = {}
     for row in rows:
-        assert row["key"] not in found, f"{row['key']} is there twice"
-        found[row["key"]] = (row["key"], row["value"], row["vbucket"], row["seqno"])
-    return found
+        assert row["key"] not in by_key, f"{row['key']} is there twice"
+        by_key[row["key"]] = (row["key"], row["value"], row["vbucket"], row["seqno"])
+    return by_key
 
 
 def own_rows(table: DeltaMirrorTable, version: int | None = None) -> dict[str, Row]:

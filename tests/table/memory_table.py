@@ -99,7 +99,7 @@ class MemoryTable:
         for new in commit.added:
             held[new.file.path] = (new.file, BitMap.deserialize(new.masked) if new.masked else BitMap())
         positions = {**self.current.positions, **(commit.positions or {})}
-        self._files.append({path: one for path, one in held.items() if len(one[1]) < one[0].rows})
+        self._files.append({path: file for path, file in held.items() if len(file[1]) < file[0].rows})
         self._versions.append(
             TableVersion(self.version + 1, 0, commit.operation, positions, "run", dict(commit.resets))
         )
@@ -115,5 +115,5 @@ class MemoryTable:
         """The live rows."""
         files = self.files(version)
         masks: Mapping[str, BitMap] = {file.path: self.mask(file) for file in files}
-        found = scan(self.store, files, masks, self.schema, key_hash=KeyHash(self.secret))
-        return pa.Table.from_batches(found, schema=self.schema)
+        batches = scan(self.store, files, masks, self.schema, key_hash=KeyHash(self.secret))
+        return pa.Table.from_batches(batches, schema=self.schema)

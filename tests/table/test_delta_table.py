@@ -133,9 +133,9 @@ def test_small_vectors_stand_in_the_log(table: DeltaMirrorTable) -> None:
 
 def test_exact_vectors_and_files_that_come_back(table: DeltaMirrorTable) -> None:
     mirror = NaiveMirror(table)
-    one = mirror.change(keys(range(100)))
+    first = mirror.change(keys(range(100)))
     two = mirror.change(keys(range(50)))
-    before = {file.path: file for file in table.files(one)}
+    before = {file.path: file for file in table.files(first)}
     (old,) = before
     new = next(file.path for file in table.files(two) if file.path not in before)
     table.commit(
@@ -147,10 +147,12 @@ def test_exact_vectors_and_files_that_come_back(table: DeltaMirrorTable) -> None
             positions={3: Position.at(9, 7)},
         )
     )
-    check_rows(table, mirror.states[one])
+    check_rows(table, mirror.states[first])
     table.commit(Commit("TAILRACE COMPACT", removed=[old], data_change=False))
     table.commit(Commit("TAILRACE ROLLBACK", readded=[before[old]], vectors={old: BitMap([1, 2])}))
-    expected = {row[0]: row for number, row in enumerate(mirror.states[one].values()) if number not in (1, 2)}
+    expected = {
+        row[0]: row for number, row in enumerate(mirror.states[first].values()) if number not in (1, 2)
+    }
     check_rows(table, expected)
     versions = {version.version: version for version in table.versions()}
     assert versions[two + 1].resets == {3: 7}

@@ -157,20 +157,20 @@ class World:
     def rows(self, version: int | None = None) -> Model:
         files = self.table.files(version)
         masks = {file.path: self.table.mask(file) for file in files}
-        found: Model = {}
+        state: Model = {}
         for batch in scan(
             self.table.store, files, masks, self.table.schema, key_hash=KeyHash(self.table.secret)
         ):
             for row in batch.to_pylist():
-                assert (row["vbucket"], row["key"]) not in found, "a document stands there twice"
-                found[row["vbucket"], row["key"]] = (row["seqno"], row["value"])
-        return found
+                assert (row["vbucket"], row["key"]) not in state, "a document stands there twice"
+                state[row["vbucket"], row["key"]] = (row["seqno"], row["value"])
+        return state
 
     def check(self) -> None:
         assert self.rows() == self.documents
         base = sorted((file for file in self.table.files() if file.kind == "base"), key=lambda file: file.low)
-        for one, other in pairwise(base):
-            assert one.high < other.low, "two files of the base overlap"
+        for below, other in pairwise(base):
+            assert below.high < other.low, "two files of the base overlap"
 
 
 def play(world: World, steps: int) -> None:
@@ -229,8 +229,8 @@ def test_a_delta_table_is_the_same_for_other_engines(tmp_path: Path, seed: int) 
     world.check()
     expected = {(vbucket, key, *row) for (vbucket, key), row in world.documents.items()}
     for engine, rows in read_by_others(tmp_path / "table").items():
-        found = {(row["vbucket"], row["key"], row["seqno"], row["value"]) for row in rows}
-        assert found == expected, engine
+        told = {(row["vbucket"], row["key"], row["seqno"], row["value"]) for row in rows}
+        assert told == expected, engine
         assert len(rows) == len(expected), engine
 
 

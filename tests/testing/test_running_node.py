@@ -26,7 +26,7 @@ def ask(node, *messages, count=None):
     frames = []
     framer = Framer()
     with socket.create_connection((node.host, node.port), timeout=30) as connection:
-        connection.sendall(b"".join(one.encode() for one in messages))
+        connection.sendall(b"".join(message.encode() for message in messages))
         while len(frames) < (len(messages) if count is None else count):
             try:
                 data = connection.recv(1 << 16)
@@ -145,14 +145,17 @@ def test_persistence_and_purge():
     with tailrace.testing.node(vbuckets=1, settings={"flush_interval": "1h"}) as node:
         node.stop_persistence()
         node.set("a", 1)
-        persisted = lambda: node.call(lambda one: one.buckets["default"].store.vbuckets[0].persisted_seqno)  # noqa: E731
+
+        def persisted():
+            return node.call(lambda inner: inner.buckets["default"].store.vbuckets[0].persisted_seqno)
+
         assert persisted() == 0
         node.start_persistence()
         assert persisted() == 1
         node.delete("a")
         node.set("b", 1)
         node.compact(drop_tombstones=True)
-        assert node.call(lambda one: one.buckets["default"].store.vbuckets[0].purge_seqno) == 2
+        assert node.call(lambda inner: inner.buckets["default"].store.vbuckets[0].purge_seqno) == 2
 
 
 def test_flush_and_states():
@@ -215,7 +218,7 @@ def test_a_clean_stop_answers_what_is_unfinished():
             framed = kv.Set(key=b"b", value=b"1", framing=b"\x11\x03")
             both = framed.encode() + admin.Noop().encode()
             connection.sendall(both)
-            while not node.call(lambda inner: sum(one.unfinished for one in inner.sessions)):
+            while not node.call(lambda inner: sum(session.unfinished for session in inner.sessions)):
                 if select.select([connection], [], [], 0)[0]:  # the disk was faster than we are: once more
                     assert statuses(connection, 2) == [0, 0]
                     connection.sendall(both)
@@ -231,7 +234,7 @@ def statuses(connection, count):
     while len(frames) < count and (data := connection.recv(1 << 16)):
         framer.feed(data)
         frames += framer.frames()
-    return [one.status for one in frames]
+    return [frame.status for frame in frames]
 
 
 def test_faults_of_the_start_are_raised_here(tmp_path):
@@ -268,7 +271,7 @@ def _plugin_arguments():
     """Where the package is installed its entry point loads the plugin; in a bare tree it is named."""
     from importlib.metadata import entry_points
 
-    installed = any(one.name == "tailrace" for one in entry_points(group="pytest11"))
+    installed = any(entry_point.name == "tailrace" for entry_point in entry_points(group="pytest11"))
     return [] if installed else ["-p", "tailrace.testing.pytest_plugin"]
 
 
@@ -286,7 +289,7 @@ def test_who_connects_while_the_node_ends_leaves_no_socket_behind(monkeypatch):
     socket would hit whichever test comes next.
     """
     left = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda found: left.append(str(found.exc_value)))
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: left.append(str(unraisable.exc_value)))
     for how in ("kill", "stop") * 3:
         with tailrace.testing.node(vbuckets=1) as node:
             enough = threading.Event()
@@ -298,8 +301,8 @@ def test_who_connects_while_the_node_ends_leaves_no_socket_behind(monkeypatch):
                         held.append(socket.create_connection((node.host, node.port), 1))
                     if len(held) > 50:
                         held.pop(0).close()
-                for one in held:
-                    one.close()
+                for connection in held:
+                    connection.close()
 
             thread = threading.Thread(target=connect)
             thread.start()
@@ -309,4 +312,4 @@ def test_who_connects_while_the_node_ends_leaves_no_socket_behind(monkeypatch):
                 enough.set()
                 thread.join()
     gc.collect()
-    assert not [one for one in left if "unclosed" in one]
+    assert not [message for message in left if "unclosed" in message]

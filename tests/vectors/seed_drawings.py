@@ -87,7 +87,7 @@ def _remark(text: str) -> int:
 
 def drawings(text: str) -> list[Drawing]:
     """All packets drawn in a document, in order."""
-    found: list[Drawing] = []
+    drawings: list[Drawing] = []
     open_drawing = False
     for number, line in enumerate(text.split("\n"), 1):
         if "0 1 2 3 4 5 6 7" in line:
@@ -97,18 +97,18 @@ def drawings(text: str) -> list[Drawing]:
             if any(cell is None for cell in cells):
                 continue
             if offset == 0:
-                found.append(Drawing(number))
+                drawings.append(Drawing(number))
                 open_drawing = True
-            if not open_drawing or offset != len(found[-1].data):
+            if not open_drawing or offset != len(drawings[-1].data):
                 raise ValueError(f"line {number}: a row at offset {offset} that continues nothing")
             for cell in cells:
                 assert cell is not None
                 if cell[2] and ord(cell[2]) != int(cell[1], 16):
                     raise ValueError(f"line {number}: {cell[0]} contradicts itself")
-                found[-1].data += bytes.fromhex(cell[1])
-        elif found and (said := _STATED.match(line)):
+                drawings[-1].data += bytes.fromhex(cell[1])
+        elif drawings and (said := _STATED.match(line)):
             last = int(said["last"] or said["first"])
-            found[-1].stated.append(
+            drawings[-1].stated.append(
                 Stated(said["name"], int(said["first"]), last, " ".join(said["text"].split()))
             )
-    return found
+    return drawings

@@ -93,13 +93,13 @@ def _meanings(vector: Vector) -> dict[str, Iterator[bytes]]:
     """What a breakdown must say, as bytes in order, under the name that this drawing uses."""
     drawing = drawn()[vector.source]
     stated = {said.name.lower(): said for said in drawing.stated}
-    found: dict[str, list[bytes]] = {}
+    fields: dict[str, list[bytes]] = {}
 
     def expect(ours: str, *values: int | bytes) -> None:
         for spelling in _SPELLINGS.get(ours, [ours.replace("_", " ")]):
             if spelling in stated:
                 width = stated[spelling].last - stated[spelling].first + 1
-                found.setdefault(spelling, []).extend(
+                fields.setdefault(spelling, []).extend(
                     value if isinstance(value, bytes) else value.to_bytes(width) for value in values
                 )
                 return
@@ -109,8 +109,8 @@ def _meanings(vector: Vector) -> dict[str, Iterator[bytes]]:
         expect(name, value)
     for name, value in vector.fields.items():
         if name == "vbuckets":
-            found["# listed"] = [len(value).to_bytes(2)]
-            found["vbucket"] += [one.to_bytes(2) for one in value]
+            fields["# listed"] = [len(value).to_bytes(2)]
+            fields["vbucket"] += [vbucket.to_bytes(2) for vbucket in value]
         elif name == "failover_log":
             expect("vb_uuid", *(uuid for uuid, _ in value))
             expect("high_seqno" if "high seqno" in stated else "vb_seqno", *(seqno for _, seqno in value))
@@ -120,7 +120,7 @@ def _meanings(vector: Vector) -> dict[str, Iterator[bytes]]:
         expect("key", vector.key)
     if vector.value:
         expect("value", vector.value)
-    return {**{name: iter(values) for name, values in found.items()}, "reserved": _zeros(stated)}
+    return {**{name: iter(values) for name, values in fields.items()}, "reserved": _zeros(stated)}
 
 
 def _zeros(stated: Mapping[str, object]) -> Iterator[bytes]:
@@ -138,7 +138,7 @@ def test_what_the_header_announces_is_known(vector: Vector) -> None:
 
 @pytest.mark.parametrize("vector", CORRECTED, ids=str)
 def test_corrected_packet_differs_only_where_the_errata_say(vector: Vector) -> None:
-    (literal,) = (one for one in LITERAL if one.source == vector.source)
+    (literal,) = (other for other in LITERAL if other.source == vector.source)
     data = bytearray(literal.data)
     for repair in vector.repairs:
         at, drawn_there = repair["offset"], bytes.fromhex(repair["drawn"])

@@ -81,8 +81,8 @@ def test_head_has_no_body() -> None:
     ],
 )
 def test_errors_have_one_shape(request_line: str, status: int) -> None:
-    found, headers, body = parsed(respond(Bench().node, f"{request_line}\r\n\r\n".encode("latin-1")))
-    assert (found, headers["content-type"]) == (status, "application/json")
+    code, headers, body = parsed(respond(Bench().node, f"{request_line}\r\n\r\n".encode("latin-1")))
+    assert (code, headers["content-type"]) == (status, "application/json")
     assert list(json.loads(body)) == ["error"]
 
 

@@ -38,13 +38,13 @@ def _of_code(code: str) -> st.SearchStrategy[Any]:
 
 def _records(*formats: str) -> st.SearchStrategy[bytes]:
     """A value of whole records, each packed by one of the formats."""
-    one = st.one_of(
+    element = st.one_of(
         *(
             st.tuples(*map(_of_code, code)).map(lambda numbers, code=code: struct.pack(">" + code, *numbers))  # type: ignore[misc]
             for code in formats
         )
     )
-    return st.lists(one, max_size=4).map(b"".join)
+    return st.lists(element, max_size=4).map(b"".join)
 
 
 def _log() -> st.SearchStrategy[bytes]:
@@ -126,10 +126,10 @@ def _cache_records(draw: st.DrawFn) -> bytes:
 
 def _keyed(tail: str) -> st.SearchStrategy[bytes]:
     """Records of u16 vbucket, u16 key length, key and a fixed tail."""
-    one = st.tuples(_number(16), st.binary(max_size=5), st.tuples(*map(_of_code, tail))).map(
+    element = st.tuples(_number(16), st.binary(max_size=5), st.tuples(*map(_of_code, tail))).map(
         lambda made: struct.pack(">HH", made[0], len(made[1])) + made[1] + struct.pack(">" + tail, *made[2])
     )
-    return st.lists(one, min_size=1, max_size=3).map(b"".join)
+    return st.lists(element, min_size=1, max_size=3).map(b"".join)
 
 
 def _specs(code: str) -> st.SearchStrategy[bytes]:
@@ -139,8 +139,8 @@ def _specs(code: str) -> st.SearchStrategy[bytes]:
             return struct.pack(">BBH", opcode, flags, len(path)) + path
         return struct.pack(">BBHI", opcode, flags, len(path), len(value)) + path + value
 
-    one = st.tuples(_number(8), _number(8), st.binary(max_size=4), st.binary(max_size=4)).map(pack)
-    return st.lists(one, min_size=1, max_size=3).map(b"".join)
+    element = st.tuples(_number(8), _number(8), st.binary(max_size=4), st.binary(max_size=4)).map(pack)
+    return st.lists(element, min_size=1, max_size=3).map(b"".join)
 
 
 def _sized(*sizes: int) -> st.SearchStrategy[bytes]:
@@ -217,8 +217,8 @@ def _part(rule: Part, present: st.SearchStrategy[Any], absent: Any) -> st.Search
 
 def frame_infos() -> st.SearchStrategy[bytes]:
     """Framing extras, the escapes for long ids and data included."""
-    one = st.builds(FrameInfo, st.integers(0, 60), st.binary(max_size=40))
-    return st.lists(one, max_size=3).map(encode_frame_infos)
+    element = st.builds(FrameInfo, st.integers(0, 60), st.binary(max_size=40))
+    return st.lists(element, max_size=3).map(encode_frame_infos)
 
 
 @st.composite

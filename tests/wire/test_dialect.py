@@ -58,17 +58,17 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("first", "dialect", "role"), BINDS, ids=lambda one: getattr(one, "name", ""))
+@pytest.mark.parametrize(("first", "dialect", "role"), BINDS, ids=lambda case: getattr(case, "name", ""))
 def test_first_packet_binds(first: Frame, dialect: Dialect, role: Role) -> None:
     assert bind(first) == (dialect, role)
 
 
-@pytest.mark.parametrize("first", ORDINARY, ids=lambda one: f"{one.magic:02x}-{one.opcode:02x}")
+@pytest.mark.parametrize("first", ORDINARY, ids=lambda frame: f"{frame.magic:02x}-{frame.opcode:02x}")
 def test_ordinary_command_binds_nothing(first: Frame) -> None:
     assert bind(first) is None
 
 
-@pytest.mark.parametrize("first", REFUSED, ids=lambda one: f"{one.opcode:02x}-{one.extras_length}")
+@pytest.mark.parametrize("first", REFUSED, ids=lambda frame: f"{frame.opcode:02x}-{frame.extras_length}")
 def test_change_stream_command_that_opens_nothing_is_refused(first: Frame) -> None:
     with pytest.raises(MalformedMessage) as refused:
         bind(first)
@@ -81,14 +81,14 @@ OPENERS = {"tap": {0x40}, "upr-a": {0x01}, "upr-b": {0x50, 0x51}, "dcp": {0x50}}
 @pytest.mark.parametrize(
     "vector",
     [
-        one
-        for one in vectors()
-        if one.dialect in OPENERS
-        and one.data[0] in (0x80, 0x08)
-        and one.data[1] in OPENERS[one.dialect]
-        and one.direction == "to-producer"
-        and one.framable
-        and one.error is None
+        vector
+        for vector in vectors()
+        if vector.dialect in OPENERS
+        and vector.data[0] in (0x80, 0x08)
+        and vector.data[1] in OPENERS[vector.dialect]
+        and vector.direction == "to-producer"
+        and vector.framable
+        and vector.error is None
     ],
     ids=str,
 )
@@ -98,14 +98,14 @@ def test_golden_openers_bind_their_own_dialect(vector: Vector) -> None:
     assert bound[0].name == vector.dialect
 
 
-@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda one: one.name)
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
 def test_every_dialect_has_the_key_value_commands(dialect: Dialect) -> None:
     """A command's opcode may only be taken where the dialect has a message of its own in that place."""
     for cls in KV_MESSAGES:
         if dialect is not KV and any(message.OPCODE == cls.OPCODE for message in dialect.messages):
             continue
-        found = {dialect.find(Frame(cls.MAGIC, cls.OPCODE), direction) for direction in Direction}
-        assert cls in found
+        classes = {dialect.find(Frame(cls.MAGIC, cls.OPCODE), direction) for direction in Direction}
+        assert cls in classes
 
 
 def test_set_is_told_from_a_draft_a_request() -> None:
@@ -158,7 +158,7 @@ def test_nothing_else_is_taken_for_a_forgotten_stream_id() -> None:
 
 
 def test_counts_are_those_of_the_documents() -> None:
-    assert {name: len(one.messages) for name, one in DIALECTS.items()} == {
+    assert {name: len(dialect.messages) for name, dialect in DIALECTS.items()} == {
         "dcp": 24,
         "upr-a": 15,
         "upr-b": 11,

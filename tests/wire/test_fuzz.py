@@ -140,11 +140,11 @@ def read_all(message: Message) -> None:
         declared = getattr(type(message), name, None)
         if isinstance(declared, property) or name in READERS:
             with suppress(MalformedMessage):
-                found = getattr(message, name)
+                member = getattr(message, name)
                 if isgeneratorfunction(declared):
-                    list(found())
-                elif callable(found):
-                    found()
+                    list(member())
+                elif callable(member):
+                    member()
     for decode in (decode_leb128, split_xattrs, decode_failover_log):
         with suppress(MalformedMessage):
             decode(message.value)

@@ -68,12 +68,12 @@ def assert_named(message: Message, vector: Vector) -> None:
 
 def said(message: Message, name: str) -> Any:
     """What a message says under a name, in its fields, properties or options, as JSON would have it."""
-    found = getattr(message, name, None)
-    if found is None and hasattr(message, "options"):
-        found = getattr(message.options(), name, None) if callable(message.options) else message.options
-    if callable(found):
-        found = list(found())
-    return plain(found)
+    value = getattr(message, name, None)
+    if value is None and hasattr(message, "options"):
+        value = getattr(message.options(), name, None) if callable(message.options) else message.options
+    if callable(value):
+        value = list(value())
+    return plain(value)
 
 
 def plain(value: Any) -> Any:
@@ -82,9 +82,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict) and set(value) == {"hex"}:
         return as_bytes(value)
     if isinstance(value, dict) and value and all(isinstance(key, str) for key in value):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(member) for key, member in value.items()}
     if isinstance(value, dict):
-        return [[key, plain(one)] for key, one in value.items()]
+        return [[key, plain(member)] for key, member in value.items()]
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value.encode() if isinstance(value, str) else value
@@ -161,11 +161,11 @@ def test_all_packets_as_one_stream_in_any_pieces(seed: int) -> None:
     order = rng.sample(FRAMABLE, len(FRAMABLE))
     stream = b"".join(vector.data for vector in order)
     framer = Framer()
-    found: list[Frame] = []
+    frames: list[Frame] = []
     for piece in pieces(stream, rng):
         framer.feed(piece)
-        found += framer.frames()
-    assert [frame.encode() for frame in found] == [vector.data for vector in order]
+        frames += framer.frames()
+    assert [frame.encode() for frame in frames] == [vector.data for vector in order]
     assert framer.buffered == 0
 
 

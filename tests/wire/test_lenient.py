@@ -25,8 +25,10 @@ def named(notes: tuple[str, ...] | list[str]) -> list[str]:
 
 
 def corrected(vector: Vector) -> Vector:
-    (found,) = (other for other in vectors() if other.source == vector.source and other.form == "corrected")
-    return found
+    (corrected,) = (
+        other for other in vectors() if other.source == vector.source and other.form == "corrected"
+    )
+    return corrected
 
 
 @pytest.mark.parametrize("given", ["the dialect given", "the dialect found out"])

@@ -34,10 +34,10 @@ def refuse(dialect: str, direction: str, data: bytes) -> MalformedMessage | None
 def test_twins_are_refused(vector: Vector) -> None:
     shape = shape_of(vector)
     assert shape is not None
-    found = {what: refuse(vector.dialect, vector.direction, data) for what, data in twins(vector, shape)}
-    assert found, "a message without a twin"
-    assert {what: error.status if error else None for what, error in found.items()} == dict.fromkeys(
-        found, Status.EINVAL
+    refusals = {what: refuse(vector.dialect, vector.direction, data) for what, data in twins(vector, shape)}
+    assert refusals, "a message without a twin"
+    assert {what: error.status if error else None for what, error in refusals.items()} == dict.fromkeys(
+        refusals, Status.EINVAL
     )
 
 
@@ -51,11 +51,11 @@ def test_every_message_has_twins() -> None:
     assert declared <= broken
 
 
-@pytest.mark.parametrize("one", malformed(), ids=str)
-def test_packet_that_is_wrong_in_its_own_way(one: Malformed) -> None:
-    error = refuse(one.dialect, one.direction, one.data)
-    assert error is not None, one.why
-    assert error.status == one.status
+@pytest.mark.parametrize("broken", malformed(), ids=str)
+def test_packet_that_is_wrong_in_its_own_way(broken: Malformed) -> None:
+    error = refuse(broken.dialect, broken.direction, broken.data)
+    assert error is not None, broken.why
+    assert error.status == broken.status
     assert str(error)
 
 

@@ -24,8 +24,8 @@ FRAMABLE = [vector for vector in ALL if vector.framable]
 
 
 def only(data: bytes, observer: Observer) -> Description:
-    (found,) = read(data, observer)
-    return found
+    (description,) = read(data, observer)
+    return description
 
 
 def knowing(vector: Vector) -> Observer:
@@ -37,8 +37,8 @@ def knowing(vector: Vector) -> Observer:
 
 @pytest.mark.parametrize("vector", ALL, ids=str)
 def test_a_packet_is_described_as_its_document_says(vector: Vector) -> None:
-    found = only(vector.data, knowing(vector))
-    said = found.to_json()
+    description = only(vector.data, knowing(vector))
+    said = description.to_json()
     assert said["direction"] == vector.direction
     assert (said["magic"], said["opcode"]) == (vector.data[0], vector.data[1])
     assert said["opaque"] == vector.header["opaque"]
@@ -67,11 +67,11 @@ def test_a_packet_is_described_as_its_document_says(vector: Vector) -> None:
 
 def test_text_and_json_can_be_written_and_hold_nothing_that_a_terminal_obeys() -> None:
     for vector in ALL:
-        found = only(vector.data, Observer())
-        assert json.loads(json.dumps(found.to_json(), allow_nan=False)) == found.to_json()
-        kinds = [kind for kind, _ in found.to_text()]
+        description = only(vector.data, Observer())
+        assert json.loads(json.dumps(description.to_json(), allow_nan=False)) == description.to_json()
+        kinds = [kind for kind, _ in description.to_text()]
         assert kinds[0] == "head" and "head" not in kinds[1:]
-        for _, line in found.to_text():
+        for _, line in description.to_text():
             assert line.isprintable(), line
 
 
@@ -93,9 +93,9 @@ def test_few_packets_are_ambiguous() -> None:
     """The rule for single packets is worth something: only these few can't be told apart."""
     names = set()
     for vector in ALL:
-        found = only(vector.data, Observer())
-        if any(note.startswith("ambiguous") for note in found.notes):
-            names.add(found.name)
+        description = only(vector.data, Observer())
+        if any(note.startswith("ambiguous") for note in description.notes):
+            names.add(description.name)
     assert names == {
         "noop",
         "noop response",
@@ -143,12 +143,12 @@ def test_a_drawing_behind_whole_frames_is_understood_too() -> None:
 
 def test_frames_before_garbage_are_shown_and_the_garbage_is_named() -> None:
     data = dcp.DcpNoop(opaque=1).encode() + dcp.DcpNoop(opaque=2).encode() + b"garbage"
-    found = read(data, Observer())
-    assert [next(found).frame.opaque, next(found).frame.opaque] == [1, 2]
+    descriptions = read(data, Observer())
+    assert [next(descriptions).frame.opaque, next(descriptions).frame.opaque] == [1, 2]
     with pytest.raises(
         FramingError, match="7 bytes at offset 48 are no frame: no frame starts with the byte 0x67"
     ):
-        next(found)
+        next(descriptions)
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_what_is_missing_is_said(data: bytes, what: str) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_give_descriptions_and_then_a_framing_error_at_most(data: bytes) -> None:
     try:
-        for found in read(data, Observer()):
-            json.dumps(found.to_json())
-            assert found.to_text()
+        for description in read(data, Observer()):
+            json.dumps(description.to_json())
+            assert description.to_text()
     except FramingError:
         pass
 
@@ -193,10 +193,10 @@ def test_any_frame_can_be_described_in_every_dialect(
     frame = Frame(magic, opcode, key, extras, datatype, vbucket, 1, 2, body=body)
     for dialect in DIALECTS.values():
         for direction in Direction:
-            found = describe(frame, dialect, direction)
-            json.dumps(found.to_json())
-            assert all(line.isprintable() for _, line in found.to_text())
-            assert found.value_length >= 0
+            description = describe(frame, dialect, direction)
+            json.dumps(description.to_json())
+            assert all(line.isprintable() for _, line in description.to_text())
+            assert description.value_length >= 0
 
 
 @pytest.mark.parametrize("seconds", [2_592_001, 253_402_300_799, 253_402_300_800, 2**64 - 2, 2**64 - 1])
@@ -212,10 +212,10 @@ def test_a_time_that_no_calendar_has_is_shown_as_its_number(seconds: int) -> Non
 
 def test_a_password_is_not_shown() -> None:
     packet = Frame(0x80, 0x21, 5, 0, body=b"PLAIN\0eve\0hunter2").encode()
-    found = only(packet, Observer())
-    shown = json.dumps(found.to_json()) + "".join(line for _, line in found.to_text())
+    description = only(packet, Observer())
+    shown = json.dumps(description.to_json()) + "".join(line for _, line in description.to_text())
     assert "hunter2" not in shown
-    assert found.to_json()["value_length"] == 12
+    assert description.to_json()["value_length"] == 12
 
 
 # conversations
@@ -225,7 +225,7 @@ def test_the_first_request_binds_and_ends_all_doubt() -> None:
     observer = Observer()
     request = upr.UprBStreamRequest(vbucket=3, opaque=7).encode()
     start = upr.UprBStreamStart(vbucket=3, opaque=7).encode()
-    names = [found.name for found in read(request + start, observer)]
+    names = [description.name for description in read(request + start, observer)]
     assert names == ["upr b stream request", "upr b stream start"]
     assert only(start, observer).notes == []
     assert only(start, Observer()).notes != []
@@ -235,14 +235,14 @@ def test_a_frame_that_only_one_dialect_has_ends_doubt_too() -> None:
     """A recording may begin behind the request that binds."""
     start, end = upr.UprBSnapshotStart().encode(), upr.UprBSnapshotEnd().encode()
     change = upr.UprBMutation(by_seqno=1, rev_seqno=1, key=b"k").encode()
-    found = list(read(start + change + end + start, Observer()))
-    assert [description.name for description in found] == [
+    descriptions = list(read(start + change + end + start, Observer()))
+    assert [description.name for description in descriptions] == [
         "dcp get failover log",
         "upr b mutation",
         "upr b snapshot end",
         "upr b snapshot start",
     ]
-    assert found[0].notes[0].startswith("ambiguous") and not found[3].notes
+    assert descriptions[0].notes[0].startswith("ambiguous") and not descriptions[3].notes
 
 
 def test_key_value_traffic_is_never_taken_for_draft_a() -> None:
@@ -257,8 +257,8 @@ def test_key_value_traffic_is_never_taken_for_draft_a() -> None:
     odd = kv.MutationResponse(opcode=0x03, status=0xA1)  # looks like a Stream Begin of vbucket 161
     before = only(odd.encode(), observer)
     assert before.name == "upr a stream begin"
-    found = list(read(b"".join(answer.encode() for answer in answers), observer))
-    assert {description.table for description in found} == {"kv"}
+    descriptions = list(read(b"".join(answer.encode() for answer in answers), observer))
+    assert {description.table for description in descriptions} == {"kv"}
     assert only(dcp.DcpNoop().encode(), observer).notes == []
 
 
@@ -283,8 +283,11 @@ def test_a_frame_of_another_dialect_has_a_note() -> None:
     observer = Observer()
     only(upr.UprBStreamRequest().encode(), observer)
     mutation = dcp.DcpMutation(by_seqno=1, rev_seqno=1, key=b"k").encode()
-    found = only(mutation, observer)
-    assert (found.name, found.notes) == ("dcp mutation", ["not upr-b, which the bytes before it are"])
+    description = only(mutation, observer)
+    assert (description.name, description.notes) == (
+        "dcp mutation",
+        ["not upr-b, which the bytes before it are"],
+    )
     assert only(mutation, Observer(UPR_B)).notes[0].startswith("malformed: upr b deletion")
 
 
@@ -295,8 +298,8 @@ def test_a_client_that_opens_the_server_as_consumer_pushes_to_it() -> None:
     add = dcp.DcpAddStream().to_frame()
     assert observer.see(add, from_client=True).name == "dcp add stream"
     mutation = dcp.DcpMutation(by_seqno=1, rev_seqno=1, key=b"k").to_frame()
-    found = observer.see(mutation, from_client=True)
-    assert (found.name, found.direction) == ("dcp mutation", Direction.TO_CONSUMER)
+    description = observer.see(mutation, from_client=True)
+    assert (description.name, description.direction) == ("dcp mutation", Direction.TO_CONSUMER)
     control = dcp.DcpControl(key=b"enable_noop", value=b"true").to_frame()
     assert observer.see(control, from_client=False).direction is Direction.TO_PRODUCER
 
@@ -304,8 +307,12 @@ def test_a_client_that_opens_the_server_as_consumer_pushes_to_it() -> None:
 def test_a_client_that_pushes_by_tap_makes_the_server_a_consumer() -> None:
     observer = Observer()
     push = tap.TapMutation(key=b"k", value=b"v", opaque=1).to_frame()
-    found = observer.see(push, from_client=True)
-    assert (found.name, found.direction, found.notes) == ("tap mutation", Direction.TO_CONSUMER, [])
+    description = observer.see(push, from_client=True)
+    assert (description.name, description.direction, description.notes) == (
+        "tap mutation",
+        Direction.TO_CONSUMER,
+        [],
+    )
     ack = observer.see(tap.TapAck(opcode=0x41, opaque=1).to_frame(), from_client=False)
     assert (ack.name, ack.direction, ack.notes) == ("tap mutation response", Direction.TO_PRODUCER, [])
     stat = observer.see(admin.Stat(key=b"tap").to_frame(), from_client=True)
@@ -317,9 +324,9 @@ def test_a_push_to_a_server_is_known_without_its_beginning(known: Dialect | None
     """Nobody has seen the open that made the server a consumer."""
     observer = Observer(known)
     mutation = dcp.DcpMutation(by_seqno=1, rev_seqno=1, key=b"k").to_frame()
-    found = observer.see(mutation, from_client=True)
-    assert (found.name, found.direction) == ("dcp mutation", Direction.TO_CONSUMER)
-    assert found.notes == ["it goes the other way than usual"]
+    description = observer.see(mutation, from_client=True)
+    assert (description.name, description.direction) == ("dcp mutation", Direction.TO_CONSUMER)
+    assert description.notes == ["it goes the other way than usual"]
     control = observer.see(dcp.DcpControl(key=b"a", value=b"b").to_frame(), from_client=False)
     assert (control.name, control.direction) == ("dcp control", Direction.TO_PRODUCER)
     unknown = observer.see(Frame(0x80, 0xEE), from_client=True)
@@ -330,8 +337,8 @@ def test_a_push_to_a_server_is_known_without_its_beginning(known: Dialect | None
 
 def test_answers_have_the_name_of_their_request_and_of_their_status() -> None:
     response = dcp.DcpStreamRequestResponse.rollback(12, opaque=1).to_frame()
-    found = describe(response, DCP, Direction.TO_CONSUMER)
-    said = found.to_json()
+    description = describe(response, DCP, Direction.TO_CONSUMER)
+    said = description.to_json()
     assert (said["name"], said["status"], said["status_name"]) == (
         "dcp stream request response",
         0x23,
@@ -369,12 +376,12 @@ def test_a_stream_id_that_is_not_counted_is_shown_with_a_note() -> None:
     deletion = dcp.DcpDeletion(by_seqno=5, rev_seqno=1, delete_time=1, key=b"hello", framing=b"\x22\0\x47")
     packet = bytearray(deletion.encode())
     packet[2] = 0
-    found = only(bytes(packet), Observer())
-    said = found.to_json()
+    description = only(bytes(packet), Observer())
+    said = description.to_json()
     assert (said["name"], said["key"], said["value_length"]) == ("dcp deletion", "hello", 0)
     assert said["frame_info"] == [{"id": 2, "id_name": "DCP_STREAM_ID", "data": 0x47}]
     assert said["notes"] == ["the stream id is there, though the framing length is 0"]
-    assert found.frame.size == len(packet)
+    assert description.frame.size == len(packet)
 
 
 @pytest.mark.parametrize(
@@ -418,9 +425,9 @@ def test_a_stream_id_that_is_not_counted_is_shown_with_a_note() -> None:
 )
 def test_framing_extras_say_what_they_mean(magic: int, framing: str, said: object, shown: str) -> None:
     frame = Frame(magic, 0x0A, framing=bytes.fromhex(framing))
-    found = describe(frame, KV, Direction.TO_PRODUCER if magic == 0x08 else Direction.TO_CONSUMER)
-    assert found.to_json()["frame_info"] == [said]
-    assert [line for _, line in found.to_text()][1] == f"frame info  {shown}"
+    description = describe(frame, KV, Direction.TO_PRODUCER if magic == 0x08 else Direction.TO_CONSUMER)
+    assert description.to_json()["frame_info"] == [said]
+    assert [line for _, line in description.to_text()][1] == f"frame info  {shown}"
 
 
 # tapes
@@ -440,15 +447,15 @@ def test_a_tape_gives_all_frames_whatever_the_pieces(seed: int) -> None:
     rng = random.Random(seed)
     data = stream(20, rng)
     tape = Tape(Observer(DCP), from_client=False, from_start=True)
-    found: list[Description] = []
+    descriptions: list[Description] = []
     at = 0
     while at < len(data):
         size = rng.randrange(1, 400)
-        found += tape.feed(data[at : at + size])
+        descriptions += tape.feed(data[at : at + size])
         at += size
-    assert [description.frame.extras[7] for description in found] == list(range(1, 21))
+    assert [description.frame.extras[7] for description in descriptions] == list(range(1, 21))
     assert not tape.problems and tape.buffered == 0
-    assert [description.offset for description in found] == [
+    assert [description.offset for description in descriptions] == [
         description.offset for description in read(data, Observer(DCP))
     ]
 
@@ -458,11 +465,11 @@ def test_a_tape_finds_its_step_again_after_a_gap(seed: int, lost: int, at: int) 
     rng = random.Random(seed)
     data = stream(40, rng)
     tape = Tape(Observer(DCP), from_client=False, from_start=True)
-    found = list(tape.feed(data[:at]))
+    descriptions = list(tape.feed(data[:at]))
     tape.gap(lost)
-    found += tape.feed(data[at + lost :])
-    found += tape.finish()
-    seqnos = [int.from_bytes(description.frame.extras[:8], "big") for description in found]
+    descriptions += tape.feed(data[at + lost :])
+    descriptions += tape.finish()
+    seqnos = [int.from_bytes(description.frame.extras[:8], "big") for description in descriptions]
     assert seqnos == sorted(set(seqnos)) and seqnos[-1] == 40
     assert len(seqnos) >= 40 - 1 - lost // 56 - 1
 
@@ -470,9 +477,9 @@ def test_a_tape_finds_its_step_again_after_a_gap(seed: int, lost: int, at: int) 
 def test_a_recording_that_begins_in_the_middle_says_what_it_passed_over() -> None:
     data = stream(10, random.Random(1))
     tape = Tape(Observer(DCP), from_client=False, from_start=False)
-    found = [*tape.feed(data[100:]), *tape.finish()]
-    assert "passed over" in found[0].notes[0]
-    assert len(found) >= 8
+    descriptions = [*tape.feed(data[100:]), *tape.finish()]
+    assert "passed over" in descriptions[0].notes[0]
+    assert len(descriptions) >= 8
 
 
 def test_a_stream_that_is_not_ours_gives_nothing_and_takes_no_room() -> None:

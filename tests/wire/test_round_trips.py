@@ -22,7 +22,11 @@ DECLARED = [(KV, message) for message in KV_MESSAGES] + [
     (dialect, message) for dialect in DIALECTS.values() for message in dialect.messages
 ]
 ANSWERED = list(
-    {(dialect.name, one.RESPONSE): (dialect, one) for dialect, one in DECLARED if one.RESPONSE}.values()
+    {
+        (dialect.name, message.RESPONSE): (dialect, message)
+        for dialect, message in DECLARED
+        if message.RESPONSE
+    }.values()
 )
 """One request for each shape of an answer."""
 
@@ -30,15 +34,15 @@ ANSWERED = list(
 @cache
 def golden() -> dict[tuple[str, type[Message]], Message]:
     """A good message of each class, from the golden packets."""
-    found: dict[tuple[str, type[Message]], Message] = {}
+    messages: dict[tuple[str, type[Message]], Message] = {}
     for vector in vectors():
         if vector.framable and vector.error is None:
             message = DIALECTS[vector.dialect].decode(Frame.parse(vector.data), Direction(vector.direction))
-            found.setdefault((vector.dialect, type(message)), message)
-    return found
+            messages.setdefault((vector.dialect, type(message)), message)
+    return messages
 
 
-WITH_GOLDEN = [(dialect, one) for dialect, one in DECLARED if (dialect.name, one) in golden()]
+WITH_GOLDEN = [(dialect, message) for dialect, message in DECLARED if (dialect.name, message) in golden()]
 
 few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -151,4 +155,4 @@ def test_what_breaks_a_declared_rule_is_not_sent(dialect: Dialect, cls: type[Mes
 
 
 def test_every_message_has_a_golden_packet() -> None:
-    assert {one for _, one in DECLARED} == {one for _, one in WITH_GOLDEN}
+    assert {message for _, message in DECLARED} == {message for _, message in WITH_GOLDEN}

@@ -134,7 +134,7 @@ def options(flags: int = FULL) -> ConnectionOptions:
 
 
 def test_effects() -> None:
-    one = options()
+    given = options()
     for key, value in [
         (b"enable_noop", b"true"),
         (b"connection_buffer_size", b"100"),
@@ -147,23 +147,23 @@ def test_effects() -> None:
         (b"backfill_order", b"sequential"),
         (b"enable_sync_writes", b"true"),
     ]:
-        assert one.control(key, value) == OK
-    assert one.noop
-    assert one.window.size == 200
-    assert one.noop_interval_s == 1.5
-    assert one.expirations
-    assert one.end_on_close, "it can't be turned off again"
-    assert one.oso is Oso.WITH_SEQNO_ADVANCED
-    assert one.backfill_order is BackfillOrder.SEQUENTIAL
-    assert not one.sync_replication, "a name is missing"
-    assert one.control(b"consumer_name", "r\u00e9plica".encode()) == OK
-    assert one.sync_replication
+        assert given.control(key, value) == OK
+    assert given.noop
+    assert given.window.size == 200
+    assert given.noop_interval_s == 1.5
+    assert given.expirations
+    assert given.end_on_close, "it can't be turned off again"
+    assert given.oso is Oso.WITH_SEQNO_ADVANCED
+    assert given.backfill_order is BackfillOrder.SEQUENTIAL
+    assert not given.sync_replication, "a name is missing"
+    assert given.control(b"consumer_name", "r\u00e9plica".encode()) == OK
+    assert given.sync_replication
 
 
 def test_expiry_opcode_needs_delete_times() -> None:
-    one = options(PRODUCER)
-    assert one.control(b"enable_expiry_opcode", b"true") == OK
-    assert not one.expirations
+    given = options(PRODUCER)
+    assert given.control(b"enable_expiry_opcode", b"true") == OK
+    assert not given.expirations
 
 
 def test_value_that_is_no_text() -> None:

@@ -28,16 +28,16 @@ time.
 
 def state_at(vbucket: FakeVBucket, seqno: int, *, collections: bool) -> dict[bytes, bytes]:
     """The documents of a vbucket at a seqno."""
-    found: dict[bytes, bytes] = {}
+    state: dict[bytes, bytes] = {}
     for change in vbucket.changes:
         if change.seqno <= seqno:
             key = change.key if collections else change.key[1:]
             frame = Frame.parse(change.frame)
             if frame.opcode == DcpOpcode.MUTATION:
-                found[key] = frame.value
+                state[key] = frame.value
             else:
-                found.pop(key, None)
-    return found
+                state.pop(key, None)
+    return state
 
 
 class Producing:
@@ -57,9 +57,9 @@ class Producing:
             self.change(number, made)
 
     def vbucket(self, number: int) -> FakeVBucket:
-        found = self.bucket.vbuckets[number]
-        assert found is not None
-        return found
+        vbucket = self.bucket.vbuckets[number]
+        assert vbucket is not None
+        return vbucket
 
     def change(self, number: int, made: list[tuple[bytes, int]]) -> None:
         for key, size in made:

@@ -640,9 +640,9 @@ def test_stream_ids(bucket: FakeBucket) -> None:
         enable_expiry_opcode="true",
         send_stream_end_on_client_close_stream="true",
     )
-    one = reader.stream(value={"collections": ["8"], "sid": 71})
+    first = reader.stream(value={"collections": ["8"], "sid": 71})
     two = reader.stream(value={"collections": ["9"], "sid": 72})
-    assert [item.key for item in one.items] == [b"\x08a", b"\x08c"]
+    assert [item.key for item in first.items] == [b"\x08a", b"\x08c"]
     assert [item.key for item in two.items] == [b"\x09b"]
     assert {frame.framing for frame, _ in reader.received} == {b"\x22\x00\x47", b"\x22\x00\x48"}
     assert {frame.magic for frame, _ in reader.received} == {0x08}
@@ -651,7 +651,7 @@ def test_stream_ids(bucket: FakeBucket) -> None:
     assert reader.close_stream(vbucket=1, framing=b"\x22\x00\x49") == Status.KEY_ENOENT
     assert reader.close_stream(framing=b"\x22\x00\x48") == Status.SUCCESS
     reader.pull_all()
-    assert (one.ended, two.ended) == (None, StreamEndStatus.CLOSED)
+    assert (first.ended, two.ended) == (None, StreamEndStatus.CLOSED)
     assert reader.received[-1][0].framing == b"\x22\x00\x48"
 
 

@@ -115,11 +115,11 @@ def test_deletion(flags: int, expected: tuple[bytes, int], snappy: bool, expired
     for value, datatype in ((ONLY_XATTRS, XATTR), (deflate(ONLY_XATTRS), XATTR | SNAPPY)):
         bucket = FakeBucket()
         bucket.vbuckets[0].delete(b"key", value=value, datatype=datatype, expired=expired)
-        [found] = streamed(bucket, flags, snappy=snappy, enable_expiry_opcode="true")
-        if found[1] & SNAPPY:
+        [sent] = streamed(bucket, flags, snappy=snappy, enable_expiry_opcode="true")
+        if sent[1] & SNAPPY:
             assert snappy
-            found = inflate(found[0]), found[1] & ~SNAPPY
-        assert found == expected
+            sent = inflate(sent[0]), sent[1] & ~SNAPPY
+        assert sent == expected
 
 
 def test_deletion_with_user_xattrs_only() -> None:
@@ -222,12 +222,12 @@ def read_table(data: bytes, shapes: str) -> list[object]:
     (table,) = struct.unpack_from("<I", data)
     vtable = table - struct.unpack_from("<i", data, table)[0]
     vtable_size, table_size = struct.unpack_from("<HH", data, vtable)
-    found: list[object] = []
+    fields: list[object] = []
     for number, shape in enumerate(shapes):
         place = 4 + 2 * number
         (offset,) = struct.unpack_from("<H", data, vtable + place) if place < vtable_size else (0,)
         if not offset:
-            found.append(None)
+            fields.append(None)
             continue
         assert offset < table_size
         at = table + offset
@@ -235,11 +235,11 @@ def read_table(data: bytes, shapes: str) -> list[object]:
             at += struct.unpack_from("<I", data, at)[0]
             (length,) = struct.unpack_from("<I", data, at)
             assert data[at + 4 + length] == 0
-            found.append(data[at + 4 : at + 4 + length])
+            fields.append(data[at + 4 : at + 4 + length])
         else:
             assert at % struct.calcsize(shape) == 0, "aligned"
-            found.append(struct.unpack_from("<" + shape, data, at)[0])
-    return found
+            fields.append(struct.unpack_from("<" + shape, data, at)[0])
+    return fields
 
 
 VALUE = struct.pack(">QII", 0x1122334455667788, 10, 128)

@@ -61,17 +61,17 @@ def test_an_answer_finds_its_message(sent_before, count, which):
 def test_an_ack_counts_for_everything_before_it():
     client = TapClient("n")
     log = AckLog(client, enabled=True)
-    one, two = TapCursor(1, 1), TapCursor(2, 1)
+    first, two = TapCursor(1, 1), TapCursor(2, 1)
     log.add_control(TapControl("opaque", 0), None)
-    log.add_items(one, seqnos(3, 5, 9))
-    one.position = 9
+    log.add_items(first, seqnos(3, 5, 9))
+    first.position = 9
     log.add_items(two, seqnos(1, 2))
     two.position = 2
     log.acknowledge(3)
-    assert (one.acked, one.outstanding, two.outstanding, log.unacked) == (5, 1, 2, 3)
-    assert (one.resume_at, two.resume_at) == (5, 0)
+    assert (first.acked, first.outstanding, two.outstanding, log.unacked) == (5, 1, 2, 3)
+    assert (first.resume_at, two.resume_at) == (5, 0)
     log.acknowledge(5)
-    assert (one.acked, one.outstanding, two.acked, two.outstanding) == (9, 0, 1, 1)
+    assert (first.acked, first.outstanding, two.acked, two.outstanding) == (9, 0, 1, 1)
     log.acknowledge(6)
     assert (two.resume_at, log.unacked, len(log)) == (2, 0, 0)
 
@@ -79,30 +79,30 @@ def test_an_ack_counts_for_everything_before_it():
 def test_going_back_returns_what_was_not_acknowledged():
     client = TapClient("n")
     log = AckLog(client, enabled=True)
-    one = TapCursor(1, 1)
+    cursor = TapCursor(1, 1)
     log.add_control(TapControl("opaque", 0), None)
-    log.add_items(one, seqnos(1, 2, 3))
-    one.position = 3
-    log.add_control(TapControl("opaque", 8, 1), one)
+    log.add_items(cursor, seqnos(1, 2, 3))
+    cursor.position = 3
+    log.add_control(TapControl("opaque", 8, 1), cursor)
     log.add_control(TapControl("flush"), None)
     log.acknowledge(2)
     assert log.go_back() == [TapControl("flush")]
-    assert list(one.controls) == [TapControl("opaque", 8, 1)]
-    assert (one.position, one.acked, one.outstanding, log.unacked) == (1, 1, 0, 0)
+    assert list(cursor.controls) == [TapControl("opaque", 8, 1)]
+    assert (cursor.position, cursor.acked, cursor.outstanding, log.unacked) == (1, 1, 0, 0)
     assert log.find(wire_number(3)) is None  # answers that come now are to nothing
 
 
 def test_what_was_sent_before_a_new_beginning_counts_no_more():
     client = TapClient("n")
     log = AckLog(client, enabled=True)
-    one = TapCursor(1, 1)
-    log.add_items(one, seqnos(100, 200))
-    one.restart(2, backfill_end=10)
-    log.add_items(one, seqnos(1))
+    cursor = TapCursor(1, 1)
+    log.add_items(cursor, seqnos(100, 200))
+    cursor.restart(2, backfill_end=10)
+    log.add_items(cursor, seqnos(1))
     log.acknowledge(2)
-    assert (one.acked, one.outstanding) == (0, 1)
+    assert (cursor.acked, cursor.outstanding) == (0, 1)
     log.go_back()
-    assert one.position == 0
+    assert cursor.position == 0
 
 
 def test_without_acks_nothing_is_kept():
@@ -272,15 +272,15 @@ class Talk:
         raise AssertionError("it never settles")
 
     def stored(self):
-        found = {}
+        state = {}
         for vbucket in self.bucket:
             for at in range(30):
                 frame = vbucket.get(b"\0k%d" % at)
                 if frame is not None:
                     value = frame[24 + frame[4] + int.from_bytes(frame[2:4], "big") :]
-                    held = found.setdefault(vbucket.id, {})
+                    held = state.setdefault(vbucket.id, {})
                     held[b"k%d" % at] = (value, int.from_bytes(frame[16:24], "big"))
-        return found
+        return state
 
 
 STEPS = st.lists(
@@ -313,28 +313,28 @@ def test_whatever_a_reader_answers_it_ends_with_the_same_documents(steps, flags,
     talk.bucket.vbuckets[0].set(b"\0k1", b"there before")
     talk.connect(flags)
     talk.handler._client.sent = talk.handler._acks.acked = talk.last = sent
-    for number, (what, one, other) in enumerate(steps):
-        vbucket = talk.bucket.vbuckets[one % 3]
+    for number, (what, first, other) in enumerate(steps):
+        vbucket = talk.bucket.vbuckets[first % 3]
         if what == "set":
             vbucket.set(b"\0k%d" % other, b"%d" % number)
         elif what == "delete":
             if vbucket.get(b"\0k%d" % other) is not None:
                 vbucket.delete(b"\0k%d" % other)
         elif what == "pull":
-            talk.pull(one)
+            talk.pull(first)
         elif what in ("ack", "nack") and talk.unanswered:
-            talk.answer(one % len(talk.unanswered), other)
+            talk.answer(first % len(talk.unanswered), other)
         elif what == "reconnect":
             talk.disconnect()
             talk.connect(flags)
         elif what == "rewind":
-            talk.bucket.rollback({one: max(0, vbucket.high_seqno - other)}, branch=True)
+            talk.bucket.rollback({first: max(0, vbucket.high_seqno - other)}, branch=True)
         elif what == "flush":
             talk.bucket.flush_all()
         elif what == "checkpoint":
             vbucket.close_checkpoint()
         elif what == "time":
-            talk.clock.advance(one)
+            talk.clock.advance(first)
             talk.session.handle_timer(talk.clock.monotonic())
     talk.settle()
     assert {number: held for number, held in talk.documents.items() if held} == talk.stored()

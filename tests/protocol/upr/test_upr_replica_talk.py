@@ -29,13 +29,13 @@ def _little_is_held(monkeypatch):
 
 def documents(vbucket):
     """Key to value, CAS and rev of what exists."""
-    found = {}
+    frames = {}
     for at in range(10):
         frame = vbucket.get(b"\0k%d" % at)
         if frame is not None:
             start = 24 + frame[4] + int.from_bytes(frame[2:4], "big")
-            found[at] = frame[start:], frame[16:24], frame[32:40]
-    return found
+            frames[at] = frame[start:], frame[16:24], frame[32:40]
+    return frames
 
 
 def branch_at_its_end(vbucket):
@@ -185,8 +185,8 @@ STEPS = st.lists(
 @given(steps=STEPS)
 def test_a_replica_has_only_states_that_the_active_had_and_ends_equal(draft, steps):
     pair = Pair(draft)
-    for number, (what, one, other) in enumerate(steps):
-        vbucket = pair.active.bucket.vbuckets[one % VBUCKETS]
+    for number, (what, first, other) in enumerate(steps):
+        vbucket = pair.active.bucket.vbuckets[first % VBUCKETS]
         if what == "write":
             for at in other:
                 vbucket.set(b"\0k%d" % at, b"%d" % number * 20)
@@ -195,13 +195,13 @@ def test_a_replica_has_only_states_that_the_active_had_and_ends_equal(draft, ste
             vbucket.delete(b"\0k%d" % other)
         elif what == "carry":
             for _ in range(other):
-                pair.carry(one)
+                pair.carry(first)
         elif what == "cut":
             pair.cut()
             pair.connect()
         elif what == "rewind":
-            pair.active.bucket.rollback({one: max(0, vbucket.high_seqno - other)}, branch=True)
-            pair.active.node.buckets["default"].vbucket_changed(one)
+            pair.active.bucket.rollback({first: max(0, vbucket.high_seqno - other)}, branch=True)
+            pair.active.node.buckets["default"].vbucket_changed(first)
         elif what == "flush":
             pair.active.bucket.flush_all()
             for number_of in range(VBUCKETS):
@@ -214,7 +214,7 @@ def test_a_replica_has_only_states_that_the_active_had_and_ends_equal(draft, ste
             pair.order()
             pair.connect()
         elif what == "time":
-            pair.clock.advance(one)
+            pair.clock.advance(first)
             pair.replica.node.handle_timer(pair.clock.monotonic())
         pair.note()
     pair.settle()
