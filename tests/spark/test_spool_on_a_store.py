@@ -45,18 +45,18 @@ def read_to_the_end(node: Any, place: str, storage: dict[str, str]) -> list[tupl
         }
     )
     reader.prepareForTriggerAvailableNow()
-    start, found = reader.initialOffset(), []
+    start, rows_read = reader.initialOffset(), []
     try:
         while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) is not start:
             for partition in pickle.loads(pickle.dumps(reader.partitions(start, end))):
                 rows = rows_of(reader.read(partition))
                 assert rows_of(reader.read(partition)) == rows
-                found += rows
+                rows_read += rows
             reader.commit(end)
             start = end
     finally:
         reader.stop()
-    return found
+    return rows_read
 
 
 def test_a_spool_on_a_store_that_fails_now_and_then(port: int) -> None:
@@ -72,8 +72,8 @@ def test_a_spool_on_a_store_that_fails_now_and_then(port: int) -> None:
     with tailrace.testing.node(vbuckets=4) as node:
         for number in range(60):
             node.set(f"k{number}", {"n": number})
-        found = read_to_the_end(node, place, options_for(proxy.port))
-        assert sorted(found) == [
+        rows_read = read_to_the_end(node, place, options_for(proxy.port))
+        assert sorted(rows_read) == [
             ("mutation", vbucket, seqno)
             for vbucket in range(4)
             for seqno in range(1, node.high_seqno(vbucket) + 1)
