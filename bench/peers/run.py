@@ -56,8 +56,8 @@ class Reader:
     """A program that reads the bucket when it is told to."""
 
     name: str
-    command: list[str]
     process: subprocess.Popen[str]
+    errors: Path
     answers: list[dict[str, Any]] = field(default_factory=list)
 
     def ask(self, word: str, docs: int) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Reader:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.name} ended: {' '.join(self.command[:3])} …")
+            raise SystemExit(f"{self.name} ended: {self.errors.read_text()[-2000:]}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -170,18 +170,16 @@ def measure(
         port = ports["tls_port"] if secured else ports["port"]
         words = [f"127.0.0.1:{port}", "default", USER, PASSWORD, str(secured[0]) if secured else "-"]
         words.append("snappy" if over == "snappy" else "plain")
-        readers = []
+        readers: list[Reader] = []
         for name, command in commands.items():
             if name == FLOOR and over != "plain":
                 continue
-            process = subprocess.Popen(
-                [*command, *words],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            reader = Reader(name, command, process)
+            errors = directory / f"{len(readers)}.err"
+            with errors.open("w") as file:
+                process = subprocess.Popen(
+                    [*command, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True
+                )
+            reader = Reader(name, process, errors)
             stack.callback(reader.close)
             readers.append(reader)
         checks = {reader.name: reader.ask("check", docs) for reader in readers}
@@ -223,7 +221,8 @@ def show(readers: list[Reader], docs: int) -> list[dict[str, Any]]:
         rows.append(row)
         print(
             f"  {reader.name:<28}{row['documents_per_s']:>12,} documents/s{row['cpu_s_per_million']:>8.2f} s"
-            f" CPU a million, first change {row['first_change_s'] * 1000:6.0f} ms, peak {row['peak_mib']:>5} MiB",
+            f" CPU a million, first change {row['first_change_s'] * 1000:6.0f} ms,"
+            f" peak {row['peak_mib']:>5} MiB",
             flush=True,
         )
     by_name = {reader.name: reader for reader in readers}

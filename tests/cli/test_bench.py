@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tailrace.cli.bench import BENCHES, _scripts
+from tailrace.cli.bench import BENCHES, script
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +22,7 @@ def test_decode_is_measured() -> None:
 
 
 def test_every_measurement_has_a_script_and_is_listed() -> None:
-    assert all((_scripts() / f"{name}.py").exists() for name in BENCHES)
+    assert all(script(name).exists() for name in BENCHES)
     assert [line.split()[0] for line in run("--list").stdout.splitlines()] == list(BENCHES)
 
 

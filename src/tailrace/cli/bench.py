@@ -51,20 +51,19 @@ def command(names: tuple[str, ...], full: bool, only_list: bool) -> None:
         for name, (about, _) in BENCHES.items():
             click.echo(f"{name:<10}{about}")
         return
-    scripts = _scripts()
     for name in names or [name for name in BENCHES if name != "peers"]:
         about, quick = BENCHES[name]
         note(f"{name}: {about}")
-        script = scripts / name / "run.py" if name == "peers" else scripts / f"{name}.py"
-        done = subprocess.run([sys.executable, script, *([] if full else quick)], check=False)
+        done = subprocess.run([sys.executable, script(name), *([] if full else quick)], check=False)
         if done.returncode:
             raise TailraceError(f"the measurement {name!r} ended with {done.returncode}, see above")
 
 
-def _scripts() -> Path:
-    """In an installed package they are inside it, in a checkout beside the sources."""
+def script(name: str) -> Path:
+    """In an installed package the programs are inside it, in a checkout beside the sources."""
     package = Path(__file__).parents[1]
     for place in (package / "bench", package.parents[1] / "bench"):
-        if (place / "decode.py").exists():
-            return place
+        for program in (place / f"{name}.py", place / name / "run.py"):
+            if program.exists():
+                return program
     raise TailraceError("the measurements are not part of this installation, install tailrace from a wheel")

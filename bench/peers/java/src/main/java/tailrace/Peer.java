@@ -20,6 +20,7 @@ import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.Locale;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicReference;
@@ -33,6 +34,8 @@ import java.util.zip.CRC32;
  */
 public final class Peer {
   private static final int WINDOW = 16 << 20; // what the Kafka connector asks for
+
+  private static final Duration PATIENCE = Duration.ofMinutes(2); // for a machine that is busy
 
   private final String[] args;
   private final long wanted;
@@ -99,6 +102,8 @@ public final class Peer {
         .credentials(args[3], args[4])
         .collectionsAware(true)
         .compression(args[6].equals("snappy") ? CompressionMode.ENABLED : CompressionMode.DISABLED)
+        .socketConnectTimeout(PATIENCE.toMillis())
+        .bootstrapTimeout(PATIENCE)
         .flowControl(WINDOW);
     if (!args[5].equals("-")) {
       builder.securityConfig(security -> security.enableTls(true).trustCertificate(Path.of(args[5])));
