@@ -9,6 +9,7 @@ import pytest
 from store.helpers_store import maintain, values
 from tailrace.store.base import Compaction
 from tailrace.store.compaction import MergeJob, SealJob
+from tailrace.store.segment import Segment, SegmentPiece
 
 STEPS = ("merge runs", "merge ends", "seal runs", "seal ends")
 ORDERS = [
@@ -118,3 +119,28 @@ def test_a_rollback_in_between_waits_for_the_seal_and_breaks_the_merge_off(home)
     assert {vb.id: values(vb) for vb in bucket} == documents
     maintain(bucket)
     assert {vb.id: values(vb) for vb in bucket} == documents
+
+
+def test_a_merge_is_planned_without_a_look_at_its_pieces(home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are as many as vbuckets times segments, and the owner's thread has others to serve."""
+    bucket = home.bucket()
+    for part in range(3):
+        fill(bucket, part * 200, 200)
+        bucket.seal()
+    looked_at: list[int] = []
+    piece = Segment.piece
+
+    def counted(segment: Segment, vbucket: int) -> SegmentPiece | None:
+        looked_at.append(vbucket)
+        return piece(segment, vbucket)
+
+    monkeypatch.setattr(Segment, "piece", counted)
+    before = values(bucket.vbuckets[0])
+    looked_at.clear()
+    job = bucket.begin_compaction(Compaction())
+    assert job is not None
+    assert not looked_at
+    job.run()
+    assert looked_at
+    job.finish()
+    assert values(bucket.vbuckets[0]) == before

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -181,13 +181,52 @@ def _sealed(tails: list[tuple[int, Tail]], columns: LoggedColumns) -> Pieces:
     )
 
 
+class _Standing(NamedTuple):
+    """Where a vbucket stood when a merge was planned."""
+
+    vbucket: int
+    floor: int
+    complete_seqno: int
+    drops: list[tuple[int, int]]
+
+
 @dataclass(slots=True)
 class MergePlan:
-    """Which segments are merged, and how."""
+    """Which segments are merged, and how.
+
+    Only what writers may change meanwhile is looked at when it is made, on the owner's thread. The rest takes
+    long, for a thousand vbuckets with a piece in each of many segments, and never changes: `work_out` is for
+    the thread that merges.
+    """
 
     segments: list[Segment]
-    vbuckets: list[PiecePlan]
+    all_segments: list[Segment]
+    standings: list[_Standing]
     whole: bool  # the segments are used up; otherwise only some vbuckets leave them
+    asked: Compaction | None
+    purge_time_s: int
+    vbuckets: list[PiecePlan] = field(default_factory=list)  # once it is worked out
+
+    def work_out(self) -> None:
+        """Find the pieces of each vbucket."""
+        self.vbuckets = []
+        for number, floor, complete, drops in self.standings:
+            pieces = [piece for segment in self.all_segments if (piece := segment.piece(number)) is not None]
+            pieces.sort(key=lambda piece: piece.first)
+            merged = tuple(piece for piece in pieces if piece.segment in self.segments)
+            if merged:
+                others = tuple(piece for piece in pieces if piece.segment not in self.segments)
+                sealed = max(piece.last for piece in pieces)
+                self.vbuckets.append(
+                    PiecePlan(
+                        number, merged, others, floor, sealed, complete, drops, self.asked, self.purge_time_s
+                    )
+                )
+
+    @property
+    def frame_bytes(self) -> int:
+        """Of all that is merged."""
+        return sum(piece.frame_bytes for vbucket in self.vbuckets for piece in vbucket.pieces)
 
 
 def choose_merge(bucket: SealedStore) -> MergePlan | None:
@@ -252,22 +291,17 @@ def plan_compaction(bucket: SealedStore, compaction: Compaction) -> MergePlan:
 
 def _plan(bucket: SealedStore, segments: list[Segment], asked: Compaction | None = None) -> MergePlan:
     only = None if asked is None or asked.vbuckets is None else set(asked.vbuckets)
-    purge_time = bucket.now_s() - int(bucket.settings.tombstone_age)
-    plans = []
+    purge_time_s = bucket.now_s() - int(bucket.settings.tombstone_age)
+    kept = bucket.settings.history_changes
+    standings = []
     for vbucket in bucket:
-        if only is not None and vbucket.id not in only:
-            continue
-        pieces = tuple(piece for piece in vbucket.pieces if piece.segment in segments)
-        if pieces:
-            others = tuple(piece for piece in vbucket.pieces if piece.segment not in segments)
+        if only is None or vbucket.id in only:
             # A replica must be able to go back to the end of its last complete snapshot.
             complete = vbucket.complete_seqno
-            floor = max(min(vbucket.high_seqno - bucket.settings.history_changes, complete), 0)
-            sealed, drops = vbucket.sealed_seqno, vbucket.drops
-            plans.append(
-                PiecePlan(vbucket.id, pieces, others, floor, sealed, complete, drops, asked, purge_time)
-            )
-    return MergePlan(list(segments), plans, whole=only is None)
+            floor = max(min(vbucket.high_seqno - kept, complete), 0)
+            drops = vbucket.drops if vbucket.events else []
+            standings.append(_Standing(vbucket.id, floor, complete, drops))
+    return MergePlan(list(segments), list(bucket.segments), standings, only is None, asked, purge_time_s)
 
 
 class MergeJob(BaseJob):
@@ -280,10 +314,8 @@ class MergeJob(BaseJob):
         self._bucket = bucket
         self._plan = plan
         self._asked = asked
-        # A process takes a while to start: not for little, and not if nobody does anything meanwhile. Files
-        # that are not plainly on disk are nobody else's.
-        size = sum(piece.frame_bytes for vbucket_plan in plan.vbuckets for piece in vbucket_plan.pieces)
-        self._has_own_process = not alone and size >= OWN_PROCESS_BYTES and type(bucket.files) is DiskFiles
+        # Not if nobody does anything meanwhile. Files that are not plainly on disk are nobody else's.
+        self._may_have_process = not alone and type(bucket.files) is DiskFiles
         self._cancelled = False
         self._number = bucket.next_segment
         bucket.next_segment += 1
@@ -301,9 +333,12 @@ class MergeJob(BaseJob):
     def _work(self) -> None:
         if not self._plan.segments:
             return
+        self._plan.work_out()
+        # A process takes a while to start: not for little.
+        is_large = self._may_have_process and self._plan.frame_bytes >= OWN_PROCESS_BYTES
         try:
             segment = _write_segment(
-                self._bucket, self._number, self._write_in_a_process if self._has_own_process else self._write
+                self._bucket, self._number, self._write_in_a_process if is_large else self._write
             )
         except MergeProcessLost as error:
             _log.warning("%s; it is done here", error)
