@@ -29,6 +29,10 @@ __all__ = ["DcpTakeover"]
 _log = logging.getLogger(__name__)
 
 
+def _ignore(_: str | None) -> None:
+    """What is told to a stream that is over."""
+
+
 class DcpTakeover:
     """The takeover of one stream's vbucket."""
 
@@ -130,8 +134,9 @@ class DcpTakeover:
             self._host.hold_writes(self._watched.vbucket.id, hold=True)
 
     def close(self) -> None:
-        """The stream is over."""
+        """The stream is over, and hears nothing more."""
         self._is_closed = True
+        self._moved = _ignore
         if self.holds_writes:
             self.holds_writes = False
             self._host.hold_writes(self._watched.vbucket.id, hold=False)

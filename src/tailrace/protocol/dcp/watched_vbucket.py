@@ -16,7 +16,7 @@ __all__ = ["WatchedVBucket"]
 class WatchedVBucket:
     """State, branches and seqno of a vbucket when the stream last looked."""
 
-    __slots__ = ("_vbuckets", "close", "high_seqno", "log", "state", "vbucket")
+    __slots__ = ("_stop", "_vbuckets", "high_seqno", "log", "state", "vbucket")
 
     def __init__(self, vbucket: VBucket, host: Host, changed: Callable[[], None]) -> None:
         """``changed`` is called whenever it is time to look, until `close` is called."""
@@ -25,7 +25,15 @@ class WatchedVBucket:
         self.log: FailoverLog = vbucket.failover_log
         self.high_seqno = vbucket.high_seqno
         self._vbuckets = host.bucket.vbuckets
-        self.close = host.watch(vbucket.id, changed)
+        self._stop: Callable[[], None] | None = host.watch(vbucket.id, changed)
+
+    def close(self) -> None:
+        """Look no more, and let go of whoever wanted to know: the two would keep each other in memory until
+        the garbage collector finds them, a thousand at a time.
+        """
+        if self._stop is not None:
+            stop, self._stop = self._stop, None
+            stop()
 
     def is_same(self) -> bool:
         """Whether it has only gone on since the last look."""
