@@ -5,8 +5,11 @@ Time passes here with every look at the clock, so that work can be counted.
 
 from __future__ import annotations
 
+import gc
 import socket
+import tracemalloc
 from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -16,11 +19,11 @@ from tailrace.clock import ManualClock
 from tailrace.protocol.handshake import Credentials
 from tailrace.server import fastpath
 from tailrace.server.session import Session
-from tailrace.server.transport import Poller
+from tailrace.server.transport import Poller, _some
 from tailrace.server.turn import TURN_S
 from tailrace.server.upstream import ReplicationSource, Upstream
-from tailrace.wire import admin, dcp, kv
-from tailrace.wire.codes import Feature, Status
+from tailrace.wire import admin, dcp, kv, tap, upr
+from tailrace.wire.codes import AddStreamFlag, Feature, OpenFlag, Status
 from tailrace.wire.header import Frame
 from tailrace.wire.message import Message
 
@@ -167,6 +170,7 @@ def test_a_replica_takes_up_what_comes_in_turns():
 
 
 LARGE = bytes(range(256)) * (5 << 12)  # 5 MiB
+DCP_OPEN = dcp.DcpOpen(key=b"peer", flags=OpenFlag.PRODUCER)
 
 
 @pytest.mark.parametrize("piece_bytes", [200, 5_000, 256 << 10])
@@ -218,3 +222,81 @@ def test_many_sockets_that_are_always_ready_have_their_turns_one_as_often_as_the
     for pair in pairs:
         for end in pair:
             end.close()
+
+
+@pytest.fixture
+def allocated() -> Iterator[Callable[[Callable[[], object]], int]]:
+    """What work allocates at once, at most, beyond what is there before it."""
+
+    def peak(work: Callable[[], object]) -> int:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        work()
+        return tracemalloc.get_traced_memory()[1] - before
+
+    tracemalloc.start()
+    yield peak
+    tracemalloc.stop()
+
+
+def test_a_large_value_is_copied_once_in_a_turn(allocated):
+    bench = Bench()
+    session = bench.session()
+    request = kv.Set(key=b"large", value=LARGE).encode()
+    pieces = [request[at : at + 100_000] for at in range(0, len(request), 100_000)]
+    for piece in pieces[:-1]:
+        assert allocated(lambda piece=piece: session.receive_data(piece, bench.now)) < len(LARGE) / 2
+    assert allocated(lambda: session.receive_data(pieces[-1], bench.now)) < 1.5 * len(LARGE)
+    get = kv.Get(key=b"large").encode()
+    assert allocated(lambda: session.receive_data(get, bench.now)) < 1.5 * len(LARGE)
+
+
+def test_a_large_value_is_copied_once_for_a_stream(allocated):
+    bench = Bench()
+    session = bench.session()
+    vbucket = bench.engine.buckets["default"].vbuckets[0]
+    assert vbucket is not None
+    vbucket.set(b"\0large", LARGE)
+    session.receive_data(DCP_OPEN.encode(), bench.now)
+    session.receive_data(dcp.DcpStreamRequest().encode(), bench.now)
+    assert allocated(session.data_to_send) < 1.5 * len(LARGE)
+
+
+def test_a_system_call_sends_a_part_of_what_is_large():
+    assert list(map(len, _some([b"small", LARGE, b"small"]))) == [5, (1 << 20) - 5]
+    assert list(map(len, _some([b"x"] * 1000))) == [1] * 64
+
+
+OPENINGS: dict[str, list[Message]] = {
+    "documents": [kv.Set(key=b"k", value=b"v"), kv.Get(key=b"k")],
+    "dcp": [DCP_OPEN, *(dcp.DcpStreamRequest(vbucket=n) for n in range(4))],
+    "takeover": [DCP_OPEN, dcp.DcpStreamRequest(flags=AddStreamFlag.TAKE_OVER)],
+    "dcp replica": [dcp.DcpOpen(key=b"peer"), dcp.DcpAddStream(vbucket=1)],
+    "upr draft a": [upr.UprAStreamRequest(vbucket=n) for n in range(4)],
+    "tap": [tap.TapConnect(key=b"peer")],
+}
+
+
+@pytest.mark.parametrize("what", OPENINGS)
+def test_a_closed_connection_leaves_nothing_to_the_garbage_collector(what):
+    """It would find a thousand streams at once, and hold everybody up."""
+    bench = Bench()
+
+    def connect() -> None:
+        session = bench.session()
+        for message in OPENINGS[what]:
+            session.receive_data(message.encode(), bench.now)
+            session.data_to_send()
+        session.close("gone")
+        session.connection_lost()
+
+    connect()
+    bench.run_jobs()
+    gc.collect()
+    gc.disable()
+    try:
+        connect()
+        bench.run_jobs()
+        assert not gc.collect()
+    finally:
+        gc.enable()

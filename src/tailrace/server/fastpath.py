@@ -23,6 +23,7 @@ from ..wire.dcp import DcpMutation
 from ..wire.fields import JSON_STARTS, is_json
 from ..wire.header import HEADER_LAYOUT, HEADER_SIZE
 from ..wire.kv import MutationResponse, Set
+from .turn import LARGE_BYTES
 
 if TYPE_CHECKING:
     from ..store.base import VBucket
@@ -226,7 +227,7 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                         room -= 24
                     at = next_at
                     continue
-                if frame[_DATATYPE_AT] & _NOT_PLAIN:
+                if frame[_DATATYPE_AT] & _NOT_PLAIN or len(frame) >= LARGE_BYTES:
                     break
                 tail = frame[_CAS] + frame[_FLAGS] + frame[_VALUE_AT + len(key) :]
                 answer = _answer(vbucket_id, key, frame[_DATATYPE_AT], tail)

@@ -140,13 +140,18 @@ class Session:
         inbox = self._inbox
         if inbox.has_parts:
             inbox.add(data)
-            if not inbox.has_request:
-                return
-            if inbox.is_large and self._takes_requests():
-                frame, data = inbox.take_large()
-                self._receive_frame(frame, now)
-            else:
-                data = inbox.take()
+            if inbox.has_request and self._takes_requests():
+                self._take_bytes(now)
+        else:
+            self._process(data, now)
+
+    def _take_bytes(self, now: float) -> None:
+        """Go on with the bytes that wait."""
+        if self._inbox.has_large:
+            frame, data = self._inbox.take_large()
+            self._receive_frame(frame, now)
+        else:
+            data = self._inbox.take()
         self._process(data, now)
 
     @property
@@ -503,7 +508,7 @@ class Session:
         if self._inbox.held:
             self._take_held(now)
         else:
-            self._process(self._inbox.take(), now)
+            self._take_bytes(now)
 
     @property
     def has_more(self) -> bool:

@@ -33,6 +33,7 @@ __all__ = [
     "Frame",
     "check_magic",
     "frame_size",
+    "front_size",
 ]
 
 HEADER_LAYOUT = layout("""
@@ -191,4 +192,13 @@ def frame_size(buffer: bytes | bytearray | memoryview, offset: int = 0, limit: i
     inner = extras_length + (keys if magic not in _FLEXIBLE else (keys >> 8) + (keys & 0xFF))
     if inner > total:
         raise FramingError(f"framing, extras and key need {inner} bytes, the body has {total}")
+    return size
+
+
+def front_size(buffer: bytes | bytearray | memoryview, offset: int = 0) -> int:
+    """How many bytes of the frame at ``offset`` come before its value, from its header alone."""
+    magic, keys, extras_length, _ = _LENGTHS.unpack_from(buffer, offset)
+    if magic in _FLEXIBLE:
+        keys = (keys >> 8) + (keys & 0xFF)
+    size: int = HEADER_SIZE + keys + extras_length
     return size

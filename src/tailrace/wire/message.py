@@ -167,11 +167,9 @@ class Message:
     @classmethod
     def _body_fields(cls, frame: Frame) -> dict[str, Any]:
         """Key, value and the fields of the extras, by name."""
-        body, key_at = frame.body, frame.extras_length
-        value_at = key_at + frame.key_length
-        body_fields = cls._unpack_extras(body[:key_at])
-        body_fields["key"] = body[key_at:value_at]
-        body_fields["value"] = body[value_at:]
+        body_fields = cls._unpack_extras(frame.extras)
+        body_fields["key"] = frame.key
+        body_fields["value"] = frame.value
         return body_fields
 
     @classmethod

@@ -281,7 +281,13 @@ def _without_prefix(data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
     # Lengths become smaller as numbers, not as bytes: a body length may end in 00.
     field_everywhere(data, _KEY_LENGTH)[offsets] -= 1
     field_everywhere(data, _BODY_LENGTH)[offsets] -= 1
-    return cut_out(data, keys_at(data, offsets)), offsets - np.arange(len(offsets))
+    prefixes = keys_at(data, offsets)
+    if len(offsets) == 1:
+        # Mostly one that is large: what stands before the byte moves into its place, and no value is copied.
+        at = int(prefixes[0])
+        data[1 : at + 1] = data[:at].copy()
+        return data[1:], offsets
+    return cut_out(data, prefixes), offsets - np.arange(len(offsets))
 
 
 def _with_framing(data: Bytes, offsets: Offsets, framing: bytes) -> tuple[Bytes, Offsets]:

@@ -7,6 +7,8 @@ Rules: docs/spec/header.md#document-commands.
 
 from __future__ import annotations
 
+from typing import cast
+
 from ...errors import MalformedMessage
 from ...store.base import VBucket
 from ...store.format import StoredDocument, counted
@@ -15,6 +17,7 @@ from ...wire.codes import Datatype, Op, Status
 from ...wire.fields import join_xattrs
 from ...wire.message import Message
 from ..call import Call, Refused, Reply, command, encode_response
+from ..turn import LARGE_BYTES
 from ..values import checked_value, split_document
 
 __all__ = ["document_answer", "find", "incoming", "kept_xattrs"]
@@ -34,6 +37,15 @@ def find(vbucket: VBucket, key: bytes) -> StoredDocument:
     if frame is None:
         raise Refused(Status.KEY_ENOENT)
     return StoredDocument.of(frame)
+
+
+def find_to_send(vbucket: VBucket, key: bytes) -> StoredDocument:
+    """As `find`, for an answer: a large value is not cut out, which would copy it once more."""
+    frame = vbucket.get(key)
+    if frame is None:
+        raise Refused(Status.KEY_ENOENT)
+    is_left_alone = len(frame) >= LARGE_BYTES and not frame[5] & _NOT_PLAIN
+    return StoredDocument.of(cast("bytes", memoryview(frame)) if is_left_alone else frame)
 
 
 def incoming(call: Call[Message]) -> tuple[bytes, int]:
@@ -91,7 +103,7 @@ def document_answer(
 def get(call: Call[kv.Get]) -> Reply:
     key, vbucket = call.key(), call.vbucket()
     call.node.counters.cmd_get += 1
-    document = find(vbucket, key)
+    document = find_to_send(vbucket, key)
     call.node.counters.get_hits += 1
     cas = LOCKED_CAS if vbucket.is_locked(key) else document.cas
     with_key = call.request.OPCODE in (Op.GETK, Op.GETKQ)
