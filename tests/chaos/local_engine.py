@@ -21,7 +21,7 @@ from chaos.world import World
 from spark.local_jobs import LocalJobs
 from spark.naive import table_state
 from tailrace.clock import SYSTEM
-from tailrace.spark.rounds import housekeeping, mirror, planning, task
+from tailrace.spark.rounds import committing, housekeeping, mirror, planning, task
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
@@ -163,7 +163,17 @@ class Chaos:
     @contextlib.contextmanager
     def _in_our_hands(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for module in (mirror, task, housekeeping, sink, compaction, delta_table, cleaning, log):
+            for module in (
+                mirror,
+                committing,
+                task,
+                housekeeping,
+                sink,
+                compaction,
+                delta_table,
+                cleaning,
+                log,
+            ):
                 if hasattr(module, "crash_point"):
                     stack.enter_context(mock.patch.object(module, "crash_point", self._at))
             for name in ("create", "put", "put_if_absent"):

@@ -20,7 +20,7 @@ from chaos.chaos_jobs import ChaosJobs
 from tailrace.client.resume import Reading
 from tailrace.history import Action
 from tailrace.model import Position
-from tailrace.spark.rounds import housekeeping, mirror, planning, reading, task
+from tailrace.spark.rounds import committing, housekeeping, planning, reading, task
 from tailrace.spark.rounds.planning import Decision
 from tailrace.spark.rounds.task import TaskAnswer
 from tailrace.table import compaction, rollback
@@ -71,7 +71,7 @@ def _old_versions_not_restored() -> AbstractContextManager[Any]:
                 done.vectors[file.path] -= kept - table.mask(file)
         return done
 
-    return mock.patch.object(mirror, "roll_back", roll_back)
+    return mock.patch.object(committing, "roll_back", roll_back)
 
 
 def _range_collapsed_on_resume() -> AbstractContextManager[Any]:
@@ -91,7 +91,7 @@ def _position_before_the_commit() -> AbstractContextManager[Any]:
     def commit(self: DeltaMirrorTable, commit: Commit) -> int:
         if commit.operation == "TAILRACE ROUND" and commit.positions:
             original(self, Commit("TAILRACE ROUND", positions=commit.positions))
-            mirror.__dict__["crash_point"]("mirror.before-commit")
+            committing.__dict__["crash_point"]("mirror.before-commit")
             commit = replace(commit, based_on=None)
         return original(self, commit)
 
@@ -180,25 +180,25 @@ def _undo_without_moved_rows() -> AbstractContextManager[Any]:
         done.readded, done.added = [], []
         return done
 
-    return mock.patch.object(mirror, "roll_back", roll_back)
+    return mock.patch.object(committing, "roll_back", roll_back)
 
 
 def _position_ahead_of_its_rows() -> AbstractContextManager[Any]:
-    original = mirror.Mirror._commit_table
+    original = committing.RoundCommitter._commit_table
 
     def commit_table(self: Any, *given: Any) -> None:
         *before, positions, counted = given
         planned = {
-            vbucket: Position.at(at.vb_uuid, max(at.seqno, self._high(vbucket)))
+            vbucket: Position.at(at.vb_uuid, max(at.seqno, self.high_seqno(vbucket)))
             for vbucket, at in positions.items()
         }
         original(self, *before, planned, counted)  # type: ignore[call-arg]
 
-    return mock.patch.object(mirror.Mirror, "_commit_table", commit_table)
+    return mock.patch.object(committing.RoundCommitter, "_commit_table", commit_table)
 
 
 def _orphan_taken_for_a_file() -> AbstractContextManager[Any]:
-    original = mirror.Mirror._commit_table
+    original = committing.RoundCommitter._commit_table
 
     def commit_table(self: Any, index: int, table: Any, plan: Any, answers: Any, *more: Any) -> None:
         lost = [
@@ -211,7 +211,7 @@ def _orphan_taken_for_a_file() -> AbstractContextManager[Any]:
             answers[0].results[0] = replace(first, added=(*first.added, *files))
         original(self, index, table, plan, answers, *more)
 
-    return mock.patch.object(mirror.Mirror, "_commit_table", commit_table)
+    return mock.patch.object(committing.RoundCommitter, "_commit_table", commit_table)
 
 
 def _cleaning_takes_what_is_named() -> AbstractContextManager[Any]:

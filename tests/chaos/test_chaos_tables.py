@@ -15,7 +15,7 @@ from spark.local_jobs import LocalJobs
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse
-from tailrace.spark.rounds import mirror
+from tailrace.spark.rounds import committing
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
@@ -45,7 +45,7 @@ class Mirrors:
 
         made = build_mirror(LocalJobs(), self.node.url, self.tables, once=True, in_background=False)
         try:
-            with mock.patch.object(mirror, "crash_point", at):
+            with mock.patch.object(committing, "crash_point", at):
                 made.prepare()
                 made.run()
         except Killed:

@@ -16,7 +16,7 @@ import tailrace.spark as ts
 import tailrace.testing
 from spark.local_jobs import LocalJobs
 from spark.naive import bucket_state, table_state
-from tailrace.spark.rounds import mirror
+from tailrace.spark.rounds import committing
 from tailrace.spark.rounds.changes import CHANGES_SCHEMA
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror
@@ -147,7 +147,7 @@ def test_a_crash_between_the_log_and_the_table(run: Run, monkeypatch: pytest.Mon
             raise Crash
 
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(mirror, "crash_point", crash)
+        patch.setattr(committing, "crash_point", crash)
         run.once()
     logged = len(run.rows())
     assert logged == 30

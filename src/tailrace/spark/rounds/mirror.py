@@ -11,30 +11,26 @@ round is planned from it, so that whatever is killed can neither lose nor double
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from pyroaring import BitMap
 
 from ...clock import SYSTEM, Clock
 from ...crashpoints import crash_point
 from ...errors import ConnectError, LoginError, StorageError, TailraceError, UsageError
-from ...history import Action
-from ...model import Position
 from ...table.compaction import CompactionPolicy
-from ...table.contract import Commit, Fenced, NewFile, Table, TableChanged, TaskResult
-from ...table.rollback import roll_back
-from ...table.rows import DELETED
-from ...table.sink import TableWriter
+from ...table.contract import Fenced, Table, TableChanged
 from ..source.options import parse_options
 from .bucket import BucketState, BucketWatch
-from .changes import ChangeLogTarget, LogBranch, branch_point
+from .committing import RoundCommitter
+from .freshness import Freshness
 from .handle import MirrorHandle
 from .housekeeping import Housekeeping
 from .jobs import Jobs
-from .planning import Decision, Range, RoundPlan, divided, plan_round
+from .planning import Range, RoundPlan, divided, plan_round
 from .progress import RoundProgress
-from .task import RoundTask, TableTarget, TaskAnswer
+from .targets import log_target, table_target, with_short_branches
+from .task import RoundTask, TaskAnswer
+from .verdicts import Verdicts
 
 __all__ = ["Mirror", "MirrorSettings"]
 
@@ -113,16 +109,14 @@ class Mirror:
             "retryFor": f"{min(_TASK_RETRY_S, self._options.retry_for_s):g}",
         }
         self._batch = 0
-        self._anew = set(self.start_over)
-        self._refused: dict[int, Position] = {}
-        self._waiting: dict[int, tuple[float, float, str]] = {}
-        """VBuckets that could not be read: since when, until when they wait, and why."""
+        self._verdicts = Verdicts(
+            self.start_over, retry_for_s=self._options.retry_for_s, on_trouble=self._trouble
+        )
+        self._committer = RoundCommitter(self.tables, self.log, self._verdicts, self._high_seqno)
+        self._freshness = Freshness(self._all, self.clock.monotonic())
         self._next_vbucket = 0
         self._ends: dict[int, int] | None = None
         self._state: BucketState | None = None
-        self._as_of = self.clock.monotonic()
-        """The tables have all that the bucket had at this moment."""
-        self._unreached: BucketState | None = None
         self._committed_at = -1e9
 
     # the loop
@@ -140,7 +134,7 @@ class Mirror:
         for table in self._all:
             table.claim(accept_foreign=bool(self.start_over))
         crash_point("mirror.in-recovery")
-        self._empty_dropped()
+        self._committer.empty_dropped(self.missing)
 
     def run(self) -> None:
         """Rounds until it is stopped, or has caught up."""
@@ -184,13 +178,13 @@ class Mirror:
             if not self._round(state, plan, planned_s):
                 self._wait(_POLL_S)
             self._pause_until(began)
-        elif self.settings.once and not self._waiting:
+        elif self.settings.once and not self._verdicts:
             if self.settings.maintenance:
                 self.handle.say("compacting and cleaning")
                 self._housekeeping.drain()
             return True
         else:
-            self._reached(state)
+            self._freshness.reached(state)
             self._idle()
         return False
 
@@ -211,7 +205,7 @@ class Mirror:
         return state
 
     def _is_behind(self, state: BucketState) -> bool:
-        return self._lag(state) > 0 or bool(self._waiting)
+        return self._freshness.lag(state) > 0 or bool(self._verdicts)
 
     def _plan(self, state: BucketState) -> RoundPlan:
         now = self.clock.monotonic()
@@ -219,10 +213,10 @@ class Mirror:
         return plan_round(
             self._all,
             state,
-            refused=self._refused,
-            start_over=self._anew,
+            refused=self._verdicts.refused,
+            start_over=self._verdicts.anew,
             ends=self._ends,
-            skipped=[vbucket for vbucket, (_, until, _) in self._waiting.items() if until > now],
+            skipped=self._verdicts.waiting(now),
             max_changes=limit,
             first=self._next_vbucket,
         )
@@ -268,28 +262,32 @@ class Mirror:
         self.handle.say(
             f"round {number}: {sum(span.changes for span in plan.ranges.values())} changes to read"
         )
-        rolled_back = self._go_back(plan)
+        rolled_back = self._committer.go_back(plan)
         back_s = self.clock.monotonic() - began
-        ranges = self._with_short_branches(plan)
-        targets = [self._target(index, table, plan, ranges) for index, table in enumerate(self.tables)]
-        log = self._log_target(state, plan, ranges)
+        decisions = plan.decisions
+        ranges: Mapping[int, Range] = plan.ranges
+        log = None
+        if self.log is not None:
+            ranges = with_short_branches(ranges, state, decisions[-1])
+            log = log_target(self.log, state, decisions[-1], ranges)
+        targets = [table_target(table, decisions[index], ranges) for index, table in enumerate(self.tables)]
         crash_point("mirror.after-plan")
         pieces = divided(ranges, state.homes, self.jobs.parallelism)
         task = RoundTask(self._task_options, tuple(targets), log)
         changes = sum(span.changes for span in ranges.values())
         description = f"tailrace mirror of {self.bucket_name}: round {number}, {changes} changes"
         answers: list[TaskAnswer] = self.jobs.run(task, pieces, description)
-        self._note_verdicts(answers)
+        self._verdicts.note(answers, self.clock.monotonic())
         committing = self.clock.monotonic()
-        counted = self._commit(plan, answers, log)
+        counted = self._committer.commit(plan, answers, log)
         self._committed_at = self.clock.monotonic()
         rolled_back.update(counted.started_over)
         self._advance(plan)
         maintaining = self.clock.monotonic()
         compacted, failure = self._keep_house()
         if rolled_back:
-            self._unreached = state
-        self._reached(state)
+            self._freshness.went_back(state)
+        self._freshness.reached(state)
         done = self.clock.monotonic()
         has_moved = counted.committed or bool(rolled_back)
         if has_moved:
@@ -302,8 +300,8 @@ class Mirror:
                     rows_written=counted.rows_written,
                     rows_masked=counted.rows_masked,
                     bytes_written=counted.bytes_written,
-                    lag_changes=self._lag(state),
-                    lag_s=done - self._as_of,
+                    lag_changes=self._freshness.lag(state),
+                    lag_s=done - self._freshness.as_of,
                     seconds={
                         "plan": planned_s,
                         "read": max((answer.read_s for answer in answers), default=0.0),
@@ -336,294 +334,14 @@ class Mirror:
         if self.on_progress is not None:
             self.on_progress(progress)
 
-    def _go_back(self, plan: RoundPlan) -> set[int]:
-        """VBuckets return to earlier versions of their tables: a state that the bucket had."""
-        rolled_back: set[int] = set()
-        for index, table in enumerate(self.tables):
-            back = plan.going_back(index)
-            if not back:
-                continue
-            crash_point("mirror.before-rollback")
-            pieces = roll_back(table, {vbucket: decision.version for vbucket, decision in back.items()})
-            commit = pieces.commit()
-            table.commit(
-                Commit(
-                    operation=commit.operation,
-                    positions={vbucket: decision.request for vbucket, decision in back.items()},
-                    added=commit.added,
-                    vectors=commit.vectors,
-                    readded=commit.readded,
-                    resets={vbucket: decision.request.seqno for vbucket, decision in back.items()},
-                    based_on=table.version,
-                    counts={**commit.counts, "vbuckets": len(back)},
-                )
-            )
-            crash_point("mirror.after-rollback")
-            rolled_back.update(back)
-        return rolled_back
-
-    def _with_short_branches(self, plan: RoundPlan) -> dict[int, Range]:
-        """The ranges, and empty ones for vbuckets of which only the change log has something to say."""
-        ranges = dict(plan.ranges)
-        if self.log is not None:
-            for vbucket, decision in plan.decisions[len(self.tables)].items():
-                stands = decision.request
-                if vbucket not in ranges and self._high(vbucket) <= stands.seqno:
-                    ranges[vbucket] = Range(stands, stands.seqno)
-        return ranges
-
-    def _high(self, vbucket: int) -> int:
+    def _high_seqno(self, vbucket: int) -> int:
+        """Of a vbucket, when the bucket was last asked."""
         assert self._state is not None
         return self._state.high_seqnos.get(vbucket, 0)
-
-    def _floors(
-        self, table: Table, decisions: Mapping[int, Decision], ranges: Mapping[int, Range]
-    ) -> dict[int, int]:
-        """VBuckets of a table that are further than their streams begin."""
-        floors = {}
-        current = table.current
-        for vbucket, span in ranges.items():
-            decision = decisions.get(vbucket)
-            if decision is not None and decision.action is Action.START_OVER:
-                continue
-            held = current.position(vbucket) if decision is None else decision.request
-            if held.seqno > span.start.seqno:
-                floors[vbucket] = held.seqno
-        return floors
-
-    def _target(self, index: int, table: Table, plan: RoundPlan, ranges: Mapping[int, Range]) -> TableTarget:
-        current = table.current
-        return TableTarget(
-            TableWriter(
-                table.store,
-                table.schema,
-                table.secret,
-                tuple(table.files()),
-                keep_deletes=DELETED.name in table.schema.names,
-            ),
-            str(table.source["scope"]),
-            str(table.source["collection"]),
-            frozenset(v for v in ranges if current.position(v).seqno == 0),
-            self._floors(table, plan.decisions[index], ranges),
-        )
-
-    def _log_target(
-        self, state: BucketState, plan: RoundPlan, ranges: Mapping[int, Range]
-    ) -> ChangeLogTarget | None:
-        log = self.log
-        if log is None:
-            return None
-        decisions = plan.decisions[len(self.tables)]
-        branches = {}
-        for vbucket, decision in decisions.items():
-            if vbucket in ranges:
-                producer = state.failover_logs[vbucket]
-                seqno = branch_point(log, vbucket, producer)
-                branches[vbucket] = LogBranch(
-                    seqno, producer.newest.vb_uuid, decision.request.seqno, seqno < decision.held.seqno
-                )
-        files = tuple(log.files())
-        return ChangeLogTarget(
-            log.store,
-            log.secret,
-            files,
-            log.version + 1,
-            self._floors(log, decisions, ranges),
-            branches,
-            {file.path: log.mask(file).serialize() for file in files if file.vector is not None},
-        )
-
-    # what came of it
-
-    def _note_verdicts(self, answers: Iterable[TaskAnswer]) -> None:
-        now = self.clock.monotonic()
-        for answer in answers:
-            for vbucket in answer.positions:
-                self._refused.pop(vbucket, None)
-                self._waiting.pop(vbucket, None)
-                self._anew.discard(vbucket)
-            for vbucket, position in answer.refused.items():
-                self._refused[vbucket] = position
-            for vbucket, why in answer.failed.items():
-                since, _, _ = self._waiting.get(vbucket, (now, 0.0, ""))
-                if now - since >= self._options.retry_for_s:
-                    raise ConnectError(
-                        f"vbucket {vbucket} can't be read for {self._options.retry_for_s:g} s: {why}"
-                    )
-                self._waiting[vbucket] = (since, now + min(5.0, 0.2 + (now - since) / 2), why)
-                self._trouble(why)
 
     def _advance(self, plan: RoundPlan) -> None:
         """Where the next round begins, if this one left something."""
         self._next_vbucket = list(plan.ranges)[-1] if plan.left_over and plan.ranges else 0
-
-    def _reached(self, state: BucketState) -> None:
-        """Take note if the tables have come to what the bucket had at some moment."""
-        if self._unreached is None:
-            self._unreached = state
-        while self._unreached is not None and not self._lag(self._unreached):
-            self._as_of = max(self._as_of, self._unreached.at)
-            self._unreached = None if self._unreached is state else state
-
-    def _lag(self, state: BucketState) -> int:
-        stands = [table.current for table in self._all]
-        return sum(
-            max(0, high - min(version.position(vbucket).seqno for version in stands))
-            for vbucket, high in state.high_seqnos.items()
-        )
-
-    # commits
-
-    def _commit(
-        self, plan: RoundPlan, answers: Sequence[TaskAnswer], log: ChangeLogTarget | None
-    ) -> _Counted:
-        crash_point("mirror.before-commit")
-        positions = {
-            vbucket: Position.at(position.vb_uuid, position.seqno)
-            for answer in answers
-            for vbucket, position in answer.positions.items()
-        }
-        counted = _Counted()
-        if log is not None:
-            self._commit_log(plan, answers, positions, log, counted)
-        for index, table in enumerate(self.tables):
-            self._commit_table(index, table, plan, answers, positions, counted)
-            crash_point("mirror.after-commit")
-        return counted
-
-    def _commit_log(
-        self,
-        plan: RoundPlan,
-        answers: Sequence[TaskAnswer],
-        positions: Mapping[int, Position],
-        target: ChangeLogTarget,
-        counted: _Counted,
-    ) -> None:
-        assert self.log is not None
-        log = self.log
-        current = log.current
-        results = [answer.logged for answer in answers if answer.logged is not None]
-        decisions = plan.decisions[len(self.tables)]
-        moved = {
-            vbucket: position
-            for vbucket, position in positions.items()
-            if position.seqno > target.floors.get(vbucket, -1) and position != current.position(vbucket)
-        }
-        added = [new for result in results for new in result.added]
-        resets = {
-            vbucket: decision.request.seqno for vbucket, decision in decisions.items() if vbucket in moved
-        }
-        if not added and not moved:
-            return
-        log.commit(
-            Commit(
-                operation="TAILRACE ROUND",
-                positions=moved,
-                added=added,
-                resets=resets,
-                based_on=log.version,
-                counts={"changes": sum(result.changes for result in results)},
-            )
-        )
-        counted.bytes_written += sum(result.bytes_written for result in results)
-        counted.committed = True
-        crash_point("mirror.after-changes")
-
-    def _commit_table(
-        self,
-        index: int,
-        table: Table,
-        plan: RoundPlan,
-        answers: Sequence[TaskAnswer],
-        positions: Mapping[int, Position],
-        counted: _Counted,
-    ) -> None:
-        current = table.current
-        results: list[TaskResult] = []
-        emptied: set[int] = set()
-        for answer in answers:
-            results += [
-                result
-                for number, result in zip(answer.tables, answer.results, strict=True)
-                if number == index
-            ]
-            emptied.update(vbucket for number, vbucket in answer.emptied if number == index)
-        anew = plan.starting_over(index)
-        # of a bucket that has nothing any more nothing is streamed
-        nothing = {vbucket for vbucket in anew if not self._high(vbucket) and vbucket not in positions}
-        moved = {
-            vbucket: position
-            for vbucket, position in positions.items()
-            if position != current.position(vbucket)
-            and (vbucket in anew or position.seqno > current.position(vbucket).seqno)
-        }
-        moved |= dict.fromkeys(nothing, Position.BEGINNING)
-        replaced = (anew & moved.keys()) | (emptied & positions.keys())
-        resets = dict.fromkeys(anew & moved.keys(), 0)
-        masked: dict[str, BitMap] = {}
-        for result in results:
-            for path, rows in result.masked.items():
-                masked.setdefault(path, BitMap()).update(BitMap.deserialize(rows))
-        vectors: dict[str, BitMap] = {}
-        if replaced:
-            vectors = roll_back(table, dict.fromkeys(replaced)).vectors
-            for path in vectors.keys() & masked.keys():
-                vectors[path] |= masked.pop(path)
-        added: list[NewFile] = [new for result in results for new in result.added]
-        if not (added or masked or vectors or moved):
-            return
-        before = {file.path: file for file in table.files()}
-        rows_masked = sum(
-            len(rows - table.mask(before[path])) for path, rows in (*masked.items(), *vectors.items())
-        )
-        counts = {
-            "changes": sum(result.changes for result in results),
-            "rows_written": sum(result.rows_written for result in results),
-            "rows_masked": rows_masked,
-            "bytes_written": sum(result.bytes_written for result in results),
-        }
-        table.commit(
-            Commit(
-                operation="TAILRACE ROUND",
-                positions=moved,
-                added=added,
-                masked=masked,
-                vectors=vectors,
-                resets=resets,
-                based_on=table.version,
-                counts=counts,
-                repaired=bool(self.start_over) and not self._anew - nothing,
-            )
-        )
-        self._anew -= nothing
-        counted.committed = True
-        counted.changes += counts["changes"]
-        counted.rows_written += counts["rows_written"]
-        counted.rows_masked += rows_masked
-        counted.bytes_written += counts["bytes_written"]
-        counted.started_over.update(resets)
-
-    def _empty_dropped(self) -> None:
-        """Empty the tables of collections that are gone: the stream names those by numbers that only they
-        who saw them begin can tell.
-        """
-        for table in self.tables:
-            path = f"{table.source['scope']}.{table.source['collection']}"
-            if path in self.missing and table.files():
-                gone = [file.path for file in table.files()]
-                table.commit(Commit("TAILRACE ROUND", removed=gone, based_on=table.version))
-
-
-@dataclass
-class _Counted:
-    """What the commits of a round had in them."""
-
-    changes: int = 0
-    rows_written: int = 0
-    rows_masked: int = 0
-    bytes_written: int = 0
-    committed: bool = False
-    started_over: set[int] = field(default_factory=set)
 
 
 def _is_passing(error: Exception) -> bool:

@@ -1,0 +1,213 @@
+"""The driver's half of a round: what the tasks answered becomes one commit a table.
+
+Positions and rows stand in the same commit, and only the answers of the attempts that Spark took count; so
+whatever is killed, the next round is planned from what the tables say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pyroaring import BitMap
+
+from ...crashpoints import crash_point
+from ...model import Position
+from ...table.contract import Commit, NewFile, Table, TaskResult
+from ...table.rollback import roll_back
+from .changes import ChangeLogTarget
+from .planning import RoundPlan
+from .task import TaskAnswer
+from .verdicts import Verdicts
+
+__all__ = ["RoundCommitter", "RoundCounts"]
+
+
+@dataclass
+class RoundCounts:
+    """What the commits of a round had in them."""
+
+    changes: int = 0
+    rows_written: int = 0
+    rows_masked: int = 0
+    bytes_written: int = 0
+    committed: bool = False
+    started_over: set[int] = field(default_factory=set)
+
+
+@dataclass
+class RoundCommitter:
+    """Commits to the tables of a mirror, and to its change log."""
+
+    tables: Sequence[Table]
+    log: Table | None
+    verdicts: Verdicts
+    high_seqno: Callable[[int], int]
+    """Of a vbucket, when the bucket was last asked."""
+
+    def go_back(self, plan: RoundPlan) -> set[int]:
+        """VBuckets return to earlier versions of their tables: a state that the bucket had."""
+        rolled_back: set[int] = set()
+        for index, table in enumerate(self.tables):
+            back = plan.going_back(index)
+            if not back:
+                continue
+            crash_point("mirror.before-rollback")
+            pieces = roll_back(table, {vbucket: decision.version for vbucket, decision in back.items()})
+            commit = pieces.commit()
+            table.commit(
+                Commit(
+                    operation=commit.operation,
+                    positions={vbucket: decision.request for vbucket, decision in back.items()},
+                    added=commit.added,
+                    vectors=commit.vectors,
+                    readded=commit.readded,
+                    resets={vbucket: decision.request.seqno for vbucket, decision in back.items()},
+                    based_on=table.version,
+                    counts={**commit.counts, "vbuckets": len(back)},
+                )
+            )
+            crash_point("mirror.after-rollback")
+            rolled_back.update(back)
+        return rolled_back
+
+    def commit(
+        self, plan: RoundPlan, answers: Sequence[TaskAnswer], log: ChangeLogTarget | None
+    ) -> RoundCounts:
+        """Everything that the tasks of a round answered."""
+        crash_point("mirror.before-commit")
+        positions = {
+            vbucket: Position.at(position.vb_uuid, position.seqno)
+            for answer in answers
+            for vbucket, position in answer.positions.items()
+        }
+        counted = RoundCounts()
+        if log is not None:
+            self._commit_log(plan, answers, positions, log, counted)
+        for index, table in enumerate(self.tables):
+            self._commit_table(index, table, plan, answers, positions, counted)
+            crash_point("mirror.after-commit")
+        return counted
+
+    def _commit_log(
+        self,
+        plan: RoundPlan,
+        answers: Sequence[TaskAnswer],
+        positions: Mapping[int, Position],
+        target: ChangeLogTarget,
+        counted: RoundCounts,
+    ) -> None:
+        assert self.log is not None
+        log = self.log
+        current = log.current
+        results = [answer.logged for answer in answers if answer.logged is not None]
+        decisions = plan.decisions[len(self.tables)]
+        moved = {
+            vbucket: position
+            for vbucket, position in positions.items()
+            if position.seqno > target.floors.get(vbucket, -1) and position != current.position(vbucket)
+        }
+        added = [new for result in results for new in result.added]
+        resets = {
+            vbucket: decision.request.seqno for vbucket, decision in decisions.items() if vbucket in moved
+        }
+        if not added and not moved:
+            return
+        log.commit(
+            Commit(
+                operation="TAILRACE ROUND",
+                positions=moved,
+                added=added,
+                resets=resets,
+                based_on=log.version,
+                counts={"changes": sum(result.changes for result in results)},
+            )
+        )
+        counted.bytes_written += sum(result.bytes_written for result in results)
+        counted.committed = True
+        crash_point("mirror.after-changes")
+
+    def _commit_table(
+        self,
+        index: int,
+        table: Table,
+        plan: RoundPlan,
+        answers: Sequence[TaskAnswer],
+        positions: Mapping[int, Position],
+        counted: RoundCounts,
+    ) -> None:
+        current = table.current
+        results: list[TaskResult] = []
+        emptied: set[int] = set()
+        for answer in answers:
+            results += [
+                result
+                for number, result in zip(answer.tables, answer.results, strict=True)
+                if number == index
+            ]
+            emptied.update(vbucket for number, vbucket in answer.emptied if number == index)
+        anew = plan.starting_over(index)
+        # of a bucket that has nothing any more nothing is streamed
+        nothing = {vbucket for vbucket in anew if not self.high_seqno(vbucket) and vbucket not in positions}
+        moved = {
+            vbucket: position
+            for vbucket, position in positions.items()
+            if position != current.position(vbucket)
+            and (vbucket in anew or position.seqno > current.position(vbucket).seqno)
+        }
+        moved |= dict.fromkeys(nothing, Position.BEGINNING)
+        replaced = (anew & moved.keys()) | (emptied & positions.keys())
+        resets = dict.fromkeys(anew & moved.keys(), 0)
+        masked: dict[str, BitMap] = {}
+        for result in results:
+            for path, rows in result.masked.items():
+                masked.setdefault(path, BitMap()).update(BitMap.deserialize(rows))
+        vectors: dict[str, BitMap] = {}
+        if replaced:
+            vectors = roll_back(table, dict.fromkeys(replaced)).vectors
+            for path in vectors.keys() & masked.keys():
+                vectors[path] |= masked.pop(path)
+        added: list[NewFile] = [new for result in results for new in result.added]
+        if not (added or masked or vectors or moved):
+            return
+        before = {file.path: file for file in table.files()}
+        rows_masked = sum(
+            len(rows - table.mask(before[path])) for path, rows in (*masked.items(), *vectors.items())
+        )
+        counts = {
+            "changes": sum(result.changes for result in results),
+            "rows_written": sum(result.rows_written for result in results),
+            "rows_masked": rows_masked,
+            "bytes_written": sum(result.bytes_written for result in results),
+        }
+        table.commit(
+            Commit(
+                operation="TAILRACE ROUND",
+                positions=moved,
+                added=added,
+                masked=masked,
+                vectors=vectors,
+                resets=resets,
+                based_on=table.version,
+                counts=counts,
+                repaired=self.verdicts.is_repair and not self.verdicts.anew - nothing,
+            )
+        )
+        self.verdicts.anew -= nothing
+        counted.committed = True
+        counted.changes += counts["changes"]
+        counted.rows_written += counts["rows_written"]
+        counted.rows_masked += rows_masked
+        counted.bytes_written += counts["bytes_written"]
+        counted.started_over.update(resets)
+
+    def empty_dropped(self, missing: Iterable[str]) -> None:
+        """Empty the tables of collections that are gone: the stream names those by numbers that only they
+        who saw them begin can tell.
+        """
+        missing = set(missing)
+        for table in self.tables:
+            path = f"{table.source['scope']}.{table.source['collection']}"
+            if path in missing and table.files():
+                gone = [file.path for file in table.files()]
+                table.commit(Commit("TAILRACE ROUND", removed=gone, based_on=table.version))

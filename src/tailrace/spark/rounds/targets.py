@@ -1,0 +1,84 @@
+"""What the tasks of a round must know of the tables and of the change log that they write to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...history import Action
+from ...table.contract import Table
+from ...table.rows import DELETED
+from ...table.sink import TableWriter
+from .bucket import BucketState
+from .changes import ChangeLogTarget, LogBranch, branch_point
+from .planning import Decision, Range
+from .task import TableTarget
+
+__all__ = ["log_target", "table_target", "with_short_branches"]
+
+
+def table_target(table: Table, decisions: Mapping[int, Decision], ranges: Mapping[int, Range]) -> TableTarget:
+    """A table, for these ranges."""
+    current = table.current
+    return TableTarget(
+        TableWriter(
+            table.store,
+            table.schema,
+            table.secret,
+            tuple(table.files()),
+            keep_deletes=DELETED.name in table.schema.names,
+        ),
+        str(table.source["scope"]),
+        str(table.source["collection"]),
+        frozenset(v for v in ranges if current.position(v).seqno == 0),
+        _floors(table, decisions, ranges),
+    )
+
+
+def log_target(
+    log: Table, state: BucketState, decisions: Mapping[int, Decision], ranges: Mapping[int, Range]
+) -> ChangeLogTarget:
+    """The change log, for these ranges."""
+    branches = {}
+    for vbucket, decision in decisions.items():
+        if vbucket in ranges:
+            producer = state.failover_logs[vbucket]
+            seqno = branch_point(log, vbucket, producer)
+            branches[vbucket] = LogBranch(
+                seqno, producer.newest.vb_uuid, decision.request.seqno, seqno < decision.held.seqno
+            )
+    files = tuple(log.files())
+    return ChangeLogTarget(
+        log.store,
+        log.secret,
+        files,
+        log.version + 1,
+        _floors(log, decisions, ranges),
+        branches,
+        {file.path: log.mask(file).serialize() for file in files if file.vector is not None},
+    )
+
+
+def with_short_branches(
+    ranges: Mapping[int, Range], state: BucketState, decisions: Mapping[int, Decision]
+) -> dict[int, Range]:
+    """The ranges, and empty ones for vbuckets of which only the change log has something to say."""
+    wanted = dict(ranges)
+    for vbucket, decision in decisions.items():
+        stands = decision.request
+        if vbucket not in wanted and state.high_seqnos.get(vbucket, 0) <= stands.seqno:
+            wanted[vbucket] = Range(stands, stands.seqno)
+    return wanted
+
+
+def _floors(table: Table, decisions: Mapping[int, Decision], ranges: Mapping[int, Range]) -> dict[int, int]:
+    """VBuckets of a table that are further than their streams begin."""
+    floors = {}
+    current = table.current
+    for vbucket, span in ranges.items():
+        decision = decisions.get(vbucket)
+        if decision is not None and decision.action is Action.START_OVER:
+            continue
+        held = current.position(vbucket) if decision is None else decision.request
+        if held.seqno > span.start.seqno:
+            floors[vbucket] = held.seqno
+    return floors

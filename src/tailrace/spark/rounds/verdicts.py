@@ -1,0 +1,64 @@
+"""VBuckets that did not simply go on: refused by the bucket, unreadable for now, or to be read anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ...errors import ConnectError
+from ...model import Position
+from .task import TaskAnswer
+
+__all__ = ["Verdicts"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """A vbucket that could not be read."""
+
+    since: float
+    until: float
+
+
+class Verdicts:
+    """The vbuckets of a mirror that the next plan treats in a way of their own."""
+
+    def __init__(
+        self,
+        start_over: Iterable[int] = (),
+        *,
+        retry_for_s: float,
+        on_trouble: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.anew = set(start_over)
+        """They are read again from the beginning, whatever the tables hold of them."""
+        self.is_repair = bool(self.anew)
+        self.refused: dict[int, Position] = {}
+        """What the bucket did not go on from."""
+        self._waiting: dict[int, _Wait] = {}
+        self._retry_for_s = retry_for_s
+        self._on_trouble = on_trouble
+
+    def __bool__(self) -> bool:
+        """Whether vbuckets wait for their next attempt."""
+        return bool(self._waiting)
+
+    def waiting(self, now: float) -> list[int]:
+        """VBuckets that are not read yet."""
+        return [vbucket for vbucket, wait in self._waiting.items() if wait.until > now]
+
+    def note(self, answers: Iterable[TaskAnswer], now: float) -> None:
+        """What the tasks of a round say; `ConnectError` if a vbucket can't be read for too long."""
+        for answer in answers:
+            for vbucket in answer.positions:
+                self.refused.pop(vbucket, None)
+                self._waiting.pop(vbucket, None)
+                self.anew.discard(vbucket)
+            self.refused.update(answer.refused)
+            for vbucket, why in answer.failed.items():
+                wait = self._waiting.get(vbucket)
+                since = now if wait is None else wait.since
+                if now - since >= self._retry_for_s:
+                    raise ConnectError(f"vbucket {vbucket} can't be read for {self._retry_for_s:g} s: {why}")
+                self._waiting[vbucket] = _Wait(since, now + min(5.0, 0.2 + (now - since) / 2))
+                self._on_trouble(why)
