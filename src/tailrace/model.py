@@ -14,7 +14,7 @@ Values check themselves: a position that would be nonsense cannot be built.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -249,8 +249,11 @@ def format_positions(positions: Mapping[int, Position]) -> str:
     )
 
 
-def parse_positions(text: str) -> dict[int, Position]:
-    """Reads what `format_positions` wrote, or what a person typed; vbuckets may come in any order."""
+def parse_positions(text: str, *, besides: Collection[str] = ()) -> dict[int, Position]:
+    """Reads what `format_positions` wrote, or what a person typed; vbuckets may come in any order.
+
+    Members ``besides`` those of a position are passed over.
+    """
     try:
         value = json.loads(text, object_pairs_hook=_object_without_repeats)
     except (ValueError, RecursionError) as error:
@@ -263,6 +266,8 @@ def parse_positions(text: str) -> dict[int, Position]:
         if vbucket > _MAX_VBUCKET:
             raise UsageError(f"vbucket {vbucket} is above {_MAX_VBUCKET}")
         try:
+            if besides and isinstance(member, dict):
+                member = {part: content for part, content in member.items() if part not in besides}
             positions[vbucket] = Position.from_json(member)
         except UsageError as error:
             raise UsageError(f"vbucket {vbucket}: {error}") from None

@@ -18,7 +18,7 @@ from tailrace.model import Position
 from tailrace.spark.source.batch import BatchReader
 from tailrace.spark.source.feed import Feed
 from tailrace.spark.source.offsets import from_offset, to_offset
-from tailrace.spark.source.options import parse_options
+from tailrace.spark.source.options import parse_mirror_options, parse_options
 from tailrace.spark.source.spool import segment_rows
 from tailrace.spark.source.stream import StreamReader
 
@@ -195,3 +195,36 @@ def test_a_vbucket_that_is_not_there_is_named(option: dict[str, str]) -> None:
         if "vbuckets" in option:
             with pytest.raises(UsageError, match="there is no vbucket 9, the last is 3"):
                 StreamReader(given).initialOffset()
+
+
+def test_a_checkpoint_of_another_bucket_is_refused(tmp_path: Path) -> None:
+    with tailrace.testing.node(vbuckets=2, buckets=("one", "two")) as node:
+        where = node.url.rpartition("/")[0]
+        reader = StreamReader({"connectionString": f"{where}/one", "startingOffsets": "earliest"})
+        other = StreamReader({"connectionString": f"{where}/two"})
+        try:
+            offset = reader.initialOffset()
+            assert from_offset(offset).keys() == {0, 1}
+            for call in (
+                lambda: other.latestOffset(offset, other.getDefaultReadLimit()),
+                lambda: other.partitions({}, offset),
+            ):
+                with pytest.raises(UsageError, match="the checkpoint is of bucket 'one', but"):
+                    call()
+            with pytest.raises(UsageError, match="the offsets are of bucket 'one', but 'two' is to be read"):
+                BatchReader({"connectionString": f"{where}/two", "startingOffsets": json.dumps(offset)})
+        finally:
+            reader.stop()
+            other.stop()
+
+
+def test_offsets_of_a_batch_that_rolled_back_may_be_given() -> None:
+    offset = to_offset({3: Position.at(7, 12)}, {3: Position.at(5, 10)}, bucket="b")
+    given = {"path": "couchbase://127.0.0.1/b", "startingOffsets": json.dumps(offset)}
+    assert parse_options(given).starting_offsets == {3: Position.at(7, 12)}
+
+
+@pytest.mark.parametrize("option", ["noValue", "vbuckets", "columns", "startingOffsets", "collections"])
+def test_a_mirror_does_not_take_options_that_choose(option: str) -> None:
+    with pytest.raises(UsageError, match=f"the option {option} is for reads; a mirror takes a bucket whole"):
+        parse_mirror_options({"connectionString": "couchbase://127.0.0.1", option.lower(): "0"})

@@ -13,7 +13,7 @@ from ..wire.admin import GetCollectionsManifest
 from ..wire.codes import Status
 from .nodes import KnownNode
 
-__all__ = ["Catalog"]
+__all__ = ["Catalog", "full_path"]
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Catalog:
         self.stream_filter: dict[str, Any] = {}
         """Members of the stream request that limit the stream."""
         self._scope = scope
-        self._collections = tuple(_full(path) for path in collections)
+        self._collections = tuple(full_path(path) for path in collections)
         self._scopes: dict[int, str] = {0: "_default"}
         self._asked: object = None
 
@@ -118,7 +118,8 @@ def _remember(names: dict[int, T], number: int, name: T) -> None:
         del names[next(collection_id for collection_id in names if collection_id)]
 
 
-def _full(path: str) -> str:
+def full_path(path: str) -> str:
+    """A collection as ``scope.name``; the default scope need not be written."""
     scope, dot, name = path.partition(".")
     if not path or (dot and not name) or "." in name:
         raise UsageError(f"{path!r} is no collection, write it like shop.orders")

@@ -30,6 +30,9 @@ MIN_JAVA = 17
 _MASTER_IS_GIVEN = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT")
 """The last one is how spark-submit speaks to the job that it started, with a master of its own."""
 
+_SETTINGS = {"spark.sql.python.filterPushdown.enabled": "true"}
+"""Filters of a query limit what the source reads; Spark hands them over only if this is set."""
+
 _SHIM = """#!/bin/sh
 # Spark's launcher names a module that this Java image leaves out; nothing here needs it.
 for a do shift; case $a in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$a";; esac; done
@@ -51,7 +54,7 @@ def session(app_name: str = "tailrace", *, master: str | None = None, **config: 
         builder = builder.master(master)
     elif not any(os.environ.get(name) for name in _MASTER_IS_GIVEN):
         builder = builder.master("local[*,3]")  # a task may fail twice before its query does
-    for name, value in config.items():
+    for name, value in (_SETTINGS | config).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 

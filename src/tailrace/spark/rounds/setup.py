@@ -14,7 +14,7 @@ from ...table.compaction import CompactionPolicy
 from ...table.opening import TableOptions, open_or_create, table_exists
 from ...table.rows import table_schema
 from ..source.feed import collection_paths, open_source
-from ..source.options import Options, parse_options
+from ..source.options import Options, parse_mirror_options
 from .changes import CHANGES_SCHEMA
 from .jobs import Jobs
 from .mirror import Mirror, MirrorSettings
@@ -101,7 +101,7 @@ def build_mirror(
     chosen = _chosen(tables)
     # No filter for the node: it names collections by their id, and one that is dropped and made again has
     # another. The position would move on over its documents. The tables take what is theirs by name.
-    parsed = parse_options(given)
+    parsed = parse_mirror_options(given)
     with open_source(parsed, "spark-mirror") as source:
         vbucket_count = source.vbucket_count
     how = TableOptions(dict(storage_options or {}), undo_s, undo_bytes, clock)

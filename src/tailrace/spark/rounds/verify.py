@@ -25,7 +25,7 @@ from ...table.rows import DELETED
 from ...table.scan import scan
 from ...table.store import TableStore
 from ..source.feed import open_source
-from ..source.options import parse_options
+from ..source.options import parse_mirror_options
 from .compare import DIGEST_SCHEMA, TABLE_COLUMNS, Difference, Digester, compare, newest
 from .connections import borrowed_source
 from .jobs import Jobs
@@ -213,7 +213,7 @@ class _StateTaker:
 
 def verify_table(jobs: Jobs, given: Mapping[str, str], table: Table) -> Verdict:
     """Compare a bucket with its mirror; ``given`` are options of the source."""
-    with open_source(parse_options(given), "spark-verify") as client:
+    with open_source(parse_mirror_options(given), "spark-verify") as client:
         ends, homes = client.high_seqnos(), client.homes()
     files = tuple(table.files())
     task = _VerifyTask(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
 from ..archived_modules import forget_packages_in_archives
+from .columns import COLUMN_TYPES, column_types, ddl
+from .plain_errors import plain_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,12 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DDL", "TailraceDataSource", "register"]
 
-DDL = (
-    "op STRING, key BINARY, value BINARY, bucket STRING, scope STRING, collection STRING, vbucket INT, "
-    "vb_uuid BIGINT, seqno BIGINT, rev BIGINT, cas BIGINT, flags INT, expiry BIGINT, datatype STRING, "
-    "xattrs STRING, event_time TIMESTAMP, snapshot_start BIGINT, snapshot_end BIGINT"
-)
-"""The columns; a test holds them against those of `tailrace.columns`."""
+DDL = ddl(COLUMN_TYPES)
+"""The columns of a read that chooses none."""
 
 
 class TailraceDataSource(DataSource):
@@ -38,25 +36,35 @@ class TailraceDataSource(DataSource):
         self._given = dict(options)
 
     def schema(self) -> str:
-        """The columns are always the same; options say what is in them."""
+        """The columns, as the options choose them.
+
+        Spark asks for them when the frame is made. What is wrong with the options, or between them and the
+        bucket, is said at this moment: an error of a query that runs already is a page of Spark's own.
+        """
         from .options import parse_options
 
-        parse_options(self._given)  # what is wrong with an option is said before anything runs
-        return DDL
+        with plain_errors():
+            options = parse_options(self._given)
+            from .feed import check_bucket
+
+            check_bucket(options)
+            return ddl(column_types(options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch read."""
+        """A batch read of the columns of ``schema``."""
         from .batch import BatchReader
 
         forget_packages_in_archives()
-        return BatchReader(self._given)
+        with plain_errors():
+            return BatchReader(self._given, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A streaming read."""
+        """A streaming read of the columns of ``schema``."""
         from .stream import StreamReader
 
         forget_packages_in_archives()
-        return StreamReader(self._given)
+        with plain_errors():
+            return StreamReader(self._given, schema)
 
 
 def register(spark: SparkSession) -> None:

@@ -16,6 +16,7 @@ from ...columns.row_kinds import ROLLBACK, kind_of, rollback_rows
 from ...model import Position
 from .feed import open_source, refuse_loss
 from .options import parse_options
+from .selection import Selection
 
 __all__ = ["DirectPartition", "read_direct"]
 
@@ -28,15 +29,29 @@ class DirectPartition(InputPartition):
         given: Mapping[str, str],
         ranges: Mapping[int, tuple[Position, int]],
         rollbacks: Mapping[int, Position] | None = None,
+        *,
+        selection: Selection,
+        collections: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__(None)
         self.given = dict(given)
         self.ranges = dict(ranges)
         self.rollbacks = dict(rollbacks or {})
+        self.selection = selection
+        self.collections = collections
+        """The only ones to stream, where the options don't say so; the selection takes no others."""
 
 
 def read_direct(partition: DirectPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition."""
+    """The rows of a partition that its selection takes."""
+    selection = partition.selection
+    for batch in _received(partition):
+        rows = selection.rows_of(batch)
+        if rows.num_rows:
+            yield selection.columns_of(rows)
+
+
+def _received(partition: DirectPartition) -> Iterator[pa.RecordBatch]:
     if partition.rollbacks:
         back = sorted(partition.rollbacks.items())
         yield rollback_rows((vbucket, position.vb_uuid, position.seqno) for vbucket, position in back)
@@ -48,7 +63,7 @@ def read_direct(partition: DirectPartition) -> Iterator[pa.RecordBatch]:
     options = parse_options(partition.given)
     starts = {vbucket: start for vbucket, (start, _) in wanted.items()}
     ends = SeenEnd({vbucket: end for vbucket, (_, end) in wanted.items()})
-    with open_source(options, "spark-read") as source:
+    with open_source(options, "spark-read", partition.selection, partition.collections) as source:
         for batch in source.batches(starts, ends, vbuckets=list(wanted)):
             if kind_of(batch) == ROLLBACK:
                 refuse_loss(options, source, starts, {batch["vbucket"][0].as_py(): batch["seqno"][0].as_py()})

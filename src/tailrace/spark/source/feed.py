@@ -8,21 +8,26 @@ from typing import Any
 
 from ...client.blocking import BlockingSource, connect_sync
 from ...client.bounds import check_vbuckets
+from ...client.catalog import full_path
 from ...client.events import Rollback
 from ...client.kv import KvClient
 from ...client.portion import Portion
 from ...client.tls import TlsOptions
 from ...columns.row_kinds import ROLLBACK, kind_of, no_rows
 from ...connstr import ConnectionString, parse
-from ...errors import ChangesTakenBack, DataLoss
+from ...errors import ChangesTakenBack, DataLoss, UsageError
 from ...history import Action, plan, rollback_seqno
 from ...model import Position
 from .options import Options
+from .selection import Selection
 from .spool import FeedDelivery, segment_rows
 
 __all__ = [
     "Feed",
+    "check_bucket",
+    "check_collections",
     "collection_paths",
+    "limited_collections",
     "open_source",
     "refuse_loss",
 ]
@@ -33,7 +38,7 @@ def _where(options: Options) -> tuple[ConnectionString, TlsOptions | None]:
     where = parse(options.connection_string)
     where = replace(
         where,
-        bucket=options.bucket or where.bucket,
+        bucket=options.bucket,
         username=options.username or where.username,
         password=where.password if options.password is None else options.password,
     )
@@ -57,16 +62,72 @@ def collection_paths(options: Options) -> set[str]:
     }
 
 
-def open_source(options: Options, purpose: str, **more: Any) -> BlockingSource:
-    """A source as the options of a Spark read describe it, with ``more`` of `SourceOptions`."""
+def check_bucket(options: Options) -> None:
+    """Raise what is wrong between the options and the bucket, before anything runs."""
+    check_collections(options)
+    feed = Feed(options)
+    try:
+        feed.vbuckets()
+    finally:
+        feed.close()
+
+
+def check_collections(options: Options) -> None:
+    """Raise if the options name a scope or a collection that the bucket does not have."""
+    if options.scope is None and options.collections is None:
+        return
+    there = sorted(collection_paths(options))
+    known = f"there are {', '.join(there[:20])}{', …' if len(there) > 20 else ''}"
+    bucket = options.bucket
+    if options.scope is not None and options.scope not in {path.partition(".")[0] for path in there}:
+        raise UsageError(f"bucket {bucket!r} has no scope {options.scope!r} with a collection; {known}")
+    for path in options.collections or ():
+        if full_path(path) not in there:
+            raise UsageError(f"bucket {bucket!r} has no collection {path!r}; {known}")
+
+
+def limited_collections(options: Options, selection: Selection) -> tuple[str, ...] | None:
+    """The collections to stream of a selection that takes no others; None is what the options say.
+
+    A selection that takes rows of system events is not limited: they also tell of collections that are gone.
+    """
+    names, scopes = selection.collections, selection.scopes
+    if not selection.has_only_changes or (names is None and scopes is None):
+        return None
+    chosen = None if options.collections is None else set(map(full_path, options.collections))
+    found = []
+    there = collection_paths(options)
+    for path in sorted(there):
+        scope, _, name = path.partition(".")
+        if (
+            (names is None or name in names)
+            and (scopes is None or scope in scopes)
+            and options.scope in (None, scope)
+            and (chosen is None or path in chosen)
+        ):
+            found.append(path)
+    return None if len(found) == len(there) else tuple(found)
+
+
+def open_source(
+    options: Options,
+    purpose: str,
+    selection: Selection | None = None,
+    collections: tuple[str, ...] | None = None,
+    **more: Any,
+) -> BlockingSource:
+    """A source as the options of a Spark read describe it, with ``more`` of `SourceOptions`.
+
+    ``collections`` stand for those of the options.
+    """
     where, tls = _where(options)
     return connect_sync(
         where,
         purpose=purpose,
-        scope=options.scope or "",
-        collections=options.collections or (),
+        scope=(options.scope or "") if collections is None else "",
+        collections=(options.collections or ()) if collections is None else collections,
         include_xattrs=options.include_xattrs,
-        no_value=options.no_value,
+        no_value=options.no_value or (selection is not None and not selection.takes_values),
         compression=options.compression == "snappy",
         flow_control_buffer=options.flow_control_buffer,
         retry_for_s=options.retry_for_s,
@@ -103,9 +164,10 @@ def refuse_loss(
 class Feed:
     """One reading of a bucket for a streaming query."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, selection: Selection | None = None) -> None:
         self._options = options
-        self._source = open_source(options, "spark-stream")
+        self._selection = selection or Selection.of(options)
+        self._source = open_source(options, "spark-stream", self._selection)
         self._source.__enter__()
         self._segment_rows = self._room = segment_rows(options.max_rows)
         self._latest: dict[int, Position] = {}
@@ -187,7 +249,8 @@ class Feed:
             if isinstance(told.event, Rollback) and told.position is not None
         }
         refuse_loss(self._options, self._source, self._latest, {v: at.seqno for v, at in back.items()})
-        batches = list(portion.batches(no_value=self._options.no_value, by_snapshot=False))
+        no_value = self._source.options.no_value
+        batches = list(portion.batches(no_value=no_value, by_snapshot=False))
         rows = 0
         for number, batch in enumerate(batches):
             is_last = number + 1 == len(batches)
@@ -209,6 +272,6 @@ class Feed:
                 if kind == ROLLBACK:
                     vbucket = part["vbucket"][0].as_py()
                     rolled = {vbucket: back[vbucket]} if vbucket in back else {}
-                yield FeedDelivery(part, positions, rolled)
+                yield FeedDelivery(self._selection.rows_of(part), positions, rolled)
         if not batches and (portion.ends or back):
             yield FeedDelivery(no_rows(), {**back, **portion.ends}, back)

@@ -10,27 +10,39 @@ vbucket, so that Spark's write-ahead log replays the same decision:
 
 says that the batch goes back to seqno 100 first. The member is only in offsets of the batch that rolls
 back.
+
+The first entry also names the bucket, so that a checkpoint of another one is noticed: to the bucket it would
+be a history that it does not have, and the answer to that is to begin anew.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from ...model import Position
+from ...errors import UsageError
+from ...model import Position, parse_positions
 
-__all__ = ["ROLLBACK", "from_offset", "rollbacks_of", "to_offset"]
+__all__ = ["BUCKET", "ROLLBACK", "bucket_of", "from_offset", "parse_offsets", "rollbacks_of", "to_offset"]
 
 ROLLBACK = "rollback"
+BUCKET = "bucket"
+_BESIDES = (ROLLBACK, BUCKET)
 
 
 def to_offset(
-    positions: Mapping[int, Position], rollbacks: Mapping[int, Position] | None = None
+    positions: Mapping[int, Position],
+    rollbacks: Mapping[int, Position] | None = None,
+    *,
+    bucket: str | None = None,
 ) -> dict[str, Any]:
     """The offset for positions, in the one order that makes equal offsets equal texts."""
     offset: dict[str, Any] = {}
     for vbucket in sorted(positions):
         entry = positions[vbucket].to_json()
+        if bucket is not None and not offset:
+            entry[BUCKET] = bucket
         if rollbacks and vbucket in rollbacks:
             back = rollbacks[vbucket]
             entry[ROLLBACK] = {"vb_uuid": str(back.vb_uuid), "seqno": back.seqno}
@@ -41,9 +53,25 @@ def to_offset(
 def from_offset(offset: Mapping[str, Any]) -> dict[int, Position]:
     """The positions in an offset."""
     return {
-        int(vbucket): Position.from_json({name: entry[name] for name in entry if name != ROLLBACK})
+        int(vbucket): Position.from_json({name: entry[name] for name in entry if name not in _BESIDES})
         for vbucket, entry in offset.items()
     }
+
+
+def parse_offsets(text: str) -> tuple[dict[int, Position], str | None]:
+    """An offset as the stream reported it, or as somebody wrote it: its positions, and the bucket if told."""
+    positions = parse_positions(text, besides=_BESIDES)
+    return positions, bucket_of(json.loads(text))
+
+
+def bucket_of(offset: Mapping[str, Any]) -> str | None:
+    """The bucket that an offset is of; None if it does not say."""
+    for entry in offset.values():
+        if BUCKET in entry:
+            if not isinstance(entry[BUCKET], str):
+                raise UsageError("the bucket of an offset must be a name")
+            return str(entry[BUCKET])
+    return None
 
 
 def rollbacks_of(offset: Mapping[str, Any]) -> dict[int, Position]:

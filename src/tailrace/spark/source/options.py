@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from ...connstr import parse
+from ...connstr import ConnectionString, parse
 from ...errors import UsageError
-from ...model import Position, parse_positions
+from ...model import Position
 from ...units import parse_duration_s, parse_integer, parse_size, parse_vbuckets
+from .columns import COLUMN_TYPES
+from .offsets import parse_offsets
 
-__all__ = ["OPTIONS", "Option", "Options", "parse_options", "partition_map"]
+__all__ = ["OPTIONS", "Option", "Options", "parse_mirror_options", "parse_options", "partition_map"]
+
+_SAME_PLACE = {"beginning": "earliest", "now": "latest"}
+"""What the commands and the client call the places that Spark users know from Kafka."""
+_OPS = ("mutation", "deletion", "expiration", "rollback", "flush", "system")
 
 
 def _text(text: str) -> str:
@@ -69,11 +75,38 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _offsets(text: str) -> str | dict[int, Position]:
-    if text.lower() in ("earliest", "latest"):
-        return text.lower()
+class Offsets(dict[int, Position]):
+    """Positions that somebody gave."""
+
+    def __init__(self, positions: Mapping[int, Position], bucket: str | None) -> None:
+        super().__init__(positions)
+        self.bucket = bucket
+        """Whose they are, if that is known."""
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = _names(text.lower())
+    for name in names:
+        if name not in COLUMN_TYPES:
+            raise ValueError(f"there is no column {name!r}; there are {', '.join(COLUMN_TYPES)}")
+    if len(set(names)) < len(names):
+        raise ValueError("names a column twice")
+    return names
+
+
+def _ops(text: str) -> tuple[str, ...]:
+    names = _names(text.lower())
+    if not set(names) <= set(_OPS):
+        raise ValueError(f"must be some of {', '.join(_OPS)}")
+    return names
+
+
+def _offsets(text: str) -> str | Offsets:
+    word = _SAME_PLACE.get(text.lower(), text.lower())
+    if word in ("earliest", "latest"):
+        return word
     try:
-        return parse_positions(text)
+        return Offsets(*parse_offsets(text))
     except UsageError as error:
         raise ValueError(f"must be earliest, latest or offsets as the stream reports them: {error}") from None
 
@@ -95,6 +128,8 @@ class Option:
     parse: Callable[[str], Any]
     default: Any
     about: str
+    is_for_mirrors: bool = True
+    """A mirror takes the whole bucket, from where its table is: what chooses is for reads alone."""
 
 
 OPTIONS = (
@@ -102,21 +137,89 @@ OPTIONS = (
     Option("username", "username", _text, None, "user to log in as; also `TAILRACE_USERNAME`"),
     Option("password", "password", str, None, "the password; also `TAILRACE_PASSWORD`"),
     Option("bucket", "bucket", _text, None, "the bucket; overrides the connection string's"),
-    Option("scope", "scope", _text, None, "only the collections of this scope"),
-    Option("collections", "collections", _names, None, "only these: `scope.collection`, separated by commas"),
+    Option("scope", "scope", _text, None, "only the collections of this scope", False),
     Option(
-        "vbuckets", "vbuckets", _vbuckets, None, "only these, such as `0-511`: two queries can share a bucket"
+        "collections",
+        "collections",
+        _names,
+        None,
+        "only these: `scope.collection`, separated by commas",
+        False,
+    ),
+    Option(
+        "vbuckets",
+        "vbuckets",
+        _vbuckets,
+        None,
+        "only these, such as `0-511`: two queries can share a bucket",
+        False,
+    ),
+    Option(
+        "columns",
+        "columns",
+        _columns,
+        None,
+        "only these, such as `key,value`, in this order; without `value` and `datatype` the node sends no "
+        "values",
+        False,
+    ),
+    Option(
+        "ops",
+        "ops",
+        _ops,
+        None,
+        "only these rows, such as `mutation,deletion,rollback`; without `rollback` nobody is told when the "
+        "bucket takes changes back",
+        False,
+    ),
+    Option(
+        "keyPrefix",
+        "key_prefix",
+        _text,
+        None,
+        "only documents whose key begins so; rows that are no changes of documents come all the same",
+        False,
+    ),
+    Option(
+        "keyFormat",
+        "key_format",
+        _one_of("binary", "string"),
+        "binary",
+        "type of the column `key`: `binary` or `string`; what is no UTF-8 shows as U+FFFD in a string",
+        False,
+    ),
+    Option(
+        "valueFormat",
+        "value_format",
+        _one_of("binary", "string"),
+        "binary",
+        "type of the column `value`, likewise",
+        False,
     ),
     Option(
         "startingOffsets",
         "starting_offsets",
         _offsets,
         None,
-        "`earliest`, `latest`, or offsets as the stream reports them; by default a batch starts at "
-        "`earliest`, a stream at `latest`; a checkpoint overrides it",
+        "`earliest`, `latest` (or `beginning`, `now`, as the commands say), or offsets as the stream reports "
+        "them; by default a batch starts at `earliest`, a stream at `latest`; a checkpoint overrides it",
+        False,
     ),
-    Option("endingOffsets", "ending_offsets", _offsets, "latest", "where a batch ends: `latest` or offsets"),
-    Option("maxOffsetsPerTrigger", "max_rows", _count, None, "maximum number of rows in a micro-batch"),
+    Option(
+        "endingOffsets",
+        "ending_offsets",
+        _offsets,
+        "latest",
+        "where a batch ends: `latest` (or `now`) or offsets",
+        False,
+    ),
+    Option(
+        "maxOffsetsPerTrigger",
+        "max_rows",
+        _count,
+        None,
+        "maximum number of rows in a micro-batch; also `maxRows`",
+    ),
     Option(
         "maxBytesPerTrigger",
         "max_bytes",
@@ -137,6 +240,7 @@ OPTIONS = (
         _boolean,
         True,
         "whether deletions that were purged unread stop the query; if not, the vbucket starts over",
+        False,
     ),
     Option(
         "onRollback",
@@ -145,9 +249,12 @@ OPTIONS = (
         "emit",
         "when the bucket takes changes back: `emit` a `rollback` row before the first row of the new "
         "branch, or `fail`",
+        False,
     ),
-    Option("includeXattrs", "include_xattrs", _boolean, False, "whether the column `xattrs` is filled"),
-    Option("noValue", "no_value", _boolean, False, "keys and metadata only"),
+    Option(
+        "includeXattrs", "include_xattrs", _boolean, False, "whether the column `xattrs` is filled", False
+    ),
+    Option("noValue", "no_value", _boolean, False, "keys and metadata only", False),
     Option("flowControlBuffer", "flow_control_buffer", _bytes, 20 << 20, "bytes in flight per connection"),
     Option(
         "compression",
@@ -172,9 +279,15 @@ OPTIONS = (
         None,
         "where changes wait for their batch: if executors are on other hosts, a folder that they share, or "
         "`s3://`, `gs://` or `az://`",
+        False,
     ),
     Option(
-        "spoolSize", "spool_bytes", _bytes, 1 << 30, "how much may wait there before the stream is held up"
+        "spoolSize",
+        "spool_bytes",
+        _bytes,
+        1 << 30,
+        "how much may wait there before the stream is held up",
+        False,
     ),
     Option(
         "storageOption.NAME",
@@ -183,12 +296,15 @@ OPTIONS = (
         None,
         "for a `spoolDir` on an object store, beside the usual environment, such as "
         "`storageOption.aws_region`",
+        False,
     ),
 )
 
 _BY_NAME = {option.name.lower(): option for option in OPTIONS}
 _STORAGE = "storageoption."
-_SPARK_OWN = frozenset({"path", "paths", "datetimeformat", "timestampformat"})
+_ALSO = {"path": "connectionstring", "maxrows": "maxoffsetspertrigger"}
+"""``path`` is what ``.load("couchbase://…")`` gives; the other is what the commands call it."""
+_SPARK_OWN = frozenset({"paths", "datetimeformat", "timestampformat"})
 
 
 class Options(SimpleNamespace):
@@ -199,11 +315,11 @@ class Options(SimpleNamespace):
         return f"Options({', '.join(sorted(vars(self)))})"
 
 
-def partition_map(options: Options, vbucket_count: int) -> list[int]:
+def partition_map(options: Options, vbuckets: Sequence[int]) -> dict[int, int]:
     """Partition by vbucket: dealt out in turn."""
     wanted = options.min_partitions or min(8, os.cpu_count() or 2)
-    partitions = max(1, min(wanted, vbucket_count))
-    return [vbucket % partitions for vbucket in range(vbucket_count)]
+    partitions = max(1, min(wanted, len(vbuckets)))
+    return {vbucket: number % partitions for number, vbucket in enumerate(vbuckets)}
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
@@ -214,7 +330,12 @@ def parse_options(given: Mapping[str, str]) -> Options:
         if name.lower().startswith(_STORAGE) and len(name) > len(_STORAGE):
             values["storage_options"][name.lower()[len(_STORAGE) :]] = text
             continue
-        option = _BY_NAME.get(name.lower())
+        other = _ALSO.get(name.lower(), "")
+        if other in {known.lower() for known in given}:
+            raise UsageError(
+                f"{name} and {_BY_NAME[other].name} are two names of one option; give one of them"
+            )
+        option = _BY_NAME.get(other or name.lower())
         if option is None:
             if name.lower() in _SPARK_OWN:
                 continue
@@ -226,18 +347,37 @@ def parse_options(given: Mapping[str, str]) -> Options:
             raise UsageError(f"option {option.name} is {shown}, but {error}") from None
     if values["connection_string"] is None:
         raise UsageError("the option connectionString is missing; such as couchbase://127.0.0.1/default")
-    _log_in_from(os.environ, values)
+    where = parse(values["connection_string"])
+    if values["bucket"] is None:
+        values["bucket"] = where.bucket
+    for name in ("starting_offsets", "ending_offsets"):
+        if isinstance(values[name], Offsets) and values[name].bucket not in (None, values["bucket"]):
+            raise UsageError(
+                f"the offsets are of bucket {values[name].bucket!r}, but {values['bucket']!r} is to be read"
+            )
+    _log_in_from(os.environ, where, values)
     if values["scope"] is not None and values["collections"] is not None:
         raise UsageError("scope and collections exclude each other; write scope.collection in collections")
     return Options(**values)
 
 
-def _log_in_from(environ: Mapping[str, str], values: dict[str, Any]) -> None:
+def parse_mirror_options(given: Mapping[str, str]) -> Options:
+    """The same for a mirror and what goes with it, which have no use for the options of a read."""
+    for name in given:
+        option = _BY_NAME.get(name.lower())
+        if option is not None and not option.is_for_mirrors:
+            raise UsageError(
+                f"the option {option.name} is for reads; a mirror takes a bucket whole or, by its tables, "
+                "whole collections"
+            )
+    return parse_options(given)
+
+
+def _log_in_from(environ: Mapping[str, str], where: ConnectionString, values: dict[str, Any]) -> None:
     """User and password that neither an option nor the connection string gives.
 
     They are looked up here, in the driver: executors have an environment of their own.
     """
-    where = parse(values["connection_string"])
     if values["username"] is None and where.username is None:
         values["username"] = environ.get("TAILRACE_USERNAME") or None
     has_user = values["username"] is not None or where.username is not None

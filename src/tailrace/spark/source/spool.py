@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -76,10 +76,13 @@ class Spool:
         *,
         segment_rows: int = SEGMENT_ROWS,
         segment_bytes: int | None = None,
+        form: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows,
     ) -> None:
+        """``form`` makes of rows what is written of them."""
         self._place = place
         self._partition_of = np.asarray(partition_of, dtype=np.int32)
         self._limit_bytes = limit_bytes
+        self._form = form
         self._segment_rows = segment_rows
         self._segment_bytes = limit_bytes if segment_bytes is None else segment_bytes
         self._segments: deque[SpoolSegment] = deque()
@@ -165,7 +168,7 @@ class Spool:
         parts: dict[int, list[pa.RecordBatch]] = {}
         for delivery in gathered:
             for partition, part in self._cut(delivery.rows):
-                parts.setdefault(partition, []).append(part)
+                parts.setdefault(partition, []).append(self._form(part))
         files: dict[int, str] = {}
         size = 0
         for partition, batches in parts.items():

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -26,15 +26,21 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ...crashpoints import crash_point
+from ...errors import UsageError
 from ...model import Position
 from ...table.store import TableStore
 from ..archived_modules import forget_packages_in_archives
 from .direct import DirectPartition, read_direct
-from .feed import Feed
-from .offsets import from_offset, rollbacks_of, to_offset
+from .feed import Feed, check_collections
+from .offsets import bucket_of, from_offset, rollbacks_of, to_offset
 from .options import Options, parse_options, partition_map
+from .plain_errors import plain_errors
+from .selection import Selection
 from .spool import Spool, SpoolSegment, segment_rows
 from .spool_place import SpoolPlace, open_place, spooled_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 __all__ = ["SpooledPartition", "StreamReader"]
 
@@ -57,9 +63,11 @@ class SpooledPartition(InputPartition):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """``readStream`` of a bucket."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    def __init__(self, given: Mapping[str, str], schema: StructType | None = None) -> None:
         self._given = dict(given)
+        self._schema = schema
         self._options: Options = parse_options(given)
+        self._selection = Selection.of(self._options, schema)
         self._feed: Feed | None = None
         self._spool: Spool | None = None
         self._place: SpoolPlace | None = None
@@ -69,16 +77,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ends = False
         """The query ends when it has what the bucket held at its start."""
 
-    def __reduce__(self) -> tuple[type[StreamReader], tuple[dict[str, str]]]:
-        return StreamReader, (self._given,)
+    def __reduce__(self) -> tuple[type[StreamReader], tuple[dict[str, str], StructType | None]]:
+        return StreamReader, (self._given, self._schema)
 
     # planning, in the reader's own process
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins."""
         if self._initial is None:
-            starting = self._options.starting_offsets
-            self._initial = to_offset(self._connected().starting_positions(starting or "latest"))
+            with plain_errors():
+                check_collections(self._options)
+                starting = self._connected().starting_positions(self._options.starting_offsets or "latest")
+            self._initial = self._offset(starting)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -95,6 +105,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: as much of the spool as fits, or ``start`` itself if nothing is new."""
+        with plain_errors():
+            return self._latest_offset(start, limit)
+
+    def _latest_offset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         spool, place = self._running(start)
         place.renew()
         first = self._behind[_text(start)]
@@ -113,7 +127,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 gather_bytes=self._enough(first),
             )
             if segments:
-                return self._end_after(from_offset(start), segments)
+                return self._end_after(self._positions(start), segments)
             if finished or not self._ends:
                 return start
 
@@ -130,10 +144,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the bucket is, for those who compute the lag."""
         if self._feed is None:
             return None
-        return to_offset(self._feed.latest_positions())
+        with plain_errors():
+            return self._offset(self._feed.latest_positions())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The spool's files by partition; without a spool, ranges for the executors to read themselves."""
+        with plain_errors():
+            return self._partitions(start, end)
+
+    def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         if _text(start) == _text(end):
             return []
         first, last = self._behind.get(_text(start)), self._behind.get(_text(end))
@@ -166,9 +185,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._place is not None:
             self._place.remove()
 
+    def _offset(
+        self, positions: Mapping[int, Position], rollbacks: Mapping[int, Position] | None = None
+    ) -> dict[str, Any]:
+        return to_offset(positions, rollbacks, bucket=self._options.bucket)
+
+    def _positions(self, offset: Mapping[str, Any]) -> dict[int, Position]:
+        """The positions in an offset, which may be one of another bucket's checkpoint."""
+        bucket = bucket_of(offset)
+        if bucket not in (None, self._options.bucket):
+            raise UsageError(
+                f"the checkpoint is of bucket {bucket!r}, but this query reads {self._options.bucket!r}; "
+                "give each query a checkpointLocation of its own"
+            )
+        return from_offset(offset)
+
     def _connected(self) -> Feed:
         if self._feed is None:
-            self._feed = Feed(self._options)
+            self._feed = Feed(self._options, self._selection)
         return self._feed
 
     def _running(self, start: dict[str, Any]) -> tuple[Spool, SpoolPlace]:
@@ -178,33 +212,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._place = open_place(self._options.spool_dir, self._options.storage_options)
             self._spool = Spool(
                 self._place,
-                self._partition_of(),
+                list(self._partition_of().values()),
                 self._options.spool_bytes,
                 segment_rows=segment_rows(self._options.max_rows),
                 segment_bytes=self._options.max_bytes,
+                form=self._selection.columns_of,
             )
             self._behind[_text(start)] = 0
             _remove_at_end(self._place)
-            deliveries = feed.deliveries(from_offset(start), end="now" if self._ends else "forever")
+            deliveries = feed.deliveries(self._positions(start), end="now" if self._ends else "forever")
             threading.Thread(
                 target=self._spool.fill, args=(deliveries,), name="tailrace-feed", daemon=True
             ).start()
         return self._spool, self._place
 
-    def _partition_of(self) -> Sequence[int]:
-        return partition_map(self._options, self._connected().vbucket_count)
+    def _partition_of(self) -> dict[int, int]:
+        return partition_map(self._options, range(self._connected().vbucket_count))
 
     def _end_after(self, positions: dict[int, Position], segments: Sequence[SpoolSegment]) -> dict[str, Any]:
         rollbacks: dict[int, Position] = {}
         for segment in segments:
             positions.update(segment.positions)
             rollbacks.update(segment.rollbacks)
-        end = to_offset(positions, rollbacks)
+        end = self._offset(positions, rollbacks)
         self._behind[_text(end)] = segments[-1].number + 1
         return end
 
-    def _direct_partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begin, finish, back = from_offset(start), from_offset(end), rollbacks_of(end)
+    def _direct_partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        begin, finish, back = self._positions(start), self._positions(end), rollbacks_of(end)
         ranges: dict[int, dict[int, tuple[Position, int]]] = {}
         partition_of = self._partition_of()
         for vbucket, position in finish.items():
@@ -213,7 +248,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ranges.setdefault(partition_of[vbucket], {})[vbucket] = (held, position.seqno)
         return [
             DirectPartition(
-                self._given, ranges[partition], {v: back[v] for v in ranges[partition] if v in back}
+                self._given,
+                ranges[partition],
+                {v: back[v] for v in ranges[partition] if v in back},
+                selection=self._selection,
             )
             for partition in sorted(ranges)
         ]
@@ -224,6 +262,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of a partition, as they were received."""
         crash_point("source.in-read")
         forget_packages_in_archives()
+        with plain_errors():
+            yield from self._read(partition)
+
+    def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, DirectPartition):
             yield from read_direct(partition)
             return

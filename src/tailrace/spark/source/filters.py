@@ -1,0 +1,101 @@
+"""Filters of a query, as Spark hands them to a batch read, as limits of what is read.
+
+Spark evaluates all of them again on what it gets, so a limit may let too much pass, never too little. Only
+filters that stand alone or in a conjunction come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+
+from .selection import Selection
+
+__all__ = ["Limits", "limits_of"]
+
+_MOST_VBUCKETS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a batch read is limited to."""
+
+    selection: Selection
+    vbuckets: frozenset[int] | None = None
+    """None is all."""
+
+    def of_vbuckets(self, allowed: Iterable[int]) -> Limits:
+        """Only these, of those that are left."""
+        both = frozenset(allowed) if self.vbuckets is None else self.vbuckets & frozenset(allowed)
+        return replace(self, vbuckets=both)
+
+
+def limits_of(filters: Iterable[Filter], selection: Selection) -> Limits:
+    """A selection with what filters say; those that can't be used are passed over."""
+    limits = Limits(selection)
+    for one in filters:
+        limits = _limited(limits, one)
+    return limits
+
+
+def _limited(limits: Limits, one: Filter) -> Limits:
+    attribute: tuple[str, ...] = getattr(one, "attribute", ())
+    values = _values(one)
+    match ".".join(attribute):
+        case "vbucket":
+            allowed = _range(one) if values is None else values
+            return limits if allowed is None else limits.of_vbuckets(allowed)
+        case "op" if values is not None:
+            return replace(limits, selection=limits.selection.limited(ops=values))
+        case "collection" if values is not None:
+            return replace(limits, selection=limits.selection.limited(collections=values))
+        case "scope" if values is not None:
+            return replace(limits, selection=limits.selection.limited(scopes=values))
+        case "key":
+            prefixes = [one.value] if isinstance(one, StringStartsWith) else values
+            if prefixes is not None:
+                encoded = [_bytes(prefix) for prefix in prefixes]
+                return replace(limits, selection=limits.selection.limited(key_prefixes=encoded))
+    return limits
+
+
+def _values(one: Filter) -> tuple[Any, ...] | None:
+    """The values that an attribute must have one of; None if the filter does not say it so."""
+    match one:
+        case EqualTo() | EqualNullSafe():
+            values: tuple[Any, ...] = (one.value,)
+        case In():
+            values = tuple(one.value)
+        case _:
+            return None
+    return None if None in values else values
+
+
+def _range(one: Filter) -> range | None:
+    match one:
+        case GreaterThan():
+            return range(max(0, one.value + 1), _MOST_VBUCKETS)
+        case GreaterThanOrEqual():
+            return range(max(0, one.value), _MOST_VBUCKETS)
+        case LessThan():
+            return range(max(0, one.value))
+        case LessThanOrEqual():
+            return range(max(0, one.value + 1))
+    return None
+
+
+def _bytes(key: str | bytes | bytearray) -> bytes:
+    return key.encode() if isinstance(key, str) else bytes(key)

@@ -1,0 +1,174 @@
+"""What leaves the reader: which columns, in which form, and of which rows.
+
+Spark's Python sources have no pruning of columns: what a reader gives is what travels to Java, whatever the
+query takes of it. So the columns are chosen here, by the option ``columns`` or by ``.schema(...)``, and what
+nobody asked for is never decoded; without ``value`` the node does not even send it. Rows are chosen by the
+options ``ops`` and ``keyPrefix``, or by the filters of a query where Spark hands them over.
+
+Nothing here imports pandas, which Arrow does by itself for many a small thing: half a second in every task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...columns.batch import SCHEMA
+from ...columns.row_kinds import CHANGE_OPS
+from ...errors import UsageError
+from .columns import COLUMN_TYPES, TEXT_OR_BINARY, column_types
+
+if TYPE_CHECKING:
+    from .options import Options
+
+__all__ = ["Selection"]
+
+_DATATYPE, _VALUE, _XATTRS = "datatype", "value", "xattrs"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Columns with their types, and conditions that rows must meet; picklable."""
+
+    types: Mapping[str, str]
+    """In the order in which they leave; types as Spark writes them."""
+    ops: frozenset[str] | None = None
+    key_prefixes: tuple[bytes, ...] | None = None
+    """Of a document's key; rows that are no changes of documents pass."""
+    collections: frozenset[str] | None = None
+    scopes: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, options: Options, schema: Any = None) -> Selection:
+        """As the options say; with a ``schema`` of Spark, exactly its columns."""
+        types = column_types(options)
+        if schema is not None:
+            types = _checked({field.name: field.dataType.simpleString() for field in schema.fields})
+        return cls(
+            types,
+            None if options.ops is None else frozenset(options.ops),
+            None if options.key_prefix is None else (options.key_prefix.encode(),),
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Everything leaves as it was received."""
+        return self == Selection(COLUMN_TYPES)
+
+    @property
+    def takes_values(self) -> bool:
+        """Whether the node must send values.
+
+        The datatype of a value is told with the value; a stream without values says "raw" of all.
+        """
+        has_column = _VALUE in self.types or _DATATYPE in self.types
+        return has_column and (self.ops is None or bool(self.ops - {"deletion", "expiration", "rollback"}))
+
+    @property
+    def has_only_changes(self) -> bool:
+        """Nothing but changes of documents."""
+        return self.ops is not None and self.ops <= set(CHANGE_OPS)
+
+    def limited(
+        self,
+        *,
+        ops: Iterable[str] | None = None,
+        key_prefixes: Iterable[bytes] | None = None,
+        collections: Iterable[str] | None = None,
+        scopes: Iterable[str] | None = None,
+    ) -> Selection:
+        """With conditions besides."""
+        prefixes = self.key_prefixes
+        if key_prefixes is not None:
+            prefixes = tuple(
+                longer
+                for longer in dict.fromkeys(key_prefixes)
+                if prefixes is None or longer.startswith(prefixes)
+            )
+        return replace(
+            self,
+            ops=_both(self.ops, ops),
+            key_prefixes=prefixes,
+            collections=_both(self.collections, collections),
+            scopes=_both(self.scopes, scopes),
+        )
+
+    def rows_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of a batch that meet the conditions, with all columns."""
+        for column, words in (("op", self.ops), ("collection", self.collections), ("scope", self.scopes)):
+            if words is not None and batch.num_rows:
+                batch = batch.filter(pc.is_in(batch[column], value_set=_strings(sorted(words))))
+        if self.key_prefixes is not None and batch.num_rows:
+            keys = batch["key"]
+            passes = pc.invert(pc.is_in(batch["op"], value_set=_strings(CHANGE_OPS)))
+            for prefix in self.key_prefixes:
+                passes = pc.or_(passes, pc.fill_null(pc.starts_with(keys, pattern=prefix), False))
+            batch = batch.filter(passes)
+        return batch
+
+    def columns_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns of a batch, in the form that was asked for."""
+        if self.types == COLUMN_TYPES:
+            return batch
+        arrays = [
+            _as_text(batch[name]) if type_ == "string" and name in TEXT_OR_BINARY else batch[name]
+            for name, type_ in self.types.items()
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """Of the batches that leave."""
+        return pa.schema(
+            [
+                (name, pa.string() if type_ == "string" else SCHEMA.field(name).type)
+                for name, type_ in self.types.items()
+            ]
+        )
+
+
+def _both(mine: frozenset[str] | None, others: Iterable[str] | None) -> frozenset[str] | None:
+    if others is None:
+        return mine
+    return frozenset(others) if mine is None else mine & frozenset(others)
+
+
+def _checked(types: Mapping[str, str]) -> dict[str, str]:
+    """Columns and types that somebody gave as a schema."""
+    if not types:
+        raise UsageError("the schema has no columns; leave it out to have all of them")
+    for name, type_ in types.items():
+        if name not in COLUMN_TYPES:
+            raise UsageError(
+                f"the source has no column {name!r}; it has {', '.join(COLUMN_TYPES)}. Fields of documents "
+                "become columns by ts.typed(frame, schema)"
+            )
+        wanted = ("binary", "string") if name in TEXT_OR_BINARY else (COLUMN_TYPES[name],)
+        if type_ not in wanted:
+            raise UsageError(
+                f"the column {name} is {type_.upper()} in the schema, but must be "
+                f"{' or '.join(word.upper() for word in wanted)}"
+            )
+    return dict(types)
+
+
+def _strings(words: Sequence[str]) -> pa.Array:
+    """As ``pa.array(words)``, without pandas."""
+    encoded = [word.encode() for word in words]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(words), buffers)
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    """Bytes as text; what is no UTF-8 has U+FFFD in its place, as Spark's ``make_valid_utf8`` does it."""
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [None if one is None else one.decode("utf-8", "replace") for one in column.to_pylist()]
+        return pa.array(texts, pa.string())
