@@ -71,14 +71,16 @@ def read(
     **options: str,
 ) -> Reading:
     given = {"connectionString": node.url, **options}
-    sent = node.call(lambda one: one.counters.bytes_written)
+    sent = node.call(lambda running: running.counters.bytes_written)
     if streaming is None:
         reader = BatchReader(given, schema)
         if filters:
             assert list(reader.pushFilters(list(filters))) == list(filters)  # Spark applies them as well
-        partitions = [pickle.loads(pickle.dumps(one)) for one in reader.partitions()]
-        streams = sum(len(one.ranges) for one in partitions)
-        batches = [batch for one in partitions for batch in pickle.loads(pickle.dumps(reader)).read(one)]
+        partitions = [pickle.loads(pickle.dumps(partition)) for partition in reader.partitions()]
+        streams = sum(len(partition.ranges) for partition in partitions)
+        batches = [
+            batch for partition in partitions for batch in pickle.loads(pickle.dumps(reader)).read(partition)
+        ]
     else:
         stream = StreamReader({**given, "startingOffsets": "earliest", "spoolDir": str(streaming)}, schema)
         stream.prepareForTriggerAvailableNow()
@@ -93,7 +95,7 @@ def read(
         finally:
             stream.stop()
     rows = pa.Table.from_batches(batches) if batches else pa.table({})
-    return Reading(rows, streams, node.call(lambda one: one.counters.bytes_written) - sent)
+    return Reading(rows, streams, node.call(lambda running: running.counters.bytes_written) - sent)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -111,7 +113,7 @@ def test_columns_that_nobody_asks_for_do_not_leave(node: Any, tmp_path: Path, is
     by_schema = read(node, streaming=streaming, schema=schema)
     assert by_schema.rows.schema == pa.schema([("key", pa.string()), ("value", pa.string())])
     assert sorted(by_schema.rows["value"].to_pylist(), key=str) == sorted(
-        (None if one is None else one.decode() for one in whole.rows["value"].to_pylist()), key=str
+        (None if value is None else value.decode() for value in whole.rows["value"].to_pylist()), key=str
     )
 
 
@@ -138,8 +140,8 @@ def test_filters_of_a_query_become_limits(node: Any) -> None:
     assert read(node, EqualTo(("vbucket",), 99)).streams == 0
     users = read(node, StringStartsWith(("key",), "user::"), EqualTo(("op",), "mutation"), keyFormat="string")
     assert users.rows.num_rows == DOCUMENTS // 2
-    one = read(node, EqualTo(("key",), b"user::7"), EqualTo(("op",), "mutation"))
-    assert one.rows["key"].to_pylist() == [b"user::7"]
+    ada = read(node, EqualTo(("key",), b"user::7"), EqualTo(("op",), "mutation"))
+    assert ada.rows["key"].to_pylist() == [b"user::7"]
 
 
 def test_a_collection_is_filtered_by_the_node_where_that_gives_the_same_rows(node: Any) -> None:

@@ -95,7 +95,7 @@ def limited_collections(options: Options, selection: Selection) -> tuple[str, ..
     if not selection.has_only_changes or (names is None and scopes is None):
         return None
     chosen = None if options.collections is None else set(map(full_path, options.collections))
-    found = []
+    streamed = []
     there = collection_paths(options)
     for path in sorted(there):
         scope, _, name = path.partition(".")
@@ -105,8 +105,8 @@ def limited_collections(options: Options, selection: Selection) -> tuple[str, ..
             and options.scope in (None, scope)
             and (chosen is None or path in chosen)
         ):
-            found.append(path)
-    return None if len(found) == len(there) else tuple(found)
+            streamed.append(path)
+    return None if len(streamed) == len(there) else tuple(streamed)
 
 
 def open_source(

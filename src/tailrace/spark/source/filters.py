@@ -46,17 +46,17 @@ class Limits:
 def limits_of(filters: Iterable[Filter], selection: Selection) -> Limits:
     """A selection with what filters say; those that can't be used are passed over."""
     limits = Limits(selection)
-    for one in filters:
-        limits = _limited(limits, one)
+    for condition in filters:
+        limits = _limited(limits, condition)
     return limits
 
 
-def _limited(limits: Limits, one: Filter) -> Limits:
-    attribute: tuple[str, ...] = getattr(one, "attribute", ())
-    values = _values(one)
+def _limited(limits: Limits, condition: Filter) -> Limits:
+    attribute: tuple[str, ...] = getattr(condition, "attribute", ())
+    values = _values(condition)
     match ".".join(attribute):
         case "vbucket":
-            allowed = _range(one) if values is None else values
+            allowed = _range(condition) if values is None else values
             return limits if allowed is None else limits.of_vbuckets(allowed)
         case "op" if values is not None:
             return replace(limits, selection=limits.selection.limited(ops=values))
@@ -65,35 +65,35 @@ def _limited(limits: Limits, one: Filter) -> Limits:
         case "scope" if values is not None:
             return replace(limits, selection=limits.selection.limited(scopes=values))
         case "key":
-            prefixes = [one.value] if isinstance(one, StringStartsWith) else values
+            prefixes = [condition.value] if isinstance(condition, StringStartsWith) else values
             if prefixes is not None:
                 encoded = [_bytes(prefix) for prefix in prefixes]
                 return replace(limits, selection=limits.selection.limited(key_prefixes=encoded))
     return limits
 
 
-def _values(one: Filter) -> tuple[Any, ...] | None:
+def _values(condition: Filter) -> tuple[Any, ...] | None:
     """The values that an attribute must have one of; None if the filter does not say it so."""
-    match one:
+    match condition:
         case EqualTo() | EqualNullSafe():
-            values: tuple[Any, ...] = (one.value,)
+            values: tuple[Any, ...] = (condition.value,)
         case In():
-            values = tuple(one.value)
+            values = tuple(condition.value)
         case _:
             return None
     return None if None in values else values
 
 
-def _range(one: Filter) -> range | None:
-    match one:
+def _range(condition: Filter) -> range | None:
+    match condition:
         case GreaterThan():
-            return range(max(0, one.value + 1), _MOST_VBUCKETS)
+            return range(max(0, condition.value + 1), _MOST_VBUCKETS)
         case GreaterThanOrEqual():
-            return range(max(0, one.value), _MOST_VBUCKETS)
+            return range(max(0, condition.value), _MOST_VBUCKETS)
         case LessThan():
-            return range(max(0, one.value))
+            return range(max(0, condition.value))
         case LessThanOrEqual():
-            return range(max(0, one.value + 1))
+            return range(max(0, condition.value + 1))
     return None
 
 

@@ -170,5 +170,5 @@ def _as_text(column: pa.Array) -> pa.Array:
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
-        texts = [None if one is None else one.decode("utf-8", "replace") for one in column.to_pylist()]
+        texts = [None if raw is None else raw.decode("utf-8", "replace") for raw in column.to_pylist()]
         return pa.array(texts, pa.string())
