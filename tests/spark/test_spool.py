@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from tailrace.columns import SCHEMA
 from tailrace.model import Position
+from tailrace.spark.source import spool as spool_module
 from tailrace.spark.source import spool_place
 from tailrace.spark.source.spool import FeedDelivery, Spool, SpoolSegment
 from tailrace.spark.source.spool_place import FolderPlace
@@ -173,3 +174,32 @@ def test_changes_reach_the_spool_without_pandas(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("value_bytes", [1, 1 << 10, 64 << 10, 1 << 20, 20 << 20])
+@pytest.mark.parametrize("per_delivery", [1, 40])
+def test_what_is_held_and_what_is_handed_on_is_bounded_in_bytes(
+    tmp_path: Path, value_bytes: int, per_delivery: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of any size: neither a segment in memory nor a batch for Spark grows with what waits."""
+    segment_bytes, batch_bytes = 400 << 10, 100 << 10  # a small world: everything is by 200 smaller
+    monkeypatch.setattr(spool_module, "SEGMENT_BYTES", segment_bytes)
+    monkeypatch.setattr(spool_module, "_JOINED_BYTES", batch_bytes)
+    value = b"v" * max(1, value_bytes // 200)
+    spool = Spool(FolderPlace(tmp_path), [0], 1 << 30)
+    room = max(segment_bytes, per_delivery * (len(value) + 300))
+    for number in range(60):
+        first = number * per_delivery + 1
+        rows = [
+            {"op": "mutation", "vbucket": 0, "seqno": seqno, "value": value}
+            for seqno in range(first, first + per_delivery)
+        ]
+        spool.append(FeedDelivery(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), {}))
+        assert spool.held_bytes <= room
+    spool.flush()
+    segments = spool.take(0, **NOTHING_SAID)
+    assert seqnos(segments) == list(range(1, 60 * per_delivery + 1))
+    for segment in segments:
+        with pa.memory_map(segment.files[0]) as source, pa.ipc.open_stream(source) as reader:
+            sizes = [batch.nbytes for batch in reader]
+        assert max(sizes) <= max(batch_bytes, per_delivery * (len(value) + 300))

@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 from ...model import Position
 from .spool_place import SpoolPlace
 
-__all__ = ["FeedDelivery", "Spool", "SpoolSegment", "segment_rows"]
+__all__ = ["FeedDelivery", "Spool", "SpoolSegment", "segment_bytes", "segment_rows"]
 
 SEGMENT_ROWS = 50_000
-"""As many rows are gathered for a segment, at most."""
+SEGMENT_BYTES = 64 << 20
+"""As many rows, and about as many bytes, are gathered in memory for a segment, at most."""
 
 
 def segment_rows(batch_rows: int | None) -> int:
@@ -38,8 +39,16 @@ def segment_rows(batch_rows: int | None) -> int:
     return SEGMENT_ROWS if batch_rows is None else batch_rows // -(-batch_rows // SEGMENT_ROWS)
 
 
+def segment_bytes(batch_bytes: int | None, spool_bytes: int) -> int:
+    """The same in bytes; a segment is never more than the whole spool may hold."""
+    whole = spool_bytes if batch_bytes is None else min(batch_bytes, spool_bytes)
+    return whole // max(1, -(-whole // SEGMENT_BYTES))
+
+
 _RUN_ROWS = 256
 """Runs shorter than this are copied together: a batch has its price, on every side."""
+_JOINED_BYTES = 4 << 20
+"""But not to more than about this: Spark holds a whole batch in memory on both sides of its pipe."""
 
 
 class FeedDelivery(NamedTuple):
@@ -75,16 +84,16 @@ class Spool:
         limit_bytes: int,
         *,
         segment_rows: int = SEGMENT_ROWS,
-        segment_bytes: int | None = None,
+        batch_bytes: int | None = None,
         form: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows,
     ) -> None:
-        """``form`` makes of rows what is written of them."""
+        """``batch_bytes`` is what a micro-batch may have, ``form`` makes of rows what is written of them."""
         self._place = place
         self._partition_of = np.asarray(partition_of, dtype=np.int32)
         self._limit_bytes = limit_bytes
         self._form = form
         self._segment_rows = segment_rows
-        self._segment_bytes = limit_bytes if segment_bytes is None else segment_bytes
+        self._segment_bytes = segment_bytes(batch_bytes, limit_bytes)
         self._segments: deque[SpoolSegment] = deque()
         self._gathered: list[FeedDelivery] = []
         self._gathered_rows = self._gathered_bytes = 0
@@ -101,6 +110,12 @@ class Spool:
         self._finished = False
 
     # the consumer's side
+
+    @property
+    def held_bytes(self) -> int:
+        """Of rows that were gathered and are not written yet."""
+        with self._changed:
+            return self._gathered_bytes
 
     def fill(self, deliveries: Iterable[FeedDelivery]) -> None:
         """Append all that comes; what goes wrong is raised in the planner's thread."""
@@ -312,7 +327,20 @@ def _mask(chosen: NDArray[np.bool_]) -> pa.Array:
 
 
 def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Batches as they are, or as one if they are small."""
+    """Batches as they are, or, where they are small, several as one."""
     if len(batches) * _RUN_ROWS <= sum(batch.num_rows for batch in batches):
         return batches
-    return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
+    joined: list[pa.RecordBatch] = []
+    group: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if group and size + batch.nbytes > _JOINED_BYTES:
+            joined += _as_one(group)
+            group, size = [], 0
+        group.append(batch)
+        size += batch.nbytes
+    return joined + _as_one(group)
+
+
+def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return batches if len(batches) < 2 else pa.Table.from_batches(batches).combine_chunks().to_batches()

@@ -215,7 +215,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 list(self._partition_of().values()),
                 self._options.spool_bytes,
                 segment_rows=segment_rows(self._options.max_rows),
-                segment_bytes=self._options.max_bytes,
+                batch_bytes=self._options.max_bytes,
                 form=self._selection.columns_of,
             )
             self._behind[_text(start)] = 0
