@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tailrace.errors import StoreError
 from tailrace.files import MemoryFiles
 from tailrace.store.base import StoreSettings
 from tailrace.store.engine import Engine
-from tailrace.testing.faulty_files import Fault, FaultyFiles, no_space
+from tailrace.testing.faulty_files import Fault, FaultyFiles, SimulatedDisk, io_error, no_space
 
 
 def opened(files: Any) -> Engine:
@@ -73,3 +74,32 @@ def test_a_disk_without_room(sealed: bool, targets: dict[int, int]) -> None:
     reopened = content(again.buckets["default"])
     assert [of[:-1] for of in reopened] == [of[:-1] for of in rolled_back], "but for how snapshots are cut"
     again.close()
+
+
+@pytest.mark.parametrize("operation", ["rollback", "delete"])
+def test_what_was_refused_is_not_there_after_a_power_cut(operation: str) -> None:
+    """Its sync failed, so that it is an error; but all of it may have reached the disk."""
+    disk = SimulatedDisk()
+    files = FaultyFiles(disk)
+    bucket = opened(files).create_bucket("default", 2)
+    for vbucket in bucket.vbuckets:
+        vbucket.set(b"\0k1", b"1")
+    bucket.flush()
+    before = [vbucket.get(b"\0k1") for vbucket in bucket.vbuckets]
+    failed = []
+
+    def plan(_call: int, name: str, _path: str, _size: int) -> Fault | None:
+        if name != "sync" or failed:
+            return None
+        failed.append(name)
+        return Fault(io_error())
+
+    files.plan = plan
+    with pytest.raises(StoreError):
+        if operation == "rollback":
+            bucket.rollback({0: 0}, branch=True)
+        else:
+            bucket.delete_vbucket(0)
+    for seed in range(20):
+        recovered = opened(disk.power_cut(random.Random(seed))).buckets["default"]
+        assert [vbucket and vbucket.get(b"\0k1") for vbucket in recovered.vbuckets] == before

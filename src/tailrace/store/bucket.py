@@ -363,8 +363,14 @@ class EngineBucket(SealedStore):
     def _commit_now(
         self, meta: dict[str, Any], *, take_changes: bool = False, exact_cas: bool = False
     ) -> None:
-        """Write metadata at once, with or without the changes that are queued."""
-        self._new_commit(meta, take_changes=take_changes, exact_cas=exact_cas).finish()
+        """Write metadata at once, with or without the changes that are queued; if that fails, it is not to be
+        found on disk.
+        """
+        try:
+            self._new_commit(meta, take_changes=take_changes, exact_cas=exact_cas).finish()
+        except StoreError:
+            self.journal.disown()
+            raise
 
     def committed(self, job: CommitJob) -> None:
         """A commit is durable."""

@@ -97,6 +97,15 @@ class Journal:
             self._writer = None
         self.synced.close()
 
+    def disown(self) -> None:
+        """A batch that failed may be whole on disk all the same, and a start after a crash would take it for
+        one that was committed. The next log makes it void: it says how many bytes of this one count. Where
+        the disk refuses that log, too, nobody knows until the next commit.
+        """
+        with contextlib.suppress(OSError):
+            if self._writer is None:
+                self._start()
+
     def close(self) -> None:
         """A clean stop: the last mark is durable, too."""
         self.synced.close(sync=True)
