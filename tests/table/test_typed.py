@@ -1,0 +1,225 @@
+"""Documents as typed columns: many at once gives the same as one by one, and nothing is dropped."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tailrace.errors import UsageError
+from tailrace.table.ddl import format_ddl, parse_ddl
+from tailrace.table.typed import DocumentShape, common_type, type_of
+
+SHAPE = DocumentShape(
+    parse_ddl(
+        "name STRING, age INT, big BIGINT, score DOUBLE, ok BOOLEAN, price DECIMAL(8,2), "
+        "day DATE, at TIMESTAMP, "
+        "tags ARRAY<STRING>, address STRUCT<city: STRING, zip: INT, geo: STRUCT<lat: DOUBLE>>, "
+        "counts MAP<STRING, INT>, lines ARRAY<STRUCT<sku: STRING, n: INT>>, times ARRAY<TIMESTAMP>"
+    )
+)
+
+
+def parsed(*documents: str | None, shape: DocumentShape = SHAPE) -> tuple[list[dict[str, Any]], list[Any]]:
+    result = shape.parse(pa.chunked_array([pa.array(documents, pa.string())]))
+    rows = pa.table(result.columns, schema=shape.schema).to_pylist()
+    kept = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return kept, [None if text is None else json.loads(text) for text in result.rescued.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("document", "row"),
+    [
+        ('{"name":"Ada","age":36}', {"name": "Ada", "age": 36}),
+        ('{"name":null}', {}),
+        ("{}", {}),
+        (None, {}),
+        ('{"big":9223372036854775807}', {"big": 2**63 - 1}),
+        ('{"score":5}', {"score": 5.0}),
+        ('{"score":1e3}', {"score": 1000.0}),
+        ('{"price":12.5}', {"price": Decimal("12.50")}),
+        ('{"price":"12.5"}', {"price": Decimal("12.50")}),
+        ('{"day":"2026-11-16"}', {"day": date(2026, 11, 16)}),
+        ('{"at":"2026-11-16T12:00:00Z"}', {"at": datetime(2026, 11, 16, 12, tzinfo=UTC)}),
+        ('{"at":"2026-11-16T12:00:00.25+01:00"}', {"at": datetime(2026, 11, 16, 11, 0, 0, 250000, UTC)}),
+        ('{"tags":["a",null,"b"]}', {"tags": ["a", None, "b"]}),
+        ('{"tags":[]}', {"tags": []}),
+        (
+            '{"address":{"city":"Wien","geo":{"lat":48.2}}}',
+            {"address": {"city": "Wien", "zip": None, "geo": {"lat": 48.2}}},
+        ),
+        ('{"counts":{"a":1,"b":2}}', {"counts": [("a", 1), ("b", 2)]}),
+        ('{"lines":[{"sku":"x","n":2}]}', {"lines": [{"sku": "x", "n": 2}]}),
+        ('{\n "name":\n "a\\nb" }', {"name": "a\nb"}),
+        ('{"unknown":{"deep":[1]},"age":1}', {"age": 1}),
+    ],
+)
+def test_what_fits(document: str | None, row: dict[str, Any]) -> None:
+    assert parsed(document, '{"name":"beside"}') == ([row, {"name": "beside"}], [None, None])
+
+
+@pytest.mark.parametrize(
+    ("document", "row", "path", "value", "reason"),
+    [
+        ('{"age":"12","name":"x"}', {"name": "x"}, "age", "12", "a string, not INT"),
+        ('{"age":1.5}', {}, "age", 1.5, "a number with a fraction or an exponent, not INT"),
+        ('{"age":true}', {}, "age", True, "true or false, not INT"),
+        ('{"age":3000000000}', {}, "age", 3000000000, "too large for INT"),
+        (
+            '{"big":123456789012345678901234567890}',
+            {},
+            "big",
+            123456789012345678901234567890,
+            "too large for BIGINT",
+        ),
+        ('{"score":1e400}', {}, "score", float("inf"), "too large for DOUBLE"),
+        ('{"name":12}', {}, "name", 12, "a number, not STRING"),
+        ('{"name":"\\ud800"}', {}, "name", "\ud800", "half of a surrogate pair"),
+        ('{"ok":"yes"}', {}, "ok", "yes", "a string, not BOOLEAN"),
+        ('{"price":1.234}', {}, "price", 1.234, "more digits than DECIMAL(8,2) has"),
+        ('{"day":"yesterday"}', {}, "day", "yesterday", "no DATE"),
+        ('{"at":"2026-11-16T12:00:00"}', {}, "at", "2026-11-16T12:00:00", "no TIMESTAMP"),
+        ('{"at":5}', {}, "at", 5, "a number, not TIMESTAMP"),
+        ('{"tags":"a"}', {}, "tags", "a", "a string, not ARRAY<STRING>"),
+        ('{"tags":["a",1]}', {}, "tags", ["a", 1], "an element is a number, not STRING"),
+        ('{"counts":{"a":"b"}}', {}, "counts", {"a": "b"}, "a string, not INT"),
+        ("[1,2]", {}, "", "[1,2]", "JSON, but no object"),
+        ("{bad", {}, "", "{bad", "no JSON"),
+        ("", {}, "", "", "no JSON"),
+        ("NaN", {}, "", "NaN", "no JSON"),
+    ],
+)
+def test_what_does_not_fit_is_rescued(
+    document: str, row: dict[str, Any], path: str, value: Any, reason: str
+) -> None:
+    rows, rescued = parsed('{"name":"before"}', document, '{"name":"behind"}')
+    assert rows == [{"name": "before"}, row, {"name": "behind"}]
+    assert rescued == [None, {path: {"value": value, "reason": reason}}, None]
+
+
+def test_a_part_of_a_struct_that_does_not_fit_leaves_the_rest() -> None:
+    rows, rescued = parsed('{"address":{"city":"Wien","zip":"1010"}}')
+    assert rows == [{"address": {"city": "Wien", "zip": None, "geo": None}}]
+    assert rescued == [{"address.zip": {"value": "1010", "reason": "a string, not INT"}}]
+
+
+def test_a_number_keeps_its_digits_when_it_is_rescued() -> None:
+    result = SHAPE.parse(pa.chunked_array([['{"age":1.10}']]))
+    assert '"value":1.10' in result.rescued[0].as_py()
+
+
+def any_value(rng: random.Random, depth: int = 0) -> Any:
+    choices: list[Any] = [
+        None,
+        True,
+        rng.randrange(-5, 100),
+        rng.randrange(1 << 40),
+        1 << 70,
+        round(rng.random() * 100, rng.randrange(4)),
+        "text",
+        "12",
+        "",
+        'Zoë\n\\"',
+        "2026-02-28",
+        "2026-02-30",
+        "2026-11-16T01:02:03Z",
+        "2026-11-16 01:02:03.5+0200",
+    ]
+    if depth < 3:
+        choices.append([any_value(rng, depth + 1) for _ in range(rng.randrange(3))])
+        names = ["city", "zip", "geo", "lat", "sku", "n", "a"]
+        choices.append({rng.choice(names): any_value(rng, depth + 1) for _ in range(rng.randrange(3))})
+    return rng.choice(choices)
+
+
+def any_document(rng: random.Random, mostly: float) -> str | None:
+    """Documents that fit, but for some."""
+    if rng.random() < 0.02:
+        return rng.choice([None, "[1]", "no json", '{"name":"\\udc00"}', '{"age":1,"age":"x"}'])
+    good = {
+        "name": "x" * rng.randrange(5),
+        "age": rng.randrange(100),
+        "big": rng.randrange(1 << 60),
+        "score": rng.random(),
+        "ok": rng.random() < 0.5,
+        "price": rng.randrange(1000) / 4,
+        "day": "2026-01-31",
+        "at": "2026-11-16T12:00:00Z",
+        "tags": ["a", "b"],
+        "address": {"city": "Wien", "zip": 1010, "geo": {"lat": 48.25}},
+        "counts": {"a": 1},
+        "lines": [{"sku": "s", "n": 1}],
+        "times": ["2026-11-16T12:00:00Z"],
+    }
+    document = {name: value for name, value in good.items() if rng.random() < 0.8}
+    for name in good:
+        if rng.random() > mostly:
+            document[name] = any_value(rng)
+    return json.dumps(document, ensure_ascii=rng.random() < 0.5)
+
+
+@pytest.mark.parametrize("mostly", [1.0, 0.9999, 0.99, 0.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_many_at_once_are_the_same_as_one_by_one(seed: int, mostly: float) -> None:
+    rng = random.Random(seed)
+    documents = pa.chunked_array([pa.array([any_document(rng, mostly) for _ in range(3000)], pa.string())])
+    together = SHAPE.parse(documents)
+    apart = SHAPE._one_by_one(documents)
+    assert together.rescued.to_pylist() == apart.rescued.to_pylist()
+    for field, column, other in zip(SHAPE.schema, together.columns, apart.columns, strict=True):
+        assert column.to_pylist() == other.to_pylist(), field.name
+
+
+def test_fields_that_are_not_in_the_schema_are_found() -> None:
+    shape = DocumentShape(parse_ddl("name STRING"), find_unknown=True)
+    texts = [
+        '{"name":"a","age":1,"deep":{"x":[1]}}',
+        '{"name":"b","age":1.5,"none":null}',
+        '{"name":3,"odd":true}',
+    ]
+    unknown = shape.parse(pa.chunked_array([texts])).unknown
+    assert unknown == {
+        "age": pa.float64(),
+        "deep": pa.struct([("x", pa.list_(pa.int64()))]),
+        "odd": pa.bool_(),
+    }
+
+
+def test_a_type_for_all() -> None:
+    assert common_type(pa.int64(), pa.float64()) == pa.float64()
+    assert common_type(pa.string(), pa.int64()) == pa.string()
+    first, second = type_of({"a": 1, "b": None}), type_of({"b": ["x"], "a": Decimal("1.5")})
+    assert first is not None
+    assert second is not None
+    assert common_type(first, second) == pa.struct([("a", pa.float64()), ("b", pa.list_(pa.string()))])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "at least one column"),
+        ("name", "lacks a type at its end"),
+        ("name TEXT", "there is no type TEXT"),
+        ("name STRING age INT", "lacks ',' between two columns"),
+        ("name STRING, Name INT", "one name in a table"),
+        ("a ARRAY<STRING", "lacks '>'"),
+        ("a MAP<INT, STRING>", "MAP<STRING"),
+        ("a DECIMAL(50,2)", "1 to 38 digits"),
+        ("a " + "ARRAY<" * 40 + "INT" + ">" * 40, "nested more than"),
+        ("; drop table", "lacks the name of a column"),
+    ],
+)
+def test_a_schema_that_is_none(text: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        parse_ddl(text)
+
+
+def test_a_schema_can_be_written_and_read_again() -> None:
+    odd = parse_ddl("`a b` STRING, `c.d` ARRAY<STRUCT<`x``y`: INT>>, e decimal(5), f map<string, double>")
+    for schema in (SHAPE.schema, odd):
+        assert parse_ddl(format_ddl(schema)) == schema
