@@ -20,6 +20,7 @@ from tailrace.spark.rounds import committing
 from tailrace.spark.rounds.changes import CHANGES_SCHEMA
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.setup import build_mirror
+from tailrace.spark.rounds.task import RoundTask
 
 
 class Run:
@@ -123,6 +124,43 @@ def test_changes_stand_once_and_what_was_taken_back_is_marked(run: Run) -> None:
     assert back == {vbucket: seqno + 2 for vbucket, seqno in marks.items()}
     values = [json.loads(row["value"]) for row in run.rows() if row["value"]]
     assert sum("lost" in value for value in values) == 14, "what is no longer true stays in the log"
+
+
+def test_a_round_reads_again_all_that_stands_in_the_log(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the next one, which goes on from where this one ends, it would be taken for new."""
+    for number in range(3):
+        run.node.set(f"k{number}", {"first": number}, vbucket=0)
+    run.once()
+    for number in range(3, 20):
+        run.node.set(f"k{number}", {"second": number}, vbucket=0)
+    run.once()
+    run.node.rewind(0, 15)  # the table goes back to seqno 3, and the log to 15
+    run.node.set("k1", {"other branch": 1}, vbucket=0)
+    seen: list[tuple[int, int]] = []
+    play = LocalJobs.run
+
+    def look(jobs: LocalJobs, work: Any, pieces: Any, description: str) -> list[Any]:
+        for ranges in pieces if isinstance(work, RoundTask) and work.log is not None else ():
+            seen.extend((ranges[v].end, branch.seqno) for v, branch in work.log.branches.items())
+        return play(jobs, work, pieces, description)
+
+    monkeypatch.setattr(LocalJobs, "run", look)
+    run.once(options={"maxOffsetsPerTrigger": "4"})
+    assert seen == [(15, 15)]
+    run.check()
+
+
+def test_changes_of_an_older_branch_that_the_bucket_still_has_stand_once(run: Run) -> None:
+    for number in range(10):
+        run.node.set(f"k{number}", {"first": number}, vbucket=0)
+    run.node.rewind(0, 10)
+    run.node.set("k1", {"second": 1}, vbucket=0)
+    run.once()
+    run.node.rewind(0, 5)  # the branch that the log stands on is gone, the one before it is not
+    run.node.set("k2", {"third": 2}, vbucket=0)
+    run.once()
+    run.check()
+    assert [row["seqno"] for row in run.rows() if row["op"] == "rollback"] == [5]
 
 
 @pytest.mark.spark

@@ -13,7 +13,7 @@ already is told by its name: vbucket, vb_uuid and seqno.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from pyroaring import BitMap
 from ...columns.row_kinds import CHANGE_OPS, ROLLBACK, SYSTEM, signed
 from ...history import FailoverLog
 from ...table.compaction import CompactionPolicy
-from ...table.contract import DataFile, NewFile, Table, TableVersion, TaskResult
+from ...table.contract import DataFile, NewFile, Table, TaskResult
 from ...table.datafile import MAX_FILE_BYTES, DataFileWriter, size_of
 from ...table.hashing import KeyHash
 from ...table.rows import as_text
@@ -82,6 +82,7 @@ _LARGE_BYTES = 32 << 20
 _TIER = "tier0"
 _LOGGED = pa.array([*CHANGE_OPS, SYSTEM])
 _SEQNO_BITS = (1 << 48) - 1
+_UUIDS = 1 << 64
 
 
 def live_changes(frame: DataFrame) -> DataFrame:
@@ -117,13 +118,53 @@ class LogBranch:
 
 def branch_point(log: Table, vbucket: int, producer: FailoverLog) -> int:
     """Up to where the logged history of a vbucket is still the bucket's."""
-    held: Iterator[TableVersion] = iter((log.current, *log.versions()))
-    for version in held:
-        position = version.position(vbucket)
-        branch = producer.range_of(position.vb_uuid, position.seqno)
-        if branch is not None:
-            return min(position.seqno, branch.upper)
-    return 0
+    position = log.current.position(vbucket)
+    branch = producer.range_of(position.vb_uuid, position.seqno)
+    if branch is not None:
+        return min(position.seqno, branch.upper)
+    # The bucket has left the branch that the log came to. Which older ones they share stands in the changes.
+    files = tuple(log.files())
+    masks = {file.path: log.mask(file) for file in files if file.vector is not None}
+    standing = _standing_changes(log.store, files, masks, log.secret, vbucket)
+    known = producer.branches(position.seqno)
+    return max(
+        (
+            min(seqno, known[vb_uuid % _UUIDS].upper)
+            for vb_uuid, seqno in standing
+            if vb_uuid % _UUIDS in known
+        ),
+        default=0,
+    )
+
+
+def _standing_changes(
+    store: TableStore,
+    files: Sequence[DataFile],
+    masks: Mapping[str, BitMap],
+    secret: bytes,
+    vbucket: int,
+) -> set[tuple[int, int]]:
+    """The changes of a vbucket in a log that were not taken back: the columns vb_uuid and seqno."""
+    columns = ["op", "vbucket", "vb_uuid", "seqno", "log_version"]
+    batches = scan(
+        store,
+        files,
+        masks,
+        CHANGES_SCHEMA,
+        key_hash=KeyHash(secret),
+        columns=columns,
+        vbuckets=(vbucket, vbucket),
+        where=pc.field("vbucket") == vbucket,
+    )
+    rows = [
+        row for batch in batches for row in zip(*(batch[name].to_pylist() for name in columns), strict=True)
+    ]
+    back = [(version, seqno) for op, _, _, seqno, version in rows if op == ROLLBACK]
+    return {
+        (vb_uuid, seqno)
+        for op, _, vb_uuid, seqno, version in rows
+        if op != ROLLBACK and not any(version < at and seqno > bound for at, bound in back)
+    }
 
 
 @dataclass(frozen=True)
@@ -226,35 +267,19 @@ class ChangeSink:
             doubtful = np.flatnonzero((vbuckets == vbucket) & (seqnos <= branch.seqno))
             if not len(doubtful):
                 continue
-            standing = self._standing_of(vbucket, branch)
+            standing = self._standing_of(vbucket)
             names = rows.select(["vb_uuid", "seqno"]).take(pa.array(doubtful)).to_pydict()
             known = [pair in standing for pair in zip(names["vb_uuid"], names["seqno"], strict=True)]
             new[doubtful[np.array(known, dtype=np.bool_)]] = False
         return new
 
-    def _standing_of(self, vbucket: int, branch: LogBranch) -> set[tuple[int, int]]:
-        """The changes of a vbucket that are in the log, of those that come again."""
+    def _standing_of(self, vbucket: int) -> set[tuple[int, int]]:
+        """The changes of a vbucket that are in the log, some of which come again."""
         if vbucket not in self._standing:
-            wanted = (
-                (pc.field("vbucket") == vbucket)
-                & (pc.field("seqno") > branch.from_seqno)
-                & (pc.field("seqno") <= branch.seqno)
-                & (pc.field("op") != ROLLBACK)
+            masks = {path: BitMap.deserialize(rows) for path, rows in self.log.masks.items()}
+            self._standing[vbucket] = _standing_changes(
+                self.log.store, self.log.files, masks, self.log.secret, vbucket
             )
-            batches = scan(
-                self.log.store,
-                self.log.files,
-                {path: BitMap.deserialize(rows) for path, rows in self.log.masks.items()},
-                CHANGES_SCHEMA,
-                key_hash=KeyHash(self.log.secret),
-                columns=["op", "vbucket", "vb_uuid", "seqno"],
-                vbuckets=(vbucket, vbucket),
-                where=wanted,
-            )
-            pairs: set[tuple[int, int]] = set()
-            for batch in batches:
-                pairs.update(zip(batch["vb_uuid"].to_pylist(), batch["seqno"].to_pylist(), strict=True))
-            self._standing[vbucket] = pairs
         return self._standing[vbucket]
 
 

@@ -28,7 +28,7 @@ from .housekeeping import Housekeeping
 from .jobs import Jobs
 from .planning import Range, RoundPlan, divided, plan_round
 from .progress import RoundProgress
-from .targets import log_target, table_target, with_short_branches
+from .targets import log_target, table_target, with_branches
 from .task import RoundTask, TaskAnswer
 from .verdicts import Verdicts
 
@@ -268,7 +268,8 @@ class Mirror:
         ranges: Mapping[int, Range] = plan.ranges
         log = None
         if self.log is not None:
-            ranges = with_short_branches(ranges, state, decisions[-1])
+            waiting = self._verdicts.waiting(self.clock.monotonic())
+            ranges = with_branches(plan, state, self.tables, self.log, waiting)
             log = log_target(self.log, state, decisions[-1], ranges)
         targets = [table_target(table, decisions[index], ranges) for index, table in enumerate(self.tables)]
         crash_point("mirror.after-plan")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...history import Action
 from ...table.contract import Table
@@ -10,10 +10,10 @@ from ...table.rows import DELETED
 from ...table.sink import TableWriter
 from .bucket import BucketState
 from .changes import ChangeLogTarget, LogBranch, branch_point
-from .planning import Decision, Range
+from .planning import Decision, Range, RoundPlan
 from .task import TableTarget
 
-__all__ = ["log_target", "table_target", "with_short_branches"]
+__all__ = ["log_target", "table_target", "with_branches"]
 
 
 def table_target(table: Table, decisions: Mapping[int, Decision], ranges: Mapping[int, Range]) -> TableTarget:
@@ -58,16 +58,26 @@ def log_target(
     )
 
 
-def with_short_branches(
-    ranges: Mapping[int, Range], state: BucketState, decisions: Mapping[int, Decision]
+def with_branches(
+    plan: RoundPlan, state: BucketState, tables: Sequence[Table], log: Table, waiting: Iterable[int]
 ) -> dict[int, Range]:
-    """The ranges, and empty ones for vbuckets of which only the change log has something to say."""
-    wanted = dict(ranges)
-    for vbucket, decision in decisions.items():
-        stands = decision.request
-        if vbucket not in wanted and state.high_seqnos.get(vbucket, 0) <= stands.seqno:
-            wanted[vbucket] = Range(stands, stands.seqno)
-    return wanted
+    """The ranges of a plan, and where the change log branches, all that comes again of what stands in it:
+    only in the round of the branch is that told apart from what is new.
+
+    ``waiting`` are vbuckets that are not read yet.
+    """
+    ranges = dict(plan.ranges)
+    every = [*tables, log]
+    for vbucket in plan.decisions[-1].keys() - set(waiting):
+        starts = [
+            decisions[vbucket].request if vbucket in decisions else table.current.position(vbucket)
+            for decisions, table in zip(plan.decisions, every, strict=True)
+        ]
+        start = min(starts, key=lambda position: position.seqno)
+        known = ranges.get(vbucket, Range(start, start.seqno))
+        stands = branch_point(log, vbucket, state.failover_logs[vbucket])
+        ranges[vbucket] = Range(known.start, max(known.end, stands))
+    return ranges
 
 
 def _floors(table: Table, decisions: Mapping[int, Decision], ranges: Mapping[int, Range]) -> dict[int, int]:
