@@ -22,6 +22,7 @@ from tailrace.server.durability import CopyTracker
 from tailrace.store.base import ReceivedRange
 from tailrace.store.bucket import EngineBucket
 from tailrace.store.received import ReceivedHistory
+from tailrace.store.received_snapshots import ReceivedSnapshots
 from tailrace.store.vbucket import EngineVBucket
 from tailrace.store.vbucket_history import History
 from tailrace.wire.codes import VBucketState
@@ -84,7 +85,7 @@ def _a_copy_believes_the_second_marker() -> AbstractContextManager[Any]:
 
     def begin_snapshot(self: ReceivedHistory, start: int, end: int, purge_seqno: int = 0) -> None:
         original(self, start, end, purge_seqno)
-        self._received = ReceivedRange(self._received.start, end)
+        self._received.newest = ReceivedRange(self._received.newest.start, end)
 
     return mock.patch.object(ReceivedHistory, "begin_snapshot", begin_snapshot)
 
@@ -103,10 +104,10 @@ def _saves_inside_a_snapshot() -> AbstractContextManager[Any]:
 
 
 def _forgets_what_was_folded() -> AbstractContextManager[Any]:
-    def folded_around(self: History, seqno: int) -> ReceivedRange:
+    def around(self: ReceivedSnapshots, seqno: int) -> ReceivedRange:
         return ReceivedRange(seqno, seqno)
 
-    return mock.patch.object(History, "_folded_around", folded_around)
+    return mock.patch.object(ReceivedSnapshots, "around", around)
 
 
 def _keeps_its_own_log() -> AbstractContextManager[Any]:

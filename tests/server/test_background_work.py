@@ -49,16 +49,19 @@ def test_a_disk_that_refuses_is_left_alone_until_its_time_comes(monkeypatch):
     session = bench.session()
     store = bench.engine.buckets["default"]
 
+    refused = []
+
     def refuse(batch):
+        refused.append(batch)
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr(store.journal, "commit", refuse)
         write(bench, session, 900)
-        assert store.flush_failures == 1
+        assert len(refused) == 1
         bench.advance(3600.0)
         bench.run_jobs()
-        assert store.flush_failures == 2
+        assert len(refused) == 2
     bench.advance(3600.0)
     bench.run_jobs()
     assert all(vbucket.persisted_seqno == vbucket.high_seqno for vbucket in store)
@@ -94,7 +97,7 @@ def test_maintenance_that_failed_is_tried_again_without_a_writer(monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store.files, "create", refuse)
+        patched.setattr(store.sealed.files, "create", refuse)
         write(bench, session, 150)
         for _ in range(3):
             bench.advance(0.25)
@@ -120,7 +123,7 @@ def test_a_segment_that_cannot_be_written_is_not_tried_without_end(monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store.manifest_file, "change", refuse)
+        patched.setattr(store.sealed.manifest_file, "change", refuse)
         assert set(write(bench, session, 300)) == {0}
         bench.advance(2.0)
         bench.run_jobs()
@@ -138,7 +141,7 @@ def test_files_are_removed_and_memory_is_freed_by_a_job(monkeypatch):
     session = bench.session()
     store = bench.engine.buckets["default"]
     removed: list[str] = []
-    unlink = store.files.unlink
+    unlink = store.sealed.files.unlink
     in_job: list[bool] = [False]
 
     def note(path: str) -> None:
@@ -146,7 +149,7 @@ def test_files_are_removed_and_memory_is_freed_by_a_job(monkeypatch):
         removed.append(path)
         unlink(path)
 
-    monkeypatch.setattr(store.files, "unlink", note)
+    monkeypatch.setattr(store.sealed.files, "unlink", note)
     for _ in range(8):
         for start in range(0, 500, 50):
             numbers = range(start, start + 50)
@@ -164,7 +167,7 @@ def test_files_are_removed_and_memory_is_freed_by_a_job(monkeypatch):
 def test_a_node_is_busy_while_files_are_removed():
     bench = Bench(flush_interval="1h", memory_quota="1m")
     bucket = bench.node.buckets["default"]
-    bucket.store.manifest_file.retire(["default/none"])  # type: ignore[attr-defined]
+    bucket.store.sealed.manifest_file.retire(["default/none"])  # type: ignore[attr-defined]
     bucket.work._remove_files()
     assert bench.node.busy
     assert not bucket.work.busy  # nothing that a rollback would have to wait for

@@ -88,14 +88,14 @@ class Script:
             self.failures += 1
             durable = False
             # What could not be written is not lost, and what was to be undone is not half undone.
-            assert self.look(self.bucket)["vbuckets"] == before["vbuckets"] or self.bucket.pending
+            assert self.look(self.bucket)["vbuckets"] == before["vbuckets"] or self.bucket.queue
             if self._rolled_back is not None and self.bucket.journal._writer is None:
                 self.doubtful, self._doubtful_log = self._rolled_back, self.bucket.journal.number
         if self.bucket.journal.number != self._doubtful_log:
             self.doubtful = None
         self.looks.append(self.look(self.bucket))
         self.logs.append(logs(self.bucket))
-        if durable and not self.bucket.pending:
+        if durable and not self.bucket.queue:
             self.durable = len(self.looks) - 1
 
     def _operate(self) -> bool:

@@ -64,7 +64,7 @@ def begun(bucket: EngineBucket, asked: Compaction) -> Job:
 
 
 def state(bucket: EngineBucket) -> tuple[object, ...]:
-    losses = [(vb.rollback_floor, vb.purge_seqno, vb.rev_floor) for vb in bucket]
+    losses = [(vb.rollback_floor, vb.purge_seqno, vb.forgotten.rev_floor) for vb in bucket]
     return losses, [content(segment) for segment in bucket.segments]
 
 

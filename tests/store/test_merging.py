@@ -91,7 +91,7 @@ def merged(files: MemoryFiles, asked: Compaction) -> tuple[object, ...]:
     with open_store(files) as engine:
         bucket = engine.buckets["default"]
         bucket.compact(asked)
-        losses = [(vb.rollback_floor, vb.purge_seqno, vb.rev_floor) for vb in bucket]
+        losses = [(vb.rollback_floor, vb.purge_seqno, vb.forgotten.rev_floor) for vb in bucket]
         return losses, [content(segment) for segment in bucket.segments]
 
 

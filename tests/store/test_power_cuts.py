@@ -162,7 +162,7 @@ def test_a_failed_sync_is_never_counted() -> None:
         with pytest.raises(StoreError):
             bucket.flush()
         bucket.set_cursor("second", {"0": number})
-    assert (answers, vb.persisted_seqno, bucket.flush_failures) == ([], 0, 3)
+    assert (answers, vb.persisted_seqno, bucket.journal.failures) == ([], 0, 3)
     log = bucket.journal.number
     files.plan = None
     bucket.flush()
@@ -222,7 +222,7 @@ def test_a_manifest_that_may_not_survive(merging: bool) -> None:
         bucket.compact()
     else:
         bucket.seal()
-    assert not bucket.manifest_file.is_durable
+    assert not bucket.sealed.manifest_file.is_durable
     assert look(bucket)["vbuckets"] == wanted
     files.plan = None
     for seed in range(20):
@@ -230,7 +230,7 @@ def test_a_manifest_that_may_not_survive(merging: bool) -> None:
         assert look(again)["vbuckets"] == wanted
     bucket.vbuckets[1].set(KEYS[0], b"")
     bucket.seal()
-    assert bucket.manifest_file.is_durable
+    assert bucket.sealed.manifest_file.is_durable
     names = disk.names("bucket.default")
     assert len([name for name in names if name.startswith("segment")]) == len(bucket.segments)
     check_whole(open_store(disk.power_cut(random.Random(1)), 3).buckets["default"])

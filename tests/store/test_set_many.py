@@ -33,7 +33,7 @@ def a_bucket() -> tuple[Engine, EngineBucket, ManualClock]:
 
 def state(bucket: EngineBucket) -> dict[str, object]:
     return {
-        "pending": list(zip(bucket.pending, bucket.notes, strict=True)),
+        "pending": list(zip(bucket.queue.frames, bucket.queue.notes, strict=True)),
         "memory": bucket.memory_bytes,
         "cas": bucket.clock.last,
         "vbuckets": [
@@ -120,7 +120,7 @@ def test_one_that_is_refused(vbucket: int, key: bytes, size: int, status: Status
     assert refused.value.status == status
     assert vb.get(b"\0first") is not None
     assert bucket.vbuckets[1].get(b"\0last") is None
-    assert bucket.memory_bytes == sum(map(len, bucket.pending))
+    assert bucket.memory_bytes == sum(map(len, bucket.queue.frames))
     before = bucket.clock.last
     assert vb.set(b"\0next", b"").cas > before
     engine.close()
@@ -128,12 +128,12 @@ def test_one_that_is_refused(vbucket: int, key: bytes, size: int, status: Status
 
 def test_beyond_the_quota() -> None:
     engine, bucket, _ = a_bucket()
-    bucket.memory_limit = 5_000
+    bucket.queue.memory_limit = 5_000
     with pytest.raises(DocumentRefused) as refused:
         bucket.set_many([1] * 100, [b"\0%d" % i for i in range(100)], [bytes(400)] * 100)
     assert refused.value.status == Status.ETMPFAIL
     assert 5_000 < bucket.memory_bytes < 6_000
-    assert bucket.vbuckets[1].item_count == len(bucket.pending)
+    assert bucket.vbuckets[1].item_count == len(bucket.queue.frames)
     engine.close()
 
 
@@ -150,7 +150,7 @@ def test_together_where_nothing_is_unusual(monkeypatch: pytest.MonkeyPatch) -> N
                 vb.set(key, b"before")
             for key in keys[::4]:
                 vb.delete(key)
-            vb.rev_floor = 5
+            vb.forgotten.rev_floor = 5
         bucket.vbuckets[1].collection_high_seqno([0, 8])
         told: list[int] = []
         bucket.vbuckets[2].on_append(lambda told=told: told.append(2))  # type: ignore[misc]
@@ -194,5 +194,5 @@ def test_as_many_of_each() -> None:
     with pytest.raises(ValueError, match="1 vbuckets, 2 keys, 2 values"):
         bucket.set_many([0], [b"\0a", b"\0b"], [b"", b""])
     bucket.set_many([], [], [])
-    assert not bucket.pending
+    assert not bucket.queue.frames
     engine.close()

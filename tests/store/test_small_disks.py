@@ -43,7 +43,7 @@ def fill(bucket: EngineBucket, rng: random.Random, *, keys: int, burst: int) -> 
 def attempts_until_written(bucket: EngineBucket) -> int:
     for attempt in range(50):
         maintain(bucket)  # a merge may still have no room; it can wait
-        if bucket.memory_bytes <= bucket.memory_limit:
+        if bucket.memory_bytes <= bucket.queue.memory_limit:
             bucket.vbuckets[0].set(b"\0after", b"there was room")
             bucket.flush()
             return attempt

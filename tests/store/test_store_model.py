@@ -51,7 +51,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.rng = source(5)
         self.engine = self.open()
         self.bucket = self.engine.create_bucket("default", VBUCKETS)
-        self.bucket.memory_limit = 1 << 30
+        self.bucket.queue.memory_limit = 1 << 30
         self.history: list[list[tuple[int, bytes, bytes]]] = [[] for _ in range(VBUCKETS)]
         self.snapshots: list[tuple[Any, list[bytes]]] = []
 
@@ -208,7 +208,7 @@ class StoreMachine(RuleBasedStateMachine):
     def reopened(self) -> None:
         self.engine = self.open()
         self.bucket = self.engine.buckets["default"]
-        self.bucket.memory_limit = 1 << 30
+        self.bucket.queue.memory_limit = 1 << 30
 
     # Reading.
 

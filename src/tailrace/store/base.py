@@ -155,10 +155,22 @@ class VBucket(Protocol):
     state: int  # wire.codes.VBucketState
     high_seqno: int
     persisted_seqno: int
-    purge_seqno: int
-    deleted_rev: int  # the highest rev of a deletion that is or was here
-    rollback_floor: int  # rollback() can go to 0 and to this or any later seqno
     failover_log: FailoverLog
+
+    @property
+    def purge_seqno(self) -> int:
+        """Deletions up to here may be missing."""
+        ...
+
+    @property
+    def deleted_rev(self) -> int:
+        """The highest rev of a deletion that is or was here."""
+        ...
+
+    @property
+    def rollback_floor(self) -> int:
+        """A rollback can go to 0 and to this or any later seqno."""
+        ...
 
     @property
     def received(self) -> ReceivedRange:
@@ -389,7 +401,11 @@ class Bucket(Protocol):
 
     name: str
     settings: StoreSettings
-    memory_bytes: int  # of changes in memory
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of changes in memory."""
+        ...
 
     @property
     def vbucket_count(self) -> int: ...

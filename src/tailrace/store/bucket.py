@@ -13,13 +13,11 @@ from ..clock import Clock
 from ..errors import DocumentRefused, RollbackImpossible, StoreCorrupt, StoreError
 from ..files import Files
 from ..history import FailoverLog
-from ..model import MAX_U64
 from ..rng import vb_uuid
 from ..wire.codes import Status, VBucketState
 from .base import Job, StoreSettings
 from .bucket_metadata import BucketMetadata
 from .collections import Manifest
-from .format import seqno_of, vbucket_of
 from .journal import CommitJob, HybridClock
 from .log import Batch
 from .losses import LossPolicy
@@ -50,16 +48,9 @@ class EngineBucket(SealedStore):
         super().__init__(name, directory, files, settings, HybridClock(clock), rng)
         self.rng = rng
         self.persistence = True
-        self.is_segment_lost = False  # until what is left is written anew
         self.persisted: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)  # seqno of each vbucket on disk
-        self.pending: list[bytes] = []  # frames that are not on disk, in the order of their making
-        self.notes: list[int] = []  # ... and their notes
         self.waiting: dict[History, None] = {}  # vbuckets on whose changes somebody waits, always in order
-        self.memory_limit = settings.memory_quota
-        self.max_value = settings.max_value
-        self.flush_failures = 0
         self.flushes = 0
-        self.commits = 0
         self.metadata = BucketMetadata()
         self.cache: dict[bytes, Any] = {}
 
@@ -86,8 +77,8 @@ class EngineBucket(SealedStore):
         bucket._commit_now({"clean": False})
         if not bucket.journal.synced.is_written:
             raise StoreError("its first mark could not be written")
-        bucket.manifest_file.change(lambda _base, _table: (base, []))
-        if not bucket.manifest_file.is_durable:
+        bucket.sealed.manifest_file.change(lambda _base, _table: (base, []))
+        if not bucket.sealed.manifest_file.is_durable:
             raise StoreError("its manifest may not survive")
         return bucket
 
@@ -100,7 +91,7 @@ class EngineBucket(SealedStore):
         clean = recover(bucket, LossPolicy(accept=accept_loss), has_marks=has_marks)
         for vbucket in bucket:
             log = vbucket.failover_log
-            if bucket.is_segment_lost:
+            if bucket.sealed.is_incomplete:
                 # Changes of any age are gone: there is no seqno from which a reader, or a replica's active,
                 # could go on.
                 vbucket.failover_log = FailoverLog.new(bucket.new_uuid(log))
@@ -112,14 +103,14 @@ class EngineBucket(SealedStore):
         # Before anything is served it must be on disk that this run has not stopped cleanly yet, and that
         # there are new branches before it can't be seen any more that something was lost.
         bucket._commit_now({"clean": False})
-        if bucket.is_segment_lost:
+        if bucket.sealed.is_incomplete:
             bucket.seal()
             rewrite_what_is_left(bucket)
         return bucket
 
     def close(self) -> None:
         """A clean stop."""
-        self._settle()
+        self._jobs.settle()
         if not self.persistence:
             # What was never to be written is lost, as with a kill; the next start must see that.
             self._shut()
@@ -129,17 +120,17 @@ class EngineBucket(SealedStore):
         self._shut()
 
     def _shut(self) -> None:
-        self._closed = True
+        self._jobs.is_closed = True
         for vbucket in self:
             vbucket.give_up_waiters()
         self.journal.close()
-        self.segments = []
+        self.sealed.segments = []
 
     def abandon(self) -> None:
         """Let go of everything without writing."""
-        self._closed = True
+        self._jobs.is_closed = True
         self.journal.rotate()
-        self.segments = []
+        self.sealed.segments = []
 
     def state(self) -> dict[str, Any]:
         """The manifest's content as of now, for when this moment is the end of a log."""
@@ -225,7 +216,7 @@ class EngineBucket(SealedStore):
 
     def delete_vbucket(self, vbucket: int) -> None:
         deleted = self.find(vbucket)
-        self._settle()
+        self._jobs.settle()
         self._commit_now({"deleted": [vbucket]})
         self.remove_vbucket(deleted)
 
@@ -233,28 +224,23 @@ class EngineBucket(SealedStore):
         """The part of a deletion that happens in memory."""
         vbucket.give_up_waiters()
         vbucket.drop_after(0)
-        self._clip(vbucket.id, 0)
+        self.sealed.clip(vbucket.id, 0)
         self.vbuckets[vbucket.id] = None
-        self._forget_pending({vbucket.id: 0})
+        self.queue.forget_after({vbucket.id: 0})
         self.metadata.forget(vbucket)
-        self._recount()
+        self.generations.recount(self)
         vbucket.changed()
-
-    def _clip(self, vbucket: int, seqno: int) -> None:
-        for segment in self.segments:
-            segment.clip(vbucket, seqno)
-        self.epoch += 1
 
     # Rollback.
 
     def rollback(self, targets: Mapping[int, int], *, branch: bool) -> None:
         vbuckets = {number: self.find(number) for number in targets}
-        self._settle()
+        self._jobs.settle()
         for number, seqno in targets.items():
             vbucket = vbuckets[number]
             if seqno > vbucket.high_seqno or 0 < seqno < vbucket.rollback_floor or seqno < 0:
                 raise RollbackImpossible(number, seqno, vbucket.rollback_floor, vbucket.high_seqno)
-            inside = vbucket._folded_around(seqno)
+            inside = vbucket.folded_around(seqno)
             if inside.start < inside.end:
                 raise RollbackImpossible(number, seqno, inside.end, vbucket.high_seqno)
         logs = {}
@@ -268,17 +254,17 @@ class EngineBucket(SealedStore):
 
     def _roll_back(self, targets: Mapping[int, int], logs: Mapping[int, FailoverLog]) -> None:
         """In memory, then on disk; if that fails, memory is as it was."""
-        self._settle()
+        self._jobs.settle()
         if self.persistence:
             self.flush()
         vbuckets = [self.find(number) for number in targets]
         before = [vbucket.kept() for vbucket in vbuckets]
-        clips = [dict(segment.clips) for segment in self.segments]
-        persisted, pending = self.persisted.copy(), (self.pending, self.notes)
+        clips, persisted = self.sealed.clips(), self.persisted.copy()
+        queued = self.queue.frames, self.queue.notes
         for vbucket in vbuckets:
             self.drop_after(vbucket, targets[vbucket.id])
             vbucket.failover_log = logs[vbucket.id]
-        self._forget_pending(targets)
+        self.queue.forget_after(targets)
         for vbucket in vbuckets:
             if vbucket.state == VBucketState.ACTIVE:
                 # Collections that began later are still there, and its readers must learn of them again.
@@ -294,29 +280,17 @@ class EngineBucket(SealedStore):
         except StoreError:
             for vbucket, fields in zip(vbuckets, before, strict=True):
                 vbucket.restore(fields)
-            for segment, old_clips in zip(self.segments, clips, strict=True):
-                segment.set_clips(old_clips)
-            self.persisted, (self.pending, self.notes) = persisted, pending
-            self.epoch += 1
-            self._recount()
+            self.sealed.set_clips(clips)
+            self.persisted, (self.queue.frames, self.queue.notes) = persisted, queued
+            self.generations.recount(self)
             raise
-        self._recount()
+        self.generations.recount(self)
         for vbucket in vbuckets:
             vbucket.give_up_waiters(targets[vbucket.id])
 
-    def _forget_pending(self, targets: Mapping[int, int]) -> None:
-        """Changes that were rolled back before they were written."""
-        left = [
-            (frame, note)
-            for frame, note in zip(self.pending, self.notes, strict=True)
-            if seqno_of(frame) <= targets.get(vbucket_of(frame), MAX_U64)
-        ]
-        self.pending = [frame for frame, _ in left]
-        self.notes = [note for _, note in left]
-
     def drop_after(self, vbucket: EngineVBucket, seqno: int) -> None:
         """The part of a rollback that happens in memory; also when a log is read again."""
-        self._clip(vbucket.id, seqno)
+        self.sealed.clip(vbucket.id, seqno)
         vbucket.drop_after(seqno)
 
     def flush_all(self, *, everything: bool = False) -> None:
@@ -331,16 +305,16 @@ class EngineBucket(SealedStore):
         self.metadata.queue(vbucket)
 
     def begin_flush(self) -> Job | None:
-        if self._commit is not None or not self.persistence or self._closed:
+        if self._jobs.commit is not None or not self.persistence or self._jobs.is_closed:
             return None
-        seals = self.rotate_soon and self.growing_bytes()
-        if not self.pending and not self.metadata.is_queued and not seals:
+        seals = self.rotate_soon and self.generations.growing_bytes
+        if not self.queue and not self.metadata.is_queued and not seals:
             return None
-        self._commit = self._new_commit({}, take_changes=True)
-        return self._commit
+        self._jobs.commit = self._new_commit({}, take_changes=True)
+        return self._jobs.commit
 
     def flush(self) -> None:
-        if self._commit is not None:
+        if self._jobs.commit is not None:
             raise StoreError("a flush is under way: finish it first")
         job = self.begin_flush()
         if job is not None:
@@ -349,10 +323,9 @@ class EngineBucket(SealedStore):
     def _new_commit(self, meta: dict[str, Any], *, take_changes: bool, exact_cas: bool = False) -> CommitJob:
         batch = Batch(meta={**self.metadata.take(), **meta})
         if take_changes:
-            batch.frames, batch.notes = self.pending, self.notes
-            self.pending, self.notes = [], []
+            batch.frames, batch.notes = self.queue.take()
         # With changes left behind it might speak of some that are not on disk.
-        meta_of = [] if self.pending else self.metadata.take_vbuckets()
+        meta_of = [] if self.queue else self.metadata.take_vbuckets()
         if meta_of:
             batch.meta["vbuckets"] = {str(v.id): v.to_json(whole=False) for v in meta_of}
         batch.cas_ceiling = self.clock.last if exact_cas else self.clock.ceiling()
@@ -374,13 +347,12 @@ class EngineBucket(SealedStore):
 
     def committed(self, job: CommitJob) -> None:
         """A commit is durable."""
-        self._commit = None
-        self.commits += 1
+        self._jobs.commit = None
         logged = job.batch.logged
         if logged is not None:
             # Of several for the same vbucket the last one stays.
             self.persisted[logged.vbuckets] = logged.seqnos
-            self.logged.append(logged)
+            self.generations.logged.append(logged)
             self.last_change = self.clock.monotonic()
         if job.rotate is not None:
             self._rotate(job)
@@ -390,14 +362,9 @@ class EngineBucket(SealedStore):
 
     def not_committed(self, job: CommitJob) -> None:
         """A commit failed: everything is queued again."""
-        self._commit = None
-        self.flush_failures += 1
-        self.pending = job.batch.frames + self.pending
-        self.notes = job.batch.notes + self.notes
+        self._jobs.commit = None
+        self.queue.give_back(job.batch.frames, job.batch.notes)
         self.metadata.give_back(job.batch.meta, job.meta_of)
-
-    def full(self) -> DocumentRefused:
-        return DocumentRefused(Status.ETMPFAIL, "the disk is behind: memory_quota is used up")
 
     # Collections, cursors, figures.
 
@@ -430,15 +397,15 @@ class EngineBucket(SealedStore):
 
     def stats(self) -> dict[str, int | float | str]:
         return {
-            "memory_bytes": self.memory_bytes,
+            "memory_bytes": self.queue.memory_bytes,
             "memory_quota": self.settings.memory_quota,
-            "pending_changes": len(self.pending),
+            "pending_changes": len(self.queue.frames),
             "generations": len(self.generations),
-            "segments": len(self.segments),
-            "disk_bytes": sum(segment.size for segment in self.segments) + self.journal.valid_bytes,
-            "sealed_changes": sum(segment.frames for segment in self.segments),
-            "commits": self.commits,
-            "flush_failures": self.flush_failures,
+            "segments": len(self.sealed),
+            "disk_bytes": self.sealed.size + self.journal.valid_bytes,
+            "sealed_changes": self.sealed.frames,
+            "commits": self.journal.commits,
+            "flush_failures": self.journal.failures,
             "persistence": int(self.persistence),
             "log": self.journal.number,
         }

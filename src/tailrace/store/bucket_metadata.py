@@ -24,7 +24,7 @@ class BucketMetadata:
         self.cursors: dict[str, Mapping[str, Any]] = {}
         self._manifest_json: dict[str, Any] | None = None
         self._changes: dict[str, Any] = {}  # of the bucket, for the next batch
-        self._vbuckets: list[History] = []  # whose metadata the next batch carries
+        self._vbuckets: dict[History, None] = {}  # whose metadata the next batch carries, always in order
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -58,13 +58,11 @@ class BucketMetadata:
 
     def queue(self, vbucket: History) -> None:
         """What is stored beside a vbucket's changes is different now."""
-        if not vbucket._meta_queued:
-            vbucket._meta_queued = True
-            self._vbuckets.append(vbucket)
+        self._vbuckets[vbucket] = None
 
     def forget(self, vbucket: History) -> None:
         """A vbucket is gone."""
-        self._vbuckets = [queued for queued in self._vbuckets if queued is not vbucket]
+        self._vbuckets.pop(vbucket, None)
 
     def take(self) -> dict[str, Any]:
         """What a batch has to carry of the bucket."""
@@ -73,10 +71,8 @@ class BucketMetadata:
 
     def take_vbuckets(self) -> list[History]:
         """The vbuckets whose metadata a batch has to carry."""
-        vbuckets, self._vbuckets = self._vbuckets, []
-        for vbucket in vbuckets:
-            vbucket._meta_queued = False
-        return vbuckets
+        vbuckets, self._vbuckets = self._vbuckets, {}
+        return list(vbuckets)
 
     def give_back(self, meta: Mapping[str, Any], vbuckets: list[History]) -> None:
         """A batch could not be written: the next one carries what it did, unless there is something newer."""

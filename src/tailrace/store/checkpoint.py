@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compaction import Generation
+    from .generations import Generation
 
 __all__ = ["Checkpoints", "Tail"]
 
@@ -98,11 +98,22 @@ class Checkpoints:
     next.
     """
 
-    __slots__ = ("_first_id", "_starts")
+    __slots__ = ("_first_id", "_items", "_starts", "full_at")
 
-    def __init__(self, open_id: int, start: int) -> None:
+    def __init__(self, open_id: int, start: int, items: int) -> None:
         self._first_id = open_id
         self._starts = [start]
+        self._items = items  # changes in a checkpoint before it is closed
+        self.full_at = start + items
+        """The seqno with which the open checkpoint is full."""
+
+    def following(self, start: int) -> Checkpoints:
+        """Those of a vbucket that goes on elsewhere; the open one has the next number."""
+        return self.numbered(self.open_id + 1, start)
+
+    def numbered(self, open_id: int, start: int) -> Checkpoints:
+        """A single one, open, with a given number."""
+        return Checkpoints(open_id, start, self._items)
 
     @property
     def open_id(self) -> int:
@@ -112,10 +123,13 @@ class Checkpoints:
     def open_start(self) -> int:
         return self._starts[-1]
 
-    def close(self, seqno: int) -> None:
-        """The open checkpoint ends here; an empty one stays open."""
-        if seqno > self._starts[-1]:
-            self._starts.append(seqno)
+    def close(self, seqno: int) -> bool:
+        """The open checkpoint ends here; whether it does: an empty one stays open."""
+        if seqno <= self._starts[-1]:
+            return False
+        self._starts.append(seqno)
+        self.full_at = seqno + self._items
+        return True
 
     def containing(self, seqno: int) -> tuple[int, int, int | None]:
         """Number, start and end (None while it is open) of the checkpoint that a change is in."""

@@ -11,13 +11,11 @@ frame with a vbucket's highest seqno always stays: a snapshot must end with it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,36 +24,24 @@ from ..files import DiskFile, DiskFiles, File
 from .base import Compaction
 from .checkpoint import Tail
 from .format import NOTE_SHIFT, NOTE_TRAITS
+from .generations import Generation
 from .journal import BaseJob
 from .log import LoggedColumns
 from .manifest_file import Base, Clips, Table, clips_of, spliced, with_clips
 from .merge_process import merge_in_a_process
 from .merging import GROUP_BYTES, Losses, PiecePlan, merge
-from .segment import Frames, Segment, segment_name
+from .segment import Frames, Segment
 from .segment_writer import Pieces, SegmentWriter
 
 if TYPE_CHECKING:
     from .sealing import SealedStore
 
-__all__ = ["Generation", "MergeJob", "SealJob", "choose_merge", "count_droppable", "plan_compaction"]
+__all__ = ["MergeJob", "SealJob", "choose_merge", "plan_compaction"]
 
 OWN_PROCESS_BYTES = 64 << 20
 """A merge of more than that has a process of its own."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Generation:
-    """The changes between two rotations of the log, which together become a segment."""
-
-    state: dict[str, Any]  # the bucket's state at its end
-    last_log: int
-    next_batch: int
-    tails: list[tuple[int, Tail]] = field(default_factory=list)
-    logged: list[LoggedColumns] = field(default_factory=list)  # of its changes, if nothing was rolled back
-    bytes: int = 0
-    sealed: bool = False
 
 
 class SealJob(BaseJob):
@@ -68,8 +54,7 @@ class SealJob(BaseJob):
         self._tails = sorted(generation.tails, key=lambda pair: pair[0])
         self._vbuckets = list(bucket)
         self._clips = clips_of(bucket.segments)
-        self._number = bucket.next_segment
-        bucket.next_segment += 1
+        self._number = bucket.sealed.take_number()
         self._segment: Segment | None = None
 
     def __str__(self) -> str:
@@ -77,23 +62,24 @@ class SealJob(BaseJob):
 
     def _work(self) -> None:
         if any(len(tail) for _, tail in self._tails):
-            self._segment = _write_segment(self._bucket, self._number, self._write)
-        self._bucket.manifest_file.change(self._edit)
+            self._segment = self._bucket.sealed.write(self._number, self._write)
+        self._bucket.sealed.manifest_file.change(self._edit)
 
     def _edit(self, _: Base, table: Table) -> tuple[Base, Table]:
         generation = self._generation
         # Losses since the generation's end are facts of the segments, not of the log. Those that a merge has
         # just written and not yet told the vbuckets are asked for first: later they would be nowhere.
-        untaken = self._bucket.untaken_losses
+        untaken = self._bucket.sealed.untaken_losses
         states = dict(generation.state["vbuckets"])
         for vbucket in self._vbuckets:
             if vbucket.id in states:
-                losses = untaken.get(vbucket.id, Losses())
+                forgotten = replace(vbucket.forgotten)
+                forgotten.take(untaken.get(vbucket.id, Losses()))
                 states[vbucket.id] = {
                     **states[vbucket.id],
-                    "purge_seqno": max(vbucket.purge_seqno, losses.purge_seqno),
-                    "rollback_floor": max(vbucket.rollback_floor, losses.floor),
-                    "rev_floor": max(vbucket.rev_floor, losses.rev),
+                    "purge_seqno": forgotten.purge_seqno,
+                    "rollback_floor": forgotten.rollback_floor,
+                    "rev_floor": forgotten.rev_floor,
                 }
         base = {
             **generation.state,
@@ -124,12 +110,12 @@ class SealJob(BaseJob):
         self._generation.sealed = True
         self._generation.logged = []
         self._tails = []
-        bucket.replace_segments([], self._segment, drop=False)
-        bucket.remove_logs(self._generation.last_log)
+        bucket.sealed.replace([], self._segment, drop=False)
+        bucket.sealed.remove_logs(self._generation.last_log)
         bucket.maintained(self)
 
     def _undo(self) -> None:
-        _remove(self._bucket, self._number)
+        self._bucket.sealed.remove(self._number)
         self._bucket.maintained(self)
 
 
@@ -238,8 +224,8 @@ def choose_merge(bucket: SealedStore) -> MergePlan | None:
     segments = bucket.segments
     if not segments:
         return None
-    frames = sum(segment.frames for segment in segments)
-    if bucket.droppable > bucket.settings.garbage_share * frames:
+    droppable = bucket.sealed.droppable(bucket.vbucket_count, bucket.settings.history_changes)
+    if droppable > bucket.settings.garbage_share * bucket.sealed.frames:
         return _plan(bucket, segments)
     if bucket.clock.monotonic() - bucket.last_change >= bucket.settings.quiet_time:
         # Nobody writes: bring neighbours together as long as the older one is not far larger.
@@ -250,7 +236,7 @@ def choose_merge(bucket: SealedStore) -> MergePlan | None:
         if start < len(segments) - 1:
             return _plan(bucket, segments[start:])
     fanout = bucket.settings.segment_fanout
-    unit = max(bucket.generation_bytes, 1)
+    unit = max(bucket.generations.full_bytes, 1)
     tiers = [_tier(segment.size, unit, fanout) for segment in segments]
     for tier in sorted(set(tiers)):
         start = len(segments)
@@ -269,21 +255,6 @@ def _tier(size: int, unit: int, fanout: int) -> int:
     return tier
 
 
-def count_droppable(bucket: SealedStore) -> int:
-    """About how many frames a merge of everything would drop: superseded ones beyond the history, and
-    clipped ones.
-    """
-    pairs = np.zeros(bucket.vbucket_count, np.int64)
-    clipped = 0
-    for segment in bucket.segments:
-        np.add.at(pairs, segment.directory["vbucket"], segment.directory["pairs"].astype(np.int64))
-        for vbucket in segment.clips:
-            piece = segment.piece(vbucket)
-            rows = segment.directory["vbucket"] == vbucket
-            clipped += int(segment.directory["count"][rows].sum()) - (piece.count if piece else 0)
-    return int(np.maximum(pairs - bucket.settings.history_changes, 0).sum()) + clipped
-
-
 def plan_compaction(bucket: SealedStore, compaction: Compaction) -> MergePlan:
     """The merge that somebody asked for."""
     return _plan(bucket, bucket.segments, compaction)
@@ -291,7 +262,7 @@ def plan_compaction(bucket: SealedStore, compaction: Compaction) -> MergePlan:
 
 def _plan(bucket: SealedStore, segments: list[Segment], asked: Compaction | None = None) -> MergePlan:
     only = None if asked is None or asked.vbuckets is None else set(asked.vbuckets)
-    purge_time_s = bucket.now_s() - int(bucket.settings.tombstone_age)
+    purge_time_s = bucket.clock.now_s() - int(bucket.settings.tombstone_age)
     kept = bucket.settings.history_changes
     standings = []
     for vbucket in bucket:
@@ -299,8 +270,7 @@ def _plan(bucket: SealedStore, segments: list[Segment], asked: Compaction | None
             # A replica must be able to go back to the end of its last complete snapshot.
             complete = vbucket.complete_seqno
             floor = max(min(vbucket.high_seqno - kept, complete), 0)
-            drops = vbucket.drops if vbucket.events else []
-            standings.append(_Standing(vbucket.id, floor, complete, drops))
+            standings.append(_Standing(vbucket.id, floor, complete, vbucket.drops))
     return MergePlan(list(segments), list(bucket.segments), standings, only is None, asked, purge_time_s)
 
 
@@ -315,10 +285,9 @@ class MergeJob(BaseJob):
         self._plan = plan
         self._asked = asked
         # Not if nobody does anything meanwhile. Files that are not plainly on disk are nobody else's.
-        self._may_have_process = not alone and type(bucket.files) is DiskFiles
+        self._may_have_process = not alone and type(bucket.sealed.files) is DiskFiles
         self._cancelled = False
-        self._number = bucket.next_segment
-        bucket.next_segment += 1
+        self._number = bucket.sealed.take_number()
         self._losses: dict[int, Losses] = {}
         self._segment: Segment | None = None
         self._clips = clips_of(bucket.segments)
@@ -337,19 +306,18 @@ class MergeJob(BaseJob):
         # A process takes a while to start: not for little.
         is_large = self._may_have_process and self._plan.frame_bytes >= OWN_PROCESS_BYTES
         try:
-            segment = _write_segment(
-                self._bucket, self._number, self._write_in_a_process if is_large else self._write
-            )
+            write = self._write_in_a_process if is_large else self._write
+            segment = self._bucket.sealed.write(self._number, write)
         except MergeProcessLost as error:
             _log.warning("%s; it is done here", error)
-            _remove(self._bucket, self._number)
-            segment = _write_segment(self._bucket, self._number, self._write)
+            self._bucket.sealed.remove(self._number)
+            segment = self._bucket.sealed.write(self._number, self._write)
         if segment.frames or segment.pairs:
             self._segment = segment
-        self._bucket.manifest_file.change(self._edit, self._told)
+        self._bucket.sealed.manifest_file.change(self._edit, self._told)
 
     def _told(self) -> None:
-        self._bucket.untaken_losses = self._losses
+        self._bucket.sealed.untaken_losses = self._losses
 
     def _edit(self, base: Base, table: Table) -> tuple[Base, Table]:
         self._go_on()
@@ -377,7 +345,7 @@ class MergeJob(BaseJob):
         writer.finish()
 
     def _write_in_a_process(self, file: File) -> None:
-        files = self._bucket.files
+        files = self._bucket.sealed.files
         assert isinstance(files, DiskFiles)
         assert isinstance(file, DiskFile)
         self._losses = merge_in_a_process(self._plan.vbuckets, files, file, self._number, self._go_on)
@@ -391,18 +359,16 @@ class MergeJob(BaseJob):
         for number, losses in self._losses.items():
             vbucket = bucket.vbuckets[number]
             if vbucket is not None:
-                vbucket.rollback_floor = max(vbucket.rollback_floor, losses.floor)
-                vbucket.purge_seqno = max(vbucket.purge_seqno, losses.purge_seqno)
-                vbucket.rev_floor = max(vbucket.rev_floor, losses.rev)
+                vbucket.forgotten.take(losses)
                 vbucket.forget_purged(losses.purged)
-        bucket.untaken_losses = {}
+        bucket.sealed.untaken_losses = {}
         if not plan.whole:
             for segment in plan.segments:
                 for piece_plan in plan.vbuckets:
                     segment.clip(piece_plan.vbucket, 0)
-        bucket.replace_segments(plan.segments, self._segment, drop=plan.whole)
+        bucket.sealed.replace(plan.segments, self._segment, drop=plan.whole)
         if self._segment is None:
-            _remove(bucket, self._number)
+            bucket.sealed.remove(self._number)
         if any(losses.purged for losses in self._losses.values()):
             # What streams read from memory must not be older than what is on disk: a key whose tombstone is
             # forgotten begins anew, and a snapshot over both would hold it twice.
@@ -410,24 +376,7 @@ class MergeJob(BaseJob):
         bucket.maintained(self)
 
     def _undo(self) -> None:
-        _remove(self._bucket, self._number)
+        self._bucket.sealed.remove(self._number)
         if isinstance(self._error, MergeCancelled):
             self._error = None
         self._bucket.maintained(self)
-
-
-def _write_segment(bucket: SealedStore, number: int, write: Callable[[File], None]) -> Segment:
-    """A new segment file, whole and durable, and open for reading."""
-    path = f"{bucket.directory}/{segment_name(number)}"
-    file = bucket.files.create(path)
-    try:
-        write(file)
-    finally:
-        file.close()
-    bucket.files.sync_directory(bucket.directory)
-    return Segment(bucket.files, path)
-
-
-def _remove(bucket: SealedStore, number: int) -> None:
-    with contextlib.suppress(OSError):
-        bucket.files.unlink(f"{bucket.directory}/{segment_name(number)}")

@@ -242,7 +242,7 @@ class Engine:
         bucket = self._buckets.pop(name)
         bucket.abandon()
         try:
-            self._remove(bucket.directory)
+            self._remove(bucket.sealed.directory)
         except OSError as error:
             raise StoreError(f"bucket {name!r} could not be removed: {error.strerror or error}") from error
 

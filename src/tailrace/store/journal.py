@@ -67,6 +67,8 @@ class Journal:
         self.number = 0  # of the newest log
         self.valid_bytes = 0
         self.next_batch = 1
+        self.commits = 0
+        self.failures = 0
         self._highest = 0  # number of a log file that was ever tried
         self._files = files
         self._directory = directory
@@ -85,8 +87,10 @@ class Journal:
             writer = self._writer or self._start()
             writer.commit(batch)
         except OSError:
+            self.failures += 1
             self.rotate()
             raise
+        self.commits += 1
         self.valid_bytes, self.next_batch = writer.valid_bytes, writer.next_batch
         self.synced.write(Mark(self.number, self.valid_bytes, self.next_batch))
 
@@ -187,7 +191,7 @@ class CommitJob(BaseJob):
         self.batch = batch
         self.meta_of = meta_of
         self.rotate = rotate  # the bucket's state behind this batch, if it is the last of its log
-        self.growing_bytes = bucket.growing_bytes()
+        self.growing_bytes = bucket.generations.growing_bytes
         self._bucket = bucket
 
     def __str__(self) -> str:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import DocumentRefused
 from ..history import FailoverLog
 from ..model import MAX_CAS, MAX_REV, MAX_SEQNO
-from ..wire.codes import DcpOpcode, Status, SystemEventId
-from .base import ReceivedRange
+from ..wire.codes import DcpOpcode, Status
 from .format import (
     EVENT_EXTRAS,
     SYSTEM,
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from .collections import Manifest
 
 __all__ = ["ReceivedHistory"]
-
-_MAX_FOLDED = 16
-"""Received snapshots with gaps that are remembered one by one; older ones are remembered as one."""
 
 
 def check_metadata(rev: int, cas: int) -> None:
@@ -53,7 +49,7 @@ class ReceivedHistory(History):
         """Append the system events that lead from the collections that this vbucket knows to the
         manifest's.
         """
-        for event, version, name, value in list(manifest.events_from(self.events, previous_uid)):
+        for event, version, name, value in list(manifest.events_from(self._events.known, previous_uid)):
             self._append_event(event, version, name, value)
 
     def _append_event(self, event: int, version: int, name: bytes, value: bytes) -> None:
@@ -80,12 +76,8 @@ class ReceivedHistory(History):
 
     def _append_system(self, frame: bytes, seqno: int) -> None:
         event, subject = system_event(frame)
-        scope = event in (SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED)
-        same = (3, 4) if scope else (0, 1, 5)
-        earlier = [s for s, e, which, _ in self.events if which == subject and e in same]
-        old = earlier[-1] if earlier else 0
         entry = seqno | (EXISTS if event in BEGINS else 0)
-        self._append(index_key(frame), frame, seqno, entry, old, SYSTEM)
+        self._append(index_key(frame), frame, seqno, entry, self._events.last_of(event, subject), SYSTEM)
 
     # A replica's side.
 
@@ -101,15 +93,7 @@ class ReceivedHistory(History):
                 Status.ERANGE, f"a snapshot from {start} to {end} when {self.high_seqno} is here"
             )
         # Until it is complete, the vbucket can only be trusted up to what it has now.
-        complete = self.complete_seqno
-        if complete == self.high_seqno:
-            self._has_gaps = False
-        else:
-            # A snapshot that is taken up again may be cut shorter than it was announced at first. What is
-            # here of it was folded up to the first end.
-            end = max(end, self._received.end)
-        self._received = ReceivedRange(complete, end)
-        self._announced_purge = purge_seqno
+        self._received.begin(self.complete_seqno, self.high_seqno, end, purge_seqno)
         self._bucket.queue_meta(self)
 
     def receive(self, frame: bytes) -> None:
@@ -123,7 +107,7 @@ class ReceivedHistory(History):
         check_metadata(0 if traits & SYSTEM else rev_of(frame), cas_of(frame))
         self._take_purge()
         if seqno != self.high_seqno + 1:
-            self._has_gaps = True
+            self._received.has_gaps = True
         self._tail.expect(seqno)
         self._bucket.clock.observe(cas_of(frame))
         if traits & SYSTEM:
@@ -132,31 +116,27 @@ class ReceivedHistory(History):
             index = self._index if self._index is not None else self._load()
             key = index_key(frame)
             self._append(key, frame, seqno, entry_of(frame, seqno, traits), index.get(key, 0), traits)
-        if seqno == self._received.end and self._has_gaps:
-            self._note_folded(self._received)
+            self._bucket.cache.pop(key, None)
+        if seqno == self._received.newest.end:
+            self._received.note_folded(self._needed_seqno())
         self._bucket.queue_meta(self)
 
     def end_snapshot(self) -> None:
         self._take_purge()
-        self._received = ReceivedRange(self.complete_seqno, self.high_seqno)
-        if self._has_gaps and self._received.start < self._received.end:
-            self._note_folded(self._received)
+        self._received.end(self.complete_seqno, self.high_seqno, self._needed_seqno())
         self._bucket.queue_meta(self)
 
     def drop_snapshot(self) -> None:
-        self._announced_purge = 0
+        self._received.announced_purge = 0
         self.end_snapshot()
 
     def _take_purge(self) -> None:
         """Something of the snapshot is here: what was purged before it is missing here, too."""
-        self.purge_seqno = max(self.purge_seqno, self._announced_purge)
+        self.forgotten.purge_seqno = max(self.forgotten.purge_seqno, self._received.announced_purge)
 
-    def _note_folded(self, received: ReceivedRange) -> None:
-        needed = min(self.rollback_floor, self.sealed_seqno)  # nobody asks for a state before this
-        folded = [folded for folded in self._folded if folded.end > needed] + [received]
-        if len(folded) > _MAX_FOLDED:
-            folded[:2] = [ReceivedRange(folded[0].start, folded[1].end)]
-        self._folded = folded
+    def _needed_seqno(self) -> int:
+        """Nobody asks for a state before this."""
+        return min(self.forgotten.rollback_floor, self.sealed_seqno)
 
     def set_failover_log(self, log: FailoverLog) -> None:
         self.failover_log = log

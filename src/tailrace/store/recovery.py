@@ -36,8 +36,8 @@ def recover(bucket: EngineBucket, policy: LossPolicy, *, has_marks: bool) -> boo
     What is missing or damaged goes to the policy. ``has_marks`` says that there must be a SYNCED file: stores
     of older formats have none.
     """
-    table = bucket.manifest_file.read()
-    base = bucket.manifest_file.base
+    table = bucket.sealed.manifest_file.read()
+    base = bucket.sealed.manifest_file.base
     bucket.make_room(base["vbucket_count"])
     bucket.metadata.take_json(base)
     for name, clips in table:
@@ -45,7 +45,7 @@ def recover(bucket: EngineBucket, policy: LossPolicy, *, has_marks: bool) -> boo
         if segment is not None:
             for clipped, seqno in clips.items():
                 segment.clip(clipped, seqno)
-            bucket.segments.append(segment)
+            bucket.sealed.segments.append(segment)
     is_segment_lost = len(bucket.segments) < len(table)
     for number, meta in base["vbuckets"].items():
         log = FailoverLog.from_json(meta["failover_log"])
@@ -60,16 +60,16 @@ def recover(bucket: EngineBucket, policy: LossPolicy, *, has_marks: bool) -> boo
     numbers = _log_numbers(bucket)
     unused = [number for number in numbers if number > base["sealed_log"] and number not in end.logs]
     if policy.losses:
-        there = set(bucket.files.names(bucket.directory))
+        there = set(bucket.sealed.files.names(bucket.sealed.directory))
         unused_segments = {name for name, _ in table} - {segment.name for segment in bucket.segments}
         names = sorted({*unused_segments, *map(log_name, unused)} & there)
-        set_aside(bucket.files, bucket.directory, names)
+        set_aside(bucket.sealed.files, bucket.sealed.directory, names)
     _remove_leftovers(bucket, end.logs)
     bucket.journal.follow(end.log, end.valid_bytes, end.next_batch, max([*numbers, end.log], default=0))
     segments = (segment_number(name) or 0 for name, _ in table)
-    bucket.next_segment = max(segments, default=0) + 1
+    bucket.sealed.next_number = max(segments, default=0) + 1
     bucket.rotate_soon = len(end.logs) > MAX_LOGS
-    bucket.is_segment_lost = is_segment_lost
+    bucket.sealed.is_incomplete = is_segment_lost
     return clean and not policy.losses
 
 
@@ -84,9 +84,9 @@ class _LogsEnd:
 
 
 def _open_segment(bucket: EngineBucket, name: str, policy: LossPolicy) -> Segment | None:
-    path = f"{bucket.directory}/{name}"
+    path = f"{bucket.sealed.directory}/{name}"
     try:
-        return Segment(bucket.files, path)
+        return Segment(bucket.sealed.files, path)
     except FileNotFoundError:
         policy.report(lost(f"{path} is missing"))
     except StoreCorrupt as error:
@@ -96,7 +96,7 @@ def _open_segment(bucket: EngineBucket, name: str, policy: LossPolicy) -> Segmen
 
 def _read_logs(bucket: EngineBucket, policy: LossPolicy) -> tuple[bool, _LogsEnd]:
     """Do again what the logs that are not sealed say; whether the last of it was a clean stop."""
-    base = bucket.manifest_file.base
+    base = bucket.sealed.manifest_file.base
     clean = bool(base["clean"])
     end = _LogsEnd(base["sealed_log"], 0, base["next_batch"])
     chain = _log_chain(bucket, base["sealed_log"], policy)
@@ -140,15 +140,15 @@ def _check_mark(bucket: EngineBucket, policy: LossPolicy, end: _LogsEnd, *, has_
     elif mark.next_batch > end.next_batch and not policy.losses:
         name = log_name(mark.log)
         what = "is missing"
-        if name in bucket.files.names(bucket.directory):
+        if name in bucket.sealed.files.names(bucket.sealed.directory):
             what = f"ends at byte {end.valid_bytes if mark.log == end.log else 0}"
         policy.report(
-            lost(f"{bucket.directory}/{name} {what}, but {mark.valid_bytes} bytes of it were synced")
+            lost(f"{bucket.sealed.directory}/{name} {what}, but {mark.valid_bytes} bytes of it were synced")
         )
 
 
 def _log_numbers(bucket: EngineBucket) -> list[int]:
-    numbers = (log_number(name) for name in bucket.files.names(bucket.directory))
+    numbers = (log_number(name) for name in bucket.sealed.files.names(bucket.sealed.directory))
     return sorted(number for number in numbers if number is not None)
 
 
@@ -158,7 +158,7 @@ def _log_chain(bucket: EngineBucket, sealed_log: int, policy: LossPolicy) -> lis
     for number in _log_numbers(bucket):
         if number <= sealed_log:
             continue
-        file = bucket.files.open(f"{bucket.directory}/{log_name(number)}")
+        file = bucket.sealed.files.open(f"{bucket.sealed.directory}/{log_name(number)}")
         header = log_header(file)
         if header is not None and header.number == number:
             logs[number] = file, header
@@ -171,7 +171,7 @@ def _log_chain(bucket: EngineBucket, sealed_log: int, policy: LossPolicy) -> lis
     number = max(logs, default=0)
     while number > sealed_log:
         if number not in logs:
-            policy.report(lost(f"{bucket.directory}/{log_name(number)} is missing or damaged"))
+            policy.report(lost(f"{bucket.sealed.directory}/{log_name(number)} is missing or damaged"))
             chain.clear()  # nothing can follow what is lost
             number = max((earlier for earlier in logs if earlier < number), default=0)
             continue
@@ -227,8 +227,8 @@ def _by_vbucket(batch: Batch) -> dict[int, tuple[list[bytes], list[int]]]:
 def _remove_leftovers(bucket: EngineBucket, logs: set[int]) -> None:
     """Files of work that was broken off, or that were replaced and not yet removed; nobody else's."""
     keep = {MANIFEST, SYNCED, *map(log_name, logs), *(segment_name(s.number) for s in bucket.segments)}
-    for name in bucket.files.names(bucket.directory):
+    for name in bucket.sealed.files.names(bucket.sealed.directory):
         is_ours = log_number(name) is not None or segment_number(name) is not None or name.endswith(".new")
         if is_ours and name not in keep:
             with contextlib.suppress(OSError):
-                bucket.files.unlink(f"{bucket.directory}/{name}")
+                bucket.sealed.files.unlink(f"{bucket.sealed.directory}/{name}")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..files import File
 from .index import SEQNO
 from .manifest_file import Base, Table
-from .segment import Segment, segment_name
 from .segment_writer import Pieces, SegmentWriter
 from .snapshot import in_sorted
 
@@ -26,10 +26,9 @@ def rewrite_what_is_left(bucket: EngineBucket) -> None:
     The lost one also knew which changes superseded which, so the others together would show a document in
     two versions. Everything must be sealed. Older versions go: no state between is whole.
     """
-    number, bucket.next_segment = bucket.next_segment, bucket.next_segment + 1
-    path = f"{bucket.directory}/{segment_name(number)}"
-    file = bucket.files.create(path)
-    try:
+    number = bucket.sealed.take_number()
+
+    def write(file: File) -> None:
         writer = SegmentWriter(file, number)
         for vbucket in bucket:
             index = vbucket.load_index()
@@ -41,12 +40,10 @@ def rewrite_what_is_left(bucket: EngineBucket) -> None:
                         count = len(kept.seqnos)
                         writer.add(Pieces([vbucket.id], kept, [count], _NO_SEQNOS, _NO_SEQNOS, [0]))
         writer.finish()
-    finally:
-        file.close()
-    bucket.files.sync_directory(bucket.directory)
-    segment = Segment(bucket.files, path)
+
+    segment = bucket.sealed.write(number, write)
     for vbucket in bucket:
-        vbucket.rollback_floor = vbucket.high_seqno
+        vbucket.forgotten.rollback_floor = vbucket.high_seqno
     floors = {vbucket.id: vbucket.high_seqno for vbucket in bucket}
 
     def edit(base: Base, _: Table) -> tuple[Base, Table]:
@@ -56,6 +53,6 @@ def rewrite_what_is_left(bucket: EngineBucket) -> None:
         }
         return {**base, "vbuckets": states}, [(segment.name, {})]
 
-    bucket.manifest_file.change(edit)
-    bucket.replace_segments(bucket.segments, segment, drop=True)
+    bucket.sealed.manifest_file.change(edit)
+    bucket.sealed.replace(bucket.segments, segment, drop=True)
     bucket.forget_memory()

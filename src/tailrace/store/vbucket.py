@@ -1,6 +1,7 @@
 """Documents in a vbucket: what each key-value command does, with CAS, locks, expiry and conflict resolution.
 
-Every new version of a document is made in `put`, every tombstone in `_bury`. Refusals are `DocumentRefused`
+Every new version of a document is made in `put` (many at once in `set_many`), every tombstone in `_bury`; all
+of them enter the vbucket by `_append`. Refusals are `DocumentRefused`
 with the status that the protocol has for them.
 """
 
@@ -28,8 +29,6 @@ from .format import (
     MUTATION_EXTRAS,
     MUTATION_START,
     NO_EXPIRY,
-    NOTE_SHIFT,
-    REPLACES,
     StoredDocument,
     cas_of,
     collection_of,
@@ -48,7 +47,6 @@ _DELETION = int(DcpOpcode.DELETION)
 _EXPIRATION = int(DcpOpcode.EXPIRATION)
 _pack_mutation = MUTATION.pack
 _new_tuple = tuple.__new__  # half the time of Written(...)
-_MAX_LOCKS = 10_000
 _XATTR_ROOM = 1 << 20
 
 
@@ -93,7 +91,7 @@ class EngineVBucket(ReceivedHistory):
         return frame
 
     def _has_expired(self, frame: bytes) -> bool:
-        return expiry_of(frame) <= self._bucket.now_s()
+        return expiry_of(frame) <= self._queue.clock.now_s()
 
     # Writing.
 
@@ -117,20 +115,18 @@ class EngineVBucket(ReceivedHistory):
     ) -> tuple[int, int]:
         if cas or self._locks:
             self._check_cas(key, cas)
-        # What `_append` does for frames that are there already is written out here: this is what a node does
-        # most, and the way there took a quarter of the time.
-        bucket, tail, index = self._bucket, self._tail, self._index
+        queue, index = self._queue, self._index
         size, key_length = len(value), len(key)
-        if size > bucket.max_value:
+        if size > queue.max_value:
             self._check_size(size, datatype)
-        if bucket.memory_bytes > bucket.memory_limit:
-            raise bucket.full()
+        if queue.memory_bytes > queue.memory_limit:
+            raise queue.full()
         if index is None:
             index = self._load()
         old = index.get(key, 0)
         if rev is None:
-            rev = (old >> REV_SHIFT if old else self.rev_floor) + 1
-            new_cas = bucket.clock.next()
+            rev = (old >> REV_SHIFT if old else self.forgotten.rev_floor) + 1
+            new_cas = queue.clock.next()
         seqno = self.high_seqno + 1
         frame = (
             _pack_mutation(
@@ -149,23 +145,8 @@ class EngineVBucket(ReceivedHistory):
             + key
             + value
         )
-        note = (old & SEQNO) << NOTE_SHIFT
-        if old & EXISTS:
-            note |= REPLACES
-        elif self._items is not None:
-            self._items += 1
-        if expiry or datatype or key[0]:
-            note |= self._traits(key, expiry, datatype)
-        index[key] = rev << REV_SHIFT | EXISTS | seqno
-        tail.items += (frame, note)
-        if tail.seqnos is not None:
-            tail.seqnos.append(seqno)
-        bucket.pending.append(frame)
-        bucket.notes.append(note)
-        bucket.memory_bytes += len(frame)
-        self.high_seqno = seqno
-        if seqno >= self._checkpoint_end or self._on_append is not None or self._collection_highs is not None:
-            self._tell(key, seqno)
+        traits = self._traits(key, expiry, datatype) if expiry or datatype or key[0] else 0
+        self._append(key, frame, seqno, rev << REV_SHIFT | EXISTS | seqno, old, traits)
         return new_cas, seqno
 
     def add(self, key: bytes, value: bytes, flags: int = 0, expiry: int = 0, datatype: int = 0) -> Written:
@@ -219,15 +200,15 @@ class EngineVBucket(ReceivedHistory):
         entry = self._entry(key)
         rev = (entry >> REV_SHIFT) + 1
         return self._bury(
-            key, _DELETION, value, datatype, rev, self._bucket.clock.next(), self._bucket.now_s()
+            key, _DELETION, value, datatype, rev, self._queue.clock.next(), self._queue.clock.now_s()
         )
 
     def _bury(  # noqa: PLR0917
         self, key: bytes, opcode: int, value: bytes, datatype: int, rev: int, cas: int, delete_time: int
     ) -> Written:
         """A tombstone."""
-        if self._bucket.memory_bytes > self._bucket.memory_limit:
-            raise self._bucket.full()
+        if self._queue.memory_bytes > self._queue.memory_limit:
+            raise self._queue.full()
         seqno = self.high_seqno + 1
         entry = self._entry(key)
         layout, extras = (
@@ -241,6 +222,7 @@ class EngineVBucket(ReceivedHistory):
             traits |= COLLECTION
         self._locks.pop(key, None)
         self._append(key, head + key + value, seqno, rev << REV_SHIFT | seqno, entry, traits)
+        self._bucket.cache.pop(key, None)
         return Written(cas, seqno)
 
     def _traits(self, key: bytes, expiry: int, datatype: int) -> int:
@@ -248,7 +230,6 @@ class EngineVBucket(ReceivedHistory):
         traits = DATATYPE_TRAITS[datatype]
         if expiry:
             traits |= EXPIRES
-            self._next_expiry = min(self._next_expiry, expiry)
         return traits | COLLECTION if key[0] else traits
 
     def _tombstone_value(self, frame: bytes) -> tuple[bytes, int]:
@@ -263,10 +244,10 @@ class EngineVBucket(ReceivedHistory):
 
     def _check_size(self, size: int, datatype: int) -> None:
         room = _XATTR_ROOM if datatype & Datatype.XATTR else 0
-        if size > self._bucket.max_value + room:
+        if size > self._queue.max_value + room:
             raise DocumentRefused(
                 Status.E2BIG,
-                f"a value of {size} bytes: the limit is {self._bucket.max_value} (setting max_value)",
+                f"a value of {size} bytes: the limit is {self._queue.max_value} (setting max_value)",
             )
 
     def _existing(self, key: bytes, cas: int, missing: int = Status.KEY_ENOENT) -> bytes:
@@ -280,14 +261,8 @@ class EngineVBucket(ReceivedHistory):
 
     def _check_cas(self, key: bytes, cas: int, missing: int = Status.KEY_ENOENT) -> None:
         """Refuse if the document has another CAS or is locked; the CAS of the lock opens it."""
-        lock = self._locks.get(key)
-        if lock is not None:
-            if cas == lock[0]:
-                del self._locks[key]
-                return
-            if self._bucket.clock.monotonic() < lock[1]:
-                raise DocumentRefused(Status.KEY_EEXISTS if cas else Status.LOCKED)
-            del self._locks[key]
+        if self._locks.open(key, cas):
+            return
         if cas:
             frame = self.get(key)
             if frame is None:
@@ -295,36 +270,21 @@ class EngineVBucket(ReceivedHistory):
             if cas_of(frame) != cas:
                 raise DocumentRefused(Status.KEY_EEXISTS)
 
-    # Locks: in memory only, as on any server.
+    # Locks.
 
     def get_locked(self, key: bytes, seconds: float) -> tuple[bytes, int]:
         frame = self.get(key)
         if frame is None:
             raise DocumentRefused(Status.KEY_ENOENT)
-        if self.is_locked(key):
-            raise DocumentRefused(Status.LOCKED)
-        if len(self._locks) >= _MAX_LOCKS:
-            now = self._bucket.clock.monotonic()
-            self._locks = {k: lock for k, lock in self._locks.items() if lock[1] > now}
-            if len(self._locks) >= _MAX_LOCKS:
-                raise DocumentRefused(Status.ETMPFAIL, "too many locks")
-        cas = self._bucket.clock.next()
-        self._locks[key] = cas, self._bucket.clock.monotonic() + seconds
-        return frame, cas
+        return frame, self._locks.lock(key, seconds)
 
     def unlock(self, key: bytes, cas: int) -> None:
         if self.get(key) is None:
             raise DocumentRefused(Status.KEY_ENOENT)
-        if not self.is_locked(key):
-            raise DocumentRefused(Status.NOT_LOCKED)
-        if self._locks[key][0] != cas:
-            raise DocumentRefused(Status.LOCKED)
-        # The lock's CAS stays good for the next change, as if the document had taken it over.
-        self._locks[key] = cas, 0.0
+        self._locks.unlock(key, cas)
 
     def is_locked(self, key: bytes) -> bool:
-        lock = self._locks.get(key)
-        return lock is not None and self._bucket.clock.monotonic() < lock[1]
+        return self._locks.is_locked(key)
 
     # With metadata that was made elsewhere.
 
@@ -375,16 +335,17 @@ class EngineVBucket(ReceivedHistory):
             self._check_cas(key, cas)
         if resolve:
             self._resolve(key, rev, meta_cas, delete_time, flags, datatype, deleted=True)
-        if len(value) > self._bucket.max_value:
+        if len(value) > self._queue.max_value:
             self._check_size(len(value), datatype)
         new_cas = self._meta_cas(meta_cas, regenerate=regenerate_cas)
         opcode = _EXPIRATION if expiration else _DELETION
-        return self._bury(key, opcode, value, datatype, rev, new_cas, delete_time or self._bucket.now_s())
+        time_s = delete_time or self._queue.clock.now_s()
+        return self._bury(key, opcode, value, datatype, rev, new_cas, time_s)
 
     def _meta_cas(self, meta_cas: int, *, regenerate: bool) -> int:
         if regenerate or not meta_cas:
-            return self._bucket.clock.next()
-        self._bucket.clock.observe(meta_cas)
+            return self._queue.clock.next()
+        self._queue.clock.observe(meta_cas)
         return meta_cas
 
     def _resolve(  # noqa: PLR0917
@@ -419,15 +380,15 @@ class EngineVBucket(ReceivedHistory):
     # Expiry.
 
     def _expire(self, key: bytes, frame: bytes, entry: int) -> None:
-        if self._bucket.memory_bytes > self._bucket.memory_limit:
+        if self._queue.memory_bytes > self._queue.memory_limit:
             return  # a reader is not to blame; the next one tries again
         value, datatype = self._tombstone_value(frame)
         time_s = expiry_of(frame)
         rev = (entry >> REV_SHIFT) + 1
-        self._bury(key, _EXPIRATION, value, datatype, rev, self._bucket.clock.next(), time_s)
+        self._bury(key, _EXPIRATION, value, datatype, rev, self._queue.clock.next(), time_s)
 
     def expire_due(self, limit: int = 1_000) -> int:
-        now = self._bucket.now_s()
+        now = self._queue.clock.now_s()
         if self._next_expiry > now or self.state != VBucketState.ACTIVE:
             return 0
         index = self._index if self._index is not None else self._load()
@@ -460,7 +421,7 @@ class EngineVBucket(ReceivedHistory):
                     stop = offset + int(frames.lengths[place])
                     expired.append((frames.data[offset:stop].tobytes(), int(frames.seqnos[place])))
         sealed = self.sealed_seqno
-        for tail in (*self._old, self._tail):
+        for tail in self.tails():
             for place in range(tail.after(sealed), len(tail)):
                 frame, note = tail.items[2 * place : 2 * place + 2]
                 if note & EXPIRES:
@@ -470,7 +431,3 @@ class EngineVBucket(ReceivedHistory):
                     else:
                         following = min(following, expiry)
         return expired, following
-
-    def drop_after(self, seqno: int) -> None:
-        super().drop_after(seqno)
-        self._locks = {}

@@ -1,0 +1,118 @@
+"""What of a bucket is in memory until it is sealed, and for as long after that as there is room.
+
+A generation is everything between two rotations of the log. It is sealed into a segment on another thread,
+and stays in memory after that for as long as the room for checkpoints allows, because streams read from
+memory first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .base import StoreSettings
+from .checkpoint import Tail
+from .log import LoggedColumns
+from .write_queue import WriteQueue
+
+if TYPE_CHECKING:
+    from .vbucket_history import History
+
+__all__ = ["Generation", "Generations"]
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """The changes between two rotations of the log, which together become a segment."""
+
+    state: dict[str, Any]  # the bucket's state at its end
+    last_log: int
+    next_batch: int
+    tails: list[tuple[int, Tail]] = field(default_factory=list)
+    logged: list[LoggedColumns] = field(default_factory=list)  # of its changes, if nothing was rolled back
+    bytes: int = 0
+    sealed: bool = False
+
+
+class Generations:
+    """The complete generations whose changes are in memory, oldest first, and what grows to be the next."""
+
+    def __init__(self, settings: StoreSettings, queue: WriteQueue) -> None:
+        self.room_bytes = int(settings.memory_quota * settings.checkpoint_share)
+        # Half of the room for checkpoints: one generation grows, the one before serves slower streams.
+        self.full_bytes = self.room_bytes // 2
+        self.logged: list[LoggedColumns] = []  # of the batches since the last complete generation
+        self._complete: list[Generation] = []
+        self._complete_bytes = 0
+        self._queue = queue
+        self._forgotten: list[list[tuple[int, Tail]]] = []  # left memory, and wait for `take_forgotten`
+
+    def __len__(self) -> int:
+        return len(self._complete)
+
+    def __iter__(self) -> Iterator[Generation]:
+        return iter(self._complete)
+
+    @property
+    def growing_bytes(self) -> int:
+        """Of changes that are in no complete generation."""
+        return self._queue.memory_bytes - self._complete_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """What grows is large enough."""
+        return self._queue.memory_bytes - self._complete_bytes >= self.full_bytes
+
+    @property
+    def next_to_seal(self) -> Generation | None:
+        return next((generation for generation in self._complete if not generation.sealed), None)
+
+    def complete(self, generation: Generation, vbuckets: Iterable[History]) -> None:
+        """Everything that is on disk and has grown so far is this generation."""
+        for vbucket in vbuckets:
+            tail = vbucket.rotate(generation)
+            if tail is not None:
+                generation.tails.append((vbucket.id, tail))
+        generation.logged, self.logged = self.logged, []
+        self._complete.append(generation)
+        self._complete_bytes += generation.bytes
+
+    def recount(self, vbuckets: Iterable[History]) -> None:
+        """After changes left memory in the middle."""
+        self.logged = []
+        for generation in self._complete:
+            generation.bytes = 0
+            generation.tails, generation.logged = [], []
+        memory_bytes = 0
+        for vbucket in vbuckets:
+            for tail in vbucket.tails():
+                size = sum(map(len, tail.frames()))
+                memory_bytes += size
+                if tail.generation is not None:
+                    tail.generation.bytes += size
+                    tail.generation.tails.append((vbucket.id, tail))
+        self._queue.memory_bytes = memory_bytes
+        self._complete_bytes = sum(generation.bytes for generation in self._complete)
+
+    def forget(self, room: int, vbuckets: Iterable[History], *, later: bool) -> None:
+        """Sealed changes leave memory, the oldest first, until no more than this is left. Freeing them takes
+        time: ``later`` it is done by whoever calls `take_forgotten`.
+        """
+        vbuckets = list(vbuckets)
+        while self._complete and self._complete[0].sealed and self._queue.memory_bytes > room:
+            generation = self._complete.pop(0)
+            for vbucket in vbuckets:
+                vbucket.forget_tail(generation)
+            # They name each other: without this the frames would stay until the collector looks for circles,
+            # which a node has it do next to never.
+            forgotten, generation.tails = generation.tails, []
+            if later:
+                self._forgotten.append(forgotten)
+            self._queue.memory_bytes -= generation.bytes
+            self._complete_bytes -= generation.bytes
+
+    def take_forgotten(self) -> list[list[tuple[int, Tail]]]:
+        """What left memory and is not freed yet."""
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
