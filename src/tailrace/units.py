@@ -11,6 +11,7 @@ import re
 from .errors import UsageError
 
 __all__ = [
+    "KAFKA_PLACES",
     "MAX_VBUCKETS",
     "format_size",
     "parse_duration_s",
@@ -22,6 +23,9 @@ __all__ = [
 
 MAX_VBUCKETS = 1024
 """A bucket has at most this many vbuckets, so ids end at 1023."""
+
+KAFKA_PLACES = {"earliest": "beginning", "latest": "now"}
+"""Where a reading begins, in words that people know from Kafka, and what they are called here."""
 
 _DIGITS = 20  # what a 64-bit number needs; more would only be work for int()
 _INTEGER = re.compile(rf"-?[0-9]{{1,{_DIGITS}}}")

@@ -46,6 +46,40 @@ def lines(out):
     return [json.loads(line) for line in out.splitlines()]
 
 
+def test_only_changes_for_scripts_that_want_a_key(node, capfdbinary):
+    node.set("a", {"n": 1})
+    node.set("b", {"n": 2})
+    node.delete("b")
+    code, out, _ = run(capfdbinary, "tail", node.url, "--to", "now", "--json", "--changes-only")
+    assert code == 0
+    assert sorted((line["op"], line["key"]) for line in lines(out)) == [("deletion", "b"), ("mutation", "a")]
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["--from", "earliest", "--once"], 1),
+        (["--from", "latest", "--to", "now"], 0),
+        (["--from", "beginning", "--to", "now"], 1),
+    ],
+)
+def test_words_that_people_know_from_elsewhere(node, capfdbinary, words, count):
+    node.set("a", {"n": 1})
+    code, out, _ = run(capfdbinary, "tail", node.url, "--changes-only", "--json", *words)
+    assert (code, len(lines(out))) == (0, count)
+    with tailrace.connect_sync(node.url) as source:
+        assert len(list(source.batches("earliest", "now"))) == 1
+
+
+def test_a_deletion_as_json(node, capfdbinary):
+    node.set("a", {"n": 1})
+    code, out, _ = run(capfdbinary, "delete", node.url, "a", "--json")
+    (told,) = lines(out)
+    vbucket = node.vbucket_of("a")
+    assert code == 0 and told["key"] == "a" and told["vbucket"] == vbucket
+    assert told["seqno"] == node.high_seqno(vbucket) == 2 and told["vb_uuid"].isdigit()
+
+
 def test_json_lines_have_the_promised_shape():
     events: list[Event] = [
         tailrace.Mutation(7, 187349, 12, 1, 1731, b"user::1", b'{"a": 1.10}', 0, 0, 1, (1, 12)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,5 +30,9 @@ def test_the_demo_loses_changes_repairs_itself_and_proves_it(tmp_path: Path) -> 
     assert done.stdout.startswith("verify: equal: ")
     report = home / "report.html"
     assert f"report: {report}" in done.stdout
-    assert "failover!" in report.read_text()
+    page = report.read_text()
+    assert "failover!" in page
+    # the plot of versions ends where the banner says that the table is
+    version = re.findall(r"at version (\d+)", done.stdout)[0]
+    assert f">{version}</text>" in page.partition("<h2>Table version</h2>")[2]
     assert "Try next" in done.stdout

@@ -10,6 +10,7 @@ import click
 
 from ..connstr import ConnectionString
 from ..errors import StatusError, TailraceError, UsageError
+from ..units import KAFKA_PLACES
 from .common import DURATION, EXISTING_FILE, FILE
 
 if TYPE_CHECKING:
@@ -93,13 +94,28 @@ def source_options(function: F) -> F:
     return function
 
 
+class _StartChoice(click.Choice[str]):
+    """``beginning`` or ``now``; what Kafka calls them is taken too."""
+
+    def __init__(self) -> None:
+        super().__init__(["beginning", "now"])
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert(KAFKA_PLACES.get(value, value), param, ctx)
+
+
+def _start_or_file(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    return KAFKA_PLACES.get(value, value)
+
+
 def start_option(*, files: bool = False, state: bool = True) -> Callable[[F], F]:
     """The option ``--from``, as ``start``; ``files``: also a file with positions; ``state``: there is one."""
     words = ["beginning", "now"]
     return click.option(
         "--from",
         "start",
-        type=str if files else click.Choice(words),
+        type=str if files else _StartChoice(),
+        callback=_start_or_file if files else None,
         metavar="|".join([*words, "FILE"]) if files else None,
         default="beginning",
         show_default=True,
@@ -109,15 +125,20 @@ def start_option(*, files: bool = False, state: bool = True) -> Callable[[F], F]
 
 
 def end_option(default: str = "forever") -> Callable[[F], F]:
-    """The option ``--to``, as ``end``."""
-    return click.option(
-        "--to",
-        "end",
-        type=click.Choice(["now", "forever"]),
-        default=default,
-        show_default=True,
-        help="Where to end: with what is there at the start, or never.",
-    )
+    """The option ``--to``, as ``end``; ``--once`` of the mirror says the same as ``--to now``."""
+
+    def decorated(function: F) -> F:
+        function = click.option("--once", "end", flag_value="now", hidden=True)(function)
+        return click.option(
+            "--to",
+            "end",
+            type=click.Choice(["now", "forever"]),
+            default=default,
+            show_default=True,
+            help="Where to end: with what is there at the start, or never.",
+        )(function)
+
+    return decorated
 
 
 def dialect_option(function: F) -> F:

@@ -9,7 +9,7 @@ import click
 from ..connstr import ConnectionString
 from ..errors import TailraceError
 from .client import collection_option, open_kv, tls_options
-from .common import CAS, url_argument
+from .common import CAS, JsonLines, json_option, url_argument
 from .common import command as make_command
 
 
@@ -18,8 +18,9 @@ from .common import command as make_command
 @click.argument("key")
 @collection_option
 @click.option("--cas", type=CAS, default=0, help="Only if the document still has this CAS.")
+@json_option("Write where the deletion is as one JSON object.")
 @tls_options
-def command(url: ConnectionString, key: str, collection: str, cas: int, **tls: Any) -> None:
+def command(url: ConnectionString, key: str, collection: str, cas: int, as_json: bool, **tls: Any) -> None:
     """Delete a document.
 
     Exit code 1 if there is no such document.
@@ -28,4 +29,15 @@ def command(url: ConnectionString, key: str, collection: str, cas: int, **tls: A
         gone = client.delete(key, collection=collection, cas=cas)
     if gone is None:
         raise TailraceError(f"there is no document {key!r}, check the key and the bucket")
-    click.echo(f"deleted in vbucket {gone.vbucket}, seqno {gone.seqno}")
+    if as_json:
+        JsonLines().write(
+            {
+                "key": key,
+                "vbucket": gone.vbucket,
+                "vb_uuid": str(gone.vb_uuid),
+                "seqno": gone.seqno,
+                "cas": str(gone.cas),
+            }
+        )
+    else:
+        click.echo(f"deleted in vbucket {gone.vbucket}, seqno {gone.seqno}")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..client.kv import KvClient
     from ..spark.report import Moment, Sample
     from ..spark.rounds.progress import RoundProgress
+    from ..spark.rounds.verify import Verdict
 
 VBUCKETS = 16
 _PATIENCE_S = 180.0
@@ -140,6 +141,7 @@ class _Demo:
                 f"version {verdict.table_version}"
             )
             self._say(f"verify: {summary}")
+            self._add_last_sample(verdict)
         self._finish(summary)
         return 0 if verdict.equal else 1
 
@@ -245,6 +247,22 @@ class _Demo:
                     self.samples.append(
                         Sample(self._now(), documents, self.table_rows, lag, self.applied, self.version)
                     )
+
+    def _add_last_sample(self, verdict: Verdict) -> None:
+        """What verify saw: after the last round the table was compacted and cleaned, which makes versions."""
+        from ..spark.report import Sample
+
+        self.version, self.table_rows = verdict.table_version, verdict.rows
+        self.samples.append(
+            Sample(
+                self._now(),
+                verdict.documents,
+                verdict.rows,
+                verdict.behind,
+                self.applied,
+                verdict.table_version,
+            )
+        )
 
     def _now(self) -> float:
         return SYSTEM.monotonic() - self.began

@@ -42,6 +42,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @url_argument
 @click.argument("table")
 @click.option("--once", is_flag=True, help="Stop when it has caught up with the moment of the start.")
+@click.option("--to", "end", type=click.Choice(["now", "forever"]), hidden=True)
 @click.option(
     "--collection",
     "collections",
@@ -53,7 +54,13 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @click.option("--changes", metavar="PATH", help="Append every change to this Delta table too.")
 @click.option("--changes-keep", type=DURATION, help="How long a change stays there.  [default: for ever]")
 @click.option("--trigger", type=DURATION, help="Time between two commits.  [default: as fast as it goes]")
-@click.option("--max-rows", type=Integer(1), help="The most changes of a round, as far as snapshots allow.")
+@click.option(
+    "--max-rows",
+    "--max-offsets-per-trigger",
+    "max_rows",
+    type=Integer(1),
+    help="The most changes of a round, as far as snapshots allow.",
+)
 @undo_options
 @click.option("--no-maintenance", is_flag=True, help="Leave compaction and cleaning to 'tailrace maintain'.")
 @click.option(
@@ -70,6 +77,7 @@ def command(
     url: ConnectionString,
     table: str,
     once: bool,
+    end: str | None,
     collections: tuple[str, ...],
     keep_deletes: bool,
     changes: str | None,
@@ -106,7 +114,7 @@ def command(
             spark,
             url,
             collection_paths(table, collections),
-            once=once,
+            once=once or end == "now",
             trigger_s=trigger,
             keep_deletes=keep_deletes,
             changes=changes,

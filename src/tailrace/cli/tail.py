@@ -41,7 +41,7 @@ _GROUP_EVENTS = 1_000
     "tail",
     example="""
 tailrace tail couchbase://127.0.0.1
-tailrace tail couchbase://127.0.0.1/default --from now --json
+tailrace tail couchbase://127.0.0.1/default --from now --json --changes-only
 tailrace tail couchbase://127.0.0.1 --to now --state positions.json --json > changes.jsonl
 """,
 )
@@ -59,6 +59,9 @@ tailrace tail couchbase://127.0.0.1 --to now --state positions.json --json > cha
 )
 @click.option("--vbucket", "vbuckets", metavar="V", help="Only these: 7, 0-7 or 0,3,8-15.")
 @click.option("--verbose", is_flag=True, help="Show snapshots too.")
+@click.option(
+    "--changes-only", is_flag=True, help="Only what happened to documents: each line has a key, no rollbacks."
+)
 @json_option("Write an object a line.")
 @source_options
 @tls_options
@@ -73,6 +76,7 @@ def command(
     tap_forget: bool,
     vbuckets: str | None,
     verbose: bool,
+    changes_only: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -101,7 +105,19 @@ def command(
     if dialect != "tap" or state is not None or start not in ("beginning", "now"):
         positions = _Positions(state, start, url.bucket)
         start = positions.start
-    run(_tail(url, given, positions, start, end, chosen, line, forget=tap_forget))
+    run(
+        _tail(
+            url,
+            given,
+            positions,
+            start,
+            end,
+            chosen,
+            line,
+            changes_only=changes_only,
+            forget=tap_forget,
+        )
+    )
 
 
 class _Positions:
@@ -141,10 +157,12 @@ async def _tail(
     vbuckets: list[int] | None,
     line: Callable[[Event], bytes] | None,
     *,
+    changes_only: bool,
     forget: bool,
 ) -> None:
     """Write the changes as lines, JSON unless ``line`` makes others."""
     from ..client.aio import connect
+    from ..client.events import Deletion, Expiration, Mutation
     from ..client.jsonlines import json_line
 
     out = sys.stdout.buffer
@@ -153,6 +171,8 @@ async def _tail(
         async for portion in source.portions(start, end, vbuckets=vbuckets):
             lines: list[bytes] = []
             for event in portion.events():
+                if changes_only and not isinstance(event, Mutation | Deletion | Expiration):
+                    continue
                 lines.append(line(event))
                 if len(lines) >= _GROUP_EVENTS:
                     out.write(b"".join(lines))

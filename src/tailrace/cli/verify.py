@@ -36,7 +36,7 @@ tailrace verify couchbase://127.0.0.1/default ./people --repair
 @click.option("--repair", is_flag=True, help="Read the vbuckets that differ again and replace their rows.")
 @storage_option
 @spark_options
-@json_option("Write one JSON object per difference.")
+@json_option("Write one JSON object per difference, then one with the verdict.")
 @tls_options
 def command(
     url: ConnectionString,
@@ -85,6 +85,16 @@ def command(
         f"{answer}: {verdict.documents} documents in the bucket, {verdict.rows} rows in the table at version "
         f"{verdict.table_version}{behind}; the bucket was read up to seqno {_newest(verdict.bucket_seqnos)}"
     )
+    if as_json:
+        summary = {
+            "equal": not differences,
+            "differences": len(differences) + (verdict.omitted if differences else 0),
+            "documents": verdict.documents,
+            "rows": verdict.rows,
+            "table_version": verdict.table_version,
+            "behind": verdict.behind,
+        }
+        click.echo(json.dumps(summary))
     return 1 if differences else 0
 
 

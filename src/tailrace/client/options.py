@@ -15,6 +15,7 @@ from ..errors import UsageError
 from ..model import Position, parse_positions
 from ..protocol.dcp.reader import ReaderSettings
 from ..protocol.tap.reader import TapSettings
+from ..units import KAFKA_PLACES
 from ..wire.header import MAX_NAME_BYTES
 from .bounds import End, ReadOptions, Start
 from .checkpoints import FileState, StateStore
@@ -186,6 +187,8 @@ def read_options(
 ) -> ReadOptions:
     """One reading: ``start`` may also be positions as JSON text."""
     chosen = None if vbuckets is None else sorted(set(vbuckets))
+    if isinstance(start, str):
+        start = KAFKA_PLACES.get(start, start)
     if isinstance(start, str) and start.lstrip().startswith("{"):
         start = parse_positions(start)
     is_word_or_mapping = isinstance(start, str | Mapping) and isinstance(end, str | Mapping)

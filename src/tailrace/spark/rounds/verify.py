@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from ...columns.row_kinds import SYSTEM, empties_collection, kind_of
-from ...errors import ConnectError
+from ...errors import ConnectError, UsageError
 from ...model import Position
 from ...table.contract import DataFile, Table
 from ...table.hashing import KeyHash
@@ -213,7 +213,13 @@ class _StateTaker:
 
 def verify_table(jobs: Jobs, given: Mapping[str, str], table: Table) -> Verdict:
     """Compare a bucket with its mirror; ``given`` are options of the source."""
-    with open_source(parse_mirror_options(given), "spark-verify") as client:
+    options = parse_mirror_options(given)
+    mirrored = table.source.get("bucket")
+    if mirrored not in (None, options.bucket):
+        raise UsageError(
+            f"the table mirrors bucket {mirrored!r}, not {options.bucket!r}; compare it with that"
+        )
+    with open_source(options, "spark-verify") as client:
         ends, homes = client.high_seqnos(), client.homes()
     files = tuple(table.files())
     task = _VerifyTask(

@@ -15,14 +15,13 @@ from typing import Any
 from ...connstr import ConnectionString, parse
 from ...errors import UsageError
 from ...model import Position
-from ...units import parse_duration_s, parse_integer, parse_size, parse_vbuckets
+from ...units import KAFKA_PLACES, parse_duration_s, parse_integer, parse_size, parse_vbuckets
 from .columns import COLUMN_TYPES
 from .offsets import parse_offsets
 
 __all__ = ["OPTIONS", "Option", "Options", "parse_mirror_options", "parse_options", "partition_map"]
 
-_SAME_PLACE = {"beginning": "earliest", "now": "latest"}
-"""What the commands and the client call the places that Spark users know from Kafka."""
+_PLACES = {own: kafka for kafka, own in KAFKA_PLACES.items()}
 _OPS = ("mutation", "deletion", "expiration", "rollback", "flush", "system")
 
 
@@ -102,7 +101,7 @@ def _ops(text: str) -> tuple[str, ...]:
 
 
 def _offsets(text: str) -> str | Offsets:
-    word = _SAME_PLACE.get(text.lower(), text.lower())
+    word = _PLACES.get(text.lower(), text.lower())
     if word in ("earliest", "latest"):
         return word
     try:
