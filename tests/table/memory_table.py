@@ -13,6 +13,7 @@ from pyroaring import BitMap
 
 from tailrace.model import MAX_U64, Position
 from tailrace.table.contract import Commit, DataFile, MaintenanceReport, TableVersion, Vector
+from tailrace.table.document_columns import DocumentColumns
 from tailrace.table.hashing import KeyHash
 from tailrace.table.rows import table_schema
 from tailrace.table.scan import scan
@@ -32,12 +33,14 @@ class MemoryTable:
         *,
         scope: str = "_default",
         collection: str = "_default",
+        documents: DocumentColumns | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.uri = str(folder)
         self.store = TableStore(self.uri)
         self.source: dict[str, Any] = {"bucket": "default", "scope": scope, "collection": collection}
-        self.schema = schema or table_schema(keep_deletes=False)
+        self.documents = documents
+        self.schema = schema or table_schema(keep_deletes=False, documents=documents)
         self.secret = b"0123456789abcdef"
         self.commits: list[Commit] = []
         self._versions = [TableVersion(0, 0, "CREATE", {})]
@@ -86,6 +89,8 @@ class MemoryTable:
 
     def commit(self, commit: Commit) -> int:
         assert commit.based_on in (None, self.version)
+        self.schema = commit.schema or self.schema
+        self.documents = commit.documents or self.documents
         held = dict(self._files[-1])
         for path in commit.removed:
             del held[path]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     "mirror",
     example="""
 tailrace mirror couchbase://127.0.0.1/default ./people --once
+tailrace mirror couchbase://127.0.0.1/default ./typed --once --schema infer
 tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --collection eu.users
 """,
 )
@@ -49,6 +50,17 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
     multiple=True,
     metavar="SCOPE.NAME[=PATH]",
     help="Mirror this collection, into TABLE/SCOPE.NAME or PATH; may be repeated.",
+)
+@click.option(
+    "--schema",
+    metavar="DDL|infer",
+    help="Make columns of documents: 'name STRING, tags ARRAY<STRING>', or as a sample of the bucket says.",
+)
+@click.option("--no-value-column", is_flag=True, help="Leave the document itself out of a typed table.")
+@click.option(
+    "--evolve/--no-evolve",
+    default=None,
+    help="Whether a field that comes later becomes a column.  [default: with --schema infer]",
 )
 @click.option("--keep-deletes", is_flag=True, help="Keep deleted documents as rows that are marked as such.")
 @click.option("--changes", metavar="PATH", help="Append every change to this Delta table too.")
@@ -79,6 +91,9 @@ def command(
     once: bool,
     end: str | None,
     collections: tuple[str, ...],
+    schema: str | None,
+    no_value_column: bool,
+    evolve: bool | None,
     keep_deletes: bool,
     changes: str | None,
     changes_keep: float | None,
@@ -116,6 +131,10 @@ def command(
             collection_paths(table, collections),
             once=once or end == "now",
             trigger_s=trigger,
+            schema=schema,
+            value_column=not no_value_column,
+            evolve=evolve,
+            on_schema=note,
             keep_deletes=keep_deletes,
             changes=changes,
             changes_keep_s=changes_keep,
@@ -150,6 +169,8 @@ def command(
         tables = "the table is" if len(mirror.tables) == 1 else "the tables are"
         seconds = SYSTEM.monotonic() - started
         note(f"{counted(view.changes, 'change')} in {seconds:.1f} s; {tables} at version {versions}")
+        if view.rescued:
+            note(f"{counted(view.rescued, 'row')} with values that don't fit their columns: see _rescued")
 
 
 class _View:
@@ -158,7 +179,7 @@ class _View:
     def __init__(
         self, bucket: str, table: str, bar: ProgressDisplay, metrics_file: str | None, *, as_json: bool
     ) -> None:
-        self.changes = self.rollbacks = self.bytes = self.version = 0
+        self.changes = self.rollbacks = self.bytes = self.version = self.rescued = 0
         self._labels = {"bucket": bucket, "table": table}
         self._bar = bar
         self._metrics_file = metrics_file
@@ -171,10 +192,12 @@ class _View:
         self.changes += what.changes
         self.rollbacks += len(what.rolled_back)
         self.bytes += what.bytes_written
+        self.rescued += what.rescued
         self.version = what.versions[0]
         self._bar.advance(what.changes)
         left = f", {what.lag_changes / what.rate:.0f} s left" if what.lag_changes and what.rate else ""
-        self._bar.describe(f"mirroring, {what.rate:,.0f}/s, {what.lag_changes:,} behind{left}")
+        rescued = f", {self.rescued:,} rescued" if self.rescued else ""
+        self._bar.describe(f"mirroring, {what.rate:,.0f}/s, {what.lag_changes:,} behind{left}{rescued}")
         if what.rolled_back:
             note(f"the bucket took changes back: rolled back {counted(len(what.rolled_back), 'vbucket')}")
         if self._as_json:
@@ -193,6 +216,11 @@ class _View:
             "tailrace_mirror_changes_total": ("counter", "Changes applied in this run.", self.changes),
             "tailrace_mirror_rollbacks_total": ("counter", "VBuckets that went back.", self.rollbacks),
             "tailrace_mirror_written_bytes_total": ("counter", "Bytes of new files.", self.bytes),
+            "tailrace_mirror_rescued_total": (
+                "counter",
+                "Rows of typed tables with something that does not fit.",
+                self.rescued,
+            ),
             "tailrace_mirror_lag_changes": (
                 "gauge",
                 "Changes behind the bucket.",

@@ -93,8 +93,11 @@ def command(
             "rows": verdict.rows,
             "table_version": verdict.table_version,
             "behind": verdict.behind,
+            "rescued": verdict.rescued,
         }
         click.echo(json.dumps(summary))
+    if verdict.rescued:
+        note(f"{counted(verdict.rescued, 'row')} with values that don't fit their columns: see _rescued")
     return 1 if differences else 0
 
 

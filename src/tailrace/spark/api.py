@@ -56,6 +56,12 @@ def mirror(
         the mirror ends when it has caught up with the moment of its start
     ``trigger_s``
         time between two commits; without it as fast as it goes
+    ``schema``, ``value_column``, ``evolve``, ``on_schema``
+        columns of the documents' fields: DDL such as ``"name STRING, tags ARRAY<STRING>"``, or ``"infer"``
+        for those of a sample of the bucket, which ``on_schema`` is told before they are used; whether
+        ``value`` stays beside them, and whether a field that comes later becomes a column (with ``"infer"``
+        it does). The table keeps them: a restart needs none of these. What does not fit its column stands in
+        ``_rescued``
     ``keep_deletes``
         deleted documents stay as rows that are marked as such
     ``changes``, ``changes_keep_s``

@@ -78,7 +78,7 @@ def _without_dead(spark: SparkSession, rows: DataFrame, files: list[LiveFile], n
         }
     )
     numbered = rows.select(
-        *[sf.col(f"`{name}`") for name in names],
+        *[sf.col(_quoted(name)) for name in names],
         sf.col("_metadata.file_name").alias("__tailrace_name"),
         sf.col("_metadata.row_index").alias(_ROW),
     )
@@ -88,7 +88,11 @@ def _without_dead(spark: SparkSession, rows: DataFrame, files: list[LiveFile], n
     alive = joined.where(
         f"{_DEAD} is null or getbit({_DEAD}[cast({_ROW} div 64 as int)], cast({_ROW} % 64 as int)) = 0"
     )
-    return alive.select(*[sf.col(f"`{name}`") for name in names])
+    return alive.select(*[sf.col(_quoted(name)) for name in names])
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _words(live: LiveFile) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -17,6 +17,7 @@ from pyroaring import BitMap
 
 from ..errors import Fenced, ForeignRows, StorageError, TableChanged, TableDamaged, UnknownFeature
 from ..model import Position
+from .document_columns import DocumentColumns
 
 if TYPE_CHECKING:
     from .store import TableStore
@@ -110,6 +111,10 @@ class TaskResult:
     changes: int = 0
     rows_written: int = 0
     bytes_written: int = 0
+    rescued: int = 0
+    """Rows of a typed table with something that does not fit."""
+    documents: DocumentColumns | None = None
+    """The columns that the files were written with, if there are more than the table has."""
 
     _PREFIX = struct.Struct("<I")
 
@@ -120,7 +125,8 @@ class TaskResult:
             {
                 "added": [[new.file.to_json(), len(new.masked)] for new in self.added],
                 "masked": [[path, len(bitmap)] for path, bitmap in self.masked.items()],
-                "counts": [self.changes, self.rows_written, self.bytes_written],
+                "counts": [self.changes, self.rows_written, self.bytes_written, self.rescued],
+                "documents": None if self.documents is None else self.documents.to_json(),
             }
         ).encode()
         return b"".join([self._PREFIX.pack(len(head)), head, *bitmaps])
@@ -139,7 +145,10 @@ class TaskResult:
         for path, length in head["masked"]:
             masked[path] = data[start : start + length]
             start += length
-        return cls(tuple(added), masked, *head["counts"])
+        documents = head["documents"]
+        changes, rows, size, rescued = head["counts"]
+        columns = None if documents is None else DocumentColumns.from_json(documents)
+        return cls(tuple(added), masked, changes, rows, size, rescued, columns)
 
 
 @dataclass(frozen=True)
@@ -169,6 +178,8 @@ class Commit:
     """For the history."""
     schema: pa.Schema | None = None
     """The table's columns from now on, if they change; columns can only be added."""
+    documents: DocumentColumns | None = None
+    """Which of them are made of documents, if that changes."""
     repaired: bool = False
     """The rows are right again after `ForeignRows`."""
 
@@ -227,6 +238,11 @@ class Table(Protocol):
 
     @property
     def schema(self) -> pa.Schema: ...
+
+    @property
+    def documents(self) -> DocumentColumns | None:
+        """The columns that are made of documents, in a typed table."""
+        ...
 
     @property
     def secret(self) -> bytes:

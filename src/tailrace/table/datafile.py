@@ -10,7 +10,7 @@ import json
 import random
 import uuid
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,9 @@ from .. import rng as dice
 from ..clock import SYSTEM, Clock
 from .contract import DataFile
 from .hashing import Hashes
+from .nested import leaf_paths
 from .store import TableStore
+from .typed import RESCUED
 
 __all__ = [
     "BASE",
@@ -51,7 +53,9 @@ _GROUP_BYTES = 8 << 20
 
 _STATISTICS = ("key", "vbucket", "seqno", "event_time")
 """Columns by whose smallest and largest value engines skip files."""
-_LONG = frozenset({"value", "value_base64", "key_base64"})
+_MORE_STATISTICS = 32
+"""So many columns of documents have such, too."""
+_LONG = frozenset({"value", "value_base64", "key_base64", RESCUED})
 _DISTINCT = frozenset({"key", "value", "seqno", "cas", "event_time"})
 """Columns whose values hardly repeat: dictionaries of them would be made in vain."""
 
@@ -105,7 +109,7 @@ class DataFileWriter:
         self._out = self._creating.__enter__()
         self._h1: list[Hashes] = []
         self._h2: list[Hashes] = []
-        self._ranges = {name: _Range() for name in _STATISTICS if name in schema.names}
+        self._ranges = {name: _Range() for name in _with_statistics(schema)}
         self._nulls = dict.fromkeys(self._ranges, 0)
         self.rows = 0
         self.bytes = 0
@@ -189,11 +193,31 @@ class _Abandoned(Exception):
     """Tells the store that a file is given up on purpose."""
 
 
+def _with_statistics(schema: pa.Schema) -> list[str]:
+    """The columns whose smallest and largest value the log has."""
+    names = [name for name in _STATISTICS if name in schema.names]
+    if RESCUED in schema.names:  # a typed table: what follows is made of documents
+        made = list(schema)[schema.get_field_index(RESCUED) + 1 :]
+        names += [field.name for field in made if _has_order(field.type)][:_MORE_STATISTICS]
+    return names
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    """Whether engines skip by values of this type, and agree on how they are written."""
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    is_moment = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+    return bool(is_number or is_moment or pa.types.is_string(kind))
+
+
 def _parquet_options(schema: pa.Schema) -> dict[str, Any]:
+    def leaves(without: frozenset[str]) -> list[str]:
+        wanted = [field for field in schema if field.name not in without]
+        return [path for field in wanted for path in leaf_paths(field.name, field.type)]
+
     return {
         "compression": "snappy",
-        "use_dictionary": [field.name for field in schema if field.name not in _DISTINCT],
-        "write_statistics": [field.name for field in schema if field.name not in _LONG],
+        "use_dictionary": leaves(_DISTINCT),
+        "write_statistics": leaves(_LONG),
         "store_schema": False,
     }
 
@@ -202,16 +226,26 @@ def _smallest(value: Any) -> Any:
     """As Delta's statistics have it: a text may be cut, so that it is not larger."""
     if isinstance(value, str):
         return value[:_STATISTICS_CHARACTERS]
-    return _instant(value) if isinstance(value, datetime) else value
+    if isinstance(value, datetime):
+        return _instant(value)
+    # of the two zeros the one that is smaller to those who tell them apart
+    return -0.0 if isinstance(value, float) and value == 0 else _plain(value)
 
 
 def _largest(value: Any) -> Any:
     """A text that is cut gets a character behind it that is above all others."""
     if isinstance(value, str):
-        return value if len(value) <= _STATISTICS_CHARACTERS else value[:_STATISTICS_CHARACTERS] + _HIGHEST
+        cut = _STATISTICS_CHARACTERS
+        while value[cut : cut + 1] == _HIGHEST:
+            cut += 1
+        return value if len(value) <= cut else value[:cut] + _HIGHEST
     if isinstance(value, datetime):  # Delta keeps milliseconds: cut, it must not be smaller than the largest
         return _instant(value, up=True)
-    return value
+    return 0.0 if isinstance(value, float) and value == 0 else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, date) else value
 
 
 def _instant(value: datetime, *, up: bool = False) -> str:

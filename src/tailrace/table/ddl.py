@@ -33,7 +33,7 @@ _SIMPLE = {
     "TIMESTAMP": pa.timestamp("us", tz="UTC"),
 }
 _NAMES = {kind: name for name, kind in reversed(_SIMPLE.items())}
-_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([A-Za-z_][\w.]*)|(\d+)|([<>(),:]))")
+_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|([A-Za-z_][\w.]*)|(\d+)|([<>(),:]))")
 _MAX_DEPTH = 32
 _MAX_DECIMAL = 38
 
@@ -79,15 +79,14 @@ class _Parser:
 
     def fields(self, end: str | None) -> Iterator[pa.Field]:
         """Names and types with commas between them; ``end`` closes them, None is the end of the text."""
-        seen: dict[str, str] = {}
+        seen: set[str] = set()
         while not (self._is_over() if end is None else self._take(end)):
             if seen and not self._take(","):
                 raise self._error("',' between two columns")
             name = self._name()
-            if name.lower() in seen:
-                twin = seen[name.lower()]
-                raise UsageError(f"the schema has {twin!r} and {name!r}, which are one name in a table")
-            seen[name.lower()] = name
+            if name in seen:
+                raise UsageError(f"the schema has {name!r} twice")
+            seen.add(name)
             self._take(":")
             yield pa.field(name, self._type())
 

@@ -13,6 +13,7 @@ from ..clock import SYSTEM, Clock
 from .contract import Table
 from .delta.table import DeltaMirrorTable
 from .delta.undo import UndoPolicy
+from .document_columns import DocumentColumns
 from .store import TableStore
 
 __all__ = ["TableOptions", "open_or_create", "open_table", "table_exists"]
@@ -49,6 +50,7 @@ def open_or_create(
     *,
     schema: pa.Schema,
     source: Mapping[str, Any],
+    documents: DocumentColumns | None = None,
     options: TableOptions | None = None,
 ) -> Table:
     """The table at ``uri``, made if there is none; it must mirror ``source`` and nothing else."""
@@ -57,6 +59,7 @@ def open_or_create(
         uri,
         schema=schema,
         source=source,
+        documents=documents,
         storage_options=how.storage_options,
         undo=how.undo(),
         clock=how.clock,

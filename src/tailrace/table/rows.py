@@ -2,18 +2,32 @@
 
 A document is (vbucket, key): the server takes any key in any vbucket, and plain memcached clients use
 vbucket 0 for all of them. Keys and values are text where they are UTF-8, otherwise base64 in a column beside.
+A typed table has columns of the documents' fields, too (`document_columns`).
 """
 
 from __future__ import annotations
 
 import base64
+import json
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-__all__ = ["DELETED", "TABLE_SCHEMA", "as_text", "document_ops", "key_bytes", "rows_of", "table_schema"]
+from .document_columns import DocumentColumns
+from .typed import RESCUED
+
+__all__ = [
+    "DELETED",
+    "TABLE_SCHEMA",
+    "as_text",
+    "document_ops",
+    "key_bytes",
+    "rows_of",
+    "table_schema",
+    "with_document_columns",
+]
 
 TABLE_SCHEMA = pa.schema(
     [
@@ -38,6 +52,7 @@ DELETED = pa.field("deleted", pa.bool_())
 """The column that a table has more when deletions stay visible."""
 
 _TEXT = ("key", "key_base64", "value", "value_base64")
+_VALUE = ("value", "value_base64")
 
 
 def document_ops() -> pa.Array:
@@ -45,9 +60,13 @@ def document_ops() -> pa.Array:
     return pa.array(["mutation", "deletion", "expiration"])
 
 
-def table_schema(*, keep_deletes: bool) -> pa.Schema:
-    """The schema of a mirrored table."""
-    return TABLE_SCHEMA.append(DELETED) if keep_deletes else TABLE_SCHEMA
+def table_schema(*, keep_deletes: bool, documents: DocumentColumns | None = None) -> pa.Schema:
+    """The schema of a mirrored table; ``documents`` are the columns of a typed one."""
+    schema = TABLE_SCHEMA.append(DELETED) if keep_deletes else TABLE_SCHEMA
+    if documents is None:
+        return schema
+    own = [field for field in schema if documents.keep_value or field.name not in _VALUE]
+    return pa.schema([*own, pa.field(RESCUED, pa.string()), *documents.columns])
 
 
 def rows_of(changes: pa.Table, *, keep_deletes: bool = False) -> pa.Table:
@@ -65,6 +84,28 @@ def rows_of(changes: pa.Table, *, keep_deletes: bool = False) -> pa.Table:
     if keep_deletes:
         columns.append(pc.invert(is_mutation))
     return pa.table(columns, schema=table_schema(keep_deletes=keep_deletes))
+
+
+def with_document_columns(rows: pa.Table, documents: DocumentColumns) -> tuple[pa.Table, DocumentColumns]:
+    """Rows with the columns of their documents; and those columns, with fields that came up only now."""
+    typed, documents = documents.parse(rows["value"])
+    if rows["value_base64"].null_count < rows.num_rows:
+        typed = typed.set_column(0, RESCUED, _with_binary(typed[RESCUED], rows["value_base64"], documents))
+    for name, column in zip(typed.column_names, typed.columns, strict=True):
+        rows = rows.append_column(name, column)
+    return (rows if documents.keep_value else rows.drop_columns(list(_VALUE))), documents
+
+
+def _with_binary(
+    rescued: pa.ChunkedArray, encoded: pa.ChunkedArray, documents: DocumentColumns
+) -> pa.ChunkedArray:
+    """What is no text is no document either."""
+    texts = rescued.to_pylist()
+    for row, text in enumerate(encoded.to_pylist()):
+        if text is not None:
+            whole = {} if documents.keep_value else {"value_base64": text}
+            texts[row] = json.dumps({"": {**whole, "reason": "no text"}}, separators=(",", ":"))
+    return pa.chunked_array([pa.array(texts, pa.string())])
 
 
 def key_bytes(rows: pa.Table) -> pa.ChunkedArray:

@@ -16,6 +16,7 @@ from .contract import DataFile
 from .damage import damage_named
 from .hashing import KeyHash
 from .index import open_index, row_numbers
+from .nested import with_parts
 from .store import TableStore
 
 __all__ = ["read_rows_at", "scan"]
@@ -120,7 +121,9 @@ def _may_fit(
 def _shaped(rows: pa.RecordBatch, fields: pa.Schema) -> pa.RecordBatch:
     there = set(rows.schema.names)
     columns = [
-        rows[field.name].cast(field.type) if field.name in there else pa.nulls(rows.num_rows, field.type)
+        with_parts(rows[field.name], field.type)
+        if field.name in there
+        else pa.nulls(rows.num_rows, field.type)
         for field in fields
     ]
     return pa.record_batch(columns, schema=fields)

@@ -19,11 +19,13 @@ from pyroaring import BitMap
 from ..crashpoints import crash_point
 from .contract import DataFile, NewFile, TaskResult
 from .datafile import BASE, FIRST_TIER, MAX_FILE_BYTES, MAX_FILE_ROWS, DataFileWriter, size_of
+from .document_columns import DocumentColumns
 from .hashing import Hashes, KeyHash
 from .index import FileIndex
 from .lookup import Documents, find_rows, rows_of_vbuckets
-from .rows import document_ops, rows_of, vbuckets_of
+from .rows import document_ops, rows_of, vbuckets_of, with_document_columns
 from .store import TableStore
+from .typed import RESCUED
 
 __all__ = ["RowSink", "TableWriter", "newest_of_each"]
 
@@ -38,6 +40,8 @@ class TableWriter:
     files: tuple[DataFile, ...]
     """Of the version that the round is based on."""
     keep_deletes: bool = False
+    documents: DocumentColumns | None = None
+    """The columns of a typed table."""
     max_bytes: int = MAX_FILE_BYTES
     max_rows: int = MAX_FILE_ROWS
 
@@ -72,6 +76,8 @@ class RowSink:
         self._masked: dict[str, BitMap] = {}
         self._discarded: set[int] = set()
         self._changes = 0
+        self._documents = writer.documents
+        self._rescued = 0
 
     def add(self, changes: pa.Table | pa.RecordBatch) -> None:
         """Changes of documents of this table's collection; all other rows of a stream are left out here."""
@@ -129,6 +135,9 @@ class RowSink:
             newest = newest[_is_mutation(changes)[newest]]
         if len(newest):
             rows = rows_of(changes.take(pa.array(newest)), keep_deletes=self._writer.keep_deletes)
+            if self._documents is not None:
+                rows, self._documents = with_document_columns(rows, self._documents)
+                self._rescued += rows.num_rows - rows[RESCUED].null_count
             self._write(rows, h1[newest], h2[newest])
 
     def finish(self) -> TaskResult:
@@ -146,6 +155,8 @@ class RowSink:
             changes=self._changes,
             rows_written=sum(written.file.rows for written in self._written),
             bytes_written=sum(written.file.size for written in self._written),
+            rescued=self._rescued,
+            documents=self._documents if self._documents != self._writer.documents else None,
         )
 
     def _take_waiting(self) -> pa.Table:
@@ -170,7 +181,7 @@ class RowSink:
                 written.masked.update(written.index.find(near.h1, near.h2))
 
     def _write(self, rows: pa.Table, h1: Hashes, h2: Hashes) -> None:
-        writer = DataFileWriter(self._writer.store, self._writer.schema, kind=FIRST_TIER)
+        writer = DataFileWriter(self._writer.store, rows.schema, kind=FIRST_TIER)
         writer.write(rows, h1, h2)
         crash_point("table.in-write")
         self._written.append(_Written(writer.close(), FileIndex(h1, h2)))

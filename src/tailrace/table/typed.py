@@ -2,33 +2,34 @@
 
 Arrow's reader parses many documents at once, strictly: a number is no text, 1.5 is no whole number. Where it
 finds a document that does not fit, the documents are divided until those that fit are apart; the few that are
-left are taken one by one, by `fit`, which says what a value must be and what is wrong with it. Nothing is
+left are taken one by one, by `fitting`, which says what a value must be and what is wrong with it. Nothing is
 dropped: what does not fit stands in the column ``_rescued``, an object of the field's path:
 
     {"age": {"value": "12", "reason": "a string, not INT"}, "address.zip": {…}}
 
-A document that is no JSON object stands there under the empty path.
+A document that is no JSON object stands there under the empty path. What becomes of a document never depends
+on its neighbours.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
+from numpy.typing import NDArray
 
-from .ddl import format_type
+from .fitting import DATE, TIME, Misfits, fit, rescued_json, step_path, try_document
+from .inferring import common_type, extended_type, has_more, type_of
 
-__all__ = ["RESCUED", "DocumentShape", "ParsedDocuments", "fit"]
+__all__ = ["RESCUED", "DocumentShape", "ParsedDocuments"]
 
 RESCUED = "_rescued"
 """The column of what does not fit."""
@@ -41,13 +42,17 @@ _SOME = 256
 """Of so many a field is read apart at once, where it is not known which document is to blame."""
 _FEW = 16
 """So few that can't be read together are taken one by one, where it is not known which one is to blame."""
+_BRACKETS = 400
+"""A document with more of them is taken alone: Arrow's reader dies of deep nesting when it infers."""
+_GROUP = 32
+"""So many documents are looked at together for that."""
 _IN_ROW = re.compile(r" in row (\d+)$")
-_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _OF_TYPE = re.compile(r"Failed to convert JSON to (\w+)")
 _IN_FIELD = re.compile(r"Column\(/([^/)]+)")
-_ZONE = r"(Z|[+-]\d\d(:?\d\d)?)"
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?" + _ZONE)
+_NO_NUMBER = "NaN|Inf"
+_BLANKS = " \t\r\n"
+_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The years 1 to 9999, which every engine has."""
 
 
 @dataclass
@@ -57,8 +62,8 @@ class ParsedDocuments:
     columns: list[pa.ChunkedArray]
     rescued: pa.ChunkedArray
     """As JSON, null where all fits."""
-    unknown: dict[str, pa.DataType] = field(default_factory=dict)
-    """Fields that the documents have and the shape has not, with a type that fits those that were seen."""
+    extended: pa.Schema | None = None
+    """The fields with those that documents have more, if there are any and they were looked for."""
 
 
 @dataclass(frozen=True)
@@ -68,28 +73,44 @@ class DocumentShape:
     schema: pa.Schema
     find_unknown: bool = False
     """Whether to look for fields that are not in the schema."""
+    rescue_documents: bool = True
+    """Whether what is no document is kept whole in what is rescued."""
 
     def parse(self, values: pa.ChunkedArray) -> ParsedDocuments:
         """The columns of documents; ``values`` are texts, null where there is no document."""
         parts: list[_Part] = []
         for first in range(0, len(values), _BLOCK):
-            parts += self._parse(values.slice(first, _BLOCK))
-        if not parts:
-            parts = [_Part.empty(self.schema, 0)]
+            parts += self._parse_block(_flat(values.slice(first, _BLOCK)))
         columns = [
-            pa.chunked_array([part.columns[number] for part in parts], one.type)
-            for number, one in enumerate(self.schema)
+            pa.chunked_array([part.columns[number] for part in parts], field.type)
+            for number, field in enumerate(self.schema)
         ]
         rescued = pa.chunked_array([part.rescued for part in parts], pa.string())
-        return ParsedDocuments(columns, rescued, _Part.joined(parts, pa.schema([])).unknown)
+        seen: pa.DataType | None = None
+        for part in parts:
+            seen = _both(seen, part.seen)
+        extended = None
+        if seen is not None:
+            extended = pa.schema(list(extended_type(pa.struct(list(self.schema)), seen)))
+        return ParsedDocuments(columns, rescued, extended)
 
-    def _parse(self, values: pa.ChunkedArray) -> Iterator[_Part]:
+    def _parse_block(self, values: pa.Array) -> Iterator[_Part]:
+        odd = _odd_documents(values)
+        edges = [0, *(np.flatnonzero(np.diff(odd)) + 1).tolist(), len(values)]
+        for first, last in pairwise(edges):
+            piece = values.slice(first, last - first)
+            if odd[first]:
+                yield self._one_by_one(piece)
+            else:
+                yield from self._parse(piece)
+
+    def _parse(self, values: pa.Array) -> Iterator[_Part]:
         """Read together what fits together.
 
         A document that does not fit is taken out; a field in which several don't is read apart from the
         others.
         """
-        apart = {one.name for one in self.schema if _is_read_apart(one.type)}
+        apart = {field.name for field in self.schema if _has_map(field.type)}
         strikes: Counter[str] = Counter()
         while len(values):
             try:
@@ -123,95 +144,145 @@ class DocumentShape:
             return {name[1]} & set(self.schema.names)
         kind = _OF_TYPE.search(problem)
         if kind:
-            return {one.name for one in self.schema if kind[1] in str(one.type)}
+            return {field.name for field in self.schema if kind[1] in str(field.type)}
         return set()
 
-    def _read(self, values: pa.ChunkedArray, apart: Collection[str] = ()) -> _Part:
+    def _read(self, values: pa.Array, apart: Collection[str] = ()) -> _Part:
         """All of them by Arrow's reader; it raises if one does not fit. Fields ``apart`` are left null."""
         there = values.drop_null() if values.null_count else values
         if not len(there):
             return _Part.empty(self.schema, len(values))
         text = _joined(there)
-        wanted = [one for one in self.schema if one.name not in apart]
+        wanted = [field for field in self.schema if field.name not in apart]
+        finding = self.find_unknown and not apart
         rows = pj.read_json(
-            io.BytesIO(text),
-            read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
+            pa.BufferReader(text),
+            read_options=pj.ReadOptions(use_threads=False, block_size=text.size + 1),
             parse_options=pj.ParseOptions(
-                explicit_schema=pa.schema([_read_as(one) for one in wanted]),
+                explicit_schema=pa.schema([pa.field(field.name, _read_as(field.type)) for field in wanted]),
                 newlines_in_values=False,
-                unexpected_field_behavior="infer" if self.find_unknown and not apart else "ignore",
+                unexpected_field_behavior="infer" if finding else "ignore",
             ),
         )
-        if rows.num_rows != len(there):  # a line without a document
-            raise pa.ArrowInvalid("empty documents")
+        if rows.num_rows != len(there):  # a text with two documents
+            raise pa.ArrowInvalid("not one document a text")
         columns = [
-            pa.nulls(len(there), one.type) if one.name in apart else _converted(rows[one.name], one.type)
-            for one in self.schema
+            pa.nulls(len(there), field.type)
+            if field.name in apart
+            else _converted(_flat(rows[field.name]), field.type)
+            for field in self.schema
         ]
         if values.null_count:
             places = pc.subtract(pc.cumulative_sum(pc.cast(values.is_valid(), pa.int64())), 1)
             places = pc.if_else(values.is_valid(), places, None)
             columns = [column.take(places) for column in columns]
-        known = set(self.schema.names)
-        unknown = {
-            one.name: one.type
-            for one in rows.schema
-            if one.name not in known and not pa.types.is_null(one.type)
-        }
-        return _Part([_flat(column) for column in columns], pa.nulls(len(values), pa.string()), unknown)
+        seen = None
+        known = pa.struct(list(self.schema))
+        if finding and has_more(pa.struct(list(rows.schema)), known):
+            seen = self._seen(there, known)
+        return _Part(columns, pa.nulls(len(values), pa.string()), seen)
 
-    def _filled(self, values: pa.ChunkedArray, part: _Part, apart: Collection[str]) -> _Part:
+    def _seen(self, values: pa.Array, known: pa.DataType) -> pa.DataType | None:
+        """The type of documents that have fields which are not known: Arrow takes texts for times."""
+        seen: pa.DataType | None = None
+        for text in values.to_pylist():
+            kind = type_of(try_document(text, {}))
+            if kind is not None and has_more(kind, known):
+                seen = _both(seen, kind)
+        return seen
+
+    def _filled(self, values: pa.Array, part: _Part, apart: Collection[str]) -> _Part:
         """The fields that were left out, document by document."""
         if not apart:
             return part
-        shape = DocumentShape(pa.schema([one for one in self.schema if one.name in apart]), self.find_unknown)
-        own = shape._one_by_one(values, set(self.schema.names))
-        filled = dict(zip(shape.schema.names, own.columns, strict=True))
+        fields = pa.schema([field for field in self.schema if field.name in apart])
+        own = replace(self, schema=fields)._one_by_one(values, pa.struct(list(self.schema)))
+        filled = dict(zip(fields.names, own.columns, strict=True))
         columns = [
-            filled.get(one.name, column) for one, column in zip(self.schema, part.columns, strict=True)
+            filled.get(field.name, column) for field, column in zip(self.schema, part.columns, strict=True)
         ]
-        return _Part(columns, own.rescued, own.unknown)
+        return _Part(columns, own.rescued, own.seen)
 
-    def _one_by_one(self, values: pa.ChunkedArray, known: Collection[str] | None = None) -> _Part:
+    def _one_by_one(self, values: pa.Array, known: pa.DataType | None = None) -> _Part:
         columns: list[list[Any]] = [[] for _ in self.schema]
         rescued: list[str | None] = []
-        unknown: dict[str, pa.DataType] = {}
-        known = set(self.schema.names) if known is None else known
+        seen: pa.DataType | None = None
+        known = pa.struct(list(self.schema)) if known is None else known
         for text in values.to_pylist():
-            wrong: dict[str, tuple[Any, str]] = {}
-            document = _document(text, wrong)
-            for column, one in zip(columns, self.schema, strict=True):
-                column.append(fit(document.get(one.name), one.type, one.name, wrong))
+            wrong: Misfits = {}
+            document = try_document(text, wrong)
+            for column, field in zip(columns, self.schema, strict=True):
+                column.append(fit(document.get(field.name), field.type, step_path("", field.name), wrong))
             if self.find_unknown:
-                for name in document.keys() - set(known):
-                    kind = type_of(document[name])
-                    if kind is not None:
-                        unknown[name] = common_type(unknown[name], kind) if name in unknown else kind
-            rescued.append(_rescue(wrong) if wrong else None)
-        arrays = [pa.array(column, one.type) for column, one in zip(columns, self.schema, strict=True)]
-        return _Part(arrays, pa.array(rescued, pa.string()), unknown)
+                kind = type_of(document)
+                if kind is not None and has_more(kind, known):
+                    seen = _both(seen, kind)
+            rescued.append(rescued_json(wrong, with_document=self.rescue_documents) if wrong else None)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
+        return _Part(arrays, pa.array(rescued, pa.string()), seen)
 
 
 @dataclass
 class _Part:
     columns: list[pa.Array]
     rescued: pa.Array
-    unknown: dict[str, pa.DataType] = field(default_factory=dict)
+    seen: pa.DataType | None = None
+    """The type of documents that have more than the schema."""
 
     @classmethod
     def empty(cls, schema: pa.Schema, rows: int) -> _Part:
-        return cls([pa.nulls(rows, one.type) for one in schema], pa.nulls(rows, pa.string()))
+        return cls([pa.nulls(rows, field.type) for field in schema], pa.nulls(rows, pa.string()))
 
-    @classmethod
-    def joined(cls, parts: Sequence[_Part], schema: pa.Schema) -> _Part:
-        unknown: dict[str, pa.DataType] = {}
-        for part in parts:
-            for name, kind in part.unknown.items():
-                unknown[name] = common_type(unknown[name], kind) if name in unknown else kind
-        columns = [
-            pa.concat_arrays([part.columns[number] for part in parts]) for number in range(len(schema))
-        ]
-        return cls(columns, pa.concat_arrays([part.rescued for part in parts]), unknown)
+
+def _both(first: pa.DataType | None, second: pa.DataType | None) -> pa.DataType | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return common_type(first, second)
+
+
+# what can't be read together
+
+
+def _odd_documents(values: pa.Array) -> NDArray[np.bool_]:
+    """Texts that Arrow's reader must not see among others.
+
+    It takes a row of texts for one, so that each must begin and end as an object does: then whatever it reads
+    as so many objects as there are texts is one of each. It also knows numbers that JSON has not, and its
+    stack has an end.
+    """
+    text = values
+    plain = pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))
+    if not pc.all(plain, min_count=0).as_py():
+        text = pc.ascii_trim(values, _BLANKS)
+        plain = pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))
+    odd: NDArray[np.bool_] = ~_as_mask(plain, null=True)
+    data, offsets = _bytes_of(values)
+    raw = data.tobytes()
+    if b"NaN" in raw or b"Inf" in raw:
+        odd |= _as_mask(pc.match_substring_regex(values, _NO_NUMBER), null=False)
+    for first in range(0, len(values), _GROUP):
+        last = min(first + _GROUP, len(values))
+        if _brackets(data[offsets[first] : offsets[last]]) > _BRACKETS:
+            for row in range(first, last):
+                odd[row] |= _brackets(data[offsets[row] : offsets[row + 1]]) > _BRACKETS
+    return odd
+
+
+def _as_mask(flags: pa.Array, *, null: bool) -> NDArray[np.bool_]:
+    return np.asarray(pc.fill_null(flags, null).to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _bytes_of(values: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """The bytes of texts, and where each begins; nulls are empty."""
+    _, places, data = values.buffers()
+    offsets = np.frombuffer(places, np.int32)[values.offset : values.offset + len(values) + 1]
+    if data is None:
+        return np.zeros(0, np.uint8), offsets - offsets[0]
+    return np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+def _brackets(data: NDArray[np.uint8]) -> int:
+    return int(np.count_nonzero(data == ord("[")) + np.count_nonzero(data == ord("{")))
 
 
 # together
@@ -223,261 +294,81 @@ def _row_of(problem: str) -> int | None:
     return int(row[1]) if row else None
 
 
-def _place(values: pa.ChunkedArray, row: int) -> int:
+def _place(values: pa.Array, row: int) -> int:
     """Where the document stands that is number ``row`` of those that are not null."""
     if not values.null_count:
         return row
     return int(pc.indices_nonzero(values.is_valid())[row].as_py())
 
 
-def _joined(values: pa.ChunkedArray) -> bytes:
-    """Documents as lines; a line break inside of one is white space, for in texts JSON writes it as \\n."""
-    texts = pc.replace_substring(values, "\n", " ")
-    return b"\n".join(pc.cast(texts, pa.binary()).to_pylist())
+def _joined(values: pa.Array) -> pa.Buffer:
+    """Documents as lines; a line break inside of one is a blank that a text in it must not have either."""
+    data, _ = _bytes_of(values)
+    if (data == ord("\n")).any():
+        values = pc.replace_substring(values, "\n", "\t")
+    lines = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    return pc.binary_join(lines, "\n")[0].as_buffer()
 
 
-def _is_read_apart(kind: pa.DataType, *, inside: bool = False) -> bool:
-    """Arrow's reader knows no maps, and inside of something else no times with a zone."""
+def _has_map(kind: pa.DataType) -> bool:
+    """Arrow's reader knows no maps."""
     if pa.types.is_struct(kind):
-        return any(_is_read_apart(one.type, inside=True) for one in kind)
-    if pa.types.is_map(kind):
-        return True
+        return any(_has_map(part.type) for part in kind)
     if pa.types.is_list(kind):
-        return _is_read_apart(kind.value_type, inside=True)
-    return inside and (pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+        return _has_map(kind.value_type)
+    return bool(pa.types.is_map(kind))
 
 
-def _read_as(one: pa.Field) -> pa.Field:
-    """What Arrow's reader makes of a column: dates and times are made of text."""
-    is_moment = pa.types.is_date(one.type) or pa.types.is_timestamp(one.type)
-    return pa.field(one.name, pa.string()) if is_moment else one
+def _read_as(kind: pa.DataType) -> pa.DataType:
+    """What Arrow's reader makes of a field: dates and times are made of text."""
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(part.name, _read_as(part.type)) for part in kind])
+    return pa.list_(_read_as(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
-def _converted(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    if column.type == kind:
+def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """What was read as a column of this type has it; ArrowInvalid if a value does not fit."""
+    if pa.types.is_struct(kind):
+        names = [part.name for part in column.type]
+        parts = [_converted(column.field(names.index(part.name)), part.type) for part in kind]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=column.is_null())
+    if pa.types.is_list(kind):
+        inner = _converted(column.flatten(), kind.value_type)
+        sizes = pc.fill_null(pc.list_value_length(column), 0)
+        offsets = np.concatenate([[0], np.cumsum(sizes.to_numpy(zero_copy_only=False))]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), inner, type=kind, mask=column.is_null())
+    if pa.types.is_floating(kind):
+        if not pc.all(pc.is_finite(column), min_count=0).as_py():
+            raise pa.ArrowInvalid("Failed to convert JSON to " + str(kind))
+        return column
+    if pa.types.is_decimal(kind):
+        try:
+            column.validate(full=True)  # the reader takes numbers that have a digit too many
+        except pa.ArrowInvalid:
+            raise pa.ArrowInvalid("Failed to convert JSON to decimal128") from None
         return column
     if pa.types.is_timestamp(kind):
-        return _timestamps(column, kind)
-    return column.cast(kind)
+        return _moments(column, kind, TIME)
+    if pa.types.is_date(kind):
+        return _moments(column, kind, DATE)
+    return column
 
 
-def _timestamps(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Only with a zone: a time without one is not a moment."""
-    zoned = pc.match_substring_regex(column, _ZONE + "$")
-    if not pc.all(zoned, min_count=0).as_py():
-        raise pa.ArrowInvalid("a time without a zone")
-    return column.cast(kind)
+def _moments(column: pa.Array, kind: pa.DataType, pattern: str) -> pa.Array:
+    if not pc.all(pc.match_substring_regex(column, f"^{pattern}$"), min_count=0).as_py():
+        raise pa.ArrowInvalid("Failed to convert JSON to " + str(kind).partition("[")[0])
+    moments = column.cast(kind)
+    if pa.types.is_timestamp(kind):
+        span = pc.min_max(moments.cast(pa.int64()))
+        low, high = span["min"].as_py(), span["max"].as_py()
+        if low is not None and not _FIRST_US <= low <= high <= _LAST_US:
+            raise pa.ArrowInvalid("Failed to convert JSON to timestamp")
+    return moments
 
 
-def _flat(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    flat = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return flat.chunk(0) if isinstance(flat, pa.ChunkedArray) else flat
-
-
-def _is_known_type(kind: pa.DataType) -> bool:
-    return not pa.types.is_null(kind)
-
-
-# one by one
-
-
-def _document(text: str | None, wrong: dict[str, tuple[Any, str]]) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        document = json.loads(text, parse_float=Decimal, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        wrong[""] = (text, "no JSON")
-        return {}
-    if not isinstance(document, dict):
-        wrong[""] = (text, "JSON, but no object")
-        return {}
-    return document
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def fit(value: Any, kind: pa.DataType, path: str, wrong: dict[str, tuple[Any, str]]) -> Any:
-    """A value as a column of this type has it; None, and a note in ``wrong``, if it does not fit."""
-    if value is None:
-        return None
-    if pa.types.is_struct(kind):
-        if isinstance(value, dict):
-            return {one.name: fit(value.get(one.name), one.type, f"{path}.{one.name}", wrong) for one in kind}
-    elif pa.types.is_map(kind):
-        if isinstance(value, dict):
-            inner: dict[str, tuple[Any, str]] = {}
-            items = [(name, fit(item, kind.item_type, name, inner)) for name, item in value.items()]
-            if not inner:
-                return items
-            wrong[path] = (value, next(iter(inner.values()))[1])
-            return None
-    elif pa.types.is_list(kind):
-        if isinstance(value, list):
-            inner = {}
-            fitted = [fit(item, kind.value_type, "", inner) for item in value]
-            if not inner:
-                return fitted
-            # an array with holes would be another array: the whole of it is rescued
-            wrong[path] = (value, f"an element is {next(iter(inner.values()))[1]}")
-            return None
-    else:
-        fitted, reason = _scalar(value, kind)
-        if reason is None:
-            return fitted
-        wrong[path] = (value, reason)
-        return None
-    wrong[path] = (value, f"{_kind_of(value)}, not {format_type(kind)}")
-    return None
-
-
-def _scalar(value: Any, kind: pa.DataType) -> tuple[Any, str | None]:
-    """A value of a column without parts, and why it is none."""
-    unfit = f"{_kind_of(value)}, not {format_type(kind)}"
-    if pa.types.is_string(kind):
-        if not isinstance(value, str):
-            return None, unfit
-        return (value, None) if _is_text(value) else (None, "half of a surrogate pair")
-    if pa.types.is_boolean(kind):
-        return (value, None) if isinstance(value, bool) else (None, unfit)
-    if isinstance(value, bool):
-        return None, unfit
-    if pa.types.is_integer(kind):
-        if not isinstance(value, int):
-            return None, unfit
-        limit = 1 << (kind.bit_width - 1)
-        return (value, None) if -limit <= value < limit else (None, f"too large for {format_type(kind)}")
-    if pa.types.is_floating(kind):
-        return _floating(value, kind, unfit)
-    if pa.types.is_decimal(kind):
-        return _decimal(value, kind, unfit)
-    if isinstance(value, str):
-        moment = _moment(value, kind)
-        return (moment, None) if moment is not None else (None, f"no {format_type(kind)}")
-    return None, unfit
-
-
-def _floating(value: Any, kind: pa.DataType, unfit: str) -> tuple[Any, str | None]:
-    if not isinstance(value, int | Decimal):
-        return None, unfit
-    try:
-        number = float(value)
-    except OverflowError:
-        number = float("inf")
-    if number in (float("inf"), float("-inf")) or (kind == pa.float32() and abs(number) > 3.4028234e38):
-        return None, f"too large for {format_type(kind)}"
-    return number, None
-
-
-def _decimal(value: Any, kind: pa.DataType, unfit: str) -> tuple[Any, str | None]:
-    # a decimal is often written as text, so that nobody makes a float of it
-    if not isinstance(value, int | Decimal) and not (isinstance(value, str) and _DECIMAL.fullmatch(value)):
-        return None, unfit
-    number = Decimal(value)
-    try:
-        scaled = number.quantize(Decimal(1).scaleb(-kind.scale))
-    except InvalidOperation:
-        return None, f"too large for {format_type(kind)}"
-    if scaled != number or len(scaled.as_tuple().digits) > kind.precision:
-        return None, f"more digits than {format_type(kind)} has"
-    return scaled, None
-
-
-def _moment(text: str, kind: pa.DataType) -> date | datetime | None:
-    """A date or a time as ISO 8601 has it, as far as the columnar reader reads it too."""
-    try:
-        if pa.types.is_timestamp(kind):
-            return datetime.fromisoformat(text).astimezone(UTC) if _TIME.fullmatch(text) else None
-        return date.fromisoformat(text) if _DATE.fullmatch(text) else None
-    except (ValueError, OverflowError):
-        return None
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _kind_of(value: Any) -> str:
-    match value:
-        case bool():
-            return "true or false"
-        case str():
-            return "a string"
-        case int():
-            return "a number"
-        case Decimal():
-            return "a number with a fraction or an exponent"
-        case list():
-            return "an array"
-        case _:
-            return "an object"
-
-
-def _rescue(wrong: dict[str, tuple[Any, str]]) -> str:
-    return _json({path: {"value": value, "reason": reason} for path, (value, reason) in wrong.items()})
-
-
-def _json(value: Any) -> str:
-    """JSON with every digit that a number had."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(name)}:{_json(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(_json, value)) + "]"
-    return str(value) if isinstance(value, Decimal) else json.dumps(value)
-
-
-# which type
-
-
-def type_of(value: Any) -> pa.DataType | None:
-    """The type that a value of a parsed document has by itself; None of a null or of what is empty."""
-    match value:
-        case bool():
-            return pa.bool_()
-        case str():
-            return pa.string()
-        case int():
-            return pa.int64() if -(1 << 63) <= value < 1 << 63 else pa.float64()
-        case Decimal() | float():
-            return pa.float64()
-        case dict():
-            fields = [
-                pa.field(name, kind) for name, item in value.items() if (kind := type_of(item)) is not None
-            ]
-            return pa.struct(fields) if fields else None
-        case list():
-            kinds = [kind for item in value if (kind := type_of(item)) is not None]
-            return pa.list_(_common(kinds)) if kinds else None
-    return None
-
-
-def _common(kinds: Sequence[pa.DataType]) -> pa.DataType:
-    kind = kinds[0]
-    for other in kinds[1:]:
-        kind = common_type(kind, other)
-    return kind
-
-
-def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType:
-    """A type that takes both; where there is none, the first: the others are rescued."""
-    if first == second or pa.types.is_null(second):
-        return first
-    if pa.types.is_null(first):
-        return second
-    if pa.types.is_struct(first) and pa.types.is_struct(second):
-        fields = {one.name: one.type for one in first}
-        for one in second:
-            fields[one.name] = common_type(fields[one.name], one.type) if one.name in fields else one.type
-        return pa.struct(list(fields.items()))
-    if pa.types.is_list(first) and pa.types.is_list(second):
-        return pa.list_(common_type(first.value_type, second.value_type))
-    numbers = (pa.types.is_integer, pa.types.is_floating)
-    if all(any(is_number(kind) for is_number in numbers) for kind in (first, second)):
-        return pa.float64()
-    return first
+def _flat(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

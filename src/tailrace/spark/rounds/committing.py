@@ -14,7 +14,9 @@ from pyroaring import BitMap
 from ...crashpoints import crash_point
 from ...model import Position
 from ...table.contract import Commit, NewFile, Table, TaskResult
+from ...table.document_columns import DocumentColumns
 from ...table.rollback import roll_back
+from ...table.rows import DELETED, table_schema
 from .changes import ChangeLogTarget
 from .planning import RoundPlan
 from .task import TaskAnswer
@@ -31,6 +33,7 @@ class RoundCounts:
     rows_written: int = 0
     rows_masked: int = 0
     bytes_written: int = 0
+    rescued: int = 0
     committed: bool = False
     started_over: set[int] = field(default_factory=set)
 
@@ -70,6 +73,29 @@ class RoundCommitter:
             crash_point("mirror.after-rollback")
             rolled_back.update(back)
         return rolled_back
+
+    def add_columns(self, wanted: Iterable[DocumentColumns | None]) -> None:
+        """Give typed tables the columns that somebody asks for."""
+        for table, columns in zip(self.tables, wanted, strict=False):
+            if columns is not None and columns != table.documents:
+                table.commit(_with_columns(table, columns))
+
+    def settle_columns(self, answers: Sequence[TaskAnswer]) -> bool:
+        """Whether fields came up that tasks see differently: then the tables get a type for all of them, and
+        the round must be done again.
+
+        Where the tasks agree, their files have the new columns already, and one commit brings both.
+        """
+        has_changed = False
+        for index, table in enumerate(self.tables):
+            seen = [result.documents for result in _results(answers, index) if result.documents is not None]
+            if table.documents is None or not seen:
+                continue
+            columns = table.documents.joined(seen)
+            if not all(columns.holds(other) for other in seen):
+                table.commit(_with_columns(table, columns))
+                has_changed = True
+        return has_changed
 
     def commit(
         self, plan: RoundPlan, answers: Sequence[TaskAnswer], log: ChangeLogTarget | None
@@ -137,14 +163,9 @@ class RoundCommitter:
         counted: RoundCounts,
     ) -> None:
         current = table.current
-        results: list[TaskResult] = []
+        results = _results(answers, index)
         emptied: set[int] = set()
         for answer in answers:
-            results += [
-                result
-                for number, result in zip(answer.tables, answer.results, strict=True)
-                if number == index
-            ]
             emptied.update(vbucket for number, vbucket in answer.emptied if number == index)
         anew = plan.starting_over(index)
         # of a bucket that has nothing any more nothing is streamed
@@ -180,6 +201,12 @@ class RoundCommitter:
             "rows_masked": rows_masked,
             "bytes_written": sum(result.bytes_written for result in results),
         }
+        columns = table.documents
+        if columns is not None:
+            counts["rescued"] = sum(result.rescued for result in results)
+            columns = columns.joined(result.documents for result in results if result.documents is not None)
+            counted.rescued += counts["rescued"]
+        more = None if columns is None or columns == table.documents else columns
         table.commit(
             Commit(
                 operation="TAILRACE ROUND",
@@ -190,6 +217,8 @@ class RoundCommitter:
                 resets=resets,
                 based_on=table.version,
                 counts=counts,
+                schema=None if more is None else _with_columns(table, more).schema,
+                documents=more,
                 repaired=self.verdicts.is_repair and not self.verdicts.anew - nothing,
             )
         )
@@ -211,3 +240,20 @@ class RoundCommitter:
             if path in missing and table.files():
                 gone = [file.path for file in table.files()]
                 table.commit(Commit("TAILRACE ROUND", removed=gone, based_on=table.version))
+
+
+def _results(answers: Iterable[TaskAnswer], index: int) -> list[TaskResult]:
+    """What tasks have for one table."""
+    return [
+        result
+        for answer in answers
+        for number, result in zip(answer.tables, answer.results, strict=True)
+        if number == index
+    ]
+
+
+def _with_columns(table: Table, columns: DocumentColumns) -> Commit:
+    """A commit that gives a typed table other columns of documents."""
+    keep_deletes = DELETED.name in table.schema.names
+    schema = table_schema(keep_deletes=keep_deletes, documents=columns)
+    return Commit("TAILRACE COLUMNS", schema=schema, documents=columns, based_on=table.version)

@@ -1,15 +1,16 @@
 """Whether a table holds what the bucket holds: document by document, as plain Arrow.
 
 Both sides are brought into one form, a row per document without its value: a hash of 112 bits stands for it,
-so that what is held in memory does not depend on the size of values. A document is (vbucket, key): a server
-takes any key in any vbucket.
+so that what is held in memory does not depend on the size of values. In a typed table another one stands for
+the columns that are made of the document, which is parsed again for it. A document is (vbucket, key): a
+server takes any key in any vbucket.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ...table.document_columns import DocumentColumns
 from ...table.hashing import KeyHash
-from ...table.rows import key_bytes
+from ...table.row_digest import digest_rows
+from ...table.rows import as_text, key_bytes, with_document_columns
+from ...table.typed import RESCUED
 
-__all__ = ["COMPARED", "DIGEST_SCHEMA", "TABLE_COLUMNS", "Difference", "Digester", "compare", "newest"]
+__all__ = ["COMPARED", "DIGEST_SCHEMA", "Difference", "Digester", "compare", "newest"]
 
 _NUMBERS = ("cas", "rev", "flags", "expiry", "datatype", "seqno", "vb_uuid")
-COMPARED = ("value_1", "value_2", *_NUMBERS)
+COMPARED = ("value_1", "value_2", *_NUMBERS, "columns")
 """The columns in which a document must be the same on both sides, the telling ones first."""
 
 DIGEST_SCHEMA = pa.schema(
@@ -40,11 +44,12 @@ DIGEST_SCHEMA = pa.schema(
         ("datatype", pa.string()),
         ("seqno", pa.int64()),
         ("vb_uuid", pa.int64()),
+        ("columns", pa.uint64()),
     ]
 )
 
-TABLE_COLUMNS = ("key", "key_base64", "value", "value_base64", "vbucket", *_NUMBERS)
-"""What is read of a table."""
+_TABLE_COLUMNS = ("key", "key_base64", "vbucket", *_NUMBERS)
+_VALUE_COLUMNS = ("value", "value_base64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,30 +72,52 @@ class Difference:
 
 
 class Digester:
-    """Brings rows into the form in which they are compared."""
+    """Brings rows into the form in which they are compared; ``documents`` are columns of a typed table."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, documents: DocumentColumns | None = None) -> None:
         self._hash = KeyHash(secret)
+        # a field that the table has no column for is not the table's fault here
+        self._documents = None if documents is None else replace(documents, evolve=False)
+        self._has_value = documents is None or documents.keep_value
+
+    def columns(self) -> list[str]:
+        """What is read of a table."""
+        names = [*_TABLE_COLUMNS, *(_VALUE_COLUMNS if self._has_value else ())]
+        return names if self._documents is None else [*names, *self._made()]
+
+    def _made(self) -> list[str]:
+        return [] if self._documents is None else [RESCUED, *self._documents.columns.names]
 
     def of_changes(self, changes: pa.Table) -> pa.Table:
         """From rows of the source: mutations, deletions and expirations."""
-        return self._digest(
-            changes, changes["key"], changes["value"], pc.not_equal(changes["op"], "mutation")
-        )
+        typed = None
+        if self._documents is not None:
+            texts = pa.table(as_text(changes["value"]), names=list(_VALUE_COLUMNS))
+            typed, _ = with_document_columns(texts, self._documents)
+        deleted = pc.not_equal(changes["op"], "mutation")
+        return self._digest(changes, changes["key"], changes["value"], deleted, typed)
 
     def of_rows(self, rows: pa.Table) -> pa.Table:
         """From rows of a table that are no kept deletions."""
-        return self._digest(rows, key_bytes(rows), _value_bytes(rows), None)
+        values = _value_bytes(rows) if self._has_value else None
+        return self._digest(rows, key_bytes(rows), values, None, None if self._documents is None else rows)
 
-    def _digest(self, rows: pa.Table, keys: Any, values: Any, deleted: Any) -> pa.Table:
+    def _digest(
+        self, rows: pa.Table, keys: Any, values: Any, deleted: Any, typed: pa.Table | None
+    ) -> pa.Table:
         nothing = np.zeros(rows.num_rows, dtype=np.int32)
-        value_1, value_2 = self._hash.hash(pc.fill_null(values.cast(pa.binary()), b""), nothing)
+        value_1 = value_2 = made = nothing.astype(np.uint64)
+        if self._has_value:
+            value_1, value_2 = self._hash.hash(pc.fill_null(values.cast(pa.binary()), b""), nothing)
+        if typed is not None:
+            made = digest_rows(typed.select(self._made()), self._hash)
         columns = {
             "key": keys,
             "vbucket": rows["vbucket"],
             "deleted": pa.array(np.zeros(rows.num_rows, np.bool_)) if deleted is None else deleted,
             "value_1": pa.array(value_1),
             "value_2": pa.array(value_2),
+            "columns": pa.array(made),
             **{name: rows[name] for name in _NUMBERS},
         }
         return pa.table(
@@ -186,6 +213,8 @@ def _differing(
 def _both(name: str, in_bucket: Any, in_table: Any) -> str:
     if name.startswith("value"):
         return "the value differs"  # a log or a terminal is no place for documents
+    if name == "columns":
+        return "its columns are not what the document has"
     return f"{name} is {in_bucket} in the bucket, {in_table} in the table"
 
 

@@ -19,6 +19,7 @@ from ...crashpoints import crash_point
 from ...errors import ConnectError, LoginError, StorageError, TailraceError, UsageError
 from ...table.compaction import CompactionPolicy
 from ...table.contract import Fenced, Table, TableChanged
+from ...table.document_columns import DocumentColumns
 from ..source.options import parse_options
 from .bucket import BucketState, BucketWatch
 from .committing import RoundCommitter
@@ -80,6 +81,8 @@ class Mirror:
     """Collections that were dropped: their tables are emptied at the start."""
     start_over: frozenset[int] = frozenset()
     """VBuckets that are read again from the beginning, whatever the tables hold of them."""
+    columns: Sequence[DocumentColumns | None] = ()
+    """By table: the columns of documents that it is to have; those that it has not are added at the start."""
     on_progress: Callable[[RoundProgress], None] | None = None
     on_trouble: Callable[[str], None] = lambda _: None
     clock: Clock = SYSTEM
@@ -134,6 +137,7 @@ class Mirror:
         for table in self._all:
             table.claim(accept_foreign=bool(self.start_over))
         crash_point("mirror.in-recovery")
+        self._committer.add_columns(self.columns)
         self._committer.empty_dropped(self.missing)
 
     def run(self) -> None:
@@ -271,13 +275,18 @@ class Mirror:
             waiting = self._verdicts.waiting(self.clock.monotonic())
             ranges = with_branches(plan, state, self.tables, self.log, waiting)
             log = log_target(self.log, state, decisions[-1], ranges)
-        targets = [table_target(table, decisions[index], ranges) for index, table in enumerate(self.tables)]
         crash_point("mirror.after-plan")
         pieces = divided(ranges, state.homes, self.jobs.parallelism)
-        task = RoundTask(self._task_options, tuple(targets), log)
         changes = sum(span.changes for span in ranges.values())
         description = f"tailrace mirror of {self.bucket_name}: round {number}, {changes} changes"
-        answers: list[TaskAnswer] = self.jobs.run(task, pieces, description)
+        while True:
+            targets = [
+                table_target(table, decisions[index], ranges) for index, table in enumerate(self.tables)
+            ]
+            task = RoundTask(self._task_options, tuple(targets), log)
+            answers: list[TaskAnswer] = self.jobs.run(task, pieces, description)
+            if not self._committer.settle_columns(answers):
+                break
         self._verdicts.note(answers, self.clock.monotonic())
         committing = self.clock.monotonic()
         counted = self._committer.commit(plan, answers, log)
@@ -301,6 +310,7 @@ class Mirror:
                     rows_written=counted.rows_written,
                     rows_masked=counted.rows_masked,
                     bytes_written=counted.bytes_written,
+                    rescued=counted.rescued,
                     lag_changes=self._freshness.lag(state),
                     lag_s=done - self._freshness.as_of,
                     seconds={

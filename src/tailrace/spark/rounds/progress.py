@@ -26,6 +26,8 @@ class RoundProgress:
     rows_written: int = 0
     rows_masked: int = 0
     bytes_written: int = 0
+    rescued: int = 0
+    """Rows of typed tables with something that does not fit, of those that were written."""
     lag_changes: int = 0
     """Changes that the bucket had when it was last asked and the tables have not."""
     lag_s: float = 0.0

@@ -11,7 +11,8 @@ from ...clock import SYSTEM, Clock
 from ...connstr import ConnectionString, parse
 from ...errors import UsageError
 from ...table.compaction import CompactionPolicy
-from ...table.opening import TableOptions, open_or_create, table_exists
+from ...table.document_columns import INFER, DocumentColumns
+from ...table.opening import TableOptions, open_or_create, open_table, table_exists
 from ...table.rows import table_schema
 from ..source.feed import collection_paths, open_source
 from ..source.options import Options, parse_mirror_options
@@ -19,6 +20,7 @@ from .changes import CHANGES_SCHEMA
 from .jobs import Jobs
 from .mirror import Mirror, MirrorSettings
 from .progress import RoundProgress
+from .typed_tables import TypedWish, sample_documents, show_schema, shown_schema
 
 __all__ = ["MirrorKeywords", "StrPath", "build_mirror", "source_options"]
 
@@ -61,6 +63,10 @@ class MirrorKeywords(TypedDict, total=False):
     on_trouble: Callable[[str], None]
     start_over: Iterable[int]
     policy: CompactionPolicy | None
+    schema: str | None
+    value_column: bool
+    evolve: bool | None
+    on_schema: Callable[[str], None]
 
 
 def source_options(url: str | ConnectionString, options: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -93,6 +99,10 @@ def build_mirror(
     on_trouble: Callable[[str], None] = lambda _: None,
     start_over: Iterable[int] = (),
     policy: CompactionPolicy | None = None,
+    schema: str | None = None,
+    value_column: bool = True,
+    evolve: bool | None = None,
+    on_schema: Callable[[str], None] = show_schema,
     clock: Clock = SYSTEM,
     in_background: bool = True,
 ) -> Mirror:
@@ -107,15 +117,34 @@ def build_mirror(
     how = TableOptions(dict(storage_options or {}), undo_s, undo_bytes, clock)
     missing = _missing(chosen, parsed, given["bucket"], how)
     about = {"bucket": given["bucket"], "vbuckets": vbucket_count}
-    opened = [
-        open_or_create(
-            collection.uri,
-            schema=table_schema(keep_deletes=keep_deletes),
-            source={**about, "scope": collection.scope, "collection": collection.collection},
-            options=how,
+    wish = TypedWish(schema, evolve, value_column)
+    opened, columns = [], []
+    for place in chosen:
+        wanted: DocumentColumns | None
+        held = open_table(place.uri, how) if table_exists(place.uri, how) else None
+        if held is None and wish.schema == INFER:
+            sample = sample_documents(parsed, place.scope, place.collection)
+            wanted = wish.inferred(sample)
+            on_schema(shown_schema(wanted, len(sample), place.path))
+        else:
+            wanted = wish.wanted(held)
+            if held is not None and held.documents and wanted and wanted.fields != held.documents.fields:
+                on_schema(
+                    f"the table at {place.uri} gets more columns; documents that are there get them when they "
+                    "change, or now with 'tailrace verify --repair'"
+                )
+        # those that a table does not have yet are added when the mirror has claimed it
+        there = wanted if held is None else held.documents
+        opened.append(
+            open_or_create(
+                place.uri,
+                schema=table_schema(keep_deletes=keep_deletes, documents=there),
+                source={**about, "scope": place.scope, "collection": place.collection},
+                documents=there,
+                options=how,
+            )
         )
-        for collection in chosen
-    ]
+        columns.append(wanted)
     log = None
     if changes is not None:
         source_of_log = {**about, "scope": "*", "collection": "*", "changes": True}
@@ -135,6 +164,7 @@ def build_mirror(
         log,
         missing,
         frozenset(start_over),
+        columns,
         on_progress,
         on_trouble,
         clock,

@@ -26,6 +26,7 @@ def table_target(table: Table, decisions: Mapping[int, Decision], ranges: Mappin
             table.secret,
             tuple(table.files()),
             keep_deletes=DELETED.name in table.schema.names,
+            documents=table.documents,
         ),
         str(table.source["scope"]),
         str(table.source["collection"]),

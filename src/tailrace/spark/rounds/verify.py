@@ -20,13 +20,15 @@ from ...columns.row_kinds import SYSTEM, empties_collection, kind_of
 from ...errors import ConnectError, UsageError
 from ...model import Position
 from ...table.contract import DataFile, Table
+from ...table.document_columns import DocumentColumns
 from ...table.hashing import KeyHash
 from ...table.rows import DELETED
 from ...table.scan import scan
 from ...table.store import TableStore
+from ...table.typed import RESCUED
 from ..source.feed import open_source
 from ..source.options import parse_mirror_options
-from .compare import DIGEST_SCHEMA, TABLE_COLUMNS, Difference, Digester, compare, newest
+from .compare import DIGEST_SCHEMA, Difference, Digester, compare, newest
 from .connections import borrowed_source
 from .jobs import Jobs
 from .planning import Range, divided
@@ -57,6 +59,8 @@ class Verdict:
     """Up to where the bucket was read."""
     omitted: int = 0
     """Differences beside those that are named."""
+    rescued: int = 0
+    """Rows of a typed table with something that does not fit its column."""
 
     @property
     def equal(self) -> bool:
@@ -80,6 +84,7 @@ class _Found:
     omitted: int = 0
     documents: int = 0
     rows: int = 0
+    rescued: int = 0
     ends: dict[int, int] = field(default_factory=dict)
 
 
@@ -97,6 +102,7 @@ class _VerifyTask:
     collection: str
     seqnos: Mapping[int, int]
     """Of the table, by vbucket."""
+    documents: DocumentColumns | None = None
 
     def __call__(self, ranges: Mapping[int, Range]) -> _Found:
         findings = _Found()
@@ -114,7 +120,7 @@ class _VerifyTask:
 
     def _compare(self, ranges: Mapping[int, Range], findings: _Found) -> None:
         bucket = self._bucket_rows(ranges, findings)
-        table = self._table_rows(min(ranges), max(ranges), ranges)
+        table = self._table_rows(min(ranges), max(ranges), ranges, findings)
         positions = np.zeros(max(ranges) + 1, dtype=np.int64)
         for vbucket in ranges:
             positions[vbucket] = self.seqnos.get(vbucket, 0)
@@ -142,18 +148,18 @@ class _VerifyTask:
                 return pa.concat_tables(parts)
         raise ConnectError(f"the bucket takes changes of vbucket {min(left)} back time and again")
 
-    def _table_rows(self, first: int, last: int, wanted: Mapping[int, Range]) -> pa.Table:
+    def _table_rows(self, first: int, last: int, wanted: Mapping[int, Range], findings: _Found) -> pa.Table:
         keeps_deletes = DELETED.name in self.schema.names
+        digester = Digester(self.secret, self.documents)
         batches = scan(
             self.store,
             self.files,
             {path: BitMap.deserialize(rows) for path, rows in self.masks.items()},
             self.schema,
             key_hash=KeyHash(self.secret),
-            columns=[*TABLE_COLUMNS, *([DELETED.name] if keeps_deletes else [])],
+            columns=[*digester.columns(), *([DELETED.name] if keeps_deletes else [])],
             vbuckets=(first, last),
         )
-        digester = Digester(self.secret)
         chosen = pa.array(sorted(wanted), pa.int32())
         parts = [DIGEST_SCHEMA.empty_table()]
         for batch in batches:
@@ -161,6 +167,8 @@ class _VerifyTask:
             rows = rows.filter(pc.is_in(rows["vbucket"], value_set=chosen))
             if keeps_deletes:
                 rows = rows.filter(pc.invert(rows[DELETED.name]))
+            if self.documents is not None:
+                findings.rescued += rows.num_rows - rows[RESCUED].null_count
             parts.append(digester.of_rows(rows))
         return pa.concat_tables(parts)
 
@@ -173,7 +181,7 @@ class _StateTaker:
         self.left_out: set[int] = set()
         self.failed: dict[int, str] = {}
         self._scope, self._collection = task.scope, task.collection
-        self._digester = Digester(task.secret)
+        self._digester = Digester(task.secret, task.documents)
         self._parts: list[pa.Table] = []
         self._rows = 0
 
@@ -232,6 +240,7 @@ def verify_table(jobs: Jobs, given: Mapping[str, str], table: Table) -> Verdict:
         str(table.source["scope"]),
         str(table.source["collection"]),
         {vbucket: position.seqno for vbucket, position in table.current.positions.items()},
+        table.documents,
     )
     # vbuckets without changes too: the table may have rows of them
     ranges = {vbucket: Range(Position.BEGINNING, ends.get(vbucket, 0)) for vbucket in homes}
@@ -247,4 +256,5 @@ def verify_table(jobs: Jobs, given: Mapping[str, str], table: Table) -> Verdict:
         dict(table.current.positions),
         {vbucket: seqno for answer in answers for vbucket, seqno in answer.ends.items() if seqno},
         sum(answer.omitted for answer in answers),
+        sum(answer.rescued for answer in answers),
     )

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
 from pyroaring import BitMap
 
 from ... import __version__
 from ...errors import UsageError
 from ..contract import FOREIGN, Commit, DataFile, TableChanged, Vector
+from ..nested import is_part
 from .actions import Action, AddFile, CommitInfo, DomainMetadata, Metadata
+from .opening import DOCUMENTS
 from .positions import BRANCHES, RESETS, SEQNOS, Reset, format_resets, parse_resets
 from .schema import schema_from_json, schema_to_json
 from .state import RUN, TableState
@@ -140,7 +143,7 @@ def build_commit(
         RUN: run,
     }
     actions: list[Action] = [CommitInfo(info)]
-    if commit.schema is not None:
+    if commit.schema is not None or commit.documents is not None:
         actions.append(_with_columns(state, commit))
     for domain, text in changed.items():
         if text is not None:
@@ -305,9 +308,21 @@ def parse_repairs(state: TableState) -> list[tuple[int, int | None]]:
 
 
 def _with_columns(state: TableState, commit: Commit) -> Metadata:
-    assert state.metadata is not None and commit.schema is not None
-    before = schema_from_json(state.metadata.schema_string)
-    lost = [field.name for field in before if field not in list(commit.schema)]
-    if lost:
-        raise UsageError(f"the column {lost[0]} can't be changed or left out: columns can only be added")
-    return replace(state.metadata, schema_string=schema_to_json(commit.schema))
+    assert state.metadata is not None
+    metadata = state.metadata
+    if commit.schema is not None:
+        before = schema_from_json(metadata.schema_string)
+        now = {field.name: field.type for field in commit.schema}
+        lost = [field.name for field in before if not _is_kept(field.type, now.get(field.name))]
+        if lost:
+            raise UsageError(f"the column {lost[0]} can't be changed or left out: columns can only be added")
+        metadata = replace(metadata, schema_string=schema_to_json(commit.schema))
+    if commit.documents is not None:
+        configuration = {**metadata.configuration, DOCUMENTS: commit.documents.to_json()}
+        metadata = replace(metadata, configuration=configuration)
+    return metadata
+
+
+def _is_kept(before: pa.DataType, now: pa.DataType | None) -> bool:
+    """Whether a column is what it was, or an object with more parts."""
+    return now is not None and is_part(before, now)

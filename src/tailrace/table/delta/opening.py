@@ -12,15 +12,18 @@ from ... import rng
 from ...clock import Clock
 from ...errors import UsageError
 from ..contract import TableDamaged
+from ..document_columns import DocumentColumns
 from ..store import TableStore
 from .actions import CommitInfo, DomainMetadata, Metadata
 from .log import DeltaLog
 from .schema import schema_to_json
 from .state import PROTOCOL, RUN, TableState, check_readable
 
-__all__ = ["SECRET", "SOURCE", "check_mirror", "create_mirror", "load_mirror", "source_text"]
+__all__ = ["DOCUMENTS", "SECRET", "SOURCE", "check_mirror", "create_mirror", "load_mirror", "source_text"]
 
 FORMAT, SOURCE, SECRET = "tailrace.format", "tailrace.source", "tailrace.secret"
+DOCUMENTS = "tailrace.documents"
+"""How documents become columns: `DocumentColumns` as JSON; a table without it is not typed."""
 FORMAT_VERSION = "2"
 _NAME = "tailrace mirror"
 """What a mirror's tables are called, those of the old layout too."""
@@ -56,7 +59,13 @@ def check_mirror(state: TableState, store: TableStore) -> None:
     check_readable(state, store.uri)
 
 
-def create_mirror(store: TableStore, schema: pa.Schema, source: Mapping[str, Any], clock: Clock) -> None:
+def create_mirror(
+    store: TableStore,
+    schema: pa.Schema,
+    source: Mapping[str, Any],
+    clock: Clock,
+    documents: DocumentColumns | None = None,
+) -> None:
     """Make version 0; if somebody else was faster, his is the table."""
     now_ms = clock.time_ns() // 1_000_000
     name = rng.unique_name()
@@ -68,6 +77,7 @@ def create_mirror(store: TableStore, schema: pa.Schema, source: Mapping[str, Any
             FORMAT: FORMAT_VERSION,
             SOURCE: json.dumps(dict(source)),
             SECRET: rng.unique_name(),
+            **({} if documents is None else {DOCUMENTS: documents.to_json()}),
         },
         name=_NAME,
         description=f"mirror of {source_text(source)}",

@@ -33,13 +33,14 @@ from ..contract import (
     TableVersion,
     Vector,
 )
+from ..document_columns import DocumentColumns
 from ..store import StoredFile, TableStore
 from .actions import Action, AddFile, CommitInfo, Metadata
 from .cleaning import Cleaner
 from .commits import REPAIR, build_commit, data_file, parse_repairs
 from .log import DeltaLog, parse_listing
 from .masks import MaskCache
-from .opening import SECRET, SOURCE, check_mirror, create_mirror, load_mirror, source_text
+from .opening import DOCUMENTS, SECRET, SOURCE, check_mirror, create_mirror, load_mirror, source_text
 from .positions import RESETS, parse_resets
 from .schema import schema_from_json
 from .state import RUN, FileChanges, TableState, check_writable
@@ -114,6 +115,7 @@ class DeltaMirrorTable:
         *,
         schema: pa.Schema,
         source: Mapping[str, Any],
+        documents: DocumentColumns | None = None,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock = SYSTEM,
         undo: UndoPolicy | None = None,
@@ -124,7 +126,7 @@ class DeltaMirrorTable:
         store = store or TableStore(uri, storage_options)
         state = load_mirror(store)
         if state is None:
-            create_mirror(store, schema, source, clock)
+            create_mirror(store, schema, source, clock, documents)
             state = load_mirror(store)
             assert state is not None
         table = cls(store, state, clock=clock, undo=undo, checkpoint_every=checkpoint_every)
@@ -183,6 +185,12 @@ class DeltaMirrorTable:
     def schema(self) -> pa.Schema:
         """Its columns."""
         return schema_from_json(self._metadata.schema_string)
+
+    @property
+    def documents(self) -> DocumentColumns | None:
+        """The columns that are made of documents, in a typed table."""
+        text = self._configuration.get(DOCUMENTS)
+        return None if text is None else DocumentColumns.from_json(text)
 
     @property
     def secret(self) -> bytes:
