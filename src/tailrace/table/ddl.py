@@ -40,7 +40,7 @@ _MAX_DECIMAL = 38
 
 def parse_ddl(text: str) -> pa.Schema:
     """The columns that a text names; a `UsageError` says what is wrong with it."""
-    parser = _Parser(text)
+    parser = _DdlParser(text)
     fields = list(parser.fields(end=None))
     if not fields:
         raise UsageError("a schema needs at least one column, such as 'name STRING, age INT'")
@@ -71,7 +71,7 @@ def _quoted(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_]\w*", name) else "`" + name.replace("`", "``") + "`"
 
 
-class _Parser:
+class _DdlParser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
