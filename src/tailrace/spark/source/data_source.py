@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
+from ...errors import UsageError
 from ..archived_modules import forget_packages_in_archives
 from .columns import COLUMN_TYPES, column_types, ddl
 from .plain_errors import plain_errors
@@ -19,6 +20,9 @@ __all__ = ["DDL", "TailraceDataSource", "register"]
 
 DDL = ddl(COLUMN_TYPES)
 """The columns of a read that chooses none."""
+
+
+_NO_STREAMS = "readStream needs Spark 4.2 or newer, older ones can't limit a batch; read, ts.mirror and ts.table work here"
 
 
 class TailraceDataSource(DataSource):
@@ -60,8 +64,13 @@ class TailraceDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A streaming read of the columns of ``schema``."""
-        from .stream import StreamReader
-
+        try:
+            from .stream import StreamReader
+        except ModuleNotFoundError as error:
+            if error.name != "pyspark.sql.streaming.datasource":
+                raise
+            with plain_errors():
+                raise UsageError(_NO_STREAMS) from None
         forget_packages_in_archives()
         with plain_errors():
             return StreamReader(self._given, schema)
@@ -69,4 +78,8 @@ class TailraceDataSource(DataSource):
 
 def register(spark: SparkSession) -> None:
     """Make ``format("tailrace")`` known to a session in which Spark's own search does not find it."""
-    spark.dataSource.register(TailraceDataSource)
+    try:
+        spark.dataSource.register(TailraceDataSource)
+    except Exception as error:
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):  # Spark 4.0 minds what its own search has found
+            raise
