@@ -22,7 +22,7 @@ from tailrace.errors import UsageError
 from tailrace.spark.rounds.jobs import own_error
 
 HAS_STREAMS = tuple(int(part) for part in pyspark.__version__.split(".")[:2]) >= (4, 2)
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 def run(spark: Any, node: Any, directory: Path) -> None:

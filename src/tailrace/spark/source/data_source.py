@@ -22,7 +22,7 @@ DDL = ddl(COLUMN_TYPES)
 """The columns of a read that chooses none."""
 
 
-_NO_STREAMS = "readStream needs Spark 4.2 or newer, older ones can't limit a batch; read, ts.mirror and ts.table work here"
+_NO_STREAMS = "readStream needs Spark 4.2 or newer; read, ts.mirror and ts.table work with this one"
 
 
 class TailraceDataSource(DataSource):
