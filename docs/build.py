@@ -373,7 +373,8 @@ Where a command takes a URL, it is a connection string:
 `couchbase://[user[:password]@]host[:port][,host2…][/bucket]`, with `couchbases://` for TLS. The port is 11210
 (11207 for TLS) and the bucket is `default` unless given. User, password and bucket may be percent-encoded; an
 IPv6 address goes in brackets. If user or password are missing, they come from `TAILRACE_USERNAME` and
-`TAILRACE_PASSWORD`. Sizes are in bytes or have a unit (`64k`, `256m`, `1g`; powers of 1024); durations are in
+`TAILRACE_PASSWORD`. A lone name without a port may be a cluster in DNS, and options may stand behind a `?`:
+see [finding a cluster](finding.md). Sizes are in bytes or have a unit (`64k`, `256m`, `1g`; powers of 1024); durations are in
 seconds or have a unit (`250ms`, `60s`, `5m`).
 
 Completion for bash, zsh and fish: see [`tailrace completion`](#tailrace-completion).

@@ -16,7 +16,9 @@ from tailrace.errors import UsageError
 
 def test_the_shortest_one_has_all_defaults() -> None:
     assert parse("couchbase://127.0.0.1") == ConnectionString((Address("127.0.0.1", 11210),), "default")
-    assert parse("couchbases://db.example.") == ConnectionString((Address("db.example.", 11207),), tls=True)
+    assert parse("couchbases://db.example.") == ConnectionString(
+        (Address("db.example.", 11207),), tls=True, name="db.example."
+    )
     assert parse("couchbase://h/") == parse("couchbase://h")
 
 
@@ -85,8 +87,18 @@ def test_the_environment_fills_what_is_missing() -> None:
         ("couchbase://h/a b", "no blanks"),
         ("couchbase://h/a%20b", "bucket's name"),
         ("couchbase://h/" + "b" * 101, "bucket's name"),
-        ("couchbase://h/b?x=1", "no options"),
-        ("couchbase://h/b#x", "no options"),
+        ("couchbase://h/b?x=1", "'x' is no option"),
+        ("couchbase://h?networks=external", "is it network?"),
+        ("couchbase://h?network", "write name=value"),
+        ("couchbase://h?network=a%20b", "network is auto, default, external"),
+        ("couchbase://h?tls_verify=none", "couchbases://"),
+        ("couchbases://h?tls_verify=maybe", "peer or none"),
+        ("couchbase://h?kv_connect_timeout=0", "more than 0"),
+        ("couchbase://h?kv_connect_timeout=soon", "soon"),
+        ("couchbase://h?enable_dns_srv=perhaps", "true or false"),
+        ("couchbase://h?dns_nameserver=ns.example", "address of a name server"),
+        ("couchbase://h?dns_nameserver=127.0.0.1&dns_port=x", "dns_port"),
+        ("couchbase://h/b#x", "behind a '?'"),
         ("couchbase://u%:p@h", "starts no code"),
         ("couchbase://u:%ff@h", "not UTF-8"),
         ("couchbase://u:%00@h", "NUL"),
@@ -112,7 +124,37 @@ def test_a_raw_slash_or_at_sign_in_the_password_is_named_and_not_shown(text: str
 def test_no_text_shows_the_password() -> None:
     where = parse("couchbase://ada:hunter2@h/b")
     assert "hunter2" not in str(where) + repr(where)
-    assert str(where) == "couchbase://ada@h:11210/b"
+    assert str(where) == "couchbase://ada@h/b"
+    assert str(parse("couchbase://ada:hunter2@h:11210/b")) == "couchbase://ada@h:11210/b"
+
+
+def test_a_lone_name_without_a_port_may_be_a_cluster() -> None:
+    assert parse("couchbases://cb.example.com/b").name == "cb.example.com"
+    for text in ("cb.example.com:11207", "a.example,b.example", "127.0.0.1", "[::1]", "localhost"):
+        assert parse(f"couchbase://{text}").name is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("couchbase://h?network=external", "network", "external"),
+        ("couchbases://h/b?ca_cert_path=%2Ftmp%2Fca%20of.pem", "ca_file", "/tmp/ca of.pem"),
+        ("couchbases://h/?trust_certificate=ca.pem", "ca_file", "ca.pem"),
+        ("couchbases://h?certpath=ca.pem", "ca_file", "ca.pem"),
+        ("couchbases://h?tls_verify=none", "verify", False),
+        ("couchbases://h?ssl=no_verify", "verify", False),
+        ("couchbase://h?kv_connect_timeout=2500", "connect_timeout_s", 2.5),
+        ("couchbase://h?kv_connect_timeout=3s", "connect_timeout_s", 3.0),
+        ("couchbase://h?enable_compression=TRUE", "compression", True),
+        ("couchbase://h?dnssrv=off", "dns_srv", False),
+        ("couchbase://h?dns_nameserver=::1&dns_port=5353", "nameserver", Address("::1", 5353)),
+        ("couchbase://h?query_timeout=75s&timeout.kvTimeout=1s&network=x", "network", "x"),
+    ],
+)
+def test_options_of_the_sdks(text: str, name: str, value: object) -> None:
+    where = parse(text)
+    assert getattr(where, name) == value
+    assert parse(str(where)) == where
 
 
 text_without_nul = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)  # type: ignore[arg-type]

@@ -1,23 +1,27 @@
 """Connection strings: where the nodes are, who logs in, and which bucket.
 
-    couchbase://[user[:password]@]host[:port][,host2…][/bucket]
+    couchbase://[user[:password]@]host[:port][,host2…][/bucket][?name=value[&name=value…]]
 
-``couchbases://`` is the same over TLS. User, password and bucket may be percent-encoded; an IPv6 address
-stands in brackets. No text made here ever shows the password.
+``couchbases://`` is the same over TLS. User, password, bucket and values may be percent-encoded; an IPv6
+address stands in brackets. A lone name without a port may be known to DNS as a cluster (see `client.naming`).
+The options are those of the SDKs' connection strings: what says how to reach a cluster counts here too, what
+is for their other services is passed over. No text made here ever shows the password.
 
 Rules: docs/spec/servers.md#connection-string.
 """
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, TypedDict
 from urllib.parse import quote, unquote_to_bytes
 
 from .errors import UsageError
-from .units import parse_integer
+from .units import parse_duration_s, parse_integer
 
 __all__ = ["DEFAULT_BUCKET", "DEFAULT_PORT", "DEFAULT_TLS_PORT", "Address", "ConnectionString", "parse"]
 
@@ -34,6 +38,35 @@ _SCHEMES = {"couchbase": False, "couchbases": True}
 _SHAPE = "write it like couchbase://user:password@host:11210/bucket"
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _BUCKET = re.compile(r"[A-Za-z0-9_.%-]+")
+_NETWORK = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+# Names that several SDKs have for one thing; the first is what we write.
+_OPTIONS = {
+    "network": ("network",),
+    "ca_file": ("ca_cert_path", "trust_certificate", "certpath"),
+    "verify": ("tls_verify", "ssl"),
+    "connect_timeout_s": ("kv_connect_timeout", "connect_timeout"),
+    "compression": ("compression", "enable_compression"),
+    "dns_srv": ("enable_dns_srv", "dnssrv"),
+    "nameserver": ("dns_nameserver",),
+    "nameserver_port": ("dns_port",),
+}
+_MEANING = {name: field for field, names in _OPTIONS.items() for name in names}
+_FOR_OTHERS = frozenset(  # of the SDKs, and of no use here
+    """analytics_timeout bootstrap_timeout config_idle_redial_timeout config_poll_floor config_poll_interval
+    config_poll_timeout config_total_timeout console_log_level detailed_errcodes dcp_buffer_size dcp_priority
+    disable_mozilla_ca_certificates disconnect_timeout dns_srv_timeout dump_configuration
+    enable_clustermap_notification enable_dcp_expiry enable_lazy_connections enable_metrics
+    enable_mutation_tokens enable_tcp_keep_alive enable_tls enable_tracing enable_unordered_execution
+    fetch_mutation_tokens http_idle_conn_timeout http_idle_connection_timeout http_max_idle_conns
+    idle_http_connection_timeout key_value_durable_timeout key_value_timeout kv_buffer_size kv_durable_timeout
+    kv_pool_size kv_timeout management_timeout max_http_connections max_queue_size operation_timeout
+    orphaned_response_logging orphaned_response_logging_interval orphaned_response_logging_sample_size
+    query_timeout resolve_timeout sasl_mech_force search_timeout server_wait_backoff show_queries
+    tcp_keep_alive_interval timeout unordered_execution_enabled use_ip_protocol user_agent_extra view_timeout
+    views_timeout""".split()  # noqa: SIM905 - sixty names
+)
+_YES, _NO = ("true", "on", "1", "yes"), ("false", "off", "0", "no")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +89,44 @@ class ConnectionString:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     tls: bool = False
+    name: str | None = None
+    """The name that stands there alone and without a port: a cluster, if DNS has SRV records of it."""
+    network: str = "auto"
+    """Which addresses of the nodes: ``default``, ``external``, another name; ``auto`` goes by the seeds."""
+    ca_file: str | None = None
+    verify: bool = True
+    connect_timeout_s: float | None = None
+    compression: bool | None = None
+    dns_srv: bool = True
+    nameserver: Address | None = None
+    """Whom to ask for SRV records instead of the system's name servers."""
 
     def __str__(self) -> str:
         """The connection string without the password: for logs, messages and offsets."""
         user = "" if self.username is None else quote(self.username, safe="") + "@"
-        hosts = ",".join(str(address).replace("%", "%25") for address in self.addresses)
+        hosts = self.name or ",".join(str(address).replace("%", "%25") for address in self.addresses)
         scheme = "couchbases" if self.tls else "couchbase"
-        return f"{scheme}://{user}{hosts}/{quote(self.bucket, safe='')}"
+        options = "&".join(f"{name}={quote(value, safe='')}" for name, value in self._options())
+        return f"{scheme}://{user}{hosts}/{quote(self.bucket, safe='')}{'?' + options if options else ''}"
+
+    def _options(self) -> list[tuple[str, str]]:
+        """Those that are not what they are without being said."""
+        options: list[tuple[str, str]] = []
+        if self.network != "auto":
+            options.append(("network", self.network))
+        if self.ca_file is not None:
+            options.append(("ca_cert_path", self.ca_file))
+        if not self.verify:
+            options.append(("tls_verify", "none"))
+        if self.connect_timeout_s is not None:
+            options.append(("kv_connect_timeout", f"{self.connect_timeout_s:g}s"))
+        if self.compression is not None:
+            options.append(("compression", "true" if self.compression else "false"))
+        if not self.dns_srv:
+            options.append(("enable_dns_srv", "false"))
+        if self.nameserver is not None:
+            options += [("dns_nameserver", self.nameserver.host), ("dns_port", str(self.nameserver.port))]
+        return options
 
 
 def parse(text: str, environ: Mapping[str, str] | None = None) -> ConnectionString:
@@ -75,12 +139,91 @@ def parse(text: str, environ: Mapping[str, str] | None = None) -> ConnectionStri
     if not separator or scheme not in _SCHEMES:
         raise UsageError(f"a connection string starts with couchbase:// or couchbases://, {_SHAPE}")
     tls = _SCHEMES[scheme]
+    rest, _, query = rest.partition("?")
     authority, _, path = rest.partition("/")
     if "@" in path or authority.count("@") > 1:
         raise UsageError("a '/' or '@' in user or password must be percent-encoded, as %2F or %40")
     user, at, hosts = authority.rpartition("@")
     username, password = _login(user, environ or {}, given=bool(at))
-    return ConnectionString(_addresses(hosts, tls=tls), _bucket(path), username, password, tls)
+    addresses = _addresses(hosts, tls=tls)
+    return ConnectionString(
+        addresses,
+        _bucket(path),
+        username,
+        password,
+        tls,
+        name=_cluster_name(hosts),
+        **_options(query, tls=tls),
+    )
+
+
+class _UrlOptions(TypedDict, total=False):
+    network: str
+    ca_file: str
+    verify: bool
+    connect_timeout_s: float
+    compression: bool
+    dns_srv: bool
+    nameserver: Address
+
+
+def _options(query: str, *, tls: bool) -> _UrlOptions:
+    """What stands behind the question mark."""
+    texts: dict[str, str] = {}
+    for pair in filter(None, query.split("&")):
+        encoded, equals, text = pair.partition("=")
+        name = _decoded(encoded, "the name of an option")
+        if name in _FOR_OTHERS or name.startswith(("timeout.", "io.", "security.")):
+            continue
+        meaning = _MEANING.get(name)
+        if meaning is None or not equals:
+            near = difflib.get_close_matches(name, [*_MEANING, *_FOR_OTHERS], 1)
+            hint = f", is it {near[0]}?" if near and meaning is None else ", write name=value"
+            raise UsageError(f"{name[:100]!r} is no option of a connection string{hint}")
+        texts[meaning] = _decoded(text, name)
+    options: _UrlOptions = {}
+    if "network" in texts:
+        if _NETWORK.fullmatch(texts["network"]) is None:
+            raise UsageError("network is auto, default, external, or another name from the cluster map")
+        options["network"] = texts["network"]
+    if "ca_file" in texts:
+        options["ca_file"] = texts["ca_file"]
+    if "verify" in texts:
+        if texts["verify"] not in ("none", "peer", "on", "off", "no_verify"):
+            raise UsageError("tls_verify is peer or none")
+        options["verify"] = texts["verify"] in ("peer", "on", "off")  # ssl=off is about TLS, not about checks
+    if not tls and (texts.keys() & {"ca_file", "verify"}):
+        raise UsageError("certificates are for couchbases://, which is TLS")
+    if "connect_timeout_s" in texts:
+        options["connect_timeout_s"] = _seconds(texts["connect_timeout_s"])
+    flags: tuple[Literal["compression", "dns_srv"], ...] = ("compression", "dns_srv")
+    for name in flags:
+        if name in texts:
+            if texts[name].lower() not in _YES + _NO:
+                raise UsageError(f"{_OPTIONS[name][0]} is true or false")
+            options[name] = texts[name].lower() in _YES
+    if "nameserver" in texts:
+        try:
+            host = str(ipaddress.ip_address(texts["nameserver"]))
+        except ValueError:
+            raise UsageError("dns_nameserver is the address of a name server") from None
+        options["nameserver"] = Address(host, _port(texts.get("nameserver_port", "53"), "dns_port"))
+    return options
+
+
+def _seconds(text: str) -> float:
+    """With a unit, or in milliseconds as the SDKs have it."""
+    seconds = parse_integer(text, maximum=86_400_000) / 1000 if text.isdigit() else parse_duration_s(text)
+    if seconds <= 0:
+        raise UsageError("kv_connect_timeout is more than 0")
+    return seconds
+
+
+def _cluster_name(hosts: str) -> str | None:
+    """The one host, if it is a name without a port that a name server could know."""
+    if set(hosts) & set(",:[") or hosts == "localhost" or re.fullmatch(r"[0-9.]+", hosts):
+        return None
+    return hosts
 
 
 def _login(user: str, environ: Mapping[str, str], *, given: bool) -> tuple[str | None, str | None]:
@@ -127,10 +270,14 @@ def _address(text: str, *, tls: bool) -> Address:
             raise UsageError(f"{host!r} is no host name, {_SHAPE}")
     if not colon:
         return Address(host, DEFAULT_TLS_PORT if tls else DEFAULT_PORT)
+    return Address(host, _port(port_text, f"the port of {host!r}"))
+
+
+def _port(text: str, what: str) -> int:
     try:
-        return Address(host, parse_integer(port_text, minimum=1, maximum=0xFFFF))
+        return parse_integer(text, minimum=1, maximum=0xFFFF)
     except UsageError:
-        raise UsageError(f"the port of {host!r} is no number from 1 to 65535, {_SHAPE}") from None
+        raise UsageError(f"{what} is no number from 1 to 65535, {_SHAPE}") from None
 
 
 def _is_host_name(host: str) -> bool:
@@ -141,10 +288,8 @@ def _is_host_name(host: str) -> bool:
 def _bucket(path: str) -> str:
     if not path:
         return DEFAULT_BUCKET
-    if "?" in path or "#" in path:
-        raise UsageError(
-            "a connection string has no options behind the bucket, use the command's own options"
-        )
+    if "#" in path:
+        raise UsageError("a connection string has no part behind a '#', options stand behind a '?'")
     bucket = _decoded(path, "the bucket")
     if _BUCKET.fullmatch(bucket) is None or len(bucket) > MAX_BUCKET:
         raise UsageError(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -36,14 +36,15 @@ from .catalog import Catalog
 from .connection import Connection
 from .events import Event
 from .keywords import shows_keywords
+from .naming import find_seeds
 from .nodes import Nodes
-from .options import SourceKeywords, SourceOptions, read_options, resolve
+from .options import SourceKeywords, SourceOptions, complete, read_options, resolve
 from .portion import Portion
 from .progress import SavedPosition
 from .questions import failover_logs, high_seqnos
 from .resume import Reading
 from .survey import Survey
-from .tls import TlsOptions
+from .tls import tls_context
 
 __all__ = ["Source", "connect"]
 
@@ -63,9 +64,9 @@ class Source:
     """The changes of one bucket, from all nodes that have a part of it. One reading at a time."""
 
     def __init__(self, where: str | ConnectionString, options: SourceOptions) -> None:
-        self.options = options
         self.where = resolve(where, options)
-        self._tls = (options.tls or TlsOptions()).context() if self.where.tls else None
+        self.options = options = complete(options, self.where)
+        self._tls = tls_context(self.where, options.tls)
         self._rng = rng_.source()
         self._store = options.state_store(self.where.bucket)
         self._settings = options.settings()
@@ -102,6 +103,8 @@ class Source:
         self._loop = asyncio.get_running_loop()
         self._something = asyncio.Event()
         try:
+            if self.where.name is not None:
+                await self._find_seeds()
             self._turn()
             await self._until(lambda: self._nodes.map is not None and bool(self._nodes.ready()))
         except BaseException:
@@ -422,9 +425,10 @@ class Source:
             self._fail(error)
             return
         for address in self._nodes.to_connect(now):
-            task = self._loop.create_task(self._dial(address))
-            self._dialling.add(task)
-            task.add_done_callback(self._dialling.discard)
+            self._in_background(self._dial(address))
+        if self._nodes.wants_seeds(now):
+            self._nodes.begin_lookup(now)
+            self._in_background(self._find_seeds())
         for address in self._nodes.to_disconnect():
             if self._connections[address].link.next_chunk() is None:
                 self._drop(address)
@@ -459,6 +463,21 @@ class Source:
             except ConnectError as error:
                 connection.give_up(error)
         self._turn()
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._dialling.add(task)
+        task.add_done_callback(self._dialling.discard)
+
+    async def _find_seeds(self) -> None:
+        """Ask DNS where the cluster is."""
+        try:
+            seeds = await self._loop.run_in_executor(None, find_seeds, self.where)
+        except ConnectError:
+            if self._nodes.map is None:
+                raise
+            return  # it was there before: wait for it
+        self._nodes.found_seeds(seeds)
 
     async def _dial(self, address: Address) -> None:
         try:

@@ -1,6 +1,7 @@
 """Which node has which vbucket: the cluster map, and the hash that finds a key's vbucket.
 
-Rules: docs/spec/bootstrap.md#cluster-config, docs/spec/bootstrap.md#key-to-vbucket.
+Rules: docs/spec/bootstrap.md#cluster-config, docs/spec/bootstrap.md#key-to-vbucket,
+docs/spec/servers.md#networks.
 """
 
 from __future__ import annotations
@@ -11,13 +12,26 @@ from typing import Any
 from zlib import crc32
 
 from ..connstr import Address
-from ..errors import RemoteProtocolError
+from ..errors import ConnectError, RemoteProtocolError
 from ..units import MAX_VBUCKETS
 
-__all__ = ["MAX_NODES", "ClusterMap", "vbucket_of"]
+__all__ = ["AUTO", "MAX_NODES", "ClusterMap", "MapContext", "vbucket_of"]
 
 MAX_NODES = 1_024
+AUTO, DEFAULT, EXTERNAL = "auto", "default", "external"
 _ANY_HOST = "$HOST"
+
+
+@dataclass(frozen=True, slots=True)
+class MapContext:
+    """How we came to a cluster, which decides what of a map's addresses is meant for us."""
+
+    tls: bool = False
+    network: str = AUTO
+    seeds: tuple[Address, ...] = ()
+
+
+_PLAIN = MapContext()
 
 
 def vbucket_of(key: bytes, count: int) -> int:
@@ -34,6 +48,11 @@ class ClusterMap:
     nodes: tuple[Address, ...]
     active: tuple[int, ...]
     """By vbucket, the index of its node in ``nodes``."""
+    replicas: tuple[tuple[int, ...], ...] = ()
+    """By vbucket, the indices of the nodes that should have a copy; -1 where none has it now."""
+    uuid: str = ""
+    """The bucket's, which is another one when it was deleted and made again. Old servers say none."""
+    network: str = DEFAULT
 
     @property
     def version(self) -> tuple[int, int]:
@@ -58,8 +77,13 @@ class ClusterMap:
         """The map of a lone server that has none of its own."""
         return cls(0, 0, (node,), (0,) * vbucket_count)
 
+    def replicas_of(self, vbucket: int) -> list[Address | None]:
+        """The nodes that should have a copy of the vbucket; None for one that no node has now."""
+        chain = self.replicas[vbucket] if self.replicas else ()
+        return [self.nodes[index] if index >= 0 else None for index in chain]
+
     @classmethod
-    def parse(cls, text: bytes, asked: Address, *, tls: bool = False) -> ClusterMap | None:
+    def parse(cls, text: bytes, asked: Address, context: MapContext = _PLAIN) -> ClusterMap | None:
         """A map as a server sends it; ``asked`` stands in for a host that it leaves out.
 
         None if the bucket has no vbuckets yet ("not ready"). Members that we don't know are ignored, what we
@@ -74,26 +98,84 @@ class ClusterMap:
         server_map = config.get("vBucketServerMap")
         if server_map is None or not _object(server_map, "vBucketServerMap").get("vBucketMap"):
             return None
-        nodes = _nodes(server_map, config, asked, tls=tls)
-        active = _active(server_map["vBucketMap"], len(nodes))
-        return cls(_integer(config.get("revEpoch", 0)), _integer(config.get("rev", 0)), nodes, active)
+        listed = _list(server_map.get("serverList"), "serverList")
+        if not 1 <= len(listed) <= MAX_NODES:
+            raise RemoteProtocolError(f"the cluster map has {len(listed)} nodes, not 1 to {MAX_NODES}")
+        extended = [_object(entry, "nodesExt") for entry in _list(config.get("nodesExt", []), "nodesExt")]
+        described = [
+            _described(_address(entry, asked), index, extended) for index, entry in enumerate(listed)
+        ]
+        network = _choose_network(described, context)
+        chains = _chains(server_map["vBucketMap"], len(listed))
+        return cls(
+            _integer(config.get("revEpoch", 0)),
+            _integer(config.get("rev", 0)),
+            tuple(node.reached_by(network, asked, tls=context.tls) for node in described),
+            tuple(chain[0] if chain else -1 for chain in chains),
+            tuple(chain[1:] for chain in chains),
+            _text(config.get("uuid", ""), "uuid"),
+            network,
+        )
 
 
-def _nodes(
-    server_map: dict[str, Any], config: dict[str, Any], asked: Address, *, tls: bool
-) -> tuple[Address, ...]:
-    listed = _list(server_map.get("serverList"), "serverList")
-    if not 1 <= len(listed) <= MAX_NODES:
-        raise RemoteProtocolError(f"the cluster map has {len(listed)} nodes, not 1 to {MAX_NODES}")
-    nodes = [_address(entry, asked) for entry in listed]
-    if not tls:
-        return tuple(nodes)
-    extended = [_object(entry, "nodesExt") for entry in _list(config.get("nodesExt", []), "nodesExt")]
-    return tuple(_tls_address(node, index, extended, asked) for index, node in enumerate(nodes))
+@dataclass(frozen=True, slots=True)
+class _DescribedNode:
+    """A node of ``serverList``, and its entry in ``nodesExt`` if it has one."""
+
+    address: Address
+    extended: dict[str, Any] | None
+    is_alone: bool
+
+    def reached_by(self, network: str, asked: Address, *, tls: bool) -> Address:
+        """Where the node's documents are, on a network."""
+        if network != DEFAULT:
+            return self._on(network, tls=tls)
+        if not tls:
+            return self.address
+        port = None if self.extended is None else _services(self.extended).get("kvSSL")
+        if port is None:
+            # a lone node that doesn't tell: it is the one that we talk to
+            return asked if self.is_alone else self.address
+        return Address(self.address.host, _port(port))
+
+    def _on(self, network: str, *, tls: bool) -> Address:
+        entry = self.networks().get(network)
+        if entry is None:
+            raise ConnectError(f"{self.address} has no address on the network {network!r}")
+        host = _text(entry.get("hostname", ""), "hostname")
+        assert self.extended is not None
+        ports = _object(entry["ports"], "ports") if "ports" in entry else _services(self.extended)
+        service = "kvSSL" if tls else "kv"
+        if not host or service not in ports:
+            raise ConnectError(f"{self.address} has no {service} on the network {network!r}")
+        return Address(host, _port(ports[service]))
+
+    def networks(self) -> dict[str, dict[str, Any]]:
+        """Its other addresses."""
+        if self.extended is None:
+            return {}
+        alternates = _object(self.extended.get("alternateAddresses", {}), "alternateAddresses")
+        return {name: _object(entry, "alternateAddresses") for name, entry in alternates.items()}
+
+    def is_at(self, network: str, seeds: tuple[Address, ...]) -> bool:
+        """Whether one of the seeds is this node's address on a network, for documents or management."""
+        if self.extended is None:
+            return self.address in seeds
+        services = _services(self.extended)
+        host: object = self.address.host
+        ports = services
+        if network != DEFAULT:
+            entry = self.networks()[network]
+            host = entry.get("hostname")
+            ports = _object(entry["ports"], "ports") if "ports" in entry else services
+        known = {ports.get(name) for name in ("kv", "kvSSL", "mgmt", "mgmtSSL")}
+        if network == DEFAULT:
+            known.add(self.address.port)
+        return any(seed.host == host and seed.port in known for seed in seeds)
 
 
-def _tls_address(node: Address, index: int, extended: list[dict[str, Any]], asked: Address) -> Address:
-    """The same node's TLS port, which stands in another list: found by host and port, or by place."""
+def _described(node: Address, index: int, extended: list[dict[str, Any]]) -> _DescribedNode:
+    """What stands of a node in the other list: found by host and port, or by place."""
     fitting = [
         entry
         for entry in extended
@@ -102,29 +184,40 @@ def _tls_address(node: Address, index: int, extended: list[dict[str, Any]], aske
     ]
     if not fitting and index < len(extended):
         fitting = [extended[index]]
-    port = _services(fitting[0]).get("kvSSL") if fitting else None
-    if port is None:
-        # a lone node that doesn't tell: it is the one that we talk to
-        return asked if len(extended) <= 1 else node
-    return Address(node.host, _port(port))
+    return _DescribedNode(node, fitting[0] if fitting else None, len(extended) <= 1)
+
+
+def _choose_network(described: list[_DescribedNode], context: MapContext) -> str:
+    """The one that was asked for; or the one of the seeds; or, if the seeds are nobody's, from outside."""
+    names = dict.fromkeys(name for node in described for name in node.networks())
+    if context.network != AUTO:
+        if context.network != DEFAULT and context.network not in names:
+            known = ", ".join([DEFAULT, *names])
+            raise ConnectError(f"the cluster has no network {context.network!r}, it has {known}")
+        return context.network
+    for node in described:
+        for network in (DEFAULT, *node.networks()):
+            if node.is_at(network, context.seeds):
+                return network
+    return EXTERNAL if EXTERNAL in names else DEFAULT
 
 
 def _services(extended: dict[str, Any]) -> dict[str, Any]:
     return _object(extended.get("services", {}), "services")
 
 
-def _active(vbucket_map: object, node_count: int) -> tuple[int, ...]:
+def _chains(vbucket_map: object, node_count: int) -> list[tuple[int, ...]]:
+    """By vbucket: the active node, then the replicas."""
     rows = _list(vbucket_map, "vBucketMap")
     if len(rows) > MAX_VBUCKETS:
         raise RemoteProtocolError(f"the cluster map has {len(rows)} vbuckets, more than {MAX_VBUCKETS}")
-    active = []
+    chains = []
     for row in rows:
-        chain = _list(row, "vBucketMap")
-        index = _integer(chain[0]) if chain else -1
-        if not -1 <= index < node_count:
-            raise RemoteProtocolError(f"the cluster map names node {index} of {node_count}")
-        active.append(index)
-    return tuple(active)
+        chain = tuple(_integer(index) for index in _list(row, "vBucketMap"))
+        if len(chain) > MAX_NODES or not all(-1 <= index < node_count for index in chain):
+            raise RemoteProtocolError(f"the cluster map names node {max(chain)} of {node_count}")
+        chains.append(chain)
+    return chains
 
 
 def _address(text: object, asked: Address) -> Address:
@@ -147,6 +240,12 @@ def _port(port: object) -> int:
 def _integer(value: object) -> int:
     if type(value) is not int or abs(value) >= 1 << 63:
         raise RemoteProtocolError("the cluster map has something else where an integer belongs")
+    return value
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str) or len(value) > 300:
+        raise RemoteProtocolError(f"{name} of the cluster map is no name")
     return value
 
 

@@ -40,7 +40,7 @@ from .cluster_map import vbucket_of
 from .kv_connection import KvConnection
 from .kv_nodes import KvNodes
 from .retry import RETRIED, Backoff
-from .tls import TlsOptions
+from .tls import TlsOptions, tls_context
 
 if TYPE_CHECKING:
     from .pipeline import BatchResult, WriteBatch
@@ -123,7 +123,7 @@ class KvClient:
         self._patience_s = patience_s
         self._clock = clock
         self._rng = rng or rng_.source()
-        context = (tls or TlsOptions()).context() if self._where.tls else None
+        context = tls_context(self._where, tls)
         credentials = None
         if self._where.username is not None:
             credentials = Credentials(self._where.username, self._where.password or "")

@@ -11,8 +11,9 @@ from ..protocol.handshake import Introduction
 from ..protocol.script import ask
 from ..wire.admin import GetAllVbSeqnos, GetClusterConfig
 from ..wire.codes import Status
-from .cluster_map import ClusterMap
+from .cluster_map import ClusterMap, MapContext
 from .kv_connection import KvConnection
+from .naming import find_seeds
 
 __all__ = ["KvNodes"]
 
@@ -33,6 +34,8 @@ class KvNodes:
         self._tls = tls
         self._timeout_s = timeout_s
         self._connections: dict[Address, KvConnection] = {}
+        self._seeds = find_seeds(where)
+        self._network = where.network
         try:
             self.map = self._bootstrap()
         except BaseException:
@@ -96,7 +99,7 @@ class KvNodes:
 
     def refresh(self) -> None:
         """Ask around for a newer map."""
-        for address in dict.fromkeys((*self.map.nodes, *self._where.addresses)):
+        for address in dict.fromkeys((*self.map.nodes, *self._seeds)):
             try:
                 newer = self._ask_for_map(address)
             except ConnectError:
@@ -114,16 +117,16 @@ class KvNodes:
             answer = known.run(ask(GetClusterConfig(), "get cluster config"))
         except StatusError:
             return None  # it has no maps, or none now
-        return ClusterMap.parse(answer.value, address, tls=self._where.tls)
+        return self._parsed(answer.value, address)
 
     def _bootstrap(self) -> ClusterMap:
         reasons = []
-        for address in self._where.addresses:
+        for address in self._seeds:
             try:
                 connection = self._connect(address)
             except ConnectError as error:
                 reasons.append(str(error))
-                if len(self._where.addresses) == 1:
+                if len(self._seeds) == 1:
                     raise
                 continue
             first = self._first_map(connection)
@@ -139,7 +142,13 @@ class KvNodes:
             answer = connection.run(ask(GetAllVbSeqnos(), "get all vb seqnos"))
             count = max(answer.seqnos, default=-1) + 1
             return ClusterMap.single(connection.address, count) if count else None
-        return ClusterMap.parse(config, connection.address, tls=self._where.tls)
+        return self._parsed(config, connection.address)
+
+    def _parsed(self, config: bytes, asked: Address) -> ClusterMap | None:
+        offered = ClusterMap.parse(config, asked, MapContext(self._where.tls, self._network, self._seeds))
+        if offered is not None:
+            self._network = offered.network  # chosen with the first map, and kept
+        return offered
 
     def _connect(self, address: Address) -> KvConnection:
         made = KvConnection(address, self._introduction, tls=self._tls, timeout_s=self._timeout_s)

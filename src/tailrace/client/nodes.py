@@ -17,11 +17,14 @@ from ..protocol.handshake import Credentials, Introduction
 from ..protocol.script import Script
 from ..wire.admin import GetAllVbSeqnos, GetClusterConfig
 from ..wire.codes import Status
-from .cluster_map import ClusterMap
+from .cluster_map import ClusterMap, MapContext
 from .dialects import DCP_SPEECH, Speech
 from .retry import Backoff, is_temporary
 
 __all__ = ["KnownNode", "Nodes"]
+
+_LOOKUP_S = 10.0
+"""How often to ask DNS again while no node can be reached."""
 
 _POLL_S = 2.5
 """How often to ask for a new map while a vbucket has no node, or a node can't be reached."""
@@ -72,6 +75,8 @@ class Nodes:
         if where.username is not None:
             credentials = Credentials(where.username, where.password or "")
         self.where = where
+        self.seeds = where.addresses
+        """Whom to call first, and when nobody of the map answers."""
         self.map: ClusterMap | None = None
         self.on_change: Callable[[], None] = lambda: None
         """Called when a connection became ready or went, or the map changed."""
@@ -88,6 +93,8 @@ class Nodes:
         self._seeds_failed: list[str] = []
         self._asked_at = 0.0
         self._asking = False
+        self._looked_up_at: float | None = None
+        self._has_moved = False
 
     # what the pump does
 
@@ -100,6 +107,35 @@ class Nodes:
                 node.connecting = True
                 addresses.append(address)
         return addresses
+
+    def wants_seeds(self, now: float) -> bool:
+        """Whether DNS should be asked where the cluster is: nobody answers, and it may have moved."""
+        due = self._lookup_due(now)
+        return due is not None and due <= now
+
+    def begin_lookup(self, now: float) -> None:
+        """DNS is being asked."""
+        self._looked_up_at = now
+
+    def found_seeds(self, seeds: tuple[Address, ...]) -> None:
+        """What DNS says. If we know none of them, they are another cluster with revisions of its own."""
+        known = {*self.seeds, *(self.map.nodes if self.map is not None else ())}
+        self._has_moved = self.map is not None and known.isdisjoint(seeds)
+        order = list(seeds)
+        self._rng.shuffle(order)
+        self.seeds, self._seed = tuple(order), 0
+        self.on_change()
+
+    def _lookup_due(self, now: float) -> float | None:
+        if self.where.name is None or not self.where.dns_srv or not self._is_lost():
+            return None
+        return now if self._looked_up_at is None else self._looked_up_at + _LOOKUP_S
+
+    def _is_lost(self) -> bool:
+        """No node that we need can be reached."""
+        return bool(self._needed) and all(
+            self._node(address).troubled_since is not None for address in self._needed
+        )
 
     def to_disconnect(self) -> list[Address]:
         """Connections that nobody needs any more: of nodes that have left, or have nothing for us.
@@ -174,6 +210,8 @@ class Nodes:
                 times.append(max(node.retry_at, now))
             if node.troubled_since is not None and address in self._needed:
                 times.append(node.troubled_since + self._retry_for_s)
+        if (due := self._lookup_due(now)) is not None:
+            times.append(due)
         return min(times, default=None)
 
     # where things are
@@ -201,16 +239,25 @@ class Nodes:
 
     def all(self) -> list[KnownNode]:
         """Every node that was ever heard of and is in the map, or has a connection."""
-        known = set(self.map.nodes) if self.map is not None else set(self.where.addresses)
+        known = set(self.map.nodes) if self.map is not None else set(self.seeds)
         return [node for node in self._nodes.values() if node.link is not None or node.address in known]
 
     # the map
 
     def apply(self, text: bytes, asked: Address) -> bool:
         """Take over a cluster map if it is newer; whether it was."""
-        offered = ClusterMap.parse(text, asked, tls=self.where.tls)
-        if offered is None or not offered.is_newer_than(self.map):
+        # the network is chosen with the first map, and kept
+        network = self.where.network if self.map is None else self.map.network
+        offered = ClusterMap.parse(text, asked, MapContext(self.where.tls, network, self.seeds))
+        is_from_new_cluster = self._has_moved and asked in self.seeds
+        if offered is None or not (is_from_new_cluster or offered.is_newer_than(self.map)):
             return False
+        if self.map is not None and self.map.uuid and offered.uuid != self.map.uuid:
+            raise RemoteProtocolError(
+                f"the bucket {self.where.bucket!r} was deleted and made again: its uuid is {offered.uuid} "
+                f"and was {self.map.uuid}, and positions in the old one mean nothing in it; connect again"
+            )
+        self._has_moved = False
         if self.map is not None and offered.vbucket_count != self.map.vbucket_count:
             raise RemoteProtocolError(
                 f"the bucket has {offered.vbucket_count} vbuckets and had {self.map.vbucket_count} before: "
@@ -221,10 +268,7 @@ class Nodes:
         self._nodes = {
             address: node
             for address, node in self._nodes.items()
-            if node.link is not None
-            or node.connecting
-            or address in offered.nodes
-            or address in self.where.addresses
+            if node.link is not None or node.connecting or address in offered.nodes or address in self.seeds
         }
         self.on_change()
         return True
@@ -268,18 +312,18 @@ class Nodes:
         """Nobody has told us the map yet: try the next address. At the first round's end it is an error."""
         self._seeds_failed.append(str(error))
         self._seed += 1
-        if self._seed >= len(self.where.addresses):
+        if self._seed >= len(self.seeds):
             self._seed = 0
-            if len(self._seeds_failed) >= len(self.where.addresses):
+            if len(self._seeds_failed) >= len(self.seeds):
                 raise ConnectError("; ".join(dict.fromkeys(self._seeds_failed)))
 
     def _wanted(self) -> tuple[Address, ...]:
         """Whom we want to be connected to: the nodes that we need, or a seed that may know the map."""
         if self.map is None:
-            return (self.where.addresses[self._seed],)
-        if self._needed and all(self._node(address).troubled_since is not None for address in self._needed):
+            return (self.seeds[self._seed],)
+        if self._is_lost():
             # the cluster may have moved away from us
-            return tuple(dict.fromkeys((*self._needed, *self.where.addresses)))
+            return tuple(dict.fromkeys((*self._needed, *self.seeds)))
         return self._needed or tuple(node.address for node in self.ready()[:1]) or self.map.nodes[:1]
 
     def _node(self, address: Address) -> KnownNode:

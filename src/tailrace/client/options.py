@@ -179,6 +179,18 @@ def resolve(where: str | ConnectionString, options: SourceOptions) -> Connection
     return target
 
 
+def complete(options: SourceOptions, where: ConnectionString) -> SourceOptions:
+    """The options, with what the connection string says of those that were left as they are."""
+    defaults = SourceOptions._defaults()
+    said = {"connect_timeout_s": where.connect_timeout_s, "compression": where.compression}
+    taken: dict[str, Any] = {
+        name: value
+        for name, value in said.items()
+        if value is not None and getattr(options, name) == defaults[name]
+    }
+    return replace(options, **taken) if taken else options
+
+
 def read_options(
     options: SourceOptions,
     start: Start | str,

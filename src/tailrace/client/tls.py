@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import paths
+from ..connstr import ConnectionString
 from ..errors import UsageError
 
-__all__ = ["TlsOptions"]
+__all__ = ["TlsOptions", "tls_context"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +50,12 @@ class TlsOptions:
         elif key_file is not None:
             raise UsageError("a key file without a certificate is of no use; give the certificate too")
         return context
+
+
+def tls_context(where: ConnectionString, options: TlsOptions | None) -> ssl.SSLContext | None:
+    """For connections to a cluster: the options, with what the connection string adds; None without TLS."""
+    if not where.tls:
+        return None
+    given = options or TlsOptions()
+    ca_file = where.ca_file if given.ca_file is None else given.ca_file
+    return replace(given, ca_file=ca_file, verify=given.verify and where.verify).context()

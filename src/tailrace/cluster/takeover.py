@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from .. import paths
-from ..client.cluster_map import ClusterMap
+from ..client.cluster_map import ClusterMap, MapContext
 from ..client.kv import stats
 from ..client.kv_connection import KvConnection
 from ..client.tls import TlsOptions
@@ -112,7 +112,9 @@ class _Node(Steering):
     def map(self) -> _Map:
         """The map that it gives to its clients."""
         text = self._run(ask(GetClusterConfig(), "get cluster config")).value
-        plain, tls = (ClusterMap.parse(text, self.address, tls=is_tls) for is_tls in (False, True))
+        plain, tls = (
+            ClusterMap.parse(text, self.address, MapContext(tls=is_tls)) for is_tls in (False, True)
+        )
         if plain is None or tls is None:
             raise RemoteProtocolError(f"{self.address} has no map of its vbuckets")
         pairs = zip(plain.nodes, tls.nodes, strict=True)
