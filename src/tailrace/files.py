@@ -17,7 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeAlias
+from typing import BinaryIO, Protocol, TypeAlias, cast
 
 from .errors import NotDurable, StoreCorrupt, StoreLocked
 
@@ -32,6 +32,8 @@ __all__ = [
     "atomic_write",
     "put_file",
     "remove_tree",
+    "scratch_file",
+    "scratch_folder",
     "user_folder",
     "whole_file",
     "whole_file_in",
@@ -295,6 +297,16 @@ def write_scratch(path: str | os.PathLike[str], write: Callable[[BinaryIO], obje
         beside.unlink(missing_ok=True)
         raise
     return size
+
+
+def scratch_file() -> BinaryIO:
+    """A file without a name, in `scratch_folder`: it is gone when it is closed, or its process ends."""
+    return cast("BinaryIO", tempfile.TemporaryFile(prefix="tailrace-", dir=scratch_folder()))
+
+
+def scratch_folder() -> Path:
+    """Where temporary files are (``TMPDIR``)."""
+    return Path(tempfile.gettempdir())
 
 
 class DiskFile:

@@ -1,4 +1,4 @@
-"""A dump while the source takes changes back: what was lost is not in it."""
+"""A dump while the source takes changes back: what was lost is not in it. And a dump of much."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
-from tailrace.client.export import documents
+from tailrace.client import export
+from tailrace.client.export import KeptChanges, documents
 from tailrace.columns.batch import SCHEMA
 
 
@@ -35,6 +37,12 @@ class Source:
         for batch in self._batches:
             if batch["vbucket"][0].as_py() in end:
                 yield batch
+
+
+@pytest.fixture(params=["in memory", "in a file"], autouse=True)
+def held_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "in a file":
+        monkeypatch.setattr(export, "HELD_BYTES", 100)
 
 
 def dumped(source: Any) -> tuple[dict[bytes, bytes], int]:
@@ -64,3 +72,20 @@ def test_without_a_rollback_the_newest_change_counts() -> None:
         batch(("mutation", 0, 3, "a", "new"), ("deletion", 0, 4, "b", "")),
     )
     assert dumped(source) == ({b"a": b"new"}, 7)
+
+
+@pytest.mark.parametrize("value_bytes", [1, 64_000, 1_000_000])
+def test_what_is_held_is_bounded_in_bytes(value_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much a vbucket has: in memory are the keys, and some of the values."""
+    monkeypatch.setattr(export, "HELD_BYTES", 1 << 20)
+    before, count = pa.total_allocated_bytes(), 80
+    with KeptChanges() as kept:
+        for number in range(count):
+            value = "v" * value_bytes
+            kept.add(batch(("mutation", 0, number + 1, f"k{number % 40}", value)))
+            assert pa.total_allocated_bytes() - before < (4 << 20) + 2 * value_bytes
+        tables = 0
+        for table in kept.documents():
+            assert table.nbytes < (1 << 20) + 2 * value_bytes
+            tables += table.num_rows
+    assert tables == 40
