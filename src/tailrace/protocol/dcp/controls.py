@@ -3,7 +3,11 @@
 The rules are docs/spec/dcp.md#open and docs/spec/dcp.md#control-keys.
 
 One function per key, found by name. Each takes the value as text and either sets an option or says with which
-status the key is refused. Most keys apply to streams that are requested afterwards.
+status the key is refused. Most keys apply to streams that are requested afterwards. The options stand here
+too, beside the keys that set them: a new key is a field and a function.
+
+This is the producer's half. What a reader asks for is in `reader` (`ReaderSettings.controls`), what a replica
+asks for in `replica_controls`.
 
 Two keys are answered otherwise than by a server of the newest line:
 

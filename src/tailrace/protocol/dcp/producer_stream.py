@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ...errors import LocalProtocolError, TailraceError
 from ...frames import CHUNK_BYTES
@@ -64,6 +64,8 @@ class _SnapshotReading:
 class ProducerStream:
     """A stream that was accepted; its owner serves it until it `is_finished`."""
 
+    WATCHED: ClassVar[type[WatchedVBucket]] = WatchedVBucket
+
     def __init__(
         self,
         accepted: Accepted,
@@ -90,7 +92,7 @@ class ProducerStream:
         # Legacy streams of a bucket with collections look through each snapshot before they announce it.
         self._looks_ahead = accepted.filter.is_legacy and int(host.bucket.manifest["uid"], 16) > 0
         self._preview: Preview | None = None
-        self._watched = WatchedVBucket(accepted.vbucket, host, self.changed)
+        self._watched = self.WATCHED(accepted.vbucket, host, self.changed)
         self.takeover = (
             DcpTakeover(host, self._watched, self._takeover_moved) if accepted.flags & _TAKE_OVER else None
         )

@@ -26,14 +26,13 @@ from .clients import TapClient, TapControl, TapCursor
 from .items import TapShaper
 from .sender import TapSender, TapWanted
 from .takeover import TapTakeover
+from .timers import TapTimers
+from .window import TapWindow
 
 if TYPE_CHECKING:
     from ...store.base import VBucket
 
 __all__ = ["TapProducer"]
-
-SAVE_INTERVAL_S = 10.0
-"""How often the place of a registered reader is saved; after a crash it gets again what came since."""
 
 _BACK_OFF = (Status.EBUSY, Status.ETMPFAIL)
 _EMPTY_IT = ("opaque", int(TapOpaque.INITIAL_VBUCKET_STREAM))
@@ -52,7 +51,7 @@ class TapProducer(TapSender):
         self._answers: deque[bytes] = deque()
         self._watching: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
         """By vbucket: what is called back, and what ends that."""
-        self._sent_at = self._progress_at = self._saved_at = now
+        self._timers = TapTimers(host.settings, now)
 
     # The handler's interface.
 
@@ -80,25 +79,23 @@ class TapProducer(TapSender):
                 self.close_requested = "the store could not be read"
             self._is_sending = False
             if out:
-                self._sent_at = self._progress_at = self._now
-            elif self._may_send() and (self._work is not None or self._turns) and not self._is_gated:
+                self._timers.sent(self._now)
+            elif self._has_more_to_look_at:
                 self._wake()  # all that was read was not for this reader; there is more to look through
         self._figures["sent_bytes"] += sum(map(len, out))
         return out
 
+    @property
+    def _has_more_to_look_at(self) -> bool:
+        """The reader takes more, and there is something that may be for it."""
+        window = self._window
+        return window.is_open and not window.is_gated and (self._work is not None or bool(self._turns))
+
     def next_timer(self) -> float | None:
         if not self._client.name:
             return None
-        settings = self._host.settings
-        timers: list[float] = [self._sent_at + settings.tap_noop_interval]
-        if self._suspended_until is not None:
-            timers.append(self._suspended_until)
-        if self._full_since is not None:
-            timers.append(self._full_since + settings.tap_ack_grace)
-        if self._work is not None and settings.slow_backfill_timeout:
-            timers.append(self._progress_at + settings.slow_backfill_timeout)
-        if self._client.is_registered:
-            timers.append(self._saved_at + SAVE_INTERVAL_S)
+        timers = self._window.timers()
+        timers += self._timers.next(in_backfill=self._work is not None, registered=self._client.is_registered)
         if self._takeover is not None and (timer := self._takeover.next_timer()) is not None:
             timers.append(timer)
         return min(timers)
@@ -107,24 +104,18 @@ class TapProducer(TapSender):
         self._now = now
         if not self._client.name or self.close_requested is not None:
             return
-        settings = self._host.settings
-        if self._full_since is not None and now >= self._full_since + settings.tap_ack_grace:
+        if self._window.is_stalled(now):
             self._disconnect("the window is full and nothing was acknowledged for too long")
             return
-        if self._suspended_until is not None and now >= self._suspended_until:
-            self._suspended_until = None
+        if self._window.has_resumed(now):
             self._wake()
-        if now >= self._sent_at + settings.tap_noop_interval:
+        if self._timers.noop_due(now):
             self._answers.append(TapNoop().encode())
             self._figures["noops"] += 1
-            self._sent_at = now
             self._wake()
-        stalled_s = settings.slow_backfill_timeout
-        if self._work is not None and stalled_s and now >= self._progress_at + stalled_s:
+        if self._work is not None and self._timers.backfill_stalled(now):
             self._drop_work()  # it holds on to memory or files, and nobody reads
-            self._progress_at = now
-        if self._client.is_registered and now >= self._saved_at + SAVE_INTERVAL_S:
-            self._saved_at = now
+        if self._client.is_registered and self._timers.save_due(now):
             self._host.tap.save(self._client)
         if self._takeover is not None:
             self._takeover.handle_timer(now, self._served_vbuckets())
@@ -136,8 +127,8 @@ class TapProducer(TapSender):
             "supports_ack": str(self._acks.enabled).lower(),
             "unacked": self._acks.unacked,
             "ack_log_size": len(self._acks),
-            "ack_window_full": str(self._full_since is not None).lower(),
-            "suspended": str(self._suspended_until is not None).lower(),
+            "ack_window_full": str(self._window.full_since is not None).lower(),
+            "suspended": str(self._window.suspended_until is not None).lower(),
             "pending_vbuckets": self._turns.pending,
             "backfill_completed": str(
                 all(cursor.backfill_end is None for cursor in self._client.cursors.values())
@@ -204,6 +195,7 @@ class TapProducer(TapSender):
             client.reconnects += 1
         client.flags, client.producer = flags, self
         self._acks = AckLog(client, enabled=bool(flags & TapConnectFlag.SUPPORT_ACK))
+        self._window = TapWindow(self._acks, host.settings)
         self._shaper = TapShaper(host.features, flags, host.tap.hops.ttls)
         self._wanted = wanted = TapWanted(
             flags,
@@ -352,19 +344,19 @@ class TapProducer(TapSender):
         if number is None:
             _log.info("%s: an answer to message %d, which waits for none", self._host.peer, frame.opaque)
             return
-        self._full_since = None
+        self._window.full_since = None
         if status == Status.SUCCESS:
             self._acks.acknowledge(number)
         elif status in _BACK_OFF:
             self._figures["nacks"] += 1
             self._acks.acknowledge(number - 1)
             self._controls.extendleft(reversed(self._acks.go_back()))
-            self._gate = 0
+            self._window.gate(0)
             for cursor in self._client.cursors.values():
                 self._set_ready(cursor)
             self._drop_work()
             if self._takeover is None or not self._takeover.is_final:
-                self._suspended_until = self._now + self._host.settings.tap_backoff
+                self._window.suspend(self._now)
         else:
             self._disconnect(f"message {frame.opaque} was answered with {status_name(status)}")
             return

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...errors import ConnectError, MalformedMessage, RemoteProtocolError, StatusError, UsageError
@@ -99,6 +100,93 @@ class _Run:
     size_bytes: int = 0
 
 
+class _OwedAcks:
+    """Acknowledgements that wait until the application has all that came before them."""
+
+    def __init__(self) -> None:
+        self._made = bytearray()
+        self._unused: deque[tuple[ReceivedChunk, bytes]] = deque()
+        """Chunks that the application is not done with, and what to acknowledge when it is."""
+
+    def add(self, ack: TapAck) -> None:
+        """For a message that came just now."""
+        self._made += ack.encode()
+
+    def due(self) -> bytes:
+        """What can be sent at once of those that were added; the others wait for the last chunk."""
+        acks = bytes(self._made)
+        self._made.clear()
+        if not acks or not self._unused:
+            return acks
+        chunk, before = self._unused.pop()
+        self._unused.append((chunk, before + acks))
+        return b""
+
+    def wait_for(self, chunks: Iterable[ReceivedChunk]) -> None:
+        """The application gets these."""
+        self._unused += ((chunk, b"") for chunk in chunks)
+
+    def used(self, chunk: ReceivedChunk) -> bytes:
+        """The application is done with a chunk and all before it: what can be sent now."""
+        due = b""
+        while self._unused:
+            earlier, acks = self._unused.popleft()
+            due += acks
+            if earlier is chunk:
+                break
+        return due
+
+
+class _Subscription:
+    """What one connection reads: its vbuckets, all of which the one request names."""
+
+    def __init__(self, tap: TapSettings, settings: ReaderSettings) -> None:
+        self.vbuckets: dict[int, _ReadVBucket] = {}
+        self.is_requested = False
+        self.is_late = False
+        """A vbucket was added after the request."""
+        self._tap = tap
+        self._settings = settings
+
+    def add(self, reading: _ReadVBucket) -> None:
+        self.vbuckets[reading.stream.vbucket] = reading
+        self.is_late |= self.is_requested
+
+    @property
+    def is_dump(self) -> bool:
+        return not self._tap.deletions and any(reading.ends for reading in self.vbuckets.values())
+
+    def request(self) -> TapConnect:
+        flags = TapConnectFlag.LIST_VBUCKETS | TapConnectFlag.FIX_FLAG_BYTEORDER
+        options = TapConnectOptions(vbuckets=sorted(self.vbuckets))
+        if self.is_dump:
+            flags |= TapConnectFlag.DUMP
+        # only at first: a server that has forgotten the reader must send everything, or a part is missing
+        if not any(reading.is_again for reading in self.vbuckets.values()):
+            if any(reading.seqno for reading in self.vbuckets.values()):
+                options.backfill_date = MAX_U64  # from now on
+            else:
+                options.backfill_date = self._tap.backfill_date
+        if options.backfill_date is not None:
+            flags |= TapConnectFlag.BACKFILL
+        if self._tap.acks:
+            flags |= TapConnectFlag.SUPPORT_ACK
+        if self._tap.registered:
+            flags |= TapConnectFlag.REGISTERED_CLIENT
+        if self._settings.no_value:
+            flags |= TapConnectFlag.KEYS_ONLY
+        name = self._tap.name or self._settings.name
+        return TapConnect.with_options(name.encode(), int(flags), options)
+
+    def end_of_dump(self) -> list[_ReadVBucket]:
+        """The connection is closed: the vbuckets that are over by that. Of one without documents some servers
+        say nothing.
+        """
+        left = list(self.vbuckets.values())
+        is_complete = all(reading.ends and not reading.in_backfill for reading in left)
+        return left if self.is_requested and self.is_dump and is_complete else []
+
+
 class TapReader(TranslatingReader):
     """One connection to one node."""
 
@@ -113,13 +201,9 @@ class TapReader(TranslatingReader):
         rng: random.Random,
         now: float,
     ) -> None:
-        self._tap = tap
-        self._vbuckets: dict[int, _ReadVBucket] = {}
-        self._is_connected = self._is_late = False
+        self._subscription = _Subscription(tap, settings)
         self._run = _Run()
-        self._acks = bytearray()
-        self._unused: deque[tuple[ReceivedChunk, bytes]] = deque()
-        """Pieces that the application is not done with, and what to acknowledge when it is."""
+        self._acks = _OwedAcks()
         super().__init__(introduction, settings, rng=rng, now=now)
 
     # connecting
@@ -128,54 +212,30 @@ class TapReader(TranslatingReader):
         self, stream: Stream, *, end_seqno: int = MAX_U64, flags: int = 0, value: bytes = b""
     ) -> None:
         opaque = self._streams.add(stream)
-        self._vbuckets[stream.vbucket] = _ReadVBucket(
-            opaque,
-            stream,
-            ends=end_seqno != MAX_U64,
-            seqno=stream.position.seqno,
-            is_again=stream.log is not None and stream.log.newest.vb_uuid == _BRANCH,
+        self._subscription.add(
+            _ReadVBucket(
+                opaque,
+                stream,
+                ends=end_seqno != MAX_U64,
+                seqno=stream.position.seqno,
+                is_again=stream.log is not None and stream.log.newest.vb_uuid == _BRANCH,
+            )
         )
-        self._is_late |= self._is_connected
         self._say_opened(opaque, _LOG)
         self._pass_on()
 
     def data_to_send(self) -> bytes:
-        if self._vbuckets and not self._is_connected:
-            self._is_connected = self.is_spent = True
-            self._send(self._connect().encode())
+        subscription = self._subscription
+        if subscription.vbuckets and not subscription.is_requested:
+            subscription.is_requested = self.is_spent = True
+            self._send(subscription.request().encode())
         return super().data_to_send()
 
-    def _connect(self) -> TapConnect:
-        flags = TapConnectFlag.LIST_VBUCKETS | TapConnectFlag.FIX_FLAG_BYTEORDER
-        options = TapConnectOptions(vbuckets=sorted(self._vbuckets))
-        if self._is_dump:
-            flags |= TapConnectFlag.DUMP
-        # only at first: a server that has forgotten the reader must send everything, or a part is missing
-        if not any(reading.is_again for reading in self._vbuckets.values()):
-            if any(reading.seqno for reading in self._vbuckets.values()):
-                options.backfill_date = MAX_U64  # from now on
-            else:
-                options.backfill_date = self._tap.backfill_date
-        if options.backfill_date is not None:
-            flags |= TapConnectFlag.BACKFILL
-        if self._tap.acks:
-            flags |= TapConnectFlag.SUPPORT_ACK
-        if self._tap.registered:
-            flags |= TapConnectFlag.REGISTERED_CLIENT
-        if self.settings.no_value:
-            flags |= TapConnectFlag.KEYS_ONLY
-        name = self._tap.name or self.settings.name
-        return TapConnect.with_options(name.encode(), int(flags), options)
-
-    @property
-    def _is_dump(self) -> bool:
-        return not self._tap.deletions and any(reading.ends for reading in self._vbuckets.values())
-
     def next_timer(self) -> float | None:
-        return 0.0 if self._is_late else super().next_timer()
+        return 0.0 if self._subscription.is_late else super().next_timer()
 
     def handle_timer(self, now: float) -> None:
-        if self._is_late:
+        if self._subscription.is_late:
             raise ConnectError("there are more vbuckets to be read from this node: connecting again")
         super().handle_timer(now)
 
@@ -183,8 +243,7 @@ class TapReader(TranslatingReader):
 
     def process(self, now: float) -> None:
         super().process(now)
-        if self._acks:
-            self._owe()
+        self._send(self._acks.due())
 
     def _pass_on(self) -> None:
         self._end_run()
@@ -206,7 +265,7 @@ class TapReader(TranslatingReader):
         if isinstance(message, TapMutation | TapDelete | TapFlush) and not message.ttl:
             self._send(TapAck(opcode=frame.opcode, opaque=frame.opaque, status=Status.EINVAL).encode())
             return
-        reading = self._vbuckets.get(frame.vbucket)
+        reading = self._subscription.vbuckets.get(frame.vbucket)
         match message:
             case TapMutation() | TapDelete():
                 if reading is None:
@@ -214,7 +273,7 @@ class TapReader(TranslatingReader):
                 if reading.stream.vbucket in self._streams:
                     self._change(reading, message)
             case TapFlush():
-                for started in self._vbuckets.values():
+                for started in self._subscription.vbuckets.values():
                     self._start_over(started)
             case TapOpaqueMessage() if reading is not None:
                 self._told(reading, message.code)
@@ -223,7 +282,7 @@ class TapReader(TranslatingReader):
             case _:
                 raise RemoteProtocolError(f"{message.name()} came, which was not asked for")
         if message.wants_ack:
-            self._acks += TapAck(opcode=frame.opcode, opaque=frame.opaque).encode()
+            self._acks.add(TapAck(opcode=frame.opcode, opaque=frame.opaque))
 
     def _told(self, reading: _ReadVBucket, code: int) -> None:
         if code == TapOpaque.INITIAL_VBUCKET_STREAM:
@@ -285,42 +344,24 @@ class TapReader(TranslatingReader):
 
     def _end(self, reading: _ReadVBucket) -> None:
         self._end_run()
-        del self._vbuckets[reading.stream.vbucket]
+        del self._subscription.vbuckets[reading.stream.vbucket]
         self._say_end(reading.opaque, reading.stream.vbucket, StreamEndStatus.OK)
 
     def close_received(self) -> None:
-        """A dump that is over: of a vbucket without documents some servers say nothing."""
-        left = list(self._vbuckets.values())
-        if (
-            self._is_connected
-            and self._is_dump
-            and all(reading.ends and not reading.in_backfill for reading in left)
-        ):
-            for reading in left:
-                self._end(reading)
+        """Perhaps the end of a dump."""
+        ended = self._subscription.end_of_dump()
+        for reading in ended:
+            self._end(reading)
+        if ended:
             self._pass_on()
 
     # acknowledgements
 
-    def _owe(self) -> None:
-        """Acknowledge what came when the application has all before it."""
-        acks = bytes(self._acks)
-        self._acks.clear()
-        if not self._unused:
-            self._send(acks)
-            return
-        chunk, before = self._unused.pop()
-        self._unused.append((chunk, before + acks))
-
     def _scan(self) -> None:
         count = len(self._chunks)
         super()._scan()
-        self._unused += ((chunk, b"") for chunk in list(self._chunks)[count:])
+        self._acks.wait_for(list(self._chunks)[count:])
 
     def release(self, delivery: ChangeDelivery) -> None:
         super().release(delivery)
-        while self._unused:
-            chunk, acks = self._unused.popleft()
-            self._send(acks)
-            if chunk is delivery.chunk:
-                break
+        self._send(self._acks.used(delivery.chunk))

@@ -35,6 +35,7 @@ from .clients import TapClient, TapControl, TapCursor
 from .items import TapBatch, TapShaper
 from .takeover import TapTakeover
 from .turns import CursorTurns
+from .window import TapWindow
 
 if TYPE_CHECKING:
     from ...store.base import VBucket, VBucketSnapshot
@@ -84,13 +85,11 @@ class TapSender:
         self._shaper = TapShaper(frozenset(), 0, host.tap.hops.ttls)
         self._takeover: TapTakeover | None = None
         self._controls: deque[TapControl] = deque()
-        self._gate = 0
+        self._window = TapWindow(self._acks, host.settings)
         self._turns = CursorTurns()
         self._work: _OpenSnapshot | None = None
         self._is_sending = False
         self._told_open_checkpoint = False
-        self._suspended_until: float | None = None
-        self._full_since: float | None = None
         self._figures = dict.fromkeys(("sent_bytes", "items", "noops", "nacks", "backfills", "flushes"), 0)
 
     def _caught_up(self) -> bool:
@@ -99,29 +98,14 @@ class TapSender:
 
     # In turn.
 
-    def _may_send(self) -> bool:
-        """Whether the reader takes more now."""
-        if self._suspended_until is not None:
-            return False
-        return not self._acks.enabled or self._room() > 0
-
-    def _room(self) -> int:
-        settings = self._host.settings
-        return int(settings.tap_ack_interval * settings.tap_ack_window) - self._acks.unacked
-
-    @property
-    def _is_gated(self) -> bool:
-        return self._acks.enabled and self._acks.acked < self._gate
-
     def _serve(self, out: list[bytes | memoryview], budget: int) -> None:
         while budget > 0 and self.close_requested is None:
-            if not self._may_send():
-                if self._acks.enabled and self._full_since is None and self._room() <= 0:
-                    self._full_since = self._now
+            if not self._window.is_open:
+                self._window.found_closed(self._now)
                 return
             if self._controls:
-                self._gate = self._say(self._controls.popleft(), None, out)
-            elif self._is_gated:
+                self._window.gate(self._say(self._controls.popleft(), None, out))
+            elif self._window.is_gated:
                 return
             elif self._work is not None:
                 budget -= self._serve_work(self._work, out, budget)
@@ -231,7 +215,7 @@ class TapSender:
         first_byte = int(batch.offsets[start])
         stop = int(np.searchsorted(batch.offsets, first_byte + budget))
         if self._acks.enabled:
-            stop = min(stop, start + self._room())
+            stop = min(stop, start + self._window.room)
         seqnos = batch.seqnos[start:stop]
         number = self._acks.add_items(cursor, seqnos)
         batch.number(start, stop, wire_numbers(number, stop - start))

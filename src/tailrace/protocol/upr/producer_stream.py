@@ -48,9 +48,10 @@ from ..dcp.reframing import STORED_DELETION, STORED_EXPIRATION, STORED_MUTATION,
 from ..dcp.shaping import ShapedFrames, Shaper
 from ..dcp.stream_messages import StreamMessages
 from ..dcp.stream_request import Accepted
+from ..dcp.watched_vbucket import WatchedVBucket
 
 if TYPE_CHECKING:
-    from ...store.base import VBucketSnapshot
+    from ...store.base import VBucket, VBucketSnapshot
     from ..handler import Host
 
 __all__ = ["UprAMessages", "UprBMessages", "UprMessages", "UprStream"]
@@ -70,6 +71,21 @@ class UprMessages(StreamMessages):
 
     def __init__(self, options: ConnectionOptions, vbucket: int, opaque: int) -> None:
         super().__init__(options, vbucket, opaque, 0)
+        self._is_inside = False  # a snapshot was begun and not ended
+
+    def begin_snapshot(self) -> list[bytes]:
+        """What to say before a change; nothing inside of a snapshot."""
+        if self._is_inside:
+            return []
+        self._is_inside = True
+        return [self.say(self.SNAPSHOT_START)]
+
+    def end_snapshot(self) -> list[bytes]:
+        """What to say behind the last change; nothing where no snapshot was begun."""
+        if not self._is_inside:
+            return []
+        self._is_inside = False
+        return [self.say(self.SNAPSHOT_END)]
 
     def say(self, message: type[Message]) -> bytes:
         """A message without a body."""
@@ -146,8 +162,40 @@ class UprShaper(Shaper):
         return ShapedFrames(data, offsets, int(edges[0]), int(edges[1]))
 
 
+class UprWatchedVBucket(WatchedVBucket):
+    """Two changes do not end a stream of UPR at once: a flush, and a new state."""
+
+    __slots__ = ("_bucket", "_flushes", "last_seqno")
+
+    def __init__(self, vbucket: VBucket, host: Host, changed: Callable[[], None]) -> None:
+        super().__init__(vbucket, host, changed)
+        self.last_seqno: int | None = None
+        """Of a vbucket whose state has changed: what is there up to here still goes out."""
+        self._bucket = host.bucket
+        self._flushes = host.bucket.flushes
+
+    def was_flushed(self) -> bool:
+        """Whether all is gone since the last look; then the new branch is the one that is watched. A new
+        state is noted.
+        """
+        vbucket = self.vbucket
+        if self._vbuckets[vbucket.id] is not vbucket:
+            return False
+        if vbucket.failover_log == self.log:
+            if vbucket.state != self.state:
+                self.state, self.last_seqno = vbucket.state, vbucket.high_seqno
+            return False
+        if self._bucket.flushes == self._flushes or vbucket.failover_log.newest.seqno:
+            return False
+        self.log, self.high_seqno, self._flushes = vbucket.failover_log, 0, self._bucket.flushes
+        return True
+
+
 class UprStream(ProducerStream):
     """A stream that was accepted, in one of the drafts."""
+
+    WATCHED = UprWatchedVBucket
+    _watched: UprWatchedVBucket
 
     def __init__(  # noqa: PLR0917
         self,
@@ -166,9 +214,6 @@ class UprStream(ProducerStream):
         # The drafts' snapshots have no range, so none needs to end where its last message is.
         self._looks_ahead = False
         self._group = group
-        self._is_inside = False  # a snapshot was begun and not ended
-        self._flushes = host.bucket.flushes
-        self._last_seqno: int | None = None  # of a vbucket whose state has changed
         self._queue.say(self._says.say(messages.BEGIN))
 
     def stats(self) -> dict[str, int | str]:
@@ -177,24 +222,12 @@ class UprStream(ProducerStream):
     # What happens to it.
 
     def changed(self) -> None:
-        watched = self._watched
-        vbucket = watched.vbucket
-        bucket = self._host.bucket
-        if self.is_live and bucket.vbuckets[self.vbucket] is vbucket:
-            if vbucket.failover_log != watched.log:
-                if bucket.flushes != self._flushes and vbucket.failover_log.newest.seqno == 0:
-                    self._flush()
-            elif vbucket.state != watched.state:
-                # No more changes come; those that are there still go out before the end.
-                self._last_seqno = vbucket.high_seqno
-                watched.state = vbucket.state
+        if self.is_live and self._watched.was_flushed():
+            self._flush()
         super().changed()
 
     def _flush(self) -> None:
         """All is gone: tell it, and begin again."""
-        watched = self._watched
-        watched.log, watched.high_seqno = watched.vbucket.failover_log, 0
-        self._flushes = self._host.bucket.flushes
         self._close_snapshots()
         self._slots.release(self)
         self._is_parked = False
@@ -208,7 +241,7 @@ class UprStream(ProducerStream):
         if not self.is_live:
             return
         super().end(status, tell=tell)
-        if tell and self._last_seqno is not None and status == StreamEndStatus.STATE_CHANGED:
+        if tell and self._watched.last_seqno is not None and status == StreamEndStatus.STATE_CHANGED:
             told = self._says.new_state(self._watched.state)
             if told is not None:
                 self._queue.say_first(told)
@@ -216,15 +249,16 @@ class UprStream(ProducerStream):
     # Snapshots.
 
     def _next_snapshot(self) -> int | None:
-        if self._last_seqno is not None and self._last_seqno <= self.position < self._accepted.end_seqno:
+        last_seqno = self._watched.last_seqno
+        if last_seqno is not None and last_seqno <= self.position < self._accepted.end_seqno:
             self.end(StreamEndStatus.STATE_CHANGED)
             return 0
         return super()._next_snapshot()
 
     def _announce(self, snapshot: VBucketSnapshot, first_seqno: int) -> None:
-        if self._marker.is_due and not self._is_inside:
-            self._is_inside = True
-            self._queue.say(self._says.say(self._says.SNAPSHOT_START))
+        if self._marker.is_due:
+            for message in self._says.begin_snapshot():
+                self._queue.say(message)
         self._marker.is_due = False
 
     def _finish(self, snapshot: VBucketSnapshot) -> None:
@@ -233,6 +267,5 @@ class UprStream(ProducerStream):
             self._end_snapshot()
 
     def _end_snapshot(self) -> None:
-        if self._is_inside:
-            self._is_inside = False
-            self._queue.say(self._says.say(self._says.SNAPSHOT_END))
+        for message in self._says.end_snapshot():
+            self._queue.say(message)
