@@ -25,7 +25,8 @@ import click
 
 from .. import __version__
 from ..errors import ConnectError, StatusError, TailraceError, UsageError
-from .common import Group, ProgramRun
+from . import configuration
+from .common import EXISTING_FILE, Group, ProgramRun
 from .start import interrupted_code
 
 __all__ = ["COMMANDS", "COMMAND_GROUPS", "cli", "main"]
@@ -73,6 +74,7 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
         "replay": "Serve a recording as a producer, byte for byte.",
         "bench": "Measure this machine, side by side with the peers that are installed.",
         "demo": "Show the whole: node, mirror, a failover that loses changes, and the repair.",
+        "config": "Print back the options of commands, and where each comes from.",
         "completion": "Print a script that completes tailrace's command lines in your shell.",
     },
 }
@@ -156,12 +158,35 @@ class _Program(Group):
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(__version__, prog_name=PROGRAM, message="%(prog)s %(version)s")
+@click.version_option(
+    __version__, prog_name=PROGRAM, message="%(prog)s %(version)s", allow_from_autoenv=False
+)
+@click.option(
+    "--config",
+    type=EXISTING_FILE,
+    envvar="TAILRACE_CONFIG",
+    help="Options of commands, as TOML; see 'config'.",
+)
 @click.pass_context
-def cli(ctx: click.Context) -> None:
+def cli(ctx: click.Context, config: Path | None) -> None:
     """Carries a document store's change stream into Spark, and keeps it true."""
-    if ctx.invoked_subcommand is None:
+    name = ctx.invoked_subcommand
+    if name is None:
         raise click.UsageError("the command is missing", ctx)
+    if config is not None:
+        _configure(ctx, name, config)
+
+
+def _configure(ctx: click.Context, name: str, path: Path) -> None:
+    """Options that are not on the command line come from a file."""
+    content = configuration.read(path)
+    configuration.check_sections(content, COMMANDS, path)
+    assert isinstance(ctx.command, click.Group)
+    ctx.default_map = {}
+    for wanted in COMMANDS if name == "config" else (OLD_NAMES.get(name, name),):
+        command = ctx.command.get_command(ctx, wanted)
+        assert command is not None
+        ctx.default_map[wanted] = configuration.default_map(content, command, wanted, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -196,7 +221,8 @@ def _run(arguments: list[str], session: ProgramRun) -> object:
 
         return shell_complete(cli, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
     try:
-        with cli.make_context(PROGRAM, arguments, obj=session) as ctx:
+        prefix = configuration.ENVIRONMENT_PREFIX
+        with cli.make_context(PROGRAM, arguments, obj=session, auto_envvar_prefix=prefix) as ctx:
             return cli.invoke(ctx)
     except click.exceptions.Exit as end:
         return end.exit_code

@@ -16,10 +16,13 @@ __all__ = ["interrupted_code", "main"]
 
 def interrupted_code(arguments: Sequence[str]) -> int:
     """What a command ends with on Ctrl-C: that is how a node is stopped, all others are broken off."""
-    command = next(
-        (argument for argument in arguments if not argument.startswith("-")), ""
-    )  # behind --debug, for one
-    return 0 if command == "serve" else 130
+    words = iter(arguments)
+    for word in words:
+        if word == "--config":
+            next(words, None)
+        elif not word.startswith("-"):
+            return 0 if word == "serve" else 130
+    return 130
 
 
 def main() -> int:

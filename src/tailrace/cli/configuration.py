@@ -1,0 +1,155 @@
+"""One file for the options of every command: ``tailrace --config FILE``, in TOML.
+
+A table has the options of the command that it is named after, as they are called on the command line without
+the dashes, and its arguments in small letters; what stands above all tables is for every command that has it.
+What is on the command line wins, then the environment (``TAILRACE_SERVE_PORT``), then the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from ..errors import UsageError
+
+__all__ = ["ENVIRONMENT_PREFIX", "check_sections", "default_map", "effective", "read", "shown"]
+
+ENVIRONMENT_PREFIX = "TAILRACE"
+MAX_BYTES = 1 << 20
+HIDDEN = "***"
+_PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*(@)")
+
+Section = dict[str, Any]
+
+
+def read(path: Path) -> Section:
+    """What a file says, before anybody knows which options there are."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"the configuration {str(path)!r} can't be read: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"the configuration {str(path)!r} is larger than {MAX_BYTES >> 20} MiB")
+    try:
+        return tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the configuration {str(path)!r} is not TOML: {error}") from None
+
+
+def default_map(content: Mapping[str, Any], command: click.Command, name: str, path: Path) -> Section:
+    """The part of a file that is for a command, by the names that click gives its parameters."""
+    common = {key: value for key, value in content.items() if not isinstance(value, dict)}
+    section = content.get(name, {})
+    if not isinstance(section, dict):
+        raise UsageError(f"{name} in {str(path)!r} is a command, write [{name}] and its options below it")
+    return _for(command, common, section, f"[{name}] in {str(path)!r}")
+
+
+def _for(command: click.Command, common: Section, section: Section, where: str) -> Section:
+    parameters = _names(command)
+    values = {parameters[key].name: _plain(common[key], key, where) for key in parameters if key in common}
+    members = dict(command.commands) if isinstance(command, click.Group) else {}
+    for key, value in section.items():
+        if key in members:
+            if not isinstance(value, dict):
+                raise UsageError(f"{key} of {where} is a command, and has a table of its own")
+            continue
+        if key not in parameters:
+            raise UsageError(f"{where} has {key!r}, which is no option{_hint(key, [*parameters, *members])}")
+        values[parameters[key].name] = _plain(value, key, where)
+    for name, member in members.items():
+        values[name] = _for(member, common, section.get(name, {}), f"{name} of {where}")
+    return {name: value for name, value in values.items() if name is not None}
+
+
+def _names(command: click.Command) -> dict[str, click.Parameter]:
+    """The parameters of a command by the names that a file has for them."""
+    return {_name(parameter): parameter for parameter in command.params if parameter.expose_value}
+
+
+def _name(parameter: click.Parameter) -> str:
+    if isinstance(parameter, click.Option):
+        return max(parameter.opts, key=len).lstrip("-")
+    return (parameter.name or "").replace("_", "-")
+
+
+def check_sections(content: Mapping[str, Any], commands: Mapping[str, object], path: Path) -> None:
+    """Every table is a command's."""
+    for key, value in content.items():
+        if isinstance(value, dict) and key not in commands:
+            raise UsageError(f"[{key}] in {str(path)!r} is no command{_hint(key, list(commands))}")
+
+
+def _hint(key: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(key.replace("_", "-"), names, 1)
+    return f"; you may mean {near[0]!r}" if near else f"; there are {', '.join(sorted(names))}"
+
+
+def _plain(value: object, key: str, where: str) -> object:
+    """As it would stand on a command line, where everything is a text."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, list):
+        return [str(_plain(member, key, where)) for member in value]
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise UsageError(f"{key} of {where} is a text, a number, true, false, or a list of those")
+
+
+# printed back
+
+
+def effective(ctx: click.Context, command: click.Command) -> Iterator[tuple[str, Any, str]]:
+    """The parameters of a command: name, value, and where it comes from."""
+    for parameter in command.params:
+        if not parameter.expose_value:
+            continue
+        value, source = parameter.consume_value(ctx, {})
+        if source is ParameterSource.ENVIRONMENT:
+            origin = f"${_variable(ctx, parameter)}"
+        elif source is ParameterSource.DEFAULT_MAP:
+            origin = "file"
+        else:
+            origin = "default"
+            value = parameter.get_default(ctx)
+            if isinstance(parameter, click.Option) and parameter.multiple and not value:
+                value = []
+        if origin != "default":
+            _check(ctx, parameter, value)
+        yield _name(parameter), value, origin
+
+
+def _check(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
+    try:
+        parameter.type_cast_value(ctx, value)
+    except click.BadParameter as error:
+        where = (ctx.command_path or "").partition(" ")[2]
+        raise UsageError(f"{_name(parameter)} of [{where}]: {error.message}") from None
+
+
+def _variable(ctx: click.Context, parameter: click.Parameter) -> str:
+    given = parameter.envvar
+    if isinstance(given, str):
+        return given
+    return f"{ctx.auto_envvar_prefix}_{(parameter.name or '').upper()}"
+
+
+def shown(name: str, value: object) -> object:
+    """A value without the secrets in it."""
+    if isinstance(value, list | tuple):
+        return [shown(name, member) for member in value]
+    if isinstance(value, bool | int | float) or value is None:
+        return value
+    text = str(value)
+    if name == "user":
+        return text.partition(":")[0] + ":" + HIDDEN
+    if name == "storage-option":
+        return text.partition("=")[0] + "=" + HIDDEN
+    return _PASSWORD.sub(rf"\1{HIDDEN}\2", text)

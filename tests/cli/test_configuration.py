@@ -1,0 +1,106 @@
+"""One file for all commands: what it may say, who wins, and how it is printed back."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tailrace.cli.main import main
+from tailrace.testing.running import RunningNode
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run_once(*arguments: str | Path) -> Done:
+        code = main([str(argument) for argument in arguments])
+        return Done(code, *capsys.readouterr())
+
+    return run_once
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "tailrace.toml"
+
+
+def test_a_command_takes_arguments_and_options_from_the_file(run: Run, file: Path) -> None:
+    with RunningNode() as node:
+        file.write_text(f'url = "couchbase://127.0.0.1:{node.port}"\n[load]\ndocs = 7\n')
+        assert run("--config", file, "load").code == 0
+        assert json.loads(run("--config", file, "stats", "--json").out)["curr_items"] in (7, "7")
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
+    run: Run, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text('[load]\ndocs = 7\nsize = 10\nseed = 1\nurl = "couchbase://127.0.0.1:1"\n')
+    monkeypatch.setenv("TAILRACE_LOAD_SIZE", "20")
+    monkeypatch.setenv("TAILRACE_CONFIG", str(file))
+    rows = [json.loads(line) for line in run("config", "load", "--json").out.splitlines()]
+    assert {row["option"]: (row["value"], row["from"]) for row in rows} == {
+        "url": ("couchbase://127.0.0.1:1", "file"),
+        "docs": ("7", "file"),
+        "size": ("20", "$TAILRACE_LOAD_SIZE"),
+        "seed": ("1", "file"),
+    }
+
+
+def test_what_is_printed_back_is_a_file_without_passwords(run: Run, file: Path) -> None:
+    file.write_text(
+        'url = "couchbase://ada:hunter2@h"\n[serve]\nuser = ["ada:hunter2"]\nmemory = true\n'
+        '[mirror]\nstorage-option = ["aws_secret_access_key=hunter2"]\n[cluster.start]\nnodes = 3\n'
+    )
+    printed = run("--config", file, "config").out
+    assert "hunter2" not in printed
+    content = tomllib.loads(printed)
+    assert content["serve"] == {"user": ["ada:***"], "memory": True}
+    assert content["mirror"]["storage-option"] == ["aws_secret_access_key=***"]
+    assert content["mirror"]["url"] == "couchbase://ada:***@h"
+    assert content["cluster"]["start"]["nodes"] == "3"
+    everything = tomllib.loads(run("--config", file, "config", "serve", "--all").out)["serve"]
+    assert everything["host"] == "127.0.0.1" and everything["user"] == ["ada:***"]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[serv]\n", "[serv] in {file} is no command; you may mean 'serve'"),
+        ("[serve]\nprot = 1\n", "[serve] in {file} has 'prot', which is no option; you may mean 'port'"),
+        (
+            "[serve]\nport = {a = 1}\n",
+            "port of [serve] in {file} is a text, a number, true, false, or a list of those",
+        ),
+        ("serve = 1\n", "serve in {file} is a command, write [serve] and its options below it"),
+        (
+            "[cluster.start]\nnode = 1\n",
+            "start of [cluster] in {file} has 'node', which is no option; you may mean 'nodes'",
+        ),
+        ("[serve]\nport = 'x'\n", "port of [serve]: 'x' is no whole number"),
+        ("[serve\n", "the configuration {file} is not TOML"),
+    ],
+)
+def test_what_is_wrong_is_said(run: Run, file: Path, text: str, what: str) -> None:
+    file.write_text(text)
+    done = run("--config", file, "config")
+    assert done.code == 2
+    assert what.format(file=repr(str(file))) in done.err
+
+
+def test_a_file_that_is_not_there(run: Run, tmp_path: Path) -> None:
+    done = run("--config", tmp_path / "none.toml", "serve")
+    assert done.code == 2 and "none.toml" in done.err
