@@ -25,7 +25,7 @@ tailrace --config tailrace.toml config mirror --all
 @json_option("Write an object a line.")
 @click.pass_context
 def command(ctx: click.Context, names: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Print back the options of commands, and where each comes from: file, environment or default.
+    """Print back the options of commands: from file, environment or default.
 
     The output is a configuration file. Passwords are not shown. Every table of the file is checked, and
     every value that a command would not take is an error.

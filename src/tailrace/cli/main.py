@@ -74,7 +74,7 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
         "replay": "Serve a recording as a producer, byte for byte.",
         "bench": "Measure this machine, side by side with the peers that are installed.",
         "demo": "Show the whole: node, mirror, a failover that loses changes, and the repair.",
-        "config": "Print back the options of commands, and where each comes from.",
+        "config": "Print back the options of commands: from file, environment or default.",
         "completion": "Print a script that completes tailrace's command lines in your shell.",
     },
 }
