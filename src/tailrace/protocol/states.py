@@ -20,6 +20,7 @@ from ..errors import LocalProtocolError
 
 __all__ = [
     "CONNECTION_TRANSITIONS",
+    "DCP_TAKEOVER_TRANSITIONS",
     "MACHINES",
     "READER_STREAM_TRANSITIONS",
     "READING_TRANSITIONS",
@@ -29,6 +30,8 @@ __all__ = [
     "UPR_STREAM_TRANSITIONS",
     "ConnectionInput",
     "ConnectionState",
+    "DcpTakeoverInput",
+    "DcpTakeoverState",
     "Machine",
     "ReaderStreamInput",
     "ReaderStreamState",
@@ -251,6 +254,36 @@ UPR_STREAM_TRANSITIONS: Mapping[tuple[UprStreamState, UprStreamInput], UprStream
 }
 
 
+# A takeover by DCP: docs/spec/dcp.md#takeover. What the stream waits for meanwhile is the stream's own state.
+
+
+class DcpTakeoverState(Enum):
+    """How far a takeover is."""
+
+    SENDING = "sending"
+    """All there is; then the replica is told to be pending."""
+    GIVING_UP = "giving up"
+    """The vbucket becomes dead here; waits until that is on disk."""
+    FINISHING = "finishing"
+    """The rest is sent; then the replica is told to be active."""
+    CLOSED = "closed"
+
+
+class DcpTakeoverInput(Enum):
+    """What happens to a takeover."""
+
+    IS_PENDING = "pending there"
+    GIVEN_UP = "dead on disk"
+    CLOSED = "closed"
+
+
+DCP_TAKEOVER_TRANSITIONS: Mapping[tuple[DcpTakeoverState, DcpTakeoverInput], DcpTakeoverState] = {
+    (DcpTakeoverState.SENDING, DcpTakeoverInput.IS_PENDING): DcpTakeoverState.GIVING_UP,
+    (DcpTakeoverState.GIVING_UP, DcpTakeoverInput.GIVEN_UP): DcpTakeoverState.FINISHING,
+    **{(state, DcpTakeoverInput.CLOSED): DcpTakeoverState.CLOSED for state in DcpTakeoverState},
+}
+
+
 # A takeover by TAP: docs/spec/tap.md#takeover
 
 
@@ -342,6 +375,7 @@ MACHINES: Mapping[str, Mapping[tuple[Any, Any], Any]] = {
     "A stream of a reader": READER_STREAM_TRANSITIONS,
     "A stream of a replica": REPLICA_STREAM_TRANSITIONS,
     "A stream of UPR, translated": UPR_STREAM_TRANSITIONS,
+    "A takeover by DCP": DCP_TAKEOVER_TRANSITIONS,
     "A takeover by TAP": TAP_TAKEOVER_TRANSITIONS,
     "A vbucket of a reading client": READING_TRANSITIONS,
 }

@@ -6,9 +6,9 @@
                      has arrived, the replica is told to be active
     takeover-wait    when it has answered, the stream is over
 
-The states are the stream's (`states`); what belongs to a takeover only is here. At no time are there two
-active ones: ours is dead, durably, before the replica hears that it is active. If writers are faster than the
-stream, they are asked to wait after ``takeover_max_time``.
+These are states of the stream; how far the takeover is has states of its own (both in `states`). At no time
+are there two active ones: ours is dead, durably, before the replica hears that it is active. If writers are
+faster than the stream, they are asked to wait after ``takeover_max_time``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...wire.codes import MarkerFlag, VBucketState
+from ..states import DCP_TAKEOVER_TRANSITIONS, DcpTakeoverInput, DcpTakeoverState, Machine
 
 if TYPE_CHECKING:
     from ...store.base import Bucket
@@ -39,20 +40,16 @@ class DcpTakeover:
     __slots__ = (
         "_has_asked_for_acks",
         "_host",
-        "_is_closed",
-        "_is_given_up",
+        "_machine",
         "_moved",
         "_since",
         "_unacknowledged",
         "_watched",
         "holds_writes",
-        "next_state",
     )
 
     def __init__(self, host: Host, watched: WatchedVBucket, moved: Callable[[str | None], None]) -> None:
         """``moved`` is called when it goes on by itself, with why it can't if it can't."""
-        self.next_state = VBucketState.PENDING
-        """What the replica is told next."""
         self.holds_writes = False
         """The front end refuses writes until this takeover is over."""
         self._host = host
@@ -61,8 +58,7 @@ class DcpTakeover:
         self._since: float | None = None
         self._has_asked_for_acks = False
         self._unacknowledged = 0
-        self._is_given_up = True  # no, while that is under way
-        self._is_closed = False
+        self._machine = Machine(DCP_TAKEOVER_TRANSITIONS, DcpTakeoverState.SENDING)
 
     # Markers.
 
@@ -85,22 +81,27 @@ class DcpTakeover:
     # States.
 
     @property
+    def next_state(self) -> VBucketState:
+        """What the replica is told next."""
+        is_finishing = self._machine.state is DcpTakeoverState.FINISHING
+        return VBucketState.ACTIVE if is_finishing else VBucketState.PENDING
+
+    @property
     def may_tell_state(self) -> bool:
         """Everything arrived, and the vbucket is what it has to be here before the replica is told."""
-        return self._is_given_up and not self._unacknowledged
+        return self._machine.state is not DcpTakeoverState.GIVING_UP and not self._unacknowledged
 
     def state_answered(self) -> bool:
         """The replica's vbucket has the state that it was told to have; whether that was the last step."""
-        if self.next_state == VBucketState.ACTIVE:
+        if self._machine.state is DcpTakeoverState.FINISHING:
             return True
-        self.next_state = VBucketState.ACTIVE
-        self._is_given_up = False
+        self._machine.feed(DcpTakeoverInput.IS_PENDING)
         self._host.rewrite(self._give_up, self._given_up)
         return False
 
     def _give_up(self, bucket: Bucket) -> list[int]:
         """The vbucket is dead here from now on; what was written before is still sent."""
-        if self._is_closed:
+        if self._machine.state is DcpTakeoverState.CLOSED:
             return []
         self._watched.state = VBucketState.DEAD  # our own change, which the stream survives
         number = self._watched.vbucket.id
@@ -114,7 +115,8 @@ class DcpTakeover:
         if failed is not None:
             number = self._watched.vbucket.id
             _log.error("vbucket %d: its takeover ends, the disk refuses: %s", number, failed)
-        self._is_given_up = True
+        elif self._machine.state is not DcpTakeoverState.CLOSED:
+            self._machine.feed(DcpTakeoverInput.GIVEN_UP)
         self._moved(failed)
 
     # Time.
@@ -135,7 +137,7 @@ class DcpTakeover:
 
     def close(self) -> None:
         """The stream is over, and hears nothing more."""
-        self._is_closed = True
+        self._machine.feed(DcpTakeoverInput.CLOSED)
         self._moved = _ignore
         if self.holds_writes:
             self.holds_writes = False
