@@ -59,7 +59,7 @@ class ReceiveWindow:
     __slots__ = ("_ack_at_bytes", "_looked_at", "acknowledged_bytes", "unacknowledged_bytes")
 
     def __init__(self, size_bytes: int, now: float, *, ack_at_bytes: int | None = None) -> None:
-        """``ack_at_bytes``: at the latest this many are acknowledged, however large the window is."""
+        """``ack_at_bytes``: an acknowledgement is due after this many, however large the window is."""
         share = size_bytes * ACK_SHARE
         self._ack_at_bytes = share if ack_at_bytes is None else min(share, ack_at_bytes)
         self._looked_at = now
@@ -67,7 +67,7 @@ class ReceiveWindow:
         self.acknowledged_bytes = 0
 
     def processed(self, counted_bytes: int) -> bool:
-        """So many more are processed; whether to acknowledge now."""
+        """This many more were processed; whether to acknowledge now."""
         self.unacknowledged_bytes += counted_bytes
         return self.unacknowledged_bytes >= self._ack_at_bytes
 

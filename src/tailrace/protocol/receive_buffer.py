@@ -54,7 +54,7 @@ class ReceiveBuffer:
         return self._block.view[self._block.filled :]
 
     def buffer_updated(self, count: int) -> None:
-        """So many bytes were put there."""
+        """This many bytes were put there."""
         self._block.filled += count
 
     @property

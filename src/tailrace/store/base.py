@@ -1,4 +1,4 @@
-"""The contract of a store: what the server, the producers and the consumers may count on.
+"""The contract of a store: what the server, its producers and its replicas may count on.
 
 One `engine.Engine` is one data directory with buckets; a `Bucket` has a fixed number of vbuckets and one
 collections manifest; a `VBucket` has documents, a state, a failover log and a history of changes numbered by
@@ -309,7 +309,7 @@ class VBucket(Protocol):
         ...
 
     def expire_due(self, limit: int = 1_000) -> int:
-        """The pager: turn up to `limit` documents whose time has come into expirations; how many it was."""
+        """The pager: turn up to `limit` documents whose time has come into expirations; returns how many."""
         ...
 
     # Streams.
@@ -320,8 +320,7 @@ class VBucket(Protocol):
 
         From memory if the changes are still there: one checkpoint at a time, up to the high seqno. Otherwise
         from disk, up to the newest sealed change. With ``memory=False``: one snapshot of everything that is
-        persisted now, and None
-        if that is nothing.
+        persisted now, and None if that is nothing.
         """
         ...
 
@@ -363,7 +362,7 @@ class VBucket(Protocol):
     def begin_snapshot(self, start: int, end: int, purge_seqno: int = 0) -> None:
         """A marker came: DocumentRefused(ERANGE) if it lies wholly in the past, EINVAL if start > end.
 
-        Deletions up to ``purge_seqno`` may be missing in it, and so they are here once something of it is.
+        Deletions up to ``purge_seqno`` may be missing in it, and then here too once a part of it has come.
         """
         ...
 
@@ -376,13 +375,11 @@ class VBucket(Protocol):
         ...
 
     def end_snapshot(self) -> None:
-        """What is missing of the snapshot that is being received is not for this copy: with the last change
-        that came it is complete.
-        """
+        """The rest of the snapshot is not for this copy: it is complete with the last change that came."""
         ...
 
     def drop_snapshot(self) -> None:
-        """A snapshot was announced and nothing of it came: it is not waited for any more."""
+        """Stop waiting for a snapshot that was announced and of which nothing came."""
         ...
 
     def exact_seqno(self, seqno: int) -> int:
@@ -404,7 +401,7 @@ class Bucket(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Of changes in memory."""
+        """Bytes of the changes in memory."""
         ...
 
     @property
@@ -514,11 +511,11 @@ class Bucket(Protocol):
         ...
 
     def remove_later(self) -> None:
-        """From now on files that nothing needs any more wait for `begin_removal`."""
+        """From now on files that are no longer needed wait for `begin_removal`."""
         ...
 
     def begin_removal(self) -> Job | None:
-        """What removes such files, if there are any; ask after each job of maintenance."""
+        """A job that removes such files, if there are any; ask after each job of maintenance."""
         ...
 
     def compact(self, compaction: Compaction = ...) -> None:

@@ -54,7 +54,7 @@ class EngineBucket(SealedStore):
         self.metadata = BucketMetadata()
         self.cache: dict[bytes, Any] = {}
 
-    # Birth, opening, stopping.
+    # Creating, opening, closing.
 
     @classmethod
     def create(cls, *args: Any, vbucket_count: int, active: bool) -> EngineBucket:
@@ -100,8 +100,8 @@ class EngineBucket(SealedStore):
             else:
                 continue
             bucket.queue_meta(vbucket)
-        # Before anything is served it must be on disk that this run has not stopped cleanly yet, and that
-        # there are new branches before it can't be seen any more that something was lost.
+        # Two things must be on disk before anything is served: that this run has not stopped cleanly, and the
+        # new branches, while the loss can still be seen.
         bucket._commit_now({"clean": False})
         if bucket.sealed.is_incomplete:
             bucket.seal()
@@ -112,7 +112,7 @@ class EngineBucket(SealedStore):
         """A clean stop."""
         self._jobs.settle()
         if not self.persistence:
-            # What was never to be written is lost, as with a kill; the next start must see that.
+            # Changes that were never written are lost, as after a kill; the next start must notice.
             self._shut()
             return
         self.flush()
@@ -127,13 +127,13 @@ class EngineBucket(SealedStore):
         self.sealed.segments = []
 
     def abandon(self) -> None:
-        """Let go of everything without writing."""
+        """Let go of everything and write nothing."""
         self._jobs.is_closed = True
         self.journal.rotate()
         self.sealed.segments = []
 
     def state(self) -> dict[str, Any]:
-        """The manifest's content as of now, for when this moment is the end of a log."""
+        """The manifest's content as of now, in case this is the end of a log."""
         return {
             "name": self.name,
             "vbucket_count": len(self.vbuckets),
@@ -204,8 +204,8 @@ class EngineBucket(SealedStore):
         return target
 
     def _promote(self, vbucket: EngineVBucket) -> None:
-        """A new branch from the end of the last complete snapshot; what came after that is no state of the
-        bucket.
+        """Begin a new branch at the end of the last complete snapshot; what came after it was never a state
+        of the bucket.
         """
         complete = vbucket.complete_seqno
         log = vbucket.failover_log
@@ -324,7 +324,7 @@ class EngineBucket(SealedStore):
         batch = Batch(meta={**self.metadata.take(), **meta})
         if take_changes:
             batch.frames, batch.notes = self.queue.take()
-        # With changes left behind it might speak of some that are not on disk.
+        # While changes stay queued, the metadata might refer to some that are not on disk.
         meta_of = [] if self.queue else self.metadata.take_vbuckets()
         if meta_of:
             batch.meta["vbuckets"] = {str(v.id): v.to_json(whole=False) for v in meta_of}

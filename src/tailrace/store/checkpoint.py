@@ -108,11 +108,11 @@ class Checkpoints:
         """The seqno with which the open checkpoint is full."""
 
     def following(self, start: int) -> Checkpoints:
-        """Those of a vbucket that goes on elsewhere; the open one has the next number."""
+        """A new open checkpoint behind ``start``, with the next number."""
         return self.numbered(self.open_id + 1, start)
 
     def numbered(self, open_id: int, start: int) -> Checkpoints:
-        """A single one, open, with a given number."""
+        """An open checkpoint behind ``start``, with a given number."""
         return Checkpoints(open_id, start, self._items)
 
     @property
@@ -124,7 +124,7 @@ class Checkpoints:
         return self._starts[-1]
 
     def close(self, seqno: int) -> bool:
-        """The open checkpoint ends here; whether it does: an empty one stays open."""
+        """End the open checkpoint here; False if it is empty, and stays open."""
         if seqno <= self._starts[-1]:
             return False
         self._starts.append(seqno)

@@ -136,8 +136,7 @@ class Manifest:
         }
 
     def events_from(self, known: Iterable[tuple[int, int, int, int]], previous_uid: int) -> Iterator[Event]:
-        """The events that lead here from what a vbucket has seen (seqno, event, id, scope id; see
-        `History.events`).
+        """The events that lead here from those that a vbucket has seen (see `CollectionEvents`).
 
         Only the last one has this manifest's uid, the others have the one before: a reader that stops in the
         middle must not believe that it has seen all.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["MergeJob", "SealJob", "choose_merge", "plan_compaction"]
 
 OWN_PROCESS_BYTES = 64 << 20
-"""A merge of more than that has a process of its own."""
+"""A larger merge runs in a process of its own."""
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def _logged_columns(tails: list[tuple[int, Tail]], logged: list[LoggedColumns]) 
 
 
 def _tail_columns(tails: list[tuple[int, Tail]]) -> LoggedColumns:
-    """The same from the changes themselves."""
+    """The same, worked out from the changes themselves."""
     frames = list(chain.from_iterable(tail.frames() for _, tail in tails))
     count = len(frames)
     return LoggedColumns(
@@ -284,7 +284,7 @@ class MergeJob(BaseJob):
         self._bucket = bucket
         self._plan = plan
         self._asked = asked
-        # Not if nobody does anything meanwhile. Files that are not plainly on disk are nobody else's.
+        # Not if nobody does anything meanwhile. Another process can only open plain files on disk.
         self._may_have_process = not alone and type(bucket.sealed.files) is DiskFiles
         self._cancelled = False
         self._number = bucket.sealed.take_number()
@@ -296,14 +296,14 @@ class MergeJob(BaseJob):
         return f"a compaction of bucket {self._bucket.name} failed; nothing is changed"
 
     def cancel(self) -> None:
-        """Stop at the next occasion, unless somebody waits for the result."""
+        """Stop at the next opportunity, unless somebody waits for the result."""
         self._cancelled = not self._asked
 
     def _work(self) -> None:
         if not self._plan.segments:
             return
         self._plan.work_out()
-        # A process takes a while to start: not for little.
+        # A process takes a while to start: not worth it for little.
         is_large = self._may_have_process and self._plan.frame_bytes >= OWN_PROCESS_BYTES
         try:
             write = self._write_in_a_process if is_large else self._write

@@ -81,7 +81,7 @@ class Engine:
                 bucket.journal.synced.is_written for bucket in self._buckets.values()
             )
             if (version and is_older) or self._policy.losses:
-                # What is older is read, and what is written from now on is new.
+                # Older formats are read; what is written from now on has the new one.
                 self._write_format()
         except OSError as error:
             files.unlock()
@@ -135,7 +135,7 @@ class Engine:
         self.files.replace(FORMAT, MAGIC + bytes([FORMAT_VERSION]) + b"\n")
 
     def _list_buckets(self, *, without: str = "") -> None:
-        """Note which buckets there are: one whose directory is gone was not there otherwise."""
+        """Record which buckets there are: without the list nobody would miss one whose directory is gone."""
         write_json(self.files, BUCKETS, sorted(name for name in self._buckets if name != without))
 
     def _listed_buckets(self, version: int) -> set[str] | None:
@@ -188,7 +188,7 @@ class Engine:
         )
 
     def _set_aside(self, directory: str) -> None:
-        """Keep what is left of a bucket that can't be opened under another name."""
+        """Keep the remains of a bucket that can't be opened, under another name."""
         names = set(self.files.names(""))
         aside = next(name for number in count() if (name := f"{LOST}{number or ''}{directory}") not in names)
         self.files.make_directory(aside)
@@ -247,7 +247,9 @@ class Engine:
             raise StoreError(f"bucket {name!r} could not be removed: {error.strerror or error}") from error
 
     def _remove(self, directory: str) -> None:
-        """Whatever breaks this off, a mark stays until the rest is gone: without one it would be damage."""
+        """Whatever interrupts this, a mark stays until the rest is gone: without it the rest would look like
+        damage.
+        """
         if MANIFEST in self.files.names(directory):
             self.files.rename(f"{directory}/{MANIFEST}", f"{directory}/{DELETED}")
             self.files.sync_directory(directory)

@@ -439,9 +439,9 @@ def checksum(data: Bytes, sector: int = SECTOR) -> tuple[int, int]:
     count = -(-words * 8 // sector)
     known = sector == SECTOR and count <= len(_STARTS)
     starts = _STARTS[:count] if known else np.arange(0, words, sector // 8)
-    # In half the time of a sum over an axis, which begins anew for each row.
+    # This takes half the time of a sum over an axis, which starts over for each row.
     sums = np.add.reduceat(data[: words * 8].view(np.uint64), starts)
-    # Both at once: a step of numpy's that is not in the processor's cache costs more than what it does.
+    # Both at once: reading the words again would cost more than adding them up.
     plain, weighted = sums.dot(_WEIGHTS[:count] if known else _weights(count)).tolist()
     rest = int.from_bytes(data.data[words * 8 :], "little")  # less than a word, in the last sector
     return (plain + rest) & _U64_MASK, (weighted + (whole + 1) * rest) & _U64_MASK

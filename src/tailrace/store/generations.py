@@ -56,12 +56,12 @@ class Generations:
 
     @property
     def growing_bytes(self) -> int:
-        """Of changes that are in no complete generation."""
+        """Bytes of the changes that are in no complete generation."""
         return self._queue.memory_bytes - self._complete_bytes
 
     @property
     def is_full(self) -> bool:
-        """What grows is large enough."""
+        """Enough has grown for a generation."""
         return self._queue.memory_bytes - self._complete_bytes >= self.full_bytes
 
     @property
@@ -69,7 +69,7 @@ class Generations:
         return next((generation for generation in self._complete if not generation.sealed), None)
 
     def complete(self, generation: Generation, vbuckets: Iterable[History]) -> None:
-        """Everything that is on disk and has grown so far is this generation."""
+        """Everything that has grown and is on disk becomes this generation."""
         for vbucket in vbuckets:
             tail = vbucket.rotate(generation)
             if tail is not None:
@@ -79,7 +79,7 @@ class Generations:
         self._complete_bytes += generation.bytes
 
     def recount(self, vbuckets: Iterable[History]) -> None:
-        """After changes left memory in the middle."""
+        """Count again, after a rollback took changes out of the middle."""
         self.logged = []
         for generation in self._complete:
             generation.bytes = 0
@@ -104,8 +104,8 @@ class Generations:
             generation = self._complete.pop(0)
             for vbucket in vbuckets:
                 vbucket.forget_tail(generation)
-            # They name each other: without this the frames would stay until the collector looks for circles,
-            # which a node has it do next to never.
+            # They refer to each other: without this the frames would stay until the garbage collector runs,
+            # and a node hardly ever lets it.
             forgotten, generation.tails = generation.tails, []
             if later:
                 self._forgotten.append(forgotten)

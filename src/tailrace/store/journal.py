@@ -77,7 +77,7 @@ class Journal:
         self.synced = SyncedFile(files, directory)
 
     def follow(self, number: int, valid_bytes: int, next_batch: int, highest: int) -> None:
-        """Go on behind the logs that were found."""
+        """Continue behind the logs that recovery has read."""
         self.number, self.valid_bytes, self.next_batch = number, valid_bytes, next_batch
         self._highest = max(highest, number)
 

@@ -26,7 +26,7 @@ GROUP_BYTES = 1 << 20
 """What is worked on at once: more would hold up other threads, less would cost more steps."""
 
 _SMALL_GROUPS = 4
-"""How many times as much of small vbuckets is: there the steps are many for little, and each is short."""
+"""A group of small vbuckets may be this many times as large: its steps are many and short."""
 
 _NO_SEQNOS: Seqnos = np.empty(0, np.uint64)
 _Pairs = tuple[Seqnos, Seqnos]

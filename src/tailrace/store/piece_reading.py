@@ -70,7 +70,7 @@ class _Columns:
         self.places = np.arange(self.counts.sum()) - self.spread(np.cumsum(self.counts) - self.counts)
 
     def spread(self, values: Offsets) -> Offsets:
-        """What is the same for a whole part, for each of its elements."""
+        """One value for each part, repeated for all elements of the part."""
         return np.repeat(values, self.counts)
 
     def at(self, skipped: int, words: npt.NDArray[Any]) -> npt.NDArray[Any]:

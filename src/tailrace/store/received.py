@@ -31,7 +31,7 @@ __all__ = ["ReceivedHistory"]
 
 
 def check_metadata(rev: int, cas: int) -> None:
-    """`DocumentRefused` for numbers from elsewhere with which no later version could be made."""
+    """`DocumentRefused` for numbers from elsewhere that are so high that no later version could follow."""
     if rev > MAX_REV:
         raise DocumentRefused(Status.EINVAL, f"rev {rev} is too high")
     if cas > MAX_CAS:

@@ -75,7 +75,9 @@ class Frames(NamedTuple):
     def offsets(self) -> Offsets:
         """Where each frame starts."""
         before = np.zeros(len(self.lengths), np.int64)
-        before[1:] = self.lengths[:-1]  # not in the step below, where two types take half as long again
+        before[1:] = self.lengths[
+            :-1
+        ]  # converted before the step below, which takes half as long again with two types
         return np.add.accumulate(before)
 
     def cut(self, start: int, stop: int) -> Frames:

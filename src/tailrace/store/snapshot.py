@@ -135,7 +135,7 @@ def fold(
 ) -> tuple[list[bytes], bytes]:
     """Only the newest version of each key, of changes that stand in order; and their traits."""
     first = seqnos[0]
-    if len(notes) < _FEW:  # as most that follow a live stream are: not worth an array
+    if len(notes) < _FEW:  # most snapshots of a live stream are this short: not worth an array
         dead = {old for note in notes if (old := note >> NOTE_SHIFT) >= first}
         traits = bytes([note & NOTE_TRAITS for note in notes])
     else:

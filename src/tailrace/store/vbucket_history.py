@@ -99,7 +99,7 @@ class History:
         self._events = CollectionEvents()
         self._checkpoints = Checkpoints(1, 0, bucket.settings.checkpoint_items)
         self._listeners = Listeners()
-        self._tell_from = 0  # changes from this seqno on are told; 0 is all of them
+        self._tell_from = 0  # `_tell` hears of changes from this seqno on; 0: of all
         self._look_who_listens()
 
     # What it is.
@@ -221,7 +221,7 @@ class History:
         self._tell_from = 0 if everything else self._checkpoints.full_at
 
     def _tell(self, key: bytes, seqno: int) -> None:
-        """A change is there of which somebody may have to know."""
+        """Tell whoever has to know of a new change."""
         if self._events.highs is not None:
             self._events.highs[collection_of(key)] = seqno
         if seqno >= self._checkpoints.full_at:
@@ -417,7 +417,7 @@ class History:
         return self._listeners.persisted(self.persisted_seqno)
 
     def give_up_waiters(self, after: int = 0) -> None:
-        """What they wait for will never come."""
+        """Tell those who wait that it will never come."""
         self._listeners.give_up(after)
 
     def rotate(self, generation: Generation) -> Tail | None:
@@ -485,8 +485,8 @@ class History:
     # What is stored beside the changes.
 
     def to_json(self, *, whole: bool) -> dict[str, Any]:
-        """For a batch: what changes without a change. `whole`, for the manifest: all that can't be
-        computed again.
+        """For a batch of the log: what may differ without a new change. With `whole`, for the manifest: all
+        that can't be computed again.
         """
         meta: dict[str, Any] = {
             "state": self.state,

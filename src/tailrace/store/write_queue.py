@@ -15,7 +15,7 @@ __all__ = ["WriteQueue"]
 
 
 class WriteQueue:
-    """What the vbuckets of a bucket have in common for a write: all that a write needs beside its vbucket."""
+    """All that a write needs beside its vbucket; the vbuckets of a bucket share it."""
 
     __slots__ = ("clock", "frames", "max_value", "memory_bytes", "memory_limit", "notes")
 
@@ -31,7 +31,7 @@ class WriteQueue:
         return bool(self.frames)
 
     def full(self) -> DocumentRefused:
-        """Why a write is refused that finds more in memory than the limit."""
+        """The refusal of a write while more is in memory than the limit allows."""
         return DocumentRefused(Status.ETMPFAIL, "the disk is behind: memory_quota is used up")
 
     def take(self) -> tuple[list[bytes], list[int]]:

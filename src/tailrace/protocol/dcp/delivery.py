@@ -84,12 +84,12 @@ class Stream:
     )
 
     def asked(self) -> None:
-        """It is asked for, on whatever connection: what an earlier one had begun counts no more."""
+        """It was requested, on whichever connection: what an earlier one had begun no longer counts."""
         self.machine.feed(ReaderStreamInput.ASKED)
         self.marker = None
 
     def given_up(self) -> None:
-        """The reader does not read it any more, or the connection is gone that it was open on."""
+        """The reader gave it up, or the connection that carried it is gone."""
         self.machine.feed(ReaderStreamInput.GIVEN_UP)
 
 

@@ -96,7 +96,7 @@ class ProducerStream:
         self.takeover = (
             DcpTakeover(host, self._watched, self._takeover_moved) if accepted.flags & _TAKE_OVER else None
         )
-        """What belongs to it if it is one."""
+        """Set if the stream is a takeover."""
 
     # What the owner asks.
 
@@ -258,7 +258,7 @@ class ProducerStream:
 
     def _next_snapshot(self) -> int | None:
         accepted, vbucket = self._accepted, self._accepted.vbucket
-        self.changed()  # what it may read from now on is what a later look is compared with
+        self.changed()  # a later look is compared with what it may read from now on
         if not self.is_live:
             return 0
         if self.position >= accepted.end_seqno and self.position >= self._marker.announced_end:

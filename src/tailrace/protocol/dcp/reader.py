@@ -50,9 +50,9 @@ __all__ = [
 T = TypeVar("T")
 
 ACK_BYTES = 50 * 1024
-"""At the latest this many bytes are acknowledged."""
+"""An acknowledgement is due after this many bytes."""
 SLACK_BYTES = 32 << 20
-"""What may lie here beyond the window, which a server may overshoot by one frame."""
+"""What may wait here beyond the window, which a server may overshoot by one frame."""
 
 MAX_UNREAD_BYTES = 1 << 20
 """Answers to the server's own requests that have not gone out; no server needs more than a few at a time."""
@@ -194,7 +194,7 @@ class DcpReader:
         return self._buffer.get_buffer()
 
     def buffer_updated(self, count: int) -> None:
-        """So many bytes came. Call `process` when it `is_full`, and when there are no more to read."""
+        """This many bytes came. Call `process` when it `is_full`, and when there are no more to read."""
         self._grew = True
         self.received_bytes += count
         self._buffer.buffer_updated(count)
@@ -286,7 +286,7 @@ class DcpReader:
                 self.acknowledge(counted)
 
     def _unexpected(self, opcode: int, opaque: int) -> None:
-        """A request of no use: one that we don't know is refused, one that we didn't ask for is an error."""
+        """A request that we can't use: an unknown one is refused, one that we didn't ask for is an error."""
         known = DcpOpcode.__members__.values()
         if opcode in known and opcode != DcpOpcode.FLUSH:
             raise RemoteProtocolError(f"the server sends {DcpOpcode(opcode).name}, which was not asked for")

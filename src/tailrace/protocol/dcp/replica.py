@@ -184,7 +184,7 @@ class DcpReplica:
         self._out.clear()
 
     def _silence_s(self) -> float | None:
-        """How long the producer may be silent, which sends no-ops meanwhile; None if it may for ever."""
+        """How long the producer, which sends no-ops, may be silent; None: for ever."""
         settings = self._host.settings
         if not self.is_open or not settings.idle_timeout:
             return None

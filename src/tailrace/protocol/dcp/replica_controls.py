@@ -35,7 +35,7 @@ class ReplicaControls:
         self._left: deque[tuple[bytes, bytes]] = deque()
 
     def begin(self, host: Host) -> None:
-        """The connection is open: all of it is to be asked."""
+        """The connection is open: everything is still to be asked."""
         settings = host.settings
         self._left.extend(
             [
@@ -65,7 +65,7 @@ class ReplicaControls:
         return DcpControl(key=key, value=value, opaque=_OPAQUE)
 
     def answered(self, status: int, peer: str) -> str | None:
-        """What was asked last is answered; why the connection can't be used, if so."""
+        """The last question was answered; returns why the connection can't be used, if it can't."""
         if not self._left:
             return "a control was answered that was not sent"
         key, _ = self._left.popleft()

@@ -1,4 +1,4 @@
-"""May a stream start? The decision on a stream request, rule by rule (docs/spec/dcp.md#stream-request).
+"""Whether a stream may start: a stream request, rule by rule (docs/spec/dcp.md#stream-request).
 
 The rules have numbers and are applied in their order: the first that applies decides, and with
 which status; comments name them. What is left is an `Accepted` request, from which the stream is made.

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def _ignore(_: str | None) -> None:
-    """What is told to a stream that is over."""
+    """Stands in for the callback of a stream that is over."""
 
 
 class DcpTakeover:
@@ -49,7 +49,7 @@ class DcpTakeover:
     )
 
     def __init__(self, host: Host, watched: WatchedVBucket, moved: Callable[[str | None], None]) -> None:
-        """``moved`` is called when it goes on by itself, with why it can't if it can't."""
+        """``moved`` is called when it goes on by itself, or with the reason why it can't."""
         self.holds_writes = False
         """The front end refuses writes until this takeover is over."""
         self._host = host
@@ -122,7 +122,7 @@ class DcpTakeover:
     # Time.
 
     def next_timer(self, now: float) -> float | None:
-        """When writers have had their time."""
+        """When writers are asked to wait."""
         if self.holds_writes:
             return None
         return now if self._since is None else self._since + self._host.settings.takeover_max_time

@@ -288,7 +288,7 @@ class TapProducer(TapSender):
     # What happens to vbuckets.
 
     def _watch(self, number: int) -> None:
-        """Hear of everything that happens to a vbucket."""
+        """Be called for everything that happens to a vbucket."""
         callback = partial(self._changed, number)
         self._watching[number] = callback, self._host.watch(number, callback)
         self._host.await_append(number, callback)
@@ -367,7 +367,7 @@ class TapProducer(TapSender):
     # Nothing left.
 
     def _caught_up(self) -> bool:
-        """Nothing is left to be sent for now: whether there is something after all."""
+        """Nothing is left to be sent for now; returns whether this led to something after all."""
         if self._wanted.flags & TapConnectFlag.DUMP:
             if not self._turns.waiting and not self._acks.unacked:
                 self._complete("the dump is complete")

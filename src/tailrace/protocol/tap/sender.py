@@ -93,7 +93,7 @@ class TapSender:
         self._figures = dict.fromkeys(("sent_bytes", "items", "noops", "nacks", "backfills", "flushes"), 0)
 
     def _caught_up(self) -> bool:
-        """Nothing is left to be sent for now: whether there is something after all."""
+        """Nothing is left to be sent for now; returns whether this led to something after all."""
         raise NotImplementedError
 
     # In turn.

@@ -32,7 +32,7 @@ class TapTakeover:
     """The takeover of the vbuckets of one connection."""
 
     def __init__(self, host: Host, now: float, moved: Callable[[str | None], None]) -> None:
-        """``moved`` is called when it goes on by itself, with why it can't if it can't."""
+        """``moved`` is called when it goes on by itself, or with the reason why it can't."""
         self._machine = Machine(TAP_TAKEOVER_TRANSITIONS, TapTakeoverState.SENDING)
         self.given_up: frozenset[int] = frozenset()
         self._host = host
@@ -96,7 +96,7 @@ class TapTakeover:
         return self._hold_at if self.state is TapTakeoverState.SENDING and not self._held else None
 
     def handle_timer(self, now: float, vbuckets: list[int]) -> None:
-        """Writers had their time."""
+        """Ask writers to wait, if they had their time."""
         if self.state is TapTakeoverState.SENDING and now >= self._hold_at and not self._held:
             self._held = set(vbuckets)
             for number in self._held:
