@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from bisect import bisect_left
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -383,6 +384,21 @@ def test_any_series_of_answers_ends(
 
 
 HELD = Position.at(2222, 9)
+
+
+def test_earlier_positions_are_looked_at_one_by_one() -> None:
+    """They may be many, and each is read from somewhere."""
+    asked = []
+
+    def earlier() -> Iterator[Position]:
+        for seqno in (8, 7, 6, 5):
+            asked.append(seqno)
+            yield Position.at(1111, seqno)
+
+    log = FailoverLog.of([(3333, 7), (1111, 0)])
+    decision = plan(Position.at(2222, 9), None, producer_log=log, high_seqno=20, earlier=earlier())
+    assert (decision.action, decision.base) == (Action.ROLL_BACK, Position.at(1111, 7))
+    assert asked == [8, 7]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import Any, NamedTuple
 
 from .errors import LocalProtocolError, MalformedMessage, UsageError
@@ -393,7 +394,7 @@ def plan(
     committed with. They may lie on branches that were given up since: a producer that has such a branch takes
     it. ``log`` is the failover log kept with ``held``.
     """
-    for position in (held, *earlier):
+    for position in chain((held,), earlier):
         if position.seqno == 0:
             continue
         for claim in claims(position, log) if log else (position,):
