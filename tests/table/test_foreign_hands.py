@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,9 +19,23 @@ from table.independent import SCHEMA, SOURCE, NaiveMirror, check_rows, own_rows,
 from tailrace.clock import ManualClock
 from tailrace.model import Position
 from tailrace.rng import unique_name
-from tailrace.table.contract import FOREIGN, Commit, ForeignRows, TableChanged, TableDamaged, UnknownFeature
+from tailrace.table.contract import (
+    FOREIGN,
+    Commit,
+    DataFile,
+    ForeignRows,
+    TableChanged,
+    TableDamaged,
+    UnknownFeature,
+)
 from tailrace.table.delta.log import DeltaLog, commit_path
 from tailrace.table.delta.table import DeltaMirrorTable
+from tailrace.table.hashing import KeyHash
+from tailrace.table.index import open_index, row_numbers
+from tailrace.table.merging import MergeSource, merge_files
+from tailrace.table.rows import table_schema
+from tailrace.table.scan import read_rows_at
+from tailrace.table.store import TableStore
 
 NOW_MS = 1_700_000_000_000
 
@@ -261,3 +276,47 @@ def test_statistics_by_somebody_else(table: DeltaMirrorTable, mirror: NaiveMirro
         (file.path, file.kind, file.vector) for file in before
     ]
     check_rows(table, mirror.rows)
+
+
+def test_a_file_of_views_is_merged(tmp_path: Path) -> None:
+    """Somebody's writer keeps Arrow's views in the file's schema, which hardly any kernel takes."""
+    schema = table_schema(keep_deletes=False)
+    store = TableStore(tmp_path)
+    key_hash = KeyHash(bytes(16))
+    rows = [
+        {"vbucket": number % 4, "key": f"k{number}", "value": "v", "seqno": number} for number in range(9)
+    ]
+    views = [
+        field.with_type(pa.string_view()) if pa.types.is_string(field.type) else field for field in schema
+    ]
+    content = pa.Table.from_pylist(rows, schema=schema).cast(pa.schema(views))
+    sink = io.BytesIO()
+    pq.write_table(content, sink)
+    assert pq.read_schema(io.BytesIO(sink.getvalue())).field("key").type == pa.string_view()
+    store.put("theirs.parquet", sink.getvalue())
+    theirs = DataFile("theirs.parquet", len(sink.getvalue()), 9, FOREIGN, 0, (1 << 64) - 1, None, "", 0)
+    wanted = BitMap(range(0, 9, 2))
+    (file,) = merge_files(store, [MergeSource(theirs, wanted.serialize())], schema, key_hash, kind="tier1")
+    merged = pa.Table.from_batches(read_rows_at(store, file, np.ones(file.rows, np.bool_), schema))
+    assert sorted(merged["key"].to_pylist()) == [f"k{number}" for number in wanted]
+    assert open_index(store, file, key_hash).h1.tolist() == sorted(
+        open_index(store, theirs, key_hash).at(row_numbers(wanted))[0].tolist()
+    )
+
+
+def test_a_version_whose_files_vanish_is_nothing_to_go_back_to(
+    table: DeltaMirrorTable, mirror: NaiveMirror
+) -> None:
+    """Also if they were there when somebody last asked."""
+    vbucket = next(iter(mirror.seqnos))
+    first = {file.path for file in table.files(mirror.change(["key::0"]))}
+    masked = [f"key::{number}" for number in range(40)]
+    mirror.change(masked)
+    before = [version for version, _ in table.lineage(vbucket)]
+    assert before[1:], "there is something to go back to"
+    gone = first - {file.path for file in table.files()}
+    table.store.delete(sorted(gone))
+    clock = table._clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(2)
+    assert [version for version, _ in table.lineage(vbucket)] == before[:1]

@@ -102,9 +102,11 @@ def _read(
             for batch in parquet.iter_batches(batch_size=per_batch, row_groups=[number], columns=names):
                 own = chosen[done : done + batch.num_rows]
                 done += batch.num_rows
-                rows = batch if own.all() else batch.filter(pa.array(own))
+                # our types first: others, such as the views that somebody else may write, have no filter
+                rows = _shaped(batch, fields)
+                rows = rows if own.all() else rows.filter(pa.array(own))
                 if rows.num_rows:
-                    yield _shaped(rows, fields)
+                    yield rows
 
 
 def _may_fit(

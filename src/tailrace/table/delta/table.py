@@ -52,7 +52,7 @@ __all__ = ["DeltaMirrorTable"]
 CHECKPOINT_EVERY = 100
 _STATES = 32
 _MASK_BYTES = 256 << 20
-_EXISTENCE_MS = 60_000
+_EXISTENCE_MS = 1_000
 
 
 class DeltaMirrorTable:
