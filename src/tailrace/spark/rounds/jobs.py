@@ -1,7 +1,7 @@
 """Work for the executors: a function and as many pieces of work as there are tasks, as one Spark job.
 
-Nothing here needs more of a session than Spark Connect has, so that a mirror runs on classic sessions and on
-remote ones alike.
+A classic session runs it on an RDD, which has no query to plan: of a round of a few changes that is a good
+part. Remote sessions have no RDDs; for these it is a data frame whose rows are the answers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ...table import contract
 from ..archived_modules import forget_packages_in_archives
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 __all__ = ["Jobs", "SparkJobs", "own_error"]
@@ -50,16 +51,22 @@ class Jobs(Protocol):
 
 @dataclass(frozen=True)
 class _Task:
-    """What ``mapInArrow`` runs; the rows that it gets are numbers of pieces."""
+    """What an executor runs; it gets the numbers of its pieces."""
 
     work: Work
-    pieces: tuple[Any, ...]
+    pieces: tuple[bytes, ...]
+    """Pickled each: a task opens no other's."""
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def answers(self, numbers: Iterable[int]) -> Iterator[bytes]:
+        """For an RDD."""
         forget_packages_in_archives()
+        for number in numbers:
+            yield pickle.dumps(self.work(pickle.loads(self.pieces[number])))
+
+    def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For ``mapInArrow``."""
         for batch in batches:
-            for number in batch["id"].to_pylist():
-                answer = pickle.dumps(self.work(self.pieces[number]))
+            for answer in self.answers(batch["id"].to_pylist()):
                 yield pa.record_batch([pa.array([answer], pa.binary())], schema=_ANSWER)
 
 
@@ -71,9 +78,14 @@ class SparkJobs:
         self._tag = tag
         """Marks the jobs, for `cancel` and for people who look at Spark's own pages."""
         self._parallelism = parallelism
+        self._context: SparkContext | None = None
+        with suppress(Exception):  # remote sessions have none
+            self._context = spark.sparkContext
 
     @property
     def parallelism(self) -> int:
+        if self._parallelism is None and self._context is not None:
+            self._parallelism = max(1, self._context.defaultParallelism)
         if self._parallelism is None:
             from pyspark.sql import functions as sf
 
@@ -86,24 +98,34 @@ class SparkJobs:
     def run(self, work: Work, pieces: Sequence[Any], description: str) -> list[Any]:
         if not pieces:
             return []
-        self._describe(description)
-        count = len(pieces)
-        numbers = self._spark.range(0, count, 1, count)
+        task = _Task(work, tuple(pickle.dumps(piece) for piece in pieces))
         try:
-            rows = numbers.mapInArrow(_Task(work, tuple(pieces)), _DDL).collect()
+            if self._context is not None:
+                answers = self._run_classic(self._context, task, description)
+            else:
+                answers = self._run_remote(task)
         except Exception as error:
             raise own_error(error) or error from error
-        return [pickle.loads(row.answer) for row in rows]
+        return [pickle.loads(answer) for answer in answers]
+
+    def _run_classic(self, context: SparkContext, task: _Task, description: str) -> list[bytes]:
+        context.addJobTag(self._tag)
+        context.setJobDescription(description)  # of the jobs of this thread, on Spark's pages
+        count = len(task.pieces)
+        return context.parallelize(range(count), count).mapPartitions(task.answers).collect()
+
+    def _run_remote(self, task: _Task) -> list[bytes]:
+        self._spark.addTag(self._tag)
+        count = len(task.pieces)
+        rows = self._spark.range(0, count, 1, count).mapInArrow(task.batches, _DDL).collect()
+        return [bytes(row.answer) for row in rows]
 
     def cancel(self) -> None:
         with suppress(Exception):  # the session may be gone already
-            self._spark.interruptTag(self._tag)
-
-    def _describe(self, description: str) -> None:
-        """What Spark's pages show of the jobs of this thread."""
-        self._spark.addTag(self._tag)
-        with suppress(Exception):  # remote sessions have none
-            self._spark.sparkContext.setJobDescription(description)
+            if self._context is not None:
+                self._context.cancelJobsWithTag(self._tag)
+            else:
+                self._spark.interruptTag(self._tag)
 
 
 def own_error(error: BaseException) -> TailraceError | None:
