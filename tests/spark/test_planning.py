@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tailrace.history import Action, FailoverLog
-from tailrace.model import Position
+from tailrace.model import MAX_U64, Position
 from tailrace.spark.rounds.bucket import BucketState
-from tailrace.spark.rounds.planning import Decision, Range, decide, divided, plan_round
+from tailrace.spark.rounds.planning import Decision, Range, Ranges, decide, divided, plan_round
+from tailrace.spark.rounds.task import ReachedPositions, TaskAnswer
 from tailrace.table.contract import TableVersion
 
 LOG = FailoverLog.of([(7, 0)])
@@ -66,6 +68,16 @@ def test_a_vbucket_is_read_from_where_the_last_table_stands() -> None:
     assert plan_round([Held([at(60)])], state(60), refused={}).is_empty
     anew = plan_round([Held([at(60)])], state(60), refused={}, start_over=[0])
     assert anew.starting_over(0) == {0} and anew.ranges == {0: Range(Position.BEGINNING, 60)}
+
+
+def test_ranges_and_positions_travel_as_numbers() -> None:
+    spans = Ranges({7: Range(Position(MAX_U64, 5, 3, 9), MAX_U64), 0: Range(Position.BEGINNING, 0)})
+    assert pickle.loads(pickle.dumps(spans)) == spans
+    many = Ranges((vbucket, Range(at(vbucket), 2**40)) for vbucket in range(1024))
+    assert len(pickle.dumps(many)) < 43 * len(many) + 200
+    reached = ReachedPositions({65535: at(MAX_U64, MAX_U64), 1: Position.BEGINNING})
+    answer = pickle.loads(pickle.dumps(TaskAnswer(positions=reached)))
+    assert answer.positions == reached and isinstance(answer.positions, ReachedPositions)
 
 
 def test_what_waits_and_what_lies_beyond_the_end_is_left_out() -> None:

@@ -15,12 +15,15 @@ from spark.naive import Doc, bucket_state
 from table.memory_table import MemoryTable
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
+from tailrace.clock import SYSTEM
 from tailrace.connstr import parse
+from tailrace.spark.rounds.bucket import BucketWatch
 from tailrace.spark.rounds.changes import CHANGES_SCHEMA
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.mirror import Mirror, MirrorSettings
 from tailrace.spark.rounds.progress import RoundProgress
 from tailrace.spark.rounds.verify import verify_table
+from tailrace.table.contract import Commit, TableChanged
 from tailrace.table.rows import key_bytes, table_schema
 
 VBUCKETS = 8
@@ -131,6 +134,76 @@ def test_a_rollback_is_noticed_where_nothing_else_is_new(node: Any, table: Memor
     node.set("c", {"n": 3}, vbucket=3)
     once(node, table)
     assert {key for _, key in documents(table.rows())} == {b"a", b"c"}
+
+
+class StandingClock:
+    """No time passes."""
+
+    def monotonic(self) -> float:
+        return 1000.0
+
+    def time_ns(self) -> int:
+        return SYSTEM.time_ns()
+
+
+def test_failover_logs_are_not_asked_for_every_round(
+    node: Any, table: MemoryTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node checks the branch of each stream; when it refuses one, or anything is to go back, the mirror
+    asks for the logs before it decides.
+    """
+    looks = []
+    look = BucketWatch.look
+
+    def counted(self: BucketWatch) -> Any:
+        looks.append(table.version)
+        return look(self)
+
+    monkeypatch.setattr(BucketWatch, "look", counted)
+    settings = MirrorSettings(trigger_s=0.0)
+    mirror = Mirror(
+        LocalJobs(), given(node), [table], "default", settings, clock=StandingClock(), in_background=False
+    )
+    mirror.prepare()
+    for what in ("a", "b", "c"):
+        node.set(what, {"n": 1}, vbucket=3)
+        node.set(what, {"n": 1}, vbucket=4)
+        mirror.turn()
+        assert_equal(node, table)
+    assert len(looks) == 1
+    node.rewind(3, 1)  # to the same seqno and beyond, on another branch
+    for what in ("d", "e", "f"):
+        node.set(what, {"n": 2}, vbucket=3)
+    mirror.turn()
+    assert len(looks) == 1 and not mirror.tables[0].current.resets, "a task was refused"
+    mirror.turn()
+    assert len(looks) == 2
+    assert_equal(node, table)
+    node.rewind(4, 1)  # seen in the seqnos
+    mirror.turn()
+    assert len(looks) == 3
+    assert_equal(node, table)
+    mirror.turn()
+    assert len(looks) == 3, "what was refused is settled"
+
+
+def test_a_vbucket_is_read_anew_until_that_is_committed(
+    node: Any, table: MemoryTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(node, 40)
+    once(node, table)
+    commit, refusals = MemoryTable.commit, iter([True, False])
+
+    def refused_once(self: MemoryTable, made: Commit) -> int:
+        if next(refusals, False):
+            raise TableChanged("somebody tidied up")
+        return commit(self, made)
+
+    monkeypatch.setattr(MemoryTable, "commit", refused_once)
+    once(node, table, start_over=frozenset([2, 5]))
+    (anew,) = (made for made in table.commits if made.resets)
+    assert set(anew.resets) == {2, 5} and anew.repaired
+    assert_equal(node, table)
 
 
 def test_a_rollback_below_everything_starts_over_in_one_commit(node: Any, table: MemoryTable) -> None:

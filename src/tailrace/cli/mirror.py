@@ -154,7 +154,7 @@ def command(
             handle = mirror.start()
             try:
                 while not received and not handle.awaitTermination(1):
-                    pass
+                    view.wait(handle.status["message"])
             except Exception as error:
                 if not received:  # else Java was told to stop as well, and is gone
                     raise explained_query_error(error) from error
@@ -185,6 +185,11 @@ class _View:
         self._metrics_file = metrics_file
         self._as_json = as_json
         self._last: RoundProgress | None = None
+
+    def wait(self, message: str) -> None:
+        """A second has passed; a first load is one long round."""
+        if self._last is None:
+            self._bar.describe(f"mirroring, {message}")
 
     def show(self, what: RoundProgress) -> None:
         """A round is done."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ...client.blocking import BlockingSource
@@ -31,6 +31,12 @@ class BucketState:
     failover_logs: Mapping[int, FailoverLog]
     homes: Mapping[int, str]
     """The node of each vbucket; those that nobody has are missing."""
+    logs_at: float = 0.0
+    """When the failover logs were asked for."""
+    has_old_logs: bool = False
+    """They are older than the seqnos: good for going on, which the node itself checks once more, and for no
+    other decision.
+    """
 
 
 class BucketWatch:
@@ -67,13 +73,23 @@ class BucketWatch:
         """Ask everything that a plan needs."""
         return self._answered(self._look)
 
+    def look_again(self, known: BucketState) -> BucketState:
+        """Ask how far the bucket is and nothing else: a request to each node instead of one for each
+        vbucket. Everything is asked if a vbucket has come of which nothing is known.
+        """
+        at = self._clock.monotonic()
+        high = self.high_seqnos()
+        if not high.keys() <= known.failover_logs.keys():
+            return self.look()
+        return replace(known, at=at, high_seqnos=high, has_old_logs=True)
+
     def _look(self, source: BlockingSource) -> BucketState:
         at = self._clock.monotonic()
         # logs first: a seqno that is asked for later is never above what its log allows
         logs = source.failover_logs()
         high = source.high_seqnos()
         homes = {vbucket: str(home) for vbucket, home in source.homes().items() if home is not None}
-        return BucketState(at, high, logs, homes)
+        return BucketState(at, high, logs, homes, logs_at=at)
 
     def _answered(self, question: Callable[[BlockingSource], T]) -> T:
         """Ask, again and again while the bucket can't be reached, for as long as the options allow."""

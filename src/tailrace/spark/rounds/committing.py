@@ -18,6 +18,7 @@ from ...table.document_columns import DocumentColumns
 from ...table.rollback import roll_back
 from ...table.rows import DELETED, table_schema
 from .changes import ChangeLogTarget
+from .freshness import Stands
 from .planning import RoundPlan
 from .task import TaskAnswer
 from .verdicts import Verdicts
@@ -45,6 +46,7 @@ class RoundCommitter:
     tables: Sequence[Table]
     log: Table | None
     verdicts: Verdicts
+    stands: Stands
     high_seqno: Callable[[int], int]
     """Of a vbucket, when the bucket was last asked."""
 
@@ -102,11 +104,9 @@ class RoundCommitter:
     ) -> RoundCounts:
         """Everything that the tasks of a round answered."""
         crash_point("mirror.before-commit")
-        positions = {
-            vbucket: Position.at(position.vb_uuid, position.seqno)
-            for answer in answers
-            for vbucket, position in answer.positions.items()
-        }
+        positions: dict[int, Position] = {}
+        for answer in answers:
+            positions.update(answer.positions)
         counted = RoundCounts()
         if log is not None:
             self._commit_log(plan, answers, positions, log, counted)
@@ -125,13 +125,14 @@ class RoundCommitter:
     ) -> None:
         assert self.log is not None
         log = self.log
-        current = log.current
+        held = self.stands.of(log)
         results = [answer.logged for answer in answers if answer.logged is not None]
         decisions = plan.decisions[len(self.tables)]
         moved = {
             vbucket: position
             for vbucket, position in positions.items()
-            if position.seqno > target.floors.get(vbucket, -1) and position != current.position(vbucket)
+            if position.seqno > target.floors.get(vbucket, -1)
+            and position != held.get(vbucket, Position.BEGINNING)
         }
         added = [new for result in results for new in result.added]
         resets = {
@@ -162,7 +163,7 @@ class RoundCommitter:
         positions: Mapping[int, Position],
         counted: RoundCounts,
     ) -> None:
-        current = table.current
+        held = self.stands.of(table)
         results = _results(answers, index)
         emptied: set[int] = set()
         for answer in answers:
@@ -173,8 +174,7 @@ class RoundCommitter:
         moved = {
             vbucket: position
             for vbucket, position in positions.items()
-            if position != current.position(vbucket)
-            and (vbucket in anew or position.seqno > current.position(vbucket).seqno)
+            if vbucket in anew or position.seqno > held.get(vbucket, Position.BEGINNING).seqno
         }
         moved |= dict.fromkeys(nothing, Position.BEGINNING)
         replaced = (anew & moved.keys()) | (emptied & positions.keys())
@@ -219,7 +219,7 @@ class RoundCommitter:
                 counts=counts,
                 schema=None if more is None else _with_columns(table, more).schema,
                 documents=more,
-                repaired=self.verdicts.is_repair and not self.verdicts.anew - nothing,
+                repaired=self.verdicts.is_repair and not self.verdicts.anew - positions.keys() - nothing,
             )
         )
         self.verdicts.anew -= nothing

@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ...model import Position
 from ...table.contract import Table
 from .bucket import BucketState
 
-__all__ = ["Freshness"]
+__all__ = ["Freshness", "Stands"]
+
+
+class Stands:
+    """Where tables stand: read once for each of their versions, since a round asks for it many times."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, dict[int, Position]]] = {}
+
+    def of(self, table: Table) -> Mapping[int, Position]:
+        """A vbucket that is not in it stands at the beginning."""
+        known = self._known.get(id(table))
+        if known is None or known[0] != table.version:
+            known = self._known[id(table)] = (table.version, dict(table.current.positions))
+        return known[1]
 
 
 class Freshness:
     """Compares the tables of a mirror with states of the bucket."""
 
-    def __init__(self, tables: Sequence[Table], now: float) -> None:
+    def __init__(self, tables: Sequence[Table], stands: Stands, now: float) -> None:
         self._tables = tables
+        self._stands = stands
         self.as_of = now
         """The tables have all that the bucket had at this moment."""
         self._unreached: BucketState | None = None
 
     def lag(self, state: BucketState) -> int:
         """Changes that the bucket had and the table furthest behind has not."""
-        stands = [table.current for table in self._tables]
-        return sum(
-            max(0, high - min(version.position(vbucket).seqno for version in stands))
-            for vbucket, high in state.high_seqnos.items()
-        )
+        stands = [self._stands.of(table) for table in self._tables]
+        behind = 0
+        for vbucket, high in state.high_seqnos.items():
+            for stand in stands:
+                if stand.get(vbucket, Position.BEGINNING).seqno < high:
+                    behind += high - min(held.get(vbucket, Position.BEGINNING).seqno for held in stands)
+                    break
+        return behind
 
     def went_back(self, state: BucketState) -> None:
         """What was to be reached before is no longer the bucket's."""

@@ -49,6 +49,7 @@ class _RunningStep:
     table: Table
     step: CompactionStep
     began_ms: int
+    took_s: float = 0.0
     thread: threading.Thread | None = None
     written: list[DataFile] | None = None
     error: BaseException | None = None
@@ -94,6 +95,8 @@ class Housekeeping:
         self._cleaned_at = clock.monotonic()
         self._failures = 0
         self.steps = 0
+        self.step_s = 0.0
+        """How long the step took that was committed last; it ran beside the rounds."""
 
     def turn(self) -> str:
         """Commit a step that is done and begin the next; what was committed, in words."""
@@ -132,6 +135,7 @@ class Housekeeping:
             return ""  # the files are taken by the cleaning
         crash_point("mirror.after-compaction-commit")
         self.steps += 1
+        self.step_s = running.took_s
         return running.step.why
 
     def clean(self, *, now: bool = False) -> None:
@@ -188,9 +192,11 @@ class Housekeeping:
 
     def _run(self, running: _RunningStep) -> None:
         table = running.table
+        began = self._clock.monotonic()
         try:
             work = _StepWork(table.store, table.schema, table.secret)
             description = f"tailrace mirror: compaction of {running.step.why}"
             (running.written,) = self._jobs.run(work, [running.step], description)
         except BaseException as error:  # noqa: BLE001 - raised in the mirror's own thread
             running.error = error
+        running.took_s = self._clock.monotonic() - began

@@ -23,7 +23,7 @@ from ...table.document_columns import DocumentColumns
 from ..source.options import parse_options
 from .bucket import BucketState, BucketWatch
 from .committing import RoundCommitter
-from .freshness import Freshness
+from .freshness import Freshness, Stands
 from .handle import MirrorHandle
 from .housekeeping import Housekeeping
 from .jobs import Jobs
@@ -115,8 +115,11 @@ class Mirror:
         self._verdicts = Verdicts(
             self.start_over, retry_for_s=self._options.retry_for_s, on_trouble=self._trouble
         )
-        self._committer = RoundCommitter(self.tables, self.log, self._verdicts, self._high_seqno)
-        self._freshness = Freshness(self._all, self.clock.monotonic())
+        self._stands = Stands()
+        self._committer = RoundCommitter(
+            self.tables, self.log, self._verdicts, self._stands, self._high_seqno
+        )
+        self._freshness = Freshness(self._all, self._stands, self.clock.monotonic())
         self._next_vbucket = 0
         self._ends: dict[int, int] | None = None
         self._state: BucketState | None = None
@@ -173,9 +176,12 @@ class Mirror:
         for table in self._all:  # of an object store that is a request each, so not at every look
             table.refresh()
         plan = self._plan(state)
+        if state.has_old_logs and (any(plan.decisions) or (self.settings.once and plan.is_empty)):
+            # what looks taken back may only be newer than the logs, and the end is the bucket's as it is
+            state = self._state = self._bucket.look()
+            plan = self._plan(state)
         if self._is_little(plan):
             self._wait(max(0.0, self._committed_at + _GATHER_S - self.clock.monotonic()))
-            self._state = None
             return False
         planned_s = self.clock.monotonic() - began
         if not plan.is_empty:
@@ -196,14 +202,20 @@ class Mirror:
         """How far the bucket is; None if nothing has changed since it was last asked."""
         known = self._state
         if (
-            known is not None
-            and not self.settings.once
-            and self.clock.monotonic() - known.at < _LOOK_S
-            and not self._is_behind(known)
-            and self._bucket.high_seqnos() == known.high_seqnos
+            known is None
+            or self._verdicts.refused  # by a log that we have not seen, or nothing but a purge explains it
+            or self.clock.monotonic() - known.logs_at >= _LOOK_S
         ):
-            return None
-        state = self._state = self._bucket.look()
+            state = self._bucket.look()
+        else:
+            state = self._bucket.look_again(known)
+            if (
+                not self.settings.once
+                and state.high_seqnos == known.high_seqnos
+                and not self._is_behind(known)
+            ):
+                return None
+        self._state = state
         if self.settings.once and self._ends is None:
             self._ends = dict(state.high_seqnos)
         return state
@@ -223,6 +235,7 @@ class Mirror:
             skipped=self._verdicts.waiting(now),
             max_changes=limit,
             first=self._next_vbucket,
+            held=[self._stands.of(table) for table in self._all],
         )
 
     def _is_little(self, plan: RoundPlan) -> bool:
@@ -267,6 +280,7 @@ class Mirror:
             f"round {number}: {sum(span.changes for span in plan.ranges.values())} changes to read"
         )
         rolled_back = self._committer.go_back(plan)
+        self._verdicts.went_back(rolled_back)
         back_s = self.clock.monotonic() - began
         decisions = plan.decisions
         ranges: Mapping[int, Range] = plan.ranges
@@ -274,22 +288,26 @@ class Mirror:
         if self.log is not None:
             waiting = self._verdicts.waiting(self.clock.monotonic())
             ranges = with_branches(plan, state, self.tables, self.log, waiting)
-            log = log_target(self.log, state, decisions[-1], ranges)
+            log = log_target(self.log, self._stands.of(self.log), state, decisions[-1], ranges)
         crash_point("mirror.after-plan")
         pieces = divided(ranges, state.homes, self.jobs.parallelism)
         changes = sum(span.changes for span in ranges.values())
         description = f"tailrace mirror of {self.bucket_name}: round {number}, {changes} changes"
+        asking = self.clock.monotonic()
         while True:
             targets = [
-                table_target(table, decisions[index], ranges) for index, table in enumerate(self.tables)
+                table_target(table, self._stands.of(table), decisions[index], ranges)
+                for index, table in enumerate(self.tables)
             ]
             task = RoundTask(self._task_options, tuple(targets), log)
             answers: list[TaskAnswer] = self.jobs.run(task, pieces, description)
             if not self._committer.settle_columns(answers):
                 break
+        answered_s = self.clock.monotonic() - asking
         self._verdicts.note(answers, self.clock.monotonic())
         committing = self.clock.monotonic()
         counted = self._committer.commit(plan, answers, log)
+        self._verdicts.committed(answers)
         self._committed_at = self.clock.monotonic()
         rolled_back.update(counted.started_over)
         self._advance(plan)
@@ -314,11 +332,13 @@ class Mirror:
                     lag_changes=self._freshness.lag(state),
                     lag_s=done - self._freshness.as_of,
                     seconds={
-                        "plan": planned_s,
+                        "plan": planned_s + asking - began - back_s,
                         "read": max((answer.read_s for answer in answers), default=0.0),
                         "write": max((answer.write_s for answer in answers), default=0.0),
+                        "schedule": _waited_s(answers, answered_s),
                         "commit": back_s + maintaining - committing,
                         "maintain": done - maintaining,
+                        "compaction": self._housekeeping.step_s if compacted else 0.0,
                     },
                     positions=self.tables[0].current.positions,
                     compacted=compacted,
@@ -353,6 +373,13 @@ class Mirror:
     def _advance(self, plan: RoundPlan) -> None:
         """Where the next round begins, if this one left something."""
         self._next_vbucket = list(plan.ranges)[-1] if plan.left_over and plan.ranges else 0
+
+
+def _waited_s(answers: Sequence[TaskAnswer], answered_s: float) -> float:
+    """Of the time until all tasks had answered, that in which the longest was not at work: what it takes to
+    start a job and its tasks, and to wait for a place.
+    """
+    return max(0.0, answered_s - max((answer.read_s + answer.write_s for answer in answers), default=0.0))
 
 
 def _is_passing(error: Exception) -> bool:

@@ -8,18 +8,19 @@ two commits needs no repair.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...history import Action, FailoverLog, plan
 from ...model import Position
 from ...table.contract import TableVersion
 from .bucket import BucketState
 
-__all__ = ["Decision", "Range", "RoundPlan", "decide", "divided", "plan_round"]
+__all__ = ["Decision", "Range", "Ranges", "RoundPlan", "decide", "divided", "plan_round"]
 
 _TASK_CHANGES = 4_000
 """A task with less to read costs more than what it reads."""
@@ -62,6 +63,27 @@ class Range:
     def changes(self) -> int:
         """At most so many."""
         return self.end - self.start.seqno
+
+
+_PACKED = struct.Struct("<HQQQQQ")
+
+
+class Ranges(dict[int, Range]):
+    """What a task is to stream. It travels as numbers: a thousand objects are dear to pickle, every round."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = (
+            _PACKED.pack(vbucket, at.vb_uuid, at.seqno, at.snapshot_start, at.snapshot_end, span.end)
+            for vbucket, span in self.items()
+            for at in (span.start,)
+        )
+        return _unpacked_ranges, (b"".join(packed),)
+
+
+def _unpacked_ranges(packed: bytes) -> Ranges:
+    return Ranges(
+        (vbucket, Range(Position(*start), end)) for vbucket, *start, end in _PACKED.iter_unpack(packed)
+    )
 
 
 @dataclass(frozen=True)
@@ -111,6 +133,9 @@ def decide(
     lies behind, and nothing older will do either.
     """
     held = table.current.position(vbucket) if held is None else held
+    if not held.seqno:  # nothing is held that could be taken back; of many empty vbuckets this is so for ever
+        action = Action.BACKFILL if high_seqno else Action.RESUME
+        return Decision(action, held, Position.BEGINNING)
     is_on_newest = 0 < held.seqno <= high_seqno and held.vb_uuid == log.newest.vb_uuid
     if is_on_newest and refused is None and held.seqno >= purge_seqno:
         return Decision(Action.RESUME, held, held)  # what nearly always is so, without a look at the past
@@ -142,16 +167,18 @@ def plan_round(
     skipped: Iterable[int] = (),
     max_changes: int | None = None,
     first: int = 0,
+    held: Sequence[Mapping[int, Position]] | None = None,
 ) -> RoundPlan:
     """What to do, as the bucket stands.
 
     ``start_over`` are vbuckets that begin again whatever is held of them, ``ends`` seqnos beyond which
     nothing is read, ``skipped`` vbuckets that wait for their next attempt. Of a backlog above
-    ``max_changes`` only that much is read, beginning with vbucket ``first``.
+    ``max_changes`` only that much is read, beginning with vbucket ``first``. ``held`` is where each table
+    stands, if the caller has it at hand.
     """
     decisions: list[dict[int, Decision]] = [{} for _ in tables]
     anew, waiting = set(start_over), set(skipped)
-    stands = [table.current for table in tables]
+    stands = [dict(table.current.positions) for table in tables] if held is None else held
     ranges: dict[int, Range] = {}
     lag = 0
     for vbucket, log in state.failover_logs.items():
@@ -160,11 +187,11 @@ def plan_round(
             continue  # no node has it at this moment
         starts = []
         for index, table in enumerate(tables):
-            held = stands[index].position(vbucket)
+            stand = stands[index].get(vbucket, Position.BEGINNING)
             if vbucket in anew:
-                decision = Decision(Action.START_OVER, held, Position.BEGINNING)
+                decision = Decision(Action.START_OVER, stand, Position.BEGINNING)
             else:
-                decision = decide(table, vbucket, log, high, refused=refused.get(vbucket), held=held)
+                decision = decide(table, vbucket, log, high, refused=refused.get(vbucket), held=stand)
             if decision.action in (Action.ROLL_BACK, Action.START_OVER):
                 decisions[index][vbucket] = decision
             starts.append(decision.request)
@@ -195,9 +222,7 @@ def _limited(ranges: Mapping[int, Range], max_changes: int, first: int) -> dict[
     return chosen
 
 
-def divided(
-    ranges: Mapping[int, Range], homes: Mapping[int, str], parallelism: int
-) -> list[dict[int, Range]]:
+def divided(ranges: Mapping[int, Range], homes: Mapping[int, str], parallelism: int) -> list[Ranges]:
     """Ranges as tasks of about equal work: neighbours of one node each, so that a task needs few connections
     and writes files whose rows lie close together.
     """
@@ -210,7 +235,7 @@ def divided(
     by_home: dict[str, list[int]] = {}
     for vbucket in sorted(ranges):
         by_home.setdefault(homes.get(vbucket, ""), []).append(vbucket)
-    tasks: list[dict[int, Range]] = []
+    tasks: list[Ranges] = []
     for vbuckets in by_home.values():
         cost = sum(costs[vbucket] for vbucket in vbuckets)
         parts = max(1, min(len(vbuckets), round(wanted * cost / total)))
@@ -219,6 +244,6 @@ def divided(
         for part in range(1, parts + 1):
             end = len(vbuckets) if part == parts else bisect_left(edges, cost * part / parts)
             if end > begin:
-                tasks.append({vbucket: ranges[vbucket] for vbucket in vbuckets[begin:end]})
+                tasks.append(Ranges((vbucket, ranges[vbucket]) for vbucket in vbuckets[begin:end]))
                 begin = end
     return tasks

@@ -33,7 +33,9 @@ class RoundProgress:
     lag_s: float = 0.0
     """The tables show the bucket as it was at most so long ago."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Where the time went: plan, read, write, commit, maintain."""
+    """Where the time went: plan, read, write, schedule (what the job took beside these two), commit, maintain
+    (cleaning, and the compaction's commit); and compaction, which ran beside the rounds.
+    """
     positions: Mapping[int, Position] = field(default_factory=dict)
     """Of the first table."""
     compacted: str = ""
@@ -42,7 +44,7 @@ class RoundProgress:
     @property
     def rate(self) -> float:
         """Changes a second, of the time in which something was done."""
-        spent = sum(self.seconds.values())
+        spent = sum(spent for name, spent in self.seconds.items() if name != "compaction")
         return self.changes / spent if spent else 0.0
 
     def to_json(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...history import Action
+from ...model import Position
 from ...table.contract import Table
 from ...table.rows import DELETED
 from ...table.sink import TableWriter
@@ -16,9 +17,13 @@ from .task import TableTarget
 __all__ = ["log_target", "table_target", "with_branches"]
 
 
-def table_target(table: Table, decisions: Mapping[int, Decision], ranges: Mapping[int, Range]) -> TableTarget:
-    """A table, for these ranges."""
-    current = table.current
+def table_target(
+    table: Table,
+    held: Mapping[int, Position],
+    decisions: Mapping[int, Decision],
+    ranges: Mapping[int, Range],
+) -> TableTarget:
+    """A table that stands where ``held`` says, for these ranges."""
     return TableTarget(
         TableWriter(
             table.store,
@@ -30,15 +35,19 @@ def table_target(table: Table, decisions: Mapping[int, Decision], ranges: Mappin
         ),
         str(table.source["scope"]),
         str(table.source["collection"]),
-        frozenset(v for v in ranges if current.position(v).seqno == 0),
-        _floors(table, decisions, ranges),
+        frozenset(v for v in ranges if held.get(v, Position.BEGINNING).seqno == 0),
+        _floors(held, decisions, ranges),
     )
 
 
 def log_target(
-    log: Table, state: BucketState, decisions: Mapping[int, Decision], ranges: Mapping[int, Range]
+    log: Table,
+    held: Mapping[int, Position],
+    state: BucketState,
+    decisions: Mapping[int, Decision],
+    ranges: Mapping[int, Range],
 ) -> ChangeLogTarget:
-    """The change log, for these ranges."""
+    """The change log that stands where ``held`` says, for these ranges."""
     branches = {}
     for vbucket, decision in decisions.items():
         if vbucket in ranges:
@@ -53,7 +62,7 @@ def log_target(
         log.secret,
         files,
         log.version + 1,
-        _floors(log, decisions, ranges),
+        _floors(held, decisions, ranges),
         branches,
         {file.path: log.mask(file).serialize() for file in files if file.vector is not None},
     )
@@ -81,15 +90,16 @@ def with_branches(
     return ranges
 
 
-def _floors(table: Table, decisions: Mapping[int, Decision], ranges: Mapping[int, Range]) -> dict[int, int]:
+def _floors(
+    held: Mapping[int, Position], decisions: Mapping[int, Decision], ranges: Mapping[int, Range]
+) -> dict[int, int]:
     """VBuckets of a table that are further than their streams begin."""
     floors = {}
-    current = table.current
     for vbucket, span in ranges.items():
         decision = decisions.get(vbucket)
         if decision is not None and decision.action is Action.START_OVER:
             continue
-        held = current.position(vbucket) if decision is None else decision.request
-        if held.seqno > span.start.seqno:
-            floors[vbucket] = held.seqno
+        stand = held.get(vbucket, Position.BEGINNING) if decision is None else decision.request
+        if stand.seqno > span.start.seqno:
+            floors[vbucket] = stand.seqno
     return floors

@@ -11,8 +11,10 @@ for too long) is left out with all that came of it, and the answer says why.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +50,23 @@ class TableTarget:
     """VBuckets that are further than the stream begins, and up to which seqno."""
 
 
+_PACKED = struct.Struct("<HQQ")
+
+
+class ReachedPositions(dict[int, Position]):
+    """Ends of snapshots. They travel as numbers: a thousand objects are dear to pickle, every round."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = (_PACKED.pack(vbucket, at.vb_uuid, at.seqno) for vbucket, at in self.items())
+        return _unpacked_positions, (b"".join(packed),)
+
+
+def _unpacked_positions(packed: bytes) -> ReachedPositions:
+    return ReachedPositions(
+        (vbucket, Position.at(vb_uuid, seqno)) for vbucket, vb_uuid, seqno in _PACKED.iter_unpack(packed)
+    )
+
+
 @dataclass
 class TaskAnswer:
     """What a task did."""
@@ -58,7 +77,7 @@ class TaskAnswer:
     """The table of each result."""
     logged: TaskResult | None = None
     """For the change log, if there is one."""
-    positions: dict[int, Position] = field(default_factory=dict)
+    positions: ReachedPositions = field(default_factory=ReachedPositions)
     """VBuckets that were read to the end of a snapshot, and where they stand."""
     emptied: set[tuple[int, int]] = field(default_factory=set)
     """Table and vbucket of rows that are gone with their collection."""
@@ -208,7 +227,7 @@ class _TaskReader:
 
     def stand(self, vbucket: int, position: Position) -> None:
         """A vbucket has come to the end of a snapshot."""
-        self.answer.positions[vbucket] = position
+        self.answer.positions[vbucket] = Position.at(position.vb_uuid, position.seqno)
 
     def finish(self, ranges: Mapping[int, Range]) -> TaskAnswer:
         """Write the rest."""

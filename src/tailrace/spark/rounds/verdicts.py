@@ -47,13 +47,22 @@ class Verdicts:
         """VBuckets that are not read yet."""
         return [vbucket for vbucket, wait in self._waiting.items() if wait.until > now]
 
+    def went_back(self, vbuckets: Iterable[int]) -> None:
+        """They stand elsewhere now, where the bucket has not been asked yet."""
+        for vbucket in vbuckets:
+            self.refused.pop(vbucket, None)
+
+    def committed(self, answers: Iterable[TaskAnswer]) -> None:
+        """What the tasks answered is in the tables: only now a vbucket need not be read anew any more."""
+        for answer in answers:
+            self.anew.difference_update(answer.positions)
+
     def note(self, answers: Iterable[TaskAnswer], now: float) -> None:
         """What the tasks of a round say; `ConnectError` if a vbucket can't be read for too long."""
         for answer in answers:
             for vbucket in answer.positions:
                 self.refused.pop(vbucket, None)
                 self._waiting.pop(vbucket, None)
-                self.anew.discard(vbucket)
             self.refused.update(answer.refused)
             for vbucket, why in answer.failed.items():
                 wait = self._waiting.get(vbucket)

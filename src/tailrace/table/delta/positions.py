@@ -80,8 +80,10 @@ class PositionArray(Mapping[int, Position]):
         return Position.at(branch, seqno)
 
     def __iter__(self) -> Iterator[int]:
-        size = max(len(self.seqnos), len(self.branches))
-        return (vbucket for vbucket in range(size) if vbucket in self)
+        there = np.zeros(max(len(self.seqnos), len(self.branches)), np.bool_)
+        for array in (self.seqnos, self.branches):
+            there[: len(array)] |= array != 0
+        return iter(np.flatnonzero(there).tolist())
 
     def __contains__(self, vbucket: object) -> bool:
         if not isinstance(vbucket, int) or vbucket < 0:
@@ -96,13 +98,17 @@ class PositionArray(Mapping[int, Position]):
 
 
 def _encode(values: _Array) -> str:
-    data = bytearray()
-    for value in np.trim_zeros(values, "b").tolist():
-        while value > 0x7F:
-            data.append(value & 0x7F | 0x80)
-            value >>= 7
-        data.append(value)
-    return base64.b64encode(data).decode("ascii")
+    values = np.trim_zeros(values, "b")
+    lengths = np.ones(len(values), np.intp)
+    for place in range(1, _MAX_VARINT):
+        lengths += values >> np.uint64(7 * place) != 0
+    starts = np.cumsum(lengths) - lengths
+    data = np.zeros(int(lengths.sum()), np.uint8)
+    for place in range(int(lengths.max(initial=0))):
+        there = lengths > place
+        group = (values[there] >> np.uint64(7 * place)).astype(np.uint8) & 0x7F
+        data[starts[there] + place] = group | np.where(lengths[there] > place + 1, 0x80, 0).astype(np.uint8)
+    return base64.b64encode(data.tobytes()).decode("ascii")
 
 
 def _decode(text: str, domain: str) -> _Array:
