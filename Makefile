@@ -66,8 +66,11 @@ simulate: $(STAMP)
 campaign: $(STAMP)
 	CAMPAIGN=$(or $(SEED),0) SECONDS=$(SECONDS) $(BIN)/pytest -q -m long -k again tests/cluster/test_campaign.py
 
+# The generated pages, and all of them as a site in build/site.
 docs: $(STAMP)
 	$(BIN)/python docs/build.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "build/site/index.html"
 
 demo: $(STAMP)
 	$(BIN)/tailrace demo

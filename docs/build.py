@@ -299,7 +299,7 @@ def cli_page() -> str:
 
 
 def _command(path: str, command: click.Command) -> list[str]:
-    lines = [f"## {path}", "", inspect.cleandoc(command.help or ""), ""]
+    lines = [f"## {path}", "", inspect.cleandoc(command.help or "").replace("[", "\\["), ""]
     options = [param for param in command.params if isinstance(param, click.Option)]
     arguments = [_argument(param) for param in command.params if isinstance(param, click.Argument)]
     if isinstance(command, click.Group):
@@ -374,8 +374,8 @@ Where a command takes a URL, it is a connection string:
 (11207 for TLS) and the bucket is `default` unless given. User, password and bucket may be percent-encoded; an
 IPv6 address goes in brackets. If user or password are missing, they come from `TAILRACE_USERNAME` and
 `TAILRACE_PASSWORD`. A lone name without a port may be a cluster in DNS, and options may stand behind a `?`:
-see [finding a cluster](finding.md). Sizes are in bytes or have a unit (`64k`, `256m`, `1g`; powers of 1024); durations are in
-seconds or have a unit (`250ms`, `60s`, `5m`).
+see [finding a cluster](finding.md). Sizes are in bytes or have a unit (`64k`, `256m`, `1g`; powers of 1024);
+durations are in seconds or have a unit (`250ms`, `60s`, `5m`).
 
 Completion for bash, zsh and fish: see [`tailrace completion`](#tailrace-completion).
 """
