@@ -42,7 +42,7 @@ from .options import SourceKeywords, SourceOptions, complete, read_options, reso
 from .portion import Portion
 from .progress import SavedPosition
 from .questions import failover_logs, high_seqnos
-from .resume import Reading
+from .resume import Reading, release
 from .survey import Survey
 from .tls import tls_context
 
@@ -208,7 +208,7 @@ class Source:
         if self._portion is not None:
             self._portion.settle()
             # the connection is kept: bytes that nobody acknowledges would stay in its window for ever
-            reading.release(self._portion)
+            release(self._portion)
             self._portion = None
         if self._reading is reading and not reading.is_over:
             reading.close()

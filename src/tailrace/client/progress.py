@@ -11,6 +11,7 @@ from ..errors import UsageError
 from ..history import FailoverLog, rollback_seqno
 from ..model import MAX_U64, Position, check_u64
 from ..protocol.dcp.delivery import Stream
+from ..protocol.dcp.reader import DcpReader
 from ..protocol.questions import ANSWER_S
 from ..protocol.states import READING_TRANSITIONS, Machine, ReadingInput, ReadingState
 from .retry import Backoff
@@ -175,6 +176,20 @@ class Progress:
             self.unproven_since = None
             self.backoff.reset()
         return was_of_use
+
+    def wait(self, trouble: str, now: float) -> None:
+        """It can't be read now; another attempt is due after a pause."""
+        self.machine.feed(ReadingInput.FAILED)
+        self.retry_at = now + self.backoff.next_s()
+        self.in_trouble(trouble, now)
+
+    def abandon(self, links: Iterable[DcpReader], now: float) -> None:
+        """Give up the stream on its connection; what still comes of it is passed over."""
+        for link in links:
+            if any(stream is self.stream for stream in link.streams.values()):
+                link.close_stream(self.vbucket)
+        self.leave(now)
+        self.stream.given_up()
 
     def in_trouble(self, why: str, now: float) -> None:
         """It can't be read, and that since the last stream that was of use."""

@@ -13,11 +13,11 @@ import json
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from ..connstr import Address
 from ..errors import ConnectError, LoginError, StatusError, UsageError
-from ..history import FailoverLog, retreat
+from ..history import retreat
 from ..model import MAX_U64, Position
 from ..protocol.dcp.delivery import (
     ChangeDelivery,
@@ -33,15 +33,15 @@ from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
 from .bounds import ReadOptions, SeenEnd, check_vbuckets
 from .catalog import Catalog
+from .held_portion import HeldPortion
 from .nodes import KnownNode, Nodes
 from .portion import Portion, end_reason
 from .progress import Progress, SavedPosition
-from .questions import high_seqnos, persisted_seqno, seqnos_and_logs
 from .retry import Backoff, is_temporary
+from .stream_limits import StreamLimits
 
-__all__ = ["Reading"]
+__all__ = ["Reading", "release"]
 
-_OBSERVE_S = 0.2
 _OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
 
 
@@ -59,21 +59,19 @@ class Reading:
     ) -> None:
         self.options = options
         self.progress: dict[int, Progress] = {}
-        self.held: Portion | None = None
-        """Taken, but not persisted on the server yet."""
         self._nodes = nodes
         self._catalog = catalog
         self._saved = saved
         self._rng = rng
-        self._resolving: set[Address] = set()
         self._turns: deque[Address] = deque()
         self._closed: dict[Address, Exception] = {}
-        self._observe_at: float | None = None
         self._now = 0.0
         self.rollbacks = 0
         self._is_begun = False
         self.is_over = False
         """Nobody reads any more, whether or not it came to its end."""
+        self._held = HeldPortion(nodes, self.progress, lambda: self._now)
+        self._limits = StreamLimits(nodes, lambda: self._now)
 
     # the state of things
 
@@ -82,7 +80,7 @@ class Reading:
         """Every vbucket has reached its end, and the application can have all of it."""
         return (
             self._is_begun
-            and self.held is None
+            and self._held.is_empty
             and all(progress.state is ReadingState.DONE for progress in self.progress.values())
         )
 
@@ -101,7 +99,7 @@ class Reading:
 
     def waits_for(self, now: float) -> str:
         """Why nothing comes, in words."""
-        if self.held is not None:
+        if not self._held.is_empty:
             return "waits until the server has the changes on disk"
         if not self._is_begun:
             return self._catalog.trouble or "waits for the cluster map"
@@ -150,7 +148,7 @@ class Reading:
             node = self._nodes.node_of(progress.vbucket)
             if node is None:
                 self._nodes.ask_for_map(now)
-                self._wait(progress, f"no node has vbucket {progress.vbucket}")
+                progress.wait(f"no node has vbucket {progress.vbucket}", self._now)
             elif node.is_ready and node.address not in self._closed:
                 assert node.link is not None
                 if progress.state is ReadingState.READY:
@@ -159,10 +157,10 @@ class Reading:
                 else:
                     unresolved.setdefault(node.address, []).append(progress)
         for address, some in unresolved.items():
-            self._resolve(address, some)
+            self._limits.resolve(address, some)
         for link, some in requested.items():
-            self._confirm_ends(link, some)
-        self._observe_held()
+            self._limits.confirm_ends(link, some)
+        self._held.turn()
 
     def next_timer(self) -> float | None:
         """When the next `turn` is due although nothing happened."""
@@ -173,8 +171,8 @@ class Reading:
         ]
         # what is overdue already waits for something else that will have it looked at
         times += [due for due in map(self._error_due, self.progress.values()) if self._now < due < math.inf]
-        if self._observe_at is not None:
-            times.append(self._observe_at)
+        if (observe_at := self._held.next_timer()) is not None:
+            times.append(observe_at)
         return min(times, default=None)
 
     def check(self, now: float) -> None:
@@ -209,7 +207,7 @@ class Reading:
 
     def close(self) -> None:
         """Stop reading: the streams end, the connections stay."""
-        self.is_over = True
+        self.is_over = self._limits.is_over = True
         for _, link in self._nodes.links():
             for stream in list(link.streams.values()):
                 link.close_stream(stream.vbucket)
@@ -219,7 +217,7 @@ class Reading:
         for progress in self._chosen(vbuckets):
             if progress.state is ReadingState.DONE:
                 continue
-            self._abandon(progress)
+            progress.abandon(self._all_links(), self._now)
             progress.machine.feed(ReadingInput.PAUSED)
             progress.troubled_since = progress.unproven_since = None
 
@@ -234,12 +232,11 @@ class Reading:
     def take(self, now: float) -> Portion | None:
         """The next portion, from each connection in turn; None if there is nothing now."""
         self._now = now
-        if self.held is not None:
-            if not any(
-                link is self.held.link and address in self._closed for address, link in self._nodes.links()
-            ):
-                return self._release_held()
-            self._drop_held()
+        if not self._held.is_empty:
+            gone = [link for address, link in self._nodes.links() if address in self._closed]
+            if not self._held.is_of(gone):
+                return self._held.take()
+            release(self._held.drop())
         for address, _ in self._nodes.links():
             if address not in self._turns:
                 self._turns.append(address)
@@ -260,7 +257,7 @@ class Reading:
         for vbucket, position in portion.ends.items():
             if (progress := self.progress.get(vbucket)) is not None:
                 progress.delivered_up_to(position)
-        self.release(portion)
+        release(portion)
 
     def link_closed(self, address: Address, error: Exception) -> None:
         """A connection is gone; what came before that is delivered first."""
@@ -272,8 +269,8 @@ class Reading:
             if portion.is_empty:
                 self.finish(portion)
             elif self.options.rollback_mitigation and portion.row_count:
-                self.held = portion
-                return self._release_held()
+                self._held.hold(portion)
+                return self._held.take()
             else:
                 return portion
         if address in self._closed:
@@ -316,20 +313,15 @@ class Reading:
         for progress in streams:
             progress.stream.given_up()
             if progress.state is ReadingState.OPEN and not progress.leave(self._now, is_proven=has_moved):
-                self._wait(progress, why)
+                progress.wait(why, self._now)
             elif progress.state in (ReadingState.OPEN, ReadingState.REQUESTED):
                 if progress.state is ReadingState.REQUESTED:
                     asked.append(progress)
                 progress.make_ready()
         for progress in asked:
             progress.in_trouble(why, self._now)
-        self._resolving.discard(address)
+        self._limits.lost(address)
         self._nodes.lost(address, error, self._now)
-
-    def release(self, portion: Portion) -> None:
-        """Its bytes are done with, whatever the application has of it."""
-        portion.link.release(portion.delivery)
-        portion.link.acknowledge(portion.delivery.chunk.size_bytes)
 
     # decisions
 
@@ -356,46 +348,6 @@ class Reading:
             progress.make_ready()
             self.progress[vbucket] = progress
 
-    def _resolve(self, address: Address, some: list[Progress]) -> None:
-        """Ask a node for the high seqnos and branches of its vbuckets."""
-        node = self._nodes.node_of(some[0].vbucket)
-        if address in self._resolving or node is None or node.link is None:
-            return
-        self._resolving.add(address)
-        wants_logs = [progress.vbucket for progress in some if progress.wants_start]
-
-        def answered(answer: tuple[dict[int, int], dict[int, FailoverLog]]) -> None:
-            self._resolving.discard(address)
-            seqnos, logs = answer
-            for progress in some:
-                if progress.state is ReadingState.UNRESOLVED:
-                    self._resolved(progress, seqnos, logs)
-            self._nodes.on_change()
-
-        node.link.ask(seqnos_and_logs(wants_logs), answered, self._now)
-
-    def _resolved(
-        self, progress: Progress, seqnos: Mapping[int, int], logs: Mapping[int, FailoverLog]
-    ) -> None:
-        vbucket = progress.vbucket
-        if vbucket not in seqnos or (progress.wants_start and vbucket not in logs):
-            self._nodes.ask_for_map(self._now)
-            self._wait(progress, f"its node does not have vbucket {vbucket}")
-            return
-        high = seqnos[vbucket]
-        if progress.wants_start:
-            log = logs[vbucket]
-            progress.stream.log = log
-            progress.stream.position = progress.delivered = Position.at(
-                log.newest.vb_uuid if high else 0, high
-            )
-            progress.origin = high
-            progress.saved = SavedPosition(progress.delivered, log, (), 0, high)
-        if progress.ends_at_most is not None:
-            progress.end_seqno = min(progress.ends_at_most, high)
-        progress.wants_start = False
-        progress.machine.feed(ReadingInput.STREAM_WANTED)
-
     def _request(self, progress: Progress, node: KnownNode) -> None:
         link = node.link
         assert link is not None
@@ -408,35 +360,6 @@ class Reading:
         )
         if link.next_chunk() is not None:
             self._nodes.on_change()  # in the older dialects some answers are known at once
-
-    def _confirm_ends(self, link: DcpReader, some: list[Progress]) -> None:
-        """Ask for high seqnos behind the stream requests, too.
-
-        A server that took changes back after its first answer has accepted an end to which it may never come.
-        What it takes back after the second one ends the stream.
-        """
-        ends = {progress: progress.end_seqno for progress in some if progress.ends_at_most is not None}
-        if not ends or not link.HAS_SEQNOS:
-            return
-
-        def answered(seqnos: dict[int, int]) -> None:
-            streams = set(map(id, link.streams.values()))
-            gone = [
-                progress
-                for progress, end in ends.items()
-                if seqnos.get(progress.vbucket, end) < end == progress.end_seqno
-                and id(progress.stream) in streams
-            ]
-            if self.is_over or not gone:
-                return
-            for progress in gone:
-                self._abandon(progress)
-                self._wait(progress, f"the end of vbucket {progress.vbucket} was taken back")
-            if link.is_spent:
-                raise ConnectError(f"{gone[0].trouble}: connecting again")
-            self._nodes.on_change()
-
-        link.ask(high_seqnos(), answered, self._now)
 
     def _filter(self, progress: Progress, link: DcpReader) -> bytes:
         """The JSON of a stream request: what to leave out, and what we know of purges."""
@@ -455,9 +378,9 @@ class Reading:
         elif status == Status.NOT_MY_VBUCKET:
             if not (refused.value and self._nodes.apply(refused.value, address)):
                 self._nodes.ask_for_map(self._now)
-            self._wait(progress, f"{address} no longer has vbucket {progress.vbucket}")
+            progress.wait(f"{address} no longer has vbucket {progress.vbucket}", self._now)
         elif status == Status.KEY_EEXISTS or is_temporary(StatusError(status)):
-            self._wait(progress, f"{address} answers {status_name(status)} to {what}")
+            progress.wait(f"{address} answers {status_name(status)} to {what}", self._now)
         elif status == Status.EACCESS:
             raise LoginError("this user may not read the bucket's changes; give it the privilege")
         else:
@@ -488,22 +411,12 @@ class Reading:
             raise LoginError("this user may no longer read the bucket's changes")
         self._nodes.ask_for_map(self._now)
         progress.leave(self._now)
-        self._wait(
-            progress, f"{address} ended the stream of vbucket {progress.vbucket} ({end_reason(status)})"
+        progress.wait(
+            f"{address} ended the stream of vbucket {progress.vbucket} ({end_reason(status)})", self._now
         )
 
-    def _wait(self, progress: Progress, trouble: str) -> None:
-        progress.machine.feed(ReadingInput.FAILED)
-        progress.retry_at = self._now + progress.backoff.next_s()
-        progress.in_trouble(trouble, self._now)
-
-    def _abandon(self, progress: Progress) -> None:
-        """Give up the stream on its connection; what still comes is passed over."""
-        for _, link in self._nodes.links():
-            if any(stream is progress.stream for stream in link.streams.values()):
-                link.close_stream(progress.vbucket)
-        progress.leave(self._now)
-        progress.stream.given_up()
+    def _all_links(self) -> list[DcpReader]:
+        return [link for _, link in self._nodes.links()]
 
     def _chosen(self, vbuckets: Iterable[int]) -> list[Progress]:
         unknown = [vbucket for vbucket in vbuckets if vbucket not in self.progress]
@@ -511,75 +424,8 @@ class Reading:
             raise UsageError(f"vbucket {unknown[0]} is not being read")
         return [self.progress[vbucket] for vbucket in vbuckets]
 
-    # rollback mitigation
 
-    def _release_held(self) -> Portion | None:
-        assert self.held is not None
-        portion = self.held
-        late = [
-            vbucket
-            for vbucket, position in portion.ends.items()
-            if self.progress[vbucket].observed_seqno < position.seqno
-        ]
-        if not late:
-            self.held = self._observe_at = None
-            return portion
-        if self._observe_at is None:
-            self._observe_at = self._now
-            self._observe_held()
-        return None
-
-    def _observe_held(self) -> None:
-        """Ask how far the vbuckets of the held portion are persisted, a few times a second."""
-        if self.held is None or self._observe_at is None or self._now < self._observe_at:
-            return
-        self._observe_at = self._now + _OBSERVE_S
-        for vbucket, position in list(self.held.ends.items()):
-            progress, node = self.progress[vbucket], self._nodes.node_of(vbucket)
-            if (
-                progress.observed_seqno < position.seqno
-                and node is not None
-                and node.is_ready
-                and progress.stream.log
-            ):
-                assert node.link is not None
-                vb_uuid = progress.stream.log.newest.vb_uuid
-                node.link.ask(persisted_seqno(vbucket, vb_uuid), self._observer(progress, vb_uuid), self._now)
-
-    def _observer(self, progress: Progress, vb_uuid: int) -> Callable[[int | None], None]:
-        def observed(persisted: int | None) -> None:
-            if progress.stream.log is None or progress.stream.log.newest.vb_uuid != vb_uuid:
-                return
-            if persisted is None:
-                self._take_back(progress)
-            else:
-                progress.observed_seqno = max(progress.observed_seqno, persisted)
-            self._nodes.on_change()
-
-        return observed
-
-    def _take_back(self, progress: Progress) -> None:
-        """The branch of a held portion is history: forget what came on it, and ask again."""
-        if self.held is not None and progress.vbucket in self.held.ends:
-            self._undo(progress, self.held)
-            self._abandon(progress)
-
-    def _drop_held(self) -> None:
-        """The connection of the held portion is gone: nobody can say any more what becomes of it."""
-        assert self.held is not None
-        portion, self.held, self._observe_at = self.held, None, None
-        for vbucket in {*portion.ends, *(told.event.vbucket for told in portion.told)}:
-            self._undo(self.progress[vbucket], portion)
-        portion.link.discard()
-        self.release(portion)
-
-    def _undo(self, progress: Progress, portion: Portion) -> None:
-        """Stand where the application stands, as if a held portion had never come."""
-        base, undo_to = portion.drop(progress.vbucket)
-        if base is not None:
-            progress.stream.position = base
-        if undo_to is not None:
-            progress.stream.undo_to = undo_to
-        if progress.state in (ReadingState.OPEN, ReadingState.REQUESTED, ReadingState.DONE):
-            progress.leave(self._now)
-            progress.make_ready()
+def release(portion: Portion) -> None:
+    """The bytes of a portion are done with, whatever the application has of it."""
+    portion.link.release(portion.delivery)
+    portion.link.acknowledge(portion.delivery.chunk.size_bytes)
