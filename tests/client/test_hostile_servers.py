@@ -378,7 +378,7 @@ def test_what_has_come_counts_before_it_was_looked_at(monkeypatch):
             portion = asyncio.ensure_future(source.next_portion(reading))
             await until(lambda: asked)
             connection, request = asked[0]
-            (link,) = (connection.link for connection in source._connections.values())
+            (link,) = (connection.link for connection in source._connections)
             # it is read and not looked at, when the time for both a sign of life and the answer is over
             monkeypatch.setattr(Connection, "_watch", lambda _: None)
             packet = accepted(request) + marker(request, 1, 1) + mutation(request, 1)
@@ -416,7 +416,7 @@ def test_a_source_ends_after_a_server_that_left_before_it_had_heard_all():
     async def read(server):
         async with tailrace.connect(server.url) as source:
             await source.begin()
-            (connection,) = source._connections.values()
+            (connection,) = source._connections
             transport = connection._transport
             real, transport._sock = transport._sock, Full(transport._sock)
             transport.write(noop(7))

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -27,20 +26,20 @@ from ..connstr import Address, ConnectionString
 from ..errors import ConnectError, TailraceError, UsageError
 from ..history import FailoverLog
 from ..model import Position
-from ..protocol.dcp.reader import DcpReader
 from ..protocol.script import Script, ask
 from ..protocol.states import ReadingState
 from ..wire.admin import DeregisterTapClient
+from .autosave import Autosave
 from .bounds import End, Start
 from .catalog import Catalog
 from .connection import Connection
+from .connections import Connections
 from .events import Event
 from .keywords import shows_keywords
 from .naming import find_seeds
 from .nodes import Nodes
 from .options import SourceKeywords, SourceOptions, complete, read_options, resolve
 from .portion import Portion
-from .progress import SavedPosition
 from .questions import failover_logs, high_seqnos
 from .resume import Reading, release
 from .survey import Survey
@@ -49,9 +48,6 @@ from .tls import tls_context
 __all__ = ["Source", "connect"]
 
 T = TypeVar("T")
-
-_AUTOSAVE_S = 1.0
-_CLOSE_TIMEOUT_S = 1.0
 
 
 @shows_keywords(SourceOptions)
@@ -66,9 +62,8 @@ class Source:
     def __init__(self, where: str | ConnectionString, options: SourceOptions) -> None:
         self.where = resolve(where, options)
         self.options = options = complete(options, self.where)
-        self._tls = tls_context(self.where, options.tls)
         self._rng = rng_.source()
-        self._store = options.state_store(self.where.bucket)
+        self._state = Autosave(options.state_store(self.where.bucket), is_automatic=options.autosave)
         self._settings = options.settings()
         self._nodes = Nodes(
             self.where,
@@ -85,17 +80,23 @@ class Source:
         )
         self._reading: Reading | None = None
         self._portion: Portion | None = None
-        self._connections: dict[Address, Connection] = {}
-        self._closing: set[asyncio.Future[None]] = set()
-        self._dialling: set[asyncio.Task[None]] = set()
+        self._connections = Connections(
+            self._nodes,
+            tls=tls_context(self.where, options.tls),
+            timeout_s=options.connect_timeout_s,
+            on_wire=options.on_wire,
+            made=self._turn_soon,
+            received=self._wake,
+            lost=self._disconnected,
+            refused=self._lost,
+            failed=self._fail,
+            is_busy=self._is_busy,
+        )
         self._error: Exception | None = None
         self._closed = False
         self._turning = False
         self._timer: asyncio.TimerHandle | None = None
-        self._saved_at = 0.0
-        self._last_saved: dict[int, SavedPosition] = {}
-        self._unsaved = False
-        self._changes = self._lost_connections = self._connection_count = 0
+        self._changes = 0
 
     # life
 
@@ -122,18 +123,7 @@ class Source:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._dialling:
-            task.cancel()
-        for address in list(self._connections):
-            self._drop(address)
-        if self._dialling:
-            await asyncio.gather(*self._dialling, return_exceptions=True)
-        await asyncio.sleep(0)
-        for address in list(self._connections):
-            self._drop(address)  # it was made while the others were closed
-        # the sockets are closed by callbacks of the loop: when this returns, that is done
-        if self._closing:
-            await asyncio.wait(self._closing, timeout=_CLOSE_TIMEOUT_S)
+        await self._connections.close()
 
     # reading
 
@@ -197,7 +187,7 @@ class Source:
         self._check_usable()
         if self._reading is not None:
             self.end(self._reading)
-        saved = {} if self._store is None else await self._loop.run_in_executor(None, self._store.load)
+        saved = await self._state.load()
         wanted = read_options(self.options, start, end, vbuckets)
         reading = self._reading = Reading(self._nodes, self._catalog, wanted, saved, rng=self._rng)
         self._turn()
@@ -212,34 +202,20 @@ class Source:
             self._portion = None
         if self._reading is reading and not reading.is_over:
             reading.close()
-            for connection in self._unheeded():
+            for connection in self._connections.unheeded():
                 # what it brought is of no interest any more, so its successor can come
                 self._lost(connection.address, connection.lost)
-            self._drop_spent()
-            self._flush()
-
-    def _drop_spent(self) -> None:
-        """Close the connections that can't carry another reading; new ones are made when they are needed."""
-        for address, connection in list(self._connections.items()):
-            if connection.link.is_spent:
-                self._drop(address)
-                self._nodes.dropped(address)
-
-    def _drop(self, address: Address) -> None:
-        """Close a connection of which nobody needs to hear any more."""
-        connection = self._connections.pop(address)
-        self._closing.add(connection.closed)
-        connection.closed.add_done_callback(self._closing.discard)
-        connection.abort()
+            self._connections.drop_spent()
+            self._connections.flush()
 
     async def next_portion(self, reading: Reading) -> Portion | None:
         """The next portion; the one before is done with. None at the end."""
         if self._portion is not None:
             taken, self._portion = self._portion, None
             self._changes += taken.row_count
-            self._unsaved = True
+            self._state.moved()
             reading.finish(taken)
-            self._flush()
+            self._connections.flush()
         while True:
             self._check_usable()
             if self._reading is not reading:
@@ -250,13 +226,13 @@ class Source:
             except Exception as error:
                 self._fail(error)
                 raise
-            self._flush()
+            self._connections.flush()
             if portion is not None:
                 if portion.told:
                     self._turn_soon()
                 self._portion = portion
                 return portion
-            if self._look():
+            if self._connections.look():
                 continue
             self._decide()
             await self._autosave(reading)
@@ -268,8 +244,8 @@ class Source:
     @property
     def is_idle(self) -> bool:
         """Nothing more is here: the next change is still on its way, or not made yet."""
-        self._look(at_all=True)
-        return not self._has_more()
+        self._connections.look(at_all=True)
+        return not self._connections.has_more
 
     async def pause(self, vbuckets: Iterable[int]) -> None:
         """Stop receiving some vbuckets; `resume` goes on exactly there. Only DCP can do that."""
@@ -293,23 +269,16 @@ class Source:
 
     async def save(self) -> None:
         """Save the last whole snapshot of every vbucket that the application has. A failure is raised."""
-        if self._store is None or self._reading is None:
-            return
-        if self._portion is not None:
-            self._portion.settle()
-        self._unsaved = False
-        self._saved_at = self._loop.time()
-        wanted = self._reading.to_save()
-        if all(self._last_saved.get(vbucket) is saved for vbucket, saved in wanted.items()):
-            return  # no snapshot has become whole since
-        await self._loop.run_in_executor(None, self._store.save, wanted)
-        self._last_saved = wanted
+        if self._reading is not None:
+            if self._portion is not None:
+                self._portion.settle()
+            await self._state.save(self._reading.to_save(), self._loop.time())
 
     async def _autosave(self, reading: Reading) -> None:
-        """Save when there is time, which is when nothing waits, and at least every second."""
-        if self._store is None or not self._unsaved or not self.options.autosave:
-            return
-        if self.is_idle or self._loop.time() - self._saved_at >= _AUTOSAVE_S or reading.finished:
+        """Save when there is time, which is when nothing waits, and otherwise every second."""
+        if self._state.is_wanted and (
+            self.is_idle or self._state.is_overdue(self._loop.time()) or reading.finished
+        ):
             await self.save()
 
     # questions
@@ -376,7 +345,7 @@ class Source:
             "waits_for": self._waits_for(now),
             "changes": self._changes,
             "rollbacks": 0 if self._reading is None else self._reading.rollbacks,
-            "lost_connections": self._lost_connections,
+            "lost_connections": self._connections.lost_count,
             "received_bytes": sum(link.received_bytes for link in links.values()),
             "acked_bytes": sum(link.acked_bytes for link in links.values()),
             "queued_bytes": sum(link.queued_bytes for link in links.values()),
@@ -410,6 +379,10 @@ class Source:
         """Let the policy decide, do what it says, and have whoever waits look again."""
         self._turning = False
         self._decide()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have whoever waits look again."""
         self._something.set()
 
     def _decide(self) -> None:
@@ -425,26 +398,17 @@ class Source:
             self._fail(error)
             return
         for address in self._nodes.to_connect(now):
-            self._in_background(self._dial(address))
+            self._connections.dial(address)
         if self._nodes.wants_seeds(now):
             self._nodes.begin_lookup(now)
-            self._in_background(self._find_seeds())
+            self._connections.in_background(self._find_seeds())
         for address in self._nodes.to_disconnect():
-            if self._connections[address].link.next_chunk() is None:
-                self._drop(address)
-                self._nodes.dropped(address)
-        self._flush()
+            self._connections.drop_empty(address)
+        self._connections.flush()
         self._arm(now)
 
-    def _flush(self) -> None:
-        for connection in self._connections.values():
-            connection.flush()
-
     def _arm(self, now: float) -> None:
-        times = [
-            self._nodes.next_timer(now),
-            *(connection.link.next_timer() for connection in self._connections.values()),
-        ]
+        times = [self._nodes.next_timer(now), *self._connections.next_timers()]
         if self._reading is not None:
             times.append(self._reading.next_timer())
         due = min((time for time in times if time is not None), default=None)
@@ -455,19 +419,10 @@ class Source:
             self._timer = self._loop.call_at(due, self._ring)
 
     def _ring(self) -> None:
-        self._look(at_all=True)  # what has come counts, also if the loop was held up and is late with both
-        now = self._loop.time()
-        for connection in list(self._connections.values()):
-            try:
-                connection.link.handle_timer(now)
-            except ConnectError as error:
-                connection.give_up(error)
+        # what has come counts, also if the loop was held up and is late with both
+        self._connections.look(at_all=True)
+        self._connections.handle_timers(self._loop.time())
         self._turn()
-
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        task = self._loop.create_task(work)
-        self._dialling.add(task)
-        task.add_done_callback(self._dialling.discard)
 
     async def _find_seeds(self) -> None:
         """Ask DNS where the cluster is."""
@@ -479,78 +434,18 @@ class Source:
             return  # it was there before: wait for it
         self._nodes.found_seeds(seeds)
 
-    async def _dial(self, address: Address) -> None:
-        try:
-            await Connection(
-                address,
-                made=self._connected,
-                received=self._received,
-                lost=self._disconnected,
-                is_busy=self._is_busy,
-            ).dial(self._tls, self.options.connect_timeout_s)
-        except ConnectError as error:
-            self._lost(address, error)
-
-    def _connected(self, connection: Connection) -> DcpReader:
-        """A connection is made; gives the reader that belongs on it."""
-        if self._closed:
-            connection.abort()
-        link = self._nodes.connected(connection.address, self._loop.time())
-        if self.options.on_wire is not None:
-            link.on_wire = functools.partial(self.options.on_wire, self._connection_count)
-        self._connection_count += 1
-        self._connections[connection.address] = connection
-        self._turn_soon()
-        return link
-
-    def _received(self, connection: Connection) -> None:
-        """Something was received and looked at."""
-        if self._connections.get(connection.address) is not connection:
-            return  # it was dropped
-        if connection.link.granted is not None and not connection.opened:
-            connection.opened = True
-            try:
-                self._nodes.opened(connection.address, self._loop.time())
-            except TailraceError as error:
-                self._fail(error)
-        connection.flush()
-        self._something.set()
-
-    def _look(self, *, at_all: bool = False) -> bool:
-        """`Connection.look` on all connections; whether there was any."""
-        has_come = False
-        for connection in list(self._connections.values()):
-            has_come |= connection.look(at_all=at_all)
-        return has_come
-
-    def _has_more(self) -> bool:
-        """Whether something waits for the application."""
-        return any(connection.link.next_chunk() is not None for connection in self._connections.values())
-
     def _is_busy(self) -> bool:
         """Whether the application has something to do."""
-        return self._portion is not None or self._has_more()
+        return self._portion is not None or self._connections.has_more
 
     def _disconnected(self, connection: Connection, error: Exception) -> None:
         """A connection is gone. What it brought is delivered before anybody is told."""
-        if self._connections.get(connection.address) is not connection or self._closed:
-            return
-        self._lost_connections += 1
         reading = self._reading
         if reading is not None and not reading.is_over and not reading.finished:
             reading.link_closed(connection.address, error)
             self._turn_soon()
         else:
             self._lost(connection.address, error)
-
-    def _unheeded(self) -> list[Connection]:
-        """Connections that are gone, of which the reading still has to take what they brought."""
-        links = dict(self._nodes.links())
-        return [
-            connection
-            for connection in self._connections.values()
-            if connection.lost is not None and links.get(connection.address) is connection.link
-        ]
 
     def _lost(self, address: Address, error: Exception | None) -> None:
         """A connection is gone, or could not be made."""
@@ -565,9 +460,8 @@ class Source:
         """An error that no other attempt can mend: the application gets it."""
         if self._error is None:
             self._error = error
-        for connection in self._connections.values():
-            connection.abort()
-        self._something.set()
+        self._connections.abort()
+        self._wake()
 
     def _check_usable(self) -> None:
         if self._error is not None:
@@ -602,13 +496,13 @@ class Source:
             self._nodes,
             script_for,
             retry_for_s=self.options.retry_for_s,
-            wake_in=lambda seconds: self._loop.call_later(seconds, self._something.set),
+            wake_in=lambda seconds: self._loop.call_later(seconds, self._wake),
         )
 
         def is_answered() -> bool:
-            unheeded = [connection.lost for connection in self._unheeded()]
+            unheeded = [connection.lost for connection in self._connections.unheeded()]
             done = everybody.is_answered(self._homes(), unheeded, self._loop.time())
-            self._flush()
+            self._connections.flush()
             return done
 
         await self._until(is_answered)

@@ -1,0 +1,54 @@
+"""When the positions of a source are saved: when there is time, and otherwise every second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from .checkpoints import StateStore
+from .progress import SavedPosition
+
+__all__ = ["Autosave"]
+
+_AUTOSAVE_S = 1.0
+
+
+class Autosave:
+    """The state of a source, loaded and saved in another thread. Without a store nothing is kept."""
+
+    def __init__(self, store: StateStore | None, *, is_automatic: bool) -> None:
+        self._store = store
+        self._is_automatic = is_automatic
+        self._saved_at = 0.0
+        self._last_saved: Mapping[int, SavedPosition] = {}
+        self._has_more = False
+
+    async def load(self) -> Mapping[int, SavedPosition]:
+        """What an earlier run has saved."""
+        if self._store is None:
+            return {}
+        return await asyncio.get_running_loop().run_in_executor(None, self._store.load)
+
+    def moved(self) -> None:
+        """The application has more than what is saved."""
+        self._has_more = True
+
+    @property
+    def is_wanted(self) -> bool:
+        """There is something to save without being told to."""
+        return self._store is not None and self._has_more and self._is_automatic
+
+    def is_overdue(self, now: float) -> bool:
+        """Nothing was saved for a while."""
+        return now - self._saved_at >= _AUTOSAVE_S
+
+    async def save(self, positions: Mapping[int, SavedPosition], now: float) -> None:
+        """Save positions, unless no snapshot has become whole since the last time. A failure is raised."""
+        if self._store is None:
+            return
+        self._has_more = False
+        self._saved_at = now
+        if all(self._last_saved.get(vbucket) is position for vbucket, position in positions.items()):
+            return
+        await asyncio.get_running_loop().run_in_executor(None, self._store.save, positions)
+        self._last_saved = positions
