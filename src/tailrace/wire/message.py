@@ -25,6 +25,7 @@ from __future__ import annotations
 import enum
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform
@@ -90,6 +91,8 @@ def message(cls: type[T]) -> type[T]:
     for shape in made.LAYOUTS:
         unknown = set(shape.names) - names
         assert not unknown, f"{cls.__name__}: layout fields without a declaration: {unknown}"
+    made._EXTRAS = tuple(dict.fromkeys(name for shape in made.LAYOUTS for name in shape.names))
+    made._PACKINGS = {}
     return made
 
 
@@ -112,6 +115,10 @@ class Message:
     DIRECTION: ClassVar[Direction | None] = Direction.TO_PRODUCER
     RESPONSE: ClassVar[type[Response] | None] = None
     REPLY: ClassVar[str] = "always"
+    _EXTRAS: ClassVar[tuple[str, ...]] = ()
+    """All fields of the extras, whichever layout has them."""
+    _PACKINGS: ClassVar[dict[tuple[bool, ...], tuple[Callable[..., bytes], tuple[int, ...]]]] = {}
+    """How extras are packed, by which of the fields are absent: the same for millions of messages."""
 
     vbucket: int = 0
     opaque: int = 0
@@ -226,20 +233,28 @@ class Message:
 
     def _pack_extras(self) -> bytes:
         """The extras in the longest layout whose fields are all there."""
-        best: Layout | None = None
         if len(self.LAYOUTS) == 1:
-            (best,) = self.LAYOUTS
-            values = [getattr(self, name) for name in best.names]
+            (shape,) = self.LAYOUTS
+            values = [getattr(self, name) for name in shape.names]
             if None not in values:
-                return best.struct.pack(*values)
-        for shape in self.LAYOUTS:
-            present = all(getattr(self, name) is not None for name in shape.names)
-            if present and (best is None or shape.size > best.size):
-                best = shape
-        left = {name for shape in self.LAYOUTS for name in shape.names if getattr(self, name) is not None}
-        if best is None or left - set(best.names):
-            raise LocalProtocolError(f"{self.name()}: no layout has exactly the fields that are set")
-        return best.struct.pack(*(getattr(self, name) for name in best.names))
+                return shape.struct.pack(*values)
+        values = [getattr(self, name) for name in self._EXTRAS]
+        absent = tuple([value is None for value in values])
+        packing = self._PACKINGS.get(absent)
+        if packing is None:
+            packing = self._PACKINGS[absent] = self._packing(absent)
+        pack, places = packing
+        return pack(*[values[place] for place in places])
+
+    @classmethod
+    def _packing(cls, absent: tuple[bool, ...]) -> tuple[Callable[..., bytes], tuple[int, ...]]:
+        """How to pack the fields of the extras that are not absent, and where in `_EXTRAS` they are."""
+        given = {name for name, is_absent in zip(cls._EXTRAS, absent, strict=True) if not is_absent}
+        fitting = [shape for shape in cls.LAYOUTS if given.issuperset(shape.names)]
+        best = max(fitting, key=lambda shape: shape.size, default=None)
+        if best is None or given.difference(best.names):
+            raise LocalProtocolError(f"{cls.name()}: no layout has exactly the fields that are set")
+        return best.struct.pack, tuple(cls._EXTRAS.index(name) for name in best.names)
 
     # validation
 
