@@ -24,7 +24,9 @@ from .. import rng
 from ..errors import InputError
 from ..wire.codes import Datatype
 from ..wire.fields import encode_leb128, join_xattrs
+from ..wire.header import HEADER_LAYOUT
 from ..wire.kv import Delete, Set
+from ..wire.layout import numpy_code
 from ..wire.message import MAX_KEY, Message
 from .cluster_map import vbucket_of
 from .write_batches import BATCH_BYTES, BATCH_REQUESTS, FrameBatch, RowsBatch, batched
@@ -33,8 +35,9 @@ __all__ = ["MadeUp", "from_json_lines"]
 
 POOL_BYTES = 1 << 20
 MAX_LINE = 32 << 20
-_HEADER_AND_EXTRAS = 32
-_EXPIRY_AT = 28
+_SET = HEADER_LAYOUT + Set.LAYOUTS[0]
+_EXPIRY = _SET.field("expiry")
+_VBUCKET = HEADER_LAYOUT.field("vbucket")
 _DEFAULT = "_default._default"
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .", dtype=np.uint8)
 assert len(_LETTERS) == 64
@@ -94,7 +97,7 @@ class MadeUp:
         template = Set(
             key=prefix + self.key(0), value=head + b" " * text_bytes + tail, datatype=kind
         ).encode()
-        number_at = _HEADER_AND_EXTRAS + len(prefix) + len(self.prefix.encode())
+        number_at = _SET.size + len(prefix) + len(self.prefix.encode())
         value_at = number_at + self._digits
         text_at = value_at + len(head)
         expires = self._generator(2).random(self.docs) < self.expiry
@@ -117,7 +120,7 @@ class MadeUp:
                 ]
             expiring = np.flatnonzero(expires[first:last])
             if len(expiring):
-                rows[expiring, _EXPIRY_AT : _EXPIRY_AT + 4] = _octets(self.expires_at_s, 4)
+                rows[expiring, _EXPIRY.place] = _octets(self.expires_at_s, _EXPIRY.size)
             yield RowsBatch(rows, vbuckets, numbers)
 
     def _deletions(self, vbucket_count: int, prefix: bytes, most: int) -> Iterator[RowsBatch]:
@@ -142,7 +145,8 @@ class MadeUp:
         """The template once for each number, with its own vbucket and key."""
         count = len(numbers)
         rows = np.tile(np.frombuffer(template, dtype=np.uint8), (count, 1))
-        rows[:, 6:8] = np.array(vbuckets, dtype=">u2").view(np.uint8).reshape(count, 2)
+        stamps = np.array(vbuckets, dtype=numpy_code(_VBUCKET))
+        rows[:, _VBUCKET.place] = stamps.view(np.uint8).reshape(count, _VBUCKET.size)
         rest = numbers.copy()
         for place in reversed(range(self._digits)):
             rest, digit = np.divmod(rest, 10)

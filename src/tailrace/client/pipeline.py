@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from ..errors import RemoteProtocolError, StatusError
 from ..wire.codes import Magic, Op, Status
 from ..wire.framing import Framer
-from ..wire.header import HEADER_SIZE, Frame
+from ..wire.header import HEADER_LAYOUT, HEADER_SIZE, Frame
+from ..wire.layout import numpy_code
 from .kv_connection import PIPELINED
 from .retry import RETRIED, Backoff
 
@@ -53,6 +54,9 @@ _NOTHING_TO_DO = frozenset(
 )
 _BATCHES = 2
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.01, 0.5
+_OPAQUE = HEADER_LAYOUT.field("opaque")
+# bytes 6 and 7 of an answer are its status
+_unpack_answer = HEADER_LAYOUT.only("magic", "opcode", "vbucket", "body_length", "opaque").struct.unpack_from
 _FEW = 8  # fewer answers than this are read one by one
 
 Peer = TypeVar("Peer", bound=Hashable)
@@ -151,19 +155,22 @@ def answers_in(framer: Framer) -> Iterator[Answers | Frame]:
 
 def _alike(framer: Framer) -> Answers | None:
     with framer.peek() as data:
-        if len(data) < HEADER_SIZE or data[0] != Magic.RESPONSE or data[12] < PIPELINED >> 24:
+        if len(data) < HEADER_SIZE:
             return None
-        size = HEADER_SIZE + int.from_bytes(data[8:12], "big")
+        magic, opcode, status, body_length, opaque = _unpack_answer(data)
+        if magic != Magic.RESPONSE or opaque < PIPELINED:
+            return None
+        size = HEADER_SIZE + body_length
         if len(data) < _FEW * size:
             return None
         table = np.frombuffer(data, dtype=np.uint8, count=len(data) // size * size).reshape(-1, size)
-        fits = (table[:, :12] == table[0, :12]).all(axis=1) & (table[:, 12] >= PIPELINED >> 24)
+        opaques = table[:, _OPAQUE.place].copy().view(numpy_code(_OPAQUE)).ravel().astype(np.uint32)
+        before = slice(_OPAQUE.offset)
+        fits = (table[:, before] == table[0, before]).all(axis=1) & (opaques >= PIPELINED)
         count = int(fits.argmin()) if not fits.all() else len(fits)
-        opaques = table[:count, 12:16].copy().view(">u4").ravel().astype(np.uint32)
-        opcode, status = data[1], int.from_bytes(data[6:8], "big")
-        del table, fits
+        del table
     framer.skip(count * size)
-    return Answers(opcode, status, opaques)
+    return Answers(opcode, status, opaques[:count])
 
 
 # operations

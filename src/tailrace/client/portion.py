@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,9 +24,10 @@ from ..protocol.dcp.delivery import (
 )
 from ..protocol.dcp.reader import DcpReader
 from ..snappy import inflate
-from ..wire.codes import Datatype, DcpOpcode, MarkerFlag, StreamEndStatus, SystemEventId
-from ..wire.dcp import DcpSeqnoAdvanced, DcpSystemEvent
+from ..wire.codes import Datatype, DcpOpcode, Magic, MarkerFlag, StreamEndStatus, SystemEventId
+from ..wire.dcp import DELETION_V1, DELETION_V2, EXPIRATION, DcpSeqnoAdvanced, DcpSystemEvent
 from ..wire.fields import split_xattrs
+from ..wire.header import HEADER_LAYOUT, HEADER_SIZE
 from .events import (
     Deletion,
     Event,
@@ -55,9 +55,10 @@ _SYSTEM_EVENTS = {
     SystemEventId.SCOPE_DROPPED: "scope_dropped",
     SystemEventId.COLLECTION_MODIFIED: "collection_modified",
 }
-_DELETE_TIME_AT = 24 + 16
-_DELETION_V1_EXTRAS = 18
-_U32 = struct.Struct(">I")
+_EXTRAS_LENGTH_AT = HEADER_LAYOUT.at("extras_length")
+_FRAMING_LENGTH_AT = HEADER_LAYOUT.at("key_length")  # of a flexible frame: its first byte
+assert DELETION_V2.at("delete_time") == EXPIRATION.at("delete_time")
+_unpack_delete_time = EXPIRATION.only("delete_time").struct.unpack_from
 _JSON = int(Datatype.JSON)
 _PACKED = int(Datatype.SNAPPY | Datatype.XATTR)
 
@@ -249,8 +250,8 @@ class Portion:
                 )
             else:
                 time_s = 0
-                if data[start + 4] != _DELETION_V1_EXTRAS:
-                    time_s = _U32.unpack_from(data, _extras_at(data, start) + 16)[0]
+                if data[start + _EXTRAS_LENGTH_AT] != DELETION_V1.size:
+                    (time_s,) = _unpack_delete_time(data, _extras_at(data, start))
                 made = Deletion if opcode == DcpOpcode.DELETION else Expiration
                 event = made(vbucket, vb_uuid, seqno, rev, cas, key, time_s, snapshot, collection, xattrs)
             here, before = runs[run], cursor.get(vbucket)
@@ -377,8 +378,8 @@ class Portion:
 
 def _extras_at(data: memoryview, start: int) -> int:
     """Where the extras of a frame start: behind header and framing extras."""
-    framing = data[start + 2] if data[start] == 0x08 else 0
-    return start + 24 + framing
+    framing = data[start + _FRAMING_LENGTH_AT] if data[start] == Magic.FLEX_REQUEST else 0
+    return start + HEADER_SIZE + framing
 
 
 def _unpack(value: bytes, datatype: int) -> tuple[bytes, dict[str, Any] | None]:

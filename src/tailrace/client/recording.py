@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from .. import paths
 from ..clock import SYSTEM, Clock
 from ..errors import FramingError, StoreError, UsageError
+from ..wire import dcp
 from ..wire.codes import DcpOpcode, Magic
 from ..wire.framing import Framer
 from ..wire.header import Frame
@@ -40,6 +41,10 @@ _WITH_SEQNO = frozenset(
         DcpOpcode.SEQNO_ADVANCED,
     }
 )
+
+
+# the seqno comes first in the extras of all of them
+_unpack_seqno = dcp.MUTATION.until("rev_seqno").struct.unpack_from
 
 
 class Recorder:
@@ -83,10 +88,8 @@ class Exchange:
 
     def answer(self, opaque: int) -> Iterator[bytes]:
         """The recorded frames for another request: the same bytes but for its opaque."""
-        wanted = opaque.to_bytes(4, "big")
         for frame in self.frames:
-            data = frame.encode()
-            yield data[:12] + wanted + data[16:]
+            yield replace(frame, opaque=opaque).encode()
 
 
 class Recording:
@@ -110,7 +113,7 @@ class Recording:
         for exchange in self.exchanges.get(vbucket, ()):
             for frame in exchange.frames:
                 if frame.is_request and frame.opcode in _WITH_SEQNO:
-                    seqno = int.from_bytes(frame.extras[:8], "big")
+                    (seqno,) = _unpack_seqno(frame.body)
         return seqno
 
     def failover_log(self, vbucket: int) -> bytes | None:

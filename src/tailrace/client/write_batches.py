@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..wire.header import HEADER_LAYOUT
+from ..wire.layout import numpy_code
 from ..wire.message import Message
 from .pipeline import Indices, WriteBatch
 
@@ -14,7 +16,8 @@ __all__ = ["BATCH_BYTES", "BATCH_REQUESTS", "FrameBatch", "RowsBatch", "batched"
 
 BATCH_BYTES = 1 << 20
 BATCH_REQUESTS = 4_096
-_OPAQUE_AT = 12
+_OPCODE_AT = HEADER_LAYOUT.at("opcode")
+_OPAQUE = HEADER_LAYOUT.field("opaque")
 
 
 class RowsBatch:
@@ -28,13 +31,12 @@ class RowsBatch:
 
     @property
     def opcodes(self) -> Sequence[int]:
-        column: list[int] = self.rows[:, 1].tolist()
+        column: list[int] = self.rows[:, _OPCODE_AT].tolist()
         return column
 
     def stamp(self, first_opaque: int) -> None:
         count = len(self.rows)
-        opaques = np.arange(first_opaque, first_opaque + count, dtype=">u4")
-        self.rows[:, _OPAQUE_AT : _OPAQUE_AT + 4] = opaques.view(np.uint8).reshape(count, 4)
+        self.rows[:, _OPAQUE.place] = _octets(np.arange(first_opaque, first_opaque + count))
 
     def select(self, indices: Indices | None) -> bytes | memoryview:
         if indices is None:
@@ -67,7 +69,7 @@ class FrameBatch:
         frame = request.encode()
         self.frames.append(frame)
         self.vbuckets.append(request.vbucket)
-        self.opcodes.append(frame[1])
+        self.opcodes.append(frame[_OPCODE_AT])
         self.keys.add(request.key)
         self.size_bytes += len(frame)
 
@@ -80,13 +82,17 @@ class FrameBatch:
         data = bytearray().join(frames)
         ends = np.cumsum(np.fromiter(map(len, frames), dtype=np.intp, count=len(frames)))
         starts = np.concatenate(([0], ends[:-1])).astype(np.intp)
-        opaques = (self._first_opaque + chosen).astype(">u4").view(np.uint8).reshape(-1, 4)
-        octets = np.frombuffer(data, dtype=np.uint8)
-        octets[(starts + _OPAQUE_AT)[:, None] + np.arange(4)] = opaques
+        places = (starts + _OPAQUE.offset)[:, None] + np.arange(_OPAQUE.size)
+        np.frombuffer(data, dtype=np.uint8)[places] = _octets(self._first_opaque + chosen)
         return memoryview(data)
 
     def shares_key_with(self, other: WriteBatch) -> bool:
         return not isinstance(other, FrameBatch) or not self.keys.isdisjoint(other.keys)
+
+
+def _octets(opaques: NDArray[np.intp]) -> NDArray[np.uint8]:
+    """Opaques as they stand in headers, a row for each."""
+    return opaques.astype(numpy_code(_OPAQUE)).view(np.uint8).reshape(-1, _OPAQUE.size)
 
 
 def batched(requests: Iterable[Message], most: int = BATCH_REQUESTS) -> Iterator[FrameBatch]:
