@@ -300,7 +300,7 @@ def cli_page() -> str:
 
 def _command(path: str, command: click.Command) -> list[str]:
     lines = [f"## {path}", "", inspect.cleandoc(command.help or "").replace("[", "\\["), ""]
-    options = [param for param in command.params if isinstance(param, click.Option)]
+    options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
     arguments = [_argument(param) for param in command.params if isinstance(param, click.Argument)]
     if isinstance(command, click.Group):
         arguments.append("COMMAND")

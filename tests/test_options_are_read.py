@@ -91,8 +91,8 @@ def test_options_of_the_commands() -> None:
             parameters = inspect.signature(function).parameters
             for parameter in command.params:
                 name = parameter.name
-                if name is None or not parameter.expose_value or getattr(parameter, "hidden", False):
-                    continue  # hidden: of an earlier release, and still accepted
+                if name is None or not parameter.expose_value:
+                    continue
                 if name in parameters:
                     is_read = name in used
                 else:

@@ -26,8 +26,7 @@ tailrace maintain ./people --dry-run --undo 1h
 @click.option("--force", is_flag=True, help="Compact also if a mirror seems to run; that one is stopped.")
 @storage_option
 @json_option("Write what was done, or is due, as one JSON object.")
-@click.option("--keep-hours", type=Integer(1), hidden=True)
-@click.option("--keep-versions", type=Integer(), hidden=True)
+@click.option("--keep-hours", type=Integer(1), hidden=True)  # what `vacuum` called --undo
 def command(
     table: str,
     undo: float | None,
@@ -38,7 +37,6 @@ def command(
     storage_options: tuple[str, ...],
     as_json: bool,
     keep_hours: int | None,
-    keep_versions: int | None,
 ) -> None:
     """Compact and clean a mirror's table, once.
 
