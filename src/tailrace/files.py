@@ -129,12 +129,7 @@ def replace_file(files: Files, path: str, data: bytes) -> None:
     with contextlib.suppress(FileNotFoundError):
         files.unlink(beside)
     try:
-        file = files.create(beside)
-        try:
-            file.append([data])
-            file.sync()
-        finally:
-            file.close()
+        _write_new(files, beside, data)
         files.rename(beside, path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -146,6 +141,16 @@ def replace_file(files: Files, path: str, data: bytes) -> None:
         raise NotDurable(error.errno, error.strerror, path) from error
 
 
+def _write_new(files: Files, path: str, data: bytes) -> None:
+    """A file that is not there yet, with its content on disk; its name may be gone after a power cut."""
+    file = files.create(path)
+    try:
+        file.append([data])
+        file.sync()
+    finally:
+        file.close()
+
+
 def put_file(files: Files, path: str, data: bytes, *, beside: str) -> bool:
     """Write a whole file under a name that must be free; whether it was. Durable when it returns, and nobody
     sees a part of it. ``beside`` is the name to write it under first: no other writer may use the same.
@@ -153,12 +158,7 @@ def put_file(files: Files, path: str, data: bytes, *, beside: str) -> bool:
     An OSError says that the file is not there, `NotDurable` that it is but may be gone after a power cut.
     """
     try:
-        file = files.create(beside)
-        try:
-            file.append([data])
-            file.sync()
-        finally:
-            file.close()
+        _write_new(files, beside, data)
         try:
             files.link(beside, path)
         except FileExistsError:

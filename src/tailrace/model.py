@@ -14,7 +14,7 @@ Values check themselves: a position that would be nonsense cannot be built.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -29,7 +29,6 @@ __all__ = [
     "Position",
     "SnapshotRange",
     "check_u64",
-    "format_positions",
     "parse_positions",
     "parse_u64",
 ]
@@ -242,15 +241,8 @@ class Position:
 Position.BEGINNING = Position(0, 0, 0, 0)
 
 
-def format_positions(positions: Mapping[int, Position]) -> str:
-    """Positions of many vbuckets as JSON text. Equal positions give equal text: Spark compares text."""
-    return json.dumps(
-        {str(vbucket): positions[vbucket].to_json() for vbucket in sorted(positions)}, separators=(",", ":")
-    )
-
-
 def parse_positions(text: str, *, besides: Collection[str] = ()) -> dict[int, Position]:
-    """Reads what `format_positions` wrote, or what a person typed; vbuckets may come in any order.
+    """Positions by vbucket, as `Position.to_json` has them; people may have typed them, in any order.
 
     Members ``besides`` those of a position are passed over.
     """

@@ -59,10 +59,6 @@ class Location:
         """A URI that every tool reads the same way: percent-encoded where it is local."""
         return f"file://{quote(self.text)}" if self.is_local else self.text
 
-    def child(self, name: str) -> Location:
-        """Something below it."""
-        return Location(f"{self.text.rstrip('/')}/{name}", self.is_local)
-
 
 def location(given: str | os.PathLike[str], what: str = "the path") -> Location:
     """A directory on this machine or a prefix in an object store; ``what`` names it in errors."""

@@ -30,7 +30,6 @@ __all__ = [
     "rollback_rows",
     "signed",
     "single_row",
-    "unsigned",
 ]
 
 ROLLBACK, FLUSH, SYSTEM = "rollback", "flush", "system"
@@ -79,8 +78,3 @@ def no_rows() -> pa.RecordBatch:
 def signed(number: int) -> int:
     """64 bits of the wire as Arrow and Spark have them."""
     return number - _WIDTH if number >= _WIDTH >> 1 else number
-
-
-def unsigned(number: int) -> int:
-    """64 bits as the wire has them."""
-    return number % _WIDTH

@@ -146,13 +146,6 @@ class TableState:
             self.foreign_since = version
         return changes
 
-    def named_by(self, actions: Iterable[Action], written_ms: int) -> None:
-        """Take from a commit who made this version, and when: a checkpoint does not say it."""
-        info = next((action for action in actions if isinstance(action, CommitInfo)), CommitInfo({}))
-        stamp = info.timestamp_ms
-        self.timestamp_ms = stamp if stamp is not None else written_ms
-        self.operation, self.run = info.operation, str(info.fields.get(RUN, ""))
-
     def _read_positions(self, branches: str) -> None:
         """Understand the domains; the array of ``branches``, which hardly ever change, is shared."""
         array = PositionArray.of_texts(self.domains.get(SEQNOS, ""), self.domains.get(BRANCHES, ""))
