@@ -39,8 +39,8 @@ tailrace bench frontend --full
 """,
 )
 @click.argument("names", nargs=-1, type=click.Choice(list(BENCHES)), metavar="[NAME]...")
-@click.option("--full", is_flag=True, help="As long as it takes for figures to publish.")
-@click.option("--list", "only_list", is_flag=True, help="Say what there is to measure.")
+@click.option("--full", is_flag=True, help="Take as long as publishable figures need.")
+@click.option("--list", "only_list", is_flag=True, help="List what can be measured.")
 def command(names: tuple[str, ...], full: bool, only_list: bool) -> None:
     """Measure this machine, side by side with the peers that are installed.
 

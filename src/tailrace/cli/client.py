@@ -44,7 +44,9 @@ def tls_options(function: F) -> F:
         click.option("--tls-no-verify", is_flag=True, help="Accept any certificate; for tests only."),
         click.option("--tls-key", type=EXISTING_FILE, help="Private key of the client certificate."),
         click.option("--tls-cert", type=EXISTING_FILE, help="Client certificate, if the server wants one."),
-        click.option("--tls-ca", type=EXISTING_FILE, help="CA certificates to trust, not the system's."),
+        click.option(
+            "--tls-ca", type=EXISTING_FILE, help="CA certificates to trust, instead of the system's."
+        ),
     ):
         function = option(function)
     return function
@@ -157,7 +159,7 @@ def tap_name_option(function: F) -> F:
     return click.option(
         "--tap-name",
         metavar="NAME",
-        help="With --dialect tap: the node remembers this reader and goes on where it was.",
+        help="With --dialect tap: the node remembers this reader, and continues where it stopped.",
     )(function)
 
 

@@ -33,8 +33,8 @@ tailrace cluster stop
 def command() -> None:
     """Run several nodes on one machine: replicas, failover, rebalance.
 
-    A coordinator in the background holds the vbucket map. The cluster's directory has all its data; after a
-    stop 'start' takes it up again.
+    A coordinator in the background holds the vbucket map. The cluster's directory has all its data; 'start'
+    uses it again after a stop.
     """
 
 
@@ -51,8 +51,10 @@ def directory_option(function: F) -> F:
 
 
 @make_command("start", example="tailrace cluster start --nodes 3 --replicas 1 --auto-failover 5s")
-@click.option("--nodes", type=Integer(1, 32), default=3, show_default=True, help="How many, for a new one.")
-@click.option("--bucket", default="default", show_default=True, help="Its bucket, for a new one.")
+@click.option(
+    "--nodes", type=Integer(1, 32), default=3, show_default=True, help="How many nodes a new cluster has."
+)
+@click.option("--bucket", default="default", show_default=True, help="Bucket of a new cluster.")
 @click.option(
     "--vbuckets",
     type=Integer(1, 1024),
@@ -71,12 +73,12 @@ def directory_option(function: F) -> F:
     type=DURATION,
     default=0.0,
     metavar="TIME",
-    help="Fail a node over that is silent for so long, while most nodes answer.  [default: never]",
+    help="Fail over a node that is silent for this long, while most nodes answer.  [default: never]",
 )
 @click.option(
     "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A setting of every node, see 'serve'."
 )
-@click.option("--foreground", is_flag=True, help="Stay here until Ctrl-C, instead of in the background.")
+@click.option("--foreground", is_flag=True, help="Stay in the foreground until Ctrl-C.")
 @directory_option
 @json_option("Write the status as JSON.")
 def start(
@@ -91,7 +93,7 @@ def start(
     directory: Path,
     as_json: bool,
 ) -> None:
-    """Start a cluster, a new one or the one that is in the directory."""
+    """Start a new cluster, or the one in the directory."""
     from ..cluster.coordinator import Coordinator
     from ..cluster.service import DOOR_FILE, Service, call
     from ..server.settings import Settings
@@ -159,9 +161,9 @@ def status(directory: Path, as_json: bool) -> None:
 @directory_option
 @json_option("Write the node's name as JSON.")
 def add(node: str | None, directory: Path, as_json: bool) -> None:
-    """Add a new node, or bring NODE back that is down or was failed over.
+    """Add a new node, or bring NODE back if it is down or was failed over.
 
-    It has no active vbuckets before the next rebalance.
+    It gets active vbuckets with the next rebalance.
     """
     added = _call(directory, "add", node=node)
     if as_json:
@@ -181,7 +183,7 @@ def remove(node: str, directory: Path, as_json: bool) -> None:
 
 @make_command("failover", example="tailrace cluster failover n2")
 @click.argument("node")
-@click.option("--force", is_flag=True, help="Also if vbuckets are lost with it.")
+@click.option("--force", is_flag=True, help="Even if vbuckets are lost with it.")
 @directory_option
 @json_option("Write what was promoted and lost as JSON.")
 def failover(node: str, force: bool, directory: Path, as_json: bool) -> None:
@@ -209,7 +211,7 @@ def rebalance(directory: Path, as_json: bool) -> None:
 @make_command("stop", example="tailrace cluster stop")
 @directory_option
 def stop(directory: Path) -> None:
-    """Stop all nodes cleanly; 'start' takes the cluster up again."""
+    """Stop all nodes cleanly; 'start' starts them again."""
     _call(directory, "stop")
 
 

@@ -22,14 +22,18 @@ tailrace collections couchbase://127.0.0.1 --drop shop.orders
 """,
 )
 @url_argument
-@click.option("--create", multiple=True, metavar="SCOPE.NAME", help="Make a collection, and its scope.")
-@click.option("--drop", multiple=True, metavar="SCOPE.NAME", help="Drop a collection; without .NAME a scope.")
+@click.option(
+    "--create", multiple=True, metavar="SCOPE.NAME", help="Create a collection, and its scope if need be."
+)
+@click.option(
+    "--drop", multiple=True, metavar="SCOPE.NAME", help="Drop a collection, or without .NAME a whole scope."
+)
 @json_option("Write the manifest as JSON.")
 @tls_options
 def command(
     url: ConnectionString, create: tuple[str, ...], drop: tuple[str, ...], as_json: bool, **tls: Any
 ) -> None:
-    """Show, make and drop scopes and collections."""
+    """Show, create and drop scopes and collections."""
     from ..client.manifest import with_changes
 
     with open_kv(url, tls) as client:

@@ -22,7 +22,7 @@ tailrace --config tailrace.toml config mirror --all
 )
 @click.argument("names", nargs=-1, metavar="[COMMAND]...")
 @click.option("--all", "everything", is_flag=True, help="Also what is as it is without being said.")
-@json_option("Write an object a line.")
+@json_option("Write one JSON object per line.")
 @click.pass_context
 def command(ctx: click.Context, names: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Print back the options of commands: from file, environment or default.

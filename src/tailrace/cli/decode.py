@@ -54,7 +54,7 @@ tailrace decode --json --port 11210 capture.pcap
 @click.option(
     "--dialect",
     type=click.Choice(tuple(DIALECTS)),
-    help="What the bytes are, if you know it. Otherwise it is found out.",
+    help="What the bytes are, if you know it; otherwise it is worked out.",
 )
 @click.option(
     "--direction",
@@ -66,14 +66,14 @@ tailrace decode --json --port 11210 capture.pcap
     "form",
     type=click.Choice(FORMATS),
     default="auto",
-    help="What the input is, if not to be guessed.",
+    help="What the input is; by default it is guessed.",
 )
 @click.option(
     "--port",
     type=Integer(1, 0xFFFF),
-    help="Of a capture, only the conversations with this port; the server has it.",
+    help="Only the conversations of a capture with this server port.",
 )
-@json_option("Write a JSON object a frame, one a line.")
+@json_option("Write one JSON object per frame and line.")
 def command(
     file: Path, dialect: str | None, direction: str | None, form: str, port: int | None, as_json: bool
 ) -> None:
@@ -83,9 +83,9 @@ def command(
     bytes, or a libpcap or pcapng capture, whose TCP conversations are put together. Without FILE, or with -,
     stdin is read.
 
-    Several lines of plain hex are one stream of bytes if that gives whole frames, else a packet each. The
-    packets that the protocol documents draw with wrong lengths are understood as they are meant, with a note
-    that names the erratum. Bytes that are no frame end the command with 1, after the frames before them.
+    Several lines of plain hex are read as one stream if that gives whole frames, otherwise as one packet per
+    line. Packets that the protocol documents draw with wrong lengths are read as they are meant, with a note
+    that names the erratum. At bytes that are no frame the command stops, with exit code 1.
     """
     known = DIALECTS[dialect] if dialect else None
     way = Direction(direction) if direction else None

@@ -47,7 +47,7 @@ _PATIENCE_S = 180.0
     help="Where everything goes.  [default: a new folder]",
 )
 def command(docs: int, seed: int, directory: Path | None) -> int:
-    """Show the whole: node, mirror, a failover that loses changes, and the repair.
+    """Show everything: a node, a mirror, a failover that loses changes, the repair.
 
     Starts a node, writes documents, mirrors them into a Delta table with Spark, changes and deletes some,
     forces a failover that loses changes, lets the mirror roll back and repair itself, and proves with verify

@@ -42,8 +42,8 @@ def command(
 ) -> None:
     """Write all documents as they are now.
 
-    Every document once, deleted ones not at all, each vbucket as it really was at one moment. JSON lines are
-    those of tail --json, and load --from reads them; Parquet has the columns of the Spark source.
+    Every live document once, each vbucket as it was at one moment. JSON lines are those of tail --json, and
+    load --from reads them; Parquet has the columns of the Spark source.
     """
     from .client import connect_options
 

@@ -35,9 +35,10 @@ tailrace export ./people ./people-parquet --format parquet
 def command(
     table: str, path: str, form: str, version: int | None, as_json: bool, storage_options: tuple[str, ...]
 ) -> None:
-    """Write the live rows of a table as a plain one that every engine reads.
+    """Write the live rows of a table as a plain table that every engine reads.
 
-    Run again it replaces what it wrote: a Delta table in one commit, a folder of Parquet files by another.
+    A second run replaces what the first one wrote: a Delta table in one commit, a folder of Parquet files by
+    a new folder.
     """
     from ..table.exporting import export_table
 

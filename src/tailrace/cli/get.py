@@ -29,8 +29,8 @@ tailrace get couchbase://127.0.0.1/default user::1 --json
 def command(url: ConnectionString, key: str, collection: str, as_json: bool, **tls: Any) -> None:
     """Show a document.
 
-    The value is written as it is stored, with a line feed behind it on a terminal only. Exit code 1 if there
-    is no such document.
+    The value is written as it is stored; only on a terminal a line feed follows. Exit code 1 if there is no
+    such document.
     """
     with open_kv(url, tls) as client:
         document = client.get(key, collection=collection)

@@ -28,9 +28,9 @@ tailrace index couchbase://127.0.0.1 ./people.index --to now && tailrace search 
 def command(url: ConnectionString, directory: Path, end: str, retry_for: float, **tls: Any) -> None:
     """Keep a full-text index of a bucket up to date.
 
-    Text of JSON documents and keys; deleted, expired and rolled-back documents leave it. Positions are
-    committed with the documents, so it goes on exactly where it was, whatever ended it. Needs the extra:
-    pip install "tailrace[index]".
+    It holds the text and keys of all live documents. Positions are committed with the documents, so the
+    command continues exactly where it stopped, whatever ended it. Needs the extra: pip install
+    "tailrace[index]".
     """
     from ..client.fulltext import FullText, follow
 

@@ -22,7 +22,7 @@ tailrace invalidate couchbase://127.0.0.1 memcached://127.0.0.1:11211 --prefix d
 )
 @url_argument
 @click.argument("cache", metavar="CACHE")
-@click.option("--prefix", default="", help="What stands before a document's key in the cache.")
+@click.option("--prefix", default="", help="What precedes a document's key in the cache.")
 @start_option()
 @end_option()
 @state_option("Save positions here when the cache has removed the keys, and resume from them.")
@@ -41,9 +41,9 @@ def command(
     """Remove from a cache what changes in a bucket.
 
     CACHE is redis://[[user]:password@]host[:port][/db] or memcached://host[:port]. Keys of documents that
-    were changed, deleted, expired or rolled back leave it. Where a rollback reaches further back than is
-    remembered, and after a flush or a dropped collection, everything does: with Redis and a --prefix only
-    what has the prefix, else the whole database.
+    were changed, deleted, expired or rolled back are removed. After a flush, a dropped collection, or a
+    rollback too long to remember, everything is removed: with Redis and a --prefix every key with that
+    prefix, otherwise the whole database.
     """
     from ..client.invalidate import cache_at, follow
 

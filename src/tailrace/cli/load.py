@@ -48,10 +48,10 @@ tailrace dump couchbase://127.0.0.1 | tailrace load couchbase://127.0.0.1:11310 
 @click.option("--size", type=SIZE, default=256, show_default=True, help="Bytes of a value.")
 @click.option("--deletes", type=SHARE, default=0.0, help="Share of the documents to delete again at the end.")
 @click.option("--expiry", type=SHARE, default=0.0, help="Share of the documents that get an expiry.")
-@click.option("--ttl", type=DURATION, default=3600.0, help="When those expire.  [default: 1h]")
+@click.option("--ttl", type=DURATION, default=3600.0, help="How long until those expire.  [default: 1h]")
 @click.option("--rate", type=Integer(1), help="At most this many writes a second.")
 @click.option("--seed", type=INTEGER, default=0, show_default=True, help="The same seed, the same documents.")
-@click.option("--prefix", default="doc::", show_default=True, help="What the made-up keys start with.")
+@click.option("--prefix", default="doc::", show_default=True, help="Prefix of the made-up keys.")
 @click.option(
     "--from",
     "source",
@@ -78,8 +78,8 @@ def command(
     """Write documents, made up or from a file.
 
     Returns when the server has taken all of them; they are on disk within its flush interval. A line that
-    names a collection goes there, if the bucket has it, and xattrs come with it; CAS and revision are new
-    ('replicate' carries those).
+    names a collection is written there, with its xattrs, if the bucket has the collection; CAS and revision
+    are new ('replicate' keeps them).
     """
     from ..client.load import MadeUp, from_json_lines
     from ..client.manifest import collection_ids

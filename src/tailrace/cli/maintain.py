@@ -21,9 +21,9 @@ tailrace maintain ./people --dry-run --undo 1h
 )
 @click.argument("table")
 @undo_options
-@click.option("--dry-run", is_flag=True, help="Only say what is due.")
+@click.option("--dry-run", is_flag=True, help="Only report what is due.")
 @click.option("--no-compact", is_flag=True, help="Only clean up.")
-@click.option("--force", is_flag=True, help="Compact also if a mirror seems to run; that one is stopped.")
+@click.option("--force", is_flag=True, help="Compact even if a mirror seems to be running; it is stopped.")
 @storage_option
 @json_option("Write what was done, or is due, as one JSON object.")
 @click.option("--keep-hours", type=Integer(1), hidden=True)  # what `vacuum` called --undo
@@ -40,9 +40,9 @@ def command(
 ) -> None:
     """Compact and clean a mirror's table, once.
 
-    A mirror does that by itself; this is for tables whose mirror runs with --no-maintenance, or not at all.
-    Earlier versions of the table are the way back when the bucket takes changes back; a rollback to a state
-    older than all that are kept reads those vbuckets again from the beginning. No Spark is started.
+    A mirror does this by itself; the command is for tables whose mirror runs with --no-maintenance, or not
+    at all. Earlier versions are what a rollback returns to: one that goes back further than the oldest of
+    them reads its vbuckets again from the beginning. No Spark is started.
     """
     from ..spark.rounds.one_off import maintain_once
     from ..table.opening import TableOptions, open_table

@@ -42,7 +42,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 )
 @url_argument
 @click.argument("table")
-@click.option("--once", is_flag=True, help="Stop when it has caught up with the moment of the start.")
+@click.option("--once", is_flag=True, help="Stop after catching up with the moment it was started.")
 @click.option("--to", "end", type=click.Choice(["now", "forever"]), hidden=True)
 @click.option(
     "--collection",
@@ -62,7 +62,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
     default=None,
     help="Whether a field that comes later becomes a column.  [default: with --schema infer]",
 )
-@click.option("--keep-deletes", is_flag=True, help="Keep deleted documents as rows that are marked as such.")
+@click.option("--keep-deletes", is_flag=True, help="Keep deleted documents as rows, marked as deleted.")
 @click.option("--changes", metavar="PATH", help="Append every change to this Delta table too.")
 @click.option("--changes-keep", type=DURATION, help="How long a change stays there.  [default: for ever]")
 @click.option("--trigger", type=DURATION, help="Time between two commits.  [default: as fast as it goes]")
@@ -71,7 +71,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
     "--max-offsets-per-trigger",
     "max_rows",
     type=Integer(1),
-    help="The most changes of a round, as far as snapshots allow.",
+    help="At most this many changes per round, as far as snapshots allow.",
 )
 @undo_options
 @click.option("--no-maintenance", is_flag=True, help="Leave compaction and cleaning to 'tailrace maintain'.")

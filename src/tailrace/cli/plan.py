@@ -23,7 +23,7 @@ from .spark_options import parse_storage_options, storage_option
 def command(
     url: ConnectionString, table: str, storage_options: tuple[str, ...], as_json: bool, **tls: Any
 ) -> None:
-    """Say what a restart of that mirror would do.
+    """Show what a restart of a mirror would do.
 
     One line per vbucket: resume, backfill, roll back to N, or start over. Nothing is changed, and no Spark is
     started.

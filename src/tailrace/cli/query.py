@@ -29,7 +29,7 @@ tailrace query ./people "select vbucket, max(seqno) from people group by vbucket
 @json_option("Write one JSON object per row.")
 @storage_option
 def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...]) -> None:
-    """Print the rows of a query over the live rows of a table.
+    """Query the live rows of a table.
 
     In the query the table is called t, and by the name of its folder. The SQL is DataFusion's. No Spark is
     started.

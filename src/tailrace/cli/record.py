@@ -32,8 +32,8 @@ def command(
 ) -> None:
     """Keep a stream in a file, byte for byte.
 
-    For bug reports and benchmarks: replay serves the file as a producer. It holds documents, so treat it as
-    you treat them. Ctrl-C ends a recording that has no other end; what was recorded stays.
+    For bug reports and benchmarks: replay serves the file as a producer. It holds documents, so protect it
+    as you protect them. Ctrl-C ends a recording that has no other end; what was recorded stays.
     """
     from .client import connect_options
 

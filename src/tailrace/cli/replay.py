@@ -24,8 +24,8 @@ tailrace tail couchbase://127.0.0.1:11310 --to now
 def command(file: Path, host: str, port: int) -> None:
     """Serve a recording as a producer, byte for byte.
 
-    Consumers get the recorded streams; nothing can be written and nobody has to log in, so listen on an
-    address that only you can reach.
+    Readers get the recorded streams. Nothing can be written, and nobody has to log in: listen on an address
+    that only you can reach.
     """
     from ..client.recording import Recording
 

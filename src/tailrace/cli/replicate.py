@@ -54,9 +54,9 @@ def command(
     """Apply the changes of one bucket to another, with their metadata.
 
     Documents arrive with their CAS, revision, flags and expiry. What TARGET has of its own stays where it is
-    newer. When the source takes changes back, the vbucket is compared and made equal, so that documents go
-    which only TARGET has there. The older dialects have no collections but the default one, upr-a no xattrs,
-    and with tap there are no positions: --tap-name stands for --state.
+    newer. When the source takes changes back, the vbucket is compared and made equal: documents that only
+    TARGET has there are deleted. The older dialects carry the default collection only, upr-a no xattrs, and
+    tap has no positions: use --tap-name instead of --state.
     """
     from ..client.replicate import Replicator
 

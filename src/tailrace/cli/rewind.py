@@ -29,10 +29,10 @@ tailrace rewind couchbase://127.0.0.1 --vbucket all --lose 10
     multiple=True,
     required=True,
     metavar="V",
-    help="Which: 7, 0-7 or all; may be repeated.",
+    help="Which vbuckets: 7, 0-7 or all; may be repeated.",
 )
 @click.option("--to-seqno", type=INTEGER, help="Forget everything after this seqno.")
-@click.option("--lose", type=Integer(1), metavar="K", help="Forget the last K changes of each.")
+@click.option("--lose", type=Integer(1), metavar="K", help="Forget the last K changes of each vbucket.")
 @json_option("Write the seqno that each vbucket now ends at, as JSON.")
 @tls_options
 def command(
@@ -45,8 +45,9 @@ def command(
 ) -> None:
     """Forget the newest changes of vbuckets, as a failover with data loss does.
 
-    Older versions come back with their cas, rev and seqno, and a new branch of history begins. All vbuckets
-    or none; on disk when the command returns. Exit code 1 if that much history is no longer there.
+    Older versions come back with their cas, rev and seqno, and a new branch of history begins. Either all
+    vbuckets are rewound or none, and the result is on disk when the command returns. Exit code 1 if that
+    much history is no longer there.
     """
     if (to_seqno is None) == (lose is None):
         raise UsageError("say either --to-seqno N or --lose K")

@@ -20,13 +20,13 @@ tailrace search ./people.index 'doc.city:paris AND "difference engine"' --json
 @click.argument("directory", metavar="DIR", type=DIRECTORY)
 @click.argument("query")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=10, show_default=True, help="At most so many."
+    "--limit", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Show at most this many."
 )
-@json_option("Write an object a line.")
+@json_option("Write one JSON object per line.")
 def command(directory: Path, query: str, limit: int, as_json: bool) -> None:
     """Search the full-text index of a bucket.
 
-    Keys of documents that fit, the best first, each behind its score; exit code 1 if there are none. A query
+    Prints scores and keys of the documents that match, best first; exit code 1 if there are none. A query
     has words, "phrases", AND, OR and -not; doc.member:word asks for a member of JSON documents.
     """
     from ..client.fulltext import FullText

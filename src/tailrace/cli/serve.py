@@ -82,7 +82,7 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Start although files of --data are missing or damaged, without what they held.",
+    help="Start even if files in --data are missing or damaged, without the data they held.",
 )
 @click.option(
     "--bucket", "buckets", multiple=True, metavar="NAME", help="Bucket; may be repeated.  [default: default]"
@@ -112,7 +112,7 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
     type=FILE,
     help="Written as JSON when the node accepts connections.",
 )
-@click.option("--fenced", is_flag=True, help="Serve nothing before a coordinator has given a cluster map.")
+@click.option("--fenced", is_flag=True, help="Serve nothing until a coordinator has sent a cluster map.")
 @click.option(
     "--set",
     "assignments",

@@ -37,7 +37,7 @@ tailrace set couchbase://127.0.0.1 session::9 '{}' --expiry 30m
 @click.option("--expiry", type=DURATION, help="Delete the document after this time.")
 @click.option("--flags", type=Integer(0, 0xFFFF_FFFF), default=0, help="A number to keep with the document.")
 @click.option("--cas", type=CAS, default=0, help="Only if the document still has this CAS.")
-@json_option("Write what the document got as JSON.")
+@json_option("Write the new CAS, vbucket and seqno as JSON.")
 @tls_options
 def command(
     url: ConnectionString,

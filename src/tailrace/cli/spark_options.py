@@ -53,7 +53,7 @@ def storage_option(function: F) -> F:
         "storage_options",
         multiple=True,
         metavar="NAME=VALUE",
-        help="For a table on s3://, gs:// or az://, beside the usual environment; may be repeated.",
+        help="For a table on s3://, gs:// or az://, beside the environment's variables; may be repeated.",
     )(function)
 
 
@@ -74,12 +74,12 @@ def undo_options(function: F) -> F:
         click.option(
             "--undo-size",
             type=SIZE,
-            help="The most bytes of them.  [default: as many as the table has]",
+            help="At most this many bytes of earlier versions.  [default: as many as the table has]",
         ),
         click.option(
             "--undo",
             type=DURATION,
-            help="How long earlier versions are kept, which a rollback returns to.  [default: 24h]",
+            help="How long earlier versions are kept, for rollbacks.  [default: 24h]",
         ),
     ):
         function = option(function)

@@ -62,7 +62,7 @@ tailrace tail couchbase://127.0.0.1 --to now --state positions.json --json > cha
 @click.option(
     "--changes-only", is_flag=True, help="Only what happened to documents: each line has a key, no rollbacks."
 )
-@json_option("Write an object a line.")
+@json_option("Write one JSON object per line.")
 @source_options
 @tls_options
 def command(
@@ -82,10 +82,10 @@ def command(
 ) -> None:
     """Show changes as they come.
 
-    Text for people, or with --json an object a line for scripts. Output is flushed before the position is
-    saved: after a kill only changes of snapshots that were open or being saved may come again. The older
-    dialects are for old servers and for looking at them: tap has no seqnos and no positions, so there a
-    reader is remembered by its name instead of by --state.
+    Prints text for people, or with --json one object per line for scripts. Output is flushed before the
+    position is saved: after a kill only changes of snapshots that were open or being saved may come again.
+    The older dialects are for old servers. tap has no seqnos and no positions: there the node remembers a
+    reader by its name (--tap-name) instead of --state.
     """
     from ..client.text import TextLines
     from .client import connect_options

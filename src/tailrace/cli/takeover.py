@@ -35,14 +35,14 @@ tailrace takeover couchbase://127.0.0.1 couchbase://127.0.0.1:11310 --vbucket 7 
 def command(
     source: ConnectionString, target: ConnectionString, vbuckets: str, dialect: str, as_json: bool, **tls: Any
 ) -> None:
-    """Move vbuckets from one node to another, under writers and readers.
+    """Move vbuckets from one node to another while clients read and write.
 
-    For nodes that no coordinator steers (in a cluster: 'tailrace cluster rebalance'). No write that was
-    answered is lost, and at no time do both have a vbucket active; clients of either node are told where it
-    is. If it breaks, the same command goes on. By dcp readers go on where they are. By tap, which has no
-    seqnos and no collections, the vbucket begins a new history, and readers roll back to its beginning.
-    With couchbases:// both this command and the target reach the source by TLS; the target is told which
-    certificates to trust.
+    For nodes without a coordinator; in a cluster use 'tailrace cluster rebalance'. No answered write is
+    lost, a vbucket is never active on both nodes, and clients of either node are told where it is. If the
+    command fails half-way, run it again: it continues. With dcp, readers continue where they are. With tap,
+    which has no seqnos and no collections, the vbucket begins a new history, and readers roll back to its
+    beginning. With couchbases:// both this command and the target connect to the source by TLS; the target
+    is told which certificates to trust.
     """
     from ..cluster.takeover import take_over
 

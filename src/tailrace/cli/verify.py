@@ -33,7 +33,7 @@ tailrace verify couchbase://127.0.0.1/default ./people --repair
 @url_argument
 @click.argument("table")
 @click.option("--as-of-table", is_flag=True, help="Don't count what is newer than the table's position.")
-@click.option("--repair", is_flag=True, help="Read the vbuckets that differ again and replace their rows.")
+@click.option("--repair", is_flag=True, help="Read vbuckets that differ again, and replace their rows.")
 @storage_option
 @spark_options
 @json_option("Write one JSON object per difference, then one with the verdict.")

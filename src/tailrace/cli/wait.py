@@ -24,7 +24,7 @@ from .spark_options import parse_storage_options, storage_option
 def command(table: str, tokens: tuple[str, ...], timeout: float, storage_options: tuple[str, ...]) -> None:
     """Wait until a table holds given changes.
 
-    Ends with 0 when it does, and with 1 when the bucket has taken one of them back or the time is over.
+    Exits with 0 when it does, and with 1 when the bucket has taken one of them back or the time is up.
     """
     from ..table.waiting import wait_for
 
