@@ -62,8 +62,8 @@ def verdict(node: Any, path: Path) -> Verdict:
 
 
 def rows(path: Path, *columns: str, version: int | None = None) -> dict[str, tuple[Any, ...]]:
-    found = tailrace.read_table(path, version=version, columns=["key", *columns]).to_arrow().to_pylist()
-    return {row["key"]: tuple(row[name] for name in columns) for row in found}
+    live_rows = tailrace.read_table(path, version=version, columns=["key", *columns]).to_arrow().to_pylist()
+    return {row["key"]: tuple(row[name] for name in columns) for row in live_rows}
 
 
 def test_documents_become_columns_and_what_does_not_fit_is_kept(node: Any, tmp_path: Path) -> None:
@@ -75,12 +75,12 @@ def test_documents_become_columns_and_what_does_not_fit_is_kept(node: Any, tmp_p
     (progress,) = once(node, path, schema=SCHEMA)
     assert progress.rescued == 3
     assert progress.to_json()["rescued"] == 3
-    found = rows(path, "name", "age", "tags", "address", "doc_key", "_rescued")
-    assert found["a"] == ("Ada", 36, ["x"], {"city": "London", "zip": 1}, None, None)
-    assert found["b"][:5] == ("Bob", None, None, None, "own")
-    assert json.loads(found["b"][5]) == {"age": {"value": "many", "reason": "a string, not INT"}}
-    assert json.loads(found["c"][5]) == {"": {"reason": "JSON, but no object"}}
-    assert json.loads(found["d"][5]) == {"": {"reason": "no text"}}
+    by_key = rows(path, "name", "age", "tags", "address", "doc_key", "_rescued")
+    assert by_key["a"] == ("Ada", 36, ["x"], {"city": "London", "zip": 1}, None, None)
+    assert by_key["b"][:5] == ("Bob", None, None, None, "own")
+    assert json.loads(by_key["b"][5]) == {"age": {"value": "many", "reason": "a string, not INT"}}
+    assert json.loads(by_key["c"][5]) == {"": {"reason": "JSON, but no object"}}
+    assert json.loads(by_key["d"][5]) == {"": {"reason": "no text"}}
     assert rows(path, "value")["c"] == ('"no json at all"',)
     said = verdict(node, path)
     assert said.equal
@@ -100,10 +100,12 @@ def test_without_the_value_column_nothing_is_lost_either(node: Any, tmp_path: Pa
     node.set("c", "text")
     once(node, path, schema=SCHEMA, value_column=False)
     assert "value" not in open_table(path).schema.names
-    found = {key: json.loads(rescued) for key, (rescued,) in rows(path, "_rescued").items()}
-    assert found["a"] == {"age": {"value": 1.5, "reason": "a number with a fraction or an exponent, not INT"}}
-    assert found["b"] == {"": {"value_base64": "//4=", "reason": "no text"}}
-    assert found["c"] == {"": {"value": '"text"', "reason": "JSON, but no object"}}
+    rescued_by_key = {key: json.loads(rescued) for key, (rescued,) in rows(path, "_rescued").items()}
+    assert rescued_by_key["a"] == {
+        "age": {"value": 1.5, "reason": "a number with a fraction or an exponent, not INT"}
+    }
+    assert rescued_by_key["b"] == {"": {"value_base64": "//4=", "reason": "no text"}}
+    assert rescued_by_key["c"] == {"": {"value": '"text"', "reason": "JSON, but no object"}}
     assert verdict(node, path).equal
     node.set("a", {"name": "Bea"})
     (difference,) = verdict(node, path).differences
@@ -126,9 +128,9 @@ def test_a_sample_says_which_columns_there_are(node: Any, tmp_path: Path) -> Non
     # what comes later becomes a column, also inside of another
     node.set("k7", {"n": 1, "who": {"first name": "y", "last": ["z"]}, "later": "now"})
     once(node, path)
-    found = rows(path, "n", "who", "later")
-    assert found["k7"] == (1, {"first_name": "y", "last": ["z"]}, "now")
-    assert found["k8"] == (8, {"first_name": "x", "last": None}, None)
+    by_key = rows(path, "n", "who", "later")
+    assert by_key["k7"] == (1, {"first_name": "y", "last": ["z"]}, "now")
+    assert by_key["k8"] == (8, {"first_name": "x", "last": None}, None)
     assert verdict(node, path).equal
     once(node, path, said, schema="infer")
     assert len(said) == 1

@@ -247,8 +247,8 @@ def test_many_at_once_are_the_same_as_one_by_one(seed: int, mostly: float) -> No
     shape = DocumentShape(SHAPE.schema, find_unknown=seed % 2 == 1)
     together = shape.parse(documents)
     apart = shape._one_by_one(documents.combine_chunks())
-    found = None if together.extended is None else pa.struct(list(together.extended))
-    assert (found is None) == (apart.seen is None)
+    extended = None if together.extended is None else pa.struct(list(together.extended))
+    assert (extended is None) == (apart.seen is None)
     assert together.rescued.to_pylist() == apart.rescued.to_pylist()
     for field, column, other in zip(SHAPE.schema, together.columns, apart.columns, strict=True):
         assert column.to_pylist() == other.to_pylist(), field.name
