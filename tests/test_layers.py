@@ -192,6 +192,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "threads": {
         "cli/demo.py": "the writer and the sampler of a demonstration",
+        "client/aio.py": "a lookup of names, beside the loop",
         "client/autosave.py": "a state's own I/O, beside the loop",
         "client/blocking.py": "the loop of a blocking source",
         "server/aio.py": "jobs of the store, which may wait for the disk",
