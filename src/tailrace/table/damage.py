@@ -12,7 +12,10 @@ __all__ = ["damage", "damage_named"]
 
 def damage(file: DataFile, what: str) -> TableDamaged:
     """The error that says what is wrong with a file."""
-    return TableDamaged(f"the file {file.path} of the table is damaged: {what}")
+    return TableDamaged(
+        f"the file {file.path} of the table is damaged ({what}): restore it, "
+        "or make a new table beside this one"
+    )
 
 
 @contextmanager

@@ -167,6 +167,7 @@ class DataFileWriter:
 
     def abandon(self) -> None:
         """Nothing of the file stays."""
+        self._parquet.is_open = False  # else it writes its footer when it is collected
         self._abandon(_Abandoned())
 
     def _abandon(self, error: BaseException) -> None:

@@ -113,7 +113,9 @@ class _OpenIndexes:
             index = self._by_file.get(place)
             if index is not None:
                 self._by_file.move_to_end(place)
-                return index
+        if index is not None:
+            _check_file(store, file)
+            return index
         index = _read_index(store, file, key_hash)
         with self._lock:
             self._by_file[place] = index
@@ -128,6 +130,18 @@ _open_indexes = _OpenIndexes()
 def open_index(store: TableStore, file: DataFile, key_hash: KeyHash) -> FileIndex:
     """The index of a file of the table."""
     return _open_indexes.get(store, file, key_hash)
+
+
+def _check_file(store: TableStore, file: DataFile) -> None:
+    """Whether a file whose index is mapped is still what it was: to read where it has been cut off ends the
+    process, and whoever masks rows of a file that is gone leaves a table that nobody can read.
+    """
+    local = store.local_path(file.path)
+    if local is not None:
+        with damage_named(file):
+            size = local.stat().st_size
+        if size != file.size:
+            raise damage(file, f"it has {size} bytes, and not {file.size}")
 
 
 def _read_index(store: TableStore, file: DataFile, key_hash: KeyHash) -> FileIndex:

@@ -238,7 +238,10 @@ def parse_commit(version: int, data: bytes) -> list[Action]:
                 raise ValueError("it is no object")
             action = parse_action(fields)
         except (ValueError, KeyError, TypeError) as error:
-            raise TableDamaged(f"line {number} of {commit_path(version)} is damaged: {error!r}") from None
+            raise TableDamaged(
+                f"line {number} of {commit_path(version)} is damaged ({error!r}): restore it, "
+                "or make a new table beside this one"
+            ) from None
         if action is not None:
             actions.append(action)
     if not actions:

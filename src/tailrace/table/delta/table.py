@@ -425,6 +425,7 @@ class DeltaMirrorTable:
                 f"the table at {self.uri} was taken over by another mirror ({owner or 'unknown'}); "
                 "stop that one first, or let it go on"
             )
+        check_writable(self._state, self.uri)  # somebody may have changed the settings since the claim
         self._check_rows()
 
     def _check_rows(self) -> None:
