@@ -187,8 +187,9 @@ class TestClusterConfig:
         assert content["nodeLocator"] == "vbucket"
         assert content["vBucketServerMap"]["vBucketMap"] == [[0]] * 4
         assert content["vBucketServerMap"]["serverList"] == [f"$HOST:{shared_node.port}"]
-        assert content["nodes"] == [{"hostname": "$HOST:8091", "ports": {"direct": shared_node.port}}]
-        assert content["nodesExt"] == [{"services": {"kv": shared_node.port, "mgmt": 8091}, "thisNode": True}]
+        port = shared_node.port
+        assert content["nodes"] == [{"hostname": f"$HOST:{port}", "ports": {"direct": port}}]
+        assert content["nodesExt"] == [{"services": {"kv": port, "mgmt": port}, "thisNode": True}]
         assert "collections" in content["bucketCapabilities"]
 
     def test_without_a_selected_bucket_for_those_who_select(self, wire):

@@ -70,17 +70,18 @@ def test_every_limit_is_kept_by_somebody():
 
 
 def test_a_map_of_several_nodes():
-    nodes = [NodeAddress(port=1, tls_port=2, host="10.0.0.1"), NodeAddress(port=3, host="::1", mgmt_port=9)]
+    nodes = [NodeAddress(port=1, tls_port=2, host="10.0.0.1"), NodeAddress(port=3, host="::1", web_port=9)]
     made = bucket_map("b", nodes, [[0, 1], [1, 0], [1, -1]], epoch=4, rev=5, this_node=1)
     content = json.loads(made.text)
     assert made.version == (4, 5)
     assert content["vBucketServerMap"]["serverList"] == ["10.0.0.1:1", "[::1]:3"]
     assert content["vBucketServerMap"]["numReplicas"] == 1
     assert content["nodesExt"][0] == {
-        "services": {"kv": 1, "mgmt": 8091, "kvSSL": 2},
+        "services": {"kv": 1, "mgmt": 1, "kvSSL": 2, "mgmtSSL": 2},
         "hostname": "10.0.0.1",
     }
     assert content["nodesExt"][1]["thisNode"] is True
+    assert content["nodesExt"][1]["services"] == {"kv": 3, "mgmt": 9}
     assert len(content["nodes"]) >= len(content["nodesExt"])
     assert set(json.loads(global_map(nodes, rev=1).text)) == {"rev", "revEpoch", "nodesExt"}
 

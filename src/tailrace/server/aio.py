@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from ..store.base import Job
 from .held_bytes import HeldBytes
+from .management import HTTP_STARTS, HttpRequestBuffer, serve_management
 from .node import Node
 from .session import Session
 from .topology import NodeAddress
@@ -39,6 +40,8 @@ _TURN_BYTES = 1 << 20
 _SMALL = 16 << 10
 """Smaller parts are joined before they are written: one system call for many answers."""
 _DISK_CHECK_S = 10.0
+_HTTP_S = 10.0
+"""For a request over HTTP to come."""
 _JOB_THREADS = 12
 """At most; they are made when they are needed. A bucket commits, seals and merges at the same time, and no
 commit should wait for another bucket's merge.
@@ -196,7 +199,7 @@ class Server:
             server = await asyncio.start_server(serve_http(self.node), sock=listener, limit=8 << 10)
             self._servers.append(server)
         port: int = sockets[0].getsockname()[1]
-        self.node.address = replace(self.node.address, mgmt_port=port)
+        self.node.address = replace(self.node.address, web_port=port)
         return port
 
     def watch_disk(self, directory: Path) -> None:
@@ -289,6 +292,8 @@ class ServerConnection(asyncio.Protocol):
         self._pump_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._may_log_in = True
+        self._is_new = link is None
+        self._http: HttpRequestBuffer | None = None
 
     # asyncio's side
 
@@ -314,7 +319,14 @@ class ServerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         session = self._session
+        if self._is_new:
+            self._is_new = False
+            if data[0] in HTTP_STARTS and session is not None:
+                self._turn_to_http(session)
+                session = None
         if session is None:
+            if self._http is not None:
+                self._receive_http(self._http, data)
             return
         if answers := session.exchange(data, self._monotonic()):
             assert self._transport is not None
@@ -324,6 +336,26 @@ class ServerConnection(asyncio.Protocol):
         self._pump()
         if self._full:
             self._count_unread()
+
+    def _turn_to_http(self, session: Session | Upstream) -> None:
+        """The peer does not speak the binary protocol: it wants management."""
+        self._session = None
+        session.close("it speaks HTTP")
+        session.connection_lost()
+        if len(self._server.connections) > self._server.node.settings.max_connections:
+            self.abort()
+            return
+        self._http = HttpRequestBuffer()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(_HTTP_S, self.abort)
+
+    def _receive_http(self, request: HttpRequestBuffer, data: bytes) -> None:
+        transport = self._transport
+        if transport is not None and request.add(data):
+            self._http = None  # one request a connection
+            transport.write(request.answer(self._server.node, serve_management))
+            transport.close()
 
     def eof_received(self) -> bool:
         return False  # half a connection is no connection

@@ -19,8 +19,6 @@ from uuid import NAMESPACE_URL, uuid5
 __all__ = ["OWN_EPOCH", "NodeAddress", "ServedMap", "bucket_map", "global_map"]
 
 OWN_EPOCH = 1
-MGMT_PORT = 8091
-"""Clients call a config without a management port invalid, though nothing has to listen there."""
 
 _HOST = "$HOST"
 """The address that the client connected to: right for a server that does not know its name."""
@@ -44,13 +42,20 @@ class NodeAddress:
     port: int
     tls_port: int | None = None
     host: str | None = None
-    mgmt_port: int = MGMT_PORT
+    web_port: int | None = None
+
+    @property
+    def mgmt_port(self) -> int:
+        """Where management is served: on the web port, or beside the binary protocol. Clients call a config
+        without such a port invalid, and one where two nodes of a host have the same.
+        """
+        return self.port if self.web_port is None else self.web_port
 
     def services(self) -> dict[str, int]:
         """Ports by service, as nodesExt has them."""
         ports = {"kv": self.port, "mgmt": self.mgmt_port}
         if self.tls_port is not None:
-            ports["kvSSL"] = self.tls_port
+            ports |= {"kvSSL": self.tls_port, "mgmtSSL": self.tls_port}
         return ports
 
 

@@ -1,0 +1,367 @@
+"""Management over HTTP: as much of it as the SDKs and tools of others ask a node for.
+
+Cluster configs, buckets, scopes and collections, and who one is. It is served on the node's own port, beside
+the binary protocol: the first byte of a connection tells them apart. So a config can announce a management
+port on which somebody listens, and every node of a host has another one.
+
+Rules: docs/spec/servers.md#management-http.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote
+
+from ..errors import DocumentRefused
+from ..store.collections import DEFAULT, is_legal_name
+from .bucket import ServedBucket
+from .node import DEFAULT_USER, Node
+
+__all__ = ["HTTP_STARTS", "HttpContent", "HttpRequest", "HttpRequestBuffer", "respond_to", "serve_management"]
+
+HTTP_STARTS = frozenset(b"GPHDO")
+"""First letters of HTTP's methods; no frame of ours begins with one."""
+MAX_HEAD_BYTES = 8 << 10
+MAX_BODY_BYTES = 64 << 10
+_VERSION = "7.6.0-1000-enterprise"
+_COMPATIBILITY = 7 << 16 | 6
+_MAX_TTL = (1 << 31) - 1
+# The page brings all that it needs, and nothing that a peer has sent can make it fetch more.
+_POLICY = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    413: "Content Too Large",
+    503: "Service Unavailable",
+}
+
+
+class HttpContent(NamedTuple):
+    """What is answered."""
+
+    kind: str
+    body: bytes
+    status: int = 200
+
+    @classmethod
+    def of_json(cls, content: Any, status: int = 200) -> HttpContent:
+        return cls("application/json", json.dumps(content).encode() + b"\n", status)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A request, understood."""
+
+    method: str
+    path: str
+    user: str
+    form: dict[str, str]
+
+
+Serve = Callable[[Node, HttpRequest], HttpContent | None]
+"""Answers a request; None if there is nothing at its path."""
+
+
+class HttpRequestBuffer:
+    """A request that comes in pieces."""
+
+    __slots__ = ("_data", "_need")
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._need: int | None = None
+
+    def add(self, data: bytes) -> bool:
+        """More has come; whether all of the request is there, or as much as is looked at."""
+        self._data += data
+        if self._need is None:
+            end = self._data.find(b"\r\n\r\n")
+            if end < 0:
+                return len(self._data) > MAX_HEAD_BYTES
+            self._need = end + 4 + min(_body_bytes(self._data[:end]), MAX_BODY_BYTES + 1)
+        return len(self._data) >= self._need
+
+    def answer(self, node: Node, serve: Serve) -> bytes:
+        """The whole response; nothing for a request without end."""
+        if self._need is None:
+            return b""
+        head, _, body = self._data.partition(b"\r\n\r\n")
+        return respond_to(node, head, body, serve)
+
+
+def _body_bytes(head: bytes) -> int:
+    text = _header(head.decode("latin-1"), "content-length")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def _header(head: str, wanted: str) -> str:
+    for line in head.split("\r\n")[1:]:
+        name, _, value = line.partition(":")
+        if name.lower() == wanted:
+            return value.strip()
+    return ""
+
+
+def respond_to(node: Node, head: bytes, body: bytes, serve: Serve) -> bytes:
+    """The response to a request, whoever serves its path."""
+    text = head.decode("latin-1")
+    words = text.partition("\r\n")[0].split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return _response(_error(400, "this is no HTTP request"))
+    if len(body) > MAX_BODY_BYTES:
+        return _response(_error(413, f"a body of more than {MAX_BODY_BYTES} bytes"))
+    user = _user(node, _header(text, "authorization"))
+    if user is None:
+        return _response(_error(401, "log in with Basic authentication"))
+    method, target, _ = words
+    fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=20)
+    form = {name: values[-1] for name, values in fields.items()}
+    path = target.partition("?")[0]
+    content = serve(node, HttpRequest("GET" if method == "HEAD" else method, path, user, form))
+    if content is None:
+        content = _error(404, "there is nothing here")
+    return _response(content, with_body=method != "HEAD")
+
+
+def _user(node: Node, authorization: str) -> str | None:
+    """Who asks; None if nobody may without a login."""
+    if not node.needs_login:
+        return DEFAULT_USER[0]
+    scheme, _, encoded = authorization.partition(" ")
+    try:
+        text = base64.b64decode(encoded, validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
+    user, _, password = text.partition(":")
+    return user if scheme.lower() == "basic" and node.users.check_password(user, password) else None
+
+
+def _error(status: int, text: str) -> HttpContent:
+    return HttpContent.of_json({"error": text}, status)
+
+
+def _response(content: HttpContent, *, with_body: bool = True) -> bytes:
+    status = content.status
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\n"
+        f"Content-Type: {content.kind}\r\n"
+        f"Content-Length: {len(content.body)}\r\n"
+        "Cache-Control: no-store\r\n"
+        f"Content-Security-Policy: {_POLICY}\r\n"
+        "X-Content-Type-Options: nosniff\r\n"
+        + ('WWW-Authenticate: Basic realm="tailrace"\r\n' if status == 401 else "")
+        + "Connection: close\r\n\r\n"
+    )
+    return head.encode() + (content.body if with_body else b"")
+
+
+# what there is
+
+
+def serve_management(node: Node, request: HttpRequest) -> HttpContent | None:
+    """The management paths; None if it is none of them."""
+    match [unquote(part) for part in request.path.strip("/").split("/")]:
+        case ["whoami"]:
+            return _only_get(request, _who(node, request))
+        case ["pools"]:
+            return _only_get(request, _pools(node))
+        case ["pools", "default"]:
+            return _only_get(request, _cluster(node))
+        case ["pools", "default", "nodeServices"]:
+            return _only_get(request, HttpContent("application/json", node.map_without_bucket().text))
+        case ["pools", "default", "b", name]:
+            if (bucket := node.buckets.get(name)) is None:
+                return HttpContent.of_json("Bucket not found", 404)
+            return _only_get(request, HttpContent("application/json", node.map_of(bucket).text))
+        case ["pools", "default", "buckets"]:
+            buckets = [_bucket(node, bucket) for bucket in node.buckets.values()]
+            return _only_get(request, HttpContent.of_json(buckets))
+        case ["pools", "default", "buckets", name, *rest]:
+            if (bucket := node.buckets.get(name)) is None:
+                return HttpContent("text/plain", b"Requested resource not found.\r\n", 404)
+            if not rest:
+                return _only_get(request, HttpContent.of_json(_bucket(node, bucket)))
+            return _scopes(bucket, request, rest)
+    return None
+
+
+def _only_get(request: HttpRequest, content: HttpContent) -> HttpContent:
+    return content if request.method == "GET" else _error(405, "only GET")
+
+
+def _who(node: Node, request: HttpRequest) -> HttpContent:
+    return HttpContent.of_json({"id": request.user, "domain": "admin", "roles": [{"role": "admin"}]})
+
+
+def _pools(node: Node) -> HttpContent:
+    pools = [{"name": "default", "uri": "/pools/default", "streamingUri": "/poolsStreaming/default"}]
+    return HttpContent.of_json({"implementationVersion": _VERSION, "isEnterprise": True, "pools": pools})
+
+
+def _cluster(node: Node) -> HttpContent:
+    nodes = []
+    for described in json.loads(node.map_without_bucket().text)["nodesExt"]:
+        services = described["services"]
+        host = described.get("hostname", "$HOST")
+        nodes.append(
+            {
+                "hostname": f"{host}:{services.get('mgmt', 0)}",
+                "status": "healthy",
+                "clusterMembership": "active",
+                "version": _VERSION,
+                "clusterCompatibility": _COMPATIBILITY,
+                "services": ["kv"],
+                "ports": {"direct": services.get("kv", 0)},
+                "thisNode": bool(described.get("thisNode")),
+            }
+        )
+    return HttpContent.of_json(
+        {"name": "default", "clusterName": "", "nodes": nodes, "buckets": {"uri": "/pools/default/buckets"}}
+    )
+
+
+def _bucket(node: Node, bucket: ServedBucket) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(node.map_of(bucket).text)
+    quota = bucket.store.settings.memory_quota
+    shared = ("name", "uuid", "nodes", "bucketCapabilities", "vBucketServerMap")
+    return {
+        **{field: config[field] for field in shared if field in config},
+        "bucketType": "membase",
+        "storageBackend": "couchstore",
+        "replicaNumber": config.get("vBucketServerMap", {}).get("numReplicas", 0),
+        "quota": {"ram": quota, "rawRAM": quota},
+    }
+
+
+# scopes and collections; SDKs look for these very words in a refusal
+
+
+class _Refusal(Exception):
+    """Status and words."""
+
+
+def _scopes(bucket: ServedBucket, request: HttpRequest, rest: list[str]) -> HttpContent | None:
+    method = request.method
+    name = request.form.get("name", "")
+    manifest = bucket.collections.manifest.to_json()
+    try:
+        match rest:
+            case ["scopes"] if method == "GET":
+                return HttpContent.of_json(_with_defaults(manifest))
+            case ["scopes", "@ensureManifest", uid] if method == "POST":
+                return _ensured(bucket, uid)
+            case ["scopes"] if method == "POST":
+                _create_scope(manifest, name)
+            case ["scopes", scope] if method == "DELETE":
+                manifest["scopes"].remove(_scope(manifest, scope, changes=True))
+            case ["scopes", scope, "collections"] if method == "POST":
+                _create_collection(_scope(manifest, scope, changes=False), manifest, name, request.form)
+            case ["scopes", scope, "collections", name] if method == "DELETE":
+                collections = _scope(manifest, scope, changes=False)["collections"]
+                collections.remove(_collection(collections, name))
+            case ["scopes", *_]:
+                return _error(405, f"{method} is not for this path")
+            case _:
+                return None
+        return _apply(bucket, manifest)
+    except _Refusal as refusal:
+        status, text = refusal.args
+        return HttpContent.of_json({"errors": {"_": text}}, status)
+
+
+def _with_defaults(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Over HTTP every collection has all its fields; a TTL of 0 in the manifest is "never" there."""
+    for scope in manifest["scopes"]:
+        for collection in scope["collections"]:
+            seconds = collection.get("maxTTL")
+            collection["maxTTL"] = 0 if seconds is None else seconds or -1
+            collection["history"] = False
+    return manifest
+
+
+def _ensured(bucket: ServedBucket, uid: str) -> HttpContent:
+    if not _is_hex(uid) or int(uid, 16) > bucket.collections.manifest.uid:
+        raise _Refusal(503, f"the bucket has no manifest {uid} yet")
+    return HttpContent.of_json("ok")
+
+
+def _is_hex(text: str) -> bool:
+    return 0 < len(text) <= 16 and all(letter in "0123456789abcdefABCDEF" for letter in text)
+
+
+def _scope(manifest: dict[str, Any], name: str, *, changes: bool) -> dict[str, Any]:
+    if changes and name == DEFAULT:
+        raise _Refusal(400, "Deleting _default scope is not allowed")
+    scope: dict[str, Any] | None = next((s for s in manifest["scopes"] if s["name"] == name), None)
+    if scope is None:
+        raise _Refusal(404, f"Scope with name {name!r} is not found")
+    return scope
+
+
+def _collection(collections: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    collection = next((c for c in collections if c["name"] == name), None)
+    if collection is None:
+        raise _Refusal(404, f"Collection with name {name!r} is not found")
+    return collection
+
+
+def _create_scope(manifest: dict[str, Any], name: str) -> None:
+    _check_name(name)
+    if any(scope["name"] == name for scope in manifest["scopes"]):
+        raise _Refusal(400, f"Scope with name {name!r} already exists")
+    manifest["scopes"].append({"name": name, "uid": _free_id(manifest), "collections": []})
+
+
+def _create_collection(
+    scope: dict[str, Any], manifest: dict[str, Any], name: str, form: dict[str, str]
+) -> None:
+    _check_name(name)
+    if any(collection["name"] == name for collection in scope["collections"]):
+        raise _Refusal(400, f"Collection with name {name!r} in scope {scope['name']!r} already exists")
+    collection: dict[str, Any] = {"name": name, "uid": _free_id(manifest)}
+    if text := form.get("maxTTL", ""):
+        digits = text.removeprefix("-")
+        seconds = int(text) if digits.isascii() and digits.isdigit() and len(digits) < 11 else -2
+        if not -1 <= seconds <= _MAX_TTL:
+            raise _Refusal(400, f"maxTTL must be an integer from -1 to {_MAX_TTL}")
+        if seconds:
+            collection["maxTTL"] = max(seconds, 0)
+    if form.get("history", "false") == "true":
+        raise _Refusal(400, "history is not kept by this server")
+    scope["collections"].append(collection)
+
+
+def _check_name(name: str) -> None:
+    if not is_legal_name(name) or name.startswith(("_", "%")):
+        raise _Refusal(
+            400,
+            "Can only contain characters A-Z, a-z, 0-9 and the following symbols _ - %, "
+            "and must not begin with _ or %",
+        )
+
+
+def _free_id(manifest: dict[str, Any]) -> str:
+    """Above every id in use, and above those that an earlier manifest may have had."""
+    members = [member for scope in manifest["scopes"] for member in (scope, *scope["collections"])]
+    return f"{max(8 + int(manifest['uid'], 16), *(int(member['uid'], 16) for member in members)) + 1:x}"
+
+
+def _apply(bucket: ServedBucket, manifest: dict[str, Any]) -> HttpContent:
+    """The new manifest; it is known to the key-value front end when the answer goes out."""
+    if bucket.map is not None and len(json.loads(bucket.map.text).get("nodesExt", [])) > 1:
+        raise _Refusal(503, "this node is one of several, and changes none of them: use tailrace collections")
+    manifest["uid"] = f"{int(manifest['uid'], 16) + 1:x}"
+    try:
+        bucket.store.set_manifest(json.dumps(manifest).encode())
+    except DocumentRefused as error:
+        raise _Refusal(400, str(error)) from None
+    bucket.collections.reload()
+    return HttpContent.of_json({"uid": manifest["uid"]})
