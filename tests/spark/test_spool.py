@@ -203,3 +203,16 @@ def test_what_is_held_and_what_is_handed_on_is_bounded_in_bytes(
         with pa.memory_map(segment.files[0]) as source, pa.ipc.open_stream(source) as reader:
             sizes = [batch.nbytes for batch in reader]
         assert max(sizes) <= max(batch_bytes, per_delivery * (len(value) + 300))
+
+
+@pytest.mark.parametrize("name", ["with space", "größe", "a#b", "a?b", "a%41b"])
+def test_a_place_however_it_is_written(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    target = tmp_path / name
+    (tmp_path / "link").symlink_to(target)
+    for given in (str(target), f"{target}/", name, target.as_uri(), "link"):
+        place = spool_place.open_place(given, {})
+        path, _ = place.write([delivery(1).rows])
+        assert Path(path).parent.parent == target
+        place.remove()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["link", name])

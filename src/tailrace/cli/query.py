@@ -36,10 +36,13 @@ def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...
     """
     from deltalake import DeltaTable, QueryBuilder
 
+    from ..table.contract import TableDamaged
+    from ..table.exporting import check_engine_path
     from ..table.opening import TableOptions, open_table
 
     storage = parse_storage_options(storage_options)
     opened = open_table(table, TableOptions(storage))
+    check_engine_path(opened.uri, "read it with Spark")
     delta = DeltaTable(opened.uri, storage_options=storage or None)
     builder = QueryBuilder().register("t", delta)
     name = PurePosixPath(opened.uri).name
@@ -50,7 +53,12 @@ def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...
         reader = pa.RecordBatchReader.from_stream(result)
         rows = _as_json(reader) if as_json else _as_table(reader)
     except Exception as error:  # the engine has classes of its own for what is wrong with a query
-        raise UsageError(f"the query can't be answered: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0]
+        if ".parquet" in reason:
+            raise TableDamaged(
+                f"a file of the table can't be read: {reason}; restore it, or make a new table beside it"
+            ) from error
+        raise UsageError(f"the query can't be answered: {reason}") from error
     note(counted(rows, "row"))
 
 

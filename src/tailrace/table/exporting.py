@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .. import rng
-from ..errors import UsageError
+from ..errors import StorageError, TailraceError, UsageError
 from ..files import DiskFiles, remove_tree, whole_file
+from ..paths import location
 from .datafile import MAX_FILE_BYTES, MAX_FILE_ROWS
 from .reading import LiveRows, PositionVector, read_table
 
-__all__ = ["ExportReport", "export_table"]
+__all__ = ["ExportReport", "check_engine_path", "export_table"]
 
 _NAME = "tailrace export"
 _MARK = "_tailrace_export.json"
@@ -48,31 +50,51 @@ def export_table(
     storage_options: Mapping[str, str] | None = None,
 ) -> ExportReport:
     """Write the live rows of a mirrored table to another place, or write them there anew."""
+    if format not in ("delta", "parquet"):
+        raise UsageError(f"there is no format {format!r}; there are delta and parquet")
+    place = location(target, "the path of the export")
+    if format == "delta":
+        check_engine_path(place.text, "write --format parquet")
+    elif not place.is_local:
+        raise UsageError(f"{place.text!r} is no folder on this machine; write --format delta")
     rows = read_table(path, version, at, storage_options=storage_options)
     if format == "delta":
-        count = _to_delta(rows, os.fspath(target), storage_options)
-    elif format == "parquet":
-        count = _to_parquet(rows, Path(target))
+        count = _to_delta(rows, place.text, storage_options)
     else:
-        raise UsageError(f"there is no format {format!r}; there are delta and parquet")
+        count = _to_parquet(rows, place.path)
     return ExportReport(count, rows.table.version if version is None else version, format)
 
 
 class _CountedRows:
-    """Rows on their way, counted."""
+    """Rows on their way, counted. What goes wrong with them is kept: an engine wraps it in its own words."""
 
     def __init__(self, rows: LiveRows) -> None:
         self.rows = 0
+        self.error: TailraceError | None = None
         self._source = rows
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._source.batches():
-            self.rows += batch.num_rows
-            yield batch
+        try:
+            for batch in self._source.batches():
+                self.rows += batch.num_rows
+                yield batch
+        except TailraceError as error:
+            self.error = error
+            raise
+
+
+def check_engine_path(path: str, instead: str) -> None:
+    """UsageError for a path that delta-rs does not open: it decodes what looks like ``%41``, twice."""
+    if encoded := re.search(r"%[0-9A-Fa-f]{2}", path):
+        raise UsageError(
+            f"the engine would take {encoded[0]!r} in {path!r} for another character; {instead}, or give the "
+            "folder another name"
+        )
 
 
 def _to_delta(rows: LiveRows, target: str, storage_options: Mapping[str, str] | None) -> int:
     from deltalake import CommitProperties, DeltaTable, write_deltalake
+    from deltalake.exceptions import DeltaError
 
     options = dict(storage_options or {}) or None
     if (
@@ -81,16 +103,23 @@ def _to_delta(rows: LiveRows, target: str, storage_options: Mapping[str, str] | 
     ):
         raise UsageError(f"there is a table at {target} that is no export; choose another path")
     counted = _CountedRows(rows)
-    write_deltalake(
-        target,
-        pa.RecordBatchReader.from_batches(rows.schema, counted),
-        mode="overwrite",
-        schema_mode="overwrite",
-        name=_NAME,
-        description=f"live rows of {rows.table.uri}",
-        storage_options=options,
-        commit_properties=CommitProperties(custom_metadata={"tailrace.version": str(rows.table.version)}),
-    )
+    version = {"tailrace.version": str(rows.table.version)}
+    try:
+        write_deltalake(
+            target,
+            pa.RecordBatchReader.from_batches(rows.schema, counted),
+            mode="overwrite",
+            schema_mode="overwrite",
+            name=_NAME,
+            description=f"live rows of {rows.table.uri}",
+            storage_options=options,
+            commit_properties=CommitProperties(custom_metadata=version),
+        )
+    except (DeltaError, OSError) as error:
+        if counted.error is not None:
+            raise counted.error from error
+        reason = str(error).partition("\n")[0]
+        raise StorageError(f"the export could not be written to {target}: {reason}") from error
     return counted.rows
 
 

@@ -123,9 +123,10 @@ class StorePlace:
 
 def open_place(where: str | None, options: Mapping[str, str]) -> SpoolPlace:
     """A place of this process's own below ``where``; None is a folder among the system's temporary files."""
-    if where is not None and not location(where, "spoolDir").is_local:
-        return StorePlace(where, options)
-    scratch = Scratch(where, _KIND)
+    place = None if where is None else location(where, "spoolDir")
+    if place is not None and not place.is_local:
+        return StorePlace(place.text, options)
+    scratch = Scratch(None if place is None else place.path, _KIND)
     return FolderPlace(scratch.path, scratch)
 
 
