@@ -210,8 +210,8 @@ def test_a_place_however_it_is_written(tmp_path: Path, name: str, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     target = tmp_path / name
     (tmp_path / "link").symlink_to(target)
-    for given in (str(target), f"{target}/", name, target.as_uri(), "link"):
-        place = spool_place.open_place(given, {})
+    for written in (str(target), f"{target}/", name, target.as_uri(), "link"):
+        place = spool_place.open_place(written, {})
         path, _ = place.write([delivery(1).rows])
         assert Path(path).parent.parent == target
         place.remove()
