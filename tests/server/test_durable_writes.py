@@ -8,14 +8,15 @@ from contextlib import ExitStack
 import pytest
 
 import tailrace.testing
-from server.serverkit import Wire
+from server.serverkit import Bench, Wire, ask, take
 from tailrace.server import durability as server_durability
+from tailrace.server.session import Session
 from tailrace.server.topology import NodeAddress, bucket_map
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin
 from tailrace.wire.codes import DurabilityLevel, Feature, Magic, Status, VBucketState
 from tailrace.wire.fields import Durability, encode_frame_infos
-from tailrace.wire.kv import Set
+from tailrace.wire.kv import Get, Set
 
 LEVELS = list(DurabilityLevel)
 
@@ -146,3 +147,66 @@ def test_it_is_answered_when_all_is_true_at_once() -> None:
     assert answers == []
     copies.reached(0, "127.0.0.1:3", 5, on_disk=False)
     assert answers == [True]
+
+
+class TestOutOfOrder:
+    """A peer that takes answers in any order does not wait for a durable write to read something else."""
+
+    def open(self, *features: Feature) -> tuple[Bench, Session]:
+        bench = Bench(vbuckets=1)
+        self.set_chain(bench, [0, 1])
+        session = bench.session()
+        codes = (Feature.ALT_REQUEST_SUPPORT, Feature.SYNC_REPLICATION, Feature.XERROR, *features)
+        ask(bench, session, admin.Hello(value=b"".join(int(code).to_bytes(2, "big") for code in codes)))
+        return bench, session
+
+    def set_chain(self, bench: Bench, chain: list[int]) -> None:
+        addresses = [NodeAddress(port=1, host="a"), NodeAddress(port=2, host="b")]
+        made = bucket_map("default", addresses, [chain], epoch=2, rev=next(_revs), this_node=0)
+        bench.node.set_map("default", made)
+
+    def durable(self, opaque: int) -> Set:
+        framing = encode_frame_infos([Durability(DurabilityLevel.MAJORITY, 60_000).encode()])
+        return Set(key=b"k", value=b"1", framing=framing, opaque=opaque)
+
+    def test_others_overtake_it(self) -> None:
+        bench, session = self.open(Feature.UNORDERED_EXECUTION)
+        requests = (self.durable(1), admin.Noop(opaque=2), self.durable(3), Get(opaque=4, key=b"x"))
+        answers = ask(bench, session, *requests)
+        assert [frame.opaque for frame in answers] == [2, 4]
+        assert session.unfinished == 2
+        (refused,) = ask(bench, session, admin.Hello(opaque=5))
+        assert refused.status == Status.NOT_SUPPORTED, "what it would change is in use"
+        bench.run_jobs()
+        bench.node.buckets["default"].durability.reached(0, "b:2", 2, on_disk=False)
+        assert [(frame.opaque, frame.status) for frame in take(session)] == [(1, 0), (3, 0)]
+        assert session.unfinished == 0
+
+    def test_without_the_feature_the_order_is_kept(self) -> None:
+        bench, session = self.open()
+        assert ask(bench, session, self.durable(1), admin.Noop(opaque=2)) == []
+        bench.run_jobs()
+        bench.node.buckets["default"].durability.reached(0, "b:2", 1, on_disk=False)
+        assert [frame.opaque for frame in take(session)] == [1, 2]
+
+    def test_a_failover_decides_it(self) -> None:
+        bench, session = self.open(Feature.UNORDERED_EXECUTION)
+        ask(bench, session, self.durable(1))
+        bench.run_jobs()
+        self.set_chain(bench, [0, -1])
+        assert [(frame.opaque, frame.status) for frame in take(session)] == [(1, Status.SYNC_WRITE_AMBIGUOUS)]
+        (impossible,) = ask(bench, session, self.durable(2))
+        assert impossible.status == Status.DURABILITY_IMPOSSIBLE
+        self.set_chain(bench, [0])
+        assert ask(bench, session, self.durable(3)) == []
+        bench.run_jobs()
+        assert [(frame.opaque, frame.status) for frame in take(session)] == [(3, 0)]
+
+    def test_it_is_answered_before_the_connection_ends(self) -> None:
+        bench, session = self.open(Feature.UNORDERED_EXECUTION)
+        ask(bench, session, self.durable(1), admin.Quit(opaque=2))
+        assert not session.closed
+        bench.run_jobs()
+        bench.node.buckets["default"].durability.reached(0, "b:2", 1, on_disk=False)
+        assert [frame.opaque for frame in take(session)] == [1]
+        assert session.closed

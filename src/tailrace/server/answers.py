@@ -1,6 +1,7 @@
 """A connection's answers, in the order of its requests.
 
-An answer that takes time keeps its place as a `Pending`, and the answers behind it wait there.
+An answer that takes time keeps its place as a `Pending`, and the answers behind it wait there; unless the
+peer takes answers in any order (docs/spec/servers.md#unordered-execution): then they overtake it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ __all__ = ["AnswerQueue"]
 class AnswerQueue:
     """What is ready to be sent, and what waits behind the first answer that is not there yet."""
 
-    __slots__ = ("ready", "size", "unfinished", "waiting")
+    __slots__ = ("_overtaken", "is_ordered", "ready", "size", "unfinished", "waiting")
 
     def __init__(self) -> None:
+        self.is_ordered = True
+        """What takes time from now on is waited for."""
+        self._overtaken: list[Pending] = []
         self.ready: list[bytes] = []
         self.waiting: deque[bytes | Pending] = deque()
         self.size = 0
@@ -38,12 +42,17 @@ class AnswerQueue:
 
     def add_pending(self, pending: Pending) -> None:
         """An answer that may not be there yet."""
-        self.waiting.append(pending)
+        (self.waiting if self.is_ordered else self._overtaken).append(pending)
         self.unfinished += 1
         self.advance()
 
     def advance(self) -> None:
         """Move the answers that nothing is waiting in front of any more."""
+        for pending in [pending for pending in self._overtaken if pending.answer is not None]:
+            self._overtaken.remove(pending)
+            assert pending.answer is not None
+            self.unfinished -= 1
+            self.add(pending.answer)
         waiting = self.waiting
         while waiting:
             first = waiting[0]
@@ -65,11 +74,13 @@ class AnswerQueue:
 
     def pending(self) -> Iterator[Pending]:
         """The answers that are not there yet."""
-        return (answer for answer in self.waiting if isinstance(answer, Pending) and answer.answer is None)
+        unanswered = (*self._overtaken, *self.waiting)
+        return (answer for answer in unanswered if isinstance(answer, Pending) and answer.answer is None)
 
     def cancel(self) -> None:
         """Nobody waits any more; what is ready may still be sent."""
-        for answer in self.waiting:
+        for answer in (*self._overtaken, *self.waiting):
             if isinstance(answer, Pending):
                 answer.cancelled = True
         self.waiting.clear()
+        self._overtaken.clear()

@@ -265,7 +265,8 @@ class Call(Generic[M_co]):
             if ok:
                 pending.succeed(answer)
             else:
-                pending.fail(Status.SYNC_WRITE_AMBIGUOUS, "the write was rolled back, or the vbucket moved")
+                why = "the write was rolled back, the vbucket moved, or it has too few copies now"
+                pending.fail(Status.SYNC_WRITE_AMBIGUOUS, why)
 
         def persisted(ok: bool) -> None:
             if ok:

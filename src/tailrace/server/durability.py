@@ -53,10 +53,15 @@ class CopyTracker:
         self._waiters: dict[int, list[_Waiter]] = {}
 
     def set_map(self, new: ServedMap) -> None:
-        """Another map: other copies may count."""
+        """Another map: other copies may count, or too few are left for what is under way ever to be true.
+        Whoever waits for that is told, and can decide what to do.
+        """
         self._chains, self.own_name = _chains(new)
         for vbucket in list(self._waiters):
             self._look(vbucket)
+            if not self.is_possible(vbucket):
+                for waiter in self._waiters.pop(vbucket, []):
+                    waiter.done(False)
 
     def _chain(self, vbucket: int) -> list[str | None]:
         return self._chains[vbucket] if vbucket < len(self._chains) else [self.own_name]

@@ -23,7 +23,7 @@ GRANTED = frozenset(
         Feature.JSON,
         Feature.DUPLEX,
         Feature.CLUSTERMAP_CHANGE_NOTIFICATION,
-        Feature.UNORDERED_EXECUTION,  # granted, and answered in order all the same, which it allows
+        Feature.UNORDERED_EXECUTION,
         Feature.ALT_REQUEST_SUPPORT,
         Feature.SYNC_REPLICATION,
         Feature.COLLECTIONS,

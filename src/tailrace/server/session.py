@@ -6,10 +6,11 @@
     closed, close_reason         send what is left, then close
 
 Requests are answered in their order. An answer that takes time (the disk, a compaction) keeps its place in a
-queue, and the answers behind it wait there; nothing else waits. A change stream's answers are not in that
-queue, so beside one the requests wait themselves. A peer that has too many unfinished commands, or does not
-read its answers, is not read any further: `wants_data` says so. Nor is one that has sent more than fits into
-its turn (see `turn`): `has_backlog` says so, and `data_to_send` goes on with it.
+queue, and the answers behind it wait there, unless the peer takes them in any order; nothing else waits. A
+change stream's answers are not in that queue, so beside one the requests wait themselves. A peer that has too
+many unfinished commands, or does not read its answers, is not read any further: `wants_data` says so. Nor is
+one that has sent more than fits into its turn (see `turn`): `has_backlog` says so, and `data_to_send` goes on
+with it.
 """
 
 from __future__ import annotations
@@ -301,8 +302,7 @@ class Session:
                     self._enqueue(reply)
                 elif reply is not None and not command.silent_success:
                     self.send_answer(reply)
-                if self._finishing is not None and not self._answers.waiting:
-                    self.close(self._finishing)
+                self._maybe_finish()
 
     # change streams
 
@@ -389,7 +389,7 @@ class Session:
         self.wake()
 
     def _maybe_finish(self) -> None:
-        if self._finishing is not None and not self._answers.waiting:
+        if self._finishing is not None and not self._answers.unfinished:
             self.close(self._finishing)
 
     def refusal(
@@ -454,6 +454,7 @@ class Session:
     def set_features(self, granted: list[int]) -> None:
         """From now on these and no others."""
         self.granted = GrantedFeatures(granted, is_dcp=self.dialect is DCP)
+        self._answers.is_ordered = Feature.UNORDERED_EXECUTION not in self.granted.codes
 
     @property
     def _max_frame(self) -> int:
@@ -543,7 +544,7 @@ class Session:
         elif (
             settings.idle_timeout
             and self.handler is None
-            and not self._answers.waiting
+            and not self._answers.unfinished
             and now >= self._last_frame_at + settings.idle_timeout
         ):
             self.close("idle for too long")

@@ -28,6 +28,8 @@ _COMPATIBLE = "7.6.0"
 def hello(call: Call[admin.Hello]) -> Reply:
     """Clears the features of an earlier hello, then grants what we have of what is asked for."""
     request, session = call.request, call.session
+    if session.unfinished and Feature.UNORDERED_EXECUTION in session.features:
+        raise Refused(Status.NOT_SUPPORTED, "wait for the answers of the commands before")
     granted = negotiate(request.features)
     session.set_features(granted)
     session.name = _client_name(request.key)
