@@ -6,40 +6,49 @@ from __future__ import annotations
 import contextlib
 import errno
 import random
-import time
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from pyroaring import BitMap
+
+from campaigns.bug import Tally
+from chaos.change_log import check_change_log
 from chaos.chaos_jobs import ChaosJobs, Killed
 from chaos.script import TIDYING, Life, NotEqual, check_version, make_round
 from chaos.tidying import tidy
-from chaos.world import World
+from chaos.world import VBUCKETS, World
 from spark.local_jobs import LocalJobs
 from spark.naive import table_state
 from tailrace.clock import SYSTEM
 from tailrace.spark.rounds import committing, housekeeping, mirror, planning, task
 from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.handle import MirrorHandle
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table import compaction, sink
 from tailrace.table.compaction import CompactionPolicy
-from tailrace.table.contract import StorageError, TableChanged
+from tailrace.table.contract import Commit, Fenced, StorageError, TableChanged
 from tailrace.table.delta import cleaning, log
 from tailrace.table.delta import table as delta_table
+from tailrace.table.delta.table import DeltaMirrorTable
 from tailrace.table.opening import TableOptions, open_table
 from tailrace.table.store import StoredFile, TableStore
 
-_PATIENCE_S = 45.0
-"""A life in which nothing happened for so long never comes to its end."""
+_PATIENCE_S = 20.0
+"""A life in which nothing happened for so long, by its own clock, never comes to its end."""
 
 EAGER = CompactionPolicy(tier_files=3, least_rows=12)
 """Tables of a few rows are worth a compaction."""
 
-COMMITTED = ("mirror.after-commit", "mirror.after-rollback", "mirror.after-compaction-commit")
+COMMITTED = "table.after-commit"
+CHECKPOINT_EVERY = 7
+STEP_TAKES_LONG = 0.6
+"""How often a compaction that could be committed is not done yet: rounds and rollbacks come between."""
 
 
 class Hours:
@@ -65,6 +74,87 @@ class Hours:
         return SYSTEM.monotonic() + self._added[-1][1] / 1e9
 
 
+class Impatience(threading.Event):
+    """What a mirror waits with: its clock goes on at once, and the node's threads get a moment."""
+
+    def __init__(self, clock: Hours) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._clock.add((timeout or 0.0) / 3600)
+        return super().wait(0.002)
+
+
+class Sleeper:
+    """A life in a thread of its own, one of which runs at a time: it may stop at a place as a process does
+    whose machine is paused, and go on when the world has.
+    """
+
+    _current = threading.local()
+
+    def __init__(self, live: Callable[[], None]) -> None:
+        self._live = live
+        self._turn = threading.Semaphore(0)
+        self._back = threading.Semaphore(0)
+        self._error: BaseException | None = None
+        self._is_over = self._has_slept = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def run(self) -> bool:
+        """Begin; whether it has come to its end. It raises what the life did."""
+        self._thread.start()
+        return self._wait()
+
+    def wake(self) -> None:
+        """Go on, to the end."""
+        self._turn.release()
+        self._wait()
+
+    def end(self) -> None:
+        """It does not matter any more."""
+        self._live = _die
+        self._turn.release()
+        self._thread.join(10)
+
+    def _wait(self) -> bool:
+        self._back.acquire()
+        if self._is_over:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._is_over
+
+    def _run(self) -> None:
+        self._current.sleeper = self
+        try:
+            self._live()
+        except BaseException as error:  # noqa: BLE001 - raised where it was begun or woken
+            self._error = error
+        self._is_over = True
+        self._back.release()
+
+    @classmethod
+    def fall_asleep(cls) -> None:
+        """Stop here, until somebody says go on."""
+        self: Sleeper = cls._current.sleeper
+        self._has_slept = True
+        self._back.release()
+        self._turn.acquire()
+        if self._live is _die:
+            raise Killed
+
+    @classmethod
+    def is_risen(cls) -> bool:
+        """Whether this thread is one that was taken for dead."""
+        sleeper: Sleeper | None = getattr(cls._current, "sleeper", None)
+        return sleeper is not None and sleeper._has_slept
+
+
+def _die() -> None:
+    raise Killed
+
+
 class Chaos:
     """One script, from its seed."""
 
@@ -74,11 +164,15 @@ class Chaos:
         self.directory = directory
         self.table = str(directory / "table")
         self.clock = Hours()
-        self.restarts = 0
+        self.restarts = self.woken = 0
         self.met: Counter[str] = Counter()
         """Crash points that this script came to."""
         self._met: Counter[str] = Counter()
         self._life: Life | None = None
+        self.changes = str(directory / "changes") if self.rng.random() < 0.5 else None
+        self._asleep: list[Sleeper] = []
+        """Drivers that were taken for dead, and are not."""
+        self._is_damaged = False
 
     def run(self, rounds: int) -> None:
         """All of it; raises `NotEqual`, or whatever a mirror must not raise."""
@@ -86,8 +180,20 @@ class Chaos:
             with self.world, self._in_our_hands():
                 for _ in range(rounds):
                     self._round()
+                if self._asleep:
+                    self._wake()
+                    self._compare()
         finally:
+            for sleeper in self._asleep:
+                sleeper.end()
             close_idle_sources()
+
+    def tally(self) -> Tally:
+        """What happened."""
+        trace = self.world.trace
+        kills = sum(line.startswith("killed at") for line in trace)
+        faults = sum(not line.startswith(("-- ", "killed at")) for line in trace)
+        return Tally(schedules=1, kills=kills, faults=faults)
 
     def _round(self) -> None:
         for life in make_round(self.rng):
@@ -95,6 +201,8 @@ class Chaos:
                 self.world.do(accident)
             self.clock.add(life.hours_before)
             self.world.trace.append(f"-- {life}")
+            if life.damage and Path(self.table).exists():
+                self._damage(life)
             self._live(life)
             if life.tidying is not None and Path(self.table).exists():
                 self.world.trace.append(f"-- {life.tidying}")
@@ -111,21 +219,51 @@ class Chaos:
         if bucket != rows:
             raise NotEqual("; ".join(map(str, verdict.differences)))
         assert (verdict.documents, verdict.rows, verdict.behind) == (len(bucket), len(rows), 0)
+        if self.changes is not None:
+            purged = any(what in ("purge", "flush") for what in self.world.trace)
+            check_change_log(self.changes, bucket, purged=purged)
 
-    def _live(self, life: Life) -> None:
+    def _damage(self, life: Life) -> None:
+        """Rows are wrong as an earlier mirror with a bug left them, until a repair reads the bucket again."""
+        self._is_damaged = True
+        table = open_table(self.table, TableOptions(clock=self.clock))
+        for version in range(2):
+            table.claim(f"a mirror with a bug, {version}")
+            dead = {
+                file.path: BitMap([self.rng.randrange(file.rows)])
+                for file in table.files()
+                if file.live_rows > 1
+            }
+            table.commit(Commit("TAILRACE ROUND", masked=dead))
+        self._live(replace(life, once=True, killed_at=None, accidents=()), start_over=range(VBUCKETS))
+        self._is_damaged = False
+        check_version(self.world, self.table)
+
+    def _live(self, life: Life, start_over: Iterable[int] = ()) -> None:
+        """A life of the mirror, in a thread that may fall asleep in place of being killed."""
         self.restarts += 1
         self._met.clear()
         self._life = life
+        sleeper = Sleeper(lambda: self._live_to_the_end(life, start_over))
+        try:
+            if not sleeper.run():
+                self._asleep.append(sleeper)
+        finally:
+            self._life = None
+
+    def _live_to_the_end(self, life: Life, start_over: Iterable[int]) -> None:
         try:
             made = build_mirror(
                 ChaosJobs(self.rng),
                 self.world.node.url,
                 self.table,
                 once=life.once,
+                changes=self.changes,
                 options={"retryFor": "120", **life.options},
                 policy=EAGER,
                 clock=self.clock,
                 in_background=False,
+                start_over=start_over,
             )
             made.prepare()
             if life.once:
@@ -134,15 +272,24 @@ class Chaos:
                 self._run_on(made)
         except Killed:
             pass
+        except Fenced:
+            if not Sleeper.is_risen():
+                raise
         except (OSError, StorageError) as error:
             if "no space left" not in str(error).lower() and getattr(error, "errno", 0) != errno.ENOSPC:
                 raise
-        finally:
-            self._life = None
+
+    def _wake(self) -> None:
+        """Those that were taken for dead go on where they were: the table is another's by now."""
+        asleep, self._asleep = self._asleep, []
+        for sleeper in asleep:
+            self.woken += 1
+            self.world.trace.append("a driver that was taken for dead goes on")
+            sleeper.wake()
 
     def _run_on(self, running: mirror.Mirror) -> None:
         """Until the table has come to where the bucket is."""
-        patience = time.monotonic() + _PATIENCE_S
+        patience = self.clock.monotonic() + _PATIENCE_S
         is_last = False
         while True:
             before = running.tables[0].version
@@ -151,7 +298,7 @@ class Chaos:
             except TableChanged:  # somebody tidied up: `Mirror.run` begins the round again, too
                 continue
             if running.tables[0].version != before:
-                patience = time.monotonic() + _PATIENCE_S
+                patience = self.clock.monotonic() + _PATIENCE_S
             positions = running.tables[0].current.positions
             here = {vbucket: position.seqno for vbucket, position in positions.items() if position.seqno}
             if here == {vbucket: seqno for vbucket, seqno in self.world.seqnos().items() if seqno}:
@@ -161,7 +308,7 @@ class Chaos:
                 running._state, is_last = None, True
                 continue
             is_last = False
-            if time.monotonic() > patience:
+            if self.clock.monotonic() > patience:
                 raise NotEqual(f"the mirror stands at {here} and does not move")
 
     # standing between the steps
@@ -185,6 +332,13 @@ class Chaos:
             for name in ("create", "put", "put_if_absent"):
                 write = self._until_the_disk_is_full(getattr(TableStore, name))
                 stack.enter_context(mock.patch.object(TableStore, name, write))
+            begin = MirrorHandle.__init__
+
+            def begin_impatiently(handle: MirrorHandle, name: str) -> None:
+                begin(handle, name)
+                handle.stopping = Impatience(self.clock)
+
+            stack.enter_context(mock.patch.object(MirrorHandle, "__init__", begin_impatiently))
             listed = TableStore.list
 
             def list_with_our_time(store: TableStore, *where: str) -> Iterator[StoredFile]:
@@ -192,6 +346,19 @@ class Chaos:
                     yield replace(file, modified_ms=self.clock.at_ms(file.modified_ms))
 
             stack.enter_context(mock.patch.object(TableStore, "list", list_with_our_time))
+            made = DeltaMirrorTable.__init__
+
+            def make(table: DeltaMirrorTable, *given: Any, **how: Any) -> None:
+                made(table, *given, **how | {"checkpoint_every": CHECKPOINT_EVERY})
+
+            stack.enter_context(mock.patch.object(DeltaMirrorTable, "__init__", make))
+            finish = housekeeping.Housekeeping.finish_step
+
+            def finish_later(keeper: housekeeping.Housekeeping, *, wait: bool = False) -> str:
+                late = not wait and self.rng.random() < STEP_TAKES_LONG
+                return "" if late else finish(keeper, wait=wait)
+
+            stack.enter_context(mock.patch.object(housekeeping.Housekeeping, "finish_step", finish_later))
             stack.enter_context(mock.patch.object(planning, "_TASK_CHANGES", 25))  # several tasks a round
             stack.enter_context(mock.patch.object(housekeeping, "CLEAN_EVERY_S", 0.0))
             stack.enter_context(mock.patch.object(cleaning, "_EVERY_S", 0.0))
@@ -201,11 +368,15 @@ class Chaos:
         """The mirror came to a crash point."""
         if self._life is None:
             return
+        if place == COMMITTED and not self._is_damaged:
+            check_version(self.world, self.table)
+        if Sleeper.is_risen():
+            return
         self._met[place] += 1
         self.met[place] += 1
         here = self._met[place]
-        if place in COMMITTED:
-            check_version(self.world, self.table)
+        if self._asleep and self.rng.random() < 0.1:
+            self._wake()
         for where, count, accident in self._life.accidents:
             if (where, count) != (place, here):
                 continue
@@ -216,6 +387,9 @@ class Chaos:
                 self.world.do(accident)
         if (self._life.killed_at, self._life.count) == (place, here):
             self.world.trace.append(f"killed at {place}:{here}")
+            if self._life.comes_back:
+                Sleeper.fall_asleep()
+                return
             raise Killed
 
     def _until_the_disk_is_full(self, write: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,9 +6,9 @@ Each is a change of the product's code for the time of a ``with``; nothing of th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -16,11 +16,13 @@ import numpy as np
 import pyarrow.parquet as pq
 from pyroaring import BitMap
 
+from campaigns.bug import Bug
 from chaos.chaos_jobs import ChaosJobs
 from tailrace.client.resume import Reading
 from tailrace.history import Action
 from tailrace.model import Position
-from tailrace.spark.rounds import committing, housekeeping, planning, reading, task
+from tailrace.spark.rounds import committing, housekeeping, planning, reading, targets, task
+from tailrace.spark.rounds.changes import CHANGES_SCHEMA, ChangeSink
 from tailrace.spark.rounds.planning import Decision
 from tailrace.spark.rounds.task import TaskAnswer
 from tailrace.table import compaction, rollback
@@ -30,19 +32,7 @@ from tailrace.table.delta.table import DeltaMirrorTable
 from tailrace.table.hashing import KeyHash
 from tailrace.table.index import FileIndex
 from tailrace.table.rollback import RowsBack
-
-
-@dataclass(frozen=True)
-class Bug:
-    """What is wrong, and who would write it that way."""
-
-    name: str
-    about: str
-    plant: Callable[[], AbstractContextManager[Any]]
-    seed: int = 0
-    """The script that is tried first; it catches the bug, however busy the machine is."""
-    rare: bool = False
-    """It takes many scripts to catch it: for make chaos."""
+from tailrace.table.scan import scan
 
 
 def _identity_without_vb_uuid() -> AbstractContextManager[Any]:
@@ -135,6 +125,63 @@ def _retry_applied_twice() -> AbstractContextManager[Any]:
         return answers
 
     return mock.patch.object(ChaosJobs, "run", run)
+
+
+def _named_by_the_seqno_alone() -> AbstractContextManager[Any]:
+    original = ChangeSink._is_new
+
+    def is_new(self: ChangeSink, rows: Any) -> Any:
+        """A change of whatever branch stands in the log as soon as one of its seqno does."""
+        new = original(self, rows)
+        logged = scan(
+            self.log.store,
+            self.log.files,
+            {},
+            CHANGES_SCHEMA,
+            key_hash=KeyHash(self.log.secret),
+            columns=["op", "vbucket", "seqno"],
+        )
+        known = {
+            (row["vbucket"], row["seqno"])
+            for batch in logged
+            for row in batch.to_pylist()
+            if row["op"] != "rollback" and row["vbucket"] in self.log.branches
+        }
+        names = zip(rows["vbucket"].to_pylist(), rows["seqno"].to_pylist(), strict=True)
+        return new & np.array([name not in known for name in names], dtype=np.bool_)
+
+    return mock.patch.object(ChangeSink, "_is_new", is_new)
+
+
+def _skips_what_was_passed_before() -> AbstractContextManager[Any]:
+    original = targets._floors
+
+    def floors(table: Any, decisions: Mapping[int, Decision], ranges: Mapping[int, Any]) -> dict[int, int]:
+        passed = {
+            vbucket: decision.held.seqno
+            for vbucket, decision in decisions.items()
+            if vbucket in ranges and decision.action is Action.ROLL_BACK
+        }
+        return {**original(table, decisions, ranges), **passed}
+
+    return mock.patch.object(targets, "_floors", floors)
+
+
+def _keyed_by_another_runs_number() -> AbstractContextManager[Any]:
+    """Rounds are numbered from 0 in every run; a number that was committed is not committed again."""
+    original = DeltaMirrorTable.commit
+    numbers: dict[int, int] = {}
+    committed: set[tuple[str, int]] = set()
+
+    def commit(self: DeltaMirrorTable, commit: Commit) -> int:
+        if commit.operation == "TAILRACE ROUND" and commit.positions:
+            number = numbers[id(self)] = numbers.get(id(self), -1) + 1
+            if (self.uri, number) in committed:
+                commit = Commit(commit.operation, positions=commit.positions, resets=commit.resets)
+            committed.add((self.uri, number))
+        return original(self, commit)
+
+    return mock.patch.object(DeltaMirrorTable, "commit", commit)
 
 
 def _lineage_ignores_resets() -> AbstractContextManager[Any]:
@@ -234,7 +281,7 @@ BUGS = (
         _identity_without_vb_uuid,
     ),
     Bug(
-        "old versions not restored",
+        "pre-images not restored",
         "A rollback to X deletes the rows above X; what these had overwritten or deleted does not come back.",
         _old_versions_not_restored,
     ),
@@ -246,7 +293,7 @@ BUGS = (
         seed=2,
     ),
     Bug(
-        "position saved before the table commit",
+        "position saved before the rows",
         "The position is saved first, the rows after it: a kill between the two loses rows.",
         _position_before_the_commit,
         seed=1,
@@ -263,10 +310,24 @@ BUGS = (
         _retry_applied_twice,
     ),
     Bug(
+        "deduplication without vb_uuid",
+        "A change counts as logged if one with its seqno is, of whatever branch.",
+        _named_by_the_seqno_alone,
+    ),
+    Bug(
+        "events at or below the old seqno skipped after a rollback",
+        "What comes again below the seqno where the mirror stood before is taken for old.",
+        _skips_what_was_passed_before,
+    ),
+    Bug(
+        "commit keyed by another run's number",
+        "The number of a round says whether it was committed, and every run begins with 0.",
+        _keyed_by_another_runs_number,
+    ),
+    Bug(
         "a dead branch restored",
         "A second rollback goes back to a version that the first one undid, because it has the right seqno.",
         _lineage_ignores_resets,
-        rare=True,
     ),
     Bug(
         "masked the wrong row",
@@ -277,7 +338,6 @@ BUGS = (
         "mask lost by a compaction",
         "A row that was masked while its file was being merged is alive again in the new file.",
         _mask_lost_by_compaction,
-        rare=True,
     ),
     Bug(
         "undo without what a compaction moved",

@@ -55,14 +55,24 @@ class Life:
     """What is done to the table afterwards."""
     hours_before: float = 0.0
     """How much time has passed: retention takes what is too old."""
+    comes_back: bool = False
+    """It is not killed but stands still, and goes on when another one has the table."""
+    damage: bool = False
+    """Before it, a mirror with a bug has left wrong rows, and they are repaired."""
 
     def __str__(self) -> str:
-        end = f"killed at {self.killed_at}:{self.count}" if self.killed_at else "ends in peace"
+        how = "stands still" if self.comes_back else "killed"
+        end = f"{how} at {self.killed_at}:{self.count}" if self.killed_at else "ends in peace"
         return f"{'once' if self.once else 'runs on'}, {end}, {list(self.accidents)}, {self.options}"
 
 
 CRASHES = tuple(point for point in ALL_CRASH_POINTS if not point.startswith("source."))
 PLACES = tuple(point for point in CRASHES if point != "mirror.in-recovery")
+OFTEN = (
+    *("mirror.after-commit", "mirror.after-plan", "mirror.in-read", "table.in-write"),
+    *("mirror.before-compaction-commit", "table.after-compaction"),
+)
+"""Places to which nearly every life comes."""
 
 
 def make_round(rng: random.Random) -> list[Life]:
@@ -78,9 +88,10 @@ def make_life(rng: random.Random) -> Life:
         before.insert(rng.randint(0, len(before)), rng.choice(LOUD))
     killed_at = rng.choice((*CRASHES, "disk-full", *[None] * 5))
     accidents = []
-    for _ in range(rng.randint(0, 2)):
+    for _ in range(rng.randint(0, 3)):
         what = rng.choice(LOUD if rng.random() < 0.7 else QUIET)
-        accidents.append((rng.choice(PLACES), rng.choice((1, 1, 2, 3, 4)), what))
+        place = rng.choice(PLACES if rng.random() < 0.5 else OFTEN)
+        accidents.append((place, rng.choice((1, 1, 2, 3, 4)), what))
     if rng.random() < 0.15:
         accidents.append((rng.choice(PLACES), rng.choice((1, 2, 3)), rng.choice(TIDYING_MEANWHILE)))
     return Life(
@@ -92,6 +103,8 @@ def make_life(rng: random.Random) -> Life:
         before=tuple(before),
         tidying=_tidying(rng),
         hours_before=rng.choice((0.0, 0.0, 0.0, 0.1, 2.0, 30.0)),
+        comes_back=killed_at not in (None, "disk-full") and rng.random() < 0.3,
+        damage=rng.random() < 0.1,
     )
 
 

@@ -5,12 +5,12 @@ Each is a change of the product's code for the time of a ``with``; nothing of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+from campaigns.bug import Bug
 from cluster.sim_nodes import SimulatedMember
 from tailrace.client.progress import Progress
 from tailrace.cluster import coordinator
@@ -26,17 +26,6 @@ from tailrace.store.received_snapshots import ReceivedSnapshots
 from tailrace.store.vbucket import EngineVBucket
 from tailrace.store.vbucket_history import History
 from tailrace.wire.codes import VBucketState
-
-
-@dataclass(frozen=True)
-class Bug:
-    """What is wrong, and how it is made so."""
-
-    name: str
-    about: str
-    plant: Callable[[], AbstractContextManager[Any]]
-    seed: int
-    """One that catches it. As long as nothing changes in the simulation it saves playing the others."""
 
 
 def _branches_at_the_last_seqno() -> AbstractContextManager[Any]:
@@ -162,7 +151,7 @@ def _promotes_the_first() -> AbstractContextManager[Any]:
 
 BUGS = (
     Bug(
-        "branch at the last seqno",
+        "failover entry at the high seqno instead of the snapshot's end",
         "A promotion begins its branch at the last change instead of the last complete snapshot.",
         _branches_at_the_last_seqno,
         0,

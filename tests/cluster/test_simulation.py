@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.planted_cluster_bugs import BUGS, Bug
+from campaigns.bug import Bug
+from cluster.planted_cluster_bugs import BUGS
 from cluster.sim_truth import Wrong
 from cluster.simulation import STEPS, run
 from tailrace.errors import TailraceError
