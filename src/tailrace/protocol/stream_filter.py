@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import MalformedMessage
 from ..frames import OPCODE_AT, Bytes, Chunk, Mask, Trait, collections_at
-from ..wire.codes import DcpOpcode, Status, SystemEventId
+from ..wire.codes import SCOPE_EVENTS, DcpOpcode, Status, SystemEventId
 from ..wire.dcp import DcpSystemEvent
 from ..wire.fields import parse_json
 from ..wire.header import Frame
@@ -34,7 +34,6 @@ _DECIMAL_64 = re.compile(r"[0-9]{1,20}")
 _MAX_U64 = (1 << 64) - 1
 _DEFAULT = frozenset({0})
 _NOT_PLAIN = int(Trait.COLLECTION | Trait.SYSTEM_EVENT)
-_SCOPE_EVENTS = (SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +195,7 @@ class StreamFilter:
     def _follow(self, event: DcpSystemEvent) -> bool:
         """Whether a system event passes; it may change the filter."""
         assert self._collections is not None
-        if event.event in _SCOPE_EVENTS:
+        if event.event in SCOPE_EVENTS:
             passes = self._scope == event.scope_id
             self.is_empty |= passes and event.event == SystemEventId.SCOPE_DROPPED
             return passes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from ..wire.codes import SystemEventId
+from ..wire.codes import SCOPE_EVENTS, SystemEventId
 from .format import collection_of, scope_of, system_event
 from .index import SEQNO
 from .snapshot import NO_DROPS, Drops
@@ -16,12 +16,6 @@ KnownEvent: TypeAlias = tuple[int, int, int, int]
 """Seqno, event, collection or scope id, scope id."""
 
 _BEGAN_OR_ENDED = (SystemEventId.COLLECTION_BEGIN, SystemEventId.COLLECTION_END)
-_OF_COLLECTIONS = (
-    SystemEventId.COLLECTION_BEGIN,
-    SystemEventId.COLLECTION_END,
-    SystemEventId.COLLECTION_MODIFIED,
-)
-_OF_SCOPES = (SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED)
 
 
 class CollectionEvents:
@@ -44,8 +38,15 @@ class CollectionEvents:
 
     def last_of(self, event: int, subject: int) -> int:
         """The seqno of the last event of the same collection or scope as another; 0 if there is none."""
-        same = _OF_SCOPES if event in _OF_SCOPES else _OF_COLLECTIONS
-        return max((seqno for seqno, e, which, _ in self.known if which == subject and e in same), default=0)
+        is_scope = event in SCOPE_EVENTS
+        return max(
+            (
+                seqno
+                for seqno, known, which, _ in self.known
+                if which == subject and (known in SCOPE_EVENTS) == is_scope
+            ),
+            default=0,
+        )
 
     @property
     def drops(self) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..errors import DocumentRefused, MalformedMessage
 from ..frames import CHUNK_BYTES, OPCODE_AT, Bytes, Offsets, Trait, field_everywhere
 from ..wire import dcp
-from ..wire.codes import Datatype, DcpOpcode, Magic, Status, SystemEventId
+from ..wire.codes import SCOPE_EVENTS, Datatype, DcpOpcode, Magic, Status
 from ..wire.fields import decode_leb128
 from ..wire.header import HEADER, HEADER_LAYOUT, HEADER_SIZE
 from ..wire.layout import Field, record
@@ -252,14 +252,13 @@ def index_key(frame: bytes) -> bytes:
     if frame[OPCODE_AT] != _SYSTEM_EVENT:
         return frame_key(frame)
     event, subject = system_event(frame)
-    is_scope = event in (SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED)
-    return (b"\x01s" if is_scope else b"\x01c") + _U32.pack(subject)
+    return (b"\x01s" if event in SCOPE_EVENTS else b"\x01c") + _U32.pack(subject)
 
 
 def system_event(frame: bytes) -> tuple[int, int]:
     """Which event, and of which collection or scope id."""
     (event,) = _EVENT.unpack_from(frame)
-    if event in (SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED):
+    if event in SCOPE_EVENTS:
         return event, _SCOPE_EVENT.unpack_from(value_of(frame))[1]
     return event, _COLLECTION_EVENT.unpack_from(value_of(frame))[2]
 

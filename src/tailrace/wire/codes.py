@@ -11,6 +11,7 @@ from enum import IntEnum, IntFlag
 
 __all__ = [
     "CHANGE_STREAM_OPCODES",
+    "SCOPE_EVENTS",
     "AddStreamFlag",
     "ControlKey",
     "Datatype",
@@ -583,6 +584,10 @@ class SystemEventId(IntEnum):
     SCOPE_CREATED = 3
     SCOPE_DROPPED = 4
     COLLECTION_MODIFIED = 5
+
+
+SCOPE_EVENTS = frozenset({SystemEventId.SCOPE_CREATED, SystemEventId.SCOPE_DROPPED})
+"""Those about a scope; all others are about a collection."""
 
 
 class ControlKey:
