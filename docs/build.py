@@ -216,7 +216,7 @@ def _opcode(message: type[Message]) -> str:
 
 
 def _goes(message: type[Message]) -> str:
-    return "both ways" if message.DIRECTION is None else message.DIRECTION.value.replace("-", " ")
+    return "both ways" if message.DIRECTION is None else message.DIRECTION.name.lower().replace("_", " ")
 
 
 def _answer_link(message: type[Message]) -> str:

@@ -216,9 +216,9 @@ def test_packets_of_the_norm_are_what_they_say(page: str, packet: str) -> None:
     data = bytes.fromhex(packet)
     frame = Frame.parse(data)
     to_producer = frame.magic in (codes.Magic.REQUEST, codes.Magic.FLEX_REQUEST) and not (
-        frame.opcode in MESSAGES and MESSAGES[frame.opcode].DIRECTION is Direction.TO_CONSUMER
+        frame.opcode in MESSAGES and MESSAGES[frame.opcode].DIRECTION is Direction.TO_RECEIVER
     )
-    message = DCP.decode(frame, Direction.TO_PRODUCER if to_producer else Direction.TO_CONSUMER)
+    message = DCP.decode(frame, Direction.TO_PRODUCER if to_producer else Direction.TO_RECEIVER)
     assert message.encode() == data
 
 

@@ -100,7 +100,7 @@ def test_malformed(bad: bytes) -> None:
     error = refused(bad)
     assert type(error) is MalformedMessage
     with pytest.raises(MalformedMessage) as caught:
-        DCP.decode(Frame.parse(bad), Direction.TO_CONSUMER)
+        DCP.decode(Frame.parse(bad), Direction.TO_RECEIVER)
     assert (caught.value.what, caught.value.status) == (error.what, error.status)
 
 
@@ -138,7 +138,7 @@ def test_wire_takes_what_scan_takes() -> None:
         )
         frames = scan(frame)
         try:
-            message: Any = DCP.decode(Frame.parse(frame), Direction.TO_CONSUMER)
+            message: Any = DCP.decode(Frame.parse(frame), Direction.TO_RECEIVER)
         except MalformedMessage as error:
             assert str(frames.error) == str(error)
             continue

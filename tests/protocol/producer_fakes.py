@@ -537,7 +537,7 @@ class FakeReader:
         if not frame.is_request:
             self.answers.append(frame)
             return
-        message = DCP.decode(frame, Direction.TO_CONSUMER)
+        message = DCP.decode(frame, Direction.TO_RECEIVER)
         if isinstance(message, DcpNoop):
             self.noops.append(frame.opaque)
             return

@@ -60,7 +60,7 @@ class Wire:
 
     def receive(self) -> Any:
         frame = self.frame()
-        return DCP.decode(frame, Direction.TO_CONSUMER)
+        return DCP.decode(frame, Direction.TO_RECEIVER)
 
     def call(self, message: Message) -> Any:
         """Send a request and take its answer, decoded by the request's own declaration."""
@@ -178,4 +178,4 @@ def ask(bench: Bench, session: Session, *messages: Message | bytes) -> list[Fram
 
 
 def decode(frame: Frame) -> Any:
-    return KV.decode(frame, Direction.TO_CONSUMER)
+    return KV.decode(frame, Direction.TO_RECEIVER)

@@ -143,18 +143,18 @@ def test_stream_id_is_found_where_a_server_forgot_to_count_it(sent: DcpDeletion 
     right = replace(sent, framing=b"\x22\x00\x47", vbucket=7, flexible=True)
     data = bytearray(right.encode())
     data[2] = 0
-    received = DCP.decode(Frame.parse(data), Direction.TO_CONSUMER)
+    received = DCP.decode(Frame.parse(data), Direction.TO_RECEIVER)
     assert received == right
     assert received.encode() == right.encode()
 
 
 def test_nothing_else_is_taken_for_a_forgotten_stream_id() -> None:
     high = DcpDeletion(by_seqno=0x22 << 56, rev_seqno=1, key=b"k", flexible=True)
-    assert DCP.decode(high.to_frame(), Direction.TO_CONSUMER) == high  # it does not fit in front of the key
+    assert DCP.decode(high.to_frame(), Direction.TO_RECEIVER) == high  # it does not fit in front of the key
     xattrs = replace(high, value=bytes(5), datatype=4, flexible=False)
-    assert DCP.decode(xattrs.to_frame(), Direction.TO_CONSUMER) == xattrs
+    assert DCP.decode(xattrs.to_frame(), Direction.TO_RECEIVER) == xattrs
     mutation = DcpMutation(by_seqno=0x22 << 56, rev_seqno=1, key=b"k", value=b"value", flexible=True)
-    assert DCP.decode(mutation.to_frame(), Direction.TO_CONSUMER) == mutation
+    assert DCP.decode(mutation.to_frame(), Direction.TO_RECEIVER) == mutation
 
 
 def test_counts_are_those_of_the_documents() -> None:

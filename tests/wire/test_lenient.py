@@ -74,14 +74,14 @@ def test_tolerated_packet_is_noted(vector: Vector) -> None:
     ],
 )
 def test_answer_that_nobody_should_send_is_noted(dialect: Dialect, frame: Frame, erratum: str) -> None:
-    dialect.decode(frame, Direction.TO_CONSUMER)
-    assert named(tolerated(frame, dialect, Direction.TO_CONSUMER)) == [erratum]
+    dialect.decode(frame, Direction.TO_RECEIVER)
+    assert named(tolerated(frame, dialect, Direction.TO_RECEIVER)) == [erratum]
 
 
 def test_a_log_with_equal_seqnos_is_in_order() -> None:
     log = struct.pack(">8Q", 4, 9, 3, 9, 2, 5, 1, 0)
     for dialect, opcode in ((DCP, 0x53), (DCP, 0x54), (UPR_B, 0x51)):
-        assert tolerated(Frame(0x81, opcode, body=log), dialect, Direction.TO_CONSUMER) == []
+        assert tolerated(Frame(0x81, opcode, body=log), dialect, Direction.TO_RECEIVER) == []
 
 
 @pytest.mark.parametrize("vector", FAULTLESS, ids=str)

@@ -268,7 +268,7 @@ def test_a_known_dialect_has_its_own_noop() -> None:
     only(tap.TapConnect(key=b"n").encode(), bound)
     for observer in (Observer(TAP), bound):
         noop = only(tap.TapNoop().encode(), observer)
-        assert (noop.name, noop.direction, noop.notes) == ("tap noop", Direction.TO_CONSUMER, [])
+        assert (noop.name, noop.direction, noop.notes) == ("tap noop", Direction.TO_RECEIVER, [])
         answer = only(tap.TapAck(opcode=0x0A).encode(), observer)
         assert (answer.name, answer.direction, answer.notes) == (
             "tap noop response",
@@ -299,7 +299,7 @@ def test_a_client_that_opens_the_server_as_consumer_pushes_to_it() -> None:
     assert observer.see(add, from_client=True).name == "dcp add stream"
     mutation = dcp.DcpMutation(by_seqno=1, rev_seqno=1, key=b"k").to_frame()
     description = observer.see(mutation, from_client=True)
-    assert (description.name, description.direction) == ("dcp mutation", Direction.TO_CONSUMER)
+    assert (description.name, description.direction) == ("dcp mutation", Direction.TO_RECEIVER)
     control = dcp.DcpControl(key=b"enable_noop", value=b"true").to_frame()
     assert observer.see(control, from_client=False).direction is Direction.TO_PRODUCER
 
@@ -310,7 +310,7 @@ def test_a_client_that_pushes_by_tap_makes_the_server_a_consumer() -> None:
     description = observer.see(push, from_client=True)
     assert (description.name, description.direction, description.notes) == (
         "tap mutation",
-        Direction.TO_CONSUMER,
+        Direction.TO_RECEIVER,
         [],
     )
     ack = observer.see(tap.TapAck(opcode=0x41, opaque=1).to_frame(), from_client=False)
@@ -325,7 +325,7 @@ def test_a_push_to_a_server_is_known_without_its_beginning(known: Dialect | None
     observer = Observer(known)
     mutation = dcp.DcpMutation(by_seqno=1, rev_seqno=1, key=b"k").to_frame()
     description = observer.see(mutation, from_client=True)
-    assert (description.name, description.direction) == ("dcp mutation", Direction.TO_CONSUMER)
+    assert (description.name, description.direction) == ("dcp mutation", Direction.TO_RECEIVER)
     assert description.notes == ["it goes the other way than usual"]
     control = observer.see(dcp.DcpControl(key=b"a", value=b"b").to_frame(), from_client=False)
     assert (control.name, control.direction) == ("dcp control", Direction.TO_PRODUCER)
@@ -337,7 +337,7 @@ def test_a_push_to_a_server_is_known_without_its_beginning(known: Dialect | None
 
 def test_answers_have_the_name_of_their_request_and_of_their_status() -> None:
     response = dcp.DcpStreamRequestResponse.rollback(12, opaque=1).to_frame()
-    description = describe(response, DCP, Direction.TO_CONSUMER)
+    description = describe(response, DCP, Direction.TO_RECEIVER)
     said = description.to_json()
     assert (said["name"], said["status"], said["status_name"]) == (
         "dcp stream request response",
@@ -346,14 +346,14 @@ def test_answers_have_the_name_of_their_request_and_of_their_status() -> None:
     )
     assert said["value"] == {"rollback_seqno": 12}
     unknown = Frame(0x81, 0xEE, vbucket=0x7777)
-    said = describe(unknown, KV, Direction.TO_CONSUMER).to_json()
+    said = describe(unknown, KV, Direction.TO_RECEIVER).to_json()
     assert (said["name"], said["status_name"]) == ("unknown 0xee", "UNKNOWN_STATUS")
 
 
 def test_ids_are_strings_and_seqnos_are_integers() -> None:
     log = [(2**64 - 1, 7), (5, 2**53 + 1)]
     said = describe(
-        dcp.DcpStreamRequestResponse.ok(log, opaque=1).to_frame(), DCP, Direction.TO_CONSUMER
+        dcp.DcpStreamRequestResponse.ok(log, opaque=1).to_frame(), DCP, Direction.TO_RECEIVER
     ).to_json()
     assert said["value"]["failover_log"] == [
         {"vb_uuid": str(2**64 - 1), "seqno": 7},
@@ -368,7 +368,7 @@ def test_ids_are_strings_and_seqnos_are_integers() -> None:
 
 def test_a_key_that_is_no_text_comes_as_base64() -> None:
     frame = dcp.DcpDeletion(by_seqno=1, rev_seqno=1, nmeta=0, key=b"\xff\0").to_frame()
-    said = describe(frame, DCP, Direction.TO_CONSUMER).to_json()
+    said = describe(frame, DCP, Direction.TO_RECEIVER).to_json()
     assert "key" not in said and said["key_base64"] == "/wA="
 
 
@@ -425,7 +425,7 @@ def test_a_stream_id_that_is_not_counted_is_shown_with_a_note() -> None:
 )
 def test_framing_extras_say_what_they_mean(magic: int, framing: str, said: object, shown: str) -> None:
     frame = Frame(magic, 0x0A, framing=bytes.fromhex(framing))
-    description = describe(frame, KV, Direction.TO_PRODUCER if magic == 0x08 else Direction.TO_CONSUMER)
+    description = describe(frame, KV, Direction.TO_PRODUCER if magic == 0x08 else Direction.TO_RECEIVER)
     assert description.to_json()["frame_info"] == [said]
     assert [line for _, line in description.to_text()][1] == f"frame info  {shown}"
 

@@ -123,11 +123,11 @@ def test_unknown_opcode_comes_back_as_it_was(dialect: Dialect, frame: Frame, dir
 @given(flags=st.integers(0, 0xFFFF_FFFF))
 def test_unknown_flags_come_back_as_they_were(flags: int) -> None:
     marker = dcp.DcpSnapshotMarker(start=1, end=2, flags=flags)
-    assert DCP.decode(received(marker.encode()), Direction.TO_CONSUMER) == marker
+    assert DCP.decode(received(marker.encode()), Direction.TO_RECEIVER) == marker
     end = dcp.DcpStreamEnd(status=flags)
-    assert DCP.decode(received(end.encode()), Direction.TO_CONSUMER) == end
+    assert DCP.decode(received(end.encode()), Direction.TO_RECEIVER) == end
     push = tap.TapFlush(tap_flags=flags & 0xFFFF)
-    assert DIALECTS["tap"].decode(received(push.encode()), Direction.TO_CONSUMER) == push
+    assert DIALECTS["tap"].decode(received(push.encode()), Direction.TO_RECEIVER) == push
     unknown_only = flags & ~0xC5  # bits without a value behind them
     connect = tap.TapConnect(flags=unknown_only, key=b"n")
     assert DIALECTS["tap"].decode(received(connect.encode()), Direction.TO_PRODUCER) == connect

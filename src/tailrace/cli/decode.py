@@ -59,7 +59,7 @@ tailrace decode --json --port 11210 capture.pcap
 @click.option(
     "--direction",
     type=click.Choice(tuple(direction.value for direction in Direction)),
-    help="Where the frames go, if you know it; a key-value server stands on the producer's side.",
+    help="Where the frames go, if you know it: to the producer or server, or to a reader or replica.",
 )
 @click.option(
     "--format",

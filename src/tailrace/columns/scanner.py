@@ -489,7 +489,7 @@ def _framing_error(data: Bytes, at: int, limit: int) -> RemoteProtocolError | No
 def _message_error(data: Bytes, at: int, *, collections: bool) -> RemoteProtocolError:
     try:
         frame = Frame.parse(data.data, at)
-        DCP.decode(frame, Direction.TO_CONSUMER)
+        DCP.decode(frame, Direction.TO_RECEIVER)
         if collections:
             decode_leb128(frame.key)
     except MalformedMessage as error:

@@ -84,7 +84,7 @@ class ScriptRunner(Generic[Result]):
             raise RemoteProtocolError(
                 f"opcode 0x{frame.opcode:02x} is no answer to {request.name()} (opaque {frame.opaque})"
             )
-        answer = DCP.decode(frame, Direction.TO_CONSUMER)
+        answer = DCP.decode(frame, Direction.TO_RECEIVER)
         assert isinstance(answer, Response)
         if request.OPCODE == Op.STAT and answer.status == Status.SUCCESS:
             stats = self._answers[index] = self._answers[index] or []

@@ -424,7 +424,7 @@ class ClustermapChangeNotification(Message):
     KEY = Part.OPTIONAL
     VALUE = Part.OPTIONAL
     DATATYPES = JSON
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = ServerRequestResponse
     REPLY = "ignored"
 

@@ -192,7 +192,7 @@ class DcpAddStream(Message):
 
     OPCODE = DcpOpcode.ADD_STREAM
     LAYOUTS = (layout("I flags  as in the stream request"),)
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = DcpAddStreamResponse
     REPLY = "after the stream's handshake"
 
@@ -256,7 +256,7 @@ class DcpStreamEnd(Message):
 
     OPCODE = DcpOpcode.STREAM_END
     LAYOUTS = (layout("I status  why; see StreamEndStatus. Unknown: over, reconnect"),)
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
     REPLY = ON_ERROR
 
@@ -288,7 +288,7 @@ class DcpSnapshotMarker(Message):
         layout("B version  0: V2.0, value of 36 bytes; 2: V2.2, value of 52 bytes"),
     )
     VALUE = Part.OPTIONAL
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
     REPLY = "with the ack flag, or on error"
 
@@ -362,7 +362,7 @@ class DcpMutation(Message):
     KEY = Part.REQUIRED
     VALUE = Part.OPTIONAL
     DATATYPES = DOCUMENT
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
     REPLY = ON_ERROR
 
@@ -407,7 +407,7 @@ class DcpDeletion(Message):
     KEY = Part.REQUIRED
     VALUE = Part.OPTIONAL
     DATATYPES = DOCUMENT
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
     REPLY = ON_ERROR
 
@@ -452,7 +452,7 @@ class DcpExpiration(Message):
     KEY = Part.REQUIRED
     VALUE = Part.OPTIONAL
     DATATYPES = DOCUMENT
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
     REPLY = ON_ERROR
 
@@ -474,7 +474,7 @@ class DcpFlush(Message):
     """Drop all data of the vbucket. Defined, never used by DCP servers: the answer is 0x83."""
 
     OPCODE = DcpOpcode.FLUSH
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
 
 
@@ -484,7 +484,7 @@ class DcpSetVBucketState(Message):
 
     OPCODE = DcpOpcode.SET_VBUCKET_STATE
     LAYOUTS = (layout("B state  1 active, 2 replica, 3 pending, 4 dead"),)
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
 
     state: int
@@ -499,7 +499,7 @@ class DcpNoop(Message):
     """Are you there? Must be answered at once with the same opaque."""
 
     OPCODE = DcpOpcode.NOOP
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
 
 
@@ -542,7 +542,7 @@ class DcpSystemEvent(Message):
     )
     KEY = Part.OPTIONAL
     VALUE = Part.OPTIONAL
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
     REPLY = ON_ERROR
 
@@ -590,7 +590,7 @@ class DcpSeqnoAdvanced(Message):
 
     OPCODE = DcpOpcode.SEQNO_ADVANCED
     LAYOUTS = (layout("Q by_seqno  position that the stream has reached"),)
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
     REPLY = ON_ERROR
 
@@ -603,7 +603,7 @@ class DcpOsoSnapshot(Message):
 
     OPCODE = DcpOpcode.OSO_SNAPSHOT
     LAYOUTS = (layout("I flags  1 start, 2 end"),)
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
     REPLY = ON_ERROR
 

@@ -44,7 +44,7 @@ class DcpPrepare(Message):
     VALUE = Part.OPTIONAL
     CAS = Part.REQUIRED
     DATATYPES = DOCUMENT
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
     REPLY = ON_ERROR
 
@@ -89,7 +89,7 @@ class DcpCommit(Message):
     )
     KEY = Part.REQUIRED
     CAS = Part.FORBIDDEN
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
     REPLY = ON_ERROR
 
@@ -110,7 +110,7 @@ class DcpAbort(Message):
     )
     KEY = Part.REQUIRED
     CAS = Part.FORBIDDEN
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
     REPLY = ON_ERROR
 
@@ -158,7 +158,7 @@ class DcpCacheTransfer(Message):
     OPCODE = DcpOpcode.CACHE_TRANSFER
     VALUE = Part.REQUIRED
     CAS = Part.FORBIDDEN
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
     REPLY = ON_ERROR
 
@@ -196,6 +196,6 @@ class DcpCacheTransferEnd(Message):
     """The cache transfer is over; ordinary streaming follows."""
 
     OPCODE = DcpOpcode.CACHE_TRANSFER_END
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = Response
     REPLY = ON_ERROR

@@ -34,7 +34,7 @@ from .tap import TapConnect
 
 __all__ = ["Mended", "erratum", "mend", "tolerated"]
 
-_TO_PRODUCER, _TO_CONSUMER = Direction.TO_PRODUCER, Direction.TO_CONSUMER
+_TO_PRODUCER, _TO_RECEIVER = Direction.TO_PRODUCER, Direction.TO_RECEIVER
 
 
 def erratum(name: str, what: str) -> str:
@@ -114,7 +114,7 @@ _DRAWINGS = (
     _Drawing(
         {"A4": "body"},
         UPR_A,
-        _TO_CONSUMER,
+        _TO_RECEIVER,
         Magic.RESPONSE,
         UprAOpcode.RESPONSE,
         0,
@@ -125,7 +125,7 @@ _DRAWINGS = (
     _Drawing(
         {"A6": "body"},
         UPR_A,
-        _TO_CONSUMER,
+        _TO_RECEIVER,
         Magic.RESPONSE,
         UprAOpcode.RESPONSE,
         0,
@@ -137,7 +137,7 @@ _DRAWINGS = (
         _Drawing(
             errata,
             UPR_A,
-            _TO_CONSUMER,
+            _TO_RECEIVER,
             Magic.RESPONSE,
             UprAOpcode.STREAM_MESSAGE,
             36,
@@ -154,7 +154,7 @@ _DRAWINGS = (
     _Drawing(
         {"B2": "body"},
         UPR_B,
-        _TO_CONSUMER,
+        _TO_RECEIVER,
         Magic.REQUEST,
         UprBOpcode.MUTATION,
         28,
@@ -176,7 +176,7 @@ _DRAWINGS = (
         _Drawing(
             errata,
             TAP,
-            _TO_CONSUMER,
+            _TO_RECEIVER,
             Magic.REQUEST,
             opcode,
             8,
@@ -228,7 +228,7 @@ def tolerated(frame: Frame, dialect: Dialect, direction: Direction) -> list[str]
     if dialect is TAP:
         return _tolerated_tap(frame, direction)
     notes: list[str] = []
-    if direction is not _TO_CONSUMER or frame.magic not in (Magic.RESPONSE, Magic.FLEX_RESPONSE):
+    if direction is not _TO_RECEIVER or frame.magic not in (Magic.RESPONSE, Magic.FLEX_RESPONSE):
         return notes
     opcode, status = frame.opcode, frame.status
     if dialect is UPR_B:
@@ -280,7 +280,7 @@ def _tolerated_tap(frame: Frame, direction: Direction) -> list[str]:
     if direction is _TO_PRODUCER and opcode == TapOpcode.CONNECT:
         if TapConnect.decode(frame).options().closed_checkpoints_only is not None:
             notes.append(erratum("T19", "a registered client has a byte of its own, which servers read"))
-    elif direction is _TO_CONSUMER and frame.extras_length == 8:
+    elif direction is _TO_RECEIVER and frame.extras_length == 8:
         private = int.from_bytes(frame.extras[:2], "big")
         if opcode == TapOpcode.VBUCKET_SET and private == 0 and len(frame.value) == 4:
             notes.append(erratum("T4", "engine private is said to be 0, the state follows all the same"))

@@ -65,15 +65,19 @@ _FORBIDDEN, _REQUIRED = Part.FORBIDDEN, Part.REQUIRED
 
 
 class Direction(enum.Enum):
-    """Who a message goes to. On a key-value connection the server stands on the producer's side."""
+    """Who a message goes to: the producer, or the receiver (a reader or a replica).
+
+    On a key-value connection the server stands on the producer's side. The values are what `tailrace decode`
+    has always said; scripts compare them, so the protocol's own word for a receiver stays there.
+    """
 
     TO_PRODUCER = "to-producer"
-    TO_CONSUMER = "to-consumer"
+    TO_RECEIVER = "to-consumer"
 
     @property
     def opposite(self) -> Direction:
         """The way back."""
-        return Direction.TO_CONSUMER if self is Direction.TO_PRODUCER else Direction.TO_PRODUCER
+        return Direction.TO_RECEIVER if self is Direction.TO_PRODUCER else Direction.TO_PRODUCER
 
 
 T = TypeVar("T", bound="Message")
@@ -295,7 +299,7 @@ class Response(Message):
     """An answer without a body. Also what every error looks like: no extras, no key, an optional text."""
 
     MAGIC = Magic.RESPONSE
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     VALUE = Part.FORBIDDEN
     DATATYPES = DOCUMENT
     OK: ClassVar[frozenset[int]] = frozenset({Status.SUCCESS})

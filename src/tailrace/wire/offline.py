@@ -25,7 +25,7 @@ _ORDER = (KV, DCP, UPR_B, TAP, UPR_A)
 """Which dialect is taken where the bytes leave a choice."""
 
 _SERVER_DIRECTIONS = {
-    int(Magic.SERVER_REQUEST): Direction.TO_CONSUMER,
+    int(Magic.SERVER_REQUEST): Direction.TO_RECEIVER,
     int(Magic.SERVER_RESPONSE): Direction.TO_PRODUCER,
 }
 
@@ -145,9 +145,9 @@ class Observer:
         if frame.magic in _SERVER_DIRECTIONS:
             return (_SERVER_DIRECTIONS[frame.magic],)
         if from_client is None:
-            first = Direction.TO_PRODUCER if frame.is_request else Direction.TO_CONSUMER
+            first = Direction.TO_PRODUCER if frame.is_request else Direction.TO_RECEIVER
             return first, first.opposite
-        usual = Direction.TO_PRODUCER if from_client else Direction.TO_CONSUMER
+        usual = Direction.TO_PRODUCER if from_client else Direction.TO_RECEIVER
         # a client may open the server as a replica and then push to it, but other commands go as always
         return (usual.opposite, usual) if self._server_is_replica else (usual,)
 
@@ -163,7 +163,7 @@ class Observer:
             return None
         dialect, role = bound
         pushes = dialect is TAP and role is Role.REPLICA
-        direction = Direction.TO_CONSUMER if pushes else Direction.TO_PRODUCER
+        direction = Direction.TO_RECEIVER if pushes else Direction.TO_PRODUCER
         description = describe(frame, dialect, direction)
         if self._direction not in (None, direction) or description.message is None:
             return None

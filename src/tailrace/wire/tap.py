@@ -149,7 +149,7 @@ class _TapPush(Message):
     """A producer message: common extras, then the engine-private section."""
 
     LAYOUTS: ClassVar[tuple[Layout, ...]] = (_COMMON,)
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = TapAck
     REPLY = "with the ack flag, or on error"
 
@@ -375,7 +375,7 @@ class TapNoop(Message):
     """Keeps a silent stream alive; opaque 0, outside of the ack sequence."""
 
     OPCODE = Op.NOOP
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     RESPONSE = TapAck
     REPLY = "optional"
 

@@ -93,7 +93,7 @@ class _UprA(Message):
 
     TYPE: ClassVar[int] = 0
     MAGIC = Magic.RESPONSE
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     REPLY = "never"
 
     @classmethod
@@ -360,7 +360,7 @@ class UprBFailoverLogRequest(Message):
 class _UprBPush(Message):
     """What the producer sends by itself; it is never answered."""
 
-    DIRECTION = Direction.TO_CONSUMER
+    DIRECTION = Direction.TO_RECEIVER
     REPLY = "never"
 
 

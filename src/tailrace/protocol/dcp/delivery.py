@@ -425,7 +425,7 @@ class _Runs:
             if number < 0:
                 continue
             run = self.runs[number]
-            message: Any = DCP.decode(self._frame(control), Direction.TO_CONSUMER)
+            message: Any = DCP.decode(self._frame(control), Direction.TO_RECEIVER)
             if message.vbucket != run.stream.vbucket:
                 raise RemoteProtocolError(f"{message.name()} of another vbucket than its stream's")
             self.happened.append((at, Carried(run.stream, message, run)))

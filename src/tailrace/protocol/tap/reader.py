@@ -257,7 +257,7 @@ class TapReader(TranslatingReader):
         if frame.opcode == Op.NOOP:
             return  # that it came is enough
         try:
-            message = TAP.decode(frame, Direction.TO_CONSUMER)
+            message = TAP.decode(frame, Direction.TO_RECEIVER)
         except MalformedMessage:
             if frame.opcode != TapOpcode.OPAQUE:
                 raise

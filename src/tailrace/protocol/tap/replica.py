@@ -90,7 +90,7 @@ class TapReplica:
             if len(frame.extras) > _TTL_AT and not frame.extras[_TTL_AT]:
                 raise DocumentRefused(Status.EINVAL, "its TTL is used up")
             self._figures[_FIGURES[TapOpcode(frame.opcode)]] += 1
-            self._apply(frame, TAP.decode(frame, Direction.TO_CONSUMER))
+            self._apply(frame, TAP.decode(frame, Direction.TO_RECEIVER))
         except (MalformedMessage, DocumentRefused) as error:
             self._failed(frame, error)
 

@@ -207,7 +207,7 @@ class UprTranslation(DcpTranslation, ABC):
         self._take_frame(known, frame)
 
     def _take_frame(self, stream: _UprStream, frame: Frame) -> None:
-        message = self.DIALECT.decode(frame, Direction.TO_CONSUMER)
+        message = self.DIALECT.decode(frame, Direction.TO_RECEIVER)
         if stream.is_accepted:
             self._message(stream, message)
         else:
@@ -377,7 +377,7 @@ class UprATranslation(UprTranslation):
         return UprAFailoverLogRequest(vbucket=vbucket, opaque=opaque)
 
     def _log(self, frame: Frame) -> bytes | int:
-        match UPR_A.decode(frame, Direction.TO_CONSUMER):
+        match UPR_A.decode(frame, Direction.TO_RECEIVER):
             case UprAFailoverLog() as message:
                 return message.value
             case UprAOk():  # no entry (A8): a branch that has no name
