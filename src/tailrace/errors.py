@@ -29,6 +29,7 @@
     │   └── TokensNotHeld               it does not hold changes that somebody waits for
     ├── ChangesTakenBack                the bucket took changes back, and the query was told to fail then
     ├── DataLoss                        changes were purged before the query read them
+    ├── SparkLost                       Spark's Java process is gone
     ├── InputError                      a file that a command reads is not what it should be; names the place
     └── UsageError                      an option, an offset or a setting is wrong
 
@@ -61,6 +62,7 @@ __all__ = [
     "ProtocolError",
     "RemoteProtocolError",
     "RollbackImpossible",
+    "SparkLost",
     "StatusError",
     "StorageError",
     "StoreCorrupt",
@@ -238,6 +240,10 @@ class ChangesTakenBack(TailraceError):
 
 class DataLoss(TailraceError):
     """Changes were purged before the query read them."""
+
+
+class SparkLost(TailraceError):
+    """Spark's Java process is gone; the message says how it ended, if that is known."""
 
 
 class TokensNotHeld(TableError):

@@ -222,9 +222,10 @@ def collection_paths(table: str, collections: tuple[str, ...]) -> str | dict[str
 
 def explained_query_error(error: BaseException) -> TailraceError:
     """Why a query stopped, as one line: the innermost of our own errors that Spark wrapped up."""
+    from ..spark.java_process import lost_java
     from ..spark.rounds.jobs import own_error
 
-    own = own_error(error)
+    own = own_error(error) or lost_java(error)
     if own is not None:
         return own
     text = str(error)

@@ -26,6 +26,8 @@ from .reading import LiveRows, PositionVector, read_table
 __all__ = ["ExportReport", "check_engine_path", "export_table"]
 
 _NAME = "tailrace export"
+_GROUP_ROWS = 128 << 10
+_GROUP_BYTES = 16 << 20
 _MARK = "_tailrace_export.json"
 """In a folder of Parquet files, so that nobody's own folder is replaced."""
 
@@ -92,8 +94,15 @@ def check_engine_path(path: str, instead: str) -> None:
         )
 
 
+def _rows_per_group(rows: LiveRows) -> int:
+    """As many rows as have about `_GROUP_BYTES`, going by the files of the table."""
+    files = rows.table.files()
+    row_count, size = sum(file.rows for file in files), sum(file.size for file in files)
+    return max(1, min(_GROUP_ROWS, _GROUP_BYTES * row_count // max(1, size)))
+
+
 def _to_delta(rows: LiveRows, target: str, storage_options: Mapping[str, str] | None) -> int:
-    from deltalake import CommitProperties, DeltaTable, write_deltalake
+    from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
     from deltalake.exceptions import DeltaError
 
     options = dict(storage_options or {}) or None
@@ -114,6 +123,9 @@ def _to_delta(rows: LiveRows, target: str, storage_options: Mapping[str, str] | 
             description=f"live rows of {rows.table.uri}",
             storage_options=options,
             commit_properties=CommitProperties(custom_metadata=version),
+            # The engine holds a group of rows in memory, and by default a million of them.
+            writer_properties=WriterProperties(max_row_group_size=_rows_per_group(rows)),
+            target_file_size=MAX_FILE_BYTES,
         )
     except (DeltaError, OSError) as error:
         if counted.error is not None:

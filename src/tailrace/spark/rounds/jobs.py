@@ -18,6 +18,7 @@ from ... import errors
 from ...errors import TailraceError
 from ...table import contract
 from ..archived_modules import forget_packages_in_archives
+from ..java_process import lost_java
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -105,7 +106,7 @@ class SparkJobs:
             else:
                 answers = self._run_remote(task)
         except Exception as error:
-            raise own_error(error) or error from error
+            raise own_error(error) or lost_java(error) or error from error
         return [pickle.loads(answer) for answer in answers]
 
     def _run_classic(self, context: SparkContext, task: _Task, description: str) -> list[bytes]:

@@ -20,6 +20,7 @@ from ...errors import ConnectError, LoginError, StorageError, TailraceError, Usa
 from ...table.compaction import CompactionPolicy
 from ...table.contract import Fenced, Table, TableChanged
 from ...table.document_columns import DocumentColumns
+from ..java_process import lost_java
 from ..source.options import parse_options
 from .bucket import BucketState, BucketWatch
 from .committing import RoundCommitter
@@ -384,9 +385,9 @@ def _waited_s(answers: Sequence[TaskAnswer], answered_s: float) -> float:
 
 def _is_passing(error: Exception) -> bool:
     """Whether the round may have more luck if it is done again: executors get lost, others tidy the table."""
-    return isinstance(error, TableChanged | ConnectError | StorageError) or not isinstance(
-        error, TailraceError
-    )
+    if isinstance(error, TailraceError):
+        return isinstance(error, TableChanged | ConnectError | StorageError)
+    return lost_java(error) is None
 
 
 def _first_line(error: Exception) -> str:
