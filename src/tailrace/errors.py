@@ -43,6 +43,8 @@ processes.
 
 from __future__ import annotations
 
+from typing import Self
+
 __all__ = [
     "ChangesTakenBack",
     "ConnectError",
@@ -81,6 +83,18 @@ __all__ = [
 
 class TailraceError(Exception):
     """The base of all errors that Tailrace raises on purpose."""
+
+    def bare(self) -> Self:
+        """Itself, to be raised again where people see it: with no traceback and no causes.
+
+        The text says what is wrong and what to do. How it went through callbacks, threads and processes is of
+        no use to anybody but for errors of the protocol, which keep it.
+        """
+        if isinstance(self, ProtocolError):
+            return self
+        self.__cause__ = None
+        self.__suppress_context__ = True
+        return self.with_traceback(None)
 
 
 class ProtocolError(TailraceError):

@@ -223,6 +223,9 @@ class Source:
             self._something.clear()
             try:
                 portion = reading.take(self._loop.time())
+            except TailraceError as error:
+                self._fail(error)
+                raise error.bare() from None
             except Exception as error:
                 self._fail(error)
                 raise
@@ -464,6 +467,8 @@ class Source:
         self._wake()
 
     def _check_usable(self) -> None:
+        if isinstance(self._error, TailraceError):
+            raise self._error.bare()
         if self._error is not None:
             raise self._error
         if self._closed:

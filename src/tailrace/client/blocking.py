@@ -22,7 +22,7 @@ from typing import Any, TypeVar, Unpack
 import pyarrow as pa
 
 from ..connstr import Address, ConnectionString
-from ..errors import UsageError
+from ..errors import TailraceError, UsageError
 from ..history import FailoverLog
 from ..model import Position
 from . import aio
@@ -87,10 +87,11 @@ class BlockingSource:
         if loop is None or thread is None:
             return
         self._loop = self._thread = None
+        # all of it in the loop's own thread: the caller's may have a loop that runs, as in a notebook
         asyncio.run_coroutine_threadsafe(_cancel_the_others(), loop).result()
+        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
-        loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop | None:
@@ -113,6 +114,8 @@ class BlockingSource:
             return future.result()
         except concurrent.futures.CancelledError:
             raise UsageError("the source was closed by another thread") from None
+        except TailraceError as error:
+            raise error.bare() from None
         except BaseException:
             future.cancel()
             raise

@@ -7,7 +7,9 @@ People who build their own session call `prepare_environment` before they do, or
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..files import DiskFiles
 from ..rng import unique_name
-from .worker_python import COMMAND
+from .worker_python import python_of_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["java_home", "prepare_environment", "python_of_workers", "session"]
 
 MIN_JAVA = 17
+
+SOURCE_MODULE = "pyspark_tailrace"
+"""What Spark finds the source by."""
 
 _MASTER_IS_GIVEN = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT")
 """The last one is how spark-submit speaks to the job that it started, with a master of its own."""
@@ -43,10 +48,11 @@ exec "{java}" "$@"
 def session(app_name: str = "tailrace", *, master: str | None = None, **config: str) -> SparkSession:
     """A Spark session with workers that run this very Python. ``config`` holds Spark settings by name.
 
-    Settings with dots are given as ``**{"spark.sql.shuffle.partitions": "2"}``. An active session is taken as
-    it is.
+    Settings with dots are given as ``**{"spark.sql.shuffle.partitions": "2"}``; ``spark.pyspark.python`` is
+    the Python of workers on other machines, where it is not at the path that it has here. The source
+    ``tailrace`` is known to the session. An active session is taken as it is.
     """
-    prepare_environment()
+    prepare_environment(config.get("spark.pyspark.python"))
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app_name)
@@ -56,21 +62,39 @@ def session(app_name: str = "tailrace", *, master: str | None = None, **config: 
         builder = builder.master("local[*,3]")  # a task may fail twice before its query does
     for name, value in (_SETTINGS | config).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    if not _is_found_by_spark():
+        from .source.data_source import register
+
+        register(spark)
+    return spark
 
 
-def prepare_environment() -> None:
-    """Set ``PYSPARK_PYTHON`` and, where no Java is found, ``JAVA_HOME``; what is set already stays."""
+def _is_found_by_spark() -> bool:
+    """Whether Spark's own search for sources finds ours.
+
+    It gives up at the first ``pyspark_`` module that can't be imported, and knows no importers of others.
+    """
+    modules = [info.name for info in pkgutil.iter_modules() if info.name.startswith("pyspark_")]
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, Spark gives up
+            return False
+    return SOURCE_MODULE in modules
+
+
+def prepare_environment(python: str | None = None) -> None:
+    """Set ``PYSPARK_PYTHON`` and, where no Java is found, ``JAVA_HOME``; what is set already stays.
+
+    ``python`` is the one of the workers, where they are on other machines and it is elsewhere there.
+    """
+    if python is not None:
+        os.environ["PYSPARK_PYTHON"] = python
     os.environ.setdefault("PYSPARK_PYTHON", python_of_workers())
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if _java_version(_java_of_environment()) < MIN_JAVA:
         os.environ["JAVA_HOME"] = str(java_home())
-
-
-def python_of_workers() -> str:
-    """This Python, behind the command that has it start quickly; or this Python, if that is not installed."""
-    quick = Path(sys.executable).with_name(COMMAND)
-    return str(quick) if os.access(quick, os.X_OK) else sys.executable
 
 
 def java_home() -> Path:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["COMMAND", "main", "path_without_archive"]
+__all__ = ["COMMAND", "main", "path_without_archive", "python_of_workers"]
 
 COMMAND = "tailrace-python"
 ARCHIVE = "/pyspark/python/lib/pyspark.zip"
@@ -26,6 +26,14 @@ def main() -> None:
     if path:
         os.environ["PYTHONPATH"] = path_without_archive(path, sys.path)
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+
+
+def python_of_workers() -> str:
+    """This Python, behind the command that has it start quickly; or this Python, if that is not installed."""
+    from pathlib import Path
+
+    quick = Path(sys.executable).with_name(COMMAND)
+    return str(quick) if os.access(quick, os.X_OK) else sys.executable
 
 
 def path_without_archive(path: str, known: list[str]) -> str:

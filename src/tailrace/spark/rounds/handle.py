@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from html import escape
 from typing import Any
 
+from ...errors import TailraceError
 from ...rng import unique_name
 from .progress import RoundProgress
 
@@ -14,6 +16,7 @@ __all__ = ["MirrorHandle"]
 
 _KEPT_PROGRESS = 100
 _STOP_S = 60.0
+_SHOWN_RANGES = 8
 
 
 class MirrorHandle:
@@ -26,6 +29,8 @@ class MirrorHandle:
         self.stopping = threading.Event()
         self._message = "starting"
         self._recent: deque[RoundProgress] = deque(maxlen=_KEPT_PROGRESS)
+        self._rounds = self._changes = 0
+        self._last_rollback: RoundProgress | None = None
         self._error: BaseException | None = None
         self._cancel: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
@@ -68,6 +73,8 @@ class MirrorHandle:
         thread.join(timeout)
         if thread.is_alive():
             return False
+        if isinstance(self._error, TailraceError):
+            raise self._error.bare()
         if self._error is not None:
             raise self._error
         return None if timeout is None else True
@@ -81,6 +88,37 @@ class MirrorHandle:
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.status['message']}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how far it is, how late, and when it last went back."""
+        rows = [(name, text) for name, text in self._shown() if text]
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{escape(name)}</th>"
+            f"<td style='text-align:left'>{escape(text)}</td></tr>"
+            for name, text in rows
+        )
+        return f"<table><caption>{escape(self.name)}</caption>{cells}</table>"
+
+    def _shown(self) -> list[tuple[str, str]]:
+        last = self._recent[-1] if self._recent else None
+        state = self.status["message"] if self.isActive else "ended"
+        if self._error is not None and not self.isActive:
+            state = "failed"
+        back = self._last_rollback
+        return [
+            ("state", state),
+            ("error", str(self._error) if state == "failed" else ""),
+            ("changes", f"{self._changes:,} in {self._rounds:,} commits" if last else "none yet"),
+            ("rate", f"{last.rate:,.0f} changes a second" if last else ""),
+            ("lag", f"{last.lag_changes:,} changes, {last.lag_s:.1f} s" if last else ""),
+            ("table version", ", ".join(map(str, last.versions)) if last else ""),
+            (
+                "last rollback",
+                f"commit {back.batch}: {len(back.rolled_back)} vbuckets ({_ranges(back.rolled_back)})"
+                if back
+                else "none",
+            ),
+        ]
 
     # what the mirror does
 
@@ -105,3 +143,19 @@ class MirrorHandle:
     def report(self, progress: RoundProgress) -> None:
         """A round is done."""
         self._recent.append(progress)
+        self._rounds += 1
+        self._changes += progress.changes
+        if progress.rolled_back:
+            self._last_rollback = progress
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers in few words: ``0-3, 7``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
+    return ", ".join(shown[:_SHOWN_RANGES]) + (", …" if len(shown) > _SHOWN_RANGES else "")

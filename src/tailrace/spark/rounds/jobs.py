@@ -7,6 +7,7 @@ part. Remote sessions have no RDDs; for these it is a data frame whose rows are 
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,16 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from ... import errors
-from ...errors import TailraceError
+from ...errors import TailraceError, UsageError
 from ...table import contract
 from ..archived_modules import forget_packages_in_archives
 from ..java_process import lost_java
+from ..source.plain_errors import plain_errors
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["Jobs", "SparkJobs", "own_error"]
+__all__ = ["Jobs", "SparkJobs", "own_error", "python_trouble"]
 
 _DDL = "answer binary"
 _ANSWER = pa.schema([("answer", pa.binary())])
@@ -62,7 +64,9 @@ class _Task:
         """For an RDD."""
         forget_packages_in_archives()
         for number in numbers:
-            yield pickle.dumps(self.work(pickle.loads(self.pieces[number])))
+            with plain_errors():
+                answer = pickle.dumps(self.work(pickle.loads(self.pieces[number])))
+            yield answer
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For ``mapInArrow``."""
@@ -106,7 +110,10 @@ class SparkJobs:
             else:
                 answers = self._run_remote(task)
         except Exception as error:
-            raise own_error(error) or lost_java(error) or error from error
+            own = own_error(error) or lost_java(error) or python_trouble(error)
+            if own is None:
+                raise
+            raise own from None
         return [pickle.loads(answer) for answer in answers]
 
     def _run_classic(self, context: SparkContext, task: _Task, description: str) -> list[bytes]:
@@ -129,15 +136,42 @@ class SparkJobs:
                 self._spark.interruptTag(self._tag)
 
 
+_PYTHON_TROUBLE = (
+    "Python worker failed to connect back",
+    "Cannot run program",
+    "No module named 'tailrace",
+    "No module named 'pyarrow",
+    "No module named 'pyspark",
+    "PYTHON_VERSION_MISMATCH",
+)
+
+
+def python_trouble(error: BaseException) -> UsageError | None:
+    """What to do where Spark's workers have no Python, or one without us; Spark says it in many ways."""
+    text = str(error)
+    if not any(words in text for words in _PYTHON_TROUBLE):
+        return None
+    line = next(line.strip() for line in text.splitlines() if any(words in line for words in _PYTHON_TROUBLE))
+    return UsageError(
+        f"Spark's workers don't get a Python with Tailrace in it ({line[:200]}); make the session by "
+        "ts.session(), or set PYSPARK_PYTHON to the tailrace-python of an environment in which Tailrace is "
+        "installed on every machine before the session is made"
+    )
+
+
+_OWN = re.compile(r"(?:^|: )tailrace\.[\w.]*?(\w+): (.+)$")
+"""At the start of a line, or behind what Spark says of the place."""
+
+
 def own_error(error: BaseException) -> TailraceError | None:
     """The innermost of our own errors that Spark wrapped up, if there is one; it is in the text alone."""
     if isinstance(error, TailraceError):
         return error
     for line in reversed(str(error).splitlines()):
-        name, colon, what = line.strip().partition(": ")
-        if not (colon and name.startswith("tailrace.") and what):
+        told = _OWN.search(line.strip())
+        if told is None:
             continue
-        last = name.rpartition(".")[2]
+        last, what = told.groups()
         kind = getattr(errors, last, None) or getattr(contract, last, None)
         if not (isinstance(kind, type) and issubclass(kind, TailraceError)):
             return TailraceError(what)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ...errors import TailraceError
+from ...errors import ProtocolError, TailraceError
 
 __all__ = ["plain_errors"]
 
@@ -24,6 +24,8 @@ def plain_errors() -> Iterator[None]:
     """In a process of Spark's: our own errors leave the block without a history."""
     try:
         yield
+    except ProtocolError:
+        raise
     except TailraceError as error:
         os.environ[_HIDE] = "1"
-        raise error.with_traceback(None) from None
+        raise error.bare() from None
