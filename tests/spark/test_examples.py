@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nbclient
+import nbformat
 import pytest
 
 import tailrace.testing
@@ -19,15 +21,54 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def test_examples(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_notebook_in_a_real_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what a wrong use looks like there."""
+    prepare_environment()
+    settings = " ".join(f"--conf {name}={value}" for name, value in PATIENT.items())
+    java = "--conf spark.ui.enabled=false --driver-java-options -XX:TieredStopAtLevel=1"
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{settings} {java} pyspark-shell")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)  # type: ignore[no-untyped-call]
+    source = 'ts.mirror(spark, NODE, table, options={"bucket": "nope"})'
+    wrong = nbformat.v4.new_code_cell(source)  # type: ignore[no-untyped-call]
+    wrong.metadata["tags"] = ["raises-exception"]
+    notebook.cells.append(wrong)
     with tailrace.testing.node(vbuckets=4) as node:
         for number in range(20):
             node.set(f"k{number}", {"name": f"n{number}", "age": number})
         monkeypatch.setenv("NODE", node.url)
-        runpy.run_path(str(EXAMPLES / "notebook.py"), run_name="__main__")
-        assert "|mutation|   20|" in capsys.readouterr().out
+        nbclient.NotebookClient(
+            notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}
+        ).execute()
+    shown = [
+        "".join(
+            output.get("text", "") or output.get("data", {}).get("text/html", "")
+            for output in cell.get("outputs", ())
+            if output.get("name") != "stderr"
+        )
+        for cell in notebook.cells
+    ]
+    page = "\n".join(shown)
+    assert "|mutation|   20|" in page
+    assert "|-- age: long" in page
+    assert '|notebook::1|{"from": "a notebook"}|' in page
+    handles = [text for text in shown if "<caption>tailrace mirror of default</caption>" in text]
+    assert len(handles) == 2 and "True" in handles[1] and "21 in " in handles[1]
+    assert "False" in shown[-4]
+    assert "21 changes; in the table are 21 documents" in page
+    (error,) = wrong.outputs
+    assert (error.ename, error.evalue) == (
+        "LoginError",
+        "the server has no bucket 'nope', or wants a login for it; check the name, or give user name and "
+        "password",
+    )
+
+
+def test_the_job(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tailrace.testing.node(vbuckets=4) as node:
+        for number in range(20):
+            node.set(f"k{number}", {"name": f"n{number}", "age": number})
         job = runpy.run_path(str(EXAMPLES / "job.py"))
         assert job["main"](node.url, str(tmp_path / "table")) == 0
         assert "20 documents, 20 rows, 0 differences" in capsys.readouterr().out

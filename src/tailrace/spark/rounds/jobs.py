@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from ... import errors
-from ...errors import TailraceError, UsageError
+from ...errors import ConnectError, TailraceError, UsageError
 from ...table import contract
 from ..archived_modules import forget_packages_in_archives
 from ..java_process import lost_java
@@ -136,27 +136,28 @@ class SparkJobs:
                 self._spark.interruptTag(self._tag)
 
 
-_PYTHON_TROUBLE = (
-    "Python worker failed to connect back",
+_NO_PYTHON = (
     "Cannot run program",
     "No module named 'tailrace",
     "No module named 'pyarrow",
     "No module named 'pyspark",
     "PYTHON_VERSION_MISMATCH",
 )
+_NO_ANSWER = "Python worker failed to connect back"
+"""A Python that can't start, or one that had no time to: the machine may be busy."""
 
 
-def python_trouble(error: BaseException) -> UsageError | None:
+def python_trouble(error: BaseException) -> TailraceError | None:
     """What to do where Spark's workers have no Python, or one without us; Spark says it in many ways."""
-    text = str(error)
-    if not any(words in text for words in _PYTHON_TROUBLE):
-        return None
-    line = next(line.strip() for line in text.splitlines() if any(words in line for words in _PYTHON_TROUBLE))
-    return UsageError(
-        f"Spark's workers don't get a Python with Tailrace in it ({line[:200]}); make the session by "
-        "ts.session(), or set PYSPARK_PYTHON to the tailrace-python of an environment in which Tailrace is "
-        "installed on every machine before the session is made"
-    )
+    for line in str(error).splitlines():
+        if _NO_ANSWER in line or any(words in line for words in _NO_PYTHON):
+            kind = ConnectError if _NO_ANSWER in line else UsageError
+            return kind(
+                f"Spark's workers don't get a Python with Tailrace in it ({line.strip()[:200]}); make the "
+                "session by ts.session(), or set PYSPARK_PYTHON to the tailrace-python of an environment "
+                "that every machine has, before the session is made"
+            )
+    return None
 
 
 _OWN = re.compile(r"(?:^|: )tailrace\.[\w.]*?(\w+): (.+)$")

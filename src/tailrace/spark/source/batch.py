@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ...errors import UsageError
 from ...model import Position
@@ -19,6 +19,7 @@ from .plain_errors import plain_errors
 from .selection import Selection
 
 if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
 __all__ = ["BatchReader"]
@@ -36,7 +37,7 @@ class _FilterPushing:
 
     @property
     def __func__(self) -> Any:
-        return DataSourceReader.pushFilters
+        return getattr(DataSourceReader, "pushFilters", None)  # Spark 4.0 has none
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
         self._reader.limit(filters)

@@ -1,6 +1,6 @@
 """Filters of a query, as Spark hands them to a batch read, as limits of what is read.
 
-Spark evaluates all of them again on what it gets, so a limit may let too much pass, never too little. Only
+They are told by the names of their classes: Spark 4.0 has none. Spark evaluates all of them again on what it gets, so a limit may let too much pass, never too little. Only
 filters that stand alone or in a conjunction come here.
 """
 
@@ -8,21 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
-
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    LessThan,
-    LessThanOrEqual,
-    StringStartsWith,
-)
+from typing import TYPE_CHECKING, Any
 
 from .selection import Selection
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
 
 __all__ = ["Limits", "limits_of"]
 
@@ -65,35 +56,40 @@ def _limited(limits: Limits, condition: Filter) -> Limits:
         case "scope" if values is not None:
             return replace(limits, selection=limits.selection.limited(scopes=values))
         case "key":
-            prefixes = [condition.value] if isinstance(condition, StringStartsWith) else values
+            is_prefix = type(condition).__name__ == "StringStartsWith"
+            prefixes = (_value(condition),) if is_prefix else values
             if prefixes is not None:
                 encoded = [_bytes(prefix) for prefix in prefixes]
                 return replace(limits, selection=limits.selection.limited(key_prefixes=encoded))
     return limits
 
 
+def _value(condition: Filter) -> Any:
+    return getattr(condition, "value", None)
+
+
 def _values(condition: Filter) -> tuple[Any, ...] | None:
     """The values that an attribute must have one of; None if the filter does not say it so."""
-    match condition:
-        case EqualTo() | EqualNullSafe():
-            values: tuple[Any, ...] = (condition.value,)
-        case In():
-            values = tuple(condition.value)
+    match type(condition).__name__:
+        case "EqualTo" | "EqualNullSafe":
+            values: tuple[Any, ...] = (_value(condition),)
+        case "In":
+            values = tuple(_value(condition))
         case _:
             return None
     return None if None in values else values
 
 
 def _range(condition: Filter) -> range | None:
-    match condition:
-        case GreaterThan():
-            return range(max(0, condition.value + 1), _MOST_VBUCKETS)
-        case GreaterThanOrEqual():
-            return range(max(0, condition.value), _MOST_VBUCKETS)
-        case LessThan():
-            return range(max(0, condition.value))
-        case LessThanOrEqual():
-            return range(max(0, condition.value + 1))
+    match type(condition).__name__:
+        case "GreaterThan":
+            return range(max(0, _value(condition) + 1), _MOST_VBUCKETS)
+        case "GreaterThanOrEqual":
+            return range(max(0, _value(condition)), _MOST_VBUCKETS)
+        case "LessThan":
+            return range(max(0, _value(condition)))
+        case "LessThanOrEqual":
+            return range(max(0, _value(condition) + 1))
     return None
 
 
