@@ -25,7 +25,7 @@ from .worker_python import python_of_workers
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["java_home", "prepare_environment", "python_of_workers", "session"]
+__all__ = ["check_python_of", "java_home", "prepare_environment", "python_of_workers", "session"]
 
 MIN_JAVA = 17
 
@@ -95,6 +95,29 @@ def prepare_environment(python: str | None = None) -> None:
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if _java_version(_java_of_environment()) < MIN_JAVA:
         os.environ["JAVA_HOME"] = str(java_home())
+
+
+def check_python_of(spark: SparkSession) -> None:
+    """Raise if the Python that Spark starts on this machine can't import us."""
+    try:
+        context = spark.sparkContext
+        python, is_local = context.pythonExec, str(context.master).startswith("local")
+    except Exception:  # noqa: BLE001 - a remote session has no context, and its workers are elsewhere
+        return
+    if not is_local or python in (sys.executable, python_of_workers()):
+        return
+    try:
+        asked = subprocess.run(
+            [python, "-c", "import tailrace"], capture_output=True, timeout=60, check=False
+        )
+        why = "" if asked.returncode == 0 else "can't import tailrace"
+    except (OSError, subprocess.SubprocessError):
+        why = "can't be started"
+    if why:
+        raise UsageError(
+            f"Spark starts {python!r} for its workers, which {why}; before the session is made, set "
+            f"PYSPARK_PYTHON to {python_of_workers()} or call ts.prepare_environment()"
+        )
 
 
 def java_home() -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
@@ -11,7 +9,6 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from ...errors import UsageError
 from ..archived_modules import forget_packages_in_archives
-from ..worker_python import python_of_workers
 from .columns import COLUMN_TYPES, column_types, ddl
 from .plain_errors import plain_errors
 
@@ -85,32 +82,11 @@ def register(spark: SparkSession) -> None:
     If the session's workers have a Python without Tailrace, that is the reason, and the error says what to
     set.
     """
-    _check_python_of(spark)
+    from ..spark_session import check_python_of
+
+    check_python_of(spark)
     try:
         spark.dataSource.register(TailraceDataSource)
     except Exception as error:
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):  # Spark 4.0 minds what its own search has found
             raise
-
-
-def _check_python_of(spark: SparkSession) -> None:
-    """Raise if the Python that Spark starts on this machine can't import us."""
-    try:
-        context = spark.sparkContext
-        python, is_local = context.pythonExec, str(context.master).startswith("local")
-    except Exception:  # noqa: BLE001 - a remote session has no context, and its workers are elsewhere
-        return
-    if not is_local or python in (sys.executable, python_of_workers()):
-        return
-    try:
-        asked = subprocess.run(
-            [python, "-c", "import tailrace"], capture_output=True, timeout=60, check=False
-        )
-        why = "" if asked.returncode == 0 else "can't import tailrace"
-    except (OSError, subprocess.SubprocessError):
-        why = "can't be started"
-    if why:
-        raise UsageError(
-            f"Spark starts {python!r} for its workers, which {why}; before the session is made, set "
-            f"PYSPARK_PYTHON to {python_of_workers()} or call ts.prepare_environment()"
-        )

@@ -1,7 +1,8 @@
 """Filters of a query, as Spark hands them to a batch read, as limits of what is read.
 
-They are told by the names of their classes: Spark 4.0 has none. Spark evaluates all of them again on what it gets, so a limit may let too much pass, never too little. Only
-filters that stand alone or in a conjunction come here.
+They are told by the names of their classes: Spark 4.0 has none of them. Spark evaluates all of them again on
+what it gets, so a limit may let too much pass, never too little. Only filters that stand alone or in a
+conjunction come here.
 """
 
 from __future__ import annotations
