@@ -501,3 +501,21 @@ def test_text_behind_a_request_closes_after_its_answer():
     session = bench.session()
     assert [frame.opaque for frame in ask(bench, session, admin.Noop(opaque=3), b"stats\r\n")] == [3]
     assert session.closed
+
+
+def test_old_tools_log_in_with_a_bucket_s_name_and_no_password() -> None:
+    bench = Bench(buckets=("default", "second"))
+    session = bench.session()
+    for name, password, status in (
+        (b"second", b"", Status.SUCCESS),
+        (b"second", b"guess", Status.AUTH_ERROR),
+        (b"none", b"", Status.AUTH_ERROR),
+        (b"default", b"", Status.SUCCESS),
+    ):
+        (answer,) = ask(bench, session, admin.SaslAuth(key=b"PLAIN", value=b"\0%b\0%b" % (name, password)))
+        assert answer.status == status, (name, password)
+        if status == Status.SUCCESS:
+            assert session.bucket is bench.node.buckets[name.decode()]
+    guarded = Bench(users={"default": "secret"})
+    (answer,) = ask(guarded, guarded.session(), admin.SaslAuth(key=b"PLAIN", value=b"\0default\0"))
+    assert answer.status == Status.AUTH_ERROR

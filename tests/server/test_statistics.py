@@ -55,3 +55,27 @@ def test_a_change_stream_says_when_it_was_made():
     reader = bench.session()
     ask(bench, reader, dcp.DcpOpen(key=b"reader", flags=1))
     assert stats(bench, session, b"dcp")["eq_dcpq:reader:created"] == "30"
+
+
+def test_expired_documents_are_counted():
+    bench = Bench()
+    session = bench.session()
+    for number in range(3):
+        ask(bench, session, kv.Set(key=b"k%d" % number, value=b"v", expiry=10))
+    assert stats(bench, session)["vb_active_expired"] == "0"
+    bench.clock.advance(20)
+    ask(bench, session, kv.Get(key=b"k0"), kv.Get(key=b"k1"))
+    figures = stats(bench, session)
+    assert (figures["vb_active_expired"], figures["vb_replica_expired"]) == ("2", "0")
+    assert figures["curr_tombstones"] == "2"
+
+
+def test_timings_have_a_mean():
+    bench = Bench(flush_interval=1)
+    session = bench.session()
+    ask(bench, session, kv.Set(key=b"k", value=b"v"))
+    bench.advance(2)
+    bench.run_jobs()
+    figures = stats(bench, session, b"timings")
+    assert figures["disk_commit_count"] == "1"
+    assert figures["disk_commit_mean"] == figures["disk_commit_total_us"]

@@ -172,6 +172,8 @@ def _takeover_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats
 def _timings_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
     for label, count in bucket.work.flush_times.rows():
         yield f"disk_commit_{label}", count
+    times = bucket.work.flush_times
+    yield "disk_commit_mean", int(times.total_s * 1e6 / max(1, times.count))
     yield "disk_commit_count", bucket.work.flush_times.count
     yield "disk_commit_total_us", int(bucket.work.flush_times.total_s * 1e6)
     yield "disk_commit_longest_us", int(bucket.work.flush_times.longest_s * 1e6)
@@ -253,6 +255,9 @@ def _bucket(bucket: ServedBucket) -> Stats:
     for state, count in states.items():
         yield f"vb_{state.name.lower()}_num", count
         yield f"vb_{state.name.lower()}_curr_items", items[state]
+    yield "vb_active_expired", store.stats()["expirations"]  # elsewhere nothing expires: a replica is told
+    yield "vb_replica_expired", 0
+    yield "vb_pending_expired", 0
     yield "ep_commit_num", bucket.work.flush_times.count
     yield "ep_commit_failed", bucket.work.flush_failures
     yield "ep_collections_manifest_uid", f"{bucket.collections.manifest.uid:x}"

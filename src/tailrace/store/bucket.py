@@ -405,6 +405,7 @@ class EngineBucket(SealedStore):
             "disk_bytes": self.sealed.size + self.journal.valid_bytes,
             "sealed_changes": self.sealed.frames,
             "commits": self.journal.commits,
+            "expirations": self.queue.expirations,
             "flush_failures": self.journal.failures,
             "persistence": int(self.persistence),
             "log": self.journal.number,

@@ -382,6 +382,7 @@ class EngineVBucket(ReceivedHistory):
     def _expire(self, key: bytes, frame: bytes, entry: int) -> None:
         if self._queue.memory_bytes > self._queue.memory_limit:
             return  # a reader is not to blame; the next one tries again
+        self._queue.expirations += 1
         value, datatype = self._tombstone_value(frame)
         time_s = expiry_of(frame)
         rev = (entry >> REV_SHIFT) + 1

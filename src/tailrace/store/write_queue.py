@@ -17,7 +17,7 @@ __all__ = ["WriteQueue"]
 class WriteQueue:
     """All that a write needs beside its vbucket; the vbuckets of a bucket share it."""
 
-    __slots__ = ("clock", "frames", "max_value", "memory_bytes", "memory_limit", "notes")
+    __slots__ = ("clock", "expirations", "frames", "max_value", "memory_bytes", "memory_limit", "notes")
 
     def __init__(self, settings: StoreSettings, clock: HybridClock) -> None:
         self.clock = clock
@@ -26,6 +26,7 @@ class WriteQueue:
         self.memory_bytes = 0  # of all frames in memory, those on disk too
         self.memory_limit = settings.memory_quota
         self.max_value = settings.max_value
+        self.expirations = 0  # documents that were found expired
 
     def __bool__(self) -> bool:
         return bool(self.frames)

@@ -14,6 +14,7 @@ from ...wire import admin
 from ...wire.codes import Datatype, Feature, Op, Status
 from ...wire.header import MAX_NAME_BYTES
 from .. import stats
+from ..bucket import ServedBucket
 from ..call import Call, Refused, Reply, command, encode_response
 from ..errormap import error_map
 from ..negotiate import negotiate
@@ -63,6 +64,10 @@ def login(call: Call[admin.SaslAuth]) -> Reply:
     call.node.counters.auth_cmds += 1
     if session.handler is not None:
         raise Refused(Status.NOT_SUPPORTED, "a change stream belongs to the user who opened it")
+    if (bucket := _bucket_of_old_tool(call)) is not None:
+        session.bucket, session.known_map = bucket, None
+        session.login_done(ok=True)
+        return call.success()
     sasl = session.login.sasl
     step = sasl.step if request.OPCODE == Op.SASL_STEP else sasl.auth
     answer = step(request.key, request.value)
@@ -71,6 +76,18 @@ def login(call: Call[admin.SaslAuth]) -> Reply:
     else:
         session.login_done(ok=answer.status == Status.SUCCESS)
     return encode_response(request.OPCODE, request.opaque, answer.status, value=answer.value)
+
+
+def _bucket_of_old_tool(call: Call[admin.SaslAuth]) -> ServedBucket | None:
+    """Old tools log in with a bucket's name and an empty password, and are in that bucket then. A node with
+    users does not know that: there a name is somebody's.
+    """
+    request = call.request
+    if call.node.needs_login or request.OPCODE != Op.SASL_AUTH or request.key != b"PLAIN":
+        return None
+    _, _, login = request.value.partition(b"\0")
+    name, zero, password = login.partition(b"\0")
+    return call.node.buckets.get(name.decode("utf-8", "replace")) if zero and not password else None
 
 
 @command(admin.Quit, admin.QuitQ, needs_bucket=False)
