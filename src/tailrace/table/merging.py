@@ -24,6 +24,9 @@ __all__ = ["MergeSource", "merge_files"]
 
 _PIECE_BYTES = 16 << 20
 """About how much of the rows is in memory as one table, while pieces of all files are put in order."""
+_READ_BYTES = 64 << 20
+"""About how much the readers of all files hold together, however many there are."""
+_LEAST_BATCH_BYTES, _MOST_BATCH_BYTES = 256 << 10, 8 << 20
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ def merge_files(
     max_bytes: int = MAX_FILE_BYTES,
 ) -> list[DataFile]:
     """Write the wanted rows of all sources; the new files."""
-    readers = [_Reader(store, source, schema, key_hash) for source in sources]
+    batch_bytes = max(_LEAST_BATCH_BYTES, min(_MOST_BATCH_BYTES, _READ_BYTES // max(1, len(sources))))
+    readers = [_Reader(store, source, schema, key_hash, batch_bytes) for source in sources]
     readers = [reader for reader in readers if len(reader.h1)]
     if not readers:
         return []
@@ -93,7 +97,14 @@ def _in_order(readers: Sequence[_Reader], origin: NDArray[np.intp]) -> pa.Table:
 class _Reader:
     """The wanted rows of a file, in the order of h1, some at a time."""
 
-    def __init__(self, store: TableStore, source: MergeSource, schema: pa.Schema, key_hash: KeyHash) -> None:
+    def __init__(
+        self,
+        store: TableStore,
+        source: MergeSource,
+        schema: pa.Schema,
+        key_hash: KeyHash,
+        batch_bytes: int,
+    ) -> None:
         self._schema = schema
         index = open_index(store, source.file, key_hash)
         wanted = np.zeros(source.file.rows, dtype=np.bool_)
@@ -102,7 +113,7 @@ class _Reader:
         chosen = wanted if index.rows is None else wanted[index.rows]
         self.h1: Hashes = index.h1[chosen]
         self.h2: Hashes = index.h2[chosen]
-        self._batches = read_rows_at(store, source.file, wanted, schema)
+        self._batches = read_rows_at(store, source.file, wanted, schema, batch_bytes=batch_bytes)
         if index.rows is not None:
             self._batches = _reordered(self._batches, wanted, index.rows[chosen])
         self._waiting: list[pa.RecordBatch] = []

@@ -61,16 +61,21 @@ def read_rows_at(
     *,
     columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
+    batch_bytes: int = _BATCH_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """The wanted rows of a file, in their order; row groups without any are not read."""
+    """The wanted rows of a file, in their order; row groups without any are not read.
+
+    With small batches a row group comes page by page, too: for who reads many files at once.
+    """
     if not wanted.any():
         return
     names = schema.names if columns is None else list(columns)
     with damage_named(file):
-        parquet = pq.ParquetFile(store.open(file.path))
+        buffered = batch_bytes if batch_bytes < _BATCH_BYTES else 0
+        parquet = pq.ParquetFile(store.open(file.path), buffer_size=buffered)
     with parquet:
         if where is None:
-            yield from _read(parquet, file, wanted, _fields(schema, names))
+            yield from _read(parquet, file, wanted, _fields(schema, names), batch_bytes)
             return
         wanted = wanted & _may_fit(parquet, store, file, schema, where)
         # what a row must be may be about columns that are not asked for
@@ -85,7 +90,11 @@ def _fields(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
 
 
 def _read(
-    parquet: pq.ParquetFile, file: DataFile, wanted: NDArray[np.bool_], fields: pa.Schema
+    parquet: pq.ParquetFile,
+    file: DataFile,
+    wanted: NDArray[np.bool_],
+    fields: pa.Schema,
+    batch_bytes: int = _BATCH_BYTES,
 ) -> Iterator[pa.RecordBatch]:
     there = set(parquet.schema_arrow.names)
     names = [name for name in fields.names if name in there]
@@ -96,7 +105,7 @@ def _read(
         first += group.num_rows
         if not chosen.any():
             continue
-        per_batch = max(1, min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)))
+        per_batch = max(1, min(_BATCH_ROWS, batch_bytes * group.num_rows // max(1, group.total_byte_size)))
         done = 0
         with damage_named(file):
             for batch in parquet.iter_batches(batch_size=per_batch, row_groups=[number], columns=names):
