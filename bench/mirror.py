@@ -2,17 +2,21 @@
 
     python bench/mirror.py [--parts first,rounds,merge,latency,repair,trickle,memory,read] [--docs N]
                            [--size BYTES] [--vbuckets N] [--changes N] [--rounds N] [--seconds S] [--merges N]
+                           [--figures FILE] [--feed DIR]
 
 A `tailrace serve` process holds the documents; Spark runs on this machine (`local[*]`). Each part can be
 asked for alone; they come in this order, because the later ones change the documents.
 
 - first: a mirror into a new table, beside `spark.read.format("tailrace")...write.parquet` of the same
-  bucket. Target: at least 0.6 of its rows a second.
-- rounds: changes in rounds of `--changes` (a twentieth of them deletions), compaction included. Changes a
-  second of the time that the rounds took, bytes written to the table's folder (the log, vectors and
-  compaction too) for a byte of changes. Target: at most 6 with rounds of 10,000.
-- merge: the same changes into a second table with delta-rs MERGE, fed by the same client, `--merges` times.
-  Target: the mirror makes at least 3 times its changes a second with 1 M documents, 20 times with 10 M.
+  bucket. Target: at least 0.6 of its rows a second; and 10 M documents take at most 11 times as long as 1 M.
+- rounds: `--rounds` rounds of `--changes` (a twentieth of them deletions). Changes a second by the clock,
+  from when the changes are there until they are committed, and with every compaction waited for; what a
+  round spends where, also in CPU of each process; bytes written to the table's folder (the log, vectors and
+  compaction too) for a byte of changes. Targets: at most 6 with rounds of 10,000; into 10 M documents at
+  least 0.7 of the changes a second into 1 M.
+- merge: in turns a round of the mirror and the same changes with delta-rs MERGE into a second table, fed by
+  the same client in a process of its own, `--merges` times. Target: the mirror makes at least 3 times its
+  changes a second with 1 M documents, 20 times with 10 M.
 - latency: 200 writes a second while the mirror runs; from a write's answer to the commit that has its row.
   Target: p50 1 s, p99 3 s.
 - repair: 1, 32 and all vbuckets lose their last changes; until the table is right. Target: 1, 2 and 5 s.
@@ -23,6 +27,11 @@ asked for alone; they come in this order, because the later ones change the docu
 - read: the table as other engines read it (delta-rs' QueryBuilder, polars) beside `scan`: the same rows.
   And what the processes held at most: no Python worker above 1 GiB.
 
+`--figures FILE` keeps the figures of runs by number of documents, as JSON: a run with more documents is
+compared with the one before. `--feed DIR` leaves what other engines need to do the same: `DIR/table`, the
+Delta table as it was before the first MERGE, `DIR/round-000.parquet` and so on, the changed rows of each
+round with a column `deleted`, and `DIR/figures.json` with the seconds of the mirror and of delta-rs for each.
+
 Figures are taken on one machine in one run; two sides of a comparison follow each other.
 """
 
@@ -32,6 +41,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -42,10 +52,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 import tailrace
@@ -53,12 +65,16 @@ import tailrace.spark as ts
 from stream import load, node
 from tailrace.client.kv import KvClient
 from tailrace.model import Position
+from tailrace.spark.api import prepare_mirror
 from tailrace.table.hashing import KeyHash
 from tailrace.table.opening import open_table
 from tailrace.table.rows import rows_of
 from tailrace.table.scan import scan
 
 FIRST_TARGET = 0.6
+FIRST_GROWTH_TARGET = 1.1
+"""As a multiple of the documents: ten times as many take at most eleven times as long."""
+RATE_TARGET = 0.7
 AMPLIFICATION_TARGET = 6.0
 FOLDER_TARGET = 2.5
 LATENCY_TARGET_S = (1.0, 3.0)
@@ -82,10 +98,24 @@ class Bench:
         self.spark = spark
         self.url = f"couchbase://127.0.0.1:{port}"
         self.directory = directory
-        self.client = KvClient(self.url)
+        self._client: KvClient | None = None
+        self._used_at = 0.0
         self.table = str(directory / "mirror")
         self.peak = Peak()
-        self.rounds_rate = 0.0
+        self.node_pid = node_pid(directory)
+        self.figures: dict[str, float] = {}
+        self._known = known_figures(options.figures)
+
+    @property
+    def client(self) -> KvClient:
+        """For writes and questions; a node closes connections on which nothing happens for minutes."""
+        if self._client is not None and time.monotonic() - self._used_at > 30.0:
+            self._client.close()
+            self._client = None
+        if self._client is None:
+            self._client = KvClient(self.url)
+        self._used_at = time.monotonic()
+        return self._client
 
     def load(self, docs: int, *more: str) -> int:
         """Overwrite documents, the same for the same seed; how many writes that were."""
@@ -105,6 +135,23 @@ class Bench:
         for key in keys[::20]:
             self.client.delete(key)
 
+    def figure(self, name: str, value: float) -> tuple[int, float] | None:
+        """Keep a figure; the same of the run with the most documents below this one's, if there was one."""
+        self.figures[name] = value
+        smaller = [
+            docs for docs, figures in self._known.items() if docs < self.options.docs and name in figures
+        ]
+        return (max(smaller), self._known[max(smaller)][name]) if smaller else None
+
+    def save_figures(self) -> None:
+        if self.options.figures is not None:
+            own = {**self._known.get(self.options.docs, {}), **self.figures}
+            self.options.figures.write_text(json.dumps({**self._known, self.options.docs: own}))
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
     def need_mirror(self) -> None:
         if not Path(self.table).exists():
             ts.mirror(self.spark, self.url, self.table, once=True).awaitTermination()
@@ -113,7 +160,7 @@ class Bench:
     def running_mirror(self, **settings: Any) -> Iterator[Watch]:
         """A mirror that runs, caught up."""
         self.need_mirror()
-        watch = Watch(self.client)
+        watch = Watch(self)
         handle = ts.mirror(self.spark, self.url, self.table, on_progress=watch.note, **settings)
         watch.handle = handle
         try:
@@ -123,11 +170,44 @@ class Bench:
             handle.stop()
 
 
+class Stepped:
+    """A mirror that does its rounds when it is told to, so that a round has all of the changes."""
+
+    def __init__(self, bench: Bench) -> None:
+        bench.need_mirror()
+        self.commits: list[Any] = []
+        self._bench = bench
+        self._mirror = prepare_mirror(
+            bench.spark, bench.url, bench.table, trigger_s=0.0, on_progress=self.commits.append
+        )
+
+    def __enter__(self) -> Stepped:
+        self._mirror.prepare()
+        self.catch_up()
+        self.commits.clear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._mirror.close()
+
+    def catch_up(self) -> tuple[float, float]:
+        """Rounds until the table is where the bucket is; how long that took, and with the compaction that was
+        begun, which runs beside the rounds unless it is waited for.
+        """
+        high = self._bench.client.high_seqnos()
+        began = time.perf_counter()
+        while any(self._mirror.tables[0].current.position(v).seqno < seqno for v, seqno in high.items()):
+            self._mirror.turn()
+        committed = time.perf_counter() - began
+        self._mirror.housekeeping.finish_step(wait=True)
+        return committed, time.perf_counter() - began
+
+
 class Watch:
     """Knows when a running mirror committed what."""
 
-    def __init__(self, client: KvClient) -> None:
-        self._client = client
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
         self._changed = threading.Condition()
         self._positions: Mapping[int, Position] = {}
         self.commits: list[tuple[float, Any]] = []
@@ -143,7 +223,7 @@ class Watch:
         """Until the table is where the bucket is; when that was."""
         if positions:
             self._positions = dict(positions)
-        high = {vbucket: seqno for vbucket, seqno in self._client.high_seqnos().items() if seqno}
+        high = {vbucket: seqno for vbucket, seqno in self._bench.client.high_seqnos().items() if seqno}
         ends_at = time.monotonic() + PATIENCE_S
 
         def there() -> bool:
@@ -157,6 +237,12 @@ class Watch:
             return self.commits[-1][0] if self.commits else time.perf_counter()
 
 
+def known_figures(path: Path | None) -> dict[int, dict[str, float]]:
+    if path is None or not path.exists():
+        return {}
+    return {int(docs): figures for docs, figures in json.loads(path.read_text()).items()}
+
+
 class Peak(threading.Thread):
     """Looks at what the Python workers hold."""
 
@@ -164,14 +250,17 @@ class Peak(threading.Thread):
         super().__init__(daemon=True)
         self.workers_mb = 0.0
         self.driver_mb = 0.0
+        self._stopped = threading.Event()
         self.start()
 
+    def stop(self) -> None:
+        self._stopped.set()
+
     def run(self) -> None:
-        while True:
+        while not self._stopped.wait(0.2):
             held = python_holdings()
             self.driver_mb = max(self.driver_mb, held["driver"])
             self.workers_mb = max(self.workers_mb, held["largest Python worker"])
-            time.sleep(0.2)
 
 
 def folder_bytes(path: str) -> int:
@@ -213,7 +302,7 @@ class Written:
 def first(bench: Bench) -> None:
     """A first load beside Spark's own way to write the source's rows."""
     docs = bench.options.docs
-    ratios = []
+    ratios, times = [], []
     for _ in range(bench.options.firsts):
         shutil.rmtree(bench.table, ignore_errors=True)
         began = time.perf_counter()
@@ -232,38 +321,63 @@ def first(bench: Bench) -> None:
             f"read and write.parquet {theirs:.1f} s",
         )
         shutil.rmtree(parquet, ignore_errors=True)
+        times.append(ours)
+    before = bench.figure("first_s", statistics.median(times))
+    if before is not None:
+        smaller, took = before
+        longer = statistics.median(times) / took
+        limit = FIRST_GROWTH_TARGET * docs / smaller
+        said(
+            "first",
+            f"{longer:.1f} times as long as {smaller:,} documents",
+            ok=longer <= limit,
+            target=f"at most {limit:.1f}",
+        )
     share = statistics.median(ratios)
     said("first", f"share {share:.2f}", ok=share >= FIRST_TARGET, target=f"{FIRST_TARGET}")
 
 
 def rounds(bench: Bench) -> None:
     """Rounds of changes, compaction included."""
-    changed = 0
-    with bench.running_mirror(trigger_s=bench.options.trigger) as watch:
+    seconds: list[float] = []
+    compacted: list[float] = []
+    folder = 0
+    with Stepped(bench) as mirror:
         written = Written(bench.table)
-        folder = 0
+        used: dict[str, float] = {}
         for number in range(bench.options.rounds):
             bench.change(1_000 + number)
-            watch.wait_caught_up()
+            before = cpu_seconds(bench.node_pid)
+            until_commit, with_compaction = mirror.catch_up()
+            seconds.append(until_commit)
+            compacted.append(with_compaction)
+            for name, spent in cpu_seconds(bench.node_pid).items():
+                used[name] = used.get(name, 0.0) + spent - before.get(name, 0.0)
             folder += written.more()
-        worked = [progress for _, progress in watch.commits if progress.changes]
-        time.sleep(2)
-        folder += written.more()
-    changed = sum(progress.changes for progress in worked)
-    spent = sum(sum(progress.seconds.values()) for progress in worked)
-    bench.rounds_rate = changed / spent
+        commits = [progress for progress in mirror.commits if progress.changes]
+    changed = sum(progress.changes for progress in commits)
+    rate = changed / sum(seconds)
     per_change = bench.options.size + 64  # key and metadata of a change on the wire
     amplification = folder / (changed * per_change)
-    phases = {
-        name: statistics.median(progress.seconds.get(name, 0.0) for progress in worked)
-        for name in ("plan", "read", "write", "commit", "maintain")
-    }
-    shown = ", ".join(f"{name} {seconds * 1000:.0f}" for name, seconds in phases.items())
+    names = ("plan", "schedule", "read", "write", "commit", "maintain")
+    phases = {name: statistics.median(made.seconds.get(name, 0.0) for made in commits) for name in names}
     said(
         "rounds",
-        f"{changed:,} changes in {len(worked)} commits: {bench.rounds_rate:,.0f} changes/s; "
-        f"median ms: {shown}",
+        f"{changed:,} changes in {len(commits)} commits: {rate:,.0f} changes/s by the clock, "
+        f"{changed / sum(compacted):,.0f} if every compaction is waited for",
     )
+    said("rounds", "median ms: " + ", ".join(f"{name} {spent * 1e3:.0f}" for name, spent in phases.items()))
+    in_ms = (f"{name} {spent / len(seconds) * 1e3:.0f}" for name, spent in used.items())
+    said("rounds", "ms of CPU a round: " + ", ".join(in_ms))
+    before = bench.figure("changes_per_s", rate)
+    if before is not None:
+        docs, other = before
+        said(
+            "rounds",
+            f"{rate / other:.2f} of the changes/s into {docs:,} documents",
+            ok=rate >= RATE_TARGET * other,
+            target=f"{RATE_TARGET}",
+        )
     said(
         "rounds",
         f"bytes written for a byte of changes {amplification:.2f} ({folder / 1e6:,.0f} MB)",
@@ -273,43 +387,79 @@ def rounds(bench: Bench) -> None:
 
 
 def merge(bench: Bench) -> None:
-    """What people do without the mirror: MERGE what came."""
+    """What people do without the mirror: MERGE what came. In turns with the mirror, of the same changes."""
     bench.need_mirror()
-    table = open_table(bench.table)
     merged = str(bench.directory / "merged")
-    masks = {file.path: table.mask(file) for file in table.files()}
-    rows = scan(table.store, table.files(), masks, table.schema, key_hash=KeyHash(table.secret))
-    write_deltalake(merged, pa.RecordBatchReader.from_batches(table.schema, rows))
-    rates = []
-    for number in range(bench.options.merges):
-        with tailrace.connect_sync(bench.url) as source:
-            start = {v: source_position(bench, v, s) for v, s in bench.client.high_seqnos().items() if s}
-        bench.change(5_000 + number)
-        began = time.perf_counter()
-        with tailrace.connect_sync(bench.url) as source:
-            changes = pa.Table.from_batches(list(source.batches(start=start, end="now")))
-        merge_changes(merged, changes)
-        rates.append(changes.num_rows / (time.perf_counter() - began))
+    feed = bench.options.feed
+    timings = []
+    # in a process of its own: what it holds is not the driver's
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pool.submit(copy_table, bench.table, merged).result()
+        if feed is not None:
+            feed.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(merged, feed / "table")
+        with Stepped(bench) as mirror:
+            for number in range(bench.options.merges):
+                held = bench.client.high_seqnos()
+                start = {v: source_position(bench, v, seqno) for v, seqno in held.items() if seqno}
+                bench.change(5_000 + number)
+                ours, with_compaction = mirror.catch_up()
+                path = None if feed is None else str(feed / f"round-{number:03d}.parquet")
+                count, theirs = pool.submit(merge_new, bench.url, merged, start, path).result()
+                pair = {"changes": count, "mirror_s": ours, "with_compaction_s": with_compaction}
+                timings.append({**pair, "delta_rs_s": theirs})
     shutil.rmtree(merged, ignore_errors=True)
-    theirs = statistics.median(rates)
-    times = bench.rounds_rate / theirs if bench.rounds_rate else 0.0
+    if feed is not None:
+        (feed / "figures.json").write_text(json.dumps(timings))
+    times = statistics.median(pair["delta_rs_s"] / pair["mirror_s"] for pair in timings)
+    ours, theirs = (
+        statistics.median(pair["changes"] / pair[who] for pair in timings)
+        for who in ("mirror_s", "delta_rs_s")
+    )
+    waited = sum(pair["delta_rs_s"] for pair in timings) / sum(pair["with_compaction_s"] for pair in timings)
     target = 20.0 if bench.options.docs >= 10_000_000 else 3.0
     said(
         "merge",
-        f"delta-rs MERGE {theirs:,.0f} changes/s; the mirror {times:.1f} times that",
+        f"the mirror {ours:,.0f} changes/s, delta-rs MERGE {theirs:,.0f}: {times:.1f} times, median of pairs "
+        f"({waited:.1f} times if every compaction is waited for)",
         ok=times >= target,
         target=f"{target}",
     )
+
+
+def copy_table(table: str, merged: str) -> None:
+    """The rows of a mirror as a Delta table without anything of ours."""
+    held = open_table(table)
+    masks = {file.path: held.mask(file) for file in held.files()}
+    rows = scan(held.store, held.files(), masks, held.schema, key_hash=KeyHash(held.secret))
+    write_deltalake(merged, pa.RecordBatchReader.from_batches(held.schema, rows))
+
+
+def merge_new(url: str, merged: str, start: Mapping[int, Position], path: str | None) -> tuple[int, float]:
+    """Read what is new and MERGE it; how many changes, and how long it took."""
+    began = time.perf_counter()
+    with tailrace.connect_sync(url) as source:
+        changes = pa.Table.from_batches(list(source.batches(start=start, end="now")))
+    rows = newest_rows(changes)
+    merge_rows(merged, rows)
+    seconds = time.perf_counter() - began
+    if path is not None:
+        pq.write_table(rows, path)
+    return changes.num_rows, seconds
 
 
 def source_position(bench: Bench, vbucket: int, seqno: int) -> Position:
     return Position.at(bench.client.failover_log(vbucket).newest.vb_uuid, seqno)
 
 
-def merge_changes(table: str, changes: pa.Table) -> None:
+def newest_rows(changes: pa.Table) -> pa.Table:
+    """Rows of a table, each document once; with a column that says which are deleted."""
     numbered = changes.append_column("at", pa.array(range(changes.num_rows)))
     last = numbered.group_by("key").aggregate([("at", "max")])
-    rows = rows_of(numbered.take(last["at_max"]).drop_columns(["at"]), keep_deletes=True)
+    return rows_of(numbered.take(last["at_max"]).drop_columns(["at"]), keep_deletes=True)
+
+
+def merge_rows(table: str, rows: pa.Table) -> None:
     update = {name: f"source.{name}" for name in rows.column_names if name != "deleted"}
     (
         DeltaTable(table)
@@ -448,6 +598,43 @@ def holdings(bench: Bench) -> dict[str, float]:
     return held
 
 
+def cpu_seconds(node: int) -> dict[str, float]:
+    """Seconds of CPU that the node, this process, its Java and the Python workers have used."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    parents: dict[int, int] = {}
+    spent: dict[int, tuple[bytes, float]] = {}
+    for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            parents[pid] = int(fields[1])
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            spent[pid] = (command, (int(fields[11]) + int(fields[12])) / ticks)
+    used = {"node": spent[node][1], "driver": time.process_time(), "Java": 0.0, "workers": 0.0}
+    for pid, (command, seconds) in spent.items():
+        above = pid
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        if above != os.getpid() or pid == os.getpid():
+            continue
+        if b"pyspark.daemon" in command:
+            used["workers"] += seconds
+        elif b"java" in command.partition(b"\0")[0]:
+            used["Java"] += seconds
+    return used
+
+
+def node_pid(directory: Path) -> int:
+    """The process that has this data directory."""
+    wanted = str(directory / "data").encode()
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            with contextlib.suppress(OSError):
+                command = (path / "cmdline").read_bytes().split(b"\0")
+                if b"serve" in command and wanted in command:
+                    return int(path.name)
+    raise SystemExit("the node is not there")
+
+
 def python_holdings() -> dict[str, float]:
     """Megabytes of the driver's Python and of the largest Python worker."""
     held = {"driver": 0.0, "largest Python worker": 0.0}
@@ -515,12 +702,13 @@ def main() -> None:
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--changes", type=int, default=10_000, help="of a round")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--trigger", type=float, default=0.5, help="seconds between rounds")
     parser.add_argument("--firsts", type=int, default=2, help="first loads")
     parser.add_argument("--merges", type=int, default=3)
     parser.add_argument("--latency-seconds", type=float, default=60.0)
     parser.add_argument("--memory-changes", type=int, default=300_000, help="3,000,000 for the full run")
     parser.add_argument("--seconds", type=float, default=600.0, help="of the trickle")
+    parser.add_argument("--figures", type=Path, help="figures of runs, as JSON")
+    parser.add_argument("--feed", type=Path, help="leave the rounds of `merge` here")
     options = parser.parse_args()
     parts = options.parts.split(",")
     if not set(parts) <= set(PARTS):
@@ -537,6 +725,9 @@ def main() -> None:
             for part, run in PARTS.items():
                 if part in parts:
                     run(bench)
+                    bench.save_figures()
+                if part == "memory":  # what follows is other engines in this process
+                    bench.peak.stop()
             peak = bench.peak
             said(
                 "memory",
@@ -545,7 +736,7 @@ def main() -> None:
                 target="1 GiB",
             )
             said("memory", f"the driver's Python held {peak.driver_mb:,.0f} MB at the most")
-            bench.client.close()
+            bench.close()
             spark.stop()
 
 

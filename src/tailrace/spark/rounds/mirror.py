@@ -98,7 +98,7 @@ class Mirror:
         self._bucket = BucketWatch(
             self._options, clock=self.clock, wait=self.handle.stopping.wait, on_trouble=self._trouble
         )
-        self._housekeeping = Housekeeping(
+        self.housekeeping = Housekeeping(
             self.tables,
             self.jobs,
             log=self.log,
@@ -164,8 +164,12 @@ class Mirror:
                 if is_done:
                     break
         finally:
-            self._housekeeping.close()
-            self._bucket.close()
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the bucket, and of a compaction that runs."""
+        self.housekeeping.close()
+        self._bucket.close()
 
     def turn(self) -> bool:
         """One round, or a look that finds nothing to do; whether the mirror has come to its end."""
@@ -192,7 +196,7 @@ class Mirror:
         elif self.settings.once and not self._verdicts:
             if self.settings.maintenance:
                 self.handle.say("compacting and cleaning")
-                self._housekeeping.drain()
+                self.housekeeping.drain()
             return True
         else:
             self._freshness.reached(state)
@@ -252,8 +256,8 @@ class Mirror:
         """Nothing is new."""
         self.handle.say("waiting for changes")
         if self.settings.maintenance:
-            self._housekeeping.turn()
-            self._housekeeping.clean()
+            self.housekeeping.turn()
+            self.housekeeping.clean()
         self._wait(self.settings.trigger_s or _POLL_S)
 
     def _pause_until(self, began: float) -> None:
@@ -339,7 +343,7 @@ class Mirror:
                         "schedule": _waited_s(answers, answered_s),
                         "commit": back_s + maintaining - committing,
                         "maintain": done - maintaining,
-                        "compaction": self._housekeeping.step_s if compacted else 0.0,
+                        "compaction": self.housekeeping.step_s if compacted else 0.0,
                     },
                     positions=self.tables[0].current.positions,
                     compacted=compacted,
@@ -354,8 +358,8 @@ class Mirror:
         if not self.settings.maintenance:
             return "", None
         try:
-            compacted = self._housekeeping.turn()
-            self._housekeeping.clean()
+            compacted = self.housekeeping.turn()
+            self.housekeeping.clean()
         except Exception as error:  # noqa: BLE001 - raised when the round has been reported
             return "", error
         return compacted, None
