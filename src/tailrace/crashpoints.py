@@ -33,10 +33,10 @@ CRASH_POINTS = (
 """Every name that may be given, in the order in which a batch of the source or a round of the mirror comes to
 them (in-recovery: at the start). One that is misspelt would make a test that can't fail."""
 
-TABLE_CRASH_POINTS = ("table.before-commit", "table.after-commit", "table.in-checkpoint", "table.in-cleaning")
-"""Those of a table, whoever writes it."""
-
-TABLE_CRASH_POINTS = ("table.before-commit", "table.after-commit", "table.in-checkpoint", "table.in-cleaning")
+TABLE_CRASH_POINTS = (
+    *("table.in-mask", "table.before-commit", "table.after-commit"),
+    *("table.in-checkpoint", "table.in-cleaning"),
+)
 """Those of a table, whoever writes it."""
 
 _AT, _, _COUNT = os.environ.get("TAILRACE_CRASH_AT", "").partition(":")

@@ -279,85 +279,98 @@ BUGS = (
         "The position is a seqno alone, as in a log of messages: a failover to a branch with the "
         "same seqnos goes unnoticed.",
         _identity_without_vb_uuid,
+        seed=1000,
     ),
     Bug(
         "pre-images not restored",
         "A rollback to X deletes the rows above X; what these had overwritten or deleted does not come back.",
         _old_versions_not_restored,
+        seed=1000,
     ),
     Bug(
         "snapshot range collapsed on resume",
         "A reader that was cut off inside a snapshot resumes with its seqno as both ends of the range: the "
         "producer can't know that changes were folded away which a failover has taken back.",
         _range_collapsed_on_resume,
-        seed=2,
+        seed=1000,
     ),
     Bug(
         "position saved before the rows",
         "The position is saved first, the rows after it: a kill between the two loses rows.",
         _position_before_the_commit,
-        seed=1,
+        seed=1000,
     ),
     Bug(
         "partial snapshot published",
         "A batch that ends inside a snapshot is committed as if it were whole: a state that the bucket never "
         "had, and a place to go back to that never was.",
         _partial_snapshot_published,
+        seed=1000,
     ),
     Bug(
         "retry applied twice",
         "A commit whose answer got lost is made once more: documents stand twice.",
         _retry_applied_twice,
+        seed=1000,
     ),
     Bug(
         "deduplication without vb_uuid",
         "A change counts as logged if one with its seqno is, of whatever branch.",
         _named_by_the_seqno_alone,
+        seed=1,
     ),
     Bug(
         "events at or below the old seqno skipped after a rollback",
         "What comes again below the seqno where the mirror stood before is taken for old.",
         _skips_what_was_passed_before,
+        seed=5,
     ),
     Bug(
         "commit keyed by another run's number",
         "The number of a round says whether it was committed, and every run begins with 0.",
         _keyed_by_another_runs_number,
+        seed=1000,
     ),
     Bug(
         "a dead branch restored",
         "A second rollback goes back to a version that the first one undid, because it has the right seqno.",
         _lineage_ignores_resets,
+        seed=1,
     ),
     Bug(
         "masked the wrong row",
         "Two documents whose first hash is the same are taken for one: the row of the other one is masked.",
         _masked_by_h1_alone,
+        seed=1000,
     ),
     Bug(
         "mask lost by a compaction",
         "A row that was masked while its file was being merged is alive again in the new file.",
         _mask_lost_by_compaction,
+        seed=1000,
     ),
     Bug(
         "undo without what a compaction moved",
         "A rollback sets the masks of the files that are there, and forgets those that a compaction took.",
         _undo_without_moved_rows,
+        seed=1000,
     ),
     Bug(
         "position ahead of its rows",
         "The position that is committed is the one that was planned, not the one that the task came to.",
         _position_ahead_of_its_rows,
-        seed=3,
+        seed=2,
     ),
     Bug(
         "orphan taken for a file of the table",
         "A file of an attempt whose answer was lost becomes part of the table, beside that of the other one.",
         _orphan_taken_for_a_file,
+        seed=1000,
     ),
     Bug(
         "cleaning takes a file that is still named",
         "A file that gets a deletion vector is removed and added by one commit; cleaning sees half of it.",
         _cleaning_takes_what_is_named,
+        seed=1000,
     ),
 )

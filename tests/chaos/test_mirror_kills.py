@@ -27,7 +27,8 @@ from spark.local_jobs import LocalJobs
 from spark.naive import table_state
 from spark.too_slow import PATIENT, PYTHON_WAS_TOO_SLOW, STARTS
 from tailrace.crashpoints import CRASH_POINTS, TABLE_CRASH_POINTS
-from tailrace.spark.rounds.setup import source_options
+from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table.opening import open_table
 
@@ -110,9 +111,23 @@ class Kills:
                 moment.cancel()
         return code, said
 
-    def finish(self) -> None:
+    def finish(self, *, on_spark: bool) -> None:
         """A life in peace, and the comparison."""
         self.world.trace.append("-- in peace")
+        if on_spark:
+            self._live_in_peace()
+        else:
+            made = build_mirror(LocalJobs(), self.world.node.url, self.table, once=True, in_background=False)
+            made.prepare()
+            made.run()
+        check_version(self.world, self.table)
+        held, given = open_table(self.table), source_options(self.world.node.url)
+        verdict = verify_table(LocalJobs(), given, held)
+        bucket, rows = self.world.state(), table_state(self.table)
+        if (verdict.equal, bucket == rows) != (True, True):
+            raise NotEqual("; ".join(map(str, verdict.differences)))
+
+    def _live_in_peace(self) -> None:
         for _ in range(STARTS):
             with self._mirror("") as child:
                 out, _ = child.communicate()
@@ -122,12 +137,6 @@ class Kills:
             raise NotEqual(f"the mirror ended with {child.returncode}: {out[-2000:]}")
         figures = (self.directory / "metrics.prom").read_text()
         assert 'tailrace_mirror_lag_changes{bucket="default",table="' in figures, figures
-        check_version(self.world, self.table)
-        held, given = open_table(self.table), source_options(self.world.node.url)
-        verdict = verify_table(LocalJobs(), given, held)
-        bucket, rows = self.world.state(), table_state(self.table)
-        if (verdict.equal, bucket == rows) != (True, True):
-            raise NotEqual("; ".join(map(str, verdict.differences)))
 
     def _accidents(self) -> None:
         for _ in range(2):
@@ -179,21 +188,30 @@ def _end(child: subprocess.Popen[str]) -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def play(seed: int, places: list[str], directory: Path, max_rows: tuple[int, ...] = (10, 40)) -> Counter[str]:
-    """One script; how many kills there were, by place."""
+def play(
+    seed: int,
+    places: list[str],
+    directory: Path,
+    max_rows: tuple[int, ...] = (10, 40),
+    *,
+    on_spark: bool = True,
+) -> Counter[str]:
+    """One script; how many kills there were, by place. ``on_spark`` is also where the last life is."""
     directory.mkdir(exist_ok=True)
     kills = Kills(seed, directory, max_rows)
     try:
         with kills.world:
             for place in places:
                 kills.kill(place)
-            kills.finish()
+            kills.finish(on_spark=on_spark)
     except BaseException as error:
         story = "\n  ".join(kills.world.trace)
         error.add_note(
             f"what happened:\n  {story}\nplay it again: make chaos SEED={seed} KILLS={len(places)}"
         )
         raise
+    finally:
+        close_idle_sources()
     return kills.kills
 
 
@@ -206,7 +224,7 @@ def places_of(seed: int, count: int) -> list[str]:
 @pytest.mark.timeout(900)
 def test_a_driver_and_a_worker_are_killed(tmp_path: Path) -> None:
     places = ["mirror.before-commit", "mirror.in-read"]
-    assert play(1, places, tmp_path, max_rows=(1_000,)) == Counter(places)
+    assert play(1, places, tmp_path, max_rows=(1_000,), on_spark=False) == Counter(places)
 
 
 @campaign

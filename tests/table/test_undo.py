@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -17,6 +21,9 @@ from tailrace.clock import ManualClock
 from tailrace.crashpoints import TABLE_CRASH_POINTS
 from tailrace.model import Position
 from tailrace.table.contract import Commit, TableChanged, TableVersion
+from tailrace.table.delta import cleaning, commits
+from tailrace.table.delta import log as delta_log
+from tailrace.table.delta import table as delta_table
 from tailrace.table.delta.table import DeltaMirrorTable
 from tailrace.table.delta.undo import MINUTE_MS, UndoPolicy, kept_versions
 
@@ -317,30 +324,65 @@ def test_somebody_else_cleans_beside_the_mirror(tmp_path: Path) -> None:
 
 # kills
 
-KILLED = """
-import sys, time
-from table.independent import *
-from tailrace.clock import ManualClock
-from tailrace.table.delta.undo import UndoPolicy
-clock = ManualClock(float(sys.argv[2]))
-table = DeltaMirrorTable.open_or_create(
-    sys.argv[1], schema=SCHEMA, source=SOURCE, clock=clock, undo=UndoPolicy(size=1 << 50), checkpoint_every=4)
-table.claim()
-mirror = NaiveMirror(table)
-mirror.rows = own_rows(table)
-for file in table.files():
-    with table.store.open(file.path) as opened:
+
+def live(path: Path, now: float) -> Iterator[float]:
+    """A mirror that begins with what the table holds, and makes rounds of five changes; the time of each."""
+    clock = ManualClock(now)
+    table = DeltaMirrorTable.open_or_create(
+        path, schema=SCHEMA, source=SOURCE, clock=clock, undo=UndoPolicy(size=1 << 50), checkpoint_every=4
+    )
+    table.claim()
+    mirror = NaiveMirror(table)
+    mirror.rows = own_rows(table)
+    for file in table.files():
         dead = table.mask(file)
-        for number, row in enumerate(pq.read_table(opened).to_pylist()):
-            if number not in dead:
-                mirror.places[row["key"]] = (file.path, number)
-mirror.seqnos = {vb: position.seqno for vb, position in table.current.positions.items()}
-for number in range(30):
-    clock.advance(240)
-    print(int(clock.time_ns() / 1e9), flush=True)
-    mirror.change([f"key::{(number * 7 + k) % 40}" for k in range(5)])
-    table.maintain(force=True)
-"""
+        with table.store.open(file.path) as opened:
+            for number, row in enumerate(pq.read_table(opened).to_pylist()):
+                if number not in dead:
+                    mirror.places[row["key"]] = (file.path, number)
+    mirror.seqnos = {vb: position.seqno for vb, position in table.current.positions.items()}
+    for number in range(30):
+        clock.advance(240)
+        yield clock.time_ns() / 1e9
+        mirror.change([f"key::{(number * 7 + k) % 40}" for k in range(5)])
+        table.maintain(force=True)
+
+
+class Killed(BaseException):
+    """The process is gone: nothing is tidied up."""
+
+
+def live_until(path: Path, now: float, place: str, count: int) -> float:
+    """When a life ended that is killed at a place for the nth time it comes there."""
+    left = count
+
+    def at(name: str) -> None:
+        nonlocal left
+        left -= name == place
+        if not left:
+            raise Killed
+
+    with contextlib.ExitStack() as stack:
+        for module in (delta_table, delta_log, cleaning):
+            stack.enter_context(mock.patch.object(module, "crash_point", at))
+        stack.enter_context(mock.patch.object(commits, "_INLINE_BYTES", 0))
+        stack.enter_context(pytest.raises(Killed))
+        for moment in live(path, now):
+            now = moment
+    return now
+
+
+def check_after_a_kill(path: Path, now: float) -> None:
+    table = DeltaMirrorTable.open(path, clock=ManualClock(now), undo=NO_LIMIT)
+    check_rows(table, own_rows(table))
+    total = sum(position.seqno for position in table.current.positions.values())
+    assert total % 5 == 0  # rounds have five changes: whole ones, and their rows are there
+    rows = own_rows(table)
+    for vbucket, position in table.current.positions.items():
+        assert max(row[3] for row in rows.values() if row[2] == vbucket) == position.seqno
+    for version in table.versions():
+        if any(known == version.version for known, _ in table.lineage(0)):
+            assert own_rows(table, version.version) is not None
 
 
 @pytest.mark.parametrize("place", TABLE_CRASH_POINTS)
@@ -349,33 +391,29 @@ def test_kills(tmp_path: Path, place: str) -> None:
     path = tmp_path / "t"
     now = time.time()
     for count in (1, 2, 5):
-        environment = {
-            **os.environ,
-            "TAILRACE_CRASH_AT": f"{place}:{count}",
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        }
-        ended = subprocess.run(
-            [sys.executable, "-c", KILLED, str(path), str(now)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ended.returncode == -9, ended.stderr
-        now = float(ended.stdout.split()[-1]) if ended.stdout.split() else now
-        if not (path / "_delta_log/00000000000000000000.json").exists():
-            continue
-        table = DeltaMirrorTable.open(path, clock=ManualClock(now), undo=NO_LIMIT)
-        check_rows(table, own_rows(table))
-        total = sum(position.seqno for position in table.current.positions.values())
-        assert total % 5 == 0  # rounds have five changes: whole ones, and their rows are there
-        rows = own_rows(table)
-        for vbucket, position in table.current.positions.items():
-            assert max(row[3] for row in rows.values() if row[2] == vbucket) == position.seqno
-        for version in table.versions():
-            if any(known == version.version for known, _ in table.lineage(0)):
-                assert own_rows(table, version.version) is not None
+        now = live_until(path, now, place, count)
+        if (path / "_delta_log/00000000000000000000.json").exists():
+            check_after_a_kill(path, now)
     final = DeltaMirrorTable.open(path, clock=ManualClock(now + 60), undo=NO_LIMIT)
     final.claim()
     final.maintain(force=True)
     final.commit(Commit("TAILRACE ROUND", positions={900: Position.at(1, 1)}))
+
+
+def test_a_process_that_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    now = time.time()
+    code = "import sys; from table.test_undo import live; list(live(sys.argv[1], float(sys.argv[2])))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(now)],
+        env={
+            **os.environ,
+            "TAILRACE_CRASH_AT": "table.before-commit:9",
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == -9, ended.stderr
+    check_after_a_kill(path, now + 9 * 240)

@@ -19,6 +19,7 @@ from pyroaring import BitMap
 
 from ... import rng
 from ...clock import SYSTEM, Clock
+from ...crashpoints import crash_point
 from ...errors import UsageError
 from ...model import MAX_U64, Position
 from ..contract import (
@@ -486,6 +487,7 @@ class DeltaMirrorTable:
             domains=domains,
         )
         if built.vector_file is not None:
+            crash_point("table.in-mask")
             self._store.put(built.vector_file.path, built.vector_file.to_bytes())
         version = self.version + 1
         if not self._log.commit(version, built.actions):
