@@ -285,14 +285,14 @@ BUGS = (
         "pre-images not restored",
         "A rollback to X deletes the rows above X; what these had overwritten or deleted does not come back.",
         _old_versions_not_restored,
-        seed=1000,
+        seed=1001,
     ),
     Bug(
         "snapshot range collapsed on resume",
         "A reader that was cut off inside a snapshot resumes with its seqno as both ends of the range: the "
         "producer can't know that changes were folded away which a failover has taken back.",
         _range_collapsed_on_resume,
-        seed=1000,
+        seed=1001,
     ),
     Bug(
         "position saved before the rows",
@@ -317,13 +317,13 @@ BUGS = (
         "deduplication without vb_uuid",
         "A change counts as logged if one with its seqno is, of whatever branch.",
         _named_by_the_seqno_alone,
-        seed=1,
+        seed=1001,
     ),
     Bug(
         "events at or below the old seqno skipped after a rollback",
         "What comes again below the seqno where the mirror stood before is taken for old.",
         _skips_what_was_passed_before,
-        seed=5,
+        seed=1003,
     ),
     Bug(
         "commit keyed by another run's number",
@@ -335,7 +335,7 @@ BUGS = (
         "a dead branch restored",
         "A second rollback goes back to a version that the first one undid, because it has the right seqno.",
         _lineage_ignores_resets,
-        seed=1,
+        seed=1001,
     ),
     Bug(
         "masked the wrong row",
@@ -353,19 +353,19 @@ BUGS = (
         "undo without what a compaction moved",
         "A rollback sets the masks of the files that are there, and forgets those that a compaction took.",
         _undo_without_moved_rows,
-        seed=1000,
+        seed=1001,
     ),
     Bug(
         "position ahead of its rows",
         "The position that is committed is the one that was planned, not the one that the task came to.",
         _position_ahead_of_its_rows,
-        seed=2,
+        seed=1001,
     ),
     Bug(
         "orphan taken for a file of the table",
         "A file of an attempt whose answer was lost becomes part of the table, beside that of the other one.",
         _orphan_taken_for_a_file,
-        seed=1000,
+        seed=1001,
     ),
     Bug(
         "cleaning takes a file that is still named",
