@@ -1,0 +1,57 @@
+"""Objects stay small enough to be understood: none has more than about twenty attributes of its own and of
+its bases.
+
+Declared values are no such objects: a dataclass with a field for each setting may have as many as there are.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "src" / "tailrace"
+PARTS = ("wire", "columns", "protocol", "store", "server")
+MAX_ATTRIBUTES = 21
+
+
+def is_dataclass(node: ast.ClassDef) -> bool:
+    return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def own_attributes(node: ast.ClassDef) -> set[str]:
+    """What the methods of a class assign to ``self``, setters of properties aside."""
+    assigned = {
+        target.attr
+        for target in ast.walk(node)
+        if isinstance(target, ast.Attribute)
+        and isinstance(target.ctx, ast.Store)
+        and isinstance(target.value, ast.Name)
+        and target.value.id == "self"
+    }
+    return assigned - {inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)}
+
+
+@cache
+def classes() -> dict[str, ast.ClassDef]:
+    trees = (ast.parse(path.read_text()) for part in PARTS for path in (PACKAGE / part).rglob("*.py"))
+    return {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+@cache
+def attributes(name: str) -> frozenset[str]:
+    node = classes().get(name)
+    if node is None:
+        return frozenset()
+    bases = (ast.unparse(base).split("[")[0] for base in node.bases)
+    return frozenset(own_attributes(node)).union(*(attributes(base) for base in bases if base != name))
+
+
+def test_no_object_is_large() -> None:
+    assert len(attributes("EngineBucket")) > 10 and len(attributes("TapReader")) > 10, "nothing is counted"
+    large = {
+        name: sorted(attributes(name))
+        for name, node in classes().items()
+        if len(attributes(name)) > MAX_ATTRIBUTES and not is_dataclass(node)
+    }
+    assert large == {}
