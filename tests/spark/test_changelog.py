@@ -19,6 +19,7 @@ from spark.naive import bucket_state, table_state
 from tailrace.spark.rounds import committing
 from tailrace.spark.rounds.changes import CHANGES_SCHEMA
 from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.progress import RoundProgress
 from tailrace.spark.rounds.setup import build_mirror
 from tailrace.spark.rounds.task import RoundTask
 
@@ -196,11 +197,13 @@ def test_a_crash_between_the_log_and_the_table(run: Run, monkeypatch: pytest.Mon
 
 
 def test_a_log_that_begins_later_gets_everything(run: Run) -> None:
+    rounds: list[RoundProgress] = []
     run.fill(range(12), "first")
     run.once(log=False)
-    run.once()
+    run.once(on_progress=rounds.append)
     run.check()
     assert len(run.rows()) == 12
+    assert [progress.rolled_back for progress in rounds] == [()]  # nothing was taken back
 
 
 def test_small_files_of_a_log_are_merged(run: Run) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.errors import UsageError
+from tailrace.errors import LoginError, UsageError
 from tailrace.spark import spark_session
 from tailrace.spark.rounds.jobs import own_error, python_trouble
 from tailrace.spark.source.data_source import TailraceDataSource, register
@@ -85,3 +85,16 @@ def test_the_python_of_workers_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Non
     assert os.environ["PYSPARK_PYTHON"] == "mine"
     spark_session.prepare_environment("/opt/there/bin/python")
     assert os.environ["PYSPARK_PYTHON"] == "/opt/there/bin/python"
+
+
+@pytest.mark.parametrize(
+    "spark_says",
+    [
+        "Traceback:\n  File x\ntailrace.errors.LoginError: no: such user\n SQLSTATE: 38000",
+        "Job aborted: Task 0 (TID 3): org.apache.PythonException: tailrace.errors.LoginError: no: such user",
+    ],
+)
+def test_our_own_error_is_told_from_what_is_around_it(spark_says: str) -> None:
+    own = own_error(RuntimeError(spark_says))
+    assert isinstance(own, LoginError) and str(own) == "no: such user"
+    assert own_error(RuntimeError("File tailrace.py: line 3")) is None
