@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from client.fake_server import FakeServer, accepted, marker, mutation
 from tailrace import Mutation, Rollback
+from tailrace.errors import UsageError
 from tailrace.wire.admin import ObserveSeqnoResponse
 from tailrace.wire.codes import DcpOpcode, Op, Status
 from tailrace.wire.header import Frame
@@ -57,3 +62,124 @@ def test_a_branch_that_was_left_is_taken_back(connect: Any, answer: Any) -> None
         assert [request.start_seqno for request in server.asked] == [0, 0]
         assert DcpOpcode.CLOSE_STREAM in [request.opcode for request in server.requests]
         assert source.positions()[0].vb_uuid == NEW
+
+
+# replicas
+
+
+def persisted_at(frame: Frame, seqno: int) -> bytes:
+    asked = int.from_bytes(frame.value, "big")
+    value = b"\0" + struct.pack(">HQQQ", frame.vbucket, asked, seqno, 9)
+    return ObserveSeqnoResponse(opcode=Op.OBSERVE_SEQNO, opaque=frame.opaque, value=value).encode()
+
+
+def two_changes(connection: Any, request: Any) -> None:
+    connection.send(accepted(request, [(NEW, 0)]), marker(request, 1, 2))
+    connection.send(mutation(request, 1, key=b"\0first"), mutation(request, 2, key=b"\0second"))
+
+
+class Pair:
+    """An active with everything on disk, and the server of the replica of its one vbucket."""
+
+    def __init__(self, active: FakeServer, replica: FakeServer) -> None:
+        self.active, self.replica = active, replica
+        self.persisted = 0
+        for server in (active, replica):
+            server.nodes = [active, replica]
+            server.owners = [[0, 1]]
+        active.answers[Op.OBSERVE_SEQNO] = lambda _, frame: persisted_at(frame, 9)
+        replica.answers[Op.OBSERVE_SEQNO] = lambda _, frame: persisted_at(frame, self.persisted)
+
+    def asked_of_replica(self) -> int:
+        return sum(frame.opcode == Op.OBSERVE_SEQNO for frame in self.replica.requests)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with FakeServer(two_changes) as active, FakeServer(two_changes) as replica:
+        yield Pair(active, replica)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Delivered:
+    """What a reader in a thread of its own has been given."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.keys: list[bytes] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        for event in self.source.changes():
+            if isinstance(event, Mutation):
+                self.keys.append(event.key)
+                if event.key == b"second":
+                    return
+
+    def all(self) -> list[bytes]:
+        self._thread.join(60)
+        return self.keys
+
+
+def test_a_replica_that_has_not_persisted_holds_changes_back(connect: Any, pair: Pair) -> None:
+    reader = Delivered(connect(pair.active.url, rollback_mitigation=True))
+    until(lambda: pair.asked_of_replica() >= 3)
+    assert reader.keys == []
+    assert f"the replica at 127.0.0.1:{pair.replica.port}" in reader.source.stats()["waits_for"]
+    pair.persisted = 1
+    asked = pair.asked_of_replica()
+    until(lambda: pair.asked_of_replica() >= asked + 3)
+    assert reader.keys == [], "a portion is delivered whole"
+    pair.persisted = 2
+    assert reader.all() == [b"first", b"second"]
+
+
+def test_a_replica_on_another_branch_holds_changes_back(connect: Any, pair: Pair) -> None:
+    """It has not heard of the active's branch yet: what it has on disk may be another history."""
+    answers = iter([Response(opcode=Op.OBSERVE_SEQNO, status=Status.KEY_ENOENT)] * 2)
+
+    def answer(_: object, frame: Frame) -> bytes:
+        made = next(answers, None)
+        if made is None:
+            return persisted_at(frame, 2)
+        made.opaque = frame.opaque
+        return made.encode()
+
+    pair.replica.answers[Op.OBSERVE_SEQNO] = answer
+    reader = Delivered(connect(pair.active.url, rollback_mitigation=True))
+    assert reader.all() == [b"first", b"second"]
+    assert pair.asked_of_replica() == 3
+    streams = [frame for frame in pair.active.requests if frame.opcode == DcpOpcode.STREAM_REQUEST]
+    assert len(streams) == 1, "nothing was taken back"
+
+
+def test_a_replica_that_is_down_holds_changes_back_until_a_map_leaves_it_out(
+    connect: Any, pair: Pair
+) -> None:
+    pair.replica.stop()
+    reader = Delivered(connect(pair.active.url, rollback_mitigation=True, retry_for_s=0.1))
+    where = f"the replica at 127.0.0.1:{pair.replica.port} ("
+    until(lambda: where in reader.source.stats()["waits_for"])
+    assert reader.keys == []
+    pair.active.owners, pair.active.revision = [[0, -1]], 2
+    assert reader.all() == [b"first", b"second"]
+
+
+def test_a_replica_that_is_down_is_not_waited_for_longer_than_one_wants(connect: Any, pair: Pair) -> None:
+    pair.replica.stop()
+    reader = Delivered(connect(pair.active.url, rollback_mitigation=True, replica_patience_s=0.3))
+    assert reader.all() == [b"first", b"second"]
+
+
+def test_an_ephemeral_bucket_has_nothing_on_disk(connect: Any, pair: Pair) -> None:
+    config = json.loads(pair.active.config()) | {"bucketType": "ephemeral"}
+    pair.active.config = lambda: json.dumps(config).encode()  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="ephemeral"):
+        next(iter(connect(pair.active.url, rollback_mitigation=True).changes()))

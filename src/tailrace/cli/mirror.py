@@ -73,6 +73,11 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
     type=Integer(1),
     help="At most this many changes per round, as far as snapshots allow.",
 )
+@click.option(
+    "--rollback-mitigation",
+    is_flag=True,
+    help="Take over only what the active and every replica have on disk: no failover takes it back.",
+)
 @undo_options
 @click.option("--no-maintenance", is_flag=True, help="Leave compaction and cleaning to 'tailrace maintain'.")
 @click.option(
@@ -99,6 +104,7 @@ def command(
     changes_keep: float | None,
     trigger: float | None,
     max_rows: int | None,
+    rollback_mitigation: bool,
     undo: float | None,
     undo_size: int | None,
     no_maintenance: bool,
@@ -120,6 +126,8 @@ def command(
     more = {"retryFor": f"{retry_for:g}"}
     if max_rows:
         more["maxOffsetsPerTrigger"] = str(max_rows)
+    if rollback_mitigation:
+        more["rollbackMitigation"] = "true"
     with progress("starting Spark", None) as bar, open_spark(master, conf, name="tailrace mirror") as spark:
         from ..spark.api import prepare_mirror
 

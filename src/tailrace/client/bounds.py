@@ -38,7 +38,9 @@ class ReadOptions:
     vbuckets: tuple[int, ...] | None = None
     retry_for_s: float = 60.0
     rollback_mitigation: bool = False
-    """Hold changes back until the server has them on disk, so that a failover can't take them back."""
+    """Hold changes back until all copies have them on disk, so that a failover can't take them back."""
+    replica_patience_s: float | None = None
+    """How long a replica is waited for then that can't be reached; None: as long as the map names it."""
     rollback_points: Callable[[int], Iterable[int | Position]] | None = None
     """The only seqnos of a vbucket that the application can go back to."""
 

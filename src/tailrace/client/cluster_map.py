@@ -53,6 +53,8 @@ class ClusterMap:
     uuid: str = ""
     """The bucket's, which is another one when it was deleted and made again. Old servers say none."""
     network: str = DEFAULT
+    is_ephemeral: bool = False
+    """Nothing of the bucket is ever on disk."""
 
     @property
     def version(self) -> tuple[int, int]:
@@ -115,6 +117,7 @@ class ClusterMap:
             tuple(chain[1:] for chain in chains),
             _text(config.get("uuid", ""), "uuid"),
             network,
+            config.get("bucketType") == "ephemeral",
         )
 
 

@@ -1,15 +1,20 @@
-"""Rollback mitigation: a portion waits until the server has its changes on disk.
+"""Rollback mitigation: a portion waits until every copy of its vbuckets has the changes on disk.
 
-No failover can take those back any more. While a portion waits, nothing else is delivered.
+The copies are the active and all replicas that the cluster map names: whichever of them takes over, it has
+the changes, and no failover can take them back any more. A copy that the map leaves out does not count. While
+a portion waits, nothing else is delivered.
+
+Rules: docs/spec/servers.md#persistence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from ..connstr import Address
 from ..protocol.dcp.reader import DcpReader
 from ..protocol.states import ReadingState
-from .nodes import Nodes
+from .nodes import KnownNode, Nodes
 from .portion import Portion
 from .progress import Progress
 from .questions import persisted_seqno
@@ -22,12 +27,29 @@ _OBSERVE_S = 0.2
 class HeldPortion:
     """At most one portion that was received and can't be delivered yet; ``now`` is the policy's time."""
 
-    def __init__(self, nodes: Nodes, progress: Mapping[int, Progress], now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        progress: Mapping[int, Progress],
+        now: Callable[[], float],
+        *,
+        patience_s: float | None = None,
+    ) -> None:
         self._nodes = nodes
         self._progress = progress
         self._portion: Portion | None = None
         self._observe_at: float | None = None
         self._now = now
+        self._patience_s = patience_s
+        """How long a replica is waited for that can't be reached; None: until it or another map is there."""
+        self._persisted: dict[tuple[int, int, Address], int] = {}
+        """By vbucket, branch and node."""
+        self._map_version: tuple[int, int] | None = None
+
+    @property
+    def vbuckets(self) -> Collection[int]:
+        """Those of the portion."""
+        return () if self._portion is None else self._portion.ends
 
     @property
     def is_empty(self) -> bool:
@@ -46,7 +68,7 @@ class HeldPortion:
         """The held portion, if all of it is on disk; otherwise the server is asked."""
         portion = self._portion
         assert portion is not None
-        if all(self._progress[vb].observed_seqno >= position.seqno for vb, position in portion.ends.items()):
+        if not any(self._late_copies(vbucket) for vbucket in portion.ends):
             self._portion = self._observe_at = None
             return portion
         if self._observe_at is None:
@@ -68,39 +90,81 @@ class HeldPortion:
         """When the server is asked again."""
         return self._observe_at
 
+    def waits_for(self) -> str:
+        """What is missing, in words."""
+        reasons: dict[str, int] = {}
+        for vbucket in self.vbuckets:
+            if self._nodes.node_of(vbucket) is None:
+                reasons["no node has it"] = reasons.get("no node has it", 0) + 1
+            for node in self._late_copies(vbucket):
+                role = "" if node is self._nodes.node_of(vbucket) else "the replica at "
+                trouble = "" if node.is_ready else f" ({node.state(self._now())})"
+                reason = f"{role}{node.address}{trouble}"
+                reasons[reason] = reasons.get(reason, 0) + 1
+        texts = [f"{count} vbuckets: {reason}" for reason, count in list(reasons.items())[:5]]
+        return "; ".join(["waits until the changes are on disk everywhere", *texts])
+
     def turn(self) -> None:
         """Ask how far the vbuckets of the held portion are persisted, a few times a second."""
         if self._portion is None or self._observe_at is None or self._now() < self._observe_at:
             return
         self._observe_at = self._now() + _OBSERVE_S
-        for vbucket, position in list(self._portion.ends.items()):
-            progress, node = self._progress[vbucket], self._nodes.node_of(vbucket)
-            if (
-                progress.observed_seqno < position.seqno
-                and node is not None
-                and node.is_ready
-                and progress.stream.log
-            ):
-                assert node.link is not None
-                vb_uuid = progress.stream.log.newest.vb_uuid
-                node.link.ask(
-                    persisted_seqno(vbucket, vb_uuid), self._observer(progress, vb_uuid), self._now()
-                )
+        for vbucket in list(self._portion.ends):
+            progress, active = self._progress[vbucket], self._nodes.node_of(vbucket)
+            if active is None:
+                self._nodes.ask_for_map(self._now())
+                continue
+            for node in self._late_copies(vbucket):
+                if node.is_ready and progress.stream.log:
+                    assert node.link is not None
+                    vb_uuid = progress.stream.log.newest.vb_uuid
+                    observer = self._observer(progress, vb_uuid, node.address, is_active=node is active)
+                    node.link.ask(persisted_seqno(vbucket, vb_uuid), observer, self._now())
 
-    def _observer(self, progress: Progress, vb_uuid: int) -> Callable[[int | None], None]:
+    def _late_copies(self, vbucket: int) -> list[KnownNode]:
+        """The nodes that have not persisted what is held of a vbucket, as far as we know."""
+        assert self._portion is not None and self._nodes.map is not None
+        if self._nodes.map.version != self._map_version:
+            # a copy may be another one now, behind the same address
+            self._map_version = self._nodes.map.version
+            self._persisted.clear()
+        progress = self._progress[vbucket]
+        vb_uuid = progress.stream.log.newest.vb_uuid if progress.stream.log else 0
+        wanted = self._portion.ends[vbucket].seqno
+        return [
+            node
+            for node in self._nodes.copies_of(vbucket)
+            if self._persisted.get((vbucket, vb_uuid, node.address), -1) < wanted
+            and not self._is_given_up(vbucket, node)
+        ]
+
+    def _is_given_up(self, vbucket: int, node: KnownNode) -> bool:
+        """A replica that could not be reached for as long as the application wants to wait."""
+        return (
+            self._patience_s is not None
+            and node is not self._nodes.node_of(vbucket)
+            and node.troubled_since is not None
+            and self._now() - node.troubled_since >= self._patience_s
+        )
+
+    def _observer(
+        self, progress: Progress, vb_uuid: int, address: Address, *, is_active: bool
+    ) -> Callable[[int | None], None]:
         def observed(persisted: int | None) -> None:
             if progress.stream.log is None or progress.stream.log.newest.vb_uuid != vb_uuid:
                 return
-            if persisted is None:
+            if persisted is not None:
+                self._persisted[progress.vbucket, vb_uuid, address] = persisted
+            elif is_active:
                 self._take_back(progress)
-            else:
-                progress.observed_seqno = max(progress.observed_seqno, persisted)
+            # a replica that does not know the branch has not heard of it yet, or the active will tell
             self._nodes.on_change()
 
         return observed
 
     def _take_back(self, progress: Progress) -> None:
         """The branch of a held portion is history: forget what came on it, and ask again."""
+        self._persisted.clear()
         if self._portion is not None and progress.vbucket in self._portion.ends:
             self._undo(progress, self._portion)
             progress.abandon([link for _, link in self._nodes.links()], self._now())

@@ -89,6 +89,7 @@ class Nodes:
         self._rng = rng
         self._nodes: dict[Address, KnownNode] = {}
         self._needed: tuple[Address, ...] = ()  # each once, in an order that a seed repeats
+        self._watched: tuple[Address, ...] = ()  # of use, but nothing ends because they can't be reached
         self._seed = 0
         self._seeds_failed: list[str] = []
         self._asked_at = 0.0
@@ -216,11 +217,19 @@ class Nodes:
 
     # where things are
 
-    def need(self, vbuckets: Iterable[int]) -> None:
-        """Connections to the nodes of these vbuckets are wanted from now on."""
+    def need(self, vbuckets: Iterable[int], *, copies_of: Iterable[int] = ()) -> None:
+        """Connections to the nodes of these vbuckets are wanted from now on, to their replicas of some."""
         assert self.map is not None
         homes = dict.fromkeys(self.map.node_of(vbucket) for vbucket in vbuckets)
         self._needed = tuple(address for address in homes if address is not None)
+        copies = dict.fromkeys(address for vb in copies_of for address in self.map.replicas_of(vb))
+        self._watched = tuple(address for address in copies if address is not None and address not in homes)
+
+    def copies_of(self, vbucket: int) -> list[KnownNode]:
+        """The active and the replicas of a vbucket, those that the newest map names."""
+        assert self.map is not None
+        copies = [self.map.node_of(vbucket), *self.map.replicas_of(vbucket)]
+        return [self._node(address) for address in dict.fromkeys(copies) if address is not None]
 
     def node_of(self, vbucket: int) -> KnownNode | None:
         """The node that has a vbucket, by the newest map."""
@@ -324,7 +333,9 @@ class Nodes:
         if self._is_lost():
             # the cluster may have moved away from us
             return tuple(dict.fromkeys((*self._needed, *self.seeds)))
-        return self._needed or tuple(node.address for node in self.ready()[:1]) or self.map.nodes[:1]
+        if self._needed:
+            return self._needed + self._watched
+        return tuple(node.address for node in self.ready()[:1]) or self.map.nodes[:1]
 
     def _node(self, address: Address) -> KnownNode:
         if address not in self._nodes:

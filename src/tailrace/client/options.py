@@ -58,7 +58,9 @@ class SourceOptions:
     connect_timeout_s: float = 10.0
     """How long a node may take to accept a connection."""
     rollback_mitigation: bool = False
-    """Hold changes back until the server has them on disk."""
+    """Hold changes back until the active and every replica that the cluster map names have them on disk."""
+    replica_patience_s: float | None = None
+    """How long a replica is waited for then that can't be reached. None: until it is back, or failed over."""
     rollback_points: Callable[[int], Iterable[int | Position]] | None = None
     """The only seqnos of a vbucket to which the application can go back, where those are not the ends of the
     snapshots that it was given: a table knows its own versions. An application that is behind what it was
@@ -96,6 +98,8 @@ class SourceOptions:
             raise UsageError("backfill_order is round-robin or sequential")
         if self.retry_for_s < 0:
             raise UsageError("retry_for_s is 0 or more")
+        if self.replica_patience_s is not None and self.replica_patience_s < 0:
+            raise UsageError("replica_patience_s is 0 or more")
         if self.connect_timeout_s <= 0:
             raise UsageError("connect_timeout_s is more than 0")
 
@@ -150,6 +154,7 @@ class SourceKeywords(TypedDict, total=False):
     retry_for_s: float
     connect_timeout_s: float
     rollback_mitigation: bool
+    replica_patience_s: float | None
     rollback_points: Callable[[int], Iterable[int | Position]] | None
     state: StateStore | str | Path | None
     autosave: bool
@@ -221,5 +226,6 @@ def read_options(
         None if chosen is None else tuple(chosen),
         options.retry_for_s,
         options.rollback_mitigation,
+        options.replica_patience_s,
         options.rollback_points,
     )

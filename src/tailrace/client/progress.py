@@ -134,8 +134,6 @@ class Progress:
     """The stream has announced a snapshot."""
     unproven_since: float | None = None
     """The trouble before the stream was opened: not over until the stream is of use."""
-    observed_seqno: int = 0
-    """Known to be persisted on the server; for rollback mitigation."""
 
     @property
     def state(self) -> ReadingState:

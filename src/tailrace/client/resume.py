@@ -70,7 +70,9 @@ class Reading:
         self._is_begun = False
         self.is_over = False
         """Nobody reads any more, whether or not it came to its end."""
-        self._held = HeldPortion(nodes, self.progress, lambda: self._now)
+        self._held = HeldPortion(
+            nodes, self.progress, lambda: self._now, patience_s=options.replica_patience_s
+        )
         self._limits = StreamLimits(nodes, lambda: self._now)
 
     # the state of things
@@ -100,7 +102,7 @@ class Reading:
     def waits_for(self, now: float) -> str:
         """Why nothing comes, in words."""
         if not self._held.is_empty:
-            return "waits until the server has the changes on disk"
+            return self._held.waits_for()
         if not self._is_begun:
             return self._catalog.trouble or "waits for the cluster map"
         states: dict[str, int] = {}
@@ -130,11 +132,13 @@ class Reading:
         if not self._is_begun:
             self._begin()
             self._is_begun = True
-        self._nodes.need(
+        wanted = [
             vb
             for vb, progress in self.progress.items()
             if progress.state not in (ReadingState.DONE, ReadingState.PAUSED)
-        )
+        ]
+        copies = {*wanted, *self._held.vbuckets} if self.options.rollback_mitigation else ()
+        self._nodes.need([*wanted, *self._held.vbuckets], copies_of=copies)
         self._catalog.turn(self._nodes.ready(), now)
         if not self._catalog.is_ready:
             return
@@ -329,6 +333,10 @@ class Reading:
         options, count = self.options, self._nodes.map.vbucket_count if self._nodes.map else 0
         chosen: Iterable[int] = range(count) if options.vbuckets is None else options.vbuckets
         check_vbuckets(count, chosen, options.start, options.end)
+        if options.rollback_mitigation and self._nodes.map is not None and self._nodes.map.is_ephemeral:
+            raise UsageError(
+                "the bucket is ephemeral, nothing of it is ever on disk: read it without rollback mitigation"
+            )
         if not isinstance(options.end, str):
             chosen = [vbucket for vbucket in chosen if vbucket in options.end]
         for vbucket in chosen:
@@ -400,7 +408,7 @@ class Reading:
         stream.position, stream.log = back.position, back.log
         if back.undo_to is not None:
             stream.undo_to = back.undo_to if stream.undo_to is None else min(back.undo_to, stream.undo_to)
-            stream.purge_seqno = progress.observed_seqno = 0
+            stream.purge_seqno = 0
         progress.make_ready()
 
     def _ended(self, progress: Progress, status: int, address: Address) -> None:

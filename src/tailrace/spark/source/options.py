@@ -262,6 +262,22 @@ OPTIONS = (
         "off",
         "compress values on the wire, for slow networks: `off` or `snappy`; they arrive inflated",
     ),
+    Option(
+        "rollbackMitigation",
+        "rollback_mitigation",
+        _boolean,
+        False,
+        "whether changes wait until the active and every replica have them on disk: no failover takes "
+        "them back",
+    ),
+    Option(
+        "replicaPatience",
+        "replica_patience_s",
+        _seconds,
+        None,
+        "seconds that a replica is waited for then that can't be reached; without it until it is back or "
+        "failed over",
+    ),
     Option("tlsCaFile", "tls_ca_file", _text, None, "certificates to trust, PEM"),
     Option("tlsClientCert", "tls_client_cert", _text, None, "certificate to log in with, PEM"),
     Option("tlsClientKey", "tls_client_key", _text, None, "its key, PEM"),
