@@ -124,7 +124,7 @@ class LyingServer:
             start = seqno + 1
             seqnos = sorted(rng.sample(range(start, start + 2 * count), count))
             if seqno == 0 and self._high:
-                seqnos = [self._high + one for one in seqnos]
+                seqnos = [self._high + seqno for seqno in seqnos]
             end = seqnos[-1]
             frames.append(marker(request, start, end))
             for seqno in seqnos:

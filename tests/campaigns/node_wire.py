@@ -160,10 +160,10 @@ class NodeWorld:
         """A connection that takes the name of an older one, which must go."""
         name = self.rng.choice(_NAMES)
         line = Line(self, name)
-        older = [one for one in self.lines if one.name == name and not one.session.closed]
+        older = [line for line in self.lines if line.name == name and not line.session.closed]
         assert line.ask(packet(0x80, 0x50, struct.pack(">II", 0, 1), name)).vbucket == 0
-        for one in older:
-            assert one.session.closed, f"two connections are called {name!r}"
+        for earlier in older:
+            assert earlier.session.closed, f"two connections are called {name!r}"
         line.is_dcp = True
         if self.rng.random() < 0.8:
             line.window = self.rng.choice((500, 4_000, 20_000))
@@ -282,14 +282,14 @@ class NodeWorld:
 
     def _documents(self, vbucket: int) -> dict[bytes, bytes]:
         store = self.bench.node.buckets["default"].store.vbuckets[vbucket]
-        found = {}
+        values = {}
         names = [b"key-%d" % number for number in range(KEYS)] + [b"hop-%d" % number for number in range(4)]
         for key in names:
             frame = store.get(b"\0" + key)
             if frame is not None:
                 extras = frame[4]
-                found[key] = bytes(frame[24 + extras + int.from_bytes(frame[2:4], "big") :])
-        return found
+                values[key] = bytes(frame[24 + extras + int.from_bytes(frame[2:4], "big") :])
+        return values
 
 
 def _log_in(seed: int) -> None:
@@ -316,7 +316,7 @@ def _log_in(seed: int) -> None:
     client_key = hmac.digest(salted, b"Client Key", "sha256")
     signed = b",".join([bare, challenge, without_proof])
     signature = hmac.digest(hashlib.sha256(client_key).digest(), signed, "sha256")
-    proof = bytes(one ^ other for one, other in zip(client_key, signature, strict=True))
+    proof = bytes(ours ^ other for ours, other in zip(client_key, signature, strict=True))
     answer = ask(0x22, without_proof + b",p=" + base64.b64encode(proof))
     assert (answer.vbucket == 0) == (said == header), f"{said!r} became {header!r}: 0x{answer.vbucket:02x}"
 
