@@ -117,10 +117,30 @@ def fit(value: Any, kind: pa.DataType, path: str, wrong: Misfits) -> Any:
         fitted, reason = _scalar(value, kind)
         if reason is None:
             return fitted
-        wrong[path] = (value, reason)
+        if not _is_nothing(value):
+            wrong[path] = (value, reason)
         return None
-    wrong[path] = (value, f"{_kind_of(value)}, not {format_type(kind)}")
+    if not _is_nothing(value):
+        wrong[path] = (value, f"{_kind_of(value)}, not {_told(kind)}")
     return None
+
+
+def _told(kind: pa.DataType) -> str:
+    """A type for people, without what may come to it later: a reason stays what it is."""
+    if pa.types.is_struct(kind):
+        return "STRUCT"
+    if pa.types.is_map(kind):
+        return f"MAP<STRING, {_told(kind.item_type)}>"
+    return f"ARRAY<{_told(kind.value_type)}>" if pa.types.is_list(kind) else format_type(kind)
+
+
+def _is_nothing(value: Any) -> bool:
+    """Empty objects and arrays, and those of nulls: as long as nothing else comes up in a field it has no
+    column, so that they fit whatever the field becomes.
+    """
+    if isinstance(value, dict):
+        return all(map(_is_nothing, value.values()))
+    return value is None or (isinstance(value, list) and all(map(_is_nothing, value)))
 
 
 def _scalar(value: Any, kind: pa.DataType) -> tuple[Any, str | None]:

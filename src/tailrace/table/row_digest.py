@@ -1,6 +1,12 @@
-"""A number that stands for the columns of a row, whatever is nested in them; for comparisons."""
+"""A number that stands for the columns of a row, whatever is nested in them; for comparisons.
+
+Objects and arrays that have nothing but nulls in them, or nothing at all, count as null: a field in which
+only such things came up has no column, and when it gets one, they are null in it.
+"""
 
 from __future__ import annotations
+
+import hashlib
 
 import numpy as np
 import pyarrow as pa
@@ -36,8 +42,13 @@ def _hashes(column: pa.Array, key_hash: KeyHash) -> Hashes:
     kind = column.type
     if pa.types.is_struct(kind):
         hashes: Hashes = np.zeros(len(column), dtype=np.uint64)
+        is_empty = np.ones(len(column), dtype=np.bool_)
         for number in range(kind.num_fields):
-            hashes = _mixed(hashes * _STEP + _hashes(column.field(number), key_hash))
+            part = _hashes(column.field(number), key_hash)
+            is_empty &= part == _NULL
+            # by name: a part that came later stands behind others
+            hashes += _mixed(part * _STEP + _name_hash(kind.field(number).name)) * (part != _NULL)
+        hashes = np.where(is_empty, _NULL, _mixed(hashes))
     elif pa.types.is_map(kind):
         entries = pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))
         return _hashes(column.cast(entries), key_hash)
@@ -59,9 +70,16 @@ def _list_hashes(column: pa.Array, key_hash: KeyHash) -> Hashes:
     ends = np.cumsum(sizes)
     starts = ends - sizes
     places = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
-    elements = _mixed(_hashes(column.flatten(), key_hash) + places.astype(np.uint64) * _STEP)
+    inner = _hashes(column.flatten(), key_hash)
+    filled = np.concatenate([[0], np.cumsum(inner != _NULL)])
+    elements = _mixed(inner + places.astype(np.uint64) * _STEP)
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(elements, dtype=np.uint64)])
-    return _mixed(sums[ends] - sums[starts] + sizes.astype(np.uint64))
+    hashes = _mixed(sums[ends] - sums[starts] + sizes.astype(np.uint64))
+    return np.where(filled[ends] == filled[starts], _NULL, hashes)
+
+
+def _name_hash(name: str) -> np.uint64:
+    return np.uint64(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"))
 
 
 def _bits(column: pa.Array) -> Hashes:
