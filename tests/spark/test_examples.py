@@ -74,6 +74,16 @@ def test_the_job(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert "20 documents, 20 rows, 0 differences" in capsys.readouterr().out
 
 
+def test_the_typed_session_is_as_recorded(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("couchbase")
+    runpy.run_path(str(EXAMPLES / "typed_session.py"))["main"](spark, tmp_path)
+    page = (EXAMPLES.parent / "docs" / "typed.md").read_text()
+    recorded = page.partition("## A session")[2].partition("```text\n")[2].partition("```")[0]
+    assert capsys.readouterr().out.split() == recorded.split()
+
+
 def test_the_job_by_spark_submit(tmp_path: Path) -> None:
     import pyspark
 

@@ -137,7 +137,7 @@ def wrong_rows(bucket: dict[bytes, bytes], rows: dict[bytes, dict[str, Any]]) ->
                 wrong.append(f"{key!r}: {raw!r} {row} {rescued}")
             continue
         for name, value in document.items():
-            held = row.pop(COLUMN.get(name, name), None)
+            held = row.pop(COLUMN.get(str(name), str(name)), None)
             if isinstance(value, float) and math.isnan(value):
                 wrong += [] if held is None and rescued.pop(str(name), None) else [f"{key!r} {name}"]
                 continue

@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,9 @@ _SOME = 256
 """Of so many a field is read apart at once, where it is not known which document is to blame."""
 _FEW = 16
 """So few that can't be read together are taken one by one, where it is not known which one is to blame."""
+_TRIES = 12
+"""After so many attempts the rest of a block is taken one by one: that is faster than to look for the parts
+that can be read together."""
 _BRACKETS = 400
 """A document with more of them is taken alone: Arrow's reader dies of deep nesting when it infers."""
 _GROUP = 32
@@ -96,15 +99,16 @@ class DocumentShape:
 
     def _parse_block(self, values: pa.Array) -> Iterator[_Part]:
         odd = _odd_documents(values)
+        tries = count(1)
         edges = [0, *(np.flatnonzero(np.diff(odd)) + 1).tolist(), len(values)]
         for first, last in pairwise(edges):
             piece = values.slice(first, last - first)
             if odd[first]:
                 yield self._one_by_one(piece)
             else:
-                yield from self._parse(piece)
+                yield from self._parse(piece, tries)
 
-    def _parse(self, values: pa.Array) -> Iterator[_Part]:
+    def _parse(self, values: pa.Array, tries: Iterator[int]) -> Iterator[_Part]:
         """Read together what fits together.
 
         A document that does not fit is taken out; a field in which several don't is read apart from the
@@ -118,6 +122,9 @@ class DocumentShape:
                 return
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 problem = str(error)
+            if next(tries) > _TRIES:
+                yield self._one_by_one(values)
+                return
             to_blame, row = self._to_blame(problem) - apart, _row_of(problem)
             strikes.update(to_blame)
             is_often = any(strikes[name] > _STRIKES for name in to_blame)
@@ -126,12 +133,12 @@ class DocumentShape:
             elif row is not None and row < len(values) - values.null_count and not is_often:
                 row = _place(values, row)
                 if row:
-                    yield from self._parse(values.slice(0, row))
+                    yield from self._parse(values.slice(0, row), tries)
                 yield self._one_by_one(values.slice(row, 1))
                 values = values.slice(row + 1)
             elif len(values) > _FEW:
                 half = len(values) // 2
-                yield from self._parse(values.slice(0, half))
+                yield from self._parse(values.slice(0, half), tries)
                 values = values.slice(half)
             else:
                 yield self._one_by_one(values)
