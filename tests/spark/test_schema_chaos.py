@@ -189,10 +189,7 @@ def test_every_row_is_right_or_rescued(seed: int, keep_value: bool, rounds: int,
                 assert wrong_rows(bucket, rows) == []
                 assert wrong_rows(bucket, by_key(polars.read_delta(str(path)).to_dicts())) == []
                 verdict = verify_table(LocalJobs(), source_options(node.url), open_table(path))
-                told = {
-                    one.key: (bucket[one.key.encode()], rows[one.key.encode()]) for one in verdict.differences
-                }
-                assert told == {}
+                assert verdict.differences == ()
         close_idle_sources()
     assert changes == rounds * CHANGES
     assert rollbacks

@@ -32,8 +32,8 @@ def texts(*documents: Any) -> pa.ChunkedArray:
 def test_names_that_a_table_can_have() -> None:
     columns = DocumentColumns.from_text(
         "name STRING, Name INT, NAME INT, key INT, `KEY` INT, `_metadata` INT, `a b` INT, a_b INT, "
-        "`a;b` INT, `` INT, `dot.ted` INT, s STRUCT<`x=y`: INT, X_Y: INT, key: INT>, l ARRAY<STRUCT<`p q`: INT>>, "
-        "m MAP<STRING, STRUCT<`p q`: INT>>"
+        "`a;b` INT, `` INT, `dot.ted` INT, s STRUCT<`x=y`: INT, X_Y: INT, key: INT>, "
+        "l ARRAY<STRUCT<`p q`: INT>>, m MAP<STRING, STRUCT<`p q`: INT>>"
     )
     assert columns.columns.names == [
         "name", "Name_2", "NAME_3", "doc_key", "doc_KEY_2", "doc__metadata", "a_b", "a_b_2", "a_b_3",
@@ -66,12 +66,12 @@ def test_columns_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tasks_that_see_fields_differently_get_one_type() -> None:
     base = DocumentColumns.from_text("a INT", evolve=True)
-    one = base.joined([DocumentColumns.from_text("a INT, b INT, s STRUCT<x: INT>")])
-    two = base.joined([DocumentColumns.from_text("a INT, b DOUBLE, s STRUCT<y: INT>")])
-    both = base.joined([one, two])
+    left = base.joined([DocumentColumns.from_text("a INT, b INT, s STRUCT<x: INT>")])
+    right = base.joined([DocumentColumns.from_text("a INT, b DOUBLE, s STRUCT<y: INT>")])
+    both = base.joined([left, right])
     assert format_ddl(both.fields) == "a INT, b DOUBLE, s STRUCT<x: INT, y: INT>"
-    assert both.holds(two)
-    assert not both.holds(one)  # its file has another type for b
+    assert both.holds(right)
+    assert not both.holds(left)  # its file has another type for b
     assert both.holds(base)
 
 
