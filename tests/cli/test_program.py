@@ -22,7 +22,10 @@ from tailrace.cli import common, main
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     """The program as a user runs it."""
     command = [sys.executable, "-m", "tailrace", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)  # type: ignore[call-overload]
+    done: subprocess.CompletedProcess[str] = subprocess.run(  # type: ignore[call-overload]
+        command, capture_output=True, text=True, timeout=60, check=False, **options
+    )
+    return done
 
 
 def all_commands() -> list[tuple[str, click.Command]]:

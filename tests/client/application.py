@@ -103,7 +103,8 @@ def server_state(node: Any, keys: Iterable[bytes]) -> dict[int, dict[bytes, tupl
                 state.setdefault(vbucket, {})[key] = (document.seqno, document.value)
         return state
 
-    return node.call(look)
+    held: dict[int, dict[bytes, tuple[int, bytes]]] = node.call(look)
+    return held
 
 
 @contextlib.contextmanager

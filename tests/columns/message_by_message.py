@@ -74,7 +74,7 @@ def _size(data: bytes, at: int, limit: int) -> int:
     framing, key = divmod(keys, 256) if magic in (0x08, 0x18) else (0, keys)
     if framing + extras + key > body:
         raise Framing
-    return 24 + body
+    return 24 + int(body)
 
 
 def _row(frame: bytes, collections: Mapping[int, tuple[str, str]] | None) -> dict[str, Any] | None:

@@ -32,7 +32,8 @@ def batch_of(*changes: bytes, **options: object) -> list[dict[str, object]]:
     }
     batch = to_batch(scan(b"".join(changes)), **(context | options))
     batch.validate(full=True)
-    return batch.to_pylist()
+    rows: list[dict[str, object]] = batch.to_pylist()
+    return rows
 
 
 def test_all_columns_of_a_mutation() -> None:

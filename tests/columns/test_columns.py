@@ -34,7 +34,7 @@ def columns_of(frames: ScannedFrames) -> list[dict[str, Any]]:
     batch = to_batch(frames, names=NAMES, vb_uuid=5, snapshot_start=None, snapshot_end=(1 << 64) - 1)
     batch.validate(full=True)
     assert batch.schema == SCHEMA
-    rows = batch.to_pylist()
+    rows: list[dict[str, Any]] = batch.to_pylist()
     for row in rows:
         assert row.pop("vb_uuid") == 5
         assert row.pop("snapshot_start") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,7 +131,12 @@ def test_frames_of_one_size(others: list[int], monkeypatch: pytest.MonkeyPatch) 
     data = b"".join(frames) + frames[1][:30]
     guesses = []
     guess = walk._guess_starts
-    monkeypatch.setattr(walk, "_guess_starts", lambda *args: guesses.append(args) or guess(*args))
+
+    def noted_guess(*args: Any) -> Any:
+        guesses.append(args)
+        return guess(*args)
+
+    monkeypatch.setattr(walk, "_guess_starts", noted_guess)
     assert walk.frame_starts(octets(data)).tolist() == by_hand(data)
     assert others or not guesses
 

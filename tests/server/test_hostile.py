@@ -239,7 +239,8 @@ def test_memory_stays_flat():
 
 def not_read(node) -> int:
     """How many peers the node asks for no more requests."""
-    return node.call(lambda _: [connection._reading for connection in node._server.connections].count(False))
+    reads: list[bool] = node.call(lambda _: [connection._reading for connection in node._server.connections])
+    return reads.count(False)
 
 
 def name(peer: Wire) -> str:
@@ -371,7 +372,12 @@ def test_who_reads_slowly_gets_all_of_its_last_answer():
             wait_until(
                 lambda: node.call(lambda _: any(connection._full for connection in node._server.connections))
             )
-            node.call(lambda inner: [session.close("nothing more is wanted") for session in inner.sessions])
+
+            def close_all(inner):
+                for session in list(inner.sessions):
+                    session.close("nothing more is wanted")
+
+            node.call(close_all)
             size = times = 0
             while data := slow.socket.recv(64 << 10):
                 size += len(data)

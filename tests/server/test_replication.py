@@ -344,7 +344,7 @@ def test_a_snapshot_of_which_nothing_came_is_not_waited_for(replica: RunningNode
     def ask() -> int:
         with Wire(replica.port) as wire:
             wire.ok(DcpOpen(key=b"reader", flags=1))
-            return wire.call(DcpStreamRequest(vbucket=0, end_seqno=100)).status
+            return int(wire.call(DcpStreamRequest(vbucket=0, end_seqno=100)).status)
 
     with Controller(replica.port) as peer:
         opaque = peer.begin()

@@ -137,8 +137,14 @@ def vacuum_for_good(table: DeltaTable, *, full: bool) -> None:
     table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=full)
 
 
+def optimize_and_vacuum(path: Path) -> None:
+    optimize(str(path))
+    vacuum(str(path))
+
+
 def a_data_file(path: Path) -> Path:
-    return path / next(iter(state_of(path).files))
+    name: str = next(iter(state_of(path).files))
+    return path / name
 
 
 def merge(path: Path) -> None:
@@ -190,7 +196,7 @@ HANDS = (
     # as other engines leave it
     Hand("OPTIMIZE", lambda path: optimize(str(path))),
     Hand("VACUUM of everything old", lambda path: vacuum(str(path))),
-    Hand("OPTIMIZE and VACUUM", lambda path: (optimize(str(path)), vacuum(str(path)))),
+    Hand("OPTIMIZE and VACUUM", optimize_and_vacuum),
     Hand("statistics", compute_statistics),
     Hand("statistics lost", lose_statistics),
     Hand("DELETE", delete_a_file_of_rows, stops=ForeignRows, says="run 'tailrace verify --repair'"),

@@ -31,7 +31,8 @@ def masks_by_h1_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         at = np.searchsorted(self.h1, h1)
         inside = at < len(self.h1)
         same = self.h1[at[inside]] == h1[inside]
-        return at[inside][same].astype(np.uint32)
+        rows: Rows = at[inside][same].astype(np.uint32)
+        return rows
 
     monkeypatch.setattr(FileIndex, "find", find)
 
