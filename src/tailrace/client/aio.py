@@ -169,9 +169,9 @@ class Source:
         *,
         vbuckets: Iterable[int] | None = None,
     ) -> AsyncGenerator[Portion, None]:
-        """What came in one go, for an application that chooses between events and batches.
+        """What a node sent at once, for an application that chooses between events and batches.
 
-        A portion is done with when the next one is asked for.
+        Asking for the next portion releases this one.
         """
         reading = await self.begin(start, end, vbuckets=vbuckets)
         try:
@@ -183,7 +183,7 @@ class Source:
     async def begin(
         self, start: Start = "beginning", end: End = "forever", *, vbuckets: Iterable[int] | None = None
     ) -> Reading:
-        """Begin a reading; one that is still going on ends."""
+        """Begin a reading; an earlier one ends."""
         self._check_usable()
         if self._reading is not None:
             self.end(self._reading)
@@ -316,7 +316,7 @@ class Source:
         return {vbucket: self._home(vbucket) for vbucket in range(self.vbucket_count)}
 
     async def deregister(self) -> None:
-        """Have all nodes forget this TAP reader, which they would remember by its name for ever."""
+        """Make all nodes forget this TAP reader; otherwise they remember its name for ever."""
         if self.options.dialect != "tap":
             raise UsageError(f"{self.options.dialect} has no readers that a node remembers")
         name = self.options.tap_settings.name or self._settings.name
@@ -330,7 +330,7 @@ class Source:
 
     @property
     def collection_names(self) -> Mapping[int, tuple[str, str]]:
-        """Scope and name of every collection that this source has heard of, by id."""
+        """Scope and name of every collection that this source knows, by id."""
         return self._catalog.names.collections
 
     def stats(self) -> dict[str, Any]:
@@ -373,7 +373,7 @@ class Source:
     # the pump
 
     def _turn_soon(self) -> None:
-        """Have a turn when the present callback is over."""
+        """Run `_turn` once the current callback has returned."""
         if not self._turning and not self._closed:
             self._turning = True
             self._loop.call_soon(self._turn)
@@ -422,7 +422,7 @@ class Source:
             self._timer = self._loop.call_at(due, self._ring)
 
     def _ring(self) -> None:
-        # what has come counts, also if the loop was held up and is late with both
+        # what has arrived counts, even if the loop was held up and comes late to data and timer
         self._connections.look(at_all=True)
         self._connections.handle_timers(self._loop.time())
         self._turn()
@@ -460,7 +460,7 @@ class Source:
         self._turn_soon()
 
     def _fail(self, error: Exception) -> None:
-        """An error that no other attempt can mend: the application gets it."""
+        """An error that no retry can cure: the application gets it."""
         if self._error is None:
             self._error = error
         self._connections.abort()

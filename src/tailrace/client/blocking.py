@@ -104,7 +104,7 @@ class BlockingSource:
         return self._loop if is_running else None
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have something done in the pump's thread, and wait for it."""
+        """Run something in the pump's thread, and wait for it."""
         loop = self._running_loop()
         if loop is None:
             work.close()
@@ -167,9 +167,9 @@ class BlockingSource:
         *,
         vbuckets: Iterable[int] | None = None,
     ) -> Generator[Portion, None, None]:
-        """What came in one go, for an application that chooses between events and batches.
+        """What a node sent at once, for an application that chooses between events and batches.
 
-        A portion is done with when the next one is asked for.
+        Asking for the next portion releases this one.
         """
         reading = self._await(self._source.begin(start, end, vbuckets=vbuckets))
         try:
@@ -220,7 +220,7 @@ class BlockingSource:
         return self._call(self._source.homes)
 
     def deregister(self) -> None:
-        """Have all nodes forget this TAP reader, which they would remember by its name for ever."""
+        """Make all nodes forget this TAP reader; otherwise they remember its name for ever."""
         self._await(self._source.deregister())
 
     @property
@@ -230,7 +230,7 @@ class BlockingSource:
 
     @property
     def collection_names(self) -> Mapping[int, tuple[str, str]]:
-        """Scope and name of every collection that this source has heard of, by id."""
+        """Scope and name of every collection that this source knows, by id."""
         return self._call(lambda: dict(self._source.collection_names))
 
     def stats(self) -> dict[str, Any]:

@@ -37,13 +37,13 @@ class BulkWriter:
                     yield from self._turn()
                 pipeline.add(batch)
                 yield from self._turn(may_wait=False)
-                while self._has_to_hurry:  # who makes the batches may take long for the next
+                while self._has_to_hurry:  # the next batch may take long to make
                     yield from self._turn()
             while not pipeline.is_empty:
                 yield from self._turn()
         finally:
             if not pipeline.is_empty:
-                self._nodes.close()  # answers that are still to come would be taken for those of others
+                self._nodes.close()  # late answers would be mistaken for those of other requests
 
     @property
     def _has_to_hurry(self) -> bool:
@@ -53,7 +53,7 @@ class BulkWriter:
         )
 
     def _turn(self, *, may_wait: bool = True) -> list[BatchResult]:
-        """Send what is due, wait until something happens, take the answers; what was finished by that."""
+        """Send what is due, wait for an event, take the answers; gives the batches that this finished."""
         pipeline = self._pipeline
         for connection, data in pipeline.to_send(self._clock.monotonic(), self._route()):
             self._heard_at.setdefault(connection, self._clock.monotonic())
@@ -104,7 +104,7 @@ class BulkWriter:
                     raise ConnectError(f"{connection.address} does not answer")
             except ConnectError as error:
                 self._lost(connection, error)
-        # what owes nothing is timed anew when it is sent something
+        # a connection that owes nothing is timed from its next request
         self._heard_at = {
             connection: at for connection, at in self._heard_at.items() if pipeline.is_due(connection)
         }
@@ -117,7 +117,7 @@ class BulkWriter:
         return len(parts)
 
     def _lost(self, connection: KvConnection, error: ConnectError) -> None:
-        """With other nodes there is hope: one of them may have the vbuckets by now."""
+        """Where there are other nodes, one of them may have the vbuckets by now."""
         self._nodes.drop(connection)
         self._heard_at.pop(connection, None)
         if self._nodes.is_alone:

@@ -96,7 +96,7 @@ class Catalog:
         return self._scopes.get(scope_id, f"0x{scope_id:x}")
 
     def cover(self, collection_ids: Sequence[int]) -> None:
-        """Have a name for each of these; one that nobody told us about goes by its number."""
+        """Make sure that each of these has a name; an unknown one is called by its number."""
         for number in collection_ids:
             if number not in self.names.collections:
                 self.add(number, "?", f"0x{number:x}")
@@ -112,7 +112,7 @@ def _name(member: dict[str, Any]) -> str:
 
 
 def _remember(names: dict[int, T], number: int, name: T) -> None:
-    """Keep a name, and not more of them than a server can have in good faith; the default one stays."""
+    """Keep a name, but no more names than a server may have; the default one stays."""
     names[number] = name
     if len(names) > _MOST_NAMES:
         del names[next(collection_id for collection_id in names if collection_id)]

@@ -26,7 +26,7 @@ class StateStore(Protocol):
         ...
 
     def save(self, positions: Mapping[int, SavedPosition]) -> None:
-        """Keep these instead, all or none of them, for good when it returns. A failure is raised."""
+        """Replace what is kept, all or nothing; durable when it returns. A failure is raised."""
         ...
 
 

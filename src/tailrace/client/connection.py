@@ -16,8 +16,8 @@ from .kv_connection import no_connection
 
 __all__ = ["Connection"]
 
-# While the application has something to do, so long is gathered before it is looked at: a few large pieces
-# take it far less time than many small ones.
+# While the application is busy, data is gathered for this long before it is processed: a few large pieces
+# cost far less than many small ones.
 _GATHER_S = 0.02
 
 

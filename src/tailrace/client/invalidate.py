@@ -43,13 +43,13 @@ _MAX_MEMCACHED_ANSWER_BYTES = 1 << 16
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_ANSWER_DEPTH = 2
 _PER_ANSWER_BYTES = 64
-"""What a part of an answer takes here, be it empty."""
+"""What each part of an answer counts for, even an empty one."""
 _TIMEOUT_S = 10.0
 """For one answer."""
 
 
 class _Busy(Exception):
-    """The cache can't do it now, and may be able to later."""
+    """The cache can't do it now, but perhaps later."""
 
 
 class Cache(ABC):
@@ -77,7 +77,7 @@ class Cache(ABC):
         self._is_connected = False
 
     async def remove(self, keys: Sequence[bytes]) -> None:
-        """Remove these; it has happened when this returns."""
+        """Remove these; they are gone when this returns."""
         wanted = [self._prefix + key for key in dict.fromkeys(keys)]
         for first in range(0, len(wanted), BATCH_KEYS):
             await self._insist(partial(self._remove, wanted[first : first + BATCH_KEYS]))
@@ -94,7 +94,7 @@ class Cache(ABC):
                 await self._writer.wait_closed()
 
     async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do it, over as many connections as it takes; doing it twice does no harm."""
+        """Do it, reconnecting as often as it takes; doing it twice does no harm."""
         clock, backoff = SystemClock(), Backoff(rng_.source())
         failing_since: float | None = None
         while True:
@@ -116,7 +116,7 @@ class Cache(ABC):
                         f"the cache at {host}:{port} can't be reached: {str(error) or 'no answer'}"
                     ) from None
                 await asyncio.sleep(backoff.next_s())
-            except BaseException:  # an answer may be on its way, which would be taken for that of the next
+            except BaseException:  # an answer still on its way would be mistaken for that of the next request
                 await self.close()
                 raise
 
@@ -198,7 +198,7 @@ class Redis(Cache):
 
 
 def _refusal(reason: str) -> Exception:
-    """What the error of a Redis means; its first word is what kind it is of."""
+    """What an error of Redis means; its first word names its kind."""
     kind = reason.partition(" ")[0]
     if kind in ("LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "CLUSTERDOWN", "READONLY"):
         return _Busy(reason)

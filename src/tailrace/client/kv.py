@@ -1,4 +1,4 @@
-"""A small key-value client, for commands, tests and whoever wants to write a document.
+"""A small key-value client, for commands, for tests, and for programs that write a few documents.
 
 Every operation is a script (see `protocol.script`) that knows nothing of sockets; `KvClient` runs it over a
 blocking one, on the node that has the vbucket, and follows the cluster map when that changes. Bulk writes
@@ -75,7 +75,7 @@ class Meta(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a write gave the document; without mutation seqnos from the server, vb_uuid and seqno are 0."""
+    """What a write returned; without mutation seqnos from the server, vb_uuid and seqno are 0."""
 
     vbucket: int
     cas: int
@@ -165,7 +165,7 @@ class KvClient:
 
     @property
     def xattrs(self) -> bool:
-        """Whether the server takes xattrs with a document."""
+        """Whether the server accepts xattrs with a document."""
         return Feature.XATTR in self._nodes.anywhere().session.features
 
     def vbucket_of(self, key: bytes | str) -> int:
@@ -359,7 +359,7 @@ class KvClient:
             except ConnectError:
                 if connection is not None:
                     self._nodes.drop(connection)
-                # With other nodes there is hope: one of them may have the vbucket by now.
+                # Where there are other nodes, one of them may have the vbucket by now.
                 if self._nodes.is_alone or self._clock.monotonic() > deadline:
                     raise
                 self._nodes.refresh()

@@ -64,7 +64,7 @@ class KvConnection:
         return self.session.collections
 
     def run(self, script: Script[T]) -> T:
-        """Have the conversation that the script is, and give its result."""
+        """Run a script, and give its result."""
         self._opaque = (
             self._opaque + 0x10000
         ) & 0x7FFF_0000  # an answer that comes late fits no later script
@@ -204,7 +204,7 @@ def dial(address: Address, tls: ssl.SSLContext | None, timeout_s: float) -> sock
 
 
 def no_connection(address: Address, error: Exception, *, tls: bool = False) -> ConnectError:
-    """Why there is none, and what to look at; ``tls`` if it failed at that."""
+    """Why there is no connection, and what to check; ``tls`` if TLS failed."""
     if tls:
         advice = "does it speak TLS on this port, and do you trust its certificate?"
         return ConnectError(f"no TLS connection to {address}: {_reason(error)}; {advice}")

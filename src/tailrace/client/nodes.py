@@ -1,4 +1,4 @@
-"""The nodes of a cluster and our connections to them: whom to call, when to call again, where a vbucket is.
+"""The nodes of a cluster and our connections to them: which to call, when to retry, where a vbucket is.
 
 Sans-IO. The pump asks `to_connect` and reports what came of it (`connected`, `lost`); the rest follows. One
 connection per node, whatever the number of vbuckets.
@@ -174,7 +174,7 @@ class Nodes:
         self.on_change()
 
     def lost(self, address: Address, error: Exception, now: float) -> None:
-        """A connection could not be made, or is gone. Raises what can't be mended by another attempt."""
+        """A connection could not be made, or is gone. Raises what no retry can cure."""
         node = self._node(address)
         node.link, node.connecting = None, False
         node.trouble = str(error) or type(error).__name__
@@ -273,7 +273,7 @@ class Nodes:
                 "it was made anew, and positions in the old one mean nothing in it; connect again"
             )
         self.map = offered
-        # those that are in no map any more would pile up
+        # nodes that are in no map any more would pile up
         self._nodes = {
             address: node
             for address, node in self._nodes.items()
