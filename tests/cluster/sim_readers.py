@@ -180,7 +180,7 @@ class _OneNode(Nodes):
 
     home: Address
 
-    def need(self, vbuckets: object) -> None:
+    def need(self, vbuckets: object, *, copies_of: object = ()) -> None:
         self._needed = (self.home,)
 
     def node_of(self, vbucket: int) -> KnownNode | None:
