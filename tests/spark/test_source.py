@@ -73,34 +73,6 @@ def test_a_batch_between_offsets(spark: Any, node: Node) -> None:
     assert read(spark, node, vbuckets="0-3").select("vbucket").distinct().count() == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"conectionString": "x"}, "did you mean 'connectionString'"),
-        ({"startingOffsets": "yesterday"}, "must be earliest, latest or offsets"),
-        ({"startingOffsets": '{"0":{"seqno":1}}'}, "has no member 'vb_uuid'"),
-        ({"maxOffsetsPerTrigger": "1_000"}, "must be a whole number"),
-        ({"onRollback": "ignore"}, "must be emit or fail"),
-    ],
-)
-def test_a_wrong_option_is_one_clear_message(
-    spark: Any, node: Node, options: dict[str, str], message: str
-) -> None:
-    with pytest.raises(Exception, match=message):
-        read(spark, node, **options).count()
-
-
-def test_an_unreachable_host_and_a_wrong_password_are_said(spark: Any) -> None:
-    with pytest.raises(Exception, match=r"127\.0\.0\.1:1"):
-        spark.read.format("tailrace").option("connectionString", "couchbase://127.0.0.1:1/default").option(
-            "retryFor", "0"
-        ).load().count()
-    with tailrace.testing.node(vbuckets=2, users={"ada": "secret"}) as guarded:
-        frame = read(spark, guarded, username="ada", password="wrong", retryFor="0")
-        with pytest.raises(Exception, match=r"(?i)log"):
-            frame.count()
-
-
 class Sink:
     """Collects micro-batches."""
 
