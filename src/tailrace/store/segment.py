@@ -213,6 +213,14 @@ class BlockHead(NamedTuple):
     sum_b: int
 
 
+def _are_all_in(head: BlockHead, seqnos: Seqnos) -> bool:
+    """Whether all frames of a block are among sorted seqnos, which may name others that are gone."""
+    if head.last - head.first + 1 != head.frames:
+        return False  # with gaps it can't be said from its header
+    low, high = np.searchsorted(seqnos, np.array([head.first, head.last + 1], np.uint64))
+    return int(high - low) == head.frames
+
+
 class SegmentPiece:
     """The frames of one vbucket in one segment."""
 
@@ -296,8 +304,10 @@ class SegmentPiece:
             raise self.segment.corrupt(f"seqno {seqno} of vbucket {self.vbucket} at {columns.places[place]}")
         return frame
 
-    def blocks(self, after: int = 0) -> Iterator[Frames]:
-        """The frames after a seqno, block by block; each block is the caller's own memory.
+    def blocks(self, after: int = 0, dead: Seqnos = _NONE) -> Iterator[Frames]:
+        """The frames after a seqno, block by block; each block is the caller's own memory. A block of a large
+        piece in which all are ``dead``, which is sorted, is not read: a document of 20 MiB that was written a
+        hundred times would take a second for nothing.
 
         Nothing here holds on to a block that was handed out: if the caller lets go of it before it asks for
         the next, that is read into the same memory, which is still in the processor's cache.
@@ -317,7 +327,7 @@ class SegmentPiece:
             if self.clip is not None and head.first > self.clip:
                 return
             ahead = min(BLOCK.size, end - offset - size)  # the header of the next block comes with this one
-            if head.last > after:
+            if head.last > after and not (len(dead) and _are_all_in(head, dead)):
                 buffer = np.empty(size + ahead, np.uint8)
                 view = buffer.data
                 file.read_into(view, offset)

@@ -188,7 +188,7 @@ class DiskSnapshot:
     def read(self, max_bytes: int = CHUNK_BYTES) -> Chunk | None:
         while self._pieces:
             if self._blocks is None:
-                self._blocks = self._pieces[0].blocks(self._seqno)
+                self._blocks = self._pieces[0].blocks(self._seqno, self._dead)
             frames = next(self._blocks, None)
             if frames is None:
                 self._blocks = None
