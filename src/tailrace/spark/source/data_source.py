@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from ...errors import UsageError
 from ..archived_modules import forget_packages_in_archives
@@ -23,6 +23,26 @@ DDL = ddl(COLUMN_TYPES)
 
 
 _NO_STREAMS = "readStream needs Spark 4.2 or newer; read, ts.mirror and ts.table work with this one"
+
+
+class NoStreamReader(DataSourceStreamReader):
+    """In place of a stream's reader where Spark is too old for ours.
+
+    Spark hides what goes wrong while a reader is made, and shows what its calls raise.
+    """
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Refuse."""
+        with plain_errors():
+            raise UsageError(_NO_STREAMS)
+
+    def latestOffset(self, *_: Any) -> dict[str, Any]:
+        """Refuse: a query that has a checkpoint begins here."""
+        return self.initialOffset()
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Nothing gets here."""
+        raise UsageError(_NO_STREAMS)
 
 
 class TailraceDataSource(DataSource):
@@ -69,8 +89,7 @@ class TailraceDataSource(DataSource):
         except ModuleNotFoundError as error:
             if error.name != "pyspark.sql.streaming.datasource":
                 raise
-            with plain_errors():
-                raise UsageError(_NO_STREAMS) from None
+            return NoStreamReader()
         forget_packages_in_archives()
         with plain_errors():
             return StreamReader(self._given, schema)
