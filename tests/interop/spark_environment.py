@@ -28,15 +28,16 @@ def python_with_spark(version: str) -> str:
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        _install(python, f"pyspark=={wanted}")
-        _install(python, "--no-deps", "--editable", str(ROOT))
+        install_or_skip(python, f"pyspark=={wanted}")
+        install_or_skip(python, "--no-deps", "--editable", str(ROOT))
         own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
         (own / "of_the_suite.pth").write_text(sysconfig.get_path("purelib") + "\n")
         (folder / "ready").touch()
     return str(python)
 
 
-def _install(python: Path, *what: str) -> None:
+def install_or_skip(python: Path, *what: str) -> None:
+    """Install packages into an environment; skips the test if they can't be had."""
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -19,7 +19,6 @@ import tailrace.testing
 from spark import core_scenario
 from spark.too_slow import PATIENT, PYTHON_WAS_TOO_SLOW, STARTS
 from tailrace.errors import UsageError
-from tailrace.spark.rounds.jobs import own_error
 
 HAS_STREAMS = tuple(int(part) for part in pyspark.__version__.split(".")[:2]) >= (4, 2)
 PATIENCE_S = 240.0
@@ -65,7 +64,7 @@ def a_stream(spark: Any, node: Any, directory: Path) -> None:
     except Exception as error:
         if HAS_STREAMS:
             raise
-        assert "readStream needs Spark 4.2 or newer" in str(own_error(error)), error
+        assert "readStream needs Spark 4.2 or newer" in str(error), error
     else:
         assert HAS_STREAMS
         assert spark.read.parquet(str(directory / "rows")).count() == 160

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,8 +27,12 @@ _PATIENCE_S = 120.0
 
 
 @contextmanager
-def cluster(directory: Path) -> Iterator[str]:
-    """A master and two workers of one core each; the master's URL."""
+def cluster(directory: Path, hidden: Sequence[Path] | None = None) -> Iterator[str]:
+    """A master and two workers of one core each, with another working directory and another PATH than the
+    driver's; the master's URL.
+
+    With ``hidden`` they know no module of ours, and see nothing in these folders.
+    """
     prepare_environment()
     import pyspark
 
@@ -34,18 +40,37 @@ def cluster(directory: Path) -> Iterator[str]:
     environment = os.environ | {
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYTHONPATH": os.pathsep.join(sys.path),
         "SPARK_WORKER_DIR": str(directory / "workers"),
+        "HOME": str(directory),
+        "PATH": os.defpath,
         "SPARK_SCALA_VERSION": next(home.glob("jars/spark-core_*.jar")).name.split("_")[1].split("-")[0],
     }
-    java = Path(environment["JAVA_HOME"]) / "bin" / "java" if "JAVA_HOME" in environment else Path("java")
+    environment = {
+        name: value
+        for name, value in environment.items()
+        if name not in ("PYSPARK_PYTHON", "PYTHONPATH", "TMPDIR")
+    }
+    if hidden is None:
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    home_of_java = environment.get("JAVA_HOME") or str(Path(shutil.which("java") or "").resolve().parents[1])
+    environment["JAVA_HOME"] = home_of_java
+    java = Path(home_of_java) / "bin" / "java"
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *arguments: str) -> Path:
         log = directory / f"{name}.log"
-        command = [str(java), "-cp", f"{home}/jars/*", "-Xmx256m", *QUICK, *OPENED, *arguments]
+        command = [
+            *_hiding(hidden or ()),
+            str(java),
+            "-cp",
+            f"{home}/jars/*",
+            "-Xmx256m",
+            *QUICK,
+            *OPENED,
+            *arguments,
+        ]
         with log.open("wb") as out:
-            started.append(subprocess.Popen(command, env=environment, stdout=out, stderr=out))
+            started.append(subprocess.Popen(command, env=environment, cwd=directory, stdout=out, stderr=out))
         return log
 
     try:
@@ -62,6 +87,14 @@ def cluster(directory: Path) -> Iterator[str]:
         for process in started:
             process.kill()
             process.wait()
+
+
+def _hiding(folders: Sequence[Path]) -> list[str]:
+    """What a command begins with that is to see these folders empty."""
+    if not folders:
+        return []
+    mounts = " && ".join(f"mount -t tmpfs none {shlex.quote(str(folder))}" for folder in folders)
+    return ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
 
 
 QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]

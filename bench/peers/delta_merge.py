@@ -1,0 +1,189 @@
+"""delta-spark's MERGE in `foreachBatch` beside the mirror, fed by the same source, in one Spark session.
+
+    python bench/peers/delta_merge.py [--docs 1000000] [--size 256] [--vbuckets 1024] [--changes 10000]
+                                      [--rounds 3] [--python PYTHON] [--jars FOLDER]
+
+A `tailrace serve` process holds the documents. Both tables are loaded from it; then, round by round,
+documents are written anew, and both sides bring their tables up to date, one first and the other in turns. A
+figure is changes a second of the time that the batch (Spark's `triggerExecution`) or the rounds of the mirror
+took, without the start of a query; the ratio is the median of the rounds. In the end both must have the same
+rows. Target: the mirror at least 3 times as fast with 1 M documents, 20 times with 10 M (`--docs 10000000`).
+
+There is no delta-spark for Spark 4.3, so both run on 4.2, in the environment and with the jars that `make
+interop` makes below `build/`; without them the bench says so and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE.parent)]
+
+PYTHON = ROOT / "build" / "interop" / "spark-4.2.1" / "bin" / "python"
+JARS = ROOT / "build" / "interop" / "delta-spark-4.2" / "dependency"
+COLUMNS = "key, value, vbucket, seqno, cas, rev, flags, expiry, datatype, event_time"
+PLAIN = ("cast(key as string) as key", "cast(value as string) as value", *COLUMNS.split(", ")[2:])
+
+
+def change(url: str, docs: int, count: int, size: int, seed: int) -> None:
+    """Random documents are written anew."""
+    body = "x" * max(1, size - 20)
+    numbers = random.Random(seed).sample(range(docs), min(count, docs))
+    lines = "".join(
+        f'{{"key":"doc::{number:08d}","value":{{"n":{seed},"text":"{body}"}}}}\n' for number in numbers
+    )
+    command = [sys.executable, "-m", "tailrace", "load", url, "--from", "-"]
+    subprocess.run(command, check=True, input=lines, stdout=subprocess.DEVNULL, text=True)
+
+
+class Sides:
+    """The two tables, and what brings each up to date."""
+
+    def __init__(self, spark: Any, url: str, directory: Path) -> None:
+        self.spark, self.url = spark, url
+        self.directory = directory
+        self.mirror, self.delta = str(directory / "mirror"), str(directory / "delta")
+        self.start = ""
+
+    def first_load(self) -> None:
+        """Both as a batch; the stream goes on from where the mirror stands."""
+        import tailrace.spark as ts
+        from tailrace.spark.source.offsets import to_offset
+        from tailrace.table.opening import open_table
+
+        ts.mirror(self.spark, self.url, self.mirror, once=True).awaitTermination()
+        source = self.spark.read.format("tailrace").option("connectionString", self.url).load()
+        source.selectExpr(*PLAIN).write.format("delta").save(self.delta)
+        self.start = json.dumps(to_offset(open_table(self.mirror).current.positions))
+
+    def by_mirror(self) -> tuple[int, float]:
+        """Changes, and the seconds of their rounds."""
+        import tailrace.spark as ts
+
+        run = ts.mirror(self.spark, self.url, self.mirror, once=True)
+        run.awaitTermination()
+        rounds = run.recentProgress
+        changes = sum(progress["changes"] for progress in rounds)
+        return changes, sum(sum(progress["seconds"].values()) for progress in rounds)
+
+    def by_delta(self) -> tuple[int, float]:
+        """Changes, and the seconds of their batches."""
+        changes = self.spark.readStream.format("tailrace").option("connectionString", self.url)
+        changes = changes.option("startingOffsets", self.start).load()
+        writing = changes.writeStream.foreachBatch(self._merge).trigger(availableNow=True)
+        query = writing.option("checkpointLocation", str(self.directory / "checkpoint")).start()
+        query.awaitTermination()
+        batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
+        rows = sum(progress["numInputRows"] for progress in batches)
+        return rows, sum(progress["durationMs"]["triggerExecution"] for progress in batches) / 1000
+
+    def _merge(self, frame: Any, _number: int) -> None:
+        newest = frame.selectExpr("*", "row_number() over (partition by key order by seqno desc) as nth")
+        newest.where("nth = 1").selectExpr("op", *PLAIN).createOrReplaceTempView("newest")
+        values = ", ".join(f"n.{name}" for name in COLUMNS.split(", "))
+        updates = ", ".join(f"t.{name} = n.{name}" for name in COLUMNS.split(", "))
+        frame.sparkSession.sql(
+            f"MERGE INTO delta.`{self.delta}` t USING newest n ON t.key = n.key "
+            "WHEN MATCHED AND n.op <> 'mutation' THEN DELETE "
+            f"WHEN MATCHED THEN UPDATE SET {updates} "
+            f"WHEN NOT MATCHED AND n.op = 'mutation' THEN INSERT ({COLUMNS}) VALUES ({values})"
+        )
+
+    def same_rows(self) -> bool:
+        import tailrace.spark as ts
+
+        digest = "sum(cast(xxhash64(key, value, seqno) as decimal(38, 0))) as digest"
+        ours = ts.table(self.spark, self.mirror).selectExpr("count(*) as rows", digest)
+        theirs = self.spark.read.format("delta").load(self.delta).selectExpr("count(*) as rows", digest)
+        return bool(ours.collect() == theirs.collect())
+
+
+def inside(options: argparse.Namespace) -> None:
+    """What runs in the environment that has delta-spark."""
+    from tailrace.spark.spark_session import session
+
+    spark = session(
+        "delta merge",
+        **{
+            "spark.jars": ",".join(str(jar) for jar in sorted(Path(options.jars).glob("*.jar"))),
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.driver.memory": "4g",
+            "spark.ui.enabled": "false",
+            "spark.log.level": "ERROR",
+            "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 2)),
+            "spark.databricks.delta.snapshotPartitions": "2",
+        },
+    )
+    sides = Sides(spark, options.url, Path(options.directory))
+    began = time.perf_counter()
+    sides.first_load()
+    print(f"both tables loaded in {time.perf_counter() - began:.0f} s", flush=True)
+    rates: dict[str, list[float]] = {"mirror": [], "MERGE": []}
+    for number in range(options.rounds):
+        change(options.url, options.docs, options.changes, options.size, 100 + number)
+        turns = [("MERGE", sides.by_delta), ("mirror", sides.by_mirror)]
+        for name, bring_up_to_date in turns if number % 2 == 0 else reversed(turns):
+            changes, seconds = bring_up_to_date()
+            rates[name].append(changes / seconds)
+            print(
+                f"  {name:<8}{changes:>9,} changes in {seconds:6.2f} s: {changes / seconds:>9,.0f}/s",
+                flush=True,
+            )
+    ratio = statistics.median(
+        ours / theirs for ours, theirs in zip(rates["mirror"], rates["MERGE"], strict=True)
+    )
+    target = 20.0 if options.docs >= 10_000_000 else 3.0
+    verdict = "ok" if ratio >= target else "MISSED"
+    print(f"the mirror makes {ratio:.1f} times the changes/s of MERGE; target {target}: {verdict}")
+    assert sides.same_rows(), "the tables differ"
+    print(json.dumps({"docs": options.docs, "ratio": round(ratio, 2), "same_rows": True, **rates}))
+    spark.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="delta-spark's MERGE beside the mirror")
+    parser.add_argument("--docs", type=int, default=1_000_000)
+    parser.add_argument("--size", type=int, default=256)
+    parser.add_argument("--vbuckets", type=int, default=1024)
+    parser.add_argument("--changes", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--python", default=str(PYTHON), help="a Python with Spark 4.2 and Tailrace")
+    parser.add_argument("--jars", default=str(JARS), help="the folder with the jars of delta-spark")
+    parser.add_argument("--url", help=argparse.SUPPRESS)
+    parser.add_argument("--directory", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.url:
+        inside(options)
+        return
+    for what in (options.python, options.jars):
+        if not Path(what).exists():
+            print(f"left out: there is no {what}; make interop makes it, or give --python and --jars")
+            return
+    from stream import load, node
+
+    with tempfile.TemporaryDirectory() as folder, node(Path(folder), options.vbuckets) as port:
+        load(port, options.docs, options.size)
+        given = [
+            f"--{name}={getattr(options, name)}" for name in ("docs", "size", "changes", "rounds", "jars")
+        ]
+        command = [options.python, str(Path(__file__)), *given]
+        command += ["--url", f"couchbase://127.0.0.1:{port}", "--directory", folder]
+        environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
+        subprocess.run(command, check=True, env=environment)
+
+
+if __name__ == "__main__":
+    main()
