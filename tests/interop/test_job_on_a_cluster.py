@@ -32,7 +32,7 @@ def environment_archive(path: Path) -> Path:
     base = Path(sys.base_prefix) / "bin" / "python3"
     config = path.with_name("pyvenv.cfg")
     config.write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
-    with tarfile.open(path, "w") as archive:
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
         archive.add(config, "pyvenv.cfg")
         for folder in ("bin", "lib", str(Path(library).parent), library):  # Spark makes no folder for a link
             entry = tarfile.TarInfo(folder)
@@ -65,7 +65,7 @@ def test_the_job_where_only_the_table_is_shared(tmp_path: Path) -> None:
     driver, workers = tmp_path / "driver", tmp_path / "workers"
     driver.mkdir()
     workers.mkdir()
-    archive = environment_archive(driver / "environment.tar")
+    archive = environment_archive(driver / "environment.tar.gz")
     hidden = [driver, ROOT / "src", Path(sys.executable).parent]
     environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"} | {
         "PYTHONPATH": str(ROOT / "src"),
