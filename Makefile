@@ -29,15 +29,17 @@ caches:
 check: $(STAMP) caches
 	$(BIN)/pytest -n 2 --dist loadgroup
 
-# Readers that others wrote, against our node: java-dcp-client by Maven, gocbcore by Go. What a machine lacks is left
-# out, and said.
+# What others wrote, with ours: java-dcp-client by Maven and gocbcore by Go against our node, Spark 4.0 to 4.3 from PyPI,
+# a cluster of Spark, delta-spark by Maven and other engines on our tables. What a machine lacks is left out, and said.
+# Environments and jars are made below build/ and used again.
 interop: $(STAMP)
 	@for tool in java mvn go; do command -v $$tool >/dev/null || echo "left out: what needs $$tool, which is not installed"; done
-	$(BIN)/pytest -m interop tests/interop
+	$(BIN)/pytest -n 2 --dist loadgroup -m interop tests/interop
 
 # Readers of others beside ours, on one node in one run; PEERS='--docs 100000 --sizes 256' makes it short.
 peers: $(STAMP)
 	$(BIN)/python bench/peers/run.py $(PEERS)
+	$(BIN)/python bench/peers/delta_merge.py $(MERGE)
 
 # What the suite runs, by package, and the functions that it never runs. TESTS=tests/store looks at a part of it.
 coverage: $(STAMP) caches
@@ -79,4 +81,4 @@ demo: $(STAMP)
 	$(BIN)/tailrace demo
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build/interop .pytest_cache .mypy_cache .ruff_cache

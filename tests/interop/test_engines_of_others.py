@@ -25,6 +25,7 @@ def aged(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "table", tmp_path / "stages.json"
 
 
+@pytest.mark.xdist_group(f"spark-{SPARK}")
 def test_delta_spark(aged: tuple[Path, Path]) -> None:
     path, saved = aged
     try:

@@ -9,7 +9,7 @@ from client.application import server_state
 from interop.foreign_reader import ForeignReader
 from tailrace.testing.running import RunningNode
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("readers"), pytest.mark.timeout(900)]
 
 KEYS = [f"doc-{number}".encode() for number in range(300)]
 

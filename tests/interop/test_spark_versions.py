@@ -14,12 +14,16 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(1800)]
 PROGRAM = ROOT / "tests" / "spark" / "every_way.py"
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(version, marks=pytest.mark.xdist_group(f"spark-{version}")) for version in VERSIONS],
+)
 def test_a_version(version: str, tmp_path: Path) -> None:
     python = python_with_spark(version)
     assert run_program(python, PROGRAM, str(tmp_path)).split()[-1].startswith(f"{version}.")
 
 
+@pytest.mark.xdist_group(f"spark-{min(VERSIONS)}")
 def test_the_oldest_one_through_spark_connect(tmp_path: Path) -> None:
     oldest = min(VERSIONS)
     python = python_with_spark(oldest)
