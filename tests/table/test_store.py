@@ -253,3 +253,22 @@ def test_others_may_read_a_table_as_the_umask_says(tmp_path: Path) -> None:
         os.umask(old)
     assert (tmp_path / "t/_dv").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "t/_dv/x").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("uri", "options"),
+    [
+        ("gs://bucket/people", {"google_skip_signature": "true"}),
+        (
+            "az://container/people",
+            {"azure_storage_account_name": "n", "azure_storage_account_key": "aHVzaA=="},
+        ),
+        ("abfss://container@n.dfs.core.windows.net/people", {"azure_storage_account_key": "aHVzaA=="}),
+    ],
+)
+def test_other_stores_are_opened_with_their_options(uri: str, options: dict[str, str]) -> None:
+    """Nothing is asked of them: there is no such server here."""
+    store = TableStore(uri, options)
+    assert store.home.local_path("x") is None
+    assert not store.is_local and store.uri == uri
+    assert "aHVzaA" not in repr(store) + repr(store.home)

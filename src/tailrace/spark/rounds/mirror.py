@@ -71,7 +71,7 @@ class Mirror:
     """A mirror that is set up, or runs."""
 
     jobs: Jobs
-    given: Mapping[str, str]
+    given: Mapping[str, str] = field(repr=False)
     """Options of the source."""
     tables: Sequence[Table]
     bucket_name: str

@@ -93,7 +93,7 @@ class TaskAnswer:
 class RoundTask:
     """What a job runs for each piece of a round; picklable."""
 
-    given: Mapping[str, str]
+    given: Mapping[str, str] = field(repr=False)
     """Options of the source."""
     targets: tuple[TableTarget, ...]
     log: ChangeLogTarget | None = None

@@ -92,7 +92,7 @@ class _Found:
 class _VerifyTask:
     """What a job runs for each piece; picklable."""
 
-    given: Mapping[str, str]
+    given: Mapping[str, str] = field(repr=False)
     store: TableStore
     schema: pa.Schema
     secret: bytes
