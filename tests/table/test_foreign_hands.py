@@ -186,6 +186,25 @@ def test_a_checkpoint_of_another_writer(table: DeltaMirrorTable, mirror: NaiveMi
     assert dict(again.current.positions) == dict(table.current.positions)
 
 
+def test_a_checkpoint_of_a_claim_that_has_just_been_made(
+    table: DeltaMirrorTable, mirror: NaiveMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim stands, and is not taken for one that others have left far behind."""
+    begun = table.version
+
+    def at(place: str) -> None:
+        if place == "table.after-commit" and table.version == begun:
+            monkeypatch.undo()
+            DeltaTable(table.uri).create_checkpoint()
+
+    monkeypatch.setattr("tailrace.table.delta.log.crash_point", at)
+    again = DeltaMirrorTable.open(table.uri)
+    again.claim("second")
+    again.commit(Commit("TAILRACE ROUND", positions={1: Position.at(1, 100)}))
+    check_rows(again, mirror.rows)
+    assert again.current.position(1).seqno == 100
+
+
 def test_a_checkpoint_in_several_parts(table: DeltaMirrorTable, mirror: NaiveMirror) -> None:
     table.checkpoint()
     folder = Path(table.uri) / "_delta_log"
