@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..columns.batch import SCHEMA
+from ..columns.row_kinds import ROLLBACK, kind_of
 from ..files import scratch_file, scratch_folder
 from .aio import Source
 from .events import Mutation
@@ -43,7 +44,7 @@ async def documents(source: Source, advance: Callable[[int], None]) -> AsyncIter
         group = vbuckets[first : first + size]
         with KeptChanges() as kept:
             async for batch in source.batches(end={vbucket: ends[vbucket] for vbucket in group}):
-                if batch.num_rows == 1 and batch["op"][0].as_py() == "rollback":
+                if kind_of(batch) == ROLLBACK:
                     kept.roll_back(batch["vbucket"][0].as_py(), batch["seqno"][0].as_py())
                 else:
                     kept.add(batch)
