@@ -7,6 +7,7 @@ import contextlib
 import errno
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -41,6 +42,9 @@ from tailrace.table.store import StoredFile, TableStore
 
 _PATIENCE_S = 20.0
 """A life in which nothing happened for so long, by its own clock, never comes to its end."""
+
+_LIFE_S = 240.0
+"""Of the machine's time: no life of a few rounds takes so long, however busy the machine is."""
 
 EAGER = CompactionPolicy(tier_files=3, least_rows=12)
 """Tables of a few rows are worth a compaction."""
@@ -171,6 +175,7 @@ class Chaos:
         self._met: Counter[str] = Counter()
         self._life: Life | None = None
         self.changes = str(directory / "changes") if self.rng.random() < 0.5 else None
+        self._life_ends = 0.0
         self._asleep: list[Sleeper] = []
         """Drivers that were taken for dead, and are not."""
         self._is_damaged = False
@@ -245,6 +250,7 @@ class Chaos:
         self.restarts += 1
         self._met.clear()
         self._life = life
+        self._life_ends = time.monotonic() + _LIFE_S
         sleeper = Sleeper(lambda: self._live_to_the_end(life, start_over))
         try:
             if not sleeper.run():
@@ -375,6 +381,8 @@ class Chaos:
             check_version(self.world, self.table)
         if Sleeper.is_risen():
             return
+        if time.monotonic() > self._life_ends:
+            raise NotEqual(f"the mirror has not come to its end in {_LIFE_S:g} s")
         self._met[place] += 1
         self.met[place] += 1
         here = self._met[place]
