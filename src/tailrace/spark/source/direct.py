@@ -41,6 +41,10 @@ class DirectPartition(InputPartition):
         self.collections = collections
         """The only ones to stream, where the options don't say so; the selection takes no others."""
 
+    def __repr__(self) -> str:
+        """Without the options: there are secrets among them, and Spark's own shows every attribute."""
+        return f"DirectPartition(vbuckets {sorted(self.ranges)})"
+
 
 def read_direct(partition: DirectPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a partition that its selection takes."""
