@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from cluster.sim_network import HOST, Dial
 from tailrace.client.bounds import ReadOptions
@@ -20,6 +20,7 @@ from tailrace.client.progress import Progress, SavedPosition
 from tailrace.client.resume import Reading
 from tailrace.connstr import Address, ConnectionString
 from tailrace.errors import ConnectError, TailraceError
+from tailrace.model import MAX_U64
 from tailrace.protocol.dcp.reader import DcpReader, ReaderSettings
 
 
@@ -74,6 +75,7 @@ class Mirror:
     PLACE = "mirror"
     NODES: type[Nodes] = Nodes
     READING: type[Reading] = Reading
+    OPTIONS = ReadOptions(retry_for_s=1e9)
 
     def __init__(
         self, rng: random.Random, ports: dict[str, int], dial: Dial, now: Callable[[], float]
@@ -95,9 +97,7 @@ class Mirror:
         self.nodes = self.NODES(
             self._where, settings, agent="sim", allow_plain=False, retry_for_s=1e9, rng=self._rng
         )
-        self.reading = self.READING(
-            self.nodes, Catalog("default"), ReadOptions(retry_for_s=1e9), self._saved, rng=self._rng
-        )
+        self.reading = self.READING(self.nodes, Catalog("default"), self.OPTIONS, self._saved, rng=self._rng)
 
     def restart(self) -> None:
         """A kill: what was published stays, with the positions that were saved with it."""
@@ -175,12 +175,39 @@ class Mirror:
         self.on_publish(vbucket, vb_uuid, seqno, state)
 
 
+class CautiousMirror(Mirror):
+    """Takes only what all copies have on disk: nothing that it was given is ever taken back."""
+
+    OPTIONS = ReadOptions(retry_for_s=1e9, rollback_mitigation=True)
+    on_loss: Callable[[int, list[int]], None]
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._made_on: dict[tuple[int, int], int] = getattr(self, "_made_on", {})
+
+    def _apply(self, event: object) -> None:
+        if isinstance(event, Rollback):
+            held = [version[0] for version in self.held.get(event.vbucket, []) if version[0] > event.seqno]
+            lost = [seqno for seqno in held if not self._will_come_again(event.vbucket, seqno)]
+            if lost:
+                self.on_loss(event.vbucket, lost)
+        elif isinstance(event, Mutation | Deletion | Expiration):
+            self._made_on[event.vbucket, event.seqno] = event.vb_uuid
+        super()._apply(event)
+
+    def _will_come_again(self, vbucket: int, seqno: int) -> bool:
+        """Whether the vbucket still has what it had there: a snapshot may be sent anew from its start."""
+        log = self.reading.progress[vbucket].history
+        branch = log and log.range_of(self._made_on[vbucket, seqno], MAX_U64)
+        return bool(branch and seqno <= branch.upper)
+
+
 class _OneNode(Nodes):
     """Whatever the map says, one node is asked for everything."""
 
     home: Address
 
-    def need(self, vbuckets: object, *, copies_of: object = ()) -> None:
+    def need(self, vbuckets: Iterable[int], *, copies_of: Iterable[int] = ()) -> None:
         self._needed = (self.home,)
 
     def node_of(self, vbucket: int) -> KnownNode | None:

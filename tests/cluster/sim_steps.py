@@ -248,6 +248,7 @@ class Steps:
         self.world.note(f"rewind of vbucket {number} to {target}")
         machine.bucket.vbucket_changed(number)
         self.world.may_roll_back[number] = True
+        self.world.rewound.add(number)
         self.world.promises.rewound(number, target, answered)
         self.world.observe(machine.name)
 

@@ -16,7 +16,7 @@ from cluster.sim_client import Client
 from cluster.sim_network import End, Network, UpstreamEnd, Wire
 from cluster.sim_nodes import Machine, SimulatedMember
 from cluster.sim_promises import Promises
-from cluster.sim_readers import CopyReader, Mirror
+from cluster.sim_readers import CautiousMirror, CopyReader, Mirror
 from cluster.sim_truth import KEYS, VBUCKETS, Truth, Wrong, documents
 from tailrace.clock import ManualClock
 from tailrace.cluster.coordinator import Coordinator
@@ -33,13 +33,15 @@ _MOST_TURNS = 600
 class World:
     """Everything that there is."""
 
-    def __init__(self, seed: int, *, replicas: int | None = None) -> None:
+    def __init__(self, seed: int, *, replicas: int | None = None, mirror: type[Mirror] = Mirror) -> None:
         """``replicas``: somebody else chooses what happens, and nothing goes wrong by itself."""
         self.rng = random.Random(seed)
         self.clock = ManualClock()
         self.trace: list[str] = []
         self.network = Network(self.rng)
         self.may_roll_back = [False] * VBUCKETS
+        self.rewound: set[int] = set()
+        """Vbuckets of which somebody forgot changes on purpose, on disk or not."""
         self.moves: Iterator[str] | None = None
         """The rebalance that is under way."""
         self._is_quiet = True
@@ -67,11 +69,13 @@ class World:
         ports = {name: machine.port for name, machine in self.machines.items()}
         self.client = Client(self.rng, VBUCKETS, ports, self._dial)
         self.promises = Promises(self.client, self.network, self.note)
-        self.mirror = Mirror(self.rng, ports, self._dial, self.clock.monotonic)
+        self.mirror = mirror(self.rng, ports, self._dial, self.clock.monotonic)
         self.copy_reader = CopyReader(self.rng, ports, self._dial, self.clock.monotonic)
         for reader in (self.mirror, self.copy_reader):
             reader.on_publish = self._published(reader.PLACE)
         self.mirror.on_rollback = self._rolled_back
+        if isinstance(self.mirror, CautiousMirror):
+            self.mirror.on_loss = self._taken_back
         self.client.connect()
         self._until(self._is_equal, "the nodes don't begin")
         self._is_quiet = False
@@ -148,6 +152,10 @@ class World:
         self.note(f"mirror rolls vbucket {vbucket} back to {seqno}")
         if not self.may_roll_back[vbucket]:
             raise Wrong(f"the mirror rolls vbucket {vbucket} back to {seqno}, and nothing was lost")
+
+    def _taken_back(self, vbucket: int, seqnos: list[int]) -> None:
+        if vbucket not in self.rewound:
+            raise Wrong(f"{seqnos} of vbucket {vbucket} were handed out and are taken back")
 
     # what can be done: bytes, time and work
 
@@ -309,6 +317,7 @@ class World:
             )
         self._check()
         self.may_roll_back = [False] * VBUCKETS
+        self.rewound.clear()
         self.promises.all_are_back()
         self._is_quiet = False
 

@@ -19,6 +19,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from cluster.sim_readers import Mirror
 from cluster.sim_steps import Steps
 from cluster.sim_world import World
 
@@ -26,10 +27,10 @@ STEPS = 160
 QUIET_EVERY = 80
 
 
-def run(seed: int, steps: int = STEPS) -> World:
+def run(seed: int, steps: int = STEPS, *, mirror: type[Mirror] = Mirror) -> World:
     """Play a seed. What goes wrong says how to play it again, and what happened."""
     with _rarely_collected():
-        return _play(seed, steps)
+        return _play(seed, steps, mirror)
 
 
 @contextmanager
@@ -43,8 +44,8 @@ def _rarely_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _play(seed: int, steps: int) -> World:
-    world = World(seed)
+def _play(seed: int, steps: int, mirror: type[Mirror]) -> World:
+    world = World(seed, mirror=mirror)
     chosen = Steps(world)
     try:
         for number in range(steps):

@@ -14,12 +14,14 @@ import pytest
 
 from campaigns.bug import Bug
 from cluster.planted_cluster_bugs import BUGS
+from cluster.sim_readers import CautiousMirror
 from cluster.sim_truth import Wrong
 from cluster.simulation import STEPS, run
 from tailrace.errors import TailraceError
 
 SEED = os.environ.get("SIMULATE")
 SEEDS = 300
+CAUTIOUS_SEEDS = 30
 MANY_SEEDS = 10_000
 BATCH = 10
 TESTS = Path(__file__).parents[1]
@@ -30,6 +32,21 @@ PAGE = TESTS.parent / "docs" / "failover.md"
 def test_all_is_well_under_many_seeds(first: int) -> None:
     for seed in range(first, first + BATCH):
         run(seed)
+
+
+@pytest.mark.parametrize("first", range(0, CAUTIOUS_SEEDS, BATCH))
+def test_nothing_that_a_cautious_reader_was_given_is_taken_back(first: int) -> None:
+    """Rollback mitigation: whichever copy is promoted, it has what was handed out, and the reader goes on."""
+    for seed in range(first, first + BATCH):
+        run(seed, mirror=CautiousMirror)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(SEED), reason="one seed is played again")
+@pytest.mark.parametrize("first", range(CAUTIOUS_SEEDS, 1_000, BATCH * 5))
+def test_nothing_that_a_cautious_reader_was_given_is_taken_back_in_many_seeds(first: int) -> None:
+    for seed in range(first, first + BATCH * 5):
+        run(seed, mirror=CautiousMirror)
 
 
 @pytest.mark.long

@@ -167,7 +167,6 @@ class HeldPortion:
         self._persisted.clear()
         if self._portion is not None and progress.vbucket in self._portion.ends:
             self._undo(progress, self._portion)
-            progress.abandon([link for _, link in self._nodes.links()], self._now())
 
     def _undo(self, progress: Progress, portion: Portion) -> None:
         """Stand where the application stands, as if the held portion had never come."""
@@ -179,3 +178,5 @@ class HeldPortion:
         if progress.state in (ReadingState.OPEN, ReadingState.REQUESTED, ReadingState.DONE):
             progress.leave(self._now())
             progress.make_ready()
+        # it may go on elsewhere by now, behind what is forgotten here
+        progress.abandon([link for _, link in self._nodes.links()], self._now())

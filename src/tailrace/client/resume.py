@@ -237,8 +237,12 @@ class Reading:
         """The next portion, from each connection in turn; None if there is nothing now."""
         self._now = now
         if not self._held.is_empty:
-            gone = [link for address, link in self._nodes.links() if address in self._closed]
-            if not self._held.is_of(gone):
+            gone = {where: link for where, link in self._nodes.links() if where in self._closed}
+            if not self._held.is_of(list(gone.values())):
+                # what they brought would have to wait too, and what they know of the held portion is needed
+                for address, lost in gone.items():
+                    lost.discard()
+                    self._lose(address, lost, self._closed.pop(address))
                 return self._held.take()
             release(self._held.drop())
         for address, _ in self._nodes.links():
@@ -252,8 +256,8 @@ class Reading:
                 self._turns.remove(address)
                 continue
             portion = self._take_from(address, link)
-            if portion is not None:
-                return portion
+            if portion is not None or not self._held.is_empty:
+                return portion  # another node's would take the place of the one that is held
         return None
 
     def finish(self, portion: Portion) -> None:
