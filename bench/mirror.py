@@ -369,9 +369,9 @@ def rounds(bench: Bench) -> None:
     said("rounds", "median ms: " + ", ".join(f"{name} {spent * 1e3:.0f}" for name, spent in phases.items()))
     in_ms = (f"{name} {spent / len(seconds) * 1e3:.0f}" for name, spent in used.items())
     said("rounds", "ms of CPU a round: " + ", ".join(in_ms))
-    before = bench.figure("changes_per_s", rate)
-    if before is not None:
-        docs, other = before
+    other_size = bench.figure("changes_per_s", rate)
+    if other_size is not None:
+        docs, other = other_size
         said(
             "rounds",
             f"{rate / other:.2f} of the changes/s into {docs:,} documents",

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,12 @@ def mirror_rate(spark: Any, url: str, path: Path, docs: int, **settings: Any) ->
 
 def scan_seconds(frame: Any) -> dict[str, float]:
     """How long each query takes."""
-    queries = {
+    queries: dict[str, Callable[[], object]] = {
         "two columns": lambda: frame.selectExpr("sum(total)", "avg(age)").collect(),
         "nested filter": lambda: frame.where("address.city = 'Wien' and total > 500").count(),
         "all columns": lambda: frame.write.format("noop").mode("overwrite").save(),
     }
-    seconds = {}
+    seconds: dict[str, float] = {}
     for name, run in queries.items():
         began = time.perf_counter()
         run()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import datafusion  # type: ignore[import-not-found]
-import duckdb  # type: ignore[import-not-found]
+import datafusion
+import duckdb
 from deltalake import DeltaTable
 
 import tailrace
