@@ -187,6 +187,54 @@ def test_failover_logs_are_not_asked_for_every_round(
     assert len(looks) == 3, "what was refused is settled"
 
 
+def test_a_failover_that_the_table_furthest_behind_does_not_notice(
+    node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node checks where a stream begins. A table that is further has what lies beyond left out, and where
+    it stands may have been taken back since the failover logs were asked for.
+    """
+    ahead, behind = MemoryTable(tmp_path / "ahead"), MemoryTable(tmp_path / "behind")
+    log = MemoryTable(tmp_path / "log", CHANGES_SCHEMA)
+    settings = MirrorSettings(trigger_s=0.0)
+    mirror = Mirror(
+        LocalJobs(),
+        given(node),
+        [ahead, behind],
+        "default",
+        settings,
+        log=log,
+        clock=StandingClock(),
+        in_background=False,
+    )
+    mirror.prepare()
+    for what in ("a", "b"):
+        node.set(what, {"n": 1}, vbucket=3)
+    mirror.turn()
+    for what in ("c", "d"):
+        node.set(what, {"n": 1}, vbucket=3)
+    commit = MemoryTable.commit
+
+    def refused(self: MemoryTable, made: Commit) -> int:
+        if self is behind:
+            raise TableChanged("somebody tidied up")
+        return commit(self, made)
+
+    with monkeypatch.context() as patched, pytest.raises(TableChanged):
+        patched.setattr(MemoryTable, "commit", refused)
+        mirror.turn()
+    node.rewind(3, 2)
+    for what in ("e", "f", "g"):
+        node.set(what, {"n": 2}, vbucket=3)
+    mirror.turn()
+    mirror.turn()
+    assert_equal(node, behind)
+    assert_equal(node, ahead)
+    assert log_rows(log)[-1] == ("rollback", 3, 2, None)
+    assert [(seqno, key) for op, _, seqno, key in log_rows(log) if op == "mutation"] == [
+        *((1, "a"), (2, "b"), (3, "c"), (3, "e"), (4, "d"), (4, "f"), (5, "g"))
+    ]
+
+
 def test_a_vbucket_is_read_anew_until_that_is_committed(
     node: Any, table: MemoryTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

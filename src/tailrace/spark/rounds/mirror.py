@@ -30,7 +30,7 @@ from .housekeeping import Housekeeping
 from .jobs import Jobs
 from .planning import Range, RoundPlan, divided, plan_round
 from .progress import RoundProgress
-from .targets import log_target, table_target, with_branches
+from .targets import log_target, planned_branches, table_target, with_branches
 from .task import RoundTask, TaskAnswer
 from .verdicts import Verdicts
 
@@ -304,7 +304,8 @@ class Mirror:
                 table_target(table, self._stands.of(table), decisions[index], ranges)
                 for index, table in enumerate(self.tables)
             ]
-            task = RoundTask(self._task_options, tuple(targets), log)
+            branches = planned_branches(state, targets, log)
+            task = RoundTask(self._task_options, tuple(targets), log, branches)
             answers: list[TaskAnswer] = self.jobs.run(task, pieces, description)
             if not self._committer.settle_columns(answers):
                 break

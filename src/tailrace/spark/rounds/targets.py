@@ -14,7 +14,7 @@ from .changes import ChangeLogTarget, LogBranch, branch_point
 from .planning import Decision, Range, RoundPlan
 from .task import TableTarget
 
-__all__ = ["log_target", "table_target", "with_branches"]
+__all__ = ["log_target", "planned_branches", "table_target", "with_branches"]
 
 
 def table_target(
@@ -66,6 +66,21 @@ def log_target(
         branches,
         {file.path: log.mask(file).serialize() for file in files if file.vector is not None},
     )
+
+
+def planned_branches(
+    state: BucketState, targets: Iterable[TableTarget], log: ChangeLogTarget | None
+) -> dict[int, frozenset[int]]:
+    """The branches that the plan knew of vbuckets in which a table is further than the stream begins, or the
+    change log branches: the bucket itself checks only where a stream begins.
+    """
+    vbuckets = {vbucket for target in targets for vbucket in target.floors}
+    if log is not None:
+        vbuckets |= log.floors.keys() | log.branches.keys()
+    return {
+        vbucket: frozenset(entry.vb_uuid for entry in state.failover_logs[vbucket].entries)
+        for vbucket in vbuckets
+    }
 
 
 def with_branches(

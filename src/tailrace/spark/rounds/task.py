@@ -97,6 +97,8 @@ class RoundTask:
     """Options of the source."""
     targets: tuple[TableTarget, ...]
     log: ChangeLogTarget | None = None
+    planned_branches: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """By vbucket, the vb_uuids that the plan knew, where it rests on more than the stream's own beginning."""
 
     def __call__(self, ranges: Mapping[int, Range]) -> TaskAnswer:
         crash_point("mirror.in-task")
@@ -196,6 +198,7 @@ class _TaskReader:
         self.answer = TaskAnswer()
         self._collections = [_Collection(target) for target in task.targets]
         self._log = None if task.log is None else ChangeSink(task.log)
+        self._planned_branches = task.planned_branches
         self._clock = clock
         self._dropped: set[int] = set()
 
@@ -227,6 +230,12 @@ class _TaskReader:
 
     def stand(self, vbucket: int, position: Position) -> None:
         """A vbucket has come to the end of a snapshot."""
+        planned = self._planned_branches.get(vbucket)
+        if planned is not None and position.seqno and position.vb_uuid not in planned:
+            # The bucket has branched since the plan. It goes on from where the stream began, but a table that
+            # is further may stand on what was taken back: the next plan sees that.
+            self.refuse(vbucket, Position.BEGINNING)
+            return
         self.answer.positions[vbucket] = Position.at(position.vb_uuid, position.seqno)
 
     def finish(self, ranges: Mapping[int, Range]) -> TaskAnswer:
