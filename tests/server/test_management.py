@@ -138,6 +138,29 @@ def test_a_request_comes_in_pieces(piece_bytes: int) -> None:
     assert "shop" in scopes_of(node)
 
 
+@pytest.mark.parametrize("behind", [b"GET /pools HTTP/1.1\r\n\r\n", b"x" * 100_000])
+def test_what_comes_behind_a_request_is_not_its_body(behind: bytes) -> None:
+    node = Bench().node
+    request = b"POST /pools/default/buckets/default/scopes HTTP/1.1\r\nContent-Length: 9\r\n\r\nname=shop"
+    buffer = HttpRequestBuffer()
+    assert buffer.add(request + behind)
+    assert buffer.answer(node, serve_management).startswith(b"HTTP/1.1 200 ")
+    assert "shop" in scopes_of(node)
+
+
+def test_a_form_with_too_many_fields_is_refused() -> None:
+    form = {f"field{number}": "1" for number in range(100)}
+    assert call(Bench().node, "POST", "/pools/default/buckets/default/scopes", **form)[0] == 400
+
+
+def test_a_node_that_waits_for_its_map_does_not_change_its_collections() -> None:
+    """It may be one of several."""
+    node = Bench().node
+    node.fenced = True
+    assert call(node, "POST", "/pools/default/buckets/default/scopes", name="shop")[0] == 503
+    assert scopes_of(node) == {"_default": ["_default"]}
+
+
 def test_a_request_without_end_gets_nothing() -> None:
     buffer = HttpRequestBuffer()
     assert buffer.add(b"GET /" + b"x" * 10_000)

@@ -28,6 +28,7 @@ HTTP_STARTS = frozenset(b"GPHDO")
 """First letters of HTTP's methods; no frame of ours begins with one."""
 MAX_HEAD_BYTES = 8 << 10
 MAX_BODY_BYTES = 64 << 10
+_MAX_FIELDS = 20
 _VERSION = "7.6.0-1000-enterprise"
 _COMPATIBILITY = 7 << 16 | 6
 _MAX_TTL = (1 << 31) - 1
@@ -93,7 +94,7 @@ class HttpRequestBuffer:
         """The whole response; nothing for a request without end."""
         if self._need is None:
             return b""
-        head, _, body = self._data.partition(b"\r\n\r\n")
+        head, _, body = self._data[: self._need].partition(b"\r\n\r\n")
         return respond_to(node, head, body, serve)
 
 
@@ -122,7 +123,10 @@ def respond_to(node: Node, head: bytes, body: bytes, serve: Serve) -> bytes:
     if user is None:
         return _response(_error(401, "log in with Basic authentication"))
     method, target, _ = words
-    fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=20)
+    try:
+        fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
+    except ValueError:
+        return _response(_error(400, f"a form of more than {_MAX_FIELDS} fields"))
     form = {name: values[-1] for name, values in fields.items()}
     path = target.partition("?")[0]
     content = serve(node, HttpRequest("GET" if method == "HEAD" else method, path, user, form))
@@ -189,7 +193,7 @@ def serve_management(node: Node, request: HttpRequest) -> HttpContent | None:
                 return HttpContent("text/plain", b"Requested resource not found.\r\n", 404)
             if not rest:
                 return _only_get(request, HttpContent.of_json(_bucket(node, bucket)))
-            return _scopes(bucket, request, rest)
+            return _scopes(node, bucket, request, rest)
     return None
 
 
@@ -248,7 +252,7 @@ class _Refusal(Exception):
     """Status and words."""
 
 
-def _scopes(bucket: ServedBucket, request: HttpRequest, rest: list[str]) -> HttpContent | None:
+def _scopes(node: Node, bucket: ServedBucket, request: HttpRequest, rest: list[str]) -> HttpContent | None:
     method = request.method
     name = request.form.get("name", "")
     manifest = bucket.collections.manifest.to_json()
@@ -271,7 +275,7 @@ def _scopes(bucket: ServedBucket, request: HttpRequest, rest: list[str]) -> Http
                 return _error(405, f"{method} is not for this path")
             case _:
                 return None
-        return _apply(bucket, manifest)
+        return _apply(node, bucket, manifest)
     except _Refusal as refusal:
         status, text = refusal.args
         return HttpContent.of_json({"errors": {"_": text}}, status)
@@ -354,8 +358,10 @@ def _free_id(manifest: dict[str, Any]) -> str:
     return f"{max(8 + int(manifest['uid'], 16), *(int(member['uid'], 16) for member in members)) + 1:x}"
 
 
-def _apply(bucket: ServedBucket, manifest: dict[str, Any]) -> HttpContent:
+def _apply(node: Node, bucket: ServedBucket, manifest: dict[str, Any]) -> HttpContent:
     """The new manifest; it is known to the key-value front end when the answer goes out."""
+    if node.fenced:
+        raise _Refusal(503, "the node waits for its cluster map")
     if bucket.map is not None and len(json.loads(bucket.map.text).get("nodesExt", [])) > 1:
         raise _Refusal(503, "this node is one of several, and changes none of them: use tailrace collections")
     manifest["uid"] = f"{int(manifest['uid'], 16) + 1:x}"
