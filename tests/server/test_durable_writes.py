@@ -14,8 +14,8 @@ from tailrace.server.session import Session
 from tailrace.server.topology import NodeAddress, bucket_map
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin
-from tailrace.wire.codes import DurabilityLevel, Feature, Magic, Status, VBucketState
-from tailrace.wire.fields import Durability, encode_frame_infos
+from tailrace.wire.codes import DurabilityLevel, Feature, Magic, RequestFrameId, Status, VBucketState
+from tailrace.wire.fields import Durability, FrameInfo, encode_frame_infos
 from tailrace.wire.kv import Get, Set
 
 LEVELS = list(DurabilityLevel)
@@ -210,3 +210,60 @@ class TestOutOfOrder:
         bench.node.buckets["default"].durability.reached(0, "b:2", 1, on_disk=False)
         assert [frame.opaque for frame in take(session)] == [1]
         assert session.closed
+
+    def test_nothing_overtakes_across_a_barrier(self) -> None:
+        """A command with a barrier is answered behind all before it, and before all behind it."""
+        bench, session = self.open(Feature.UNORDERED_EXECUTION)
+        barrier = encode_frame_infos([FrameInfo(RequestFrameId.BARRIER, b"")])
+        requests = (
+            self.durable(1),
+            admin.Noop(opaque=2),
+            Get(opaque=3, key=b"k", framing=barrier),
+            self.durable(4),
+            admin.Noop(opaque=5),
+        )
+        assert [frame.opaque for frame in ask(bench, session, *requests)] == [2]
+        bench.run_jobs()
+        copies = bench.node.buckets["default"].durability
+        copies.reached(0, "b:2", 1, on_disk=False)
+        assert [frame.opaque for frame in take(session)] == [1, 3, 5]
+        copies.reached(0, "b:2", 2, on_disk=False)
+        assert [frame.opaque for frame in take(session)] == [4]
+
+    def test_a_durable_write_is_a_barrier_itself(self) -> None:
+        bench, session = self.open(Feature.UNORDERED_EXECUTION)
+        barrier = self.durable(2)
+        barrier.framing += encode_frame_infos([FrameInfo(RequestFrameId.BARRIER, b"")])
+        assert ask(bench, session, self.durable(1), barrier, admin.Noop(opaque=3)) == []
+        assert session.unfinished == 2
+        bench.run_jobs()
+        bench.node.buckets["default"].durability.reached(0, "b:2", 2, on_disk=False)
+        assert [frame.opaque for frame in take(session)] == [1, 2, 3]
+        assert session.unfinished == 0
+
+    def test_no_other_bucket_is_selected_meanwhile(self) -> None:
+        bench, session = self.open(Feature.UNORDERED_EXECUTION)
+        (refused,) = ask(bench, session, self.durable(1), admin.SelectBucket(opaque=2, key=b"default"))
+        assert (refused.opaque, refused.status) == (2, Status.NOT_SUPPORTED)
+
+    def test_nothing_more_is_taken_up_while_the_node_stops(self) -> None:
+        bench, session = self.open(Feature.UNORDERED_EXECUTION)
+        ask(bench, session, self.durable(1))
+        assert bench.node.stop_sessions("the node stops") == [session]
+        assert session.exchange(Set(key=b"late", value=b"2", opaque=2).encode(), bench.now) == b""
+        vbucket = bench.node.buckets["default"].store.vbuckets[0]
+        assert vbucket is not None
+        assert vbucket.high_seqno == 1
+
+
+def test_a_node_that_the_map_leaves_out_is_no_copy() -> None:
+    """Its vbucket goes to others, and it has not been told so yet: what it has itself counts no more."""
+    copies = server_durability.CopyTracker()
+    addresses = [NodeAddress(port=port, host="127.0.0.1") for port in (1, 2, 3, 4)]
+    copies.set_map(bucket_map("default", addresses, [[0, 1, 2]], epoch=2, rev=1, this_node=0))
+    answers: list[bool] = []
+    copies.wait(0, 5, DurabilityLevel.MAJORITY, answers.append, lambda: False)
+    copies.persisted(0, 5)
+    copies.set_map(bucket_map("default", addresses, [[1, 2, 3]], epoch=2, rev=2, this_node=0))
+    copies.reached(0, "127.0.0.1:4", 5, on_disk=False)
+    assert answers == [], "one of three copies has it"

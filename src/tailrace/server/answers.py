@@ -40,9 +40,14 @@ class AnswerQueue:
         self.ready.append(message)
         self.size += len(message)
 
-    def add_pending(self, pending: Pending) -> None:
-        """An answer that may not be there yet."""
-        (self.waiting if self.is_ordered else self._overtaken).append(pending)
+    def add_barrier(self) -> None:
+        """Nothing that is added from now on overtakes what is unfinished now."""
+        self.waiting += self._overtaken
+        self._overtaken.clear()
+
+    def add_pending(self, pending: Pending, *, is_barrier: bool = False) -> None:
+        """An answer that may not be there yet; a barrier's is not overtaken either."""
+        (self.waiting if self.is_ordered or is_barrier else self._overtaken).append(pending)
         self.unfinished += 1
         self.advance()
 

@@ -132,7 +132,16 @@ def command(
 class Call(Generic[M_co]):
     """One request and what belongs to it."""
 
-    __slots__ = ("collection", "command", "durability", "now", "preserve_ttl", "request", "session")
+    __slots__ = (
+        "collection",
+        "command",
+        "durability",
+        "is_barrier",
+        "now",
+        "preserve_ttl",
+        "request",
+        "session",
+    )
 
     def __init__(self, session: Session, command: Command, request: M_co, now: float) -> None:
         self.session = session
@@ -140,6 +149,7 @@ class Call(Generic[M_co]):
         self.request = request
         self.now = now
         self.durability: Durability | None = None
+        self.is_barrier = False
         self.preserve_ttl = False
         self.collection = 0
         if request.framing:
@@ -159,6 +169,7 @@ class Call(Generic[M_co]):
             elif info.id == RequestFrameId.BARRIER:
                 if info.data:
                     raise MalformedMessage("a barrier has no data")
+                self.is_barrier = True
             elif info.id in (RequestFrameId.IMPERSONATE, RequestFrameId.EXTRA_PRIVILEGE):
                 raise Refused(Status.EACCESS, "to act for somebody else is not offered")
             else:

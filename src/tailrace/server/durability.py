@@ -128,8 +128,11 @@ class CopyTracker:
             return False
         chain = self._chain(vbucket)
         copies = self._reached.get(vbucket, {})
+        others = chain[1:]
         count = 1  # our own
-        for name in chain[1:]:
+        if self.own_name and self.own_name not in chain:
+            others, count = chain, 0  # the vbucket goes to others, and we don't know it yet
+        for name in others:
             reached = copies.get(name) if name is not None else None
             if reached is not None:
                 count += (reached.on_disk if waiter.needs_disk else reached.in_memory) >= waiter.seqno

@@ -116,6 +116,7 @@ class Session:
             or bucket is None
             or self.handler is not None
             or self.closed
+            or self._finishing is not None
             or not self.login.authenticated
             or self.node.fenced
         ):
@@ -284,6 +285,8 @@ class Session:
             try:
                 request = command.message.decode(frame)
                 call = Call(self, command, request, now)
+                if call.is_barrier:
+                    self._answers.add_barrier()
                 if command.needs_bucket and self.bucket is None:
                     raise Refused(Status.NO_BUCKET, "select a bucket first")
                 reply = command.run(call)
@@ -299,7 +302,7 @@ class Session:
                 self._refuse(frame, Refused(Status.EINTERNAL, "a bug, see the log"))
             else:
                 if isinstance(reply, Pending):
-                    self._enqueue(reply)
+                    self._answers.add_pending(reply, is_barrier=call.is_barrier)
                 elif reply is not None and not command.silent_success:
                     self.send_answer(reply)
                 self._maybe_finish()
@@ -377,10 +380,6 @@ class Session:
     def send_answer(self, answer: bytes) -> None:
         """Queue an answer, or several in one, behind those before it."""
         self._answers.add(answer)
-
-    def _enqueue(self, pending: Pending) -> None:
-        self._answers.add_pending(pending)
-        self._maybe_finish()
 
     def answered(self) -> None:
         """A pending answer has come."""
