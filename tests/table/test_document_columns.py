@@ -75,6 +75,32 @@ def test_tasks_that_see_fields_differently_get_one_type() -> None:
     assert both.holds(base)
 
 
+def test_tasks_that_give_one_name_to_two_fields() -> None:
+    """Each names the column alone; together the second field gets another one, which its file has not."""
+    base = DocumentColumns(pa.schema([]), evolve=True)
+    for first, second in [
+        ("`a b` INT", "a_b INT"),
+        ("key INT", "doc_key INT"),
+        ("s STRUCT<`a b`: INT>", "s STRUCT<a_b: INT>"),
+        ("l ARRAY<STRUCT<`a b`: INT>>", "l ARRAY<STRUCT<a_b: INT>>"),
+    ]:
+        left, right = (base.joined([DocumentColumns.from_text(text)]) for text in (first, second))
+        both = base.joined([left, right])
+        assert both.holds(left)
+        assert not both.holds(right)
+        assert both.holds(both) and both.holds(base)
+
+
+def test_tasks_whose_fields_have_no_room_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they would see the same again and again."""
+    monkeypatch.setattr(document_columns, "MAX_COLUMNS", 4)
+    base = DocumentColumns.from_text("n INT", evolve=True)
+    left, right = (base.parse(texts({"s": dict.fromkeys(names, 1)}))[1] for names in ("abc", "xyz"))
+    both = base.joined([left, right])
+    assert both == left
+    assert both.parse(texts({"s": {"x": 1, "y": 1}}))[1] == both, "now there is no room for these"
+
+
 def test_the_log_says_how_small_and_how_large(tmp_path: Path) -> None:
     documents = DocumentColumns.from_text(
         "t STRING, f DOUBLE, d DATE, at TIMESTAMP, n TINYINT, p DECIMAL(4,1), ok BOOLEAN, l ARRAY<INT>, "

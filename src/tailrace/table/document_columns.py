@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 import pyarrow as pa
 
-from ..errors import UsageError
 from .ddl import format_ddl, parse_ddl
 from .inferring import common_type, count_parts, extended_type
-from .nested import is_part, with_names
+from .nested import with_names
 from .typed import RESCUED, DocumentShape
 
 __all__ = ["INFER", "MAX_COLUMNS", "DocumentColumns"]
@@ -116,24 +115,26 @@ class DocumentColumns:
 
     def joined(self, others: Iterable[DocumentColumns]) -> DocumentColumns:
         """With the fields that came up in several places at once; what is here keeps its type."""
-        seen: pa.DataType | None = None
-        for other in others:
-            kind = pa.struct(list(other.fields))
-            seen = kind if seen is None else common_type(seen, kind)
-        if seen is None:
+        kinds = [pa.struct(list(other.fields)) for other in others]
+        if not kinds:
             return self
+        fields = self._with(reduce(common_type, kinds))
+        if fields == self.fields:  # where all together have no room, the first that has more does
+            fields = next((more for kind in kinds if (more := self._with(kind)) != self.fields), fields)
+        return replace(self, fields=fields)
+
+    def _with(self, seen: pa.DataType) -> pa.Schema:
+        """The fields, and what documents of a type have more."""
         fields = pa.schema(list(extended_type(pa.struct(list(self.fields)), seen)))
-        return replace(self, fields=_limited(self.fields, fields))
+        return _limited(self.fields, fields)
 
     def holds(self, other: DocumentColumns) -> bool:
         """Whether what was written with other columns can be read with these: they lack some, no more."""
-        try:
-            return all(
-                field.name in self.columns.names and is_part(field.type, self.columns.field(field.name).type)
-                for field in other.columns
-            )
-        except UsageError:
-            return False
+        return other._places <= self._places
+
+    @cached_property
+    def _places(self) -> frozenset[_Place]:
+        return frozenset(_places(self.fields, taken=_TAKEN))
 
     def __str__(self) -> str:
         return format_ddl(self.fields)
@@ -170,6 +171,27 @@ def _unique_names(fields: Iterable[pa.Field], taken: frozenset[str] = frozenset(
         used.add(name.lower())
         names.append(name)
     return names
+
+
+_Place = tuple[tuple[str, ...], tuple[str, ...], pa.DataType]
+
+
+def _places(
+    fields: Iterable[pa.Field],
+    within: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+    taken: frozenset[str] = frozenset(),
+) -> Iterator[_Place]:
+    """Of every value in documents: the fields and the columns that lead to it, and its type."""
+    fields = list(fields)
+    path, columns = within
+    for field, name in zip(fields, _unique_names(fields, taken=taken), strict=True):
+        kind, inner = field.type, ((*path, field.name), (*columns, name))
+        while pa.types.is_list(kind):
+            kind, inner = kind.value_type, ((*inner[0], "[]"), (*inner[1], "[]"))
+        if pa.types.is_struct(kind):
+            yield from _places(kind, inner)
+        else:
+            yield (*inner, kind)
 
 
 def _named(kind: pa.DataType) -> pa.DataType:
