@@ -254,6 +254,26 @@ def test_a_vbucket_is_read_anew_until_that_is_committed(
     assert_equal(node, table)
 
 
+def test_what_is_read_anew_is_so_in_every_table(
+    node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the bucket has nothing, and the commit of the second table is refused."""
+    first, second = MemoryTable(tmp_path / "first"), MemoryTable(tmp_path / "second")
+    node.set("a", {"n": 1}, vbucket=2)
+    once(node, first, second)
+    commit, refusals = MemoryTable.commit, iter([True, False])
+
+    def refused_once(self: MemoryTable, made: Commit) -> int:
+        if self is second and next(refusals, False):
+            raise TableChanged("somebody tidied up")
+        return commit(self, made)
+
+    monkeypatch.setattr(MemoryTable, "commit", refused_once)
+    once(node, first, second, start_over=frozenset([2, 5]))
+    (anew,) = (made for made in second.commits if made.resets)
+    assert set(anew.resets) == {2, 5} and anew.repaired
+
+
 def test_a_rollback_below_everything_starts_over_in_one_commit(node: Any, table: MemoryTable) -> None:
     fill(node, 80)
     once(node, table)

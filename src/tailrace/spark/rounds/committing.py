@@ -7,6 +7,7 @@ whatever is killed, the next round is planned from what the tables say.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from pyroaring import BitMap
@@ -113,7 +114,12 @@ class RoundCommitter:
         for index, table in enumerate(self.tables):
             self._commit_table(index, table, plan, answers, positions, counted)
             crash_point("mirror.after-commit")
+        self.verdicts.anew -= self._gone(self.verdicts.anew & plan.starting_over(0), positions)
         return counted
+
+    def _gone(self, anew: AbstractSet[int], positions: Mapping[int, Position]) -> set[int]:
+        """VBuckets that start over and of which nothing is streamed: the bucket has nothing any more."""
+        return {vbucket for vbucket in anew if not self.high_seqno(vbucket) and vbucket not in positions}
 
     def _commit_log(
         self,
@@ -169,8 +175,7 @@ class RoundCommitter:
         for answer in answers:
             emptied.update(vbucket for number, vbucket in answer.emptied if number == index)
         anew = plan.starting_over(index)
-        # of a bucket that has nothing any more nothing is streamed
-        nothing = {vbucket for vbucket in anew if not self.high_seqno(vbucket) and vbucket not in positions}
+        nothing = self._gone(anew, positions)
         moved = {
             vbucket: position
             for vbucket, position in positions.items()
@@ -222,7 +227,6 @@ class RoundCommitter:
                 repaired=self.verdicts.is_repair and not self.verdicts.anew - positions.keys() - nothing,
             )
         )
-        self.verdicts.anew -= nothing
         counted.committed = True
         counted.changes += counts["changes"]
         counted.rows_written += counts["rows_written"]
