@@ -177,6 +177,22 @@ def test_the_network_decides_on_the_addresses(
     assert parsed.replicas_of(0) == [parsed.nodes[1]] and parsed.replicas_of(1) == [None]
 
 
+@pytest.mark.parametrize("hostname", [{}, {"hostname": "$HOST"}])
+def test_a_node_without_a_name_does_not_stand_for_those_that_have_one(hostname: dict[str, str]) -> None:
+    """The node that was asked may leave its own name out; its ports may be those of all the others."""
+    config = cluster_config()
+    del config["nodesExt"][0]["hostname"]
+    config["nodesExt"][0] |= hostname
+    config["nodesExt"][1]["services"]["kvSSL"] = 21207
+    for network, addresses in (
+        ("external", ["node1.example.com:31311", "node2.example.com:31312"]),
+        ("default", ["10.0.0.1:11207", "10.0.0.2:21207"]),
+    ):
+        parsed = ClusterMap.parse(json.dumps(config).encode(), ASKED, MapContext(True, network, ()))
+        assert parsed is not None
+        assert [str(address) for address in parsed.nodes] == addresses
+
+
 def test_without_other_addresses_there_is_one_network() -> None:
     config = cluster_config(nodesExt=[])
     parsed = ClusterMap.parse(json.dumps(config).encode(), ASKED, MapContext(False, "auto", (ASKED,)))

@@ -15,6 +15,7 @@ from tailrace.server.topology import NodeAddress, bucket_map
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin
 from tailrace.wire.codes import DurabilityLevel, Feature, Magic, RequestFrameId, Status, VBucketState
+from tailrace.wire.dcp import DcpOpen
 from tailrace.wire.fields import Durability, FrameInfo, encode_frame_infos
 from tailrace.wire.kv import Get, Set
 
@@ -188,6 +189,19 @@ class TestOutOfOrder:
         bench.run_jobs()
         bench.node.buckets["default"].durability.reached(0, "b:2", 1, on_disk=False)
         assert [frame.opaque for frame in take(session)] == [1, 2]
+
+    def test_nor_does_a_stream_begin_before_it_is_answered(self) -> None:
+        """A stream's answers do not stand in line; so its first request does, and what comes behind that."""
+        bench, session = self.open()
+        requests = (self.durable(1), DcpOpen(key=b"reader", flags=1, opaque=2), Get(key=b"k", opaque=3))
+        assert ask(bench, session, *requests) == []
+        assert ask(bench, session, Get(key=b"k", opaque=4), admin.Noop(opaque=5)) == []
+        bench.run_jobs()
+        bench.node.buckets["default"].durability.reached(0, "b:2", 1, on_disk=False)
+        answers: list[int] = []
+        for _ in range(5):  # each in a turn of its own, at the most
+            answers += [frame.opaque for frame in take(session)]
+        assert answers == [1, 2, 3, 4, 5]
 
     def test_a_failover_decides_it(self) -> None:
         bench, session = self.open(Feature.UNORDERED_EXECUTION)

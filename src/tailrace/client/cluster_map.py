@@ -178,13 +178,12 @@ class _DescribedNode:
 
 
 def _described(node: Address, index: int, extended: list[dict[str, Any]]) -> _DescribedNode:
-    """What stands of a node in the other list: found by host and port, or by place."""
-    fitting = [
-        entry
-        for entry in extended
-        if _services(entry).get("kv") == node.port
-        and entry.get("hostname", node.host) in (node.host, _ANY_HOST)
-    ]
+    """What stands of a node in the other list: found by host and port, by the port of one that leaves its
+    host out, or by place.
+    """
+    same_port = [entry for entry in extended if _services(entry).get("kv") == node.port]
+    fitting = [entry for entry in same_port if entry.get("hostname") == node.host]
+    fitting += [entry for entry in same_port if entry.get("hostname", _ANY_HOST) == _ANY_HOST]
     if not fitting and index < len(extended):
         fitting = [extended[index]]
     return _DescribedNode(node, fitting[0] if fitting else None, len(extended) <= 1)

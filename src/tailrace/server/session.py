@@ -111,6 +111,7 @@ class Session:
         bucket = self.bucket
         if not (
             self._inbox.has_parts
+            or self._inbox.held
             or self._answers.ready
             or self._answers.waiting
             or bucket is None
@@ -207,6 +208,7 @@ class Session:
                     self.bucket is not None
                     and self.login.authenticated
                     and self.handler is None
+                    and not self._inbox.held
                     and not self.node.fenced
                 ):
                     at, answers = fastpath.run(self, self.bucket, data, at)
@@ -251,7 +253,10 @@ class Session:
             self._receive_request(frame, now)
 
     def _receive_request(self, frame: Frame, now: float) -> None:
-        waits = self.handler is not None and (self._answers.unfinished or self._inbox.held)
+        held = self._inbox.held
+        waits = (self._answers.unfinished or held) and (
+            self.handler is not None or held or self._is_stream_frame(frame)
+        )
         if waits and not may_overtake(frame, self.dialect):
             # its answer would not be in our queue, and overtake that of the unfinished command
             self._inbox.hold(frame)
