@@ -12,7 +12,7 @@ import tailrace.testing
 from tailrace.cli.main import main
 from tailrace.client.kv import KvClient
 from tailrace.client.load import MadeUp, from_json_lines
-from tailrace.client.manifest import with_changes
+from tailrace.client.manifest import collection_ids, with_changes
 from tailrace.errors import ConnectError, InputError, LoginError, StatusError, UsageError
 from tailrace.wire.codes import Datatype, Status
 
@@ -99,6 +99,17 @@ def test_collections(node):
         client.set_manifest(with_changes(client.manifest(), [], ["shop"]))
         with pytest.raises(StatusError):
             client.collection_id("shop.orders")
+
+
+def test_ids_of_collections_do_not_come_back():
+    """Whoever still knows the old one by its id would write into the new one."""
+    default = {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}
+    manifest = with_changes({"uid": "0", "scopes": [default]}, ["s.a", "s.b", "s.c", "t.d", "u.e"], [])
+    ids = set(collection_ids(manifest).values()) - {0}
+    manifest = with_changes(manifest, [], ["s", "t", "u"])
+    for number in range(8):
+        manifest = with_changes(manifest, [f"v.c{number}"], [])
+    assert ids.isdisjoint(collection_ids(manifest).values())
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 10, 29, 30, 256])

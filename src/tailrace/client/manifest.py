@@ -24,12 +24,14 @@ def collection_ids(manifest: dict[str, Any]) -> dict[str, int]:
 
 
 def with_changes(manifest: dict[str, Any], create: Iterable[str], drop: Iterable[str]) -> dict[str, Any]:
-    """The manifest with collections (``scope.name``) made and dropped, and a higher uid.
+    """The manifest with collections (``scope.name``) made and dropped, and a higher uid: by one, or by as
+    many ids as are new, so that they can't come back (see `_free_id`).
 
     `TailraceError` if one is there already, or not there to be dropped; `UsageError` if a path is none.
     """
     made = copy.deepcopy(manifest)
     scopes: list[dict[str, Any]] = made["scopes"]
+    new_ids = 0
     for path in drop:
         scope, dot, name = path.partition(".")
         holder = _by_name(scopes, scope or "_default")
@@ -48,10 +50,12 @@ def with_changes(manifest: dict[str, Any], create: Iterable[str], drop: Iterable
         if holder is None:
             holder = {"name": scope, "uid": _free_id(manifest, made), "collections": []}
             scopes.append(holder)
+            new_ids += 1
         if _by_name(holder["collections"], name) is not None:
             raise TailraceError(f"the collection {path!r} exists already")
         holder["collections"].append({"name": name, "uid": _free_id(manifest, made)})
-    made["uid"] = f"{int(manifest['uid'], 16) + 1:x}"
+        new_ids += 1
+    made["uid"] = f"{int(manifest['uid'], 16) + max(new_ids, 1):x}"
     return made
 
 
@@ -60,10 +64,7 @@ def _by_name(members: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
 
 
 def _free_id(*manifests: dict[str, Any]) -> str:
-    """Above every id in use, so that a dropped collection's id does not come back at once.
-
-    The manifest's own uid only grows, and more than one id comes with no manifest: it keeps older ids away.
-    """
+    """Above every id in use, and above those that were: the manifest's uid grows with every id made."""
     used = [_FIRST_ID - 1, _FIRST_ID + int(manifests[0]["uid"], 16)]
     for manifest in manifests:
         for scope in manifest["scopes"]:
