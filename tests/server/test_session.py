@@ -206,6 +206,19 @@ def test_a_silent_peer_is_closed():
     assert "idle" in (session.close_reason or "")
 
 
+def test_who_sends_large_values_only_is_not_idle():
+    bench = Bench(idle_timeout=60)
+    session = bench.session()
+    request = kv.Set(key=b"k", value=bytes(2 << 20)).encode()
+    for _ in range(4):
+        bench.clock.advance(20)
+        for piece in (request[: 1 << 20], request[1 << 20 :]):  # which ends with the request
+            session.receive_data(piece, bench.now)
+        assert [frame.status for frame in take(session)] == [0]
+        session.handle_timer(bench.now)
+        assert not session.closed
+
+
 def test_idle_timeout_can_be_off():
     bench = Bench(idle_timeout=0)
     session = bench.session()

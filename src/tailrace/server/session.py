@@ -152,6 +152,7 @@ class Session:
         """Go on with the bytes that wait."""
         if self._inbox.has_large:
             frame, data = self._inbox.take_large()
+            self._last_frame_at = now
             self._receive_frame(frame, now)
         else:
             data = self._inbox.take()
