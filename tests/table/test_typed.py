@@ -254,6 +254,19 @@ def test_many_at_once_are_the_same_as_one_by_one(seed: int, mostly: float) -> No
         assert column.to_pylist() == other.to_pylist(), field.name
 
 
+def test_a_long_decimal_is_the_same_beside_what_does_not_fit() -> None:
+    """Python's decimals have 28 digits unless they are told otherwise."""
+    shape = DocumentShape(parse_ddl("whole DECIMAL(38,0), part DECIMAL(38,10)"))
+    whole, part = "9" * 38, "-" + "8" * 28 + "." + "7" * 10
+    document = f'{{"whole":{whole},"part":{part}}}'
+    row = {"whole": Decimal(whole), "part": Decimal(part)}
+    for others in ((), ('{"whole":true,"part":true}',) * 6, (f'{{"part":"{part}"}}',) * 3):
+        rows, rescued = parsed(*others, document, shape=shape)
+        assert (rows[-1], rescued[-1]) == (row, None), others
+    rows, rescued = parsed(f'{{"whole":1{whole}}}', f'{{"part":1{part[1:]}}}', shape=shape)
+    assert rows == [{}, {}] and all(rescued)
+
+
 def test_fields_that_are_not_in_the_schema_are_found() -> None:
     shape = DocumentShape(parse_ddl("name STRING"), find_unknown=True)
     texts = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
@@ -43,6 +43,8 @@ TIME = (
 """A moment: a time without a zone is none."""
 _DATE, _TIME = re.compile(DATE, re.ASCII), re.compile(TIME, re.ASCII)
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_DIGITS = Context(prec=76)
+"""More than any column has; Python's own context has 28 digits."""
 _LONG_NUMBER = 1000
 """Python makes no whole number of more than some thousand digits."""
 
@@ -191,7 +193,7 @@ def _decimal(value: Any, kind: pa.DataType, unfit: str) -> tuple[Any, str | None
     if number.adjusted() >= kind.precision - kind.scale:
         return None, f"too large for {format_type(kind)}"
     try:
-        scaled = number.quantize(Decimal(1).scaleb(-kind.scale))
+        scaled = number.quantize(Decimal(1).scaleb(-kind.scale), context=_DIGITS)
     except InvalidOperation:
         return None, f"too large for {format_type(kind)}"
     if scaled != number or len(scaled.as_tuple().digits) > kind.precision:
