@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import json
 import struct
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import tailrace
 from client.fake_server import FakeServer, accepted, marker, mutation
 from tailrace import Mutation, Rollback
 from tailrace.errors import UsageError
@@ -139,6 +142,27 @@ def test_a_replica_that_has_not_persisted_holds_changes_back(connect: Any, pair:
     assert reader.keys == [], "a portion is delivered whole"
     pair.persisted = 2
     assert reader.all() == [b"first", b"second"]
+
+
+def test_what_is_held_when_a_reading_ends_is_acknowledged(pair: Pair) -> None:
+    """The connection is kept: bytes that nobody acknowledges would stay in its window for ever."""
+
+    async def read() -> tuple[int, int]:
+        async with tailrace.connect(pair.active.url, rollback_mitigation=True) as source:
+            reading = await source.begin()
+            while reading._held.is_empty:  # portions without changes come before
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(source.next_portion(reading), 0.2)
+            held = reading._held._portion
+            assert held is not None
+            window = held.link._window
+            before = window.unacknowledged_bytes + window.acknowledged_bytes
+            source.end(reading)
+            after = window.unacknowledged_bytes + window.acknowledged_bytes
+            return after - before, held.delivery.chunk.size_bytes
+
+    used, held = asyncio.run(read())
+    assert used == held
 
 
 def test_a_replica_on_another_branch_holds_changes_back(connect: Any, pair: Pair) -> None:

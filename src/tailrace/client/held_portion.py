@@ -86,6 +86,11 @@ class HeldPortion:
         portion.link.discard()
         return portion
 
+    def give_up(self) -> Portion | None:
+        """The reading is over: nobody will get what is held."""
+        portion, self._portion, self._observe_at = self._portion, None, None
+        return portion
+
     def next_timer(self) -> float | None:
         """When the server is asked again."""
         return self._observe_at

@@ -212,6 +212,8 @@ class Reading:
     def close(self) -> None:
         """Stop reading: the streams end, the connections stay."""
         self.is_over = self._limits.is_over = True
+        if (held := self._held.give_up()) is not None:
+            release(held)
         for _, link in self._nodes.links():
             for stream in list(link.streams.values()):
                 link.close_stream(stream.vbucket)
