@@ -20,7 +20,7 @@ from cluster.simulation import STEPS, run
 from tailrace.errors import TailraceError
 
 SEED = os.environ.get("SIMULATE")
-SEEDS = 300
+SEEDS = 200
 CAUTIOUS_SEEDS = 30
 MANY_SEEDS = 10_000
 BATCH = 10
