@@ -14,6 +14,7 @@ from collections import deque
 from typing import Any
 
 from ..protocol.handshake import KV_FEATURES, READER_FEATURES, grant_features
+from ..wire.admin import VB_SEQNO
 from ..wire.codes import ControlKey, Datatype, DcpOpcode, Feature, Magic, Op, Status
 from ..wire.framing import Framer
 from ..wire.header import Frame
@@ -118,9 +119,7 @@ class _Session:
                 return Status.SUCCESS, _EMPTY_MANIFEST, int(Datatype.JSON)
             case Op.GET_ALL_VB_SEQNOS:
                 seqnos = ((vb, recording.high_seqno(vb)) for vb in range(recording.vbucket_count))
-                return Status.SUCCESS, b"".join(
-                    vb.to_bytes(2, "big") + seqno.to_bytes(8, "big") for vb, seqno in seqnos
-                )
+                return Status.SUCCESS, b"".join(VB_SEQNO.pack(vb, seqno) for vb, seqno in seqnos)
             case Op.GET_FAILOVER_LOG | DcpOpcode.GET_FAILOVER_LOG:
                 log = recording.failover_log(frame.vbucket)
                 return (Status.NOT_MY_VBUCKET, b"") if log is None else (Status.SUCCESS, log)

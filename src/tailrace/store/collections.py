@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..errors import DocumentRefused
 from ..wire.codes import Status, SystemEventId
+from ..wire.dcp import COLLECTION_EVENT
 
 __all__ = ["Collection", "Manifest", "Scope", "is_legal_name"]
 
@@ -21,6 +21,11 @@ _SYSTEM = "_system"
 MAX_COLLECTIONS = 10_000
 _NAME = re.compile(r"[A-Za-z0-9_\-%]{1,251}", re.ASCII)
 _HEX = re.compile(r"[0-9a-fA-F]{1,16}", re.ASCII)
+_EVENT_VALUES = {  # by the number of ids: of a scope; of a collection; and its longest time to live
+    1: COLLECTION_EVENT.until("collection_id").struct,
+    2: COLLECTION_EVENT.until("max_ttl").struct,
+    3: COLLECTION_EVENT.struct,
+}
 _FIRST_USER_ID = 8  # 0 is the default scope and collection, 1 to 7 are reserved
 
 Event = tuple[int, int, bytes, bytes]
@@ -171,7 +176,7 @@ class Manifest:
                     steps.append((SystemEventId.COLLECTION_BEGIN, c.name.encode(), ids))
         for place, (event, name, ids) in enumerate(steps, 1):
             uid = self.uid if place == len(steps) else previous_uid
-            value = struct.pack(f">Q{len(ids)}I", uid, *ids)
+            value = _EVENT_VALUES[len(ids)].pack(uid, *ids)
             yield event, int(len(ids) == 3), name, value
 
 

@@ -160,8 +160,8 @@ _HEAD = (
     .struct
 )
 _EVENT = _EVENT_LAYOUT.only("event").struct
-_COLLECTION_EVENT = struct.Struct(">QII")  # manifest uid, scope id, collection id
-_SCOPE_EVENT = struct.Struct(">QI")  # manifest uid, scope id
+_COLLECTION_ID = dcp.COLLECTION_EVENT.field("collection_id").place
+_SCOPE_ID = dcp.COLLECTION_EVENT.field("scope_id").place
 
 
 class StoredDocument(NamedTuple):
@@ -258,14 +258,13 @@ def index_key(frame: bytes) -> bytes:
 def system_event(frame: bytes) -> tuple[int, int]:
     """Which event, and of which collection or scope id."""
     (event,) = _EVENT.unpack_from(frame)
-    if event in SCOPE_EVENTS:
-        return event, _SCOPE_EVENT.unpack_from(value_of(frame))[1]
-    return event, _COLLECTION_EVENT.unpack_from(value_of(frame))[2]
+    place = _SCOPE_ID if event in SCOPE_EVENTS else _COLLECTION_ID
+    return event, int.from_bytes(value_of(frame)[place], "big")
 
 
 def scope_of(frame: bytes) -> int:
     """The scope id of a system event about a collection."""
-    return int(_COLLECTION_EVENT.unpack_from(value_of(frame))[1])
+    return int.from_bytes(value_of(frame)[_SCOPE_ID], "big")
 
 
 def collection_of(key: bytes) -> int:

@@ -15,10 +15,9 @@ from .message import Direction, Message, Part, Response, message
 JSON = int(Datatype.JSON)
 
 _CODE = struct.Struct(">H")
-_VB_SEQNO = struct.Struct(">HQ")
-_OBSERVE_KEY = struct.Struct(">HH")
-_OBSERVED = struct.Struct(">BQ")
-_FILTER = struct.Struct(">HQ")
+VB_SEQNO = struct.Struct(">HQ")  # vbucket id and seqno, in answers and in filters
+OBSERVED_KEY = struct.Struct(">HH")  # vbucket id and length of the key behind it
+OBSERVED_STATE = struct.Struct(">BQ")  # behind the key: its state and its CAS
 
 
 # answers
@@ -103,9 +102,9 @@ class AllVbSeqnosResponse(Response):
     @property
     def seqnos(self) -> dict[int, int]:
         """Seqno by vbucket."""
-        if len(self.value) % _VB_SEQNO.size:
+        if len(self.value) % VB_SEQNO.size:
             raise MalformedMessage("all vb seqnos response: a record has 10 bytes")
-        return dict(_VB_SEQNO.iter_unpack(self.value))
+        return dict(VB_SEQNO.iter_unpack(self.value))
 
     def check_fields(self) -> None:
         _ = self.seqnos
@@ -171,12 +170,12 @@ class ObserveResponse(Response):
         while at < len(data):
             if at + 4 > len(data):
                 raise MalformedMessage("observe response: a record is cut off")
-            vbucket, length = _OBSERVE_KEY.unpack_from(data, at)
+            vbucket, length = OBSERVED_KEY.unpack_from(data, at)
             key_at = at + 4
-            at = key_at + length + _OBSERVED.size
+            at = key_at + length + OBSERVED_STATE.size
             if at > len(data):
                 raise MalformedMessage("observe response: a record is cut off")
-            state, cas = _OBSERVED.unpack_from(data, key_at + length)
+            state, cas = OBSERVED_STATE.unpack_from(data, key_at + length)
             yield vbucket, data[key_at : key_at + length], state, cas
 
     def check_fields(self) -> None:
@@ -532,7 +531,7 @@ class Observe(Message):
         while at < len(data):
             if at + 4 > len(data):
                 raise MalformedMessage("observe: a record is cut off")
-            vbucket, length = _OBSERVE_KEY.unpack_from(data, at)
+            vbucket, length = OBSERVED_KEY.unpack_from(data, at)
             at += 4 + length
             if at > len(data):
                 raise MalformedMessage("observe: a record is cut off")
@@ -766,12 +765,12 @@ class ChangeVbFilter(Message):
     @property
     def filter(self) -> list[tuple[int, int]]:
         """VBucket and checkpoint id."""
-        return list(_FILTER.iter_unpack(self.value[2:]))
+        return list(VB_SEQNO.iter_unpack(self.value[2:]))
 
     def check_fields(self) -> None:
         size = len(self.value) - 2
         count = int.from_bytes(self.value[:2], "big")
-        if not count or size != count * _FILTER.size:
+        if not count or size != count * VB_SEQNO.size:
             raise MalformedMessage("change vb filter: the count is 0 or not that of the records")
 
 

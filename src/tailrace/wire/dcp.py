@@ -21,6 +21,7 @@ from .codes import (
     RequestFrameId,
     Status,
     StreamEndStatus,
+    SystemEventId,
     VBucketState,
 )
 from .fields import decode_failover_log, encode_failover_log
@@ -525,7 +526,29 @@ class DcpControl(Message):
     RESPONSE = Response
 
 
-_EVENT_SIZES = {0: {0: 16, 1: 20}, 1: {0: 16}, 3: {0: 12}, 4: {0: 12}, 5: {}}
+COLLECTION_EVENT = layout("""
+    Q manifest_uid   the manifest that the event belongs to
+    I scope_id       the scope
+    I collection_id  the collection
+    I max_ttl        the collection's longest time to live in seconds
+""")
+"""The value of a system event that is made of integers; without what an event does not have."""
+
+_WITH_TTL, _OF_COLLECTION, _OF_SCOPE = (
+    COLLECTION_EVENT.size,
+    COLLECTION_EVENT.at("max_ttl"),
+    COLLECTION_EVENT.at("collection_id"),
+)
+_EVENT_SIZES: dict[int, dict[int, int]] = {
+    SystemEventId.COLLECTION_BEGIN: {0: _OF_COLLECTION, 1: _WITH_TTL},
+    SystemEventId.COLLECTION_END: {0: _OF_COLLECTION},
+    SystemEventId.SCOPE_CREATED: {0: _OF_SCOPE},
+    SystemEventId.SCOPE_DROPPED: {0: _OF_SCOPE},
+    SystemEventId.COLLECTION_MODIFIED: {},
+}
+"""By event and version, the size of the value."""
+
+_MANIFEST_UID, _SCOPE_ID, _COLLECTION_ID, _MAX_TTL = (field.place for field in COLLECTION_EVENT.fields)
 
 
 @message
@@ -553,22 +576,24 @@ class DcpSystemEvent(Message):
     @property
     def manifest_uid(self) -> int:
         """The manifest that the event belongs to."""
-        return int.from_bytes(self.value[:8], "big")
+        return int.from_bytes(self.value[_MANIFEST_UID], "big")
 
     @property
     def scope_id(self) -> int:
         """The scope."""
-        return int.from_bytes(self.value[8:12], "big")
+        return int.from_bytes(self.value[_SCOPE_ID], "big")
 
     @property
     def collection_id(self) -> int | None:
         """The collection, if the event is about one."""
-        return int.from_bytes(self.value[12:16], "big") if len(self.value) >= 16 else None
+        if len(self.value) < _OF_COLLECTION:
+            return None
+        return int.from_bytes(self.value[_COLLECTION_ID], "big")
 
     @property
     def max_ttl(self) -> int | None:
         """The collection's longest time to live in seconds, if it has one."""
-        return int.from_bytes(self.value[16:20], "big") if len(self.value) == 20 else None
+        return int.from_bytes(self.value[_MAX_TTL], "big") if len(self.value) == _WITH_TTL else None
 
     def check_fields(self) -> None:
         check_seqno("dcp system event", self.by_seqno)

@@ -48,6 +48,7 @@ _WITH_ITEM = _COMMON + layout("""
     I item_flags      chosen by the writer, opaque to us
     I item_expiry     unix seconds; 0 is never
 """)
+TAP_FLAGS = _COMMON.field("tap_flags").place
 _DATE = struct.Struct(">Q")
 _COUNT = struct.Struct(">H")
 _CODE = struct.Struct(">I")

@@ -26,6 +26,7 @@ from ...wire.fields import checked_key
 from ...wire.header import HEADER_LAYOUT, Frame
 from ...wire.message import Direction, Message
 from ...wire.tap import (
+    TAP_FLAGS,
     TapAck,
     TapCheckpointEnd,
     TapCheckpointStart,
@@ -250,7 +251,7 @@ class TapReplica:
     # Answers.
 
     def _succeeded(self, frame: Frame) -> None:
-        if int.from_bytes(frame.extras[2:4], "big") & TapFlag.ACK:
+        if int.from_bytes(frame.extras[TAP_FLAGS], "big") & TapFlag.ACK:
             self._answer(frame, Status.SUCCESS)
 
     def _failed(self, frame: Frame, error: MalformedMessage | DocumentRefused) -> None:

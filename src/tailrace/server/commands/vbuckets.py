@@ -6,7 +6,6 @@ Rules: docs/spec/header.md#vbucket-commands.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -21,8 +20,6 @@ from ..call import Call, Refused, Reply, command
 from ..replication import parse_orders
 
 _ALIVE = (VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING)
-_VB_SEQNO = struct.Struct(">HQ")
-_OBSERVED = struct.Struct(">BQ")
 
 _NOT_PERSISTED, _PERSISTED, _NOT_FOUND, _DELETED = 0x00, 0x01, 0x80, 0x81
 
@@ -100,7 +97,7 @@ def get_all_vb_seqnos(call: Call[admin.GetAllVbSeqnos]) -> Reply:
     """
     request, has_collections = call.request, Feature.COLLECTIONS in call.session.features
     if request.state is None:
-        states: tuple[int, ...] = (VBucketState.ACTIVE,)  # what older consumers mean
+        states: tuple[int, ...] = (VBucketState.ACTIVE,)  # what older readers mean
     else:
         states = (request.state,) if request.state else _ALIVE
     if request.collection_id is not None:
@@ -115,7 +112,9 @@ def get_all_vb_seqnos(call: Call[admin.GetAllVbSeqnos]) -> Reply:
         return max(vbucket.high_seqno, vbucket.received.end)  # one that was active has received nothing
 
     vbuckets = [vbucket for vbucket in call.bucket.store if vbucket.state in states]
-    return call.success(value=b"".join(_VB_SEQNO.pack(vbucket.id, seqno(vbucket)) for vbucket in vbuckets))
+    return call.success(
+        value=b"".join(admin.VB_SEQNO.pack(vbucket.id, seqno(vbucket)) for vbucket in vbuckets)
+    )
 
 
 @command(admin.GetFailoverLog)
@@ -164,8 +163,11 @@ def observe(call: Call[admin.Observe]) -> Reply:
                 state = _NOT_FOUND if persisted else _DELETED
             else:
                 state = _PERSISTED if persisted else _NOT_PERSISTED
-        out += vbucket_id.to_bytes(2, "big") + len(raw_key).to_bytes(2, "big") + raw_key
-        out += _OBSERVED.pack(state, cas)
+        out += (
+            admin.OBSERVED_KEY.pack(vbucket_id, len(raw_key))
+            + raw_key
+            + admin.OBSERVED_STATE.pack(state, cas)
+        )
     return call.success(value=bytes(out))
 
 
