@@ -780,7 +780,7 @@ def test_one_connection_per_node(cluster, connect):
     assert sorted(taken) == [(vbucket, seqno) for vbucket in range(12) for seqno in range(1, 6)]
     assert [len(opens(server)) for server in cluster] == [1, 1, 1]
     name = opens(cluster[0])[0].key.decode()
-    assert name.startswith("tailrace:") and ":consumer:" in name and len(name) <= 200
+    assert name.startswith("tailrace:") and ":reader:" in name and len(name) <= 200
     assert len(source.stats()["nodes"]) == 3
     assert source.high_seqnos() == dict.fromkeys(range(12), 5)
 

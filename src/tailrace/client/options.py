@@ -38,7 +38,7 @@ class SourceOptions:
     username: str | None = None
     password: str | None = None
     dialect: str = "dcp"
-    purpose: str = "consumer"
+    purpose: str = "reader"
     """A part of the connection's name, by which operators recognise it: ``tailrace:HOST:PID:PURPOSE:N``."""
     scope: str = ""
     """Only the collections of this scope."""

@@ -2,7 +2,7 @@
 
     with tailrace.testing.node(vbuckets=16) as node:
         node.set("user::1", {"name": "Ada"})
-        consumer = start_my_consumer(node.url)
+        reader = start_my_reader(node.url)
         node.rewind(vbucket=3, to_seqno=100)        # as a failover that loses data
 
 In pytest the fixture ``tailrace_node`` is one of these; the plugin comes with the package.

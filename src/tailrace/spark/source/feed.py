@@ -1,4 +1,4 @@
-"""Between the consumer and Spark: changes as rows of the source, and where the vbuckets stand after them."""
+"""Between the reader and Spark: changes as rows of the source, and where the vbuckets stand after them."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A DCP range can't be read twice with the same result: the producer folds repeated changes, and after a
 failover it is another range. So changes are received once, written as Arrow files (segments), handed to the
 executors as they are, and deleted when Spark has committed the batch. The size of the spool is bounded;
-when it is full the consumer's thread waits, and with it, through flow control, the producer.
+when it is full the reader's thread waits, and with it, through flow control, the producer.
 
 A segment is cut by partition: rows of a vbucket always go to the same one, in order. Deliveries are small,
 and a file each would cost more than what is in it, so they are gathered while the planner has enough to do:
@@ -52,7 +52,7 @@ _JOINED_BYTES = 4 << 20
 
 
 class FeedDelivery(NamedTuple):
-    """What a consumer hands over: rows, and where the vbuckets in them stand afterwards."""
+    """What a reader hands over: rows, and where the vbuckets in them stand afterwards."""
 
     rows: pa.RecordBatch
     positions: Mapping[int, Position]
@@ -75,7 +75,7 @@ class SpoolSegment:
 
 
 class Spool:
-    """Segments in their place; the consumer's thread appends, the planner takes, Spark's commit releases."""
+    """Segments in their place; the reader's thread appends, the planner takes, Spark's commit releases."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Spool:
         self._closed = False
         self._finished = False
 
-    # the consumer's side
+    # the reader's side
 
     @property
     def held_bytes(self) -> int:
@@ -241,7 +241,7 @@ class Spool:
         """The segments from number ``after`` on that fit into a batch, at least one if there is any.
 
         Waits up to ``wait_s`` for the first one; with ``gather_bytes`` for so much, or as much as a batch may
-        have, or half of what the spool may. Raises what stopped the consumer, once all that came before it
+        have, or half of what the spool may. Raises what stopped the reader, once all that came before it
         has been taken.
         """
 
@@ -306,7 +306,7 @@ class Spool:
         self._delete(released)
 
     def close(self) -> None:
-        """Let the consumer's thread go and delete everything."""
+        """Let the reader's thread go and delete everything."""
         with self._changed:
             self._closed = True
             left = list(self._segments)

@@ -1,7 +1,7 @@
-"""The streaming reader: a consumer that runs ahead of the micro-batches, and a spool between them.
+"""Spark's stream reader: our reader runs ahead of the micro-batches, and a spool stands between them.
 
 Spark keeps one instance of the reader in a process of its own for as long as the query runs; there the
-consumer's thread lives. A second instance is made where the query is planned, and pickled copies of that
+reader's thread lives. A second instance is made where the query is planned, and pickled copies of that
 one read on the executors: they get everything through their `InputPartition`.
 """
 
@@ -206,7 +206,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._feed
 
     def _running(self, start: dict[str, Any]) -> tuple[Spool, SpoolPlace]:
-        """The spool, with the consumer's thread filling it from ``start`` on."""
+        """The spool, with the reader's thread filling it from ``start`` on."""
         if self._spool is None or self._place is None:
             feed = self._connected()
             self._place = open_place(self._options.spool_dir, self._options.storage_options)
