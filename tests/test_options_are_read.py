@@ -14,6 +14,7 @@ import pytest
 from tailrace.cli.main import COMMANDS, cli
 from tailrace.client.options import SourceOptions
 from tailrace.errors import UsageError
+from tailrace.protocol.dcp.controls import ConnectionOptions
 from tailrace.server.settings import Settings
 from tailrace.spark.source.options import OPTIONS, parse_options
 from tailrace.store.base import StoreSettings
@@ -62,6 +63,18 @@ def test_options_of_a_source() -> None:
         and not re.search(rf"(self|options)\.{field.name}\b(?!.* = )", text.split("def settings")[1])
     ]
     assert unread == []
+
+
+def test_options_of_a_dcp_connection() -> None:
+    """What a control key sets: by whoever sends a stream, or by what follows from it beside its declaration."""
+    here = "protocol/dcp/controls.py"
+    derived = MODULES[here].split("# What follows from them.")[1].split("\ndef ")[0]
+    unread = [
+        field.name
+        for field in fields(ConnectionOptions)
+        if not readers(field.name, without=here) and f"self.{field.name}" not in derived
+    ]
+    assert set(unread) <= {"change_streams"}  # a bucket that keeps no history accepts it, and marks nothing
 
 
 def commands(group: click.Group, ctx: click.Context, path: str = "") -> list[tuple[str, click.Command]]:

@@ -82,7 +82,6 @@ def _position_before_the_commit() -> AbstractContextManager[Any]:
         if commit.operation == "TAILRACE ROUND" and commit.positions:
             original(self, Commit("TAILRACE ROUND", positions=commit.positions))
             committing.__dict__["crash_point"]("mirror.before-commit")
-            commit = replace(commit, based_on=None)
         return original(self, commit)
 
     return mock.patch.object(DeltaMirrorTable, "commit", commit)

@@ -224,16 +224,6 @@ def test_a_whole_bucket(node: MemoryFiles, how: str, tmp_path) -> None:
     open_store(DiskFiles(tmp_path), 1).close()
 
 
-def test_a_deleted_bucket_is_not_missed() -> None:
-    files = MemoryFiles()
-    engine = open_store(files, 1)
-    engine.create_bucket("a", 2)
-    engine.create_bucket("b", 2)
-    engine.delete_bucket("a")
-    engine.close()
-    assert set(open_store(files, 2).buckets) == {"b"}
-
-
 def test_accepting_a_loss_always_begins_a_branch(node: MemoryFiles) -> None:
     """Whoever restores an old copy of everything can't be told from a node that was stopped long ago."""
     files = copy_of(node)

@@ -933,9 +933,6 @@ class TestBuckets:
         home.restart()
         assert set(home.engine.buckets) == {"default", "other-%2e"}
         assert values(home.engine.buckets["other-%2e"].vbuckets[0]) == {b"\0a": b"1"}
-        home.engine.delete_bucket("other-%2e")
-        home.restart()
-        assert set(home.engine.buckets) == {"default"}
 
     @pytest.mark.parametrize(("name", "count"), [("a/b", 1), ("", 1), ("x", 3), ("x", 2048), ("x", 0)])
     def test_bad_ones(self, home, name, count):

@@ -238,14 +238,6 @@ class Engine:
             raise StoreError(f"bucket {name!r} could not be created: {error}") from error
         return self._buckets[name]
 
-    def delete_bucket(self, name: str) -> None:
-        bucket = self._buckets.pop(name)
-        bucket.abandon()
-        try:
-            self._remove(bucket.sealed.directory)
-        except OSError as error:
-            raise StoreError(f"bucket {name!r} could not be removed: {error.strerror or error}") from error
-
     def _remove(self, directory: str) -> None:
         """Whatever interrupts this, a mark stays until the rest is gone: without it the rest would look like
         damage.

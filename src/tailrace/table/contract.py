@@ -172,8 +172,6 @@ class Commit:
     """VBuckets that go back, and to which seqno."""
     data_change: bool = True
     """Whether it changes what readers see; compaction does not."""
-    based_on: int | None = None
-    """The version that the masks were computed against."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """For the history."""
     schema: pa.Schema | None = None

@@ -170,13 +170,6 @@ def test_value_that_is_no_text() -> None:
     assert options().control(b"consumer_name", b"\xff") == BAD
 
 
-def test_cursor_dropping_is_off_for_replication() -> None:
-    for name, expected in ((b"eq_dcpq:replication:a->b", False), (b"indexer", True)):
-        reader = FakeReader(FakeBucket())
-        reader.open(name=name)
-        assert reader.producer._options.cursor_dropping is expected
-
-
 GO = """enable_noop true; set_noop_interval 180; set_priority high; change_streams true;
     enable_expiry_opcode true; enable_stream_id true;
     enable_out_of_order_snapshots true_with_seqno_advanced; backfill_order round-robin;

@@ -72,8 +72,6 @@ class ConnectionOptions:
     noop_interval_s: float | None = None
     priority: str = "medium"
     force_compression: bool = False
-    cursor_dropping: bool = True
-    hifi_mfu: bool = False
     end_on_close: bool = False
     expiry_opcode: bool = False
     stream_ids: bool = False
@@ -234,6 +232,13 @@ def _marker_version(options: ConnectionOptions, value: str) -> Status:
     return Status.SUCCESS
 
 
+def _no_effect(options: ConnectionOptions, value: str) -> Status:
+    """What it allows, this node never does: a cursor here is a seqno, which nobody needs to drop, and a
+    document has no frequency of use.
+    """
+    return Status.SUCCESS
+
+
 def _not_supported(options: ConnectionOptions, value: str) -> Status:
     return Status.NOT_SUPPORTED
 
@@ -245,9 +250,9 @@ _CONTROLS: Mapping[bytes, Callable[[ConnectionOptions, str], Status]] = {
     ControlKey.STREAM_BUFFER_SIZE: _not_supported,
     ControlKey.SET_PRIORITY: _priority,
     ControlKey.FORCE_VALUE_COMPRESSION: _force_compression,
-    ControlKey.SUPPORTS_CURSOR_DROPPING: _switch("cursor_dropping"),
-    ControlKey.SUPPORTS_CURSOR_DROPPING_VULCAN: _switch("cursor_dropping"),
-    ControlKey.SUPPORTS_HIFI_MFU: _switch("hifi_mfu"),
+    ControlKey.SUPPORTS_CURSOR_DROPPING: _no_effect,
+    ControlKey.SUPPORTS_CURSOR_DROPPING_VULCAN: _no_effect,
+    ControlKey.SUPPORTS_HIFI_MFU: _no_effect,
     ControlKey.SEND_STREAM_END_ON_CLOSE: _end_on_close,
     ControlKey.ENABLE_EXPIRY_OPCODE: _switch("expiry_opcode"),
     ControlKey.ENABLE_STREAM_ID: _one_way(

@@ -158,7 +158,6 @@ class DcpProducer(StreamProducer):
         self._machine.feed(ConnectionInput.OPENED)
         self._options.name = message.key
         self._options.flags = int(flags)
-        self._options.cursor_dropping = b"replication" not in message.key
         self._host.claim_name(message.key)
         self._answer(frame)
 

@@ -110,8 +110,6 @@ class LogBranch:
     """Up to here what is logged is still the bucket's."""
     vb_uuid: int
     """The branch that it went on with."""
-    from_seqno: int
-    """Where the stream begins again."""
     is_shorter: bool
     """The log has changes that were taken back."""
 

@@ -69,7 +69,6 @@ class RoundCommitter:
                     vectors=commit.vectors,
                     readded=commit.readded,
                     resets={vbucket: decision.request.seqno for vbucket, decision in back.items()},
-                    based_on=table.version,
                     counts={**commit.counts, "vbuckets": len(back)},
                 )
             )
@@ -152,7 +151,6 @@ class RoundCommitter:
                 positions=moved,
                 added=added,
                 resets=resets,
-                based_on=log.version,
                 counts={"changes": sum(result.changes for result in results)},
             )
         )
@@ -220,7 +218,6 @@ class RoundCommitter:
                 masked=masked,
                 vectors=vectors,
                 resets=resets,
-                based_on=table.version,
                 counts=counts,
                 schema=None if more is None else _with_columns(table, more).schema,
                 documents=more,
@@ -243,7 +240,7 @@ class RoundCommitter:
             path = f"{table.source['scope']}.{table.source['collection']}"
             if path in missing and table.files():
                 gone = [file.path for file in table.files()]
-                table.commit(Commit("TAILRACE ROUND", removed=gone, based_on=table.version))
+                table.commit(Commit("TAILRACE ROUND", removed=gone))
 
 
 def _results(answers: Iterable[TaskAnswer], index: int) -> list[TaskResult]:
@@ -260,4 +257,4 @@ def _with_columns(table: Table, columns: DocumentColumns) -> Commit:
     """A commit that gives a typed table other columns of documents."""
     keep_deletes = DELETED.name in table.schema.names
     schema = table_schema(keep_deletes=keep_deletes, documents=columns)
-    return Commit("TAILRACE COLUMNS", schema=schema, documents=columns, based_on=table.version)
+    return Commit("TAILRACE COLUMNS", schema=schema, documents=columns)

@@ -53,9 +53,7 @@ def log_target(
         if vbucket in ranges:
             producer = state.failover_logs[vbucket]
             seqno = branch_point(log, vbucket, producer)
-            branches[vbucket] = LogBranch(
-                seqno, producer.newest.vb_uuid, decision.request.seqno, seqno < decision.held.seqno
-            )
+            branches[vbucket] = LogBranch(seqno, producer.newest.vb_uuid, seqno < decision.held.seqno)
     files = tuple(log.files())
     return ChangeLogTarget(
         log.store,

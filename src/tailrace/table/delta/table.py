@@ -218,11 +218,6 @@ class DeltaMirrorTable:
     def _configuration(self) -> Mapping[str, str]:
         return self._metadata.configuration
 
-    @property
-    def live_bytes(self) -> int:
-        """The size of the data files of the newest version."""
-        return sum(file.size for file in self._state.files.values())
-
     # versions
 
     def versions(self) -> Iterator[TableVersion]:
