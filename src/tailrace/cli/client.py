@@ -24,6 +24,7 @@ __all__ = [
     "dialect_option",
     "end_option",
     "explained",
+    "left_out_options",
     "open_kv",
     "retry_option",
     "source_options",
@@ -91,6 +92,18 @@ def source_options(function: F) -> F:
             metavar="SCOPE.NAME",
             help="Only this collection; may be repeated.",
         ),
+    ):
+        function = option(function)
+    return function
+
+
+def left_out_options(function: F) -> F:
+    """What a reading leaves out unless it is asked for; goes into ``**options``, see `connect_options`."""
+    for option in (
+        click.option(
+            "--include-transactions", is_flag=True, help="Include transaction records: keys like _txn:…."
+        ),
+        click.option("--include-system", is_flag=True, help="Include collections of system scopes: _system."),
     ):
         function = option(function)
     return function
@@ -194,6 +207,8 @@ def connect_options(url: ConnectionString, options: dict[str, Any], **more: Any)
         "no_value": options["no_value"],
         "scope": options["scope"],
         "collections": options["collections"],
+        "include_system": options.get("include_system", False),
+        "include_transactions": options.get("include_transactions", False),
         "tls": tls_from(options) if url.tls else None,
         **more,
     }

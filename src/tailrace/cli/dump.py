@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from .client import retry_option, source_options, tls_options
+from .client import left_out_options, retry_option, source_options, tls_options
 from .common import FILE, note, progress, run, url_argument
 from .common import command as make_command
 
@@ -36,6 +36,7 @@ tailrace dump couchbase://127.0.0.1 > documents.jsonl
 )
 @retry_option
 @source_options
+@left_out_options
 @tls_options
 def command(
     url: ConnectionString, out: Path | None, kind: str | None, retry_for: float, **options: Any

@@ -13,7 +13,7 @@ import click
 from ..clock import SYSTEM
 from ..connstr import ConnectionString
 from ..files import atomic_write
-from .client import retry_option, tls_options
+from .client import left_out_options, retry_option, tls_options
 from .common import DURATION, Integer, ProgressDisplay, counted, json_option, note, progress, url_argument
 from .common import command as make_command
 from .spark_options import (
@@ -78,6 +78,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
     is_flag=True,
     help="Take over only what the active and every replica have on disk: no failover takes it back.",
 )
+@left_out_options
 @undo_options
 @click.option("--no-maintenance", is_flag=True, help="Leave compaction and cleaning to 'tailrace maintain'.")
 @click.option(
@@ -105,6 +106,8 @@ def command(
     trigger: float | None,
     max_rows: int | None,
     rollback_mitigation: bool,
+    include_system: bool,
+    include_transactions: bool,
     undo: float | None,
     undo_size: int | None,
     no_maintenance: bool,
@@ -128,6 +131,10 @@ def command(
         more["maxOffsetsPerTrigger"] = str(max_rows)
     if rollback_mitigation:
         more["rollbackMitigation"] = "true"
+    if include_system:
+        more["includeSystem"] = "true"
+    if include_transactions:
+        more["includeTransactions"] = "true"
     with progress("starting Spark", None) as bar, open_spark(master, conf, name="tailrace mirror") as spark:
         from ..spark.api import prepare_mirror
 

@@ -37,9 +37,10 @@ def command(
     """
     from .client import connect_options
 
-    run(
-        _record(url, file, start, end, connect_options(url, options, purpose="record", retry_for_s=retry_for))
-    )
+    # the file has every byte anyway, so every change counts
+    whole = {"include_system": True, "include_transactions": True}
+    connecting = connect_options(url, options, purpose="record", retry_for_s=retry_for, **whole)
+    run(_record(url, file, start, end, connecting))
 
 
 async def _record(url: ConnectionString, file: Path, start: str, end: str, options: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from ..units import parse_vbuckets
 from .client import (
     dialect_option,
     end_option,
+    left_out_options,
     remembered,
     retry_option,
     source_options,
@@ -64,6 +65,7 @@ tailrace tail couchbase://127.0.0.1 --to now --state positions.json --json > cha
 )
 @json_option("Write one JSON object per line.")
 @source_options
+@left_out_options
 @tls_options
 def command(
     url: ConnectionString,

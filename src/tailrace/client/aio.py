@@ -76,7 +76,11 @@ class Source:
         )
         self._nodes.on_change = self._turn_soon
         self._catalog = Catalog(
-            self.where.bucket, scope=options.scope, collections=tuple(options.collections)
+            self.where.bucket,
+            scope=options.scope,
+            collections=tuple(options.collections),
+            include_system=options.include_system,
+            include_transactions=options.include_transactions,
         )
         self._reading: Reading | None = None
         self._portion: Portion | None = None

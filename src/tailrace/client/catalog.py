@@ -11,6 +11,7 @@ from ..errors import RemoteProtocolError, UsageError
 from ..protocol.script import Script
 from ..wire.admin import GetCollectionsManifest
 from ..wire.codes import Status
+from .left_out import LeftOut
 from .nodes import KnownNode
 
 __all__ = ["Catalog", "full_path"]
@@ -24,9 +25,22 @@ _MOST_NAMES = 100_000
 class Catalog:
     """What is known of the bucket's collections: from the manifest, then from the stream itself."""
 
-    def __init__(self, bucket: str, *, scope: str = "", collections: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        *,
+        scope: str = "",
+        collections: Sequence[str] = (),
+        include_system: bool = False,
+        include_transactions: bool = False,
+    ) -> None:
         if scope and collections:
             raise UsageError("a reading is limited to a scope or to collections, not both")
+        self.left_out = LeftOut(
+            # a filter of the node takes nothing else, so what is there was asked for
+            system=not (include_system or scope or collections),
+            transactions=not include_transactions,
+        )
         self.names = Names(bucket, {0: ("_default", "_default")})
         self.is_ready = False
         self.trouble = ""
@@ -86,6 +100,7 @@ class Catalog:
         """A collection that the manifest or the stream named."""
         assert isinstance(self.names.collections, dict)
         _remember(self.names.collections, collection_id, (scope, name))
+        self.left_out.learn(collection_id, scope)
 
     def add_scope(self, scope_id: int, name: str) -> None:
         """A scope that the manifest or the stream named."""

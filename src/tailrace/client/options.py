@@ -45,6 +45,11 @@ class SourceOptions:
     collections: Sequence[str] = ()
     """Only these collections, written ``scope.name``."""
     include_xattrs: bool = False
+    include_system: bool = False
+    """Also the collections of system scopes, such as ``_system``; to name one in ``scope`` or ``collections``
+    asks for it, too."""
+    include_transactions: bool = False
+    """Also the records that transactions keep in the bucket: documents whose key begins with ``_txn:``."""
     no_value: bool = False
     """Keys and metadata only."""
     compression: bool = False
@@ -147,6 +152,8 @@ class SourceKeywords(TypedDict, total=False):
     scope: str
     collections: Sequence[str]
     include_xattrs: bool
+    include_system: bool
+    include_transactions: bool
     no_value: bool
     compression: bool
     flow_control_buffer: int

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ..columns.batch import Names, to_batch
 from ..columns.row_kinds import FLUSH, ROLLBACK, SYSTEM, signed, single_row
@@ -91,6 +92,8 @@ class Portion:
         self.told: list[Told] = []
         self.ends = {run.stream.vbucket: run.stream.position for run in delivery.runs}
         """Where each vbucket stands when the application has all of it."""
+        self.left_out = 0
+        """Changes that nobody asked for; the positions go on over them."""
         self._progress = progress
         self._catalog = catalog
         self._cursor: dict[int, tuple[SnapshotRun, int]] = {}
@@ -104,8 +107,8 @@ class Portion:
 
     @property
     def is_empty(self) -> bool:
-        """There is nothing for the application in it."""
-        return not self.row_count and not self.told
+        """There is nothing for the application in it, not even a position."""
+        return not self.row_count and not self.told and not self.left_out
 
     def tell(self, control: PlacedEvent, *, is_done: bool) -> None:
         """Make an event of something that happened between the changes, if it is one for the application."""
@@ -129,13 +132,26 @@ class Portion:
         if event is not None:
             self.told.append(Told(control.row, event, position))
 
-    def _carried(self, carried: Carried) -> Event:
+    def leave_out(self) -> None:
+        """Take out the changes that the reading leaves out. Call it when everything is told: events name
+        collections.
+        """
+        delivery = self.delivery
+        hidden = self._catalog.left_out.rows(delivery.chunk.frames)
+        if hidden is not None:
+            kept = np.flatnonzero(~hidden[delivery.rows])
+            self.left_out = self.row_count - len(kept)
+            self._keep(kept)
+
+    def _carried(self, carried: Carried) -> Event | None:
         run, message = carried.run, carried.message
         snapshot = (run.snapshot.start, run.snapshot.end)
         vbucket, vb_uuid = carried.stream.vbucket, run.log.branch_of(message.by_seqno)
         if isinstance(message, DcpSeqnoAdvanced):
             return SeqnoAdvanced(vbucket, vb_uuid, message.by_seqno, snapshot)
         self._learn(message)
+        if self._catalog.left_out.hides_scope(self._catalog.scope_name(message.scope_id)):
+            return None
         return SystemEvent(
             vbucket,
             vb_uuid,
@@ -165,16 +181,17 @@ class Portion:
         rollbacks = (told.event for told in self.told if isinstance(told.event, Rollback))
         undo_to = next((rollback.seqno for rollback in rollbacks if rollback.vbucket == vbucket), None)
         keeps = np.array([run.stream.vbucket != vbucket for run in runs], dtype=bool)
-        kept = np.flatnonzero(keeps[delivery.run_of])
-        rows = np.arange(len(delivery.chunk.frames))[delivery.rows][kept]
-        self.told = [
-            told._replace(row=int(np.searchsorted(kept, told.row)))
-            for told in self.told
-            if told.event.vbucket != vbucket
-        ]
-        delivery.rows, delivery.run_of = rows, delivery.run_of[kept]
+        self.told = [told for told in self.told if told.event.vbucket != vbucket]
+        self._keep(np.flatnonzero(keeps[delivery.run_of]))
         self.ends.pop(vbucket, None)
         return base, undo_to
+
+    def _keep(self, kept: NDArray[np.intp]) -> None:
+        """Go on with some of the rows; what is told keeps its place between them."""
+        delivery = self.delivery
+        delivery.rows = np.arange(len(delivery.chunk.frames))[delivery.rows][kept]
+        delivery.run_of = delivery.run_of[kept]
+        self.told = [told._replace(row=int(np.searchsorted(kept, told.row))) for told in self.told]
 
     # one change after the other
 

@@ -42,6 +42,7 @@ from .write_batches import batched
 __all__ = ["Replicated", "Replicator"]
 
 _SAVE_S = 1.0
+_NOTHING_LEFT_OUT = {"include_system": True, "include_transactions": True}
 
 
 class _Place(NamedTuple):
@@ -244,7 +245,7 @@ class Replicator:
         """The newest change of every key, as it is now; by a reading of its own."""
         common = {name: self._options[name] for name in ("tls", "retry_for_s") if name in self._options}
         newest: dict[tuple[int, bytes], Change] = {}
-        with connect_sync(where, purpose="replicate", **common, **options) as reader:
+        with connect_sync(where, purpose="replicate", **common, **_NOTHING_LEFT_OUT | options) as reader:
             for event in reader.changes("beginning", "now", vbuckets=vbuckets):
                 if isinstance(event, Mutation | Deletion | Expiration):
                     newest[event.collection_id, event.key] = event
@@ -292,7 +293,7 @@ class Replicator:
 
 def _all_there_is(dialect: str) -> dict[str, Any]:
     """Options of a reading that leaves out nothing which the dialect can tell."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = dict(_NOTHING_LEFT_OUT)
     if "include_xattrs" not in CANNOT.get(dialect, ()):
         settings["include_xattrs"] = True
     if dialect == "tap":

@@ -278,7 +278,7 @@ class Reading:
             portion = self._portion(address, link, delivery)
             if portion.is_empty:
                 self.finish(portion)
-            elif self.options.rollback_mitigation and portion.row_count:
+            elif self.options.rollback_mitigation and (portion.row_count or portion.left_out):
                 self._held.hold(portion)
                 return self._held.take()
             else:
@@ -305,6 +305,7 @@ class Reading:
                 case StreamEnded():
                     self._ended(progress, what.status, address)
             portion.tell(control, is_done=progress.state is ReadingState.DONE)
+        portion.leave_out()
         return portion
 
     def _lose(self, address: Address, link: DcpReader, error: Exception) -> None:

@@ -17,6 +17,7 @@ from ...table.rows import table_schema
 from ..source.feed import collection_paths, open_source
 from ..source.options import Options, parse_mirror_options
 from .changes import CHANGES_SCHEMA
+from .contents import mirror_contents, source_note
 from .jobs import Jobs
 from .mirror import Mirror, MirrorSettings
 from .progress import RoundProgress
@@ -112,16 +113,21 @@ def build_mirror(
     # No filter for the node: it names collections by their id, and one that is dropped and made again has
     # another. The position would move on over its documents. The tables take what is theirs by name.
     parsed = parse_mirror_options(given)
+    how = TableOptions(dict(storage_options or {}), undo_s, undo_bytes, clock)
+    tables_there = [open_table(place.uri, how) if table_exists(place.uri, how) else None for place in chosen]
+    given, has_transactions = mirror_contents(
+        given, parsed.include_transactions, [place.scope for place in chosen], tables_there
+    )
+    parsed = parse_mirror_options(given)
     with open_source(parsed, "spark-mirror") as source:
         vbucket_count = source.vbucket_count
-    how = TableOptions(dict(storage_options or {}), undo_s, undo_bytes, clock)
     missing = _missing(chosen, parsed, given["bucket"], how)
     about = {"bucket": given["bucket"], "vbuckets": vbucket_count}
     wish = TypedWish(schema, evolve, value_column)
     opened, columns = [], []
-    for place in chosen:
+    note = source_note(has_transactions=has_transactions)
+    for place, held in zip(chosen, tables_there, strict=True):
         wanted: DocumentColumns | None
-        held = open_table(place.uri, how) if table_exists(place.uri, how) else None
         if held is None and wish.schema == INFER:
             sample = sample_documents(parsed, place.scope, place.collection)
             wanted = wish.inferred(sample)
@@ -139,7 +145,7 @@ def build_mirror(
             open_or_create(
                 place.uri,
                 schema=table_schema(keep_deletes=keep_deletes, documents=there),
-                source={**about, "scope": place.scope, "collection": place.collection},
+                source={**about, "scope": place.scope, "collection": place.collection, **note},
                 documents=there,
                 options=how,
             )

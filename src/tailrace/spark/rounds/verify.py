@@ -30,6 +30,7 @@ from ..source.feed import open_source
 from ..source.options import parse_mirror_options
 from .compare import DIGEST_SCHEMA, Difference, Digester, compare, newest
 from .connections import borrowed_source
+from .contents import options_of_table
 from .jobs import Jobs
 from .planning import Range, divided
 from .reading import read_ranges
@@ -227,6 +228,7 @@ def verify_table(jobs: Jobs, given: Mapping[str, str], table: Table) -> Verdict:
         raise UsageError(
             f"the table mirrors bucket {mirrored!r}, not {options.bucket!r}; compare it with that"
         )
+    given = options_of_table(given, table)
     with open_source(options, "spark-verify") as client:
         ends, homes = client.high_seqnos(), client.homes()
     files = tuple(table.files())

@@ -11,6 +11,7 @@ from ...client.bounds import check_vbuckets
 from ...client.catalog import full_path
 from ...client.events import Rollback
 from ...client.kv import KvClient
+from ...client.left_out import is_system_scope
 from ...client.portion import Portion
 from ...client.tls import TlsOptions
 from ...columns.row_kinds import ROLLBACK, kind_of, no_rows
@@ -96,7 +97,13 @@ def limited_collections(options: Options, selection: Selection) -> tuple[str, ..
         return None
     chosen = None if options.collections is None else set(map(full_path, options.collections))
     streamed = []
-    there = collection_paths(options)
+    # a stream of named collections leaves nothing out, so what the whole stream leaves out is not named
+    is_named = options.scope is not None or chosen is not None
+    there = {
+        path
+        for path in collection_paths(options)
+        if is_named or options.include_system or not is_system_scope(path.partition(".")[0])
+    }
     for path in sorted(there):
         scope, _, name = path.partition(".")
         if (
@@ -127,6 +134,8 @@ def open_source(
         scope=(options.scope or "") if collections is None else "",
         collections=(options.collections or ()) if collections is None else collections,
         include_xattrs=options.include_xattrs,
+        include_system=options.include_system,
+        include_transactions=options.include_transactions,
         no_value=options.no_value or (selection is not None and not selection.takes_values),
         compression=options.compression == "snappy",
         flow_control_buffer=options.flow_control_buffer,

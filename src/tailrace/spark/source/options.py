@@ -253,6 +253,20 @@ OPTIONS = (
     Option(
         "includeXattrs", "include_xattrs", _boolean, False, "whether the column `xattrs` is filled", False
     ),
+    Option(
+        "includeSystem",
+        "include_system",
+        _boolean,
+        False,
+        "whether collections of system scopes such as `_system` come too; naming one asks for it as well",
+    ),
+    Option(
+        "includeTransactions",
+        "include_transactions",
+        _boolean,
+        False,
+        "whether transaction records come too: documents whose key begins with `_txn:`",
+    ),
     Option("noValue", "no_value", _boolean, False, "keys and metadata only", False),
     Option("flowControlBuffer", "flow_control_buffer", _bytes, 20 << 20, "bytes in flight per connection"),
     Option(
