@@ -69,6 +69,7 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
         "takeover": "Move vbuckets from one node to another while clients read and write.",
     },
     "Tools": {
+        "doctor": "Look for everything that can be wrong.",
         "decode": "Show hex, raw bytes or a capture as readable frames.",
         "record": "Keep a stream in a file, byte for byte.",
         "replay": "Serve a recording as a producer, byte for byte.",
@@ -91,7 +92,9 @@ OLD_NAMES = {"vacuum": "maintain"}
 
 SYNONYMS = {
     "cat": "get",
+    "check": "doctor",
     "compare": "verify",
+    "diagnose": "doctor",
     "export": "dump",
     "follow": "tail",
     "import": "load",

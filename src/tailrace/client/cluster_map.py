@@ -15,7 +15,7 @@ from ..connstr import Address
 from ..errors import ConnectError, RemoteProtocolError
 from ..units import MAX_VBUCKETS
 
-__all__ = ["AUTO", "MAX_NODES", "ClusterMap", "MapContext", "vbucket_of"]
+__all__ = ["AUTO", "DEFAULT", "MAX_NODES", "ClusterMap", "MapContext", "networks_in", "vbucket_of"]
 
 MAX_NODES = 1_024
 AUTO, DEFAULT, EXTERNAL = "auto", "default", "external"
@@ -119,6 +119,12 @@ class ClusterMap:
             network,
             config.get("bucketType") == "ephemeral",
         )
+
+
+def networks_in(config: bytes) -> tuple[str, ...]:
+    """The networks that a map names beside the default one; of a map that `ClusterMap.parse` has read."""
+    entries = json.loads(config).get("nodesExt", [])
+    return tuple(dict.fromkeys(name for entry in entries for name in entry.get("alternateAddresses", {})))
 
 
 @dataclass(frozen=True, slots=True)

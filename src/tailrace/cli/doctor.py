@@ -1,0 +1,106 @@
+"""``tailrace doctor``: everything that can be wrong between here, bucket and table."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..connstr import ConnectionString
+from ..errors import TailraceError
+from .client import tls_from, tls_options
+from .common import DURATION, JsonLines, counted, json_option, note, url_argument, use_colour
+from .common import command as make_command
+from .spark_options import parse_storage_options, storage_option
+
+if TYPE_CHECKING:
+    from ..client.doctor.examination import BucketFacts
+    from ..client.doctor.findings import Finding
+
+_COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
+
+
+@make_command(
+    "doctor",
+    example="""
+tailrace doctor couchbases://cb.example.com/travel
+tailrace doctor couchbase://127.0.0.1/default ./people --json
+""",
+)
+@url_argument
+@click.argument("table", required=False)
+@click.option("--strict", is_flag=True, help="Exit code 1 on a warning too.")
+@click.option(
+    "--timeout", "timeout_s", type=DURATION, default=5.0, help="How long to wait for a node.  [default: 5s]"
+)
+@storage_option
+@json_option("Write one JSON object per finding, then one with the counts.")
+@tls_options
+def command(
+    url: ConnectionString,
+    table: str | None,
+    strict: bool,
+    timeout_s: float,
+    storage_options: tuple[str, ...],
+    as_json: bool,
+    **tls: Any,
+) -> int:
+    """Look for everything that can be wrong.
+
+    Between here and the bucket, and between the bucket and TABLE if one is given: names, networks, TLS,
+    login, privileges, features, map, nodes, vbuckets, clocks, replicas, purging, the table's positions. Each
+    line is ok, warning or error, with the way out. Nothing is changed. Exit code 1 on an error, also if
+    nobody could be reached.
+    """
+    from ..client.doctor.examination import Examination
+
+    examination = Examination(url, tls=tls_from(tls) if url.tls else None, timeout_s=timeout_s)
+    lines = JsonLines()
+    counts: Counter[str] = Counter()
+
+    def show(finding: Finding) -> None:
+        counts[finding.severity] += 1
+        if as_json:
+            lines.write(finding.to_json())
+            lines.flush()
+            return
+        word = str(finding.severity).ljust(7)
+        if use_colour(sys.stdout):
+            word = click.style(word, fg=_COLOURS[finding.severity])
+        click.echo(f"{word}  {finding.check}: {_printable(finding.text)}")
+        if finding.way_out:
+            click.echo(f"{'':9}-> {_printable(finding.way_out)}")
+
+    for finding in examination.findings():
+        show(finding)
+    if table is not None:
+        storage = parse_storage_options(storage_options)
+        for finding in _of_table(table, storage, url.bucket, examination.facts):
+            show(finding)
+    if as_json:
+        lines.write({"errors": counts["error"], "warnings": counts["warning"], "ok": counts["ok"]})
+        lines.flush()
+    note(f"{counted(counts['error'], 'error')}, {counted(counts['warning'], 'warning')}, {counts['ok']} ok")
+    return 1 if counts["error"] or (strict and counts["warning"]) else 0
+
+
+def _of_table(uri: str, storage: dict[str, str], bucket: str, facts: BucketFacts | None) -> Iterator[Finding]:
+    from ..client.doctor.findings import error
+    from ..spark.rounds.checkup import examine_table
+    from ..table.opening import TableOptions, open_table
+
+    try:
+        opened = open_table(uri, TableOptions(storage))
+    except TailraceError as problem:
+        yield error("table", str(problem), "check the path and the storage options")
+        return
+    if facts is not None:
+        yield from examine_table(opened, bucket, facts)
+
+
+def _printable(text: str) -> str:
+    """Names and reasons come from elsewhere; a terminal must not obey them."""
+    return "".join(character if character.isprintable() else "?" for character in text)

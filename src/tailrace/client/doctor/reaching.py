@@ -1,0 +1,154 @@
+"""The way to the nodes: names, sockets, certificates."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ...clock import Clock
+from ...connstr import Address, ConnectionString
+from ...errors import ConnectError
+from ..kv_connection import dial
+from ..naming import look_up_srv
+from .findings import Finding, Severity, error, ok, warning
+
+__all__ = ["NAMES", "REACH", "TLS", "examine_names", "examine_sockets"]
+
+NAMES, REACH, TLS = "names", "reach", "tls"
+
+_CERTIFICATE_DAYS = 30
+_EXPIRED, _OTHER_HOST = 10, 62
+_UNKNOWN_ISSUERS = (2, 18, 19, 20, 21)
+"""Of OpenSSL's reasons why a certificate is not good (X509_V_ERR_…)."""
+
+
+def examine_names(where: ConnectionString, timeout_s: float) -> tuple[list[Finding], tuple[Address, ...]]:
+    """Whether DNS knows the cluster and its nodes; and the seeds that this gives."""
+    findings: list[Finding] = []
+    seeds = where.addresses
+    if where.name is not None and where.dns_srv:
+        answer = look_up_srv(where, tls=where.tls, timeout_s=timeout_s)
+        other = None
+        if answer.addresses:
+            seeds = answer.addresses
+            listed = ", ".join(map(str, seeds))
+            findings.append(ok(NAMES, f"the SRV records of {where.name} name {listed}"))
+        elif answer.problem is not None:
+            findings.append(
+                warning(
+                    NAMES,
+                    f"no name server tells whether {where.name} has SRV records: {answer.problem}",
+                    "check the name servers of this machine, or name one with ?dns_nameserver=ADDRESS; "
+                    "enable_dns_srv=false asks for none",
+                )
+            )
+        else:
+            other = look_up_srv(where, tls=not where.tls, timeout_s=timeout_s)
+        if other is not None and other.addresses:
+            scheme = "couchbase" if where.tls else "couchbases"
+            made = error if not where.tls else warning
+            findings.append(
+                made(
+                    NAMES,
+                    f"{where.name} has SRV records {'without' if where.tls else 'for'} TLS only",
+                    f"write {scheme}://{where.name}",
+                )
+            )
+        elif other is not None:
+            findings.append(ok(NAMES, f"{where.name} has no SRV records, and is taken for a node"))
+    findings += examine_hosts(seed.host for seed in seeds)
+    return findings, seeds
+
+
+def examine_hosts(hosts: Iterable[str]) -> Iterator[Finding]:
+    """Whether names have addresses; nothing is said of addresses."""
+    for host in dict.fromkeys(hosts):
+        if _is_address(host):
+            continue
+        try:
+            addresses = {entry[4][0] for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        except (OSError, UnicodeError) as problem:
+            reason = getattr(problem, "strerror", None) or str(problem)
+            yield error(
+                NAMES,
+                f"{host} has no address: {reason}",
+                "check the name; a cluster in another network needs its outside names (?network=external), "
+                "or a name server that knows the inside ones",
+            )
+        else:
+            yield ok(NAMES, f"{host} is {', '.join(sorted(map(str, addresses)))}")
+
+
+def examine_sockets(
+    seeds: Iterable[Address], tls: ssl.SSLContext | None, *, timeout_s: float, clock: Clock
+) -> tuple[list[Finding], list[Address]]:
+    """Whether somebody listens at the seeds, with a certificate that is good; and those where it is so."""
+    findings: list[Finding] = []
+    reached = []
+    for seed in seeds:
+        try:
+            dialled = dial(seed, tls, timeout_s)
+        except ConnectError as problem:
+            findings.append(_unreachable(seed, problem))
+            continue
+        with dialled:
+            reached.append(seed)
+            findings.append(ok(REACH, f"{seed} takes connections"))
+            if isinstance(dialled, ssl.SSLSocket):
+                findings += _examine_certificate(seed, dialled, clock)
+    if not reached:  # one that is down matters little as long as another one answers
+        findings = [replace(finding, severity=Severity.ERROR) for finding in findings]
+    return findings, reached
+
+
+def _unreachable(seed: Address, problem: ConnectError) -> Finding:
+    cause = problem.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        if cause.verify_code == _EXPIRED:
+            way_out = "the certificate has run out: renew it on the node (or this machine's clock is wrong)"
+        elif cause.verify_code == _OTHER_HOST:
+            way_out = "use a name that the certificate has, or make one with this name"
+        elif cause.verify_code in _UNKNOWN_ISSUERS:
+            way_out = "give the authority that signed it with --tls-ca FILE or ?ca_cert_path=FILE"
+        else:
+            way_out = "look at it with openssl s_client"
+        return error(TLS, f"the certificate of {seed} is not good: {cause.verify_message}", way_out)
+    if isinstance(cause, ssl.SSLError) or "TLS" in str(problem):
+        return error(
+            TLS,
+            f"{seed} does not speak TLS: {getattr(cause, 'reason', None) or cause}",
+            "couchbases:// wants the TLS port (11207 unless it was changed); couchbase:// goes without",
+        )
+    return warning(
+        REACH,
+        str(problem).partition(";")[0],
+        "check host and port, whether the node runs, and firewalls on the way",
+    )
+
+
+def _examine_certificate(seed: Address, connection: ssl.SSLSocket, clock: Clock) -> Iterator[Finding]:
+    certificate = connection.getpeercert()
+    if not certificate:
+        yield warning(
+            TLS,
+            f"the certificate of {seed} is not checked",
+            "leave out --tls-no-verify and tls_verify=none, and give the authority with --tls-ca FILE",
+        )
+        return
+    ends = str(certificate["notAfter"])
+    days = (ssl.cert_time_to_seconds(ends) - clock.time_ns() / 1e9) / 86_400
+    if days < _CERTIFICATE_DAYS:
+        yield warning(TLS, f"the certificate of {seed} ends in {days:.0f} days ({ends})", "renew it")
+    else:
+        yield ok(TLS, f"{seed} speaks {connection.version()}, its certificate is good until {ends}")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
