@@ -319,12 +319,13 @@ def test_clocks(node: RunningNode) -> None:
     assert "3600 s ahead of" in text_of(findings, "clock")
 
 
-def test_failovers_again_and_again(node: RunningNode) -> None:
+def test_failovers_again_and_again() -> None:
     vbucket = 5
-    for _ in range(10):
-        node.set("again", 1, vbucket=vbucket)
-        node.rewind(vbucket, node.high_seqno(vbucket) - 1)
-    findings = examine(node.url)
+    with RunningNode() as unsteady:
+        for _ in range(10):
+            unsteady.set("again", 1, vbucket=vbucket)
+            unsteady.rewind(vbucket, unsteady.high_seqno(vbucket) - 1)
+        findings = examine(unsteady.url)
     assert wrong(findings) == [("failover-logs", WARNING)]
     assert "1 vbucket (5)" in text_of(findings, "failover-logs")
 
