@@ -41,7 +41,7 @@ Names = Mapping[int, tuple[str, str]]
 def json_line(event: Event, names: Names = MappingProxyType({}), *, no_value: bool = False) -> bytes:
     """An event as one line, line feed included; ``names`` are those of its collections, as far as known.
 
-    ``no_value``: values were not asked for, and are left out; an empty one would look like a document's.
+    ``no_value``: values were not requested and are left out; an empty one would look like a document's.
     """
     return (_object(event, names, no_value=no_value) + "\n").encode()
 
@@ -131,14 +131,14 @@ def key_member(key: bytes) -> str:
 
 def value_member(value: bytes, datatype: int) -> str:
     """``"value":…``: a JSON document as it is, text as a string, anything else as base64."""
-    if datatype & Datatype.JSON and is_json(value):  # it may say so, and not be it
+    if datatype & Datatype.JSON and is_json(value):  # the datatype may lie
         # a line break can only stand between tokens
         return f'"value":{value.decode().translate(_LINE_BREAKS).strip()}'
     return _text_member("value", value)
 
 
 def document_as_json(key: bytes, document: Document, meta: Meta | None, vbucket: int) -> str:
-    """What `get --json` shows."""
+    """The line of `get --json`."""
     rev, expiry = (meta.rev, meta.expiry) if meta is not None else (0, 0)
     return (
         f'{{{key_member(key)},"vbucket":{vbucket},"rev":{rev},"cas":"{document.cas}",'

@@ -102,8 +102,8 @@ class KvClient:
     """Reads and writes documents of one bucket, wherever in the cluster they are.
 
     Not for several threads at once. Operations that the server can't do right now, or that went to the wrong
-    node, are tried again for ``timeout_s``, bulk writes as long as some are taken in ``patience_s``.
-    A server that need not say the seqno of each write (``wants_seqnos``) is a little faster.
+    node, are tried again for ``timeout_s``; bulk writes as long as some succeed within ``patience_s``.
+    Without ``wants_seqnos`` the server need not report the seqno of each write, and is a little faster.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class KvClient:
         return self._nodes.anywhere().run(stats(group))
 
     def high_seqnos(self) -> dict[int, int]:
-        """By vbucket, over all nodes."""
+        """The high seqno of each active vbucket, from all nodes."""
         seqnos: dict[int, int] = {}
         for connection in self._nodes.everywhere():
             answer = connection.run(ask(GetAllVbSeqnos(state=VBucketState.ACTIVE), "get all vb seqnos"))
@@ -306,10 +306,10 @@ class KvClient:
     # many writes at once
 
     def write_many(self, batches: Iterable[WriteBatch]) -> Iterator[BatchResult]:
-        """Write batches of requests, two under way at a time; gives what became of each that is done.
+        """Write batches of requests, two under way at a time; yields the outcome of each finished batch.
 
-        The answer to each request decides. What a node can't take now, or what is not its own, is sent again;
-        any other refusal is a `StatusError`, and so is it when nothing is taken for ``patience_s``.
+        Each request is decided by its own answer. What a node can't take now, or what is not its own, is sent
+        again; any other refusal is a `StatusError`, and so is nothing being taken for ``patience_s``.
         """
         from .bulk_writer import BulkWriter
 
@@ -342,7 +342,7 @@ class KvClient:
         return Stored(vbucket, answer.cas, answer.vb_uuid or 0, answer.by_seqno or 0)
 
     def _on(self, vbucket: int, make: Any) -> Any:
-        """Run a script on the vbucket's node; made anew for each attempt."""
+        """Run a script on the vbucket's node; each attempt gets a new one."""
         self._nodes.check(vbucket)
         deadline = self._clock.monotonic() + self._timeout_s
         backoff = Backoff(self._rng, first_s=_RETRY_FIRST_S, most_s=_RETRY_MOST_S)
@@ -359,7 +359,7 @@ class KvClient:
             except ConnectError:
                 if connection is not None:
                     self._nodes.drop(connection)
-                # Where there are other nodes, one of them may have the vbucket by now.
+                # In a cluster another node may have the vbucket by now.
                 if self._nodes.is_alone or self._clock.monotonic() > deadline:
                     raise
                 self._nodes.refresh()
@@ -377,7 +377,7 @@ def _bytes(key: bytes | str) -> bytes:
 
 
 def _value(value: Any, datatype: int | None) -> tuple[bytes, int]:
-    """A value and its datatype: bytes are raw unless told otherwise, the rest becomes JSON."""
+    """A value and its datatype: bytes are raw unless declared JSON, anything else becomes JSON."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value), datatype or 0
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

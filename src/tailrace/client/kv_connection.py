@@ -52,7 +52,7 @@ class KvConnection:
         self._opaque = 0
         self._outbox: deque[memoryview] = deque()
         self._answers: list[Frame] = []
-        """To pipelined requests, which came while a script had its conversation."""
+        """Answers to pipelined requests that came while a script was running."""
         try:
             self.session: HandshakeResult = self.run(handshake(introduction, rng_.source()))
         except BaseException:
@@ -107,11 +107,11 @@ class KvConnection:
 
     @property
     def waits_to_send(self) -> bool:
-        """Not all that was queued is sent."""
+        """Whether something queued is not sent yet."""
         return bool(self._outbox)
 
     def detach(self) -> tuple[socket.socket, bytes]:
-        """The socket, to go on with it in another way, and what came and was not read yet."""
+        """Hand over the socket, and what was received on it but not read yet."""
         self._socket.settimeout(self._timeout_s)
         return self._socket, self._framer.take_rest()
 
@@ -169,7 +169,7 @@ class KvConnection:
         return True
 
     def is_pending(self) -> bool:
-        """Whether bytes have come that no poll shows."""
+        """Whether bytes have come that poll does not show."""
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def fileno(self) -> int:
@@ -216,5 +216,5 @@ def no_connection(address: Address, error: Exception, *, tls: bool = False) -> C
 def _reason(error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else None
     if number is not None and number > 0:
-        return os.strerror(number)  # asyncio has words of its own
+        return os.strerror(number)  # asyncio words it differently
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -19,7 +19,7 @@ __all__ = ["KvNodes"]
 
 
 class KvNodes:
-    """Connections are made when they are needed, and made again when they were lost."""
+    """The cluster map and the connections, each made when it is needed, and again after it was lost."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class KvNodes:
         return self.connection(address)
 
     def anywhere(self) -> KvConnection:
-        """A connection for what every node can answer."""
+        """A connection to any node, for what all can answer."""
         return self.connection(self.map.nodes[0])
 
     def everywhere(self) -> list[KvConnection]:
@@ -71,7 +71,7 @@ class KvNodes:
         return [self.connection(address) for address in self.map.nodes]
 
     def shares(self, vbuckets: Sequence[int] | None) -> list[tuple[KvConnection, Sequence[int]]]:
-        """Nodes and which of the vbuckets they have; for None, which is all of them, with an empty list."""
+        """Nodes and which of the vbuckets they have; None means all: every node, with an empty list."""
         if vbuckets is None:
             return [(connection, ()) for connection in self.everywhere()]
         by_node: dict[KvConnection, list[int]] = {}
@@ -80,7 +80,7 @@ class KvNodes:
         return list(by_node.items())
 
     def drop(self, connection: KvConnection) -> None:
-        """A connection is lost, or of no use any more."""
+        """Drop a connection that is lost or of no use any more."""
         connection.close()
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
@@ -92,13 +92,13 @@ class KvNodes:
 
     @property
     def is_alone(self) -> bool:
-        """There is one node, and no other could have taken over what it had."""
+        """Whether there is only one node, so that no other can have taken over."""
         return len(self.map.nodes) == 1
 
     # the map
 
     def refresh(self) -> None:
-        """Ask around for a newer map."""
+        """Ask the nodes for a newer map."""
         for address in dict.fromkeys((*self.map.nodes, *self._seeds)):
             try:
                 newer = self._ask_for_map(address)
@@ -116,7 +116,7 @@ class KvNodes:
         try:
             answer = known.run(ask(GetClusterConfig(), "get cluster config"))
         except StatusError:
-            return None  # it has no maps, or none now
+            return None  # the node has no map, or none now
         return self._parsed(answer.value, address)
 
     def _bootstrap(self) -> ClusterMap:
@@ -138,7 +138,7 @@ class KvNodes:
     def _first_map(self, connection: KvConnection) -> ClusterMap | None:
         config = connection.session.config
         if config is None:
-            # an old server without maps: it is alone, and says itself how many vbuckets it has
+            # an old server without maps stands alone; its seqnos tell how many vbuckets it has
             answer = connection.run(ask(GetAllVbSeqnos(), "get all vb seqnos"))
             count = max(answer.seqnos, default=-1) + 1
             return ClusterMap.single(connection.address, count) if count else None

@@ -1,4 +1,4 @@
-"""Documents for `tailrace load`: made up from a seed, or read from JSON lines, as batches of ready requests.
+"""Documents for `tailrace load`: made up from a seed, or read from JSON lines, as batches of requests.
 
 Made-up documents all have the same length, so a batch is one numpy array with a request a row: the frame is
 written once, and only key, vbucket, opaque, expiry and text differ between rows.
@@ -49,7 +49,7 @@ class MadeUp:
 
     docs: int
     size: int = 256
-    """Bytes of a value."""
+    """The size of a value in bytes."""
     deletes: float = 0.0
     """The share that is deleted again at the end."""
     expiry: float = 0.0
@@ -73,7 +73,7 @@ class MadeUp:
 
     @property
     def writes(self) -> int:
-        """How many requests it all makes."""
+        """How many requests there are in all."""
         return self.docs + len(self.deleted)
 
     def batches(
@@ -88,7 +88,7 @@ class MadeUp:
         return np.random.default_rng([purpose, rng.source(self.seed).getrandbits(64)])
 
     def _vbuckets(self, numbers: NDArray[np.intp], count: int) -> list[int]:
-        """Where documents go; for a batch at a time, so that the first is written at once."""
+        """The vbuckets of documents, a batch at a time, so that the first write need not wait for all."""
         return [vbucket_of(self.key(number), count) for number in numbers.tolist()]
 
     def _sets(self, vbucket_count: int, kind: int, prefix: bytes, most: int) -> Iterator[RowsBatch]:
@@ -158,14 +158,14 @@ class MadeUp:
         return self.size >= self._digits + len('{"id":"","text":""}')
 
     def _around(self) -> tuple[bytes, bytes]:
-        """What stands before and behind the made-up text in a value; small values have less of it."""
+        """The parts of a value before and after the made-up text; small values have shorter ones."""
         if self._has_id:
             return b'{"id":"' + b"0" * self._digits + b'","text":"', b'"}'
         return (b'"', b'"') if self.size >= 2 else (b"7" * self.size, b"")
 
 
 class _Parser:
-    """Reads lines that are JSON objects, and has the text of a value that was written there."""
+    """Reads lines that are JSON objects, and gives the value's text as it was written."""
 
     def __init__(self) -> None:
         self._decoder = json.JSONDecoder(parse_float=self._float, parse_constant=self._refuse)
@@ -184,8 +184,8 @@ class _Parser:
         raise ValueError(f"it has {name}, which is not JSON")
 
     def value_text(self, value: Any) -> str:
-        """The member ``value`` of the line. Floats lose digits when they are written anew, so where there are
-        any it is cut out as it stands.
+        """The member ``value`` of the line. Floats would lose digits if they were written again, so a value
+        that has some is cut out of the line unchanged.
         """
         if not self._has_floats:
             return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
@@ -255,7 +255,7 @@ def _request(
     if len(line) > MAX_LINE:
         raise ValueError(f"it has more than {MAX_LINE} bytes")
     try:
-        text_line = line.decode("utf-8-sig")  # left to itself, json guesses at other encodings
+        text_line = line.decode("utf-8-sig")  # given bytes, json guesses at other encodings
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
     try:
@@ -294,7 +294,7 @@ def _request(
 
 
 def _prefix(document: dict[str, Any], prefixes: Mapping[str, bytes]) -> bytes:
-    """What stands before the key of a document on the wire: its collection."""
+    """The prefix of a document's key on the wire: its collection."""
     scope, name = document.get("scope", "_default"), document.get("collection")
     if name is None and document.get("collection_id"):
         raise ValueError(f"it is of collection {document['collection_id']!r} and does not say its name")

@@ -11,7 +11,7 @@ from ..errors import TailraceError, UsageError
 __all__ = ["collection_ids", "with_changes"]
 
 _FIRST_ID = 8
-"""Ids below are reserved, 0 is the default."""
+"""Lower ids are reserved; 0 is the default."""
 
 
 def collection_ids(manifest: dict[str, Any]) -> dict[str, int]:
@@ -64,7 +64,7 @@ def _by_name(members: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
 
 
 def _free_id(*manifests: dict[str, Any]) -> str:
-    """Above every id in use, and above those that were: the manifest's uid grows with every id made."""
+    """Above every id that is or was in use: the manifest's uid grows with every id made."""
     used = [_FIRST_ID - 1, _FIRST_ID + int(manifests[0]["uid"], 16)]
     for manifest in manifests:
         for scope in manifest["scopes"]:

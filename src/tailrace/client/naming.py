@@ -1,4 +1,4 @@
-"""Clusters that are found by name: the SRV records of a connection string's lone host.
+"""Clusters that are found by name: the SRV records of a connection string's only host.
 
 Rules: docs/spec/servers.md#dns-srv.
 """
@@ -26,15 +26,15 @@ class SrvAnswer:
 
     addresses: tuple[Address, ...] = ()
     problem: str | None = None
-    """Why nobody could tell; None if there was an answer, and be it that there are no records."""
+    """Why there was no answer; None if there was one, even one without records."""
 
 
 def find_seeds(where: ConnectionString, clock: Clock = SYSTEM) -> tuple[Address, ...]:
-    """The nodes to call first: those that DNS names for the host, or else what the string says itself.
+    """The nodes to call first: those that DNS names for the host, or else those of the string itself.
 
     Blocks for up to five seconds, both questions together. A lookup that fails is no error, because most
-    names are just a node's. Only where DNS knows the cluster with TLS and we were told to come without, the
-    answer is to say so.
+    names are just a node's. An error is a cluster that DNS knows only with TLS, and a connection string
+    without.
     """
     if where.name is None or not where.dns_srv:
         return where.addresses

@@ -48,7 +48,7 @@ class KnownNode:
         return self.link is not None and self.link.granted is not None
 
     def state(self, now: float) -> str:
-        """In words, for statistics."""
+        """The connection's state in words, for statistics."""
         if self.link is not None:
             return "open" if self.is_ready else f"waits for {self.link.waits_for}"
         if self.connecting:
@@ -76,7 +76,7 @@ class Nodes:
             credentials = Credentials(where.username, where.password or "")
         self.where = where
         self.seeds = where.addresses
-        """Whom to call first, and when nobody of the map answers."""
+        """The nodes to call first, and when none of the map answers."""
         self.map: ClusterMap | None = None
         self.on_change: Callable[[], None] = lambda: None
         """Called when a connection became ready or went, or the map changed."""
@@ -88,8 +88,8 @@ class Nodes:
         self._retry_for_s = retry_for_s
         self._rng = rng
         self._nodes: dict[Address, KnownNode] = {}
-        self._needed: tuple[Address, ...] = ()  # each once, in an order that a seed repeats
-        self._watched: tuple[Address, ...] = ()  # of use, but nothing ends because they can't be reached
+        self._needed: tuple[Address, ...] = ()  # each once, in an order that a simulation can repeat
+        self._watched: tuple[Address, ...] = ()  # useful, but no reason to give up if they can't be reached
         self._seed = 0
         self._seeds_failed: list[str] = []
         self._asked_at = 0.0
@@ -110,7 +110,7 @@ class Nodes:
         return addresses
 
     def wants_seeds(self, now: float) -> bool:
-        """Whether DNS should be asked where the cluster is: nobody answers, and it may have moved."""
+        """Whether to ask DNS where the cluster is: no node answers, and it may have moved."""
         due = self._lookup_due(now)
         return due is not None and due <= now
 
@@ -119,7 +119,7 @@ class Nodes:
         self._looked_up_at = now
 
     def found_seeds(self, seeds: tuple[Address, ...]) -> None:
-        """What DNS says. If we know none of them, they are another cluster with revisions of its own."""
+        """Take DNS's answer. If we know none of its nodes, it is another cluster, with its own revisions."""
         known = {*self.seeds, *(self.map.nodes if self.map is not None else ())}
         self._has_moved = self.map is not None and known.isdisjoint(seeds)
         order = list(seeds)
@@ -139,9 +139,9 @@ class Nodes:
         )
 
     def to_disconnect(self) -> list[Address]:
-        """Connections that nobody needs any more: of nodes that have left, or have nothing for us.
+        """Connections that nobody needs any more: to nodes that have left, or have nothing for us.
 
-        Not one with a stream on it, whatever the map says by now: it ends when the node has said so.
+        Not those with a stream, whatever the map says by now: the node ends it.
         """
         wanted = self._wanted()
         return [
@@ -151,7 +151,7 @@ class Nodes:
         ]
 
     def connected(self, address: Address, now: float) -> DcpReader:
-        """A connection is there; the pump feeds what is returned."""
+        """A connection was made; the pump feeds what this returns."""
         node = self._node(address)
         node.connecting = False
         node.link = link = self._speech.connect(self._introduction, self._settings, rng=self._rng, now=now)
@@ -169,12 +169,12 @@ class Nodes:
         if config is not None:
             self.apply(config, address)
         elif self.map is None:
-            # an old server without maps: it is alone, and says itself how many vbuckets it has
+            # an old server without maps stands alone; its seqnos tell how many vbuckets it has
             node.link.ask(_vbucket_count(), lambda count: self._take_single(address, count), now)
         self.on_change()
 
     def lost(self, address: Address, error: Exception, now: float) -> None:
-        """A connection could not be made, or is gone. Raises what no retry can cure."""
+        """A connection could not be made, or is gone. Raises errors that no retry can cure."""
         node = self._node(address)
         node.link, node.connecting = None, False
         node.trouble = str(error) or type(error).__name__
@@ -203,7 +203,7 @@ class Nodes:
                 )
 
     def next_timer(self, now: float) -> float | None:
-        """When something is to be done although nothing happened."""
+        """When to act even if nothing happens until then."""
         times = []
         for address in self._wanted():
             node = self._node(address)
@@ -218,7 +218,7 @@ class Nodes:
     # where things are
 
     def need(self, vbuckets: Iterable[int], *, copies_of: Iterable[int] = ()) -> None:
-        """Connections to the nodes of these vbuckets are wanted from now on, to their replicas of some."""
+        """Keep connections to the nodes of these vbuckets from now on, and to the replicas of some."""
         assert self.map is not None
         homes = dict.fromkeys(self.map.node_of(vbucket) for vbucket in vbuckets)
         self._needed = tuple(address for address in homes if address is not None)
@@ -226,7 +226,7 @@ class Nodes:
         self._watched = tuple(address for address in copies if address is not None and address not in homes)
 
     def copies_of(self, vbucket: int) -> list[KnownNode]:
-        """The active and the replicas of a vbucket, those that the newest map names."""
+        """The active and the replicas of a vbucket, by the newest map."""
         assert self.map is not None
         copies = [self.map.node_of(vbucket), *self.map.replicas_of(vbucket)]
         return [self._node(address) for address in dict.fromkeys(copies) if address is not None]
@@ -247,7 +247,7 @@ class Nodes:
         return [node for node in self._nodes.values() if node.is_ready]
 
     def all(self) -> list[KnownNode]:
-        """Every node that was ever heard of and is in the map, or has a connection."""
+        """Every node that is in the map or has a connection."""
         known = set(self.map.nodes) if self.map is not None else set(self.seeds)
         return [node for node in self._nodes.values() if node.link is not None or node.address in known]
 
@@ -318,7 +318,7 @@ class Nodes:
             self.on_change()
 
     def _next_seed(self, error: Exception) -> None:
-        """Nobody has told us the map yet: try the next address. At the first round's end it is an error."""
+        """We have no map yet: try the next address. After the first round of all of them it is an error."""
         self._seeds_failed.append(str(error))
         self._seed += 1
         if self._seed >= len(self.seeds):
@@ -327,7 +327,7 @@ class Nodes:
                 raise ConnectError("; ".join(dict.fromkeys(self._seeds_failed)))
 
     def _wanted(self) -> tuple[Address, ...]:
-        """Whom we want to be connected to: the nodes that we need, or a seed that may know the map."""
+        """The nodes to be connected to: those that we need, or a seed that may know the map."""
         if self.map is None:
             return (self.seeds[self._seed],)
         if self._is_lost():

@@ -65,11 +65,11 @@ class SourceOptions:
     rollback_mitigation: bool = False
     """Hold changes back until the active and every replica that the cluster map names have them on disk."""
     replica_patience_s: float | None = None
-    """How long a replica is waited for then that can't be reached. None: until it is back, or failed over."""
+    """How long to wait for a replica that can't be reached. None: until it is back, or failed over."""
     rollback_points: Callable[[int], Iterable[int | Position]] | None = None
-    """The only seqnos of a vbucket to which the application can go back, where those are not the ends of the
-    snapshots that it was given: a table knows its own versions. An application that is behind what it was
-    given says positions instead: those on a branch that was taken back meanwhile don't count."""
+    """The only seqnos of a vbucket that the application can go back to, if those are not the ends of the
+    snapshots that it was given: a table has its own versions. An application that is behind what it was
+    given names positions instead: those on a branch that was taken back meanwhile don't count."""
     state: StateStore | str | Path | None = None
     """Where positions are saved after each whole snapshot, and resumed from."""
     autosave: bool = True
@@ -78,7 +78,7 @@ class SourceOptions:
     allow_plain: bool = False
     """Allow the login that shows the password on a connection without TLS."""
     on_wire: Callable[[int, bool, bytes | memoryview], None] | None = None
-    """Called with everything that goes over the streams: connection, whether we sent it, whole frames."""
+    """Called with everything sent or received: the connection, whether we sent it, whole frames."""
     priority: str = ""
     """``low``, ``medium`` or ``high``, if the server should prefer or defer this reader."""
     tap_settings: TapSettings = _TAP
@@ -115,7 +115,7 @@ class SourceOptions:
         return cls(**options)
 
     def settings(self) -> ReaderSettings:
-        """For the connections."""
+        """The settings of the connections."""
         return ReaderSettings(
             name=connection_name(self.purpose),
             buffer_bytes=self.flow_control_buffer,
@@ -128,7 +128,7 @@ class SourceOptions:
         )
 
     def speech(self) -> Speech:
-        """What is spoken on the connections."""
+        """The dialect of the connections."""
         return speech_of(self.dialect, xattrs=self.include_xattrs, tap=self.tap_settings)
 
     @classmethod
@@ -192,7 +192,7 @@ def resolve(where: str | ConnectionString, options: SourceOptions) -> Connection
 
 
 def complete(options: SourceOptions, where: ConnectionString) -> SourceOptions:
-    """The options, with what the connection string says of those that were left as they are."""
+    """The options; those with default values are taken from the connection string, if it has them."""
     defaults = SourceOptions._defaults()
     said = {"connect_timeout_s": where.connect_timeout_s, "compression": where.compression}
     taken: dict[str, Any] = {

@@ -10,9 +10,9 @@ An operation moves like this, and is done only by an answer that carries its opa
     in flight --peer lost--> waiting      nobody knows whether it was done; doing it twice does no harm
     in flight --answered---> done         it was taken, or there was nothing to do
 
-Every operation is answered, successes too: a quiet one says nothing when it was done, and then only the order
-of the answers tells, which a server may change. Two operations with the same key are never under way
-together, so that one which is sent again does not undo what came after it.
+Every operation is answered, successes too: a quiet command says nothing when it succeeds, which only the
+order of the other answers would tell, and a server may change that. Two operations with the same key are
+never under way together, so that one which is sent again does not undo a later one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
     "one_answer",
 ]
 
-# a deletion of what is not there, and a version that the server has or knows a newer one of
+# the document to delete does not exist; the server has this version or a newer one
 _NOTHING_TO_DO = frozenset(
     {
         (Op.DELETE, Status.KEY_ENOENT),
@@ -85,12 +85,12 @@ class WriteBatch(Protocol):
         ...
 
     def shares_key_with(self, other: WriteBatch) -> bool:
-        """Whether some key may be in both."""
+        """Whether a key may be in both."""
         ...
 
 
 class BatchResult(NamedTuple):
-    """What became of a batch."""
+    """The outcome of a batch."""
 
     taken: int
     """Operations that the server did."""
@@ -133,14 +133,14 @@ class Answers(NamedTuple):
 
 
 def one_answer(frame: Frame) -> Answers:
-    """A single one."""
+    """The answers of a single frame."""
     return Answers(frame.opcode, frame.status, np.array([frame.opaque], dtype=np.uint32))
 
 
 def answers_in(framer: Framer) -> Iterator[Answers | Frame]:
-    """What has come: frames, and in place of pipelined answers in a row that look alike all of them at once.
+    """What was received: frames, and consecutive pipelined answers that look alike as one `Answers`.
 
-    Most answers differ in opaque and CAS only, so they stand one behind the other like the rows of a table.
+    Most answers differ in opaque and CAS only, so they stand one after the other like rows of a table.
     """
     while True:
         if many := _alike(framer):
@@ -215,8 +215,8 @@ class Pipeline(Generic[Peer]):
     (`receive`) and the end of a connection (`lost`), asks for a new cluster map when ``is_misled``, waits no
     longer than until `next_timer`, and learns from `finished` what is done.
 
-    It gives up, with a `StatusError`, at a refusal that another attempt does not mend, and when for
-    ``patience_s`` nothing was taken of what is refused.
+    It gives up, with a `StatusError`, at a refusal that another attempt can't mend, and when operations are
+    refused and none succeeds for ``patience_s``.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class Pipeline(Generic[Peer]):
         self._failing_since: float | None = None
         self._round_sent = self._round_refused = 0
         self.taken = 0
-        """Operations that were done so far, in batches that are not finished, too."""
+        """Operations done so far, including those of unfinished batches."""
         self.is_misled = False
         """A peer does not have a vbucket that an operation was sent to it for."""
 
@@ -256,10 +256,10 @@ class Pipeline(Generic[Peer]):
         )
 
     def add(self, requests: WriteBatch) -> None:
-        """Take up a batch."""
+        """Add a batch."""
         count = len(requests.vbuckets)
         if self._next_opaque + count > 0xFFFF_FFFF:
-            self._next_opaque = PIPELINED  # those before are long done
+            self._next_opaque = PIPELINED  # the first ones are long done
         self._batches.append(_OpenBatch(requests, self._next_opaque))
         self._next_opaque += count
 
@@ -310,7 +310,7 @@ class Pipeline(Generic[Peer]):
             raise RemoteProtocolError(f"{left} answers to no request, opcode 0x{answers.opcode:02x}")
 
     def lost(self, peer: Peer, now: float) -> int:
-        """A connection is gone, and the answers that were due on it; how many those are."""
+        """A connection is gone, and with it the answers that were due on it; how many those are."""
         count = 0
         if (number := self._numbers.get(peer)) is not None:
             for batch in self._batches:

@@ -78,7 +78,7 @@ class Told(NamedTuple):
     row: int
     event: Event
     position: Position | None = None
-    """Of a rollback: where it goes on."""
+    """Where a rollback continues from."""
 
 
 class Portion:
@@ -91,9 +91,9 @@ class Portion:
         self.delivery = delivery
         self.told: list[Told] = []
         self.ends = {run.stream.vbucket: run.stream.position for run in delivery.runs}
-        """Where each vbucket stands when the application has all of it."""
+        """Where each vbucket stands once the application has the whole portion."""
         self.left_out = 0
-        """Changes that nobody asked for; the positions go on over them."""
+        """Changes that were not asked for; positions move past them."""
         self._progress = progress
         self._catalog = catalog
         self._cursor: dict[int, tuple[SnapshotRun, int]] = {}
@@ -107,11 +107,11 @@ class Portion:
 
     @property
     def is_empty(self) -> bool:
-        """There is nothing for the application in it, not even a position."""
+        """Whether there is nothing in it for the application, not even a position."""
         return not self.row_count and not self.told and not self.left_out
 
     def tell(self, control: PlacedEvent, *, is_done: bool) -> None:
-        """Make an event of something that happened between the changes, if it is one for the application."""
+        """The event of something that happened between the changes, if the application is to be told."""
         what = control.what
         vbucket, log = what.stream.vbucket, what.stream.log
         vb_uuid = log.newest.vb_uuid if log is not None else 0
@@ -174,7 +174,7 @@ class Portion:
             self._catalog.add(message.collection_id, self._catalog.scope_name(message.scope_id), name)
 
     def drop(self, vbucket: int) -> tuple[Position | None, int | None]:
-        """Take a vbucket out; gives the position before its first change, and the rollback before that."""
+        """Remove a vbucket; the position before its first change, and the rollback before that."""
         delivery = self.delivery
         runs = delivery.runs
         base = next((run.base for run in runs if run.stream.vbucket == vbucket), None)
@@ -273,7 +273,7 @@ class Portion:
                 event = made(vbucket, vb_uuid, seqno, rev, cas, key, time_s, snapshot, collection, xattrs)
             here, before = runs[run], cursor.get(vbucket)
             if before is not None and before[0] is not here:
-                # a snapshot is whole and the next one begins: that is a state to come back to
+                # one snapshot is whole and the next begins: a state to come back to
                 self._progress[vbucket].delivered_up_to(before[0].position_at(before[1]))
             cursor[vbucket] = here, seqno
             yield event
@@ -293,7 +293,7 @@ class Portion:
         return event
 
     def settle(self) -> None:
-        """Write down what the application has of a portion that it is in the middle of."""
+        """Record how much of the current portion the application has."""
         for vbucket, (run, seqno) in self._cursor.items():
             self._progress[vbucket].delivered_up_to(run.position_at(seqno))
         self._cursor.clear()
@@ -304,7 +304,7 @@ class Portion:
     # whole batches
 
     def batches(self, *, no_value: bool, by_snapshot: bool = True) -> Iterator[pa.RecordBatch]:
-        """The changes as Arrow; what is no change but must be told stands in a batch of its own, in order.
+        """The changes as Arrow; events between them come in order, each in a batch of its own.
 
         Unless ``by_snapshot`` is False, a batch ends where a snapshot does: with every batch each vbucket
         stands at the end of a snapshot, or inside the one that is still being received.
@@ -346,7 +346,7 @@ class Portion:
         seen: dict[int, int] = {}
         for index in np.argsort(first, kind="stable").tolist():
             vbucket, at = runs[index].stream.vbucket, int(first[index])
-            if at < 0:  # nothing but messages that are no changes
+            if at < 0:  # there are only messages that are no changes
                 continue
             if seen.get(vbucket, -1) >= begin:
                 ends.append(at)

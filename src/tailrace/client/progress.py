@@ -21,13 +21,13 @@ __all__ = ["MAX_POINTS", "Points", "Progress", "SavedPosition"]
 MAX_POINTS = 32
 
 STANDS_S = 5.0
-"""A stream that stood for so long without a snapshot to come was of use, although it brought nothing."""
+"""A stream that stays open this long, without a snapshot under way, counts as useful even if it is empty."""
 
 
 class Points:
-    """Seqnos at which the application had a whole state, to which a rollback can lead: a bounded number.
+    """Seqnos at which the application had a whole state, which a rollback can return to; a bounded number.
 
-    The newest are kept as they are. The further back, the fewer are left, so that a long way is covered.
+    All of the newest are kept, and fewer and fewer of the older ones, so that they reach far back.
     """
 
     __slots__ = ("_seqnos",)
@@ -36,17 +36,17 @@ class Points:
         self._seqnos = sorted(set(seqnos or ()))[-MAX_POINTS:]
 
     def add(self, seqno: int) -> None:
-        """One more; they come in rising order between two rollbacks."""
+        """Add one; between two rollbacks they come in ascending order."""
         known = self._seqnos
         if seqno and (not known or seqno > known[-1]):
             known.append(seqno)
             if len(known) > MAX_POINTS:
-                # of the older half every second one goes
+                # drop every second one of the older half
                 half = MAX_POINTS // 2
                 known[:half] = known[:half:2]
 
     def forget_above(self, seqno: int) -> None:
-        """A rollback: what lies above is not true any more."""
+        """A rollback: drop what lies above."""
         self._seqnos = [known for known in self._seqnos if known <= seqno]
 
     def __iter__(self) -> Any:
@@ -108,17 +108,17 @@ class Progress:
         default_factory=lambda: Machine(READING_TRANSITIONS, ReadingState.UNRESOLVED)
     )
     wants_start: bool = False
-    """It starts now: the server must say first where that is."""
+    """It starts "now": the server must first say where that is."""
     ends_at_most: int | None = None
-    """It ends at what the server holds, or before at this seqno: the server must say first where that is.
+    """It ends at what the server holds, but not above this seqno: the server must first say where that is.
 
-    It is asked anew for every stream: a vbucket that was taken back meanwhile may never come to the old end.
+    It is asked again for every stream: a vbucket that was rolled back may never reach the old end.
     """
     end_seqno: int = MAX_U64
     points: Points = field(default_factory=Points)
     origin: int = 0
     history: FailoverLog | None = None
-    """The branches that the stream came by; None before the first one."""
+    """The failover log that came with the stream; None before the first stream."""
     delivered: Position = Position.BEGINNING
     """What the application has; the stream itself may be ahead of it."""
     saved: SavedPosition | None = None
@@ -129,11 +129,11 @@ class Progress:
     trouble: str = ""
     opened_at: float = 0.0
     opened_seqno: int = 0
-    """Where it stood when the stream was opened."""
+    """The position when the stream was opened."""
     is_owed: bool = False
     """The stream has announced a snapshot."""
     unproven_since: float | None = None
-    """The trouble before the stream was opened: not over until the stream is of use."""
+    """The trouble before the stream was opened: not over until the stream proves useful."""
 
     @property
     def state(self) -> ReadingState:
@@ -144,17 +144,17 @@ class Progress:
         return self.stream.vbucket
 
     def make_ready(self) -> None:
-        """It can be asked for, once the server has said what it wants to know."""
+        """It is to be read: its stream is requested, after the server has said where "now" is if need be."""
         must_ask = self.wants_start or self.ends_at_most is not None
         self.machine.feed(ReadingInput.SEQNOS_WANTED if must_ask else ReadingInput.STREAM_WANTED)
 
     def requested(self, now: float) -> None:
-        """The server is asked for the stream."""
+        """The stream was requested."""
         self.machine.feed(ReadingInput.REQUESTED)
         self.requested_at = now
 
     def opened(self, position: Position, now: float) -> None:
-        """The server has accepted the stream request, which alone is no progress."""
+        """The server has accepted the stream request; that alone is no progress."""
         self.machine.feed(ReadingInput.OPENED)
         self.is_owed = False
         self.opened_seqno, self.opened_at = position.seqno, now
@@ -166,7 +166,7 @@ class Progress:
         return self.state is ReadingState.OPEN and self.stream.position.seqno != self.opened_seqno
 
     def leave(self, now: float, *, is_proven: bool = False) -> bool:
-        """The stream is over; whether it was of use, so that the trouble before it is over, too."""
+        """The stream has ended; whether it was useful, which ends the trouble before it too."""
         was_of_use = self.state is ReadingState.OPEN and (
             is_proven or self.has_moved or (not self.is_owed and now - self.opened_at >= STANDS_S)
         )
@@ -190,13 +190,13 @@ class Progress:
         self.stream.given_up()
 
     def in_trouble(self, why: str, now: float) -> None:
-        """It can't be read, and that since the last stream that was of use."""
+        """It can't be read; the trouble counts from the last useful stream on."""
         self.trouble = why
         if self.troubled_since is None:
             self.troubled_since = now if self.unproven_since is None else self.unproven_since
 
     def error_due(self, retry_for_s: float) -> float:
-        """When we lose patience with it, as things are now."""
+        """When to give up on it, if nothing changes."""
         if self.troubled_since is not None:
             return self.troubled_since + retry_for_s
         if self.state is ReadingState.REQUESTED:
@@ -204,7 +204,7 @@ class Progress:
         return math.inf
 
     def restore(self, saved: SavedPosition) -> None:
-        """Stand where an earlier run stood."""
+        """Start from where an earlier run stood."""
         self.stream.position = self.delivered = saved.position
         self.stream.log = saved.log
         self.stream.purge_seqno = saved.purge_seqno
@@ -215,10 +215,10 @@ class Progress:
         self.saved = saved
 
     def on_history(self, points: Iterable[int | Position]) -> Iterator[int]:
-        """The seqnos of those points of an application to which it can return.
+        """The seqnos of the application's points that it can return to.
 
-        One that runs behind the stream may still stand on a branch that was taken back since. It says on
-        which branch a point is, and what it has there is no part of what it will have.
+        An application behind the stream may still be on a branch that was taken back since. It says which
+        branch a point is on, and a point on such a branch is not part of what it will have.
         """
         for point in points:
             if isinstance(point, int):

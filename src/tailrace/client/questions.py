@@ -1,4 +1,4 @@
-"""What a reader asks a node beside its streams: how far vbuckets are, on which branches, what is on disk.
+"""What a reader asks a node besides its streams: how far vbuckets are, on which branches, what is on disk.
 
 Rules: docs/spec/servers.md#observe-seqno.
 """
@@ -18,13 +18,13 @@ __all__ = ["failover_logs", "high_seqnos", "persisted_seqno", "seqnos_and_logs"]
 
 
 def high_seqnos() -> Script[dict[int, int]]:
-    """Of all active vbuckets of a node."""
+    """The high seqnos of all active vbuckets of a node."""
     (answer,) = yield [_active_seqnos()]
     return _seqnos(answer)
 
 
 def failover_logs(vbuckets: Sequence[int]) -> Script[dict[int, FailoverLog]]:
-    """Of those vbuckets that the node has."""
+    """The failover logs of those vbuckets that the node has."""
     answers = yield [GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets]
     return _logs(vbuckets, answers)
 
@@ -36,7 +36,7 @@ def seqnos_and_logs(vbuckets: Sequence[int]) -> Script[tuple[dict[int, int], dic
 
 
 def persisted_seqno(vbucket: int, vb_uuid: int) -> Script[int | None]:
-    """How far a branch is on disk; None if the vbucket went on without it, 0 if nobody can tell now."""
+    """How far a branch is on disk; None if the vbucket has left that branch, 0 if it can't be told now."""
     (answer,) = yield [ObserveSeqno(vbucket=vbucket, value=vb_uuid.to_bytes(8, "big"))]
     if answer.status == Status.SUCCESS:
         return None if answer.old_branch is not None else answer.persisted_seqno

@@ -1,11 +1,11 @@
-"""Recordings: what went over the connections of a reader, as it went, in a file.
+"""Recordings: the bytes of a reader's connections, unchanged, in a file.
 
     TAILRACE RECORDING 1\\n
     {"bucket": …, "vbuckets": …, "collections": …}\\n
     pieces: u64 nanoseconds since the start, u16 connection, u8 1 if we sent it, u32 length, whole frames
 
-A recording keeps what a stream was like on the wire, good and bad, for bug reports and benchmarks.
-`Recording` takes it apart again: for every stream request its answer and all that followed, byte for byte.
+A recording keeps a stream as it was on the wire, for bug reports and benchmarks. `Recording` takes it apart
+again: for every stream request its answer and all that followed, byte for byte.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Recorder:
     def _write(self, data: bytes) -> None:
         try:
             self._sink.write(data)
-        except OSError as error:  # as it is, it would count as one of the connection
+        except OSError as error:  # unchanged, it would look like an error of the connection
             where = "" if error.filename is None else f" {error.filename!r}"
             raise StoreError(f"the recording{where} can't be written: {error.strerror or error}") from error
 
@@ -87,7 +87,7 @@ class Exchange:
     frames: list[Frame]
 
     def answer(self, opaque: int) -> Iterator[bytes]:
-        """The recorded frames for another request: the same bytes but for its opaque."""
+        """The recorded frames, for another request: the same bytes with its opaque."""
         for frame in self.frames:
             yield replace(frame, opaque=opaque).encode()
 
@@ -151,7 +151,7 @@ class Recording:
                 raise self._broken(f"it holds bytes that are no frames ({error})") from None
 
     def _pieces(self, file: IO[bytes]) -> Iterator[tuple[int, bool, bytes]]:
-        """All pieces; one that is cut off at the end is left out: the recorder was stopped as it wrote."""
+        """All pieces; one that is cut off at the end is left out: the recorder was stopped while it wrote."""
         while len(header := file.read(_PIECE.size)) == _PIECE.size:
             _, connection, sent, size = _PIECE.unpack(header)
             if size > _MAX_PIECE or sent > 1:

@@ -6,11 +6,11 @@ that by the same rule, so the order of writes does not matter and a change that 
 
 A rollback is the one thing that this rule can't undo: the source took changes back, and the target holds
 newer revisions than the source. Then the whole vbucket is compared with the source's present state and made
-equal by force, so what only the target has in a collection of the source goes, too: nothing there says whose
-it is. For the same reason a collection that the source drops while nobody replicates stays.
+equal by force. What only the target has in a collection of the source is deleted too: nothing tells whose it
+is. For the same reason a collection stays that the source drops while nobody replicates.
 
-By the older dialects less arrives, as less is told: no collections but the default one, not when a document
-was deleted, by UPR draft A no xattrs, and by TAP an expiration is a deletion.
+The older dialects carry less: only the default collection, no time of deletion, with UPR draft A no xattrs,
+and with TAP an expiration is a deletion.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Replicated:
     """What a replication has done so far."""
 
     changes: int = 0
-    """Sent to the target, those included that it did not need."""
+    """Changes sent to the target, including those that it did not need."""
     rollbacks: int = 0
     """VBuckets that were compared and made equal because the source took changes back."""
 
@@ -98,7 +98,7 @@ class Replicator:
         """The target's id of each collection of the source."""
         self._saved_at = clock.monotonic()
         self._vbuckets: set[int] = set()
-        """Of the target, written to since positions were saved."""
+        """VBuckets of the target that were written to since positions were saved."""
 
     def __enter__(self) -> Replicator:
         with contextlib.ExitStack() as stack:
@@ -121,11 +121,11 @@ class Replicator:
         self._open.close()
 
     def total(self) -> int:
-        """How many changes the source has made up to now, those included that nobody sees any more."""
+        """How many changes the source has made so far, including those that were overwritten since."""
         return sum(self._source.high_seqnos().values())
 
     def run(self, start: Start = "beginning", end: End = "forever") -> Iterator[int]:
-        """Replicate; gives the number of changes after each step."""
+        """Replicate; yields the number of changes after each step."""
         if self._is_remembered and end == "now":
             raise UsageError("a TAP reader with a name gets what changed since: it has no end")
         self._copy_manifest()
@@ -168,7 +168,7 @@ class Replicator:
             how = options
             if isinstance(change, Expiration):
                 how |= WithMetaOption.IS_EXPIRATION
-            if not change.rev:  # from before there were revisions: the newest is what comes last
+            if not change.rev:  # older than revisions: the last one to come is the newest
                 how |= WithMetaOption.SKIP_CONFLICT_RESOLUTION
                 how |= 0 if change.cas else WithMetaOption.REGENERATE_CAS
             yield self._request(
@@ -179,7 +179,7 @@ class Replicator:
                 flags=change.flags if isinstance(change, Mutation) else 0,
                 expiry=change.expiry if isinstance(change, Mutation) else change.delete_time,
                 rev_seqno=change.rev or 1,
-                meta_cas=change.cas or 1,  # none is refused, also where it is not used
+                meta_cas=change.cas or 1,  # 0 is refused, even where the CAS is not used
                 options=how or None,
             )
 
@@ -208,7 +208,7 @@ class Replicator:
         """Make the target's part of a vbucket equal to the source's, whatever is newer.
 
         Tombstones too: one with a newer revision would win against what the source writes next. Collections
-        that only the target has are none of our business.
+        that only the target has are left alone.
         """
         self.done.rollbacks += 1
         wanted = {
@@ -242,7 +242,7 @@ class Replicator:
     def _state(
         self, where: str | ConnectionString, vbuckets: list[int] | None, **options: Any
     ) -> Iterable[Change]:
-        """The newest change of every key, as it is now; by a reading of its own."""
+        """The newest change of every key, from a reading of its own."""
         common = {name: self._options[name] for name in ("tls", "retry_for_s") if name in self._options}
         newest: dict[tuple[int, bytes], Change] = {}
         with connect_sync(where, purpose="replicate", **common, **_NOTHING_LEFT_OUT | options) as reader:
@@ -257,7 +257,7 @@ class Replicator:
     # collections
 
     def _place(self, change: Change) -> _Place | None:
-        """Where a document of the source is at the target; nowhere if its collection is gone by now."""
+        """Where a document of the source belongs at the target; None if its collection is gone by now."""
         number = change.collection_id
         if number not in self._collections:
             self._copy_manifest()
@@ -280,7 +280,7 @@ class Replicator:
         self._collections.update((number, known[path]) for number, path in names.items())
 
     def _follow(self, event: SystemEvent) -> None:
-        """A collection came or went."""
+        """A collection was created or dropped."""
         if event.event == "collection_created":
             self._copy_manifest()
         elif event.event == "collection_dropped" and event.collection_id is not None:
@@ -292,7 +292,7 @@ class Replicator:
 
 
 def _all_there_is(dialect: str) -> dict[str, Any]:
-    """Options of a reading that leaves out nothing which the dialect can tell."""
+    """Options of a reading that gets everything that the dialect can carry."""
     settings: dict[str, Any] = dict(_NOTHING_LEFT_OUT)
     if "include_xattrs" not in CANNOT.get(dialect, ()):
         settings["include_xattrs"] = True

@@ -1,4 +1,4 @@
-"""The resume policy: which streams to ask for, from where, and what to do about every answer.
+"""The resume policy: which streams to request, from where, and what to do about every answer.
 
 Sans-IO, and the same under both pumps. A `Reading` is one run of `changes()` or `batches()`: it has a
 `Progress` for each vbucket and moves it on when the pump gives it a `turn`, when a portion of the streams is
@@ -69,7 +69,7 @@ class Reading:
         self.rollbacks = 0
         self._is_begun = False
         self.is_over = False
-        """Nobody reads any more, whether or not it came to its end."""
+        """Whether the reading was closed, at its end or before."""
         self._held = HeldPortion(
             nodes, self.progress, lambda: self._now, patience_s=options.replica_patience_s
         )
@@ -79,7 +79,7 @@ class Reading:
 
     @property
     def finished(self) -> bool:
-        """Every vbucket has reached its end, and the application can have all of it."""
+        """Whether every vbucket has reached its end, and the application can have all of it."""
         return (
             self._is_begun
             and self._held.is_empty
@@ -167,13 +167,13 @@ class Reading:
         self._held.turn()
 
     def next_timer(self) -> float | None:
-        """When the next `turn` is due although nothing happened."""
+        """When the next `turn` is due even if nothing happens until then."""
         if self.is_over:
             return None
         times = [
             progress.retry_at for progress in self.progress.values() if progress.state is ReadingState.WAITING
         ]
-        # what is overdue already waits for something else that will have it looked at
+        # what is overdue already waits for something else, which will bring the next turn
         times += [due for due in map(self._error_due, self.progress.values()) if self._now < due < math.inf]
         if (observe_at := self._held.next_timer()) is not None:
             times.append(observe_at)
@@ -200,7 +200,7 @@ class Reading:
         return progress.error_due(self.options.retry_for_s)
 
     def _may_be_answered(self, progress: Progress) -> bool:
-        """Whether an answer can lie in what the application has not taken yet."""
+        """Whether the answer may be among what the application has not taken yet."""
         node = self._nodes.node_of(progress.vbucket)
         return (
             progress.state is ReadingState.REQUESTED
@@ -241,7 +241,7 @@ class Reading:
         if not self._held.is_empty:
             gone = {where: link for where, link in self._nodes.links() if where in self._closed}
             if not self._held.is_of(list(gone.values())):
-                # what they brought would have to wait too, and what they know of the held portion is needed
+                # what they bring would have to wait too, and the held portion needs what they know of it
                 for address, lost in gone.items():
                     lost.discard()
                     self._lose(address, lost, self._closed.pop(address))
@@ -259,7 +259,7 @@ class Reading:
                 continue
             portion = self._take_from(address, link)
             if portion is not None or not self._held.is_empty:
-                return portion  # another node's would take the place of the one that is held
+                return portion  # another node's portion would replace the held one
         return None
 
     def finish(self, portion: Portion) -> None:
@@ -310,7 +310,7 @@ class Reading:
 
     def _lose(self, address: Address, link: DcpReader, error: Exception) -> None:
         """A connection is gone and empty: its streams need another one."""
-        # what waited for an answer is in trouble now: a handshake that succeeds time and again is not enough
+        # what waited for an answer is in trouble now: handshakes that keep succeeding are not enough
         asked = [
             progress
             for progress in self.progress.values()
@@ -377,7 +377,7 @@ class Reading:
             self._nodes.on_change()  # in the older dialects some answers are known at once
 
     def _filter(self, progress: Progress, link: DcpReader) -> bytes:
-        """The JSON of a stream request: what to leave out, and what we know of purges."""
+        """The JSON of a stream request: what to send, and what we know of purges."""
         assert link.granted is not None
         if not link.granted.session.collections:
             return b""
@@ -402,7 +402,7 @@ class Reading:
             raise StatusError(status, what, refused.value)
 
     def _roll_back(self, progress: Progress, refused: RequestRefused) -> None:
-        """Go back to a place that is right on the server's branch, and that the application had."""
+        """Go back to a position that is on the server's branch, and that the application had."""
         stream = progress.stream
         answer = DcpStreamRequestResponse(opcode=0x53, status=Status.ROLLBACK, value=refused.value)
         seqno = answer.rollback_seqno
@@ -441,6 +441,6 @@ class Reading:
 
 
 def release(portion: Portion) -> None:
-    """The bytes of a portion are done with, whatever the application has of it."""
+    """Release the bytes of a portion, however much of it the application has taken."""
     portion.link.release(portion.delivery)
     portion.link.acknowledge(portion.delivery.chunk.size_bytes)

@@ -25,13 +25,13 @@ class StreamLimits:
 
     def __init__(self, nodes: Nodes, now: Callable[[], float]) -> None:
         self.is_over = False
-        """Nobody reads any more."""
+        """The reading was closed."""
         self._nodes = nodes
         self._resolving: set[Address] = set()
         self._now = now
 
     def lost(self, address: Address) -> None:
-        """The connection is gone, and the answer that was due on it."""
+        """The connection is gone, and with it the answer that was due."""
         self._resolving.discard(address)
 
     def resolve(self, address: Address, some: list[Progress]) -> None:
@@ -75,10 +75,10 @@ class StreamLimits:
         progress.machine.feed(ReadingInput.STREAM_WANTED)
 
     def confirm_ends(self, link: DcpReader, some: list[Progress]) -> None:
-        """Ask for high seqnos behind the stream requests, too.
+        """Ask for high seqnos again, after the stream requests.
 
-        A server that took changes back after its first answer has accepted an end to which it may never come.
-        What it takes back after the second one ends the stream.
+        A server that took changes back after its first answer has accepted an end that it may never reach.
+        What it takes back after the second answer ends the stream.
         """
         ends = {progress: progress.end_seqno for progress in some if progress.ends_at_most is not None}
         if not ends or not link.HAS_SEQNOS:

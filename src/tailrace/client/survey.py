@@ -1,4 +1,4 @@
-"""A question to all nodes of a bucket: who was asked, who has answered, and when patience is lost."""
+"""A question to all nodes of a bucket: which were asked, which have answered, and when to give up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Survey(Generic[T]):
-    """One conversation with every node. ``wake_in`` has `is_answered` called again after so many seconds."""
+    """One conversation with every node. ``wake_in`` calls `is_answered` again after so many seconds."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class Survey(Generic[T]):
     def is_answered(
         self, homes: set[Address | None], unheeded: Sequence[Exception | None], now: float
     ) -> bool:
-        """Ask who was not asked yet, or lost its connection over it; whether all of ``homes`` have answered.
+        """Ask the nodes that were not asked yet, or lost their connection over it; whether all have answered.
 
-        ``unheeded`` is why connections are gone whose last changes nobody has taken.
+        ``unheeded`` says why connections were lost whose last changes nobody has taken yet.
         """
         if unheeded:
-            # its successor comes when the application has taken what it brought, and not before
+            # the next connection is made only when the application has taken what the lost one brought
             self._lose_patience(now, f"{unheeded[0]}; take the changes that it brought, then ask again")
         for node in self._nodes.ready():
             address, link = node.address, node.link

@@ -1,4 +1,4 @@
-"""Events as lines for people: one line an event, short, and safe to show on a terminal.
+"""Events as lines for people: one line per event, short, and safe to show on a terminal.
 
 07:16:01.123  set       7:12   user::1  {"name":"Ada"}
 07:16:04.730  delete    7:13   user::1
@@ -47,7 +47,7 @@ class TextLines:
         self._verbose = verbose
 
     def line(self, event: Event) -> bytes:
-        """A line with its line feed; nothing for what only scripts want to know."""
+        """The line of an event, with its line feed; empty for events that only scripts need."""
         match event:
             case Mutation():
                 text = self._made("set", event, f"{_shown(event.key)}  {_value(event.value)}", event.cas)
@@ -108,7 +108,7 @@ def _value(value: bytes) -> str:
 
 
 def _shown(data: bytes) -> str:
-    """Text as it is; what a terminal would take for an order, or can't show, as escapes."""
+    """Text with escapes for what a terminal can't show, or would obey."""
     text = data.decode("utf-8", "backslashreplace")
     if text.isprintable():
         return text

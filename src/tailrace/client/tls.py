@@ -21,7 +21,7 @@ class TlsOptions:
     cert_file: str | Path | None = None
     """Our own certificate, for servers that want one from their clients."""
     key_file: str | Path | None = None
-    """Its key, if it doesn't stand in ``cert_file``."""
+    """Its key, if that is not in ``cert_file``."""
     verify: bool = True
     """False accepts any certificate: for a test network, never for a password."""
 
@@ -53,7 +53,7 @@ class TlsOptions:
 
 
 def tls_context(where: ConnectionString, options: TlsOptions | None) -> ssl.SSLContext | None:
-    """For connections to a cluster: the options, with what the connection string adds; None without TLS."""
+    """The options with what the connection string adds, for connections to a cluster; None without TLS."""
     if not where.tls:
         return None
     given = options or TlsOptions()

@@ -21,7 +21,7 @@ _OPAQUE = HEADER_LAYOUT.field("opaque")
 
 
 class RowsBatch:
-    """Requests of one length, one a row, for documents that are numbered."""
+    """Requests of one length, one per row, for numbered documents."""
 
     def __init__(self, rows: NDArray[np.uint8], vbuckets: Sequence[int], documents: NDArray[np.intp]) -> None:
         self.rows = rows
@@ -46,7 +46,7 @@ class RowsBatch:
 
     def shares_key_with(self, other: WriteBatch) -> bool:
         if not isinstance(other, RowsBatch):
-            return True  # nobody knows
+            return True  # it can't be told
         ours, theirs = self.documents, other.documents
         if not len(ours) or not len(theirs) or ours[-1] < theirs[0] or theirs[-1] < ours[0]:
             return False
@@ -91,12 +91,12 @@ class FrameBatch:
 
 
 def _octets(opaques: NDArray[np.intp]) -> NDArray[np.uint8]:
-    """Opaques as they stand in headers, a row for each."""
+    """Opaques as they are written in headers, one per row."""
     return opaques.astype(numpy_code(_OPAQUE)).view(np.uint8).reshape(-1, _OPAQUE.size)
 
 
 def batched(requests: Iterable[Message], most: int = BATCH_REQUESTS) -> Iterator[FrameBatch]:
-    """Requests in batches of a bounded size; one whose key is in the batch already begins the next."""
+    """Requests in batches of a bounded size; one whose key is already in the batch begins the next."""
     batch = FrameBatch()
     for request in requests:
         if request.key in batch.keys:
