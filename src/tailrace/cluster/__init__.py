@@ -1,1 +1,1 @@
-"""Several nodes on one machine: where the vbuckets are, and who sees to it that they are there."""
+"""Several nodes on one machine: where the vbuckets belong, and the coordinator that puts them there."""

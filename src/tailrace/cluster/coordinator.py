@@ -1,11 +1,11 @@
 """Who has which vbucket, and the steps from one layout to the next.
 
-The chains are the truth, on disk before anything follows from them. `settle` makes the nodes what the chains
-say, however they are now: it can be called at any time, after any failure, and does nothing where nothing is
-to be done. So a step that was interrupted is taken up again by the next call.
+The chains are the truth, on disk before anything follows from them. `settle` makes the nodes match the
+chains, whatever state they are in: it can be called at any time, after any failure, and does nothing where
+nothing is to be done. So the next call continues a step that was interrupted.
 
-Never two actives: a vbucket is made active only when every other node of the cluster either said that it has
-it in another state, or its process is gone. The coordinator started the processes and can end them.
+Never two actives: a vbucket is made active only when every other node of the cluster has either said that it
+has it in another state, or has no process any more. The coordinator started the processes and can end them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Coordinator"]
 
 log = logging.getLogger("tailrace.cluster")
 
-_EPOCH = 2  # nodes make maps of epoch 1 by themselves
+_EPOCH = 2  # the maps that nodes make by themselves have epoch 1
 _BATCH = 64
 _MAX_ATTEMPTS = 5
 _TAKEOVER_S = 120.0
@@ -46,8 +46,8 @@ class Coordinator(ClusterState):
         member: Callable[[str], Member] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """``files`` is where the state is kept, ``member`` makes a node of a name; by default both are in
-        the directory.
+        """``files`` keeps the state, ``member`` makes a node from its name; by default both use the
+        directory.
         """
         super().__init__(directory, files)
         self.members: dict[str, Member] = {}
@@ -55,9 +55,9 @@ class Coordinator(ClusterState):
         self._moving: dict[int, tuple[str, str]] = {}
         self._seen: dict[str, float] = {}
         self._actives: dict[int, Row] = {}
-        """How each active was when it was last asked."""
+        """What each active vbucket's node last reported of it."""
         self._failovers = self._failovers_before = 0
-        """Altogether, and when the rebalance began that is under way."""
+        """How many in all, and at the start of the rebalance that is under way."""
         self._member = member or (lambda name: Member(name, directory / name, self.bucket))
         self._clock = clock
 
@@ -68,7 +68,7 @@ class Coordinator(ClusterState):
         return [name for name in self.ports if name not in self.out]
 
     def start(self) -> None:
-        """Run every node that has a part, and give each its part."""
+        """Run every node that takes part, and give each its vbuckets."""
         for name in self._in:
             self._start(name)
         self.settle()
@@ -88,7 +88,7 @@ class Coordinator(ClusterState):
             member.stop()
 
     def add(self, name: str | None = None) -> str:
-        """A new node, or one that is down or was failed over, back again. It gets vbuckets by a rebalance."""
+        """Add a new node, or bring back one that is down or was failed over. A rebalance fills it."""
         if name is None:
             used = {int(name[1:]) for name in self.ports}
             name = f"n{max(used, default=0) + 1}"
@@ -117,8 +117,8 @@ class Coordinator(ClusterState):
             except TailraceError as error:
                 log.warning("node %s does not answer: %s", name, error)
         self._share_manifest(reports)
-        # First take away, then give. The map ends a node's fence: one that still has what is not its own must
-        # not get it.
+        # First take away, then give. The map ends a node's fence, so a node that still has what is not its
+        # own must not get it.
         ready = {
             name: report for name, report in reports.items() if self._try(name, self._demote, name, report)
         }
@@ -150,11 +150,11 @@ class Coordinator(ClusterState):
                 if row is not None and name not in self.out:
                     gone.append(number)
                 elif row is not None and row["state"] != "replica":
-                    replicas.append(number)  # the next rebalance may want it, and saves the copying
+                    replicas.append(number)  # the next rebalance may want it, and need not copy it
             elif chain[0] != name and (row is None or row["state"] != "replica"):
                 replicas.append(number)
         if replicas or gone:
-            # What was received by a takeover that failed is received no more before the state changes.
+            # A takeover that failed must not receive any more when the state changes.
             member.report([source for source in self._sources(name) if not source.get("takeover")])
         member.set_states(dict.fromkeys(replicas, VBucketState.REPLICA))
         for number in replicas:
@@ -165,7 +165,7 @@ class Coordinator(ClusterState):
                 report.pop(number)
 
     def _promote(self, name: str, report: Report, reports: Mapping[str, Report]) -> None:
-        """What this node must have as active; only where nobody else can have it so."""
+        """What this node must have as active, where no other node can have it active."""
         states = {}
         for number, chain in enumerate(self.chains):
             if not chain or chain[0] != name or number in self._moving:
@@ -192,7 +192,7 @@ class Coordinator(ClusterState):
                 self._actives[number] = row
 
     def _sources(self, name: str) -> list[dict[str, Any]]:
-        """From where a node receives what."""
+        """Which node it receives each vbucket from."""
         rows: dict[str, dict[str, Any]] = {}
         for number, chain in enumerate(self.chains):
             takeover = number in self._moving and self._moving[number][1] == name
@@ -221,7 +221,7 @@ class Coordinator(ClusterState):
         self.members[name].set_map(new_map.text, _EPOCH, self.rev)
 
     def _share_manifest(self, reports: Mapping[str, Report]) -> None:
-        """Collections are made on some node; before anybody is promoted, all must know them."""
+        """Clients make collections on any node; all nodes must know them before one is promoted."""
         manifests: dict[str, dict[str, Any]] = {}
 
         def read(name: str) -> None:
@@ -239,15 +239,15 @@ class Coordinator(ClusterState):
     # failover
 
     def failover(self, name: str, *, force: bool = False) -> dict[str, Any]:
-        """A node has no part any more, at once; replicas go on with what they have."""
+        """Take a node out at once; replicas go on with what they have."""
         if name not in self._in:
             raise UsageError(f"node {name!r} has no part in the cluster")
         others = [other for other in self._in if other != name and self.members[other].is_running]
         reports = {other: self.members[other].report() for other in others}
 
         def best(number: int, left: Chain) -> str | None:
-            """One that a takeover has made active is the active. One that has nothing complete yet, of an
-            active that had something, is no copy.
+            """A node that a takeover has made active is the active. One without anything complete, of an
+            active that had something, has no copy.
             """
             moved = self._moving.get(number)
             if moved is not None and reports.get(moved[1], {}).get(number, {}).get("state") == "active":
@@ -290,7 +290,7 @@ class Coordinator(ClusterState):
         return {"node": name, "promoted": promoted, "lost": lost}
 
     def watch(self) -> str | None:
-        """Look after the nodes: the one that was failed over because it was silent for too long, if any."""
+        """Look after the nodes; the one that was failed over for being silent too long, if any."""
         now = self._clock.monotonic()
         names = self._in
         for name in names:
@@ -301,7 +301,7 @@ class Coordinator(ClusterState):
         silent = [member for member in names if now - self._seen[member] >= self.auto_failover_s]
         alive = [member for member in names if self._seen[member] == now]
         if len(silent) != 1 or 2 * len(alive) <= len(names):
-            return None  # without a majority it may be us who are cut off
+            return None  # without a majority, we may be the ones who are cut off
         try:
             self.failover(silent[0])
         except TailraceError as error:
@@ -312,8 +312,8 @@ class Coordinator(ClusterState):
     # rebalance
 
     def rebalance(self, *, leaving: str | None = None) -> Iterator[str]:
-        """Spread the vbuckets over all nodes that run (but one that is ``leaving``), step by step; each step
-        says what it did. Between two steps anything may happen to the nodes.
+        """Spread the vbuckets over all running nodes except ``leaving``, step by step; each step yields what
+        it did. Between two steps anything may happen to the nodes.
         """
         if self._moving:
             raise UsageError("a rebalance is under way")
@@ -340,10 +340,10 @@ class Coordinator(ClusterState):
         yield "done"
 
     def _move(self, targets: Mapping[int, Chain]) -> Iterator[str]:
-        """A batch: copies first, then the actives, then what is superfluous goes.
+        """Move a batch: first the copies, then the actives, then drop what is left over.
 
-        The map names the copies that make the majority of a durable write. So the old ones go in two steps:
-        first the new ones take their place there, and when they have all that was answered until then, the
+        The map names the copies that form the majority of a durable write. So the old ones go in two steps:
+        first the new ones replace them in the map, and once those have all that was answered until then, the
         old ones are dropped.
         """
         self._check_alive(targets.values())
@@ -376,7 +376,7 @@ class Coordinator(ClusterState):
         yield f"moved {len(targets)} vbuckets"
 
     def _until_copied(self, targets: Mapping[int, Chain]) -> Iterator[str]:
-        """Until every node knows the chains, and every copy has what the active had then."""
+        """Wait until every node knows the chains, and every copy has what the active had then."""
         while not self.settle():
             yield "waits for nodes that do not answer"
             self._check_alive((*targets.values(), *(self.chains[number] for number in targets)))
@@ -400,7 +400,7 @@ class Coordinator(ClusterState):
             yield f"{behind} copies are behind"
 
     def _take_over(self, takeovers: Mapping[int, tuple[str, str]]) -> Iterator[str]:
-        """Move actives: the new node asks the old one, and has it when the old one has given it up."""
+        """Move actives: the new node asks the old one, and becomes active when the old one has given up."""
         attempts = 0
         left = dict(takeovers)
         while left:
@@ -418,7 +418,7 @@ class Coordinator(ClusterState):
             left = {number: pair for number, pair in left.items() if self.chains[number][0] != pair[1]}
 
     def _until_taken_over(self, takeovers: Mapping[int, tuple[str, str]]) -> Iterator[str]:
-        """Until every takeover has come to its end, good or bad; who is silent for too long is given up."""
+        """Wait until every takeover has ended, well or badly; one that is silent for too long is given up."""
         deadline = self._clock.monotonic() + _TAKEOVER_S
         while self._clock.monotonic() < deadline:
             waiting = 0
@@ -437,7 +437,7 @@ class Coordinator(ClusterState):
             yield f"{waiting} vbuckets are being taken over"
 
     def _finish_takeovers(self, takeovers: Mapping[int, tuple[str, str]]) -> None:
-        """What came of them: who has become active is active; all others stay where they were."""
+        """The outcome: a target that became active is the active; all other vbuckets stay where they were."""
         chains = list(self.chains)
         reports: dict[str, Report] = {}
 
@@ -456,7 +456,7 @@ class Coordinator(ClusterState):
         self.settle()
 
     def _check_alive(self, chains: Iterable[Chain]) -> None:
-        """Between two steps a node may have gone, or been failed over: what was planned with it is void."""
+        """End the rebalance if a node has gone or was failed over: the plan does not hold without it."""
         if self._failovers != self._failovers_before:
             raise TailraceError("a node was failed over, the rebalance ends here")
         for name in dict.fromkeys(name for chain in chains for name in chain):
@@ -466,7 +466,7 @@ class Coordinator(ClusterState):
     # figures
 
     def status(self) -> dict[str, Any]:
-        """Everything, for people and scripts."""
+        """All figures, for people and scripts."""
         nodes = []
         for name, port in self.ports.items():
             member = self.members.get(name)
@@ -509,5 +509,5 @@ class Coordinator(ClusterState):
 
 
 def _takers(takeovers: Mapping[int, tuple[str, str]]) -> list[str]:
-    """The nodes that take something over, each once, always in the same order."""
+    """The nodes that take vbuckets over, each once, always in the same order."""
     return list(dict.fromkeys(new for _, new in takeovers.values()))

@@ -16,8 +16,8 @@ Chain: TypeAlias = tuple[str, ...]
 
 
 def balanced(current: Sequence[Chain], nodes: Sequence[str], replicas: int) -> list[Chain]:
-    """The chains after a rebalance: the same number of actives and of replicas on each node, or one more,
-    with as many copies as there are nodes for, and few moves.
+    """The chains after a rebalance: on each node the same number of actives and of replicas, give or take
+    one, as many copies as there are nodes for, and few moves.
     """
     copies = min(replicas, len(nodes) - 1)
     actives = _spread_actives(current, nodes)
@@ -51,7 +51,7 @@ def _spread_actives(current: Sequence[Chain], nodes: Sequence[str]) -> list[str]
     owners: list[str] = []
     for chain, active in zip(current, actives, strict=True):
         if active is None:
-            # A node that has a copy need not be sent one, if it has room.
+            # A node that has a copy already keeps it if it has room: nothing must be sent.
             least = min(load.values())
             near = [node for node in chain[1:] if node in load and load[node] == least]
             active = near[0] if near else min(nodes, key=load.__getitem__)
@@ -81,8 +81,8 @@ def _even_out_replicas(chains: list[list[str]], load: Counter[str]) -> None:
 
 
 def without(chains: Iterable[Chain], dead: str, best: Callable[[int, Chain], str | None]) -> list[Chain]:
-    """The chains after a node is gone. ``best`` chooses, for a vbucket that it had active, which of the
-    copies that are left goes on; None if none can.
+    """The chains without a node. For a vbucket that it had active, ``best`` chooses which of the remaining
+    copies becomes the active; None if none can.
     """
     left_chains = []
     for number, chain in enumerate(chains):
@@ -95,9 +95,9 @@ def without(chains: Iterable[Chain], dead: str, best: Callable[[int, Chain], str
 
 
 def best_copy(rows: Mapping[str, Mapping[str, Any]], branch: str | None) -> str | None:
-    """The node whose copy of a vbucket goes on without the active, which was on this branch when it was last
-    asked: the one with the most that is complete, of those that followed the active farthest. Another may
-    have more, of a history that was given up.
+    """The node whose copy of a vbucket replaces the active, which was on this branch when it was last asked:
+    of the copies that followed the active farthest, the one with the most complete data. Others may have
+    more, but of a history that was given up.
     """
 
     def merit(name: str) -> tuple[bool, int, int]:
@@ -109,9 +109,9 @@ def best_copy(rows: Mapping[str, Mapping[str, Any]], branch: str | None) -> str 
 
 
 def is_enough(heard: Iterable[str], chain: Chain, replicas: int) -> bool:
-    """Whether these copies are enough to go on without the active: one of them has every write that was
-    answered as durable. A majority of all copies had it, so whoever is missing now must be fewer than those
-    of a majority that are not the active.
+    """Whether these copies are enough to go on without the active: one of them must have every write that was
+    answered as durable. A majority of all copies had each of those, so fewer copies may be missing than a
+    majority has besides the active.
     """
     copies = chain[1 : replicas + 1]
     missing = len(set(copies) - set(heard))

@@ -1,4 +1,4 @@
-"""One node of the cluster, as its coordinator sees it: a process, and what can be asked of it."""
+"""One node of the cluster, as its coordinator sees it: a process, and a connection to steer it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Member(Steering):
 
     @property
     def is_running(self) -> bool:
-        """The process is there; that says nothing about whether it answers."""
+        """Whether the process exists, not whether it answers."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, vbuckets: int, port: int, settings: Sequence[str]) -> None:
@@ -99,9 +99,7 @@ class Member(Steering):
         self._process.wait()
 
     def kill(self) -> None:
-        """The process is gone for sure when this returns: whatever it held as active, nobody gets it there
-        any more.
-        """
+        """End the process; when this returns it is gone for sure, and with it all that it had active."""
         self.disconnect()
         if self._process is not None:
             self._process.kill()
@@ -115,7 +113,7 @@ class Member(Steering):
             self._connection = None
 
     def _address(self) -> Address:
-        """Where it is steered; others may have to take another way to it."""
+        """Where we steer it; others may need another address."""
         return Address("127.0.0.1", self.port)
 
     def _run(self, script: Script[T]) -> T:
@@ -137,7 +135,7 @@ class Member(Steering):
             raise
 
     def answers(self) -> bool:
-        """Whether it says anything at all."""
+        """Whether it answers at all."""
         try:
             self._run(ask(Noop(), "noop"))
         except TailraceError:
@@ -146,8 +144,8 @@ class Member(Steering):
 
 
 def _die_with_parent() -> None:
-    """In the child: a node without its coordinator stops, cleanly, instead of being left behind. And Ctrl-C
-    is the coordinator's to understand.
+    """Runs in the child: a node that loses its coordinator stops cleanly instead of being left behind, and
+    Ctrl-C is left to the coordinator.
     """
     os.setpgrp()
     with contextlib.suppress(OSError, AttributeError):

@@ -1,7 +1,7 @@
 """The coordinator as a process: a loop that looks after the nodes, and a door on loopback for commands.
 
-A command is one line of JSON with the token of `DOOR_FILE`, the answer one line of JSON. Who can read the
-cluster's directory can steer the cluster, and nobody else.
+A command is one line of JSON with the token of `DOOR_FILE`, the answer one line of JSON. Whoever can read the
+cluster's directory can steer the cluster, and nobody else can.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Service:
         self._stoppers: list[socket.socket] = []
 
     def run(self) -> None:
-        """Until somebody says stop, a signal does, or the door's file is gone: nobody could say it then."""
+        """Run until a command or a signal says stop, or the door's file is gone: then no command can."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
         door = socket.create_server(("127.0.0.1", 0))
@@ -167,7 +167,7 @@ def _read_line(peer: socket.socket) -> bytes:
 
 
 def _answer(peer: socket.socket, content: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # who has gone away needs no answer
+    with contextlib.suppress(OSError):  # a peer that has gone needs no answer
         peer.settimeout(_PEER_S)
         peer.sendall(json.dumps(content).encode() + b"\n")
     peer.close()
@@ -205,7 +205,7 @@ def call(directory: Path, command: str, *, wait_s: float = 3600.0, **arguments: 
 
 
 def wait_until_ready(directory: Path, process_ended: Any, wait_s: float) -> None:
-    """Until the coordinator has opened its door; `TailraceError` if it has ended before that."""
+    """Wait until the coordinator has opened its door; `TailraceError` if it ends before that."""
     deadline = SYSTEM.monotonic() + wait_s
     while not (directory / DOOR_FILE).exists():
         if process_ended() or SYSTEM.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What a cluster knows of itself, in a file: its nodes, and which of them has which vbucket.
+"""The state of a cluster in a file: its nodes, and which of them has which vbucket.
 
 It is on disk before anything follows from it.
 """
@@ -52,7 +52,7 @@ class ClusterState:
         self.save()
 
     def load(self) -> bool:
-        """Take up a cluster that was stopped; False if there is none."""
+        """Load a cluster that was stopped; False if there is none."""
         if not self._exists:
             return False
         file = self._files.open(STATE_FILE)
@@ -64,8 +64,8 @@ class ClusterState:
             self.out = {node["name"] for node in content["nodes"] if node["out"]}
             self.chains = [tuple(chain) for chain in content["chains"]]
             self.settings = content["settings"]
-            # A takeover that was under way is undone when the chains are made true: they still name the old
-            # node.
+            # A takeover that was under way is undone when the nodes are made to match the chains, which still
+            # name the old node.
         except (ValueError, KeyError, TypeError) as error:
             raise TailraceError(f"{str(self.directory / STATE_FILE)!r} is damaged: {error}") from None
         finally:
@@ -73,7 +73,7 @@ class ClusterState:
         return True
 
     def save(self) -> None:
-        """Keep it all."""
+        """Write the state to disk."""
         content = {
             "bucket": self.bucket,
             "vbuckets": self.vbuckets,
@@ -88,7 +88,7 @@ class ClusterState:
         self._files.replace(STATE_FILE, json.dumps(content).encode() + b"\n")
 
     def commit(self, chains: list[Chain]) -> None:
-        """New chains count from now on."""
+        """Make these the chains from now on."""
         self.chains = chains
         self.rev += 1
         self.save()

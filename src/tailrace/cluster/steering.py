@@ -1,4 +1,4 @@
-"""What can be asked of a node by who decides which vbuckets it has."""
+"""What whoever decides about a node's vbuckets can ask of the node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Report", "Row", "Steering"]
 T = TypeVar("T")
 
 RETRY_FOR_S = 10.0
-"""How long a node that can't do something now is asked again."""
+"""How long a request is repeated that a node can't fulfil now."""
 
 Row = dict[str, Any]
 """How a vbucket stands: state, seqnos, where it comes from."""
@@ -38,7 +38,7 @@ Report = dict[int, Row]
 
 
 class Steering(ABC):
-    """A node that is told what to do; how it is reached is a matter of who does it."""
+    """A node that is told what to do; subclasses know how it is reached."""
 
     def __init__(self, bucket: str) -> None:
         self.bucket = bucket
@@ -48,7 +48,7 @@ class Steering(ABC):
         """Have this conversation with the node."""
 
     def report(self, sources: Sequence[Mapping[str, Any]] | None = None) -> Report:
-        """How each of its vbuckets stands; with ``sources`` after it was told where they come from."""
+        """How each of its vbuckets stands; ``sources`` first tells it where to receive them from."""
         value = b"" if sources is None else json.dumps({"sources": list(sources)}).encode()
         request = Replicate(value=value, datatype=int(Datatype.JSON) if value else 0)
         answer = self._run(ask(request, "replicate"))
@@ -59,7 +59,7 @@ class Steering(ABC):
         self._all([SetVBucket(vbucket=number, state=int(state)) for number, state in states.items()])
 
     def delete(self, vbuckets: Sequence[int]) -> None:
-        """Forget vbuckets and all that they hold."""
+        """Delete vbuckets and all that they hold."""
         self.set_states(dict.fromkeys(vbuckets, VBucketState.DEAD))
         self._all([DelVBucket(vbucket=number) for number in vbuckets])
 
@@ -83,7 +83,7 @@ class Steering(ABC):
         self._run(ask(SetCollectionsManifest(value=value), "set collections manifest"))
 
     def _all(self, requests: Sequence[Message]) -> None:
-        """Ask for all of these; what the node can't do now is asked again for a while."""
+        """Send all of these; what the node can't do now is sent again for a while."""
         backoff = Backoff(rng_.source(), first_s=0.01, most_s=0.5)
         deadline = SYSTEM.monotonic() + RETRY_FOR_S
         while requests:

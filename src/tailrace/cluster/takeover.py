@@ -1,18 +1,18 @@
-"""VBuckets move from one node to another, under writers and readers: `tailrace takeover`.
+"""Move vbuckets from one node to another while clients write and read: `tailrace takeover`.
 
-For nodes without a coordinator; in a cluster a rebalance does it. The nodes themselves take over: by DCP the
-target asks the source for the vbuckets, by TAP somebody has to carry the source's stream to the target, and
-that is done here. Around it there are steps:
+For nodes without a coordinator; in a cluster a rebalance does it. The takeover itself is the nodes' work: by
+DCP the target asks the source for the vbuckets; by TAP somebody has to carry the source's stream to the
+target, and that is done here. The steps:
 
-1. What both have active dies at the target, where it must be empty: two nodes become one bucket. So does what
-   one of them has active and a third node, which their maps name, too.
+1. A vbucket that both have active becomes dead at the target, where it must be empty: two nodes become one
+   bucket. The same goes for a vbucket that one of the two and a third node, named in their maps, have active.
 2. The takeover. The source gives a vbucket up, durably, before the target hears that it is active.
 3. All nodes get the map that says who has what, and tell their clients.
 
-If the takeover breaks, what has not become active at the target is active at the source again. Before that
-the target has let go: it takes nothing more of the stream, and has the vbucket as dead. Then the source has
-seen the end of the stream: it gives nothing up any more. If either can't be asked, nobody is made active; the
-same command goes on from there when the node is back.
+If the takeover breaks off, what has not become active at the target becomes active at the source again. First
+the target lets go: it takes nothing more from the stream, and its vbucket is dead. Then the source has seen
+the end of the stream: it gives nothing up any more. If either can't be asked, nothing is made active; the
+same command continues from there when the node is back.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ T = TypeVar("T")
 
 DIALECTS = ("dcp", "tap")
 PATIENCE_S = 120.0
-"""How long nothing may happen."""
+"""How long a takeover may stand still."""
 
 _TIMEOUT_S = 30.0
 _LOOK_S = 0.05
 _CARRY_BYTES = 1 << 18
 _NAME = b"tailrace-takeover"
 _CARRIED = tuple(feature for feature in REPLICA_FEATURES if feature != Feature.COLLECTIONS)
-"""Documents stay what they are on their way."""
+"""The features that let documents pass through unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Moved:
     """What a takeover has done."""
 
     vbuckets: list[int]
-    """They are at the target now, and were not before."""
+    """Those that are at the target now and were not before."""
     rev: int
-    """Of the map that the nodes have."""
+    """The revision of the map that the nodes now have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class _Map:
 
     clients_map: ClusterMap
     nodes: list[NodeAddress]
-    """As that map has them, with both of their ports."""
+    """Its nodes, each with both ports."""
 
 
 class _Node(Steering):
@@ -121,15 +121,15 @@ class _Node(Steering):
         return _Map(plain, [_place(plain_at, tls_at) for plain_at, tls_at in pairs])
 
     def place(self, own_map: _Map) -> NodeAddress:
-        """What its own map says of where it is."""
+        """Its own entry in its map."""
         for node in own_map.nodes:
             port = node.tls_port if self.where.tls else node.port
             if (node.host, port) == (self.address.host, self.address.port):
                 return node
-        raise UsageError(f"{self.address} does not stand in its own map; is it another port of that node?")
+        raise UsageError(f"{self.address} is not in its own map; is it another port of that node?")
 
     def order(self, vbuckets: list[int], tls: TlsOptions) -> dict[str, Any]:
-        """What another node is told to take these vbuckets over from this one."""
+        """The order to another node to take these vbuckets over from this one."""
         made: dict[str, Any] = {
             "host": self.address.host,
             "port": self.address.port,
@@ -141,7 +141,7 @@ class _Node(Steering):
         if self.where.tls:
             made["tls"] = {"verify": tls.verify}
             if tls.ca_file is not None:
-                # around the certificates there may be anything
+                # a CA file may have any text around its certificates
                 made["tls"]["ca"] = (
                     paths.file(tls.ca_file, "the CA file", must_exist=True)
                     .read_bytes()
@@ -155,7 +155,7 @@ class _Node(Steering):
         return any(name.endswith(":type") and value == "consumer" for name, value in figures)
 
     def gives(self, vbuckets: Iterable[int]) -> bool:
-        """Whether it may still give some of these up, to who takes them over by DCP."""
+        """Whether it may still give some of these up, to a node that takes them over by DCP."""
         figures = self._run(stats("dcp"))
         ends = tuple(f":stream_{number}_flags" for number in vbuckets)
         return any(int(figures[name]) & AddStreamFlag.TAKE_OVER for name in figures if name.endswith(ends))
@@ -173,7 +173,7 @@ def take_over(
     """Move vbuckets from the node ``source`` to the node ``target``, each the first of its connection string.
 
     Those that are at the target already stay there. `TailraceError` if some could not be moved. If the source
-    is reached by TLS, the target reaches it so, too, and trusts what ``tls`` says, or its system's
+    is reached by TLS, the target uses TLS too, and trusts what ``tls`` names, or its system's
     authorities.
     """
     if dialect not in DIALECTS:
@@ -230,12 +230,12 @@ class _Takeover:
             self._new.set_manifest(manifest)
 
     def _prepare(self, wanted: Sequence[int]) -> list[int]:
-        """Make sure that nothing is active twice; which of the vbuckets are to be moved."""
+        """Make sure that nothing is active twice; the vbuckets that are to be moved."""
         here, there = self._old.report(), self._new.report()
         for name, report in (("source", here), ("target", there)):
             if any(self._is_foreign(row) for row in report.values()):
                 raise UsageError(f"the {name} receives vbuckets from other nodes, and is steered by somebody")
-        there = self._new.report([])  # what is left of a takeover whose command was killed
+        there = self._new.report([])  # ends what a killed command's takeover left
         spare = [(node, self._spare(report)) for node, report in ((self._old, here), (self._new, there))]
         twice = [number for number in here if _state(here, number) == _state(there, number) == "active"]
         for number in twice:
@@ -259,8 +259,8 @@ class _Takeover:
         return sorted([*moving, *broken])
 
     def _spare(self, report: Report) -> list[int]:
-        """What one of the two has active and a third node really has, as a map says; empty here, it is as
-        good as dead, and is so in the report from now on.
+        """Vbuckets that one of the two has active although a third node, named in a map, really has them.
+        An empty one counts as dead, and is so in the report from now on.
         """
         owners = {number: next(iter(self._elsewhere(number)), None) for number in report}
         doubtful = {number: at for number, at in owners.items() if at and _state(report, number) == "active"}
@@ -285,12 +285,12 @@ class _Takeover:
         return spare
 
     def _is_foreign(self, row: dict[str, Any]) -> bool:
-        """Whether a vbucket is received, and not for a takeover between the two."""
+        """Whether a vbucket is received from elsewhere than a takeover between the two."""
         ours = {str(address) for address in (self._old.address, self._new.address, *map(_at, self._pair))}
         return "source" in row and not (row["takeover"] and row["source"] in ours)
 
     def _await_end(self, goes_on: Callable[[], bool], what: str) -> None:
-        """Of something that broke: what it had on its way must not arrive any more."""
+        """Wait for the end of a takeover that broke off: nothing of it may still arrive."""
         deadline = self._clock.monotonic() + PATIENCE_S
         while goes_on():
             if self._clock.monotonic() > deadline:
@@ -300,7 +300,7 @@ class _Takeover:
     # the takeover
 
     def _move(self, moving: list[int]) -> list[int]:
-        """Move them; those that did not become active at the target, and are at the source again."""
+        """Move them; returns those that did not become active at the target, and are at the source again."""
         if self._dialect == "tap":
             self._by_tap(moving)
         else:
@@ -311,7 +311,7 @@ class _Takeover:
         return left
 
     def _give_back(self, vbuckets: Sequence[int]) -> None:
-        """First the target lets go, then the source has seen it, then they are active there again."""
+        """First the target lets go, then the source sees it, then they become active there again."""
         self._new.set_states(dict.fromkeys(vbuckets, VBucketState.DEAD))
         if vbuckets:
             self._await_end(
@@ -336,7 +336,7 @@ class _Takeover:
                 if rows != before:
                     deadline, before = self._clock.monotonic() + PATIENCE_S, rows
         finally:
-            self._new.report([])  # whatever has not ended ends here
+            self._new.report([])  # ends whatever has not ended
 
     def _by_tap(self, moving: list[int]) -> None:
         flags = TapConnectFlag.LIST_VBUCKETS | TapConnectFlag.TAKEOVER_VBUCKETS | TapConnectFlag.SUPPORT_ACK
@@ -352,7 +352,7 @@ class _Takeover:
                 sockets[0].sendall(request)
                 _carry(*sockets)
             except OSError:
-                pass  # whether it was in time is seen by the states
+                pass  # the states tell whether it was in time
             # Neither goes on with what it has begun: the target takes no more, the source gives up no more.
             _drain(sockets[1], "the target does not say whether it has taken over")
             _drain(sockets[0], "the source does not say whether it has given up")
@@ -360,7 +360,7 @@ class _Takeover:
     # after
 
     def _tell_map(self) -> int:
-        """Who has what, told to all nodes of both maps; the map's rev."""
+        """Tell all nodes of both maps who has what; the map's rev."""
         here, there = self._old.report(), self._new.report()
         nodes = self._nodes()
         place = {at: index for index, at in enumerate(nodes)}
@@ -393,7 +393,7 @@ class _Takeover:
         return nodes
 
     def _way_to(self, node: NodeAddress) -> ConnectionString:
-        """Another node is reached as the source is; without TLS there nobody is told a password."""
+        """Connect to another node as to the source; if that uses TLS, no password is sent without it."""
         where = self._old.where
         if where.tls and node.tls_port is None:
             raise ConnectError(f"{_at(node)} has no port for TLS")
@@ -415,7 +415,7 @@ def _place(plain: Address, tls: Address) -> NodeAddress:
 
 
 def _at(node: NodeAddress) -> Address:
-    """What a node goes by: where it is without TLS."""
+    """What identifies a node: its address without TLS."""
     assert node.host is not None
     return Address(node.host, node.port)
 
@@ -425,7 +425,7 @@ def _state(report: Report, number: int) -> str | None:
 
 
 def _carry(source: socket.socket, target: socket.socket) -> None:
-    """Changes one way and answers the other, until one side has no more to say."""
+    """Carry changes one way and answers the other, until one side closes."""
     to = {source: target, target: source}
     while True:
         ready, _, _ = select.select([source, target], [], [], PATIENCE_S)
@@ -433,7 +433,7 @@ def _carry(source: socket.socket, target: socket.socket) -> None:
             raise TimeoutError
         for ready_socket in ready:
             data = ready_socket.recv(_CARRY_BYTES)
-            while isinstance(ready_socket, ssl.SSLSocket) and ready_socket.pending():  # which no select sees
+            while isinstance(ready_socket, ssl.SSLSocket) and ready_socket.pending():  # unseen by select
                 data += ready_socket.recv(_CARRY_BYTES)
             if not data:
                 return
@@ -441,7 +441,7 @@ def _carry(source: socket.socket, target: socket.socket) -> None:
 
 
 def _drain(connection: socket.socket, otherwise: str) -> None:
-    """Until a node has taken all that was sent to it, and closes."""
+    """Wait until a node has taken all that was sent to it, and closes."""
     try:
         connection.shutdown(socket.SHUT_WR)
         while connection.recv(_CARRY_BYTES):
