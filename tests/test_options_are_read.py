@@ -66,7 +66,7 @@ def test_options_of_a_source() -> None:
 
 
 def test_options_of_a_dcp_connection() -> None:
-    """What a control key sets: by whoever sends a stream, or by what follows from it beside its declaration."""
+    """What a control key sets is read by whoever sends, or by a property beside its declaration."""
     here = "protocol/dcp/controls.py"
     derived = MODULES[here].split("# What follows from them.")[1].split("\ndef ")[0]
     unread = [

@@ -83,7 +83,7 @@ def test_what_is_printed_back_is_a_file_without_passwords(run: Run, file: Path) 
         ("[serve]\nprot = 1\n", "[serve] in {file} has 'prot', which is no option; you may mean 'port'"),
         (
             "[serve]\nport = {a = 1}\n",
-            "port of [serve] in {file} is a text, a number, true, false, or a list of those",
+            "port of [serve] in {file} must be a string, a number, true, false, or a list of those",
         ),
         ("serve = 1\n", "serve in {file} is a command, write [serve] and its options below it"),
         (

@@ -1,4 +1,4 @@
-"""What the commands share that talk to a bucket: TLS options, the client, words for refusals."""
+"""What commands that talk to a bucket share: TLS options, the client, explanations of refusals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tls_options(function: F) -> F:
 
 
 def tls_from(options: dict[str, Any]) -> TlsOptions:
-    """TLS settings from what `tls_options` gave the command."""
+    """TLS settings, made from the options of `tls_options`."""
     from ..client.tls import TlsOptions
 
     ca_file, cert_file, key_file, no_verify = (options[name] for name in _TLS_PARAMETERS)
@@ -80,7 +80,7 @@ def open_kv(url: ConnectionString, options: dict[str, Any], *, wants_seqnos: boo
 
 
 def source_options(function: F) -> F:
-    """What all readers of changes can be limited to; goes into ``**options``, see `connect_options`."""
+    """The options that limit what is read; they go into ``**options``, see `connect_options`."""
     for option in (
         click.option("--xattrs", is_flag=True, help="Include extended attributes."),
         click.option("--no-value", is_flag=True, help="Keys and metadata only."),
@@ -110,7 +110,7 @@ def left_out_options(function: F) -> F:
 
 
 class _StartChoice(click.Choice[str]):
-    """``beginning`` or ``now``; what Kafka calls them is taken too."""
+    """``beginning`` or ``now``; Kafka's words for them are accepted too."""
 
     def __init__(self) -> None:
         super().__init__(["beginning", "now"])
@@ -177,7 +177,7 @@ def tap_name_option(function: F) -> F:
 
 
 def remembered(tap_name: str, dialect: str) -> TapSettings:
-    """A TAP reader whom the node knows by name."""
+    """The options of a TAP reader that the node knows by name."""
     if dialect != "tap":
         raise UsageError("--tap-name goes with --dialect tap; elsewhere --state FILE keeps the place")
     from ..protocol.tap.reader import TapSettings
@@ -201,7 +201,7 @@ def retry_option(function: F) -> F:
 
 
 def connect_options(url: ConnectionString, options: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Keyword arguments of `tailrace.connect`, from what the options above gave the command."""
+    """Keyword arguments of `tailrace.connect`, made from the options above."""
     return {
         "include_xattrs": options["xattrs"],
         "no_value": options["no_value"],
@@ -215,7 +215,7 @@ def connect_options(url: ConnectionString, options: dict[str, Any], **more: Any)
 
 
 def explained(error: StatusError, advice: str) -> TailraceError:
-    """A refusal in the server's own words where it has some, with what to do about it."""
+    """A refusal, in the server's own words if it gave any, and what to do about it."""
     try:
         words = str(json.loads(error.body)["error"]["context"])[:500]
     except (ValueError, RecursionError, KeyError, TypeError):

@@ -112,7 +112,7 @@ class Group(_Documented, click.Group):
     """A command with commands of its own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("no_args_is_help", False)  # one that is missing is an error, and that is one line
+        kwargs.setdefault("no_args_is_help", False)  # a missing command is an error, told in one line
         super().__init__(*args, **kwargs)
 
 
@@ -132,7 +132,7 @@ def group(name: str, *, example: str, **attributes: Any) -> Callable[[Callable[.
 
 
 class _Parsed(_ParamType):
-    """A type whose values a function of `units` or `connstr` understands."""
+    """A type whose values are parsed by a function of `units` or `connstr`."""
 
     def __init__(self, name: str, parser: Callable[[str], Any]) -> None:
         self.name = name
@@ -140,7 +140,7 @@ class _Parsed(_ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
-            return value  # a default that is what it should be already
+            return value  # a default is parsed already
         try:
             return self._parse(value)
         except UsageError as error:
@@ -205,7 +205,7 @@ def cant_listen(host: str, port: int, error: OSError, option: str = "--port") ->
 
 def standard_input() -> IO[bytes]:
     """What a command reads where no file is named."""
-    if sys.stdin is None:  # whoever started us has closed it
+    if sys.stdin is None:  # it was closed by whoever started us
         raise UsageError("stdin is closed, so there is nothing to read: give a file")
     return sys.stdin.buffer
 
@@ -224,19 +224,19 @@ def counted(count: int, what: str) -> str:
 
 
 def use_colour(stream: IO[Any]) -> bool:
-    """Colours only on a terminal, and not where NO_COLOR asks for none."""
+    """Whether to use colours: only on a terminal, and not if NO_COLOR is set."""
     return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 class JsonLines:
-    """Objects on stdout, one a line, always UTF-8 whatever the locale says."""
+    """Writes objects to stdout, one per line, as UTF-8 whatever the locale."""
 
     def __init__(self, stream: IO[bytes] | None = None) -> None:
         self._stream = sys.stdout.buffer if stream is None else stream
         self._encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
     def write(self, value: Any) -> None:
-        """One object; it is surely out only after `flush`."""
+        """Write one object; only `flush` makes sure that it is out."""
         self._stream.write(self._encode(value).encode() + b"\n")
 
     def flush(self) -> None:
@@ -245,7 +245,7 @@ class JsonLines:
 
 
 class ProgressDisplay:
-    """Where a command tells how far it is; without a terminal it is silent."""
+    """Shows how far a command is; silent without a terminal."""
 
     def __init__(self, advance: Callable[[float], None], describe: Callable[[str], None]) -> None:
         self.advance = advance
@@ -282,7 +282,7 @@ def progress(description: str, total: float | None = None) -> Iterator[ProgressD
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a client command's coroutine; Ctrl-C and SIGTERM cancel it, so that its ``finally`` blocks end it.
+    """Run a command's coroutine; Ctrl-C and SIGTERM cancel it, so that its ``finally`` blocks run.
 
     Ctrl-C then ends the program with 130, SIGTERM with 0.
     """

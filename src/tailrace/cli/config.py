@@ -1,4 +1,4 @@
-"""``tailrace config``: what commands would do with the present file, environment and defaults."""
+"""``tailrace config``: the options that commands would run with, from file, environment and defaults."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ tailrace --config tailrace.toml config mirror --all
 """,
 )
 @click.argument("names", nargs=-1, metavar="[COMMAND]...")
-@click.option("--all", "everything", is_flag=True, help="Also what is as it is without being said.")
+@click.option("--all", "everything", is_flag=True, help="Show defaults too.")
 @json_option("Write one JSON object per line.")
 @click.pass_context
 def command(ctx: click.Context, names: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Print back the options of commands: from file, environment or default.
 
-    The output is a configuration file. Passwords are not shown. Every table of the file is checked, and
-    every value that a command would not take is an error.
+    The output is a configuration file. Passwords are not shown. All tables of the file are checked; a value
+    that its command would refuse is an error.
     """
     root = ctx.find_root()
     program = root.command
@@ -72,4 +72,4 @@ def _print(
 def _toml(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_toml(member) for member in value) + "]"
-    return json.dumps(value, ensure_ascii=False)  # true, numbers and texts are written alike
+    return json.dumps(value, ensure_ascii=False)  # TOML writes true, numbers and strings as JSON does

@@ -1,8 +1,8 @@
 """One file for the options of every command: ``tailrace --config FILE``, in TOML.
 
-A table has the options of the command that it is named after, as they are called on the command line without
-the dashes, and its arguments in small letters; what stands above all tables is for every command that has it.
-What is on the command line wins, then the environment (``TAILRACE_SERVE_PORT``), then the file.
+A table has the name of a command and holds its options, named as on the command line but without the dashes,
+and its arguments in lower case. What stands above all tables is for every command that has such an option.
+The command line wins, then the environment (``TAILRACE_SERVE_PORT``), then the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Section = dict[str, Any]
 
 
 def read(path: Path) -> Section:
-    """What a file says, before anybody knows which options there are."""
+    """The content of a file; its names are not checked yet."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -81,7 +81,7 @@ def _name(parameter: click.Parameter) -> str:
 
 
 def check_sections(content: Mapping[str, Any], commands: Mapping[str, object], path: Path) -> None:
-    """Every table is a command's."""
+    """Raise if a table is not named after a command."""
     for key, value in content.items():
         if isinstance(value, dict) and key not in commands:
             raise UsageError(f"[{key}] in {str(path)!r} is no command{_hint(key, list(commands))}")
@@ -93,14 +93,14 @@ def _hint(key: str, names: list[str]) -> str:
 
 
 def _plain(value: object, key: str, where: str) -> object:
-    """As it would stand on a command line, where everything is a text."""
+    """A value as it would be written on the command line."""
     if isinstance(value, bool):
         return value
     if isinstance(value, list):
         return [str(_plain(member, key, where)) for member in value]
     if isinstance(value, str | int | float):
         return str(value)
-    raise UsageError(f"{key} of {where} is a text, a number, true, false, or a list of those")
+    raise UsageError(f"{key} of {where} must be a string, a number, true, false, or a list of those")
 
 
 # printed back

@@ -1,4 +1,4 @@
-"""``tailrace decode``: bytes that somebody has, as frames that anybody can read."""
+"""``tailrace decode``: shows bytes as readable frames."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ tailrace decode --json --port 11210 capture.pcap
 @click.option(
     "--dialect",
     type=click.Choice(tuple(DIALECTS)),
-    help="What the bytes are, if you know it; otherwise it is worked out.",
+    help="Dialect of the frames.  [default: worked out from the bytes]",
 )
 @click.option(
     "--direction",
     type=click.Choice(tuple(direction.value for direction in Direction)),
-    help="Where the frames go, if you know it: to the producer or server, or to a reader or replica.",
+    help="Where the frames go: to the producer or server, or to a reader or replica.  [default: worked out]",
 )
 @click.option(
     "--format",
     "form",
     type=click.Choice(FORMATS),
     default="auto",
-    help="What the input is; by default it is guessed.",
+    help="Form of the input.  [default: guessed]",
 )
 @click.option(
     "--port",
@@ -243,7 +243,7 @@ class _Capture:
         """The last frames of a conversation, and a note on each direction with bytes that are none."""
         talk = self._talks.pop(number, None)
         if talk is None:
-            return  # nobody has said anything in it
+            return  # nothing was sent in it
         for source, tape in talk.tapes.items():
             self._buffered -= tape.buffered
             for description in tape.finish():
@@ -261,7 +261,7 @@ def _captured(description: Description, piece: pcap.Bytes) -> Shown:
     try:
         moment = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{fraction // 1000:06d}Z"
     except (OverflowError, ValueError, OSError):
-        moment = f"{seconds}.{fraction // 1000:06d}"  # a clock that nobody has set
+        moment = f"{seconds}.{fraction // 1000:06d}"  # the capture's clock was wrong
     place = {
         "offset": description.offset,
         "conversation": piece.conversation,
@@ -284,7 +284,7 @@ def _show_capture(
             for piece in streams.feed(packet):
                 for shown in capture.add(piece):
                     show(shown)
-            sys.stdout.buffer.flush()  # somebody may watch a capture that goes on
+            sys.stdout.buffer.flush()  # the capture may still be growing, with somebody watching
     except InputError as error:
         damage = error  # what came before it is shown first
     for piece in streams.finish():

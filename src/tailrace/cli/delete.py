@@ -18,7 +18,7 @@ from .common import command as make_command
 @click.argument("key")
 @collection_option
 @click.option("--cas", type=CAS, default=0, help="Only if the document still has this CAS.")
-@json_option("Write where the deletion is as one JSON object.")
+@json_option("Write vbucket, seqno and CAS of the deletion as JSON.")
 @tls_options
 def command(url: ConnectionString, key: str, collection: str, cas: int, as_json: bool, **tls: Any) -> None:
     """Delete a document.

@@ -87,7 +87,7 @@ def _node(home: Path) -> Iterator[str]:
 
 
 class _Demo:
-    """One run, and what is seen of it."""
+    """One run of the demo, and what its screen shows."""
 
     def __init__(self, home: Path, url: str, docs: int, seed: int) -> None:
         self.home = home
@@ -166,7 +166,7 @@ class _Demo:
         )
         writer.rewind(None, lose=lost)
         self._write(writer, self.rng.sample(range(self.docs), 200), {"made": "after the failover"})
-        # the new branch may have come to the very seqno at which the table stands on the old one
+        # the new branch may be at the very seqno that the table has reached on the old one
         self._wait_equal(watcher, failure, rolled_back=VBUCKETS)
         self._say("the mirror went back with the bucket, and is in step again")
 
@@ -205,7 +205,7 @@ class _Demo:
         return MadeUp(self.docs, 256, prefix="demo::").key(number)
 
     def _wait_equal(self, watcher: KvClient, failure: Callable[[], Any], *, rolled_back: int = 0) -> None:
-        """Until the table stands where the bucket stands."""
+        """Wait until the table has caught up with the bucket."""
         deadline = SYSTEM.monotonic() + _PATIENCE_S
         while SYSTEM.monotonic() < deadline:
             if (error := failure()) is not None:
@@ -249,7 +249,7 @@ class _Demo:
                     )
 
     def _add_last_sample(self, verdict: Verdict) -> None:
-        """What verify saw: after the last round the table was compacted and cleaned, which makes versions."""
+        """Takes the version from verify: compaction and cleaning have made more since the last round."""
         from ..spark.report import Sample
 
         self.version, self.table_rows = verdict.table_version, verdict.rows

@@ -45,12 +45,14 @@ tailrace dump couchbase://127.0.0.1 | tailrace load couchbase://127.0.0.1:11310 
 )
 @url_argument
 @click.option("--docs", type=INTEGER, default=None, help="How many documents to make up.  [default: 1000]")
-@click.option("--size", type=SIZE, default=256, show_default=True, help="Bytes of a value.")
-@click.option("--deletes", type=SHARE, default=0.0, help="Share of the documents to delete again at the end.")
+@click.option("--size", type=SIZE, default=256, show_default=True, help="Size of a value in bytes.")
+@click.option("--deletes", type=SHARE, default=0.0, help="Share of the documents to delete at the end.")
 @click.option("--expiry", type=SHARE, default=0.0, help="Share of the documents that get an expiry.")
-@click.option("--ttl", type=DURATION, default=3600.0, help="How long until those expire.  [default: 1h]")
+@click.option("--ttl", type=DURATION, default=3600.0, help="When those expire.  [default: 1h]")
 @click.option("--rate", type=Integer(1), help="At most this many writes a second.")
-@click.option("--seed", type=INTEGER, default=0, show_default=True, help="The same seed, the same documents.")
+@click.option(
+    "--seed", type=INTEGER, default=0, show_default=True, help="The same seed makes the same documents."
+)
 @click.option("--prefix", default="doc::", show_default=True, help="Prefix of the made-up keys.")
 @click.option(
     "--from",
@@ -123,7 +125,7 @@ def command(
         about = {"needless": needless} if needless else {}
         JsonLines().write({"writes": taken, **about, "seconds": round(seconds, 3)})
     else:
-        besides = f"; {needless} deletions of what was not there" if needless else ""
+        besides = f"; {needless} deletions of documents that did not exist" if needless else ""
         note(f"{taken} writes in {seconds:.1f} s, {taken / max(seconds, 1e-9):,.0f} a second{besides}")
 
 

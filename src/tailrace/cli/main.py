@@ -1,4 +1,4 @@
-"""The program ``tailrace``: the table of commands, and what errors and signals become.
+"""The program ``tailrace``: the table of commands, and how errors and signals end it.
 
 Exit codes: 0 done; 1 it ran and the answer is no; 2 the command line is wrong; 3 the peer can't be reached or
 refuses the login; 130 Ctrl-C (`serve`: 0). SIGTERM and a reader that has gone (``| head``) end with 0.
@@ -88,7 +88,7 @@ The line stands here so that ``tailrace --help`` imports no command; a test comp
 COMMANDS = {name: about for group in COMMAND_GROUPS.values() for name, about in group.items()}
 
 OLD_NAMES = {"vacuum": "maintain"}
-"""Commands that still answer to the name that they had."""
+"""Former names of commands, which still work."""
 
 SYNONYMS = {
     "cat": "get",
@@ -106,13 +106,13 @@ SYNONYMS = {
     "sync": "mirror",
     "watch": "tail",
 }
-"""What people may look for under another name."""
+"""Other names that people may try, for the hint in the error."""
 
 DONE, ANSWER_IS_NO, WRONG_USAGE, NO_PEER = 0, 1, 2, 3
 
 
 class _Program(Group):
-    """The top-level command; it imports a command when that one is called."""
+    """The top-level command; it imports a subcommand only when that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -193,7 +193,7 @@ def _configure(ctx: click.Context, name: str, path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code; nothing but a bug leaves it as an exception."""
+    """Run the program and return its exit code; only a bug escapes as an exception."""
     session = ProgramRun()
     arguments = sys.argv[1:] if argv is None else list(argv)
     _open_what_is_closed()
@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], session: ProgramRun) -> object:
-    """What click's own ``main`` does, without its ideas about errors, end of file and broken pipes."""
+    """What click's own ``main`` does, without its handling of errors, end of file and broken pipes."""
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         from click.shell_completion import shell_complete
 
@@ -239,11 +239,11 @@ _EXTRAS = dict.fromkeys(("pyspark", "deltalake", "pyroaring", "obstore", "pandas
 
 
 def _report(error: Exception, session: ProgramRun) -> int:
-    """Tell about an error in one line, and give its exit code."""
+    """Print an error as one line; returns the exit code."""
     if session.debug:
         traceback.print_exception(error)
     code, what = _explain(error)
-    # a line is a line, whatever a peer or a file name put into the text
+    # one line, even if a peer or a file name put line feeds into the text
     what = "".join(c if c.isprintable() else " " for c in what)
     with contextlib.suppress(OSError):
         click.echo(f"{PROGRAM}: error: {' '.join(what.split())}", err=True)
@@ -279,7 +279,7 @@ def _explain(error: Exception) -> tuple[int, str]:
 
 
 def _advice(status: int) -> str:
-    """What to do when a server refuses a request with this status."""
+    """Advice for a request that the server refused with this status."""
     from ..wire.codes import Status
 
     match status:
@@ -290,7 +290,7 @@ def _advice(status: int) -> str:
         case Status.LOCKED:
             return "somebody has locked the document: try again when it is unlocked"
         case Status.UNKNOWN_COLLECTION | Status.UNKNOWN_SCOPE:
-            return "'tailrace collections URL' shows those that there are"
+            return "'tailrace collections URL' lists them"
         case Status.ETMPFAIL | Status.EBUSY | Status.ENOMEM:
             return "the server is busy: try again later"
         case Status.EACCESS | Status.AUTH_ERROR:
@@ -306,7 +306,7 @@ def _usage(error: click.UsageError) -> str:
 
 
 def _lowered(text: str) -> str:
-    """As it reads behind "error:": one sentence without a capital in front or a full stop at the end."""
+    """The text as it follows "error:": without a capital at the start or a full stop at the end."""
     sentences = re.split(r"\.\s+(?=[A-Z])", " ".join(text.split()).rstrip(".?"))
     return ", ".join(
         sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence for sentence in sentences
@@ -321,7 +321,7 @@ def _reason(error: Exception) -> str:
 
 
 def _open_what_is_closed() -> None:
-    """Stand in for stdout and stderr if whoever started us has closed them (``>&-``)."""
+    """Replace stdout and stderr if they were closed by whoever started us (``>&-``)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
@@ -345,7 +345,7 @@ def _sigterm_ends_with_0() -> Iterator[None]:
 
 
 def _reader_of_stdout_has_gone() -> bool:
-    """Whether a broken pipe is stdout's, and not a socket's."""
+    """Whether it is stdout's pipe that broke, and not a socket."""
     poll = select.poll()
     try:
         poll.register(sys.stdout.fileno(), select.POLLOUT)
@@ -355,7 +355,7 @@ def _reader_of_stdout_has_gone() -> bool:
 
 
 def _discard_stdout() -> None:
-    """Let the interpreter's last flush go nowhere instead of complaining."""
+    """Send the interpreter's last flush nowhere, so that it does not complain."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -60,12 +60,14 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @click.option(
     "--evolve/--no-evolve",
     default=None,
-    help="Whether a field that comes later becomes a column.  [default: with --schema infer]",
+    help="Whether fields that come up later become columns.  [default: with --schema infer]",
 )
 @click.option("--keep-deletes", is_flag=True, help="Keep deleted documents as rows, marked as deleted.")
 @click.option("--changes", metavar="PATH", help="Append every change to this Delta table too.")
-@click.option("--changes-keep", type=DURATION, help="How long a change stays there.  [default: for ever]")
-@click.option("--trigger", type=DURATION, help="Time between two commits.  [default: as fast as it goes]")
+@click.option(
+    "--changes-keep", type=DURATION, help="How long the change log keeps a change.  [default: for ever]"
+)
+@click.option("--trigger", type=DURATION, help="Time between two commits.  [default: as short as possible]")
 @click.option(
     "--max-rows",
     "--max-offsets-per-trigger",
@@ -171,7 +173,7 @@ def command(
                 while not received and not handle.awaitTermination(1):
                     view.wait(handle.status["message"])
             except Exception as error:
-                if not received:  # else Java was told to stop as well, and is gone
+                if not received:  # a signal has reached Java too, and it is gone
                     raise explained_query_error(error) from error
             finally:
                 with java_may_be_gone():
@@ -202,7 +204,7 @@ class _View:
         self._last: RoundProgress | None = None
 
     def wait(self, message: str) -> None:
-        """A second has passed; a first load is one long round."""
+        """Called every second: a first load is one long round."""
         if self._last is None:
             self._bar.describe(f"mirroring, {message}")
 
@@ -225,7 +227,7 @@ class _View:
         self.write_metrics()
 
     def write_metrics(self) -> None:
-        """For Prometheus, whole or not at all."""
+        """Write the figures for Prometheus, atomically."""
         if self._metrics_file is None:
             return
         from ..spark.rounds.progress import RoundProgress
@@ -234,11 +236,11 @@ class _View:
         last = self._last or RoundProgress(0, 0, (), (self.version,))
         figures = {
             "tailrace_mirror_changes_total": ("counter", "Changes applied in this run.", self.changes),
-            "tailrace_mirror_rollbacks_total": ("counter", "VBuckets that went back.", self.rollbacks),
+            "tailrace_mirror_rollbacks_total": ("counter", "VBuckets that were rolled back.", self.rollbacks),
             "tailrace_mirror_written_bytes_total": ("counter", "Bytes of new files.", self.bytes),
             "tailrace_mirror_rescued_total": (
                 "counter",
-                "Rows of typed tables with something that does not fit.",
+                "Rows of typed tables with values that do not fit.",
                 self.rescued,
             ),
             "tailrace_mirror_lag_changes": (
@@ -254,15 +256,19 @@ class _View:
             "tailrace_mirror_rate": ("gauge", "Changes a second, last round.", last.rate),
             "tailrace_mirror_batch": ("gauge", "Number of the last round.", last.batch),
             "tailrace_mirror_version": ("gauge", "Version of the table.", self.version),
-            "tailrace_mirror_reported_seconds": ("gauge", "When, unix time.", SYSTEM.time_ns() / 1e9),
+            "tailrace_mirror_reported_seconds": (
+                "gauge",
+                "When this was written, unix time.",
+                SYSTEM.time_ns() / 1e9,
+            ),
         }
         atomic_write(self._metrics_file, prometheus_text(figures, self._labels).encode())
 
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """The signals to stop that have come; a second Ctrl-C is an error wherever it falls. Spark's own handler
-    would speak to Java in the middle of another call, and much would be said about it.
+    """Collects the signals to stop; a second Ctrl-C is raised at once. Spark's own handler would call Java in
+    the middle of another call, and log at length about it.
     """
     received: list[int] = []
 

@@ -52,7 +52,7 @@ def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...
         result = builder.execute(sql)
         reader = pa.RecordBatchReader.from_stream(result)
         rows = _as_json(reader) if as_json else _as_table(reader)
-    except Exception as error:  # the engine has classes of its own for what is wrong with a query
+    except Exception as error:  # the engine has its own classes for errors in a query
         reason = str(error).splitlines()[0]
         if ".parquet" in reason:
             raise TableDamaged(

@@ -37,14 +37,14 @@ _log = logging.getLogger(__name__)
 _VBUCKETS = 1024
 _GIVE_BACK_S = 5.0
 _IDLE_BYTES = 64 << 10
-"""Less than this in that time is a node with nothing to do."""
+"""A node that moves less than this in that time is idle."""
 _MAX_USERS = 10_000
 _MAX_USERS_FILE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The command line, understood."""
+    """The options of the command line, parsed."""
 
     host: str
     port: int
@@ -106,11 +106,13 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
 @click.option(
     "--web-port", type=Integer(0, 65535), help="Port of the dashboard and the JSON API; 0 takes a free one."
 )
-@click.option("--memory-quota", type=SIZE, help="For checkpoints, buffers and caches.  [default: 256m]")
+@click.option(
+    "--memory-quota", type=SIZE, help="Memory for checkpoints, buffers and caches.  [default: 256m]"
+)
 @click.option(
     "--ready-file",
     type=FILE,
-    help="Written as JSON when the node accepts connections.",
+    help="Write port and pid here as JSON once the node accepts connections.",
 )
 @click.option("--fenced", is_flag=True, help="Serve nothing until a coordinator has sent a cluster map.")
 @click.option(
@@ -217,7 +219,7 @@ def _users(given: tuple[str, ...], file: Path | None) -> dict[str, str]:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it; a name is what all its addresses are."""
+    """Whether only this machine can reach it; of a name, all addresses must be such."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     if not host:
@@ -239,7 +241,7 @@ def _tls_context(cert: Path | None, key: Path | None, port: int | None) -> ssl.S
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     for file in (cert, key):
-        file.open("rb").close()  # ssl does not say which one can't be read
+        file.open("rb").close()  # ssl does not say which file it can't read
     try:
         context.load_cert_chain(cert, key)
     except ssl.SSLError as error:
@@ -251,7 +253,7 @@ def _tls_context(cert: Path | None, key: Path | None, port: int | None) -> ssl.S
 
 
 def _raise_file_limit(connections: int) -> None:
-    """Every connection is a file; the soft limit is often 1,024."""
+    """Raise the limit of open files: every connection is one, and the soft limit is often 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + 1024
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -261,11 +263,13 @@ def _raise_file_limit(connections: int) -> None:
 
 
 def _tune_interpreter() -> None:
-    """What the defaults cost a server: full collections that find nothing, and 5 ms for every system call of
-    the event loop while a job computes on its thread. And new memory for every block that a stream reads.
+    """Tune the interpreter for a server. By default, full garbage collections run and find nothing, the event
+    loop waits 5 ms at every system call while a job computes on its thread, and each block that a stream
+    reads takes new memory.
 
-    The youngest objects are looked at often enough that it takes a few milliseconds: the streams of a closed
-    connection refer to each other, and freeing 50,000 objects at once held everybody up for 40 ms and more.
+    The youngest generation is collected so often that each time takes a few milliseconds at most: the
+    streams of a closed connection refer to each other, and freeing 50,000 objects at once held up everybody
+    for 40 ms and more.
     """
     from ..server.allocator import keep_buffers
 
@@ -297,14 +301,14 @@ async def _serve(options: _Options) -> None:
 
 
 def _give_memory_back(loop: asyncio.AbstractEventLoop, server: Server, moved_before: int) -> None:
-    """Now and then, for as long as the loop runs; all that is free, where next to nothing has moved since."""
+    """Return free memory to the system now and then while the loop runs; all of it when the node is idle."""
     from ..server.allocator import give_back
 
     counters = server.node.counters
     moved = counters.bytes_read + counters.bytes_written
     is_idle = moved - moved_before < _IDLE_BYTES and not server.node.busy
     if is_idle:
-        gc.collect(1)  # connections that were closed; what is older is left alone, it may be much
+        gc.collect(1)  # closed connections; the oldest generation may be large, and is left alone
     give_back(everything=is_idle)
     loop.call_later(_GIVE_BACK_S, _give_memory_back, loop, server, moved)
 
@@ -363,7 +367,7 @@ def _warn_of_a_small_disk(data: Path, settings: StoreSettings) -> None:
 
 
 def _make_buckets(engine: Engine, options: _Options) -> None:
-    """Those that are not there yet; one that is there keeps its number of vbuckets for ever."""
+    """Create the buckets that do not exist yet; an existing one keeps its number of vbuckets for ever."""
     for name in options.buckets:
         bucket = engine.buckets.get(name)
         if bucket is None:
@@ -385,7 +389,7 @@ def _listen(listen: object, host: str, port: int, option: str = "--port") -> lis
 
 
 def _tell(options: _Options, server: Server, web_port: int | None) -> None:
-    """The ready file, and the first line on stdout: whoever sees that one has the file too."""
+    """Write the ready file, then the first line on stdout: whoever sees the line has the file too."""
     from ..files import atomic_write
 
     address = server.node.address

@@ -16,7 +16,7 @@ from .common import CAS, DURATION, Integer, JsonLines, json_option, standard_inp
 from .common import command as make_command
 
 _SAFE_BYTES = 20 << 20
-"""Any server takes frames of this size; one that announces more than a server's limit is cut off."""
+"""Every server accepts frames of this size; it cuts off whoever announces a larger one than its limit."""
 _SMALLER = (
     "store less, or raise the limits of a node of your own: serve --set max_value=SIZE --set max_frame=SIZE"
 )

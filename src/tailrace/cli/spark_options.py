@@ -1,4 +1,4 @@
-"""What the commands share that run on Spark."""
+"""What commands that run on Spark share."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def storage_option(function: F) -> F:
 
 
 def parse_storage_options(texts: tuple[str, ...]) -> dict[str, str]:
-    """What `storage_option` gave the command; values may be secrets and stand in no error."""
+    """The options of `storage_option` as a dictionary; errors never show values, which may be secrets."""
     options = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -87,7 +87,7 @@ def undo_options(function: F) -> F:
 
 
 def need_spark() -> None:
-    """What the pipeline needs is said to be missing before anything is begun."""
+    """Raise if a package that the pipeline needs is missing, before anything is begun."""
     import obstore  # noqa: F401
     import pyroaring  # noqa: F401
     import pyspark  # noqa: F401
@@ -95,7 +95,7 @@ def need_spark() -> None:
 
 @contextlib.contextmanager
 def open_spark(master: str | None, conf: tuple[str, ...], *, name: str) -> Iterator[SparkSession]:
-    """A Spark session that says nothing unless ``--debug`` is given; stopped at the end."""
+    """A Spark session, silent unless ``--debug`` is given, and stopped at the end."""
     need_spark()
     from ..spark.spark_session import prepare_environment, session
 
@@ -140,7 +140,7 @@ def _quiet_python() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Signals to stop come when the block is done: a Java that is left alone while it starts never ends."""
+    """Hold signals to stop back until the block is done: a Java that loses us while it starts never ends."""
     received: list[int] = []
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -157,7 +157,7 @@ def _signals_wait() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_interrupt_handler() -> Iterator[None]:
-    """Ctrl-C stays ours: Spark's handler would speak to Java in the middle of another call."""
+    """Keep Ctrl-C to ourselves: Spark's handler would call Java in the middle of another call."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -168,7 +168,7 @@ def _own_interrupt_handler() -> Iterator[None]:
 
 @contextlib.contextmanager
 def java_may_be_gone() -> Iterator[None]:
-    """For the end of a run: whoever stops a service stops all its processes at once."""
+    """Silence the end of a run: whoever stops a service stops all its processes at once."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     with contextlib.suppress(Py4JError, OSError, EOFError):
@@ -176,8 +176,8 @@ def java_may_be_gone() -> Iterator[None]:
 
 
 def _start_quiet_java(settings: Mapping[str, str], said: IO[bytes]) -> None:
-    """Start Spark's Java with its stderr in a file: no logging set-up is early enough to keep Java's own
-    warnings, and those of the Python workers below it, out of what people look at.
+    """Start Spark's Java with its stderr in a file: no logging configuration is early enough to keep the
+    warnings of Java, and of the Python workers below it, off the terminal.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -187,7 +187,7 @@ def _start_quiet_java(settings: Mapping[str, str], said: IO[bytes]) -> None:
         return
     try:
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-        # a signal to our process group (`timeout`, a shell's `kill %1`) is for us: we stop Java in time
+        # a signal to our process group (`timeout`, a shell's `kill %1`) must not reach Java: we stop it
         how = {"stderr": said, "start_new_session": True}
         gateway = launch_gateway(conf, how)  # type: ignore[no-untyped-call]
     except PySparkRuntimeError as error:

@@ -1,6 +1,6 @@
-"""Where the program begins: what signals do before anything is there that could handle them.
+"""Where the program begins: handles signals while the rest is still being imported.
 
-Importing the program takes a moment. A signal within it ends the program like any other, without a traceback
+Importing takes a moment. A signal that comes then ends the program as a later one would, without a traceback
 and with the same exit code; there is nothing to clean up yet.
 """
 
@@ -15,7 +15,7 @@ __all__ = ["interrupted_code", "main"]
 
 
 def interrupted_code(arguments: Sequence[str]) -> int:
-    """What a command ends with on Ctrl-C: that is how a node is stopped, all others are broken off."""
+    """Exit codes on Ctrl-C: a node is stopped that way, all other commands are interrupted."""
     words = iter(arguments)
     for word in words:
         if word == "--config":
@@ -27,7 +27,7 @@ def interrupted_code(arguments: Sequence[str]) -> int:
 
 def main() -> int:
     """Import the program, then run it."""
-    # not where they are ignored
+    # signals that are ignored stay ignored
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
         signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(interrupted_code(sys.argv[1:])))

@@ -44,5 +44,5 @@ def command(url: ConnectionString, group: str, as_json: bool, **tls: Any) -> Non
 
 
 def _printable(text: str) -> str:
-    """Names and texts come from the server and from other clients; a terminal must not obey them."""
+    """Without control characters: names and texts come from the server and from other clients."""
     return "".join(character if character.isprintable() else "?" for character in text)

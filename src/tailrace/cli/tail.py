@@ -145,7 +145,7 @@ class _Positions:
         return saved or self._given
 
     def save(self, positions: Mapping[int, SavedPosition]) -> None:
-        """Only where a state file was asked for."""
+        """Save positions, if there is a state file."""
         if self.file is not None:
             self.file.save(positions)
 
@@ -181,7 +181,7 @@ async def _tail(
                     lines.clear()
             out.write(b"".join(lines))
             out.flush()
-            # everything of the portion is out: it may be saved, and won't come again
+            # the whole portion is written: its position may be saved
             await source.save()
         if forget:
             await source.deregister()

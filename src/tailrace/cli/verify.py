@@ -32,8 +32,8 @@ tailrace verify couchbase://127.0.0.1/default ./people --repair
 )
 @url_argument
 @click.argument("table")
-@click.option("--as-of-table", is_flag=True, help="Don't count what is newer than the table's position.")
-@click.option("--repair", is_flag=True, help="Read vbuckets that differ again, and replace their rows.")
+@click.option("--as-of-table", is_flag=True, help="Ignore changes newer than the table's position.")
+@click.option("--repair", is_flag=True, help="Read the vbuckets that differ again, and replace their rows.")
 @storage_option
 @spark_options
 @json_option("Write one JSON object per difference, then one with the verdict.")
@@ -102,7 +102,7 @@ def command(
 
 
 def _newest(seqnos: Mapping[int, int]) -> str:
-    """The places up to which a bucket was read, in few words."""
+    """The seqnos up to which the bucket was read, in few words."""
     if len(set(seqnos.values())) <= 1:
         return f"{max(seqnos.values(), default=0)} in {counted(len(seqnos), 'vbucket')}"
     return f"{min(seqnos.values())} to {max(seqnos.values())} in {counted(len(seqnos), 'vbucket')}"
