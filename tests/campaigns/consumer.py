@@ -113,10 +113,13 @@ class LyingServer:
         return Tally(schedules=1, frames=self._frames, faults=int(lies))
 
     def _true(self, index: int, events: Iterable[Any]) -> list[Told]:
-        """What was delivered behind `index` changes, which must be what was told there: looked at on arrival, as
-        a reader that believes a lie waits long for what was never told."""
+        """What was delivered after `index` changes; it must be what was told there. Checked on arrival: a
+        reader that believes a lie would wait long for what was never told.
+        """
         delivered = [told for event in events for told in _told_by(event)]
-        assert delivered == self._told[index:][: len(delivered)], f"delivered: {delivered}, told: {self._told}"
+        assert delivered == self._told[index:][: len(delivered)], (
+            f"delivered: {delivered}, told: {self._told}"
+        )
         return delivered
 
     def _story(self, request: Any, *, lies: bool) -> list[bytes]:
