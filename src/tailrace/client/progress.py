@@ -16,7 +16,7 @@ from ..protocol.questions import ANSWER_S
 from ..protocol.states import READING_TRANSITIONS, Machine, ReadingInput, ReadingState
 from .retry import Backoff
 
-__all__ = ["MAX_POINTS", "Points", "Progress", "SavedPosition"]
+__all__ = ["MAX_POINTS", "Points", "Progress", "Roster", "SavedPosition"]
 
 MAX_POINTS = 32
 
@@ -98,12 +98,42 @@ class SavedPosition:
         )
 
 
+class Roster:
+    """The vbuckets of a reading by what is to be done about them. Most of a thousand stand open: whoever
+    looks for something to do finds it here without asking each of them.
+    """
+
+    __slots__ = ("done", "resting_changes", "unsettled")
+
+    def __init__(self) -> None:
+        self.unsettled: dict[int, Progress] = {}
+        """Neither open nor at rest: there is something to do about them, or to wait for."""
+        self.done = 0
+        """How many have come to their end."""
+        self.resting_changes = 0
+        """Rises whenever one comes to rest (paused, done) or goes on after that."""
+
+    def moved(self, progress: Progress, before: ReadingState, now: ReadingState) -> None:
+        """A vbucket has another state."""
+        if now is ReadingState.OPEN or now in _RESTING:
+            self.unsettled.pop(progress.vbucket, None)
+        else:
+            self.unsettled[progress.vbucket] = progress
+        if before is not now and (before in _RESTING or now in _RESTING):
+            self.resting_changes += 1
+            self.done += (now is ReadingState.DONE) - (before is ReadingState.DONE)
+
+
+_RESTING = (ReadingState.PAUSED, ReadingState.DONE)
+
+
 @dataclass(slots=True, eq=False)
 class Progress:
     """One vbucket."""
 
     stream: Stream
     backoff: Backoff
+    roster: Roster = field(default_factory=Roster)
     machine: Machine[ReadingState, ReadingInput] = field(
         default_factory=lambda: Machine(READING_TRANSITIONS, ReadingState.UNRESOLVED)
     )
@@ -143,19 +173,24 @@ class Progress:
     def vbucket(self) -> int:
         return self.stream.vbucket
 
+    def feed(self, happened: ReadingInput) -> None:
+        """Something happened to it."""
+        before = self.machine.state
+        self.roster.moved(self, before, self.machine.feed(happened))
+
     def make_ready(self) -> None:
         """It is to be read: its stream is requested, after the server has said where "now" is if need be."""
         must_ask = self.wants_start or self.ends_at_most is not None
-        self.machine.feed(ReadingInput.SEQNOS_WANTED if must_ask else ReadingInput.STREAM_WANTED)
+        self.feed(ReadingInput.SEQNOS_WANTED if must_ask else ReadingInput.STREAM_WANTED)
 
     def requested(self, now: float) -> None:
         """The stream was requested."""
-        self.machine.feed(ReadingInput.REQUESTED)
+        self.feed(ReadingInput.REQUESTED)
         self.requested_at = now
 
     def opened(self, position: Position, now: float) -> None:
         """The server has accepted the stream request; that alone is no progress."""
-        self.machine.feed(ReadingInput.OPENED)
+        self.feed(ReadingInput.OPENED)
         self.is_owed = False
         self.opened_seqno, self.opened_at = position.seqno, now
         self.unproven_since, self.troubled_since, self.trouble = self.troubled_since, None, ""
@@ -177,7 +212,7 @@ class Progress:
 
     def wait(self, trouble: str, now: float) -> None:
         """It can't be read now; another attempt is due after a pause."""
-        self.machine.feed(ReadingInput.FAILED)
+        self.feed(ReadingInput.FAILED)
         self.retry_at = now + self.backoff.next_s()
         self.in_trouble(trouble, now)
 

@@ -33,10 +33,11 @@ from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse
 from .bounds import ReadOptions, SeenEnd, check_vbuckets
 from .catalog import Catalog
+from .cluster_map import ClusterMap
 from .held_portion import HeldPortion
 from .nodes import KnownNode, Nodes
 from .portion import Portion, end_reason
-from .progress import Progress, SavedPosition
+from .progress import Progress, Roster, SavedPosition
 from .retry import Backoff, is_temporary
 from .stream_limits import StreamLimits
 
@@ -59,6 +60,8 @@ class Reading:
     ) -> None:
         self.options = options
         self.progress: dict[int, Progress] = {}
+        self._roster = Roster()
+        self._needed_by: tuple[ClusterMap, int] | None = None
         self._nodes = nodes
         self._catalog = catalog
         self._saved = saved
@@ -80,11 +83,7 @@ class Reading:
     @property
     def finished(self) -> bool:
         """Whether every vbucket has reached its end, and the application can have all of it."""
-        return (
-            self._is_begun
-            and self._held.is_empty
-            and all(progress.state is ReadingState.DONE for progress in self.progress.values())
-        )
+        return self._is_begun and self._held.is_empty and self._roster.done == len(self.progress)
 
     def positions(self) -> dict[int, Position]:
         """What the application has, by vbucket."""
@@ -132,19 +131,13 @@ class Reading:
         if not self._is_begun:
             self._begin()
             self._is_begun = True
-        wanted = [
-            vb
-            for vb, progress in self.progress.items()
-            if progress.state not in (ReadingState.DONE, ReadingState.PAUSED)
-        ]
-        copies = {*wanted, *self._held.vbuckets} if self.options.rollback_mitigation else ()
-        self._nodes.need([*wanted, *self._held.vbuckets], copies_of=copies)
+        self._need_nodes(self._nodes.map)
         self._catalog.turn(self._nodes.ready(), now)
         if not self._catalog.is_ready:
             return
         unresolved: dict[Address, list[Progress]] = {}
         requested: dict[DcpReader, list[Progress]] = {}
-        for progress in self.progress.values():
+        for progress in list(self._roster.unsettled.values()):
             if progress.state is ReadingState.WAITING and progress.retry_at <= now:
                 progress.make_ready()
             if progress.state not in (ReadingState.READY, ReadingState.UNRESOLVED):
@@ -166,15 +159,29 @@ class Reading:
             self._limits.confirm_ends(link, some)
         self._held.turn()
 
+    def _need_nodes(self, map_: ClusterMap) -> None:
+        """Say which nodes we want to be connected to, if that can be others than the last time."""
+        needed_by = map_, self._roster.resting_changes
+        mitigates = self.options.rollback_mitigation
+        if needed_by == self._needed_by and not mitigates:
+            return
+        self._needed_by = needed_by
+        wanted = [
+            vb
+            for vb, progress in self.progress.items()
+            if progress.state not in (ReadingState.DONE, ReadingState.PAUSED)
+        ]
+        copies = {*wanted, *self._held.vbuckets} if mitigates else ()
+        self._nodes.need([*wanted, *self._held.vbuckets], copies_of=copies)
+
     def next_timer(self) -> float | None:
         """When the next `turn` is due even if nothing happens until then."""
         if self.is_over:
             return None
-        times = [
-            progress.retry_at for progress in self.progress.values() if progress.state is ReadingState.WAITING
-        ]
+        unsettled = self._roster.unsettled.values()
+        times = [progress.retry_at for progress in unsettled if progress.state is ReadingState.WAITING]
         # what is overdue already waits for something else, which will bring the next turn
-        times += [due for due in map(self._error_due, self.progress.values()) if self._now < due < math.inf]
+        times += [due for due in map(self._error_due, unsettled) if self._now < due < math.inf]
         if (observe_at := self._held.next_timer()) is not None:
             times.append(observe_at)
         return min(times, default=None)
@@ -183,7 +190,7 @@ class Reading:
         """Raise `ConnectError` if a vbucket could not be read for too long."""
         if self.is_over:
             return
-        for progress in self.progress.values():
+        for progress in self._roster.unsettled.values():
             if now < self._error_due(progress) or self._may_be_answered(progress):
                 continue
             if progress.troubled_since is not None:
@@ -224,7 +231,7 @@ class Reading:
             if progress.state is ReadingState.DONE:
                 continue
             progress.abandon(self._all_links(), self._now)
-            progress.machine.feed(ReadingInput.PAUSED)
+            progress.feed(ReadingInput.PAUSED)
             progress.troubled_since = progress.unproven_since = None
 
     def resume(self, vbuckets: Iterable[int]) -> None:
@@ -347,7 +354,7 @@ class Reading:
         if not isinstance(options.end, str):
             chosen = [vbucket for vbucket in chosen if vbucket in options.end]
         for vbucket in chosen:
-            progress = Progress(Stream(vbucket), Backoff(self._rng))
+            progress = Progress(Stream(vbucket), Backoff(self._rng), self._roster)
             if vbucket in self._saved:
                 progress.restore(self._saved[vbucket])
             elif not isinstance(options.start, str):
@@ -420,7 +427,7 @@ class Reading:
 
     def _ended(self, progress: Progress, status: int, address: Address) -> None:
         if (status == StreamEndStatus.OK and progress.end_seqno != MAX_U64) or status in _OVER_FOR_GOOD:
-            progress.machine.feed(ReadingInput.ENDED)
+            progress.feed(ReadingInput.ENDED)
             return
         if status == StreamEndStatus.LOST_PRIVILEGES:
             raise LoginError("this user may no longer read the bucket's changes")

@@ -72,7 +72,7 @@ class StreamLimits:
         if progress.ends_at_most is not None:
             progress.end_seqno = min(progress.ends_at_most, high)
         progress.wants_start = False
-        progress.machine.feed(ReadingInput.STREAM_WANTED)
+        progress.feed(ReadingInput.STREAM_WANTED)
 
     def confirm_ends(self, link: DcpReader, some: list[Progress]) -> None:
         """Ask for high seqnos again, after the stream requests.
