@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .errors import MalformedMessage, UsageError
@@ -98,6 +98,17 @@ class Position:
     BEGINNING: ClassVar[Position]
 
     def __post_init__(self) -> None:
+        if (
+            type(self.vb_uuid)
+            is type(self.seqno)
+            is type(self.snapshot_start)
+            is type(self.snapshot_end)
+            is int
+        ):
+            in_order = 0 <= self.snapshot_start <= self.seqno <= self.snapshot_end <= MAX_U64
+            if in_order and 0 <= self.vb_uuid <= MAX_U64:
+                return
+        # something is wrong with it: say what
         check_u64(self.vb_uuid, "vb_uuid")
         check_u64(self.seqno, "seqno")
         check_u64(self.snapshot_start, "snapshot start")
@@ -144,7 +155,7 @@ class Position:
 
     def on_branch(self, vb_uuid: int) -> Position:
         """The same place under another name: once a stream is accepted, that of its log's newest entry."""
-        return replace(self, vb_uuid=vb_uuid)
+        return Position(vb_uuid, self.seqno, self.snapshot_start, self.snapshot_end)
 
     def received_marker(self, start: int, end: int) -> SnapshotRange:
         """The range of a marker that a producer sent, if it may come here.

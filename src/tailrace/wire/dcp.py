@@ -269,6 +269,7 @@ class DcpStreamEnd(Message):
 
 _MARKER_V2_0 = struct.Struct(">QQIQQ")
 _MARKER_V2_2 = struct.Struct(">QQIQQQQ")
+_VERSION_0, _VERSION_2 = b"\0", b"\2"
 
 
 @message
@@ -327,8 +328,27 @@ class DcpSnapshotMarker(Message):
             return 20, self.LAYOUTS[0].struct.pack(self.start, self.end, self.flags)
         common = (self.start, self.end, self.flags, self.max_visible_seqno, self.high_completed_seqno)
         if self.version == 0:
-            return 1, b"\0" + _MARKER_V2_0.pack(*common)
-        return 1, b"\2" + _MARKER_V2_2.pack(*common, self.purge_seqno, self.high_prepared_seqno)
+            return 1, _VERSION_0 + _MARKER_V2_0.pack(*common)
+        return 1, _VERSION_2 + _MARKER_V2_2.pack(*common, self.purge_seqno, self.high_prepared_seqno)
+
+    @classmethod
+    def read_range(cls, body: memoryview, extras_length: int) -> tuple[int, int, int, int | None] | None:
+        """Start, end, flags and purge seqno of a marker without a key, straight from its body; None if it has
+        none of the known shapes, and `decode` says what is wrong.
+
+        A reader of a thousand vbuckets begins with a thousand markers: a message for each took a tenth of its
+        time.
+        """
+        size = len(body)
+        if extras_length == 1:
+            if size == 1 + _MARKER_V2_2.size and body[:1] == _VERSION_2:
+                start, end, flags, _, _, purge_seqno, _ = _MARKER_V2_2.unpack_from(body, 1)
+                return start, end, flags, purge_seqno
+            if size == 1 + _MARKER_V2_0.size and body[:1] == _VERSION_0:
+                return (*_MARKER_V2_0.unpack_from(body, 1)[:3], None)
+        elif extras_length == size == cls.LAYOUTS[0].size:
+            return (*cls.LAYOUTS[0].struct.unpack_from(body), None)
+        return None
 
     def check_fields(self) -> None:
         if self.version is not None:

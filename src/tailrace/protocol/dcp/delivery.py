@@ -59,7 +59,7 @@ assert all(
     shape.at("by_seqno") == DcpSeqnoAdvanced.LAYOUTS[0].at("by_seqno") for shape in DcpSystemEvent.LAYOUTS
 )
 
-_MARKER_V1 = DcpSnapshotMarker.LAYOUTS[0].struct
+_PLAIN_MAGICS = (Magic.REQUEST, Magic.RESPONSE)
 _CARRIES_SEQNO = (DcpOpcode.SYSTEM_EVENT, DcpOpcode.SEQNO_ADVANCED)
 
 
@@ -386,6 +386,9 @@ class _Runs:
         self._magics, self._opcodes, self._extras, self._vbuckets, self._sizes = (
             headers[name].tolist() for name in ("magic", "opcode", "extras_length", "vbucket", "body_length")
         )
+        # without a key, a CAS, framing extras or a datatype, as nearly all are: those need no message made
+        unmarked = (headers["key_length"] == 0) & (headers["datatype"] == 0) & (headers["cas"] == 0)
+        self._is_plain = (unmarked & np.isin(headers["magic"], _PLAIN_MAGICS)).tolist()
         self._work: dict[int, _StreamDraft | None] = {}
         self.runs: list[SnapshotRun] = []
         self.happened: list[tuple[int, StreamEvent]] = []
@@ -474,7 +477,7 @@ class _Runs:
         if self._is_answer(control):
             if opcode == DcpOpcode.STREAM_REQUEST:
                 if work is not None:
-                    self._answered(self._frame(control), opaque, work, at)
+                    self._answered(control, opaque, work, at)
                 elif self._vbuckets[control] != Status.SUCCESS:  # in an answer the status stands there
                     self.finished.append(opaque)
             return
@@ -497,16 +500,14 @@ class _Runs:
             self._marker(control, work, at)
 
     def _marker(self, control: int, work: _StreamDraft, at: int) -> None:
-        if self._sizes[control] == _MARKER_V1.size and self._extras[control] == _MARKER_V1.size:
-            # by far the most frequent control frame: its layout is read without making a message of it
-            vbucket, purge_seqno = self._vbuckets[control], None
-            body_at = int(self._chunk.frames.control_start[control]) + HEADER_SIZE
-            start, end, flags = _MARKER_V1.unpack_from(self._data, body_at)
-        else:
+        fields = None
+        if self._is_plain[control]:
+            fields = DcpSnapshotMarker.read_range(self._body(control), self._extras[control])
+        if fields is None:
             marker = DcpSnapshotMarker.decode(self._frame(control))
-            vbucket, purge_seqno = marker.vbucket, marker.purge_seqno
-            start, end, flags = marker.start, marker.end, marker.flags
-        self._check_vbucket(vbucket, work)
+            fields = marker.start, marker.end, marker.flags, marker.purge_seqno
+        start, end, flags, purge_seqno = fields
+        self._check_vbucket(self._vbuckets[control], work)
         work.marker = work.position.received_marker(start, end)
         if purge_seqno is not None:
             work.purge_seqno = purge_seqno
@@ -514,19 +515,28 @@ class _Runs:
             work.answer_at = end
         self.happened.append((at, MarkerReceived(work.stream, start, end, flags)))
 
-    def _answered(self, frame: Frame, opaque: int, work: _StreamDraft, at: int) -> None:
+    def _body(self, control: int) -> memoryview:
+        start = int(self._chunk.frames.control_start[control]) + HEADER_SIZE
+        return self._data[start : start + self._sizes[control]]
+
+    def _answered(self, control: int, opaque: int, work: _StreamDraft, at: int) -> None:
         if work.machine.state is not ReaderStreamState.REQUESTED:
             raise RemoteProtocolError(
                 f"the stream request of vbucket {work.stream.vbucket} is answered twice"
             )
-        answer = DcpStreamRequestResponse.decode(frame)
-        if answer.status != Status.SUCCESS:
-            self.finished.append(opaque)
-            self.happened.append((at, RequestRefused(work.stream, answer.status, answer.value)))
-            work.machine.feed(ReaderStreamInput.REFUSED)
-            return
+        is_accepted = self._vbuckets[control] == Status.SUCCESS  # in an answer the status stands there
+        if is_accepted and self._is_plain[control] and not self._extras[control]:
+            log = bytes(self._body(control))
+        else:
+            answer = DcpStreamRequestResponse.decode(self._frame(control))
+            log = answer.value
+            if not is_accepted:
+                self.finished.append(opaque)
+                self.happened.append((at, RequestRefused(work.stream, answer.status, answer.value)))
+                work.machine.feed(ReaderStreamInput.REFUSED)
+                return
         try:
-            work.log = FailoverLog.from_bytes(answer.value)
+            work.log = FailoverLog.from_bytes(log)
         except UsageError as error:
             raise MalformedMessage(str(error)) from None
         work.position = work.position.on_branch(work.log.newest.vb_uuid)
