@@ -99,7 +99,7 @@ class FailoverLog:
     @classmethod
     def of(cls, pairs: Iterable[tuple[int, int]]) -> FailoverLog:
         """A log from pairs of vb_uuid and seqno, as messages carry them; newest first."""
-        return cls(tuple(FailoverEntry(vb_uuid, seqno) for vb_uuid, seqno in pairs))
+        return cls(tuple([FailoverEntry(vb_uuid, seqno) for vb_uuid, seqno in pairs]))
 
     @property
     def newest(self) -> FailoverEntry:

@@ -98,15 +98,10 @@ class Position:
     BEGINNING: ClassVar[Position]
 
     def __post_init__(self) -> None:
-        if (
-            type(self.vb_uuid)
-            is type(self.seqno)
-            is type(self.snapshot_start)
-            is type(self.snapshot_end)
-            is int
-        ):
-            in_order = 0 <= self.snapshot_start <= self.seqno <= self.snapshot_end <= MAX_U64
-            if in_order and 0 <= self.vb_uuid <= MAX_U64:
+        vb_uuid, seqno, start, end = self.vb_uuid, self.seqno, self.snapshot_start, self.snapshot_end
+        if type(vb_uuid) is type(seqno) is type(start) is type(end) is int:
+            in_order = 0 <= start <= seqno <= end <= MAX_U64
+            if in_order and 0 <= vb_uuid <= MAX_U64:
                 return
         # something is wrong with it: say what
         check_u64(self.vb_uuid, "vb_uuid")

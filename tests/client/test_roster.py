@@ -31,6 +31,7 @@ def test_the_roster_knows_every_state(happenings: list[tuple[int, ReadingInput]]
             before != progress.state and bool({before, progress.state} & RESTING)
         )
         assert roster.done == sum(other.state is ReadingState.DONE for other in vbuckets)
-        assert set(roster.unsettled.values()) == {
+        assert not roster.unsettled.keys() & roster.requested.keys()
+        assert {*roster.unsettled.values(), *roster.requested.values()} == {
             other for other in vbuckets if other.state is not ReadingState.OPEN and other.state not in RESTING
         }

@@ -103,11 +103,13 @@ class Roster:
     looks for something to do finds it here without asking each of them.
     """
 
-    __slots__ = ("done", "resting_changes", "unsettled")
+    __slots__ = ("done", "requested", "resting_changes", "unsettled")
 
     def __init__(self) -> None:
         self.unsettled: dict[int, Progress] = {}
         """Neither open nor at rest: there is something to do about them, or to wait for."""
+        self.requested: dict[int, Progress] = {}
+        """Those that wait for an answer and never had trouble, apart from the others: longest first."""
         self.done = 0
         """How many have come to their end."""
         self.resting_changes = 0
@@ -115,13 +117,25 @@ class Roster:
 
     def moved(self, progress: Progress, before: ReadingState, now: ReadingState) -> None:
         """A vbucket has another state."""
-        if now is ReadingState.OPEN or now in _RESTING:
-            self.unsettled.pop(progress.vbucket, None)
-        else:
-            self.unsettled[progress.vbucket] = progress
+        vbucket = progress.vbucket
+        (self.requested if vbucket in self.requested else self.unsettled).pop(vbucket, None)
+        if now is ReadingState.REQUESTED and progress.troubled_since is None:
+            self.requested[vbucket] = progress
+        elif now is not ReadingState.OPEN and now not in _RESTING:
+            self.unsettled[vbucket] = progress
         if before is not now and (before in _RESTING or now in _RESTING):
             self.resting_changes += 1
             self.done += (now is ReadingState.DONE) - (before is ReadingState.DONE)
+
+    def watched(self, now: float, retry_for_s: float) -> list[Progress]:
+        """Those with which we may lose patience first: of those that wait for an answer only the oldest, as
+        long as it is in time.
+        """
+        requested = self.requested.values()
+        oldest = next(iter(requested), None)
+        if oldest is not None and now < oldest.error_due(retry_for_s):
+            return [*self.unsettled.values(), oldest]
+        return [*self.unsettled.values(), *requested]
 
 
 _RESTING = (ReadingState.PAUSED, ReadingState.DONE)

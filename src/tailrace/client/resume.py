@@ -178,10 +178,15 @@ class Reading:
         """When the next `turn` is due even if nothing happens until then."""
         if self.is_over:
             return None
-        unsettled = self._roster.unsettled.values()
-        times = [progress.retry_at for progress in unsettled if progress.state is ReadingState.WAITING]
+        roster = self._roster
+        times = [
+            progress.retry_at
+            for progress in roster.unsettled.values()
+            if progress.state is ReadingState.WAITING
+        ]
+        watched = roster.watched(self._now, self.options.retry_for_s)
         # what is overdue already waits for something else, which will bring the next turn
-        times += [due for due in map(self._error_due, unsettled) if self._now < due < math.inf]
+        times += [due for due in map(self._error_due, watched) if self._now < due < math.inf]
         if (observe_at := self._held.next_timer()) is not None:
             times.append(observe_at)
         return min(times, default=None)
@@ -190,7 +195,7 @@ class Reading:
         """Raise `ConnectError` if a vbucket could not be read for too long."""
         if self.is_over:
             return
-        for progress in self._roster.unsettled.values():
+        for progress in self._roster.watched(now, self.options.retry_for_s):
             if now < self._error_due(progress) or self._may_be_answered(progress):
                 continue
             if progress.troubled_since is not None:
