@@ -264,8 +264,7 @@ def _odd_documents(values: pa.Array) -> NDArray[np.bool_]:
         plain = pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))
     odd: NDArray[np.bool_] = ~_as_mask(plain, null=True)
     data, offsets = _bytes_of(values)
-    raw = data.tobytes()
-    if b"NaN" in raw or b"Inf" in raw:
+    if _has(data, b"NaN") or _has(data, b"Inf"):
         odd |= _as_mask(pc.match_substring_regex(values, _NO_NUMBER), null=False)
     for first in range(0, len(values), _GROUP):
         last = min(first + _GROUP, len(values))
@@ -290,6 +289,13 @@ def _bytes_of(values: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
 
 def _brackets(data: NDArray[np.uint8]) -> int:
     return int(np.count_nonzero(data == ord("[")) + np.count_nonzero(data == ord("{")))
+
+
+def _has(data: NDArray[np.uint8], word: bytes) -> bool:
+    """Whether a word of three letters stands in there; much faster than ``in`` of bytes."""
+    places = np.flatnonzero(data[: max(0, len(data) - 2)] == word[0])
+    places = places[data[places + 1] == word[1]]
+    return bool((data[places + 2] == word[2]).any())
 
 
 # together
