@@ -1,7 +1,7 @@
 """What every session must do, however it was made. A program: Spark keeps one kind of session a process.
 
-``every_way.py DIR [sc://HOST:PORT]``: mirror, rollback and `verify` (`core_scenario`), `ts.table`, the source
-as a batch and as a stream, the change log, the handle. The last line that it prints is Spark's version.
+``every_way.py DIR [sc://HOST:PORT]``: mirror, rollback and `verify` (`core_scenario`), `ts.table`, a typed
+table, the source as a batch and as a stream, the change log, the handle. Its last line is Spark's version.
 """
 
 from __future__ import annotations
@@ -33,9 +33,21 @@ def run(spark: Any, node: Any, directory: Path) -> None:
         [row for row in live.collect() if row.vbucket == 3]
     )
     assert ts.table(spark, table, version=2).count() == 160
+    a_typed_table(spark, node, directory)
     source_reads(spark, node)
     a_stream(spark, node, directory)
     a_running_mirror(spark, node, directory)
+
+
+def a_typed_table(spark: Any, node: Any, directory: Path) -> None:
+    table = directory / "typed"
+    ts.mirror(spark, node.url, table, schema="infer", once=True, on_schema=print).awaitTermination()
+    assert {"v", "other", "_rescued"} <= set(ts.table(spark, table).columns)
+    assert ts.table(spark, table).where("_rescued is not null").count() == 0
+    some = ts.table(spark, table, columns=["key", "v"], filter=[("vbucket", "=", 3)])
+    assert some.columns == ["key", "v"]
+    assert some.count() == ts.table(spark, table).where("vbucket = 3").count() > 0
+    assert ts.verify(spark, node.url, table).equal
 
 
 def source_reads(spark: Any, node: Any) -> None:

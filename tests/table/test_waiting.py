@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import tailrace
 from table.test_table_model import changes_table
 from tailrace.clock import ManualClock
 from tailrace.errors import TokensNotHeld, UsageError
@@ -163,3 +165,28 @@ def test_it_says_in_time_that_it_can_not(written: Written) -> None:
         wait_for(written.path, ["3:11:9", "3:11:1"], 1000.0, clock=clock, sleep=clock.advance)
     for error in (late.value, lost.value):
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_the_state_at_a_position_on_any_branch(tmp_path: Path) -> None:
+    """A position on a newer branch than the table had then: what was there before lies on the way to it."""
+    written = Written(tmp_path)
+    written.round(OLD, 1, 2)
+    kept = written.round(OLD, 3)
+    written.round(OLD, 4, 5)
+    written.back(kept, NEW, 3)
+    written.round(NEW, 8, 9)
+
+    def seqnos(at: Any) -> list[int]:
+        return sorted(
+            tailrace.read_table(written.path, at=at, columns=["seqno"]).to_arrow()["seqno"].to_pylist()
+        )
+
+    assert seqnos({3: Position.at(NEW, 9)}) == [1, 2, 3, 8, 9]
+    assert seqnos({3: Position.at(NEW, 7)}) == seqnos({3: Position.at(OLD, 3)}) == [1, 2, 3]
+    assert seqnos({3: Position.at(OLD, 2)}) == seqnos({3: 2}) == [1, 2]
+    # 4 and 5 were taken back; a reader that has saved them sees what was there before
+    assert seqnos({3: Position.at(OLD, 5)}) == [1, 2, 3]
+    saved = {"3": {**Position(NEW, 8, 3, 9).to_json(), "failover_log": [], "points": [3]}}
+    assert seqnos(json.dumps(saved)) == [1, 2, 3]
+    with pytest.raises(UsageError, match="no version that is kept stands on branch 77"):
+        seqnos({3: Position.at(77, 9)})

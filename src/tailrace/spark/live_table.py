@@ -8,7 +8,7 @@ a mask is an array of 64 rows a number, joined by the file's name.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +16,13 @@ import pyarrow as pa
 
 from ..table.hashing import KeyHash
 from ..table.index import row_numbers
-from ..table.opening import TableOptions, open_table
-from ..table.reading import LiveFile, PositionVector, live_files
+from ..table.reading import LiveFile, LiveRows, PositionVector, read_table
 from ..table.scan import scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import pyarrow.compute as pc
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["table"]
@@ -38,6 +38,8 @@ def table(
     version: int | None = None,
     at: PositionVector | None = None,
     *,
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | Sequence[Any] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """The live rows of a mirrored table.
@@ -46,19 +48,20 @@ def table(
     vbucket at or before it; neither is the newest rows. The frame shows that state whatever the mirror does
     later, as long as the table keeps the version (``--undo``).
 
-    Files on a path that Spark itself can read are read by Spark. Those on an object store are read by
-    Python on the executors, with ``storage_options``, so that no jar is needed for them either.
+    Files on a path that Spark itself can read are read by Spark, which reads the columns that a query needs,
+    and passes over what its filters exclude. Those on an object store are read by Python on the executors,
+    with ``storage_options``, so that no jar is needed for them either. Spark does not tell Python what a
+    query needs: say it by ``columns`` and ``filter``, which are those of `tailrace.read_table`.
     """
-    opened = open_table(path, TableOptions(storage_options or {}))
-    schema = opened.schema if version is None else opened.schema_of(version)
-    files = live_files(opened, version, at)
+    rows = read_table(path, version, at, columns, filter, storage_options=storage_options)
+    opened, schema, files = rows.table, rows.table_schema, list(rows.files)
     if not files:
-        return spark.createDataFrame([], _ddl(schema))
-    if not opened.store.is_local:
-        return _by_python(spark, opened, files, schema)
+        return spark.createDataFrame([], _ddl(rows.schema))
+    if not opened.store.is_local or rows.where is not None:
+        return _by_python(spark, rows)
     places = [opened.store.local_path(live.file.path) for live in files]
-    rows = spark.read.schema(_ddl(schema)).parquet(*[f"file:{_escaped(str(place))}" for place in places])
-    return _without_dead(spark, rows, files, schema.names)
+    frame = spark.read.schema(_ddl(schema)).parquet(*[f"file:{_escaped(str(place))}" for place in places])
+    return _without_dead(spark, frame, files, list(rows.columns))
 
 
 def _escaped(path: str) -> str:
@@ -70,7 +73,7 @@ def _without_dead(spark: SparkSession, rows: DataFrame, files: list[LiveFile], n
 
     masked = [live for live in files if live.dead]
     if not masked:
-        return rows
+        return rows.select(*[sf.col(_quoted(name)) for name in names])
     masks = pa.table(
         {
             _FILE: pa.array([live.file.path.rpartition("/")[2] for live in masked], pa.string()),
@@ -102,10 +105,11 @@ def _words(live: LiveFile) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.packbits(bits, bitorder="little").view("<i8")
 
 
-def _by_python(spark: SparkSession, opened: Any, files: list[LiveFile], schema: pa.Schema) -> DataFrame:
+def _by_python(spark: SparkSession, rows: LiveRows) -> DataFrame:
     """Read by the executors' Python, a file a task."""
-    store, secret = opened.store, opened.secret
-    parts = [(live.file, live.dead.serialize()) for live in files]
+    store, secret, schema = rows.table.store, rows.table.secret, rows.table_schema
+    columns, where = rows.columns, rows.where
+    parts = [(live.file, live.dead.serialize()) for live in rows.files]
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyroaring import BitMap
@@ -114,10 +118,12 @@ def _by_python(spark: SparkSession, opened: Any, files: list[LiveFile], schema: 
             for number in batch["id"].to_pylist():
                 file, dead = parts[number]
                 masks = {file.path: BitMap.deserialize(dead)}
-                yield from scan(store, [file], masks, schema, key_hash=KeyHash(secret))
+                yield from scan(
+                    store, [file], masks, schema, key_hash=KeyHash(secret), columns=columns, where=where
+                )
 
     numbers = spark.range(0, len(parts), 1, len(parts))
-    return numbers.mapInArrow(read, _ddl(schema))
+    return numbers.mapInArrow(read, _ddl(rows.schema))
 
 
 def _ddl(schema: pa.Schema) -> Any:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from ..errors import UsageError
-from ..model import Position
+from ..model import Position, parse_positions
 from .contract import DataFile, Table
 from .hashing import KeyHash
 from .lookup import rows_of_vbuckets
@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveFile", "LiveRows", "live_files", "read_table"]
 
-PositionVector = Mapping[int, "Position | int"]
-"""By vbucket a position, or a seqno alone."""
+PositionVector = Mapping[int, "Position | int"] | str
+"""By vbucket a position, or a seqno alone; or positions as JSON, as readers and Spark's offsets have them."""
+
+_BESIDES = ("bucket", "failover_log", "points", "purge_seqno", "origin")
+"""What stands beside a position in offsets and in what readers save."""
 
 
 def read_table(
@@ -48,9 +51,9 @@ def read_table(
 ) -> LiveRows:
     """The live rows of a mirrored table, without Spark.
 
-    ``version`` is a version of the table, ``at`` a position by vbucket: one of them, or neither for the
-    newest rows. ``filter`` is an expression of pyarrow or a list such as ``[("vbucket", "=", 7)]``; files and
-    row groups that can't have such a row are not read.
+    ``version`` is a version of the table, ``at`` a position by vbucket (a `Position`, a seqno, or all of them
+    as JSON): one of them, or neither for the newest rows. ``filter`` is an expression of pyarrow or a list
+    such as ``[("vbucket", "=", 7)]``; files and row groups that can't have such a row are not read.
     """
     table = open_table(path, TableOptions(storage_options or {}))
     schema = table.schema if version is None else table.schema_of(version)
@@ -80,11 +83,12 @@ def live_files(table: Table, version: int | None = None, at: PositionVector | No
     if version is not None:
         raise UsageError("version and at exclude each other")
     by_version: dict[int, list[int]] = {}
-    for vbucket, position in at.items():
+    wanted = parse_positions(at, besides=_BESIDES) if isinstance(at, str) else at
+    for vbucket, position in wanted.items():
         chosen = _version_at(table, vbucket, position)
         if chosen is not None:
             by_version.setdefault(chosen, []).append(vbucket)
-    rest = [vbucket for vbucket in table.current.positions if vbucket not in at]
+    rest = [vbucket for vbucket in table.current.positions if vbucket not in wanted]
     by_version.setdefault(table.version, []).extend(rest)
     alive: dict[str, tuple[DataFile, BitMap]] = {}
     key_hash = KeyHash(table.secret)
@@ -97,19 +101,26 @@ def live_files(table: Table, version: int | None = None, at: PositionVector | No
 
 
 def _version_at(table: Table, vbucket: int, wanted: Position | int) -> int | None:
-    """The newest version in which a vbucket was at a position or before it; None: it had nothing then."""
+    """The newest version in which a vbucket was at a position or before it; None: it had nothing then.
+
+    What the table holds of branches before that of the position lies on the way to it.
+    """
     seqno = wanted if isinstance(wanted, int) else wanted.seqno
     if seqno == 0:
         return None
+    branch = None if isinstance(wanted, int) else wanted.vb_uuid
+    is_on_the_way = branch is None
     oldest: Position | None = None
     for version, position in table.lineage(vbucket):
-        is_same = isinstance(wanted, int) or wanted.vb_uuid == position.vb_uuid
-        if is_same and position.seqno <= seqno:
+        is_on_the_way = is_on_the_way or position.vb_uuid == branch
+        if is_on_the_way and position.seqno <= seqno:
             return version
         oldest = position
     if oldest is None and vbucket not in table.current.positions:
         return None
     reach = "no version of it is kept" if oldest is None else f"the oldest that is kept has {oldest.seqno}"
+    if oldest is not None and not is_on_the_way:
+        reach = f"no version that is kept stands on branch {branch}"
     raise UsageError(f"the table can't show vbucket {vbucket} at seqno {seqno} or before: {reach}")
 
 
