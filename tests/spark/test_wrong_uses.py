@@ -323,7 +323,7 @@ def test_on_an_executor_and_in_a_running_stream(spark: Any, node: Any, tmp_path:
     first_line = str(caught.value).splitlines()[0]
     assert first_line.endswith(
         ": the checkpoint is of bucket 'default', but this query reads 'other'; give each query a "
-        "checkpointLocation of its own SQLSTATE: 38000"
+        "checkpointLocation of its own SQLSTATE: 38000 SQLSTATE: XXKST"
     )
     assert "Traceback" not in str(caught.value)
 
