@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,12 @@ from tailrace.spark.rounds.changes import CHANGES_SCHEMA
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.mirror import Mirror, MirrorSettings
 from tailrace.spark.rounds.progress import RoundProgress
+from tailrace.spark.rounds.reading import _Waves
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table.contract import Commit, TableChanged
+from tailrace.table.datafile import BASE
 from tailrace.table.rows import key_bytes, table_schema
+from tailrace.table.sink import TableWriter
 
 VBUCKETS = 8
 
@@ -97,6 +102,24 @@ def test_documents_overwrites_and_deletes_arrive(node: Any, table: MemoryTable) 
     (said,) = once(node, table)
     assert said.rows_masked == len({*range(0, 200, 3), *range(0, 200, 7)})
     assert_equal(node, table)
+
+
+def test_a_first_load_needs_no_compaction(table: MemoryTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files hold neighbours and don't overlap, however many vbuckets there are and in whatever order a
+    server sends them: otherwise all of the table is written again by the next rounds.
+    """
+    monkeypatch.setattr("tailrace.spark.rounds.targets.TableWriter", partial(TableWriter, max_rows=500))
+    monkeypatch.setattr(_Waves, "FIRST_CHANGES", 60)
+    monkeypatch.setattr(_Waves, "MOST_CHANGES", 100)
+    with tailrace.testing.node(vbuckets=64) as node:
+        fill(node, 3_000)
+        once(node, table)
+        assert_equal(node, table)
+    close_idle_sources()
+    files = sorted(table.files(), key=lambda file: file.low)
+    assert len(files) >= 6
+    assert {file.kind for file in files} == {BASE}
+    assert all(below.high < above.low for below, above in pairwise(files))
 
 
 def test_nothing_new_is_no_commit(node: Any, table: MemoryTable) -> None:

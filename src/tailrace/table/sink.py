@@ -75,6 +75,7 @@ class RowSink:
         self._written: list[_Written] = []
         self._masked: dict[str, BitMap] = {}
         self._discarded: set[int] = set()
+        self._complete: set[int] = set()
         self._changes = 0
         self._documents = writer.documents
         self._rescued = 0
@@ -105,18 +106,21 @@ class RowSink:
         """What came of these vbuckets does not count, and neither does what still comes of them."""
         self._discarded.update(vbuckets)
 
+    def complete(self, vbucket: int) -> None:
+        """Nothing more comes of a vbucket."""
+        self._complete.add(vbucket)
+
     def _make_room(self) -> None:
-        """Write what waits, but for the vbucket that is coming in, if it is not the most of it: where
-        vbuckets come one after the other the files don't overlap.
+        """Write what waits of complete vbuckets, if that is the most of it, and everything otherwise: where
+        neighbours come together the files don't overlap.
         """
         changes = self._take_waiting()
         if not changes.num_rows:
             return
-        last = changes["vbucket"][-1]
-        coming = pc.equal(changes["vbucket"], last)
-        if 2 * pc.sum(coming).as_py() < changes.num_rows:
-            rest = changes.filter(coming)
-            changes = changes.filter(pc.invert(coming))
+        complete = pc.is_in(changes["vbucket"], value_set=pa.array(sorted(self._complete), pa.int32()))
+        if 2 * pc.sum(complete).as_py() >= changes.num_rows:
+            rest = changes.filter(pc.invert(complete))
+            changes = changes.filter(complete)
             self._waiting = [rest]
             self._waiting_rows, self._waiting_bytes = rest.num_rows, size_of(rest)
         self._store(changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Protocol
@@ -43,18 +44,58 @@ class Taker(Protocol):
 
 def read_ranges(source: BlockingSource, ranges: Mapping[int, Range], taker: Taker) -> None:
     """Stream vbuckets, and say of each where it stands or why it does not."""
-    left = {vbucket: span for vbucket, span in ranges.items() if span.changes}
     for vbucket, span in ranges.items():
-        if vbucket not in left:
+        if not span.changes:
             taker.stand(vbucket, span.start)
-    for _ in range(_ENDS):
-        if left:
-            left = _read_once(source, left, taker)
-    for vbucket in left:
-        taker.fail(vbucket, f"vbucket {vbucket} does not come to the end of a snapshot")
+    waves = _Waves(ranges)
+    while left := waves.next_wave():
+        for _ in range(_ENDS):
+            if left:
+                left = _read_once(source, left, taker, waves)
+        for vbucket in left:
+            taker.fail(vbucket, f"vbucket {vbucket} does not come to the end of a snapshot")
 
 
-def _read_once(source: BlockingSource, left: Mapping[int, Range], taker: Taker) -> dict[int, Range]:
+class _Waves:
+    """Ranges with changes, as neighbours that are streamed together: few enough that what comes of them fits
+    into a file, so that the files of a first load don't overlap.
+    """
+
+    FIRST_CHANGES = 10_000
+    MOST_CHANGES = 40_000
+    BYTES = 24 << 20
+
+    def __init__(self, ranges: Mapping[int, Range]) -> None:
+        self._ranges = {vbucket: span for vbucket, span in ranges.items() if span.changes}
+        self._order = deque(sorted(self._ranges))
+        self._rows = 0
+        self._bytes = 0
+
+    def saw(self, batch: pa.RecordBatch) -> None:
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+
+    def next_wave(self) -> dict[int, Range]:
+        """One vbucket at least; none if there is none left."""
+        wave: dict[int, Range] = {}
+        room = self._changes()
+        while self._order:
+            span = self._ranges[self._order[0]]
+            if wave and span.changes > room:
+                break
+            wave[self._order.popleft()] = span
+            room -= span.changes
+        return wave
+
+    def _changes(self) -> int:
+        if not self._rows:
+            return self.FIRST_CHANGES
+        return min(self.MOST_CHANGES, self.BYTES * self._rows // max(1, self._bytes))
+
+
+def _read_once(
+    source: BlockingSource, left: Mapping[int, Range], taker: Taker, waves: _Waves
+) -> dict[int, Range]:
     """Stream; what is left stands inside a snapshot: a bucket need not go on to its end by itself."""
     stands = {vbucket: span.start for vbucket, span in left.items()}
     waited_for, left_out = set(left), set[int]()
@@ -68,6 +109,7 @@ def _read_once(source: BlockingSource, left: Mapping[int, Range], taker: Taker) 
                 for vbucket in back:
                     taker.refuse(vbucket, left[vbucket].start)
                 for batch in portion.batches(no_value=source.options.no_value, by_snapshot=False):
+                    waves.saw(batch)
                     taker.add(batch)
                 stands.update(portion.ends)
                 left_out |= back

@@ -181,6 +181,10 @@ class _Collection:
             self._sinks.append(self.target.writer.sink(fresh))
         return self._sinks[generation]
 
+    def complete(self, vbucket: int) -> None:
+        for sink in self._sinks:
+            sink.complete(vbucket)
+
     def discard(self, vbuckets: Iterable[int]) -> None:
         for sink in self._sinks:
             sink.discard(vbuckets)
@@ -237,6 +241,8 @@ class _TaskReader:
             self.refuse(vbucket, Position.BEGINNING)
             return
         self.answer.positions[vbucket] = Position.at(position.vb_uuid, position.seqno)
+        for collection in self._collections:
+            collection.complete(vbucket)
 
     def finish(self, ranges: Mapping[int, Range]) -> TaskAnswer:
         """Write the rest."""
