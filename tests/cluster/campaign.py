@@ -114,12 +114,17 @@ class Tail:
         return state
 
     def finish(self) -> None:
-        self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        interrupt(self._process)
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Ctrl-C, then a kill if it does not end in time."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class Campaign:

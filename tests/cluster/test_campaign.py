@@ -7,7 +7,6 @@ machine, so the same seed may end differently.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -15,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.campaign import Campaign, Tail, Writer, model
-from cluster.processes import PATIENCE_S, Reader, until
+from cluster.campaign import Campaign, Tail, Writer, interrupt, model
+from cluster.processes import Reader, until
 from spark.too_slow import PYTHON_WAS_TOO_SLOW
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -77,12 +76,7 @@ class SparkMirror:
         return f"the mirror:\n{self._said.read_text()[-4000:]}\nverify:\n{self._found[-2000:]}"
 
     def finish(self) -> None:
-        self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        interrupt(self._process)
 
 
 class Watch:

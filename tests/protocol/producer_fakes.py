@@ -29,6 +29,7 @@ from tailrace.wire.codes import (
     OpenFlag,
     OsoFlag,
     Status,
+    StreamEndStatus,
     SystemEventId,
     VBucketState,
 )
@@ -607,3 +608,74 @@ class FakeReader:
     def close_stream(self, vbucket: int = 0, framing: bytes = b"") -> int:
         self.send(DcpCloseStream(vbucket=vbucket, framing=framing))
         return self.status_of_last()
+
+
+class ReaderModel:
+    """A reader with a stream for each vbucket, that takes up again what broke off. Who inherits from it says
+    what the vbuckets are.
+    """
+
+    reader: FakeReader
+    live: dict[int, StreamModel]
+    broken: dict[int, StreamModel]
+
+    def high_seqno(self, number: int) -> int:
+        raise NotImplementedError
+
+    def pull(self, max_bytes: int) -> None:
+        raise NotImplementedError
+
+    def forget_the_ended(self) -> None:
+        raise NotImplementedError
+
+    def request(self, number: int, share: float, bounded: bool, max_bytes: int) -> None:
+        """From where the last stream of this vbucket broke off; from the beginning if that is refused."""
+        before = self.broken.get(number, StreamModel())
+        held = before.position
+        end = held.seqno + int((self.high_seqno(number) - held.seqno) * share) if bounded else 2**64 - 1
+        answer = self.reader.request(
+            number,
+            start_seqno=held.seqno,
+            end_seqno=max(end, held.seqno),
+            vb_uuid=held.vb_uuid,
+            snapshot_start=held.snapshot_start,
+            snapshot_end=held.snapshot_end,
+        )
+        if number in self.live:
+            assert answer.status == Status.KEY_EEXISTS
+        elif answer.status == Status.ROLLBACK:
+            assert held.seqno, "there is nothing to roll back"
+            self.broken.pop(number)
+        else:
+            assert answer.status == Status.SUCCESS
+            stream = self.live[number] = self.reader.streams[answer.opaque]
+            stream.documents = dict(before.documents)
+            self.pull(max_bytes)
+
+    def must_end(self, number: int) -> None:
+        """The stream of a vbucket that is not what it was: no change any more, only its end."""
+        stream = self.live.pop(number, None)
+        if stream is None:
+            return
+        self.broken[number] = stream
+        items = len(stream.items)
+        self.drain()
+        assert len(stream.items) == items
+        assert stream.ended in (StreamEndStatus.STATE_CHANGED, StreamEndStatus.OK)
+
+    def drain(self) -> None:
+        """Read everything, as fast as it comes."""
+        while True:
+            size = self.reader.pull(700)
+            if self.reader.outstanding:
+                self.reader.ack(self.reader.outstanding)
+            elif not size:
+                break
+        self.forget_the_ended()
+
+    def catch_up(self) -> None:
+        """A reader that reads everything has everything."""
+        self.drain()
+        for number, stream in self.live.items():
+            assert stream.is_complete
+            assert stream.last_seqno == self.high_seqno(number)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ..columns.batch import SCHEMA as CHANGE_SCHEMA
 from .document_columns import DocumentColumns
 from .typed import RESCUED
 
@@ -35,15 +36,10 @@ TABLE_SCHEMA = pa.schema(
         ("key_base64", pa.string()),
         ("value", pa.string()),
         ("value_base64", pa.string()),
-        ("vbucket", pa.int32()),
-        ("vb_uuid", pa.int64()),
-        ("seqno", pa.int64()),
-        ("cas", pa.int64()),
-        ("rev", pa.int64()),
-        ("flags", pa.int32()),
-        ("expiry", pa.int64()),
-        ("datatype", pa.string()),
-        ("event_time", pa.timestamp("us", tz="UTC")),
+        *map(
+            CHANGE_SCHEMA.field,
+            ("vbucket", "vb_uuid", "seqno", "cas", "rev", "flags", "expiry", "datatype", "event_time"),
+        ),
     ]
 )
 """One row per live document."""

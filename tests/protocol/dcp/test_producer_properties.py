@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.producer_fakes import COLLECTIONS, FULL, FakeBucket, FakeReader, FakeVBucket, StreamModel, steps
+from protocol.producer_fakes import COLLECTIONS, FULL, FakeBucket, FakeReader, FakeVBucket, ReaderModel, steps
 from tailrace.wire.codes import DcpOpcode, Status, StreamEndStatus, VBucketState
 from tailrace.wire.dcp import DcpMutation
 from tailrace.wire.header import Frame
@@ -40,7 +40,7 @@ def state_at(vbucket: FakeVBucket, seqno: int, *, collections: bool) -> dict[byt
     return state
 
 
-class Producing:
+class Producing(ReaderModel):
     """One connection, three vbuckets."""
 
     def start(
@@ -50,8 +50,7 @@ class Producing:
         self.bucket = FakeBucket(VBUCKETS)
         self.reader = FakeReader(self.bucket, features=COLLECTIONS if collections else frozenset())
         self.reader.open(FULL, connection_buffer_size=flow_control, backfill_order=order)
-        self.live: dict[int, StreamModel] = {}
-        self.broken: dict[int, StreamModel] = {}
+        self.live, self.broken = {}, {}
         self.branches = 0
         for number in range(VBUCKETS):
             self.change(number, made)
@@ -74,30 +73,8 @@ class Producing:
     def persist(self, number: int, keep_memory: bool) -> None:
         self.vbucket(number).to_disk(keep_memory=keep_memory)
 
-    def request(self, number: int, share: float, bounded: bool, max_bytes: int) -> None:
-        """From where the last stream of this vbucket broke off; from the beginning if that is refused."""
-        vbucket = self.vbucket(number)
-        before = self.broken.get(number, StreamModel())
-        held = before.position
-        end = held.seqno + int((vbucket.high_seqno - held.seqno) * share) if bounded else 2**64 - 1
-        answer = self.reader.request(
-            number,
-            start_seqno=held.seqno,
-            end_seqno=max(end, held.seqno),
-            vb_uuid=held.vb_uuid,
-            snapshot_start=held.snapshot_start,
-            snapshot_end=held.snapshot_end,
-        )
-        if number in self.live:
-            assert answer.status == Status.KEY_EEXISTS
-        elif answer.status == Status.ROLLBACK:
-            assert held.seqno, "there is nothing to roll back"
-            self.broken.pop(number)
-        else:
-            assert answer.status == Status.SUCCESS
-            stream = self.live[number] = self.reader.streams[answer.opaque]
-            stream.documents = dict(before.documents)
-            self.pull(max_bytes)
+    def high_seqno(self, number: int) -> int:
+        return self.vbucket(number).high_seqno
 
     def close_stream(self, number: int) -> None:
         status = self.reader.close_stream(number)
@@ -123,40 +100,12 @@ class Producing:
         self.must_end(number)
         self.bucket.set_state(number, VBucketState.ACTIVE)
 
-    def must_end(self, number: int) -> None:
-        """The stream of a vbucket that is not what it was: no change any more, only its end."""
-        stream = self.live.pop(number, None)
-        if stream is None:
-            return
-        self.broken[number] = stream
-        items = len(stream.items)
-        self.drain()
-        assert len(stream.items) == items
-        assert stream.ended in (StreamEndStatus.STATE_CHANGED, StreamEndStatus.OK)
-
-    def drain(self) -> None:
-        """Read everything, as fast as it comes."""
-        while True:
-            size = self.reader.pull(700)
-            if self.reader.outstanding:
-                self.reader.ack(self.reader.outstanding)
-            elif not size:
-                break
-        self.forget_the_ended()
-
     def forget_the_ended(self) -> None:
         for number, stream in list(self.live.items()):
             if stream.ended is not None:
                 assert stream.ended == StreamEndStatus.OK
                 assert stream.is_complete
                 self.broken[number] = self.live.pop(number)
-
-    def catch_up(self) -> None:
-        """A reader that reads everything has everything."""
-        self.drain()
-        for number, stream in self.live.items():
-            assert stream.is_complete
-            assert stream.last_seqno == self.vbucket(number).high_seqno
 
     def complete_snapshots_are_states_that_the_vbucket_had(self) -> None:
         for number, stream in self.live.items():

@@ -15,7 +15,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.producer_fakes import COLLECTIONS, FULL, FakeHost, FakeReader, StreamModel, steps
+from protocol.producer_fakes import COLLECTIONS, FULL, FakeHost, FakeReader, ReaderModel, steps
 from tailrace.clock import ManualClock
 from tailrace.errors import DocumentRefused, StoreError
 from tailrace.files import MemoryFiles
@@ -48,7 +48,7 @@ class RealHost(FakeHost):
         self.served.watchers.await_append(vbucket, callback)
 
 
-class Storing:
+class Storing(ReaderModel):
     """One node's store and one connection to it."""
 
     def start(
@@ -69,7 +69,7 @@ class Storing:
             checkpoint_items=checkpoint_items, checkpoint_share=share, segment_fanout=2, garbage_share=0.3
         )
         self.model: list[list[tuple[int, bytes, bytes | None]]] = [[] for _ in range(VBUCKETS)]
-        self.broken: dict[int, StreamModel] = {}
+        self.broken = {}
         self.engine = self.open_engine()
         self.engine.create_bucket("default", VBUCKETS)
         self.connect()
@@ -85,7 +85,7 @@ class Storing:
         host = RealHost(served, COLLECTIONS if self.collections else frozenset())
         self.reader = FakeReader(None, host=host)
         self.reader.open(FULL, connection_buffer_size=self.window)
-        self.live: dict[int, StreamModel] = {}
+        self.live = {}
 
     def disconnect(self) -> None:
         self.reader.producer.close("gone")
@@ -149,30 +149,8 @@ class Storing:
 
     # Streams
 
-    def request(self, number: int, share: float, bounded: bool, max_bytes: int) -> None:
-        """From where the last stream broke off; from the beginning if that is refused."""
-        before = self.broken.get(number, StreamModel())
-        held = before.position
-        high = self.bucket.vbuckets[number].high_seqno
-        end = held.seqno + int((high - held.seqno) * share) if bounded else 2**64 - 1
-        answer = self.reader.request(
-            number,
-            start_seqno=held.seqno,
-            end_seqno=max(end, held.seqno),
-            vb_uuid=held.vb_uuid,
-            snapshot_start=held.snapshot_start,
-            snapshot_end=held.snapshot_end,
-        )
-        if number in self.live:
-            assert answer.status == Status.KEY_EEXISTS
-        elif answer.status == Status.ROLLBACK:
-            assert held.seqno, "there is nothing to roll back"
-            self.broken.pop(number)
-        else:
-            assert answer.status == Status.SUCCESS
-            stream = self.live[number] = self.reader.streams[answer.opaque]
-            stream.documents = dict(before.documents)
-            self.pull(max_bytes)
+    def high_seqno(self, number: int) -> int:
+        return self.bucket.vbuckets[number].high_seqno
 
     def close_stream(self, number: int) -> None:
         self.reader.close_stream(number)
@@ -184,30 +162,6 @@ class Storing:
         if self.reader.outstanding:
             self.reader.ack(self.reader.outstanding // 2 + 1)
         self.forget_the_ended()
-
-    def catch_up(self) -> None:
-        self.drain()
-        for number, stream in self.live.items():
-            assert stream.is_complete
-            assert stream.last_seqno == self.bucket.vbuckets[number].high_seqno
-
-    def drain(self) -> None:
-        while True:
-            size = self.reader.pull(2000)
-            if self.reader.outstanding:
-                self.reader.ack(self.reader.outstanding)
-            elif not size:
-                break
-        self.forget_the_ended()
-
-    def must_end(self, number: int) -> None:
-        stream = self.live.pop(number, None)
-        if stream is not None:
-            self.broken[number] = stream
-            items = len(stream.items)
-            self.drain()
-            assert len(stream.items) == items
-            assert stream.ended in (StreamEndStatus.STATE_CHANGED, StreamEndStatus.OK)
 
     def forget_the_ended(self) -> None:
         for number, stream in list(self.live.items()):

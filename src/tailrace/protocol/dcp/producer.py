@@ -132,11 +132,7 @@ class DcpProducer(StreamProducer):
 
     def _receive_request(self, frame: Frame) -> None:
         opcode = frame.opcode
-        check_request(frame, self._host)
-        if opcode != DcpOpcode.OPEN and self._machine.state is not ConnectionState.OPEN:
-            raise MalformedMessage("there is no DCP command before Open")
-        if opcode == DcpOpcode.FLUSH:
-            raise MalformedMessage("no DCP server has this command", Status.NOT_SUPPORTED)
+        check_request(frame, self._host, is_open=self._machine.state is ConnectionState.OPEN)
         known = _REQUESTS.get(opcode)
         if known is None:
             self._disconnect(f"opcode 0x{opcode:02x} is for receivers, this is a producer")

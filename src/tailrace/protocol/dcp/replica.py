@@ -350,15 +350,11 @@ class DcpReplica:
 
     def _receive_request(self, frame: Frame) -> None:
         opcode = frame.opcode
-        if check_request(frame, self._host) is not None:
+        if check_request(frame, self._host, is_open=self.is_open) is not None:
             raise MalformedMessage("a stream id came to a replica")
-        if opcode != DcpOpcode.OPEN and not self.is_open:
-            raise MalformedMessage("there is no DCP command before Open")
         if opcode == DcpOpcode.NOOP:
             self._answer(frame)
             return
-        if opcode == DcpOpcode.FLUSH:
-            raise MalformedMessage("no DCP server has this command", Status.NOT_SUPPORTED)
         known = _REQUESTS.get(opcode)
         if known is None:
             self._disconnect(f"opcode 0x{opcode:02x} is for producers, this is a replica")

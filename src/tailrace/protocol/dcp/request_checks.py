@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ...errors import MalformedMessage
-from ...wire.codes import Feature, RequestFrameId, Status, SystemEventId
+from ...wire.codes import DcpOpcode, Feature, RequestFrameId, Status, SystemEventId
 from ...wire.dcp import DcpDeletion, DcpMutation, DcpOsoSnapshot, DcpSystemEvent
 from ...wire.dcp_replication import DcpAbort, DcpCacheTransfer, DcpCacheTransferEnd, DcpCommit, DcpPrepare
 from ...wire.fields import decode_frame_infos
@@ -42,10 +42,14 @@ UNASKED: Mapping[type[Message], Status | None] = {
 """What a producer sends only on request, and how a replica refuses it on an open stream."""
 
 
-def check_request(frame: Frame, host: Host) -> int | None:
-    """The stream id of a request, see `stream_id_of`; `MalformedMessage` if the peer has asked for what does
-    not go with DCP.
+def check_request(frame: Frame, host: Host, *, is_open: bool) -> int | None:
+    """The stream id of a request, see `stream_id_of`; `MalformedMessage` if the connection is not ready for
+    it, or does not go with DCP.
     """
+    if frame.opcode != DcpOpcode.OPEN and not is_open:
+        raise MalformedMessage("there is no DCP command before Open")
+    if frame.opcode == DcpOpcode.FLUSH:
+        raise MalformedMessage("no DCP server has this command", Status.NOT_SUPPORTED)
     if Feature.UNORDERED_EXECUTION in host.features:
         raise MalformedMessage("DCP needs its commands in order", Status.NOT_SUPPORTED)
     return stream_id_of(frame)

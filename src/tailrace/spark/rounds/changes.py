@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from ...columns.batch import SCHEMA
 from ...columns.row_kinds import CHANGE_OPS, ROLLBACK, SYSTEM, signed
 from ...history import FailoverLog
 from ...table.compaction import CompactionPolicy
@@ -57,19 +58,8 @@ CHANGES_SCHEMA = pa.schema(
         ("key_base64", pa.string()),
         ("value", pa.string()),
         ("value_base64", pa.string()),
-        ("scope", pa.string()),
-        ("collection", pa.string()),
-        ("vbucket", pa.int32()),
-        ("vb_uuid", pa.int64()),
-        ("seqno", pa.int64()),
-        ("rev", pa.int64()),
-        ("cas", pa.int64()),
-        ("flags", pa.int32()),
-        ("expiry", pa.int64()),
-        ("datatype", pa.string()),
-        ("event_time", pa.timestamp("us", tz="UTC")),
-        ("snapshot_start", pa.int64()),
-        ("snapshot_end", pa.int64()),
+        *map(SCHEMA.field, ("scope", "collection", "vbucket", "vb_uuid", "seqno", "rev", "cas", "flags")),
+        *map(SCHEMA.field, ("expiry", "datatype", "event_time", "snapshot_start", "snapshot_end")),
     ]
 )
 """A row per change. ``log_version`` is the version of the log that brought it."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...table.document_columns import DocumentColumns
 from ...table.hashing import KeyHash
 from ...table.row_digest import digest_rows
-from ...table.rows import as_text, key_bytes, with_document_columns
+from ...table.rows import TABLE_SCHEMA, as_text, key_bytes, with_document_columns
 from ...table.typed import RESCUED
 
 __all__ = ["COMPARED", "DIGEST_SCHEMA", "Difference", "Digester", "compare", "newest"]
@@ -37,13 +37,7 @@ DIGEST_SCHEMA = pa.schema(
         ("deleted", pa.bool_()),
         ("value_1", pa.uint64()),
         ("value_2", pa.uint64()),
-        ("cas", pa.int64()),
-        ("rev", pa.int64()),
-        ("flags", pa.int32()),
-        ("expiry", pa.int64()),
-        ("datatype", pa.string()),
-        ("seqno", pa.int64()),
-        ("vb_uuid", pa.int64()),
+        *map(TABLE_SCHEMA.field, ("cas", "rev", "flags", "expiry", "datatype", "seqno", "vb_uuid")),
         ("columns", pa.uint64()),
     ]
 )
