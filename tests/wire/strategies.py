@@ -171,6 +171,7 @@ RULES: Mapping[type[Message], Mapping[str, Any]] = {
     upr.UprARollback: {"value": _sized(8)},
     upr.UprBSetVBucketState: {"state": _STATE},
     kv.CounterResponse: {"value": _sized(8)},
+    kv.RangeScanIdResponse: {"value": _sized(16)},
     kv.GetMeta: {"version": st.sampled_from([None, 1, 2])},
     kv.SetWithMeta: {"nmeta": st.sampled_from([None, 0, 3]), "value": st.binary(min_size=3, max_size=9)},
     admin.HelloResponse: {"value": _records("H")},

@@ -10,6 +10,7 @@ from ..store.base import Bucket
 from ..store.collections import Manifest
 from .background import BackgroundWork, RunJob, run_inline
 from .durability import CopyTracker
+from .range_scans import RangeScans
 from .settings import Settings
 from .topology import ServedMap
 from .watchers import Watchers
@@ -32,6 +33,7 @@ class ServedBucket:
         self.answers = AnswerCache(store, settings.answer_cache)
         self.tap = TapClients(store, settings.max_tap_clients)
         self.durability = CopyTracker()
+        self.range_scans = RangeScans(settings.max_range_scans, settings.range_scan_lifetime)
         self.map: ServedMap | None = None
         """As the coordinator set it; None: the node makes its own."""
         self.xattrs_seen = any(vbucket.high_seqno for vbucket in store)

@@ -209,6 +209,15 @@ class Call(Generic[M_co]):
             raise Refused(Status.ETMPFAIL, "the vbucket is being taken over")
         return vbucket
 
+    def replica(self) -> VBucket:
+        """The request's vbucket, which must be a replica here; 0x07 otherwise."""
+        if self.node.fenced:
+            raise Refused(Status.ETMPFAIL, "the node waits for its cluster map")
+        vbucket = self.any_vbucket()
+        if vbucket.state != VBucketState.REPLICA:
+            raise self.session.not_my_vbucket_refusal()
+        return vbucket
+
     def key(self) -> bytes:
         """The document's key with its collection prefix; the collection exists."""
         return self.stored_key(self.request.key)

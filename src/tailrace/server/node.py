@@ -102,6 +102,8 @@ class Node:
     def forget(self, session: Session) -> None:
         """A connection is gone."""
         self.sessions.pop(session, None)
+        for bucket in self.buckets.values():
+            bucket.range_scans.forget(session)
         for claim in [claim for claim, owner in self._names.items() if owner is session]:
             del self._names[claim]
 

@@ -132,6 +132,9 @@ class Settings:
     )
     max_tap_clients: int = _setting(_NUMBER, 1_000, "TAP readers of a bucket, remembered ones included", 1)
 
+    max_range_scans: int = _setting(_NUMBER, 256, "unfinished range scans of a bucket", 1)
+    range_scan_lifetime: float = _setting(_SECONDS, 180.0, "a range scan may take", 0.001)
+
     # the store
     memory_quota: int = _setting(
         _SIZE, _STORE.memory_quota, "for changes in memory; above this, writes wait", 1 << 20

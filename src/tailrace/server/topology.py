@@ -32,6 +32,12 @@ _CAPABILITIES = (
     "couchapi",
     "durableWrite",
     "tombstonedUserXAttrs",
+    "rangeScan",
+    "subdoc.AccessDeleted",
+    "subdoc.DocumentMacroSupport",
+    "subdoc.ReplaceBodyWithXattr",
+    "subdoc.ReplicaRead",
+    "subdoc.ReviveDocument",
 )
 
 

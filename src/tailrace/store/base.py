@@ -308,6 +308,10 @@ class VBucket(Protocol):
         """The frame of some live document."""
         ...
 
+    def live_keys(self, collection: int = 0) -> list[tuple[bytes, int]]:
+        """Every live document of a collection: key, and the seqno of its newest version; in no order."""
+        ...
+
     def expire_due(self, limit: int = 1_000) -> int:
         """The pager: turn up to `limit` documents whose time has come into expirations; returns how many."""
         ...

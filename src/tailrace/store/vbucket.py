@@ -74,9 +74,16 @@ class EngineVBucket(ReceivedHistory):
         entry = index.get(key, 0)
         return self._newest(entry) if entry else None
 
-    def random_key(self, collection: int = 0) -> bytes | None:
+    def live_keys(self, collection: int = 0) -> list[tuple[bytes, int]]:
         index = self._index if self._index is not None else self._load()
-        keys = [key for key, entry in index.items() if entry & EXISTS and collection_of(key) == collection]
+        return [
+            (key, entry & SEQNO)
+            for key, entry in index.items()
+            if entry & EXISTS and collection_of(key) == collection
+        ]
+
+    def random_key(self, collection: int = 0) -> bytes | None:
+        keys = [key for key, _ in self.live_keys(collection)]
         rng: random.Random = self._bucket.rng
         while keys:
             frame = self.get(keys.pop(rng.randrange(len(keys))))

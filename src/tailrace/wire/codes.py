@@ -107,6 +107,7 @@ class Op(IntEnum):
     GET_ALL_VB_SEQNOS = 0x48
     STOP_PERSISTENCE = 0x80
     START_PERSISTENCE = 0x81
+    GET_REPLICA = 0x83
     SELECT_BUCKET = 0x89
     OBSERVE_SEQNO = 0x91
     OBSERVE = 0x92
@@ -147,6 +148,10 @@ class Op(IntEnum):
     SUBDOC_MULTI_LOOKUP = 0xD0
     SUBDOC_MULTI_MUTATION = 0xD1
     SUBDOC_GET_COUNT = 0xD2
+    SUBDOC_REPLACE_BODY_WITH_XATTR = 0xD3
+    RANGE_SCAN_CREATE = 0xDA
+    RANGE_SCAN_CONTINUE = 0xDB
+    RANGE_SCAN_CANCEL = 0xDC
     REWIND = 0xE0  # Tailrace's own; no released server has assigned it
     REPLICATE = 0xE1  # Tailrace's own too
     GET_ERROR_MAP = 0xFE

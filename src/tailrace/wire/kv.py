@@ -7,7 +7,7 @@ Answers are shapes that several commands share; their opcode is that of the requ
 from __future__ import annotations
 
 from ..errors import MalformedMessage
-from .codes import Op
+from .codes import Datatype, Op, Status
 from .layout import NO_EXTRAS, layout
 from .message import DOCUMENT, Message, Part, Response, message
 
@@ -132,6 +132,13 @@ class GetKQ(Get):
     OPCODE = Op.GETKQ
     RESPONSE = GetKResponse
     REPLY = QUIET_MISS
+
+
+@message
+class GetReplica(Get):
+    """Reads a document from a replica of its vbucket, and from nothing else."""
+
+    OPCODE = Op.GET_REPLICA
 
 
 @message
@@ -441,3 +448,85 @@ class DelWithMetaQ(SetWithMeta):
 
     OPCODE = Op.DELQ_WITH_META
     REPLY = QUIET_SUCCESS
+
+
+# range scans
+
+_SCAN_ID = layout("16s scan_id  as the answer to its creation had it")
+
+
+@message
+class RangeScanIdResponse(Response):
+    """A scan was made; the value is its id, 16 bytes."""
+
+    VALUE = Part.REQUIRED
+    DATATYPES = 0
+
+    def check_fields(self) -> None:
+        if len(self.value) != 16:
+            raise MalformedMessage(f"range scan create response: an id has 16 bytes, not {len(self.value)}")
+
+
+@message
+class RangeScanItemsResponse(Response):
+    """Some of a scan's items. 0xa6 (there are more) and 0xa7 (that was all) are answers of the same shape.
+
+    A key is a LEB128 length and the key, without its collection; a document is u32 flags, u32 expiry,
+    u64 seqno, u64 CAS, u8 datatype, then key and value, each behind its LEB128 length.
+    """
+
+    OK = frozenset({Status.SUCCESS, Status.RANGE_SCAN_MORE, Status.RANGE_SCAN_COMPLETE})
+    LAYOUTS = (layout("I has_documents  0: keys only, 1: whole documents"),)
+    VALUE = Part.OPTIONAL
+    DATATYPES = 0
+
+    has_documents: int = 0
+
+
+@message
+class RangeScanCreate(Message):
+    """Begins to read the documents of a vbucket in the order of their keys, or some of them.
+
+    The value is a JSON object: ``collection``, ``key_only``, ``range`` or ``sampling``, and what of the
+    vbucket must be on disk (``snapshot_requirements``).
+    """
+
+    OPCODE = Op.RANGE_SCAN_CREATE
+    VALUE = Part.REQUIRED
+    DATATYPES = int(Datatype.JSON)
+    CAS = Part.FORBIDDEN
+    RESPONSE = RangeScanIdResponse
+
+
+@message
+class RangeScanContinue(Message):
+    """Asks for the next items of a scan; a limit of 0 is none. Any number of answers."""
+
+    OPCODE = Op.RANGE_SCAN_CONTINUE
+    LAYOUTS = (
+        _SCAN_ID
+        + layout("""
+            I max_items  at most so many
+            I max_ms     for at most so long
+            I max_bytes  at most so many, and one item at least
+        """),
+    )
+    CAS = Part.FORBIDDEN
+    RESPONSE = RangeScanItemsResponse
+
+    scan_id: bytes = bytes(16)
+    max_items: int = 0
+    max_ms: int = 0
+    max_bytes: int = 0
+
+
+@message
+class RangeScanCancel(Message):
+    """Ends a scan."""
+
+    OPCODE = Op.RANGE_SCAN_CANCEL
+    LAYOUTS = (_SCAN_ID,)
+    CAS = Part.FORBIDDEN
+    RESPONSE = Response
+
+    scan_id: bytes = bytes(16)

@@ -38,7 +38,9 @@ _PATH = layout("""
     B subdoc_flags  1 create the parents, 4 xattr, 0x10 expand macros
 """)
 _PATH_EXPIRY = _PATH + layout("I expiry  of the document")
-_DOC_FLAGS = layout("B doc_flags  1 upsert, 2 add, 4 also if it is deleted, 8 create as deleted")
+_DOC_FLAGS = layout(
+    "B doc_flags  1 upsert, 2 add, 4 also if it is deleted, 8 create as deleted, 0x10 revive, 0x20 replica"
+)
 
 
 @message
@@ -162,6 +164,13 @@ class SubdocCounter(SubdocDictUpsert):
     """Adds to a number inside the document."""
 
     OPCODE = Op.SUBDOC_COUNTER
+
+
+@message
+class SubdocReplaceBodyWithXattr(SubdocDictUpsert):
+    """Makes an xattr, or a part of one, the document's body; there is no value."""
+
+    OPCODE = Op.SUBDOC_REPLACE_BODY_WITH_XATTR
 
 
 SUBDOC_LOOKUP_SPEC = struct.Struct(">BBH")

@@ -1,5 +1,15 @@
 """The commands, by what they are about. Importing this package fills `call.COMMANDS`."""
 
-from . import buckets, collections, connection, documents, meta, subdocs, timemachine, vbuckets
+from . import buckets, collections, connection, documents, meta, range_scans, subdocs, timemachine, vbuckets
 
-__all__ = ["buckets", "collections", "connection", "documents", "meta", "subdocs", "timemachine", "vbuckets"]
+__all__ = [
+    "buckets",
+    "collections",
+    "connection",
+    "documents",
+    "meta",
+    "range_scans",
+    "subdocs",
+    "timemachine",
+    "vbuckets",
+]

@@ -110,6 +110,16 @@ def get(call: Call[kv.Get]) -> Reply:
     return document_answer(call, document, cas, call.request.key if with_key else b"")
 
 
+@command(kv.GetReplica)
+def get_replica(call: Call[kv.GetReplica]) -> Reply:
+    """As it is here: perhaps older than on the active. Locks are the active's alone."""
+    key, vbucket = call.key(), call.replica()
+    call.node.counters.cmd_get += 1
+    document = find_to_send(vbucket, key)
+    call.node.counters.get_hits += 1
+    return document_answer(call, document, document.cas)
+
+
 @command(kv.Set, kv.SetQ, kv.Add, kv.AddQ, kv.Replace, kv.ReplaceQ, writes=True)
 def store(call: Call[kv.Set]) -> Reply:
     request = call.request

@@ -16,7 +16,7 @@ from ...errors import MalformedMessage
 from ...store.base import VBucket, Written
 from ...store.format import StoredDocument
 from ...wire import subdoc as wire
-from ...wire.codes import Datatype, Op, Status, VBucketState
+from ...wire.codes import Datatype, Op, Status
 from ...wire.fields import join_xattrs
 from ...wire.message import Message
 from ..call import Call, Refused, Reply, command, encode_response
@@ -36,6 +36,7 @@ _UPSERT, _ADD, _ACCESS_DELETED, _CREATE_AS_DELETED, _REVIVE, _REPLICA_READ = (
 )
 _DOC_FLAGS = _UPSERT | _ADD | _ACCESS_DELETED | _CREATE_AS_DELETED | _REVIVE | _REPLICA_READ
 _WHOLE_GET, _WHOLE_SET, _WHOLE_DELETE = int(Op.GET), int(Op.SET), int(Op.DELETE)
+_BODY_FROM_XATTR = int(Op.SUBDOC_REPLACE_BODY_WITH_XATTR)
 _MAX_XATTR_NAME = 15
 
 
@@ -100,6 +101,8 @@ def _check_doc_flags(doc_flags: int) -> None:
 def _check_order(specs: list[_Spec]) -> None:
     seen_body = False
     for spec in specs:
+        if spec.opcode == _BODY_FROM_XATTR and (not spec.on_xattrs or spec.value):
+            raise MalformedMessage("the body is replaced by the xattr at a path, and by no value")
         if spec.flags & ~_PATH_FLAGS:
             raise Refused(Status.SUBDOC_XATTR_INVALID_FLAG_COMBO, f"path flags 0x{spec.flags:02x}")
         if spec.flags & _EXPAND and not spec.on_xattrs:
@@ -113,12 +116,8 @@ def _check_order(specs: list[_Spec]) -> None:
 
 
 def _readable_vbucket(call: Call[Message], doc_flags: int) -> VBucket:
-    """Active, or with the flag for it also a replica."""
-    if doc_flags & _REPLICA_READ:
-        vbucket = call.any_vbucket()
-        if vbucket.state == VBucketState.REPLICA:
-            return vbucket
-    return call.vbucket()
+    """Active; with the flag for it a replica, and nothing else."""
+    return call.replica() if doc_flags & _REPLICA_READ else call.vbucket()
 
 
 def _look_up(call: Call[Message], vbucket: VBucket, content: _Content, spec: _Spec) -> bytes:
@@ -207,6 +206,7 @@ def look_up(call: Call[wire.SubdocMultiLookup]) -> Reply:
     wire.SubdocArrayInsert,
     wire.SubdocArrayAddUnique,
     wire.SubdocCounter,
+    wire.SubdocReplaceBodyWithXattr,
     writes=True,
 )
 def mutate_one(call: Call[wire.SubdocDictUpsert]) -> Reply:
@@ -224,7 +224,7 @@ def mutate(call: Call[wire.SubdocMultiMutation]) -> Reply:
     request = call.request
     specs = [_Spec(*spec) for spec in request.specs()]
     for spec in specs:
-        if spec.opcode not in MUTATIONS and spec.opcode not in (_WHOLE_SET, _WHOLE_DELETE):
+        if spec.opcode not in MUTATIONS and spec.opcode not in (_WHOLE_SET, _WHOLE_DELETE, _BODY_FROM_XATTR):
             raise Refused(Status.SUBDOC_INVALID_COMBO, f"opcode 0x{spec.opcode:02x} is no mutation")
     vbucket, edit = _begin(call, specs, request.doc_flags or 0)
     out = bytearray()
@@ -302,6 +302,8 @@ class _Edit:
                 _, content.datatype = checked_value(spec.value, Datatype.JSON, self._call.node.settings)
             return b""
         path = parse_path(spec.path)
+        if spec.opcode == _BODY_FROM_XATTR:
+            return self._replace_body(path)
         try:
             fragment = spec.value.decode()
         except UnicodeDecodeError:
@@ -325,6 +327,17 @@ class _Edit:
             text, result = mutation(content.body_text(), path, fragment, flags)
             content.body = text.encode()
         return result.encode()
+
+    def _replace_body(self, path: Path) -> bytes:
+        """A transaction's staged value becomes the document."""
+        if self._as_deleted:
+            raise SubdocError(Status.SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE)
+        if _xattr_name(path).startswith("$"):
+            raise SubdocError(Status.SUBDOC_XATTR_CANT_MODIFY_VATTR)
+        content = self.content
+        content.body = LOOKUPS[Op.SUBDOC_GET](content.xattr_text(), path).encode()
+        content.datatype = Datatype.JSON
+        return b""
 
     def _expanded(self, macro: str) -> str:
         """What a macro stands for; one of the mutation itself is replaced when it is written."""

@@ -1,0 +1,233 @@
+"""Range scans over a real socket: keys and documents in order, samples, what must be on disk, their end."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from server.serverkit import Wire
+from tailrace.testing.running import RunningNode
+from tailrace.wire import kv, subdoc
+from tailrace.wire.admin import SetCollectionsManifest
+from tailrace.wire.codes import Datatype, Feature, Status
+from tailrace.wire.fields import decode_leb128
+
+KEYS = [b"user%02d" % number for number in range(20)]
+VBUCKET = 1
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[RunningNode]:
+    with RunningNode(4, settings={"max_range_scans": 3}) as running:
+        for key in KEYS:
+            running.set(key, {"key": key.decode()}, vbucket=VBUCKET)
+        running.set("other", 1, vbucket=VBUCKET)
+        running.set("user99", 1, vbucket=0)
+        running.persist()
+        yield running
+
+
+@pytest.fixture
+def wire(node: RunningNode) -> Iterator[Wire]:
+    with Wire(node.port) as connection:
+        connection.hello(Feature.XERROR, Feature.JSON, Feature.XATTR, Feature.RANGE_SCAN_INCLUDE_XATTR)
+        yield connection
+
+
+def text(key: bytes) -> str:
+    return base64.b64encode(key).decode()
+
+
+def users(**more: Any) -> dict[str, Any]:
+    return {"range": {"start": text(b"user"), "end": text(b"user\xff")}, **more}
+
+
+def made(content: object, vbucket: int = VBUCKET) -> kv.RangeScanCreate:
+    value = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return kv.RangeScanCreate(vbucket=vbucket, value=value, datatype=int(Datatype.JSON))
+
+
+def begin(wire: Wire, content: object) -> bytes:
+    scan_id: bytes = wire.ok(made(content)).value
+    return scan_id
+
+
+def go_on(wire: Wire, scan_id: bytes, max_items: int = 0, max_bytes: int = 0) -> tuple[Status, bytes]:
+    answer = wire.call(
+        kv.RangeScanContinue(vbucket=VBUCKET, scan_id=scan_id, max_items=max_items, max_bytes=max_bytes)
+    )
+    return Status(answer.status), answer.value
+
+
+def keys_in(value: bytes) -> list[bytes]:
+    keys = []
+    while value:
+        length, used = decode_leb128(value)
+        keys.append(value[used : used + length])
+        value = value[used + length :]
+    return keys
+
+
+def documents_in(value: bytes) -> list[tuple[bytes, bytes, int, int]]:
+    """Key, value, seqno and datatype."""
+    head = struct.Struct(">IIQQB")
+    documents = []
+    while value:
+        _, _, seqno, _, datatype = head.unpack_from(value)
+        parts = []
+        value = value[head.size :]
+        for _ in range(2):
+            length, used = decode_leb128(value)
+            parts.append(value[used : used + length])
+            value = value[used + length :]
+        documents.append((parts[0], parts[1], seqno, datatype))
+    return documents
+
+
+def test_keys_in_order_a_portion_at_a_time(wire: Wire) -> None:
+    scan_id = begin(wire, users(key_only=True))
+    status, value = go_on(wire, scan_id, max_items=7)
+    assert (status, keys_in(value)) == (Status.RANGE_SCAN_MORE, KEYS[:7])
+    status, value = go_on(wire, scan_id, max_bytes=1)
+    assert (status, keys_in(value)) == (Status.RANGE_SCAN_MORE, KEYS[7:8])
+    status, value = go_on(wire, scan_id)
+    assert (status, keys_in(value)) == (Status.RANGE_SCAN_COMPLETE, KEYS[8:])
+    assert go_on(wire, scan_id)[0] == Status.KEY_ENOENT
+
+
+def test_documents_with_or_without_xattrs(node: RunningNode, wire: Wire) -> None:
+    wire.ok(
+        subdoc.SubdocDictUpsert(vbucket=VBUCKET, key=KEYS[3], value=b"_x1", path_length=2, subdoc_flags=0x05)
+    )
+    third = {"range": {"start": text(KEYS[3]), "end": text(KEYS[3])}}
+    _, value = go_on(wire, begin(wire, third))
+    ((key, body, seqno, datatype),) = documents_in(value)
+    assert (key, json.loads(body), datatype) == (KEYS[3], {"key": "user03"}, Datatype.JSON)
+    assert seqno == node.high_seqno(VBUCKET)
+    _, value = go_on(wire, begin(wire, {**third, "include_xattrs": True}))
+    ((_, body, _, datatype),) = documents_in(value)
+    assert datatype == Datatype.JSON | Datatype.XATTR
+    assert b"_x\x001\x00" in body
+
+
+def test_bounds_may_be_left_out_of_the_range(wire: Wire) -> None:
+    scan_id = begin(
+        wire, {"key_only": True, "range": {"excl_start": text(KEYS[2]), "excl_end": text(KEYS[5])}}
+    )
+    assert keys_in(go_on(wire, scan_id)[1]) == KEYS[3:5]
+    assert wire.refused(made({"range": {"start": text(b"zz"), "end": text(b"zzz")}})) == Status.KEY_ENOENT
+
+
+def test_a_sample_is_the_same_for_the_same_seed(wire: Wire) -> None:
+    samples = [
+        keys_in(go_on(wire, begin(wire, {"key_only": True, "sampling": {"samples": 5, "seed": 9}}))[1])
+        for _ in range(2)
+    ]
+    assert samples[0] == samples[1] == sorted(samples[0])
+    assert len(set(samples[0])) == 5
+    assert wire.refused(made({"sampling": {"samples": 500}})) == Status.ERANGE
+
+
+def test_a_document_that_is_gone_is_left_out(node: RunningNode, wire: Wire) -> None:
+    node.set("user-gone", 1, vbucket=VBUCKET)
+    scan_id = begin(wire, users(key_only=True))
+    node.delete("user-gone", vbucket=VBUCKET)
+    assert keys_in(go_on(wire, scan_id)[1]) == KEYS
+
+
+def test_requirements(node: RunningNode, wire: Wire) -> None:
+    uuid, high = node.failover_log(VBUCKET)[0][0], node.high_seqno(VBUCKET)
+
+    def needs(**requirements: Any) -> kv.RangeScanCreate:
+        return made(users(key_only=True, snapshot_requirements=requirements))
+
+    assert wire.refused(needs(vb_uuid=str(uuid + 1), seqno=1)) == Status.VB_UUID_NOT_EQUAL
+    node.stop_persistence()
+    node.set("user-late", 1, vbucket=VBUCKET)
+    late = node.high_seqno(VBUCKET)
+    assert wire.refused(needs(vb_uuid=str(uuid), seqno=late)) == Status.ETMPFAIL
+    assert wire.refused(needs(vb_uuid=str(uuid), seqno=late, timeout_ms=20)) == Status.ETMPFAIL
+    node.start_persistence()
+    answer = wire.ok(needs(vb_uuid=str(uuid), seqno=late, timeout_ms=60_000, seqno_exists=True))
+    assert b"user-late" in keys_in(go_on(wire, answer.value)[1])
+    node.delete("user-late", vbucket=VBUCKET)
+    node.persist()
+    assert wire.refused(needs(vb_uuid=str(uuid), seqno=late, seqno_exists=True)) == Status.NOT_STORED
+    assert high < late
+
+
+def test_scans_end(node: RunningNode, wire: Wire) -> None:
+    scan_id = begin(wire, users())
+    cancel = kv.RangeScanCancel(vbucket=VBUCKET, scan_id=scan_id)
+    assert wire.refused(kv.RangeScanCancel(vbucket=2, scan_id=scan_id)) == Status.KEY_ENOENT
+    wire.ok(cancel)
+    assert wire.refused(cancel) == Status.KEY_ENOENT
+    with Wire(node.port) as other:
+        other.hello(Feature.XERROR, Feature.JSON)
+        for _ in range(3):
+            begin(other, users())
+        assert wire.refused(made(users())) == Status.EBUSY
+    while node.call(lambda running: len(running.buckets["default"].range_scans)):
+        pass  # the connection is gone, and the node will have noticed in a moment
+    begin(wire, users())
+
+
+def test_old_scans_are_cancelled() -> None:
+    with RunningNode(4, settings={"range_scan_lifetime": 0.001}) as node, Wire(node.port) as wire:
+        wire.hello(Feature.JSON)
+        for key in KEYS:
+            node.set(key, 1, vbucket=VBUCKET)
+        scan_id = begin(wire, users())
+        while (status := go_on(wire, scan_id, max_items=1)[0]) == Status.RANGE_SCAN_MORE:
+            pass
+        assert status == Status.RANGE_SCAN_CANCELLED
+
+
+def test_another_collection() -> None:
+    with RunningNode(2) as node, Wire(node.port) as wire:
+        wire.hello(Feature.JSON, Feature.COLLECTIONS)
+        manifest = {
+            "uid": "1",
+            "scopes": [{"name": "_default", "uid": "0", "collections": [{"name": "c", "uid": "8"}]}],
+        }
+        wire.ok(SetCollectionsManifest(value=json.dumps(manifest).encode(), datatype=int(Datatype.JSON)))
+        wire.ok(kv.Set(vbucket=VBUCKET, key=b"\x08user1", value=b"1"))
+        scan_id = begin(wire, users(collection="8", key_only=True))
+        assert keys_in(go_on(wire, scan_id)[1]) == [b"user1"]
+        assert wire.refused(made(users(collection="0"))) == Status.UNKNOWN_COLLECTION
+        assert wire.refused(made(users(collection="99"))) == Status.UNKNOWN_COLLECTION
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no json",
+        b"[]",
+        {},
+        users(sampling={"samples": 1}),
+        users(key_only=True, include_xattrs=True),
+        users(key_only=1),
+        users(collection="x"),
+        users(collection=8),
+        users(name="x" * 51),
+        users(snapshot_requirements={"vb_uuid": 5, "seqno": 1}),
+        users(snapshot_requirements={"vb_uuid": "5"}),
+        {"range": {"start": text(b"a")}},
+        {"range": {"start": text(b"a"), "excl_start": text(b"a"), "end": text(b"b")}},
+        {"range": {"start": "?", "end": text(b"b")}},
+        {"range": {"start": text(b"x" * 251), "end": text(b"b")}},
+        {"sampling": {"samples": 0}},
+        {"sampling": {"samples": True}},
+    ],
+)
+def test_nonsense(wire: Wire, content: object) -> None:
+    assert wire.refused(made(content)) == Status.EINVAL
+
+
+def test_only_the_active(node: RunningNode, wire: Wire) -> None:
+    assert wire.refused(made(users(), vbucket=9)) == Status.NOT_MY_VBUCKET
