@@ -38,6 +38,7 @@ Figures are taken on one machine in one run; two sides of a comparison follow ea
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import hashlib
 import json
@@ -128,8 +129,11 @@ class Bench:
         """Random documents of all are written anew, and a twentieth of those deleted."""
         rng = random.Random(seed)
         keys = [f"doc::{number:08d}" for number in rng.sample(range(self.options.docs), self.options.changes)]
-        body = "x" * max(1, self.options.size - 20)
-        lines = "".join(f'{{"key":"{key}","value":{{"n":{seed},"text":"{body}"}}}}\n' for key in keys)
+        length = max(1, self.options.size - 20)
+        lines = "".join(
+            f'{{"key":"{key}","value":{{"n":{seed},"text":"{incompressible(rng, length)}"}}}}\n'
+            for key in keys
+        )
         command = [sys.executable, "-m", "tailrace", "load", self.url, "--from", "-"]
         subprocess.run(command, check=True, input=lines, stdout=subprocess.DEVNULL, text=True)
         for key in keys[::20]:
@@ -235,6 +239,11 @@ class Watch:
                 assert self.handle.isActive, f"the mirror failed: {self.handle.exception()}"
                 assert time.monotonic() < ends_at, "the mirror did not catch up"
             return self.commits[-1][0] if self.commits else time.perf_counter()
+
+
+def incompressible(rng: random.Random, length: int) -> str:
+    """Text that a Parquet file can't hold in fewer bytes: what compresses makes any table look small."""
+    return base64.b85encode(rng.randbytes(length * 4 // 5 + 4)).decode()[:length]
 
 
 def known_figures(path: Path | None) -> dict[int, dict[str, float]]:

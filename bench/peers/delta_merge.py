@@ -39,10 +39,12 @@ PLAIN = ("cast(key as string) as key", "cast(value as string) as value", *COLUMN
 
 def change(url: str, docs: int, count: int, size: int, seed: int) -> None:
     """Random documents are written anew."""
-    body = "x" * max(1, size - 20)
-    numbers = random.Random(seed).sample(range(docs), min(count, docs))
+    rng = random.Random(seed)
+    numbers = rng.sample(range(docs), min(count, docs))
+    texts = [rng.randbytes(max(1, size // 2 - 10)).hex() for _ in numbers]
     lines = "".join(
-        f'{{"key":"doc::{number:08d}","value":{{"n":{seed},"text":"{body}"}}}}\n' for number in numbers
+        f'{{"key":"doc::{number:08d}","value":{{"n":{seed},"text":"{text}"}}}}\n'
+        for number, text in zip(numbers, texts, strict=True)
     )
     command = [sys.executable, "-m", "tailrace", "load", url, "--from", "-"]
     subprocess.run(command, check=True, input=lines, stdout=subprocess.DEVNULL, text=True)
