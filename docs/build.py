@@ -29,6 +29,7 @@ from tailrace.cli.main import COMMAND_GROUPS, COMMANDS, cli  # noqa: E402
 from tailrace.protocol.states import MACHINES  # noqa: E402
 from tailrace.server.settings import table  # noqa: E402
 from tailrace.spark.source.options import OPTIONS  # noqa: E402
+from tailrace.web import catalog  # noqa: E402
 from tailrace.wire import admin, codes, dcp, dcp_replication, describe, header, kv, subdoc, tap, upr  # noqa: E402
 from tailrace.wire.dialect import DCP, KV, KV_MESSAGES, TAP, UPR_A, UPR_B, Dialect  # noqa: E402
 from tailrace.wire.header import Frame  # noqa: E402
@@ -403,6 +404,51 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+METRICS_INTRODUCTION = """
+`tailrace serve`, `mirror`, `tail`, `replicate`, `invalidate` and `index` take `--http-port`. There they serve
+`/metrics` for Prometheus, `/healthz` (200 as long as the process answers), `/readyz` (200 if it does its
+work, else 503 and why), the page at `/` and the same figures as JSON at `/api/stats`. Where users are given,
+all but the two of health want a login (Basic); with a certificate it is HTTPS. A mirror's `--metrics-file`
+has the same figures for node_exporter. What the process takes (`process_cpu_seconds_total`,
+`process_resident_memory_bytes`, …) is exported too.
+"""
+
+METRICS_SECTIONS = (
+    (
+        "Node",
+        "Of `tailrace serve`. Streams are by connection; `role` is the node's: producer or replica.",
+        catalog.NODE,
+    ),
+    ("VBuckets of a node", "Only with `/metrics?vbuckets=1`: there may be thousands.", catalog.VBUCKETS),
+    ("Readers", "Of commands that read a bucket. TAP has no positions, so no lag.", catalog.READER),
+    (
+        "Mirror",
+        "Of `tailrace mirror`. Of several tables, what is said of each has the table's own address as label.",
+        catalog.MIRROR,
+    ),
+    ("VBuckets of a mirror", "Only with `/metrics?vbuckets=1`.", catalog.MIRROR_VBUCKETS),
+)
+
+
+def metrics_page() -> str:
+    """What is exported for Prometheus."""
+    lines = [MADE, "", "# Metrics", *METRICS_INTRODUCTION.splitlines(), ""]
+    for title, about, metrics in METRICS_SECTIONS:
+        lines += [
+            f"## {title}",
+            "",
+            about,
+            "",
+            "| name | kind | labels | what it says |",
+            "|---|---|---|---|",
+        ]
+        for metric in metrics:
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.about} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def spark_options_page() -> str:
     """The options of the Spark source."""
     lines = [
@@ -494,6 +540,7 @@ def pages() -> dict[Path, str]:
     pages = {
         folder / "cli.md": cli_page(),
         folder / "settings.md": settings_page(),
+        folder / "metrics.md": metrics_page(),
         folder / "spark-options.md": spark_options_page(),
         folder / "dialect-coverage.md": coverage_page(),
         folder / "protocol" / "README.md": index_page(),

@@ -172,6 +172,7 @@ ROOMS = {
 
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "sockets": {
+        "cli/http_options.py": "what a certificate is handed over as",
         "cli/common.py": "runs the coroutine of a command, and ends it on a signal",
         "cli/replay.py": "waits until it is stopped; client/replay.py has the sockets",
     },
@@ -201,6 +202,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "spark/stream.py": "a watcher that ends the reader's process when Spark has gone",
         "table/log.py": "log files of an object store, many at once",
         "testing/running.py": "the loop of a node inside of a test",
+        "web/beside.py": "answers while a command does its work",
     },
     "processes": {
         "cli/bench.py": "each measurement is a process",

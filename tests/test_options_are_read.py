@@ -100,7 +100,8 @@ def test_options_of_the_commands() -> None:
             used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
             module = inspect.getmodule(function)
             assert module is not None
-            text = inspect.getsource(module) + MODULES["cli/client.py"] + MODULES["cli/spark_options.py"]
+            shared = ("cli/client.py", "cli/spark_options.py", "cli/http_options.py")
+            text = inspect.getsource(module) + "".join(MODULES[part] for part in shared)
             parameters = inspect.signature(function).parameters
             for parameter in command.params:
                 name = parameter.name

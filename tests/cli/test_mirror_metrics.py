@@ -7,16 +7,18 @@ from unittest import mock
 
 from tailrace.cli.mirror import _View
 from tailrace.spark.rounds.progress import RoundProgress
+from tailrace.web.mirror_figures import MirrorFigures
 
 
 def test_the_figures_of_a_mirror_are_in_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mirror.prom"
-    view = _View("default", "out/people", mock.MagicMock(), str(path), as_json=False)
+    figures = MirrorFigures("default", "out/people")
+    view = _View(figures, mock.MagicMock(), str(path), as_json=False)
     view.write_metrics()
-    assert 'tailrace_mirror_changes_total{bucket="default",table="out/people"} 0' in path.read_text()
+    assert 'tailrace_mirror_changes_total{bucket="default",table="out/people"} 0.0\n' in path.read_text()
     view.show(RoundProgress(0, 40, (), (2,), bytes_written=900, lag_changes=7, lag_s=0.5))
     view.show(RoundProgress(1, 2, (3, 4), (3,), bytes_written=100))
-    figures = path.read_text()
+    text = path.read_text()
     labels = '{bucket="default",table="out/people"}'
     for name, value in {
         "changes_total": 42,
@@ -26,5 +28,5 @@ def test_the_figures_of_a_mirror_are_in_its_file(tmp_path: Path) -> None:
         "batch": 1,
         "version": 3,
     }.items():
-        assert f"tailrace_mirror_{name}{labels} {value}\n" in figures
+        assert f"tailrace_mirror_{name}{labels} {float(value)}\n" in text
     assert [file.name for file in tmp_path.iterdir()] == ["mirror.prom"]

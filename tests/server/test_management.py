@@ -12,7 +12,8 @@ from urllib.parse import urlencode
 import pytest
 
 from server.serverkit import Bench, Wire, ask
-from tailrace.server.management import HttpRequestBuffer, respond_to, serve_management
+from tailrace.server.http import HttpRequestBuffer, respond_to
+from tailrace.server.management import management_service
 from tailrace.server.node import Node
 from tailrace.server.topology import NodeAddress, bucket_map
 from tailrace.wire import admin, kv
@@ -21,7 +22,7 @@ from tailrace.wire.codes import Feature, Status
 
 def call(node: Node, method: str, path: str, *headers: str, **form: str) -> tuple[int, Any]:
     head = "\r\n".join([f"{method} {path} HTTP/1.1", "Host: here", *headers])
-    answer, _, body = respond_to(node, head.encode(), urlencode(form).encode(), serve_management).partition(
+    answer, _, body = respond_to(head.encode(), urlencode(form).encode(), management_service(node)).partition(
         b"\r\n\r\n"
     )
     text = body.decode()
@@ -134,7 +135,7 @@ def test_a_request_comes_in_pieces(piece_bytes: int) -> None:
     buffer = HttpRequestBuffer()
     pieces = [request[at : at + piece_bytes] for at in range(0, len(request), piece_bytes)]
     assert [buffer.add(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert buffer.answer(node, serve_management).startswith(b"HTTP/1.1 200 ")
+    assert buffer.answer(management_service(node)).startswith(b"HTTP/1.1 200 ")
     assert "shop" in scopes_of(node)
 
 
@@ -144,7 +145,7 @@ def test_what_comes_behind_a_request_is_not_its_body(behind: bytes) -> None:
     request = b"POST /pools/default/buckets/default/scopes HTTP/1.1\r\nContent-Length: 9\r\n\r\nname=shop"
     buffer = HttpRequestBuffer()
     assert buffer.add(request + behind)
-    assert buffer.answer(node, serve_management).startswith(b"HTTP/1.1 200 ")
+    assert buffer.answer(management_service(node)).startswith(b"HTTP/1.1 200 ")
     assert "shop" in scopes_of(node)
 
 
@@ -164,7 +165,7 @@ def test_a_node_that_waits_for_its_map_does_not_change_its_collections() -> None
 def test_a_request_without_end_gets_nothing() -> None:
     buffer = HttpRequestBuffer()
     assert buffer.add(b"GET /" + b"x" * 10_000)
-    assert buffer.answer(Bench().node, serve_management) == b""
+    assert buffer.answer(management_service(Bench().node)) == b""
 
 
 def test_on_the_node_s_own_port(shared_node: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tailrace.clock import ManualClock
 from tailrace.files import MemoryFiles
 from tailrace.server.bucket import ServedBucket, run_inline
+from tailrace.server.events import EventLog
 from tailrace.server.settings import Settings
 from tailrace.store.engine import Engine
 from tailrace.wire.codes import VBucketState
@@ -20,7 +21,7 @@ def served() -> ServedBucket:
     clock = ManualClock()
     engine = Engine(files=MemoryFiles(), clock=clock, rng=random.Random(7))
     engine.create_bucket("default", 2)
-    return ServedBucket(engine.buckets["default"], Settings(), clock, run_inline)
+    return ServedBucket(engine.buckets["default"], Settings(), clock, run_inline, EventLog(clock))
 
 
 def write(served: ServedBucket, vbucket: int = 0) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 
 import tailrace.testing
 from tailrace.model import Position
-from tailrace.spark.source.lag import Lag, LagListener, lag_by_vbucket, prometheus_text
+from tailrace.spark.source.lag import Lag, LagListener, lag_by_vbucket
 from tailrace.spark.source.offsets import to_offset
 
 
@@ -31,11 +31,6 @@ def test_the_time_that_is_left() -> None:
         return Lag("q", 1, 10, rate, {0: changes}, {})
 
     assert (lag(100, 50.0).eta_s, lag(0, 0.0).eta_s, lag(3, 0.0).eta_s) == (2.0, 0.0, None)
-
-
-def test_prometheus_text() -> None:
-    text = prometheus_text({"up": ("gauge", "Whether.", 1_700_000_000.25)}, {"table": 'a"b\\c'})
-    assert text == '# HELP up Whether.\n# TYPE up gauge\nup{table="a\\"b\\\\c"} 1700000000\n'
 
 
 @pytest.mark.spark

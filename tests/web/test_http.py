@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from server.serverkit import Bench, ask
+from tailrace.server.http import respond_to
 from tailrace.server.node import Node
-from tailrace.web import http, respond, serve_http
+from tailrace.web import connection_handler, http, node_service
 from tailrace.wire import kv
 
 
@@ -25,6 +26,10 @@ def get(node: Node, target: str, *headers: str, method: str = "GET") -> tuple[in
     """Status, headers by their lower-case names, body."""
     request = [f"{method} {target} HTTP/1.1", "Host: here", *headers, "", ""]
     return parsed(respond(node, "\r\n".join(request).encode()))
+
+
+def respond(node: Node, head: bytes) -> bytes:
+    return respond_to(head, b"", node_service(node))
 
 
 def parsed(response: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -134,7 +139,7 @@ def test_over_a_socket_and_what_gets_no_answer(monkeypatch: pytest.MonkeyPatch) 
             writer.close()
 
     async def run() -> None:
-        server = await asyncio.start_server(serve_http(Bench().node), "127.0.0.1", 0)
+        server = await asyncio.start_server(connection_handler(node_service(Bench().node)), "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
             answer = await talk(port, b"GET / HTTP/1.1\r\n\r\n", end=False)

@@ -11,6 +11,7 @@ from ..connstr import ConnectionString
 from .client import end_option, retry_option, tls_from, tls_options
 from .common import DIRECTORY, run, url_argument
 from .common import command as make_command
+from .http_options import http_options, reading_over_http
 
 
 @make_command(
@@ -25,7 +26,8 @@ tailrace index couchbase://127.0.0.1 ./people.index --to now && tailrace search 
 @end_option()
 @retry_option
 @tls_options
-def command(url: ConnectionString, directory: Path, end: str, retry_for: float, **tls: Any) -> None:
+@http_options
+def command(url: ConnectionString, directory: Path, end: str, retry_for: float, **options: Any) -> None:
     """Keep a full-text index of a bucket up to date.
 
     It holds the text and keys of all live documents. Positions are committed with the documents, so the
@@ -36,16 +38,18 @@ def command(url: ConnectionString, directory: Path, end: str, retry_for: float, 
 
     index = FullText(directory, bucket=url.bucket)
     try:
-        taken = run(
-            follow(
-                url,
-                index,
-                end=end,
-                purpose="index",
-                retry_for_s=retry_for,
-                tls=tls_from(tls) if url.tls else None,
+        with reading_over_http(options, "index", url.bucket) as watched:
+            taken = run(
+                follow(
+                    url,
+                    index,
+                    end=end,
+                    purpose="index",
+                    retry_for_s=retry_for,
+                    tls=tls_from(options) if url.tls else None,
+                    **watched,
+                )
             )
-        )
     finally:
         index.close()
     click.echo(f"{taken} changes indexed", err=True)

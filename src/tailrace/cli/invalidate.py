@@ -11,6 +11,7 @@ from ..connstr import ConnectionString
 from .client import end_option, retry_option, start_option, state_option, tls_from, tls_options
 from .common import command as make_command
 from .common import run, url_argument
+from .http_options import http_options, reading_over_http
 
 
 @make_command(
@@ -28,6 +29,7 @@ tailrace invalidate couchbase://127.0.0.1 memcached://127.0.0.1:11211 --prefix d
 @state_option("Save positions here when the cache has removed the keys, and resume from them.")
 @retry_option
 @tls_options
+@http_options
 def command(
     url: ConnectionString,
     cache: str,
@@ -36,7 +38,7 @@ def command(
     end: str,
     state: Path | None,
     retry_for: float,
-    **tls: Any,
+    **options: Any,
 ) -> None:
     """Remove from a cache what changes in a bucket.
 
@@ -47,16 +49,18 @@ def command(
     """
     from ..client.invalidate import cache_at, follow
 
-    taken = run(
-        follow(
-            url,
-            cache_at(cache, prefix=prefix, retry_for_s=retry_for),
-            start=start,
-            end=end,
-            purpose="invalidate",
-            state=state,
-            retry_for_s=retry_for,
-            tls=tls_from(tls) if url.tls else None,
+    with reading_over_http(options, "invalidate", url.bucket) as watched:
+        taken = run(
+            follow(
+                url,
+                cache_at(cache, prefix=prefix, retry_for_s=retry_for),
+                start=start,
+                end=end,
+                purpose="invalidate",
+                state=state,
+                retry_for_s=retry_for,
+                tls=tls_from(options) if url.tls else None,
+                **watched,
+            )
         )
-    )
     click.echo(f"{taken} changes invalidated", err=True)

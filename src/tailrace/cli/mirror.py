@@ -16,6 +16,7 @@ from ..files import atomic_write
 from .client import left_out_options, retry_option, tls_options
 from .common import DURATION, Integer, ProgressDisplay, counted, json_option, note, progress, url_argument
 from .common import command as make_command
+from .http_options import http_options, serving_http
 from .spark_options import (
     collection_paths,
     explained_query_error,
@@ -30,6 +31,7 @@ from .spark_options import (
 
 if TYPE_CHECKING:
     from ..spark.rounds.progress import RoundProgress
+    from ..web.mirror_figures import MirrorFigures
 
 
 @make_command(
@@ -93,6 +95,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @spark_options
 @json_option("Write one JSON object per commit.")
 @tls_options
+@http_options
 def command(
     url: ConnectionString,
     table: str,
@@ -119,7 +122,7 @@ def command(
     master: str | None,
     conf: tuple[str, ...],
     as_json: bool,
-    **tls: Any,
+    **options: Any,
 ) -> None:
     """Keep a table in step with the bucket, on Spark.
 
@@ -137,11 +140,21 @@ def command(
         more["includeSystem"] = "true"
     if include_transactions:
         more["includeTransactions"] = "true"
-    with progress("starting Spark", None) as bar, open_spark(master, conf, name="tailrace mirror") as spark:
+    from ..web import HttpFigures
+    from ..web.mirror_figures import MirrorFigures
+
+    figures = MirrorFigures(url.bucket, table)
+    shown = HttpFigures("mirror.html", figures.stats, figures.metrics, figures.why_not_ready)
+    with (
+        serving_http(options, shown),
+        progress("starting Spark", None) as bar,
+        open_spark(master, conf, name="tailrace mirror") as spark,
+    ):
         from ..spark.api import prepare_mirror
 
+        view = _View(figures, bar, metrics_file, as_json=as_json)
+
         bar.describe("connecting")
-        view = _View(url.bucket, table, bar, metrics_file, as_json=as_json)
         mirror = prepare_mirror(
             spark,
             url,
@@ -158,10 +171,10 @@ def command(
             undo_s=undo,
             undo_bytes=undo_size,
             maintenance=not no_maintenance,
-            options=source_options_of(url, tls, more),
+            options=source_options_of(url, options, more),
             storage_options=parse_storage_options(storage_options),
             on_progress=view.show,
-            on_trouble=note,
+            on_trouble=view.tell_trouble,
         )
         for path in mirror.missing:
             note(f"the bucket has no collection {path!r} any more: its table is emptied")
@@ -180,45 +193,42 @@ def command(
                     handle.stop()
         if signal.SIGINT in received:
             raise KeyboardInterrupt
-        view.version = mirror.tables[0].version
+        figures.version = mirror.tables[0].version
         view.write_metrics()
         versions = ", ".join(str(table.version) for table in mirror.tables)
         tables = "the table is" if len(mirror.tables) == 1 else "the tables are"
         seconds = SYSTEM.monotonic() - started
-        note(f"{counted(view.changes, 'change')} in {seconds:.1f} s; {tables} at version {versions}")
-        if view.rescued:
-            note(f"{counted(view.rescued, 'row')} with values that don't fit their columns: see _rescued")
+        note(f"{counted(figures.changes, 'change')} in {seconds:.1f} s; {tables} at version {versions}")
+        if figures.rescued:
+            note(f"{counted(figures.rescued, 'row')} with values that don't fit their columns: see _rescued")
 
 
 class _View:
     """What people and scripts see of a mirror."""
 
     def __init__(
-        self, bucket: str, table: str, bar: ProgressDisplay, metrics_file: str | None, *, as_json: bool
+        self, figures: MirrorFigures, bar: ProgressDisplay, metrics_file: str | None, *, as_json: bool
     ) -> None:
-        self.changes = self.rollbacks = self.bytes = self.version = self.rescued = 0
-        self._labels = {"bucket": bucket, "table": table}
+        self.figures = figures
         self._bar = bar
         self._metrics_file = metrics_file
         self._as_json = as_json
-        self._last: RoundProgress | None = None
+        self._has_shown = False
 
     def wait(self, message: str) -> None:
-        """Called every second: a first load is one long round."""
-        if self._last is None:
+        """A second has passed; a first load is one long round."""
+        self.figures.message = message
+        if not self._has_shown:
             self._bar.describe(f"mirroring, {message}")
 
     def show(self, what: RoundProgress) -> None:
         """A round is done."""
-        self._last = what
-        self.changes += what.changes
-        self.rollbacks += len(what.rolled_back)
-        self.bytes += what.bytes_written
-        self.rescued += what.rescued
-        self.version = what.versions[0]
+        self._has_shown = True
+        figures = self.figures
+        figures.add(what)
         self._bar.advance(what.changes)
         left = f", {what.lag_changes / what.rate:.0f} s left" if what.lag_changes and what.rate else ""
-        rescued = f", {self.rescued:,} rescued" if self.rescued else ""
+        rescued = f", {figures.rescued:,} rescued" if figures.rescued else ""
         self._bar.describe(f"mirroring, {what.rate:,.0f}/s, {what.lag_changes:,} behind{left}{rescued}")
         if what.rolled_back:
             note(f"the bucket took changes back: rolled back {counted(len(what.rolled_back), 'vbucket')}")
@@ -226,43 +236,18 @@ class _View:
             click.echo(json.dumps(what.to_json()))
         self.write_metrics()
 
+    def tell_trouble(self, text: str) -> None:
+        """Something went wrong, and is tried again."""
+        self.figures.trouble(text)
+        note(text)
+
     def write_metrics(self) -> None:
         """Write the figures for Prometheus, atomically."""
         if self._metrics_file is None:
             return
-        from ..spark.rounds.progress import RoundProgress
-        from ..spark.source.lag import prometheus_text
+        from ..web.http import exposition_text
 
-        last = self._last or RoundProgress(0, 0, (), (self.version,))
-        figures = {
-            "tailrace_mirror_changes_total": ("counter", "Changes applied in this run.", self.changes),
-            "tailrace_mirror_rollbacks_total": ("counter", "VBuckets that were rolled back.", self.rollbacks),
-            "tailrace_mirror_written_bytes_total": ("counter", "Bytes of new files.", self.bytes),
-            "tailrace_mirror_rescued_total": (
-                "counter",
-                "Rows of typed tables with values that do not fit.",
-                self.rescued,
-            ),
-            "tailrace_mirror_lag_changes": (
-                "gauge",
-                "Changes behind the bucket.",
-                last.lag_changes,
-            ),
-            "tailrace_mirror_lag_seconds": (
-                "gauge",
-                "Age of what the table shows.",
-                last.lag_s,
-            ),
-            "tailrace_mirror_rate": ("gauge", "Changes a second, last round.", last.rate),
-            "tailrace_mirror_batch": ("gauge", "Number of the last round.", last.batch),
-            "tailrace_mirror_version": ("gauge", "Version of the table.", self.version),
-            "tailrace_mirror_reported_seconds": (
-                "gauge",
-                "When this was written, unix time.",
-                SYSTEM.time_ns() / 1e9,
-            ),
-        }
-        atomic_write(self._metrics_file, prometheus_text(figures, self._labels).encode())
+        atomic_write(self._metrics_file, exposition_text(self.figures.metrics()))
 
 
 @contextmanager

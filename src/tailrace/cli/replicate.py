@@ -21,6 +21,7 @@ from .client import (
 )
 from .common import URL, note, progress, url_argument
 from .common import command as make_command
+from .http_options import http_options, reading_over_http
 
 
 @make_command(
@@ -40,6 +41,7 @@ tailrace replicate couchbase://127.0.0.1 couchbase://127.0.0.1:11310 --state pos
 @state_option("Save positions here once the target has the changes on disk, and resume from them.")
 @retry_option
 @tls_options
+@http_options
 def command(
     url: ConnectionString,
     target: ConnectionString,
@@ -65,7 +67,10 @@ def command(
         given["tls"] = tls_from(options)
     if tap_name is not None:
         given["tap_settings"] = remembered(tap_name, dialect)
-    with Replicator(url, target, **given) as replicator:
+    with (
+        reading_over_http(options, "replicate", url.bucket) as watched,
+        Replicator(url, target, **given, **watched) as replicator,
+    ):
         with progress("replicating", replicator.total() if end == "now" else None) as bar:
             for count in replicator.run(start, end):
                 bar.advance(count)

@@ -104,7 +104,11 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
 @click.option("--tls-key", type=EXISTING_FILE, help="Its private key, PEM.")
 @click.option("--tls-port", type=Integer(0, 65535), help="Port for TLS.  [default: 11207 with --tls-cert]")
 @click.option(
-    "--web-port", type=Integer(0, 65535), help="Port of the dashboard and the JSON API; 0 takes a free one."
+    "--http-port",
+    "--web-port",
+    "web_port",
+    type=Integer(0, 65535),
+    help="Page, JSON, /metrics, /healthz and /readyz; HTTPS with --tls-cert. 0 takes a free port.",
 )
 @click.option(
     "--memory-quota", type=SIZE, help="Memory for checkpoints, buffers and caches.  [default: 256m]"
@@ -163,8 +167,8 @@ def command(  # the options, in the order of the help
         check_bucket_name(name)
     if vbuckets is not None and vbuckets & (vbuckets - 1):
         raise UsageError(f"--vbuckets {vbuckets} is no power of two, write one from 1 to 1024")
-    who = _users(users, users_file)
-    if not who and not _is_loopback(host):
+    who = users_from(users, users_file)
+    if not who and not is_loopback(host):
         raise UsageError(f"--host {host} is open to others, so add users with --user NAME:PASSWORD")
     options = _Options(
         host=host,
@@ -193,17 +197,16 @@ def command(  # the options, in the order of the help
 # options
 
 
-def _users(given: tuple[str, ...], file: Path | None) -> dict[str, str]:
+def users_from(given: tuple[str, ...], file: Path | None, option: str = "--users-file") -> dict[str, str]:
+    """Names and passwords, of the command line and of a file."""
     lines = list(given)
     if file is not None:
         if file.stat().st_size > _MAX_USERS_FILE:
-            raise UsageError(
-                f"--users-file {str(file)!r} is too large, it has more than {_MAX_USERS_FILE} bytes"
-            )
+            raise UsageError(f"{option} {str(file)!r} is too large, it has more than {_MAX_USERS_FILE} bytes")
         try:
             text = file.read_text("utf-8")
         except UnicodeDecodeError:
-            raise UsageError(f"--users-file {str(file)!r} is not UTF-8") from None
+            raise UsageError(f"{option} {str(file)!r} is not UTF-8") from None
         lines += [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     users: dict[str, str] = {}
     for line in lines:
@@ -218,7 +221,7 @@ def _users(given: tuple[str, ...], file: Path | None) -> dict[str, str]:
     return users
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str, option: str = "--host") -> bool:
     """Whether only this machine can reach it; of a name, all addresses must be such."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
@@ -227,17 +230,24 @@ def _is_loopback(host: str) -> bool:
     try:
         resolved = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise UsageError(f"--host {host!r} is no address of this machine: {error.strerror}") from None
+        raise UsageError(f"{option} {host!r} is no address of this machine: {error.strerror}") from None
     return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in resolved)
 
 
 def _tls_context(cert: Path | None, key: Path | None, port: int | None) -> ssl.SSLContext | None:
+    if cert is None and key is None and port is not None:
+        raise UsageError("--tls-port needs --tls-cert and --tls-key")
+    return tls_context(cert, key)
+
+
+def tls_context(
+    cert: Path | None, key: Path | None, names: tuple[str, str] = ("--tls-cert", "--tls-key")
+) -> ssl.SSLContext | None:
+    """What a server needs for TLS; None if nobody asked for it. ``names`` are those of the options."""
     if cert is None and key is None:
-        if port is not None:
-            raise UsageError("--tls-port needs --tls-cert and --tls-key")
         return None
     if cert is None or key is None:
-        raise UsageError("--tls-cert and --tls-key go together")
+        raise UsageError(f"{names[0]} and {names[1]} go together")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     for file in (cert, key):
@@ -246,7 +256,7 @@ def _tls_context(cert: Path | None, key: Path | None, port: int | None) -> ssl.S
         context.load_cert_chain(cert, key)
     except ssl.SSLError as error:
         raise UsageError(
-            f"--tls-cert {str(cert)!r} and --tls-key {str(key)!r} are no certificate with its key in PEM: "
+            f"{names[0]} {str(cert)!r} and {names[1]} {str(key)!r} are no certificate with its key in PEM: "
             f"{error.reason or error}"
         ) from None
     return context
@@ -343,10 +353,11 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
         await server.start(sockets, tls_sockets, options.tls)
         web_port = None
         if options.web_port is not None:
-            from ..web import serve_http
+            from ..web import connection_handler, node_service
 
-            web_sockets = _listen(listen, options.host, options.web_port, "--web-port")
-            web_port = await server.start_web(web_sockets, serve_http)
+            web_sockets = _listen(listen, options.host, options.web_port, "--http-port")
+            handle = connection_handler(node_service(server.node, server))
+            web_port = await server.start_web(web_sockets, handle, options.tls)
     except BaseException:
         engine.close()
         raise

@@ -29,6 +29,7 @@ from .client import (
 )
 from .common import command as make_command
 from .common import json_option, run, url_argument, use_colour
+from .http_options import http_options, reading_over_http
 
 if TYPE_CHECKING:
     from ..client.checkpoints import FileState
@@ -67,6 +68,7 @@ tailrace tail couchbase://127.0.0.1 --to now --state positions.json --json > cha
 @source_options
 @left_out_options
 @tls_options
+@http_options
 def command(
     url: ConnectionString,
     start: str,
@@ -107,19 +109,20 @@ def command(
     if dialect != "tap" or state is not None or start not in ("beginning", "now"):
         positions = _Positions(state, start, url.bucket)
         start = positions.start
-    run(
-        _tail(
-            url,
-            given,
-            positions,
-            start,
-            end,
-            chosen,
-            line,
-            changes_only=changes_only,
-            forget=tap_forget,
+    with reading_over_http(options, "tail", url.bucket) as watched:
+        run(
+            _tail(
+                url,
+                given | watched,
+                positions,
+                start,
+                end,
+                chosen,
+                line,
+                changes_only=changes_only,
+                forget=tap_forget,
+            )
         )
-    )
 
 
 class _Positions:

@@ -115,6 +115,8 @@ class Source:
         except BaseException:
             await self.close()
             raise
+        if self.options.on_open is not None:
+            self.options.on_open(self)
         return self
 
     async def __aexit__(
@@ -273,6 +275,14 @@ class Source:
         if self._portion is not None:
             self._portion.settle()
         return {} if self._reading is None else self._reading.positions()
+
+    def reached_seqnos(self) -> dict[int, int]:
+        """How far the application was when it last came for more, by vbucket; for whoever watches it."""
+        return (
+            {}
+            if self._reading is None
+            else {vbucket: position.seqno for vbucket, position in self._reading.positions().items()}
+        )
 
     async def save(self) -> None:
         """Save the last whole snapshot of every vbucket that the application has. A failure is raised."""

@@ -79,6 +79,8 @@ class SourceOptions:
     """Allow the login that shows the password on a connection without TLS."""
     on_wire: Callable[[int, bool, bytes | memoryview], None] | None = None
     """Called with everything sent or received: the connection, whether we sent it, whole frames."""
+    on_open: Callable[[Any], None] | None = None
+    """Called with the `Source` when it is connected, on its loop: for whoever wants to watch it."""
     priority: str = ""
     """``low``, ``medium`` or ``high``, if the server should prefer or defer this reader."""
     tap_settings: TapSettings = _TAP
@@ -168,6 +170,7 @@ class SourceKeywords(TypedDict, total=False):
     tls: TlsOptions | None
     allow_plain: bool
     on_wire: Callable[[int, bool, bytes | memoryview], None] | None
+    on_open: Callable[[Any], None] | None
     priority: str
     tap_settings: TapSettings
     backfill_order: str

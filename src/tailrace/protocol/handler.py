@@ -9,7 +9,7 @@ for a reader that does not read.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..clock import Clock
 from ..wire.header import Frame
@@ -19,7 +19,23 @@ if TYPE_CHECKING:
     from ..store.base import Bucket, VBucket
     from .tap.clients import TapClients
 
-__all__ = ["Handler", "Host"]
+__all__ = ["Handler", "HandlerSummary", "Host"]
+
+
+class HandlerSummary(NamedTuple):
+    """A connection's streams in a few figures, cheap enough to be asked for every second."""
+
+    role: str
+    """``producer`` or ``replica``."""
+    streams: int = 0
+    lag_changes: int = 0
+    """Changes that have not been sent, over all streams."""
+    unacknowledged_bytes: int = 0
+    window_bytes: int = 0
+    """0: there is no flow control."""
+    backfills: int = 0
+    """Streams that are read from disk."""
+    sent_bytes: int = 0
 
 
 class Handler(Protocol):
@@ -65,6 +81,10 @@ class Handler(Protocol):
         """Its figures for the statistics, by names without the connection's own
         (``eq_dcpq:<name>:`` is put in front).
         """
+        ...
+
+    def summary(self) -> HandlerSummary:
+        """The same for all streams together."""
         ...
 
     def close(self, reason: str) -> None:

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 
 from ..store.base import Job
 from .held_bytes import HeldBytes
-from .management import HTTP_STARTS, HttpRequestBuffer, serve_management
+from .http import HTTP_STARTS, HttpRequestBuffer
+from .management import management_service
 from .node import Node
 from .session import Session
 from .topology import NodeAddress
@@ -27,10 +28,8 @@ __all__ = ["Server", "listen"]
 
 log = logging.getLogger("tailrace.server")
 
-ServeHttp: TypeAlias = Callable[
-    [Node], Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
-]
-"""Makes of a node what handles an HTTP connection, see `tailrace.web`."""
+HandleHttp: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+"""Handles an HTTP connection, see `tailrace.web`."""
 
 _BACKLOG = 1024
 _WRITE_BYTES = 256 << 10
@@ -89,6 +88,7 @@ class Server:
         self.connections: set[ServerConnection] = set()
         self.node = node_of(self._run_job)
         self.node.dial = self._dial
+        self.management = management_service(self.node)
         self._dialling: set[asyncio.Task[None]] = set()
         self.unread: HeldBytes[ServerConnection] = HeldBytes()
         self.unprocessed: HeldBytes[ServerConnection] = HeldBytes()
@@ -193,13 +193,16 @@ class Server:
             )
         self._arm()
 
-    async def start_web(self, sockets: list[socket.socket], serve_http: ServeHttp) -> int:
-        """Serve the dashboard and the JSON API; the port."""
+    async def start_web(
+        self, sockets: list[socket.socket], handle: HandleHttp, tls: ssl.SSLContext | None = None
+    ) -> int:
+        """Serve page, JSON and metrics, over TLS if a context is given; the port."""
         for listener in sockets:
-            server = await asyncio.start_server(serve_http(self.node), sock=listener, limit=8 << 10)
+            server = await asyncio.start_server(handle, sock=listener, limit=8 << 10, ssl=tls)
             self._servers.append(server)
         port: int = sockets[0].getsockname()[1]
-        self.node.address = replace(self.node.address, web_port=port)
+        if tls is None:  # configs announce it as a port of management without TLS
+            self.node.address = replace(self.node.address, web_port=port)
         return port
 
     def watch_disk(self, directory: Path) -> None:
@@ -354,7 +357,7 @@ class ServerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is not None and request.add(data):
             self._http = None  # one request a connection
-            transport.write(request.answer(self._server.node, serve_management))
+            transport.write(request.answer(self._server.management))
             transport.close()
 
     def eof_received(self) -> bool:

@@ -16,6 +16,7 @@ from ..clock import Clock
 from ..errors import StoreError
 from ..store.base import Bucket, Compaction, Job
 from ..wire.codes import VBucketState
+from .events import EventLog
 from .settings import Settings
 from .stats import Histogram
 
@@ -50,11 +51,15 @@ def run_inline(job: Job, done: Callable[[], None]) -> None:
 class BackgroundWork:
     """The jobs and timers of one bucket."""
 
-    def __init__(self, store: Bucket, settings: Settings, clock: Clock, run_job: RunJob) -> None:
+    def __init__(
+        self, store: Bucket, settings: Settings, clock: Clock, run_job: RunJob, events: EventLog
+    ) -> None:
         self.flush_wanted = False
         """Somebody waits for the disk: `settle` at the end of this batch of requests."""
         self.flush_times = Histogram()
         self.flush_failures = 0
+        self.back_pressure = BackPressure(store, events)
+        self._events = events
         self._store = store
         self._flush_interval = settings.flush_interval
         self._clock = clock
@@ -89,6 +94,7 @@ class BackgroundWork:
         """Begin what is due."""
         if now >= self._flush_at:
             self._flush_at = now + self._flush_interval
+            self.back_pressure.look()
             self._begin_flush()
         if now >= self._pager.due_at:
             self._pager.run(now)
@@ -164,12 +170,12 @@ class BackgroundWork:
             failure = error
             self._disk_refuses = True
             self.flush_failures += 1
-            log.error(
-                "bucket %s: changes could not be written and are kept in memory: %s", self._store.name, error
-            )
+            self._events.record("flush_failed", level=logging.ERROR, bucket=self._store.name, error=error)
             self._flush_at = self._clock.monotonic() + max(_RETRY_S, self._flush_interval)
             self.flush_wanted = False
         else:
+            if self._disk_refuses:
+                self._events.record("flush_recovered", level=logging.INFO, bucket=self._store.name)
             self._disk_refuses = False
             self.flush_times.add(self._clock.monotonic() - started)
         for done in waiting:
@@ -217,7 +223,9 @@ class BackgroundWork:
         except StoreError as error:
             failure = error
             self._maintenance.failed = True  # not at once again, wherever the job ran
-            log.error("bucket %s: maintenance failed and will be tried again: %s", self._store.name, error)
+            self._events.record(
+                "maintenance_failed", level=logging.ERROR, bucket=self._store.name, error=error
+            )
         self._remove_files()
         if done is not None:
             done(failure)
@@ -248,6 +256,33 @@ class _Maintenance:
         self.compactions: deque[tuple[Compaction, Done]] = deque()
         self.sealed = 0
         """Jobs that the first of the compactions has waited for."""
+
+
+class BackPressure:
+    """Whether writes are refused because the disk is behind, looked at with every flush."""
+
+    def __init__(self, store: Bucket, events: EventLog) -> None:
+        self.is_on = False
+        self._store = store
+        self._events = events
+        self._seen = store.writes_refused
+
+    def look(self) -> None:
+        """Tell when it begins, and when it ends."""
+        refused = self._store.writes_refused
+        is_on = refused > self._seen or (self.is_on and self._is_full())
+        if is_on != self.is_on:
+            self.is_on = is_on
+            self._events.record(
+                "back_pressure_on" if is_on else "back_pressure_off",
+                bucket=self._store.name,
+                memory_bytes=self._store.memory_bytes,
+                writes_refused=refused,
+            )
+        self._seen = refused
+
+    def _is_full(self) -> bool:
+        return self._store.memory_bytes >= self._store.settings.memory_quota
 
 
 class _ExpiryPager:

@@ -10,6 +10,7 @@ from ..store.base import Bucket
 from ..store.collections import Manifest
 from .background import BackgroundWork, RunJob, run_inline
 from .durability import CopyTracker
+from .events import EventLog
 from .range_scans import RangeScans
 from .settings import Settings
 from .topology import ServedMap
@@ -24,10 +25,16 @@ _CACHE_ENTRY_BYTES = 400
 class ServedBucket:
     """One bucket of the node; everything here runs on the owner's thread."""
 
-    def __init__(self, store: Bucket, settings: Settings, clock: Clock, run_job: RunJob) -> None:
+    def __init__(
+        self, store: Bucket, settings: Settings, clock: Clock, run_job: RunJob, events: EventLog
+    ) -> None:
         self.store = store
         self.name = store.name
-        self.work = BackgroundWork(store, settings, clock, run_job)
+        self.work = BackgroundWork(store, settings, clock, run_job, events)
+        self.failovers = 0
+        """VBuckets that began a new branch since the start."""
+        self.lost_changes = 0
+        """Changes that this took back."""
         self.watchers = Watchers(store)
         self.collections = ServedCollections(store)
         self.answers = AnswerCache(store, settings.answer_cache)

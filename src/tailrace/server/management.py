@@ -9,162 +9,35 @@ Rules: docs/spec/servers.md#management-http.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-from urllib.parse import parse_qs, unquote
+from typing import Any
+from urllib.parse import unquote
 
 from ..errors import DocumentRefused
 from ..store.collections import DEFAULT, is_legal_name
 from .bucket import ServedBucket
+from .http import HttpContent, HttpRequest, HttpService, basic_login, http_error
 from .node import DEFAULT_USER, Node
 
-__all__ = ["HTTP_STARTS", "HttpContent", "HttpRequest", "HttpRequestBuffer", "respond_to", "serve_management"]
+__all__ = ["login_of", "management_service", "serve_management"]
 
-HTTP_STARTS = frozenset(b"GPHDO")
-"""First letters of HTTP's methods; no frame of ours begins with one."""
-MAX_HEAD_BYTES = 8 << 10
-MAX_BODY_BYTES = 64 << 10
-_MAX_FIELDS = 20
 _VERSION = "7.6.0-1000-enterprise"
 _COMPATIBILITY = 7 << 16 | 6
 _MAX_TTL = (1 << 31) - 1
-# The page brings all that it needs, and nothing that a peer has sent can make it fetch more.
-_POLICY = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    413: "Content Too Large",
-    503: "Service Unavailable",
-}
 
 
-class HttpContent(NamedTuple):
-    """What is answered."""
-
-    kind: str
-    body: bytes
-    status: int = 200
-
-    @classmethod
-    def of_json(cls, content: Any, status: int = 200) -> HttpContent:
-        return cls("application/json", json.dumps(content).encode() + b"\n", status)
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
-    """A request, understood."""
-
-    method: str
-    path: str
-    user: str
-    form: dict[str, str]
-
-
-Serve = Callable[[Node, HttpRequest], HttpContent | None]
-"""Answers a request; None if there is nothing at its path."""
-
-
-class HttpRequestBuffer:
-    """A request that comes in pieces."""
-
-    __slots__ = ("_data", "_need")
-
-    def __init__(self) -> None:
-        self._data = b""
-        self._need: int | None = None
-
-    def add(self, data: bytes) -> bool:
-        """More has come; whether all of the request is there, or as much as is looked at."""
-        self._data += data
-        if self._need is None:
-            end = self._data.find(b"\r\n\r\n")
-            if end < 0:
-                return len(self._data) > MAX_HEAD_BYTES
-            self._need = end + 4 + min(_body_bytes(self._data[:end]), MAX_BODY_BYTES + 1)
-        return len(self._data) >= self._need
-
-    def answer(self, node: Node, serve: Serve) -> bytes:
-        """The whole response; nothing for a request without end."""
-        if self._need is None:
-            return b""
-        head, _, body = self._data[: self._need].partition(b"\r\n\r\n")
-        return respond_to(node, head, body, serve)
-
-
-def _body_bytes(head: bytes) -> int:
-    text = _header(head.decode("latin-1"), "content-length")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-
-
-def _header(head: str, wanted: str) -> str:
-    for line in head.split("\r\n")[1:]:
-        name, _, value = line.partition(":")
-        if name.lower() == wanted:
-            return value.strip()
-    return ""
-
-
-def respond_to(node: Node, head: bytes, body: bytes, serve: Serve) -> bytes:
-    """The response to a request, whoever serves its path."""
-    text = head.decode("latin-1")
-    words = text.partition("\r\n")[0].split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        return _response(_error(400, "this is no HTTP request"))
-    if len(body) > MAX_BODY_BYTES:
-        return _response(_error(413, f"a body of more than {MAX_BODY_BYTES} bytes"))
-    user = _user(node, _header(text, "authorization"))
-    if user is None:
-        return _response(_error(401, "log in with Basic authentication"))
-    method, target, _ = words
-    try:
-        fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
-    except ValueError:
-        return _response(_error(400, f"a form of more than {_MAX_FIELDS} fields"))
-    form = {name: values[-1] for name, values in fields.items()}
-    path = target.partition("?")[0]
-    content = serve(node, HttpRequest("GET" if method == "HEAD" else method, path, user, form))
-    if content is None:
-        content = _error(404, "there is nothing here")
-    return _response(content, with_body=method != "HEAD")
-
-
-def _user(node: Node, authorization: str) -> str | None:
-    """Who asks; None if nobody may without a login."""
+def login_of(node: Node, authorization: str) -> str | None:
+    """Who asks over HTTP; None if nobody may without a login."""
     if not node.needs_login:
         return DEFAULT_USER[0]
-    scheme, _, encoded = authorization.partition(" ")
-    try:
-        text = base64.b64decode(encoded, validate=True).decode()
-    except (binascii.Error, ValueError):
-        return None
-    user, _, password = text.partition(":")
-    return user if scheme.lower() == "basic" and node.users.check_password(user, password) else None
+    return basic_login(node.users.check_password, authorization)
 
 
-def _error(status: int, text: str) -> HttpContent:
-    return HttpContent.of_json({"error": text}, status)
-
-
-def _response(content: HttpContent, *, with_body: bool = True) -> bytes:
-    status = content.status
-    head = (
-        f"HTTP/1.1 {status} {_REASONS[status]}\r\n"
-        f"Content-Type: {content.kind}\r\n"
-        f"Content-Length: {len(content.body)}\r\n"
-        "Cache-Control: no-store\r\n"
-        f"Content-Security-Policy: {_POLICY}\r\n"
-        "X-Content-Type-Options: nosniff\r\n"
-        + ('WWW-Authenticate: Basic realm="tailrace"\r\n' if status == 401 else "")
-        + "Connection: close\r\n\r\n"
+def management_service(node: Node) -> HttpService:
+    """What a node answers on its own port."""
+    return HttpService(
+        lambda request: serve_management(node, request), lambda authorization: login_of(node, authorization)
     )
-    return head.encode() + (content.body if with_body else b"")
 
 
 # what there is
@@ -198,7 +71,7 @@ def serve_management(node: Node, request: HttpRequest) -> HttpContent | None:
 
 
 def _only_get(request: HttpRequest, content: HttpContent) -> HttpContent:
-    return content if request.method == "GET" else _error(405, "only GET")
+    return content if request.method == "GET" else http_error(405, "only GET")
 
 
 def _who(node: Node, request: HttpRequest) -> HttpContent:
@@ -272,7 +145,7 @@ def _scopes(node: Node, bucket: ServedBucket, request: HttpRequest, rest: list[s
                 collections = _scope(manifest, scope, changes=False)["collections"]
                 collections.remove(_collection(collections, name))
             case ["scopes", *_]:
-                return _error(405, f"{method} is not for this path")
+                return http_error(405, f"{method} is not for this path")
             case _:
                 return None
         return _apply(node, bucket, manifest)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from .. import rng as rng_
 from ..clock import SYSTEM, Clock
@@ -23,6 +24,7 @@ from ..wire.admin import ClustermapChangeNotification
 from ..wire.codes import Datatype, Feature, VBucketState
 from ..wire.dialect import Role
 from .bucket import RunJob, ServedBucket, run_inline
+from .events import EventLog, shown_ranges
 from .replication import Dial, Replication
 from .session import Session
 from .settings import Settings
@@ -67,9 +69,9 @@ class Node:
         if self.needs_login:
             self.users.derive()  # here, so that no login holds up the loop for it
         self.counters = Counters()
+        self.events = EventLog(clock)
         self.sessions: dict[Session, None] = {}  # in the order in which they came
         self.address = NodeAddress(port=0)
-        self.pid = os.getpid()
         self.started_at = clock.monotonic()
         self.disk_used_share: Callable[[], float] = lambda: 0.0
         """How full the disk of the data directory is; set by whoever runs the node."""
@@ -84,8 +86,13 @@ class Node:
         self.buckets: dict[str, ServedBucket] = {}
         self.replication: dict[str, Replication] = {}
         for store in engine.buckets.values():
-            self.buckets[store.name] = ServedBucket(store, self.settings, clock, run_job)
+            self.buckets[store.name] = ServedBucket(store, self.settings, clock, run_job, self.events)
             self.replication[store.name] = Replication(self, self.buckets[store.name])
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return os.getpid()
 
     # connections
 
@@ -93,6 +100,7 @@ class Node:
         """A connection came in; None if there are too many."""
         if len(self.sessions) >= self.settings.max_connections:
             self.counters.rejected_connections += 1
+            self.events.record("connection_refused", peer=peer, connections=len(self.sessions))
             return None
         session = Session(self, peer, now, tls=tls)
         self.sessions[session] = None
@@ -168,6 +176,40 @@ class Node:
             self._rev += 1
             self._own_maps.pop(bucket.name, None)
             self._notify(bucket)
+
+    @contextmanager
+    def watching_history(
+        self, bucket: ServedBucket, numbers: Iterable[int], event: str, **facts: Any
+    ) -> Iterator[None]:
+        """What happens in the block may begin new branches and take changes back: both are counted and
+        told, once for all of these vbuckets.
+        """
+        vbuckets = bucket.store.vbuckets
+        before = {
+            number: (vbucket.uuid, vbucket.high_seqno)
+            for number in numbers
+            if number < len(vbuckets) and (vbucket := vbuckets[number]) is not None
+        }
+        yield
+        branched: list[int] = []
+        lost = 0
+        for number, (uuid, high_seqno) in before.items():
+            vbucket = vbuckets[number]
+            if vbucket is not None and (vbucket.uuid != uuid or vbucket.high_seqno < high_seqno):
+                branched.append(number)
+                lost += max(0, high_seqno - vbucket.high_seqno)
+        if not branched:
+            return
+        bucket.failovers += len(branched)
+        bucket.lost_changes += lost
+        if len(branched) == 1:
+            number = branched[0]
+            vbucket = vbuckets[number]
+            assert vbucket is not None
+            facts = {**facts, "from_seqno": before[number][1], "to_seqno": vbucket.high_seqno}
+        self.events.record(
+            event, bucket=bucket.name, vbuckets=shown_ranges(branched), lost_changes=lost, **facts
+        )
 
     def _notify(self, bucket: ServedBucket) -> None:
         """Tell the clients that asked for it."""

@@ -128,7 +128,8 @@ class StreamHost:
         def run() -> None:
             states = {vbucket.id: vbucket.state for vbucket in bucket.store}
             try:
-                changed = act(bucket.store)
+                with node.watching_history(bucket, states, "rollback", peer=self.peer):
+                    changed = act(bucket.store)
             except StoreError as error:
                 done(str(error))
                 return

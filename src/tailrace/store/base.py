@@ -404,6 +404,11 @@ class Bucket(Protocol):
     settings: StoreSettings
 
     @property
+    def writes_refused(self) -> int:
+        """Writes that were refused because the disk was behind."""
+        ...
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of the changes in memory."""
         ...

@@ -85,6 +85,10 @@ class SealedStore:
         return self.queue.memory_bytes
 
     @property
+    def writes_refused(self) -> int:
+        return self.queue.refusals
+
+    @property
     def segments(self) -> list[Segment]:
         return self.sealed.segments
 

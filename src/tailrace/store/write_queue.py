@@ -17,7 +17,16 @@ __all__ = ["WriteQueue"]
 class WriteQueue:
     """All that a write needs beside its vbucket; the vbuckets of a bucket share it."""
 
-    __slots__ = ("clock", "expirations", "frames", "max_value", "memory_bytes", "memory_limit", "notes")
+    __slots__ = (
+        "clock",
+        "expirations",
+        "frames",
+        "max_value",
+        "memory_bytes",
+        "memory_limit",
+        "notes",
+        "refusals",
+    )
 
     def __init__(self, settings: StoreSettings, clock: HybridClock) -> None:
         self.clock = clock
@@ -26,6 +35,7 @@ class WriteQueue:
         self.memory_bytes = 0  # of all frames in memory, those on disk too
         self.memory_limit = settings.memory_quota
         self.max_value = settings.max_value
+        self.refusals = 0  # writes that `full` refused
         self.expirations = 0  # documents that were found expired
 
     def __bool__(self) -> bool:
@@ -33,6 +43,7 @@ class WriteQueue:
 
     def full(self) -> DocumentRefused:
         """The refusal of a write while more is in memory than the limit allows."""
+        self.refusals += 1
         return DocumentRefused(Status.ETMPFAIL, "the disk is behind: memory_quota is used up")
 
     def take(self) -> tuple[list[bytes], list[int]]:

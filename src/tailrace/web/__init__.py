@@ -1,5 +1,7 @@
-"""What a node shows in a browser, and to tools that speak HTTP."""
+"""What a node, a reader and a mirror show over HTTP: the page, JSON, metrics and health."""
 
-from .http import respond, serve_http
+from .beside import HttpBeside, HttpFigures, HttpOptions
+from .http import connection_handler
+from .node import node_service
 
-__all__ = ["respond", "serve_http"]
+__all__ = ["HttpBeside", "HttpFigures", "HttpOptions", "connection_handler", "node_service"]

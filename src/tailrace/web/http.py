@@ -1,69 +1,83 @@
-"""The dashboard at ``/`` and the JSON API: ``GET /api/stats`` is the snapshot of `stats` as one object.
+"""What is served over HTTP, the same for a node, a reader and a mirror:
 
-The management paths (`server.management`) are here too. One request a connection. The page is one file
-without anything from elsewhere.
+    /           the page                      /api/stats   its figures as one JSON object
+    /metrics    for Prometheus                /healthz     200 as long as somebody answers
+    /readyz     200 if it does its work, 503 and why if not
 
-Errors have one shape, ``{"error": TEXT}``. Where users are configured it wants one of them (Basic).
+One request a connection. Errors have one shape, ``{"error": TEXT}``. Where users are configured all but the
+last two want one of them (Basic). The page is one file without anything from elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.resources
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from typing import Any, TypeAlias
 
-from ..server import stats
-from ..server.management import (
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from ..clock import SYSTEM
+from ..server.http import (
+    HttpAnswer,
     HttpContent,
     HttpRequest,
     HttpRequestBuffer,
-    respond_to,
-    serve_management,
+    HttpService,
+    http_error,
+    response,
 )
-from ..server.node import Node
+from .catalog import FigureSheet
 
-__all__ = ["respond", "serve_http"]
+__all__ = [
+    "HandleConnection",
+    "Route",
+    "connection_handler",
+    "exposition",
+    "is_open",
+    "page",
+    "routed",
+    "stepwise",
+]
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0
 _READ_BYTES = 64 << 10
+_TURN_S = 0.002
+"""How long the loop of a node may be held up."""
+
+HandleConnection: TypeAlias = Callable[
+    [asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]
+]
+Route: TypeAlias = Callable[[HttpRequest], HttpAnswer]
+
+_OPEN = frozenset({"/healthz", "/readyz"})
 
 
-def _dashboard(_node: Node) -> HttpContent:
-    page = importlib.resources.files(__package__).joinpath("dashboard.html")
-    return HttpContent("text/html; charset=utf-8", page.read_bytes())
+def is_open(path: str) -> bool:
+    """What needs no login: whoever starts and watches processes has none, and learns nothing else."""
+    return path in _OPEN
 
 
-ROUTES: dict[str, Callable[[Node], HttpContent]] = {
-    "/": _dashboard,
-    "/api/stats": lambda node: HttpContent.of_json(stats.snapshot(node)),
-}
-
-
-def _serve(node: Node, request: HttpRequest) -> HttpContent | None:
-    route = ROUTES.get(request.path)
-    if route is None:
-        content = serve_management(node, request)
-        hint = f"there is nothing here; try {' '.join(ROUTES)}"
-        return content or HttpContent.of_json({"error": hint}, 404)
-    if request.method != "GET":
-        return HttpContent.of_json({"error": "only GET"}, 405)
-    return route(node)
-
-
-def serve_http(
-    node: Node,
-) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
+def connection_handler(service: HttpService) -> HandleConnection:
     """What `asyncio.start_server` calls for each connection."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = HttpRequestBuffer()
+        buffer = HttpRequestBuffer()
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                while not request.add(data := await reader.read(_READ_BYTES)):
+                while not buffer.add(data := await reader.read(_READ_BYTES)):
                     if not data:
                         return  # it is gone
-                writer.write(request.answer(node, _serve))
+                request = buffer.understood(service)
+                if request is None:
+                    return
+                if isinstance(request, HttpContent):
+                    writer.write(response(request))
+                else:
+                    answer = service.serve(request)
+                    content = await answer if isinstance(answer, Awaitable) else answer
+                    writer.write(response(content, with_body=request.with_body))
                 await writer.drain()
         except (TimeoutError, OSError):
             pass  # a peer that is too slow or gone gets nothing
@@ -73,6 +87,46 @@ def serve_http(
     return handle
 
 
-def respond(node: Node, head: bytes, body: bytes = b"") -> bytes:
-    """The whole response to a request."""
-    return respond_to(node, head, body, _serve)
+def routed(routes: Mapping[str, Route], request: HttpRequest) -> HttpAnswer:
+    """The answer of a path that is asked for with GET; None if it is none of them."""
+    route = routes.get(request.path)
+    if route is None:
+        return None
+    return route(request) if request.method == "GET" else http_error(405, "only GET")
+
+
+def page(name: str) -> HttpContent:
+    """A page of the package."""
+    content = importlib.resources.files(__package__).joinpath(name).read_bytes()
+    return HttpContent("text/html; charset=utf-8", content)
+
+
+# for Prometheus
+
+
+_process = CollectorRegistry()
+ProcessCollector(registry=_process)
+
+
+def exposition_text(sheet: FigureSheet) -> bytes:
+    """Figures as Prometheus reads them."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(sheet)
+    return generate_latest(registry)
+
+
+def exposition(sheet: FigureSheet) -> HttpContent:
+    """Figures as they are answered, with those of the process."""
+    return HttpContent(CONTENT_TYPE_PLAIN_0_0_4, exposition_text(sheet) + generate_latest(_process))
+
+
+async def stepwise(steps: Iterator[FigureSheet]) -> FigureSheet:
+    """The last of the steps, with a turn of the loop whenever they have taken some time."""
+    whole = FigureSheet(())
+    ends = SYSTEM.monotonic() + _TURN_S
+    for sheet in steps:
+        whole = sheet
+        if SYSTEM.monotonic() >= ends:
+            await asyncio.sleep(0)
+            ends = SYSTEM.monotonic() + _TURN_S
+    return whole

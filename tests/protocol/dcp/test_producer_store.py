@@ -20,6 +20,7 @@ from tailrace.clock import ManualClock
 from tailrace.errors import DocumentRefused, StoreError
 from tailrace.files import MemoryFiles
 from tailrace.server.bucket import ServedBucket, run_inline
+from tailrace.server.events import EventLog
 from tailrace.server.settings import Settings
 from tailrace.store.base import Compaction, StoreSettings
 from tailrace.store.engine import Engine
@@ -81,7 +82,7 @@ class Storing(ReaderModel):
 
     def connect(self) -> None:
         self.bucket = self.engine.buckets["default"]
-        served = ServedBucket(self.bucket, Settings(), self.clock, run_inline)
+        served = ServedBucket(self.bucket, Settings(), self.clock, run_inline, EventLog(self.clock))
         host = RealHost(served, COLLECTIONS if self.collections else frozenset())
         self.reader = FakeReader(None, host=host)
         self.reader.open(FULL, connection_buffer_size=self.window)

@@ -139,6 +139,12 @@ class ProducerStream:
         """It has begun to send a snapshot that holds on to memory: better finish that before another."""
         return self._reading is not None and self._reading.snapshot.in_memory
 
+    @property
+    def lag_changes(self) -> int:
+        """Changes that it has still to send."""
+        end = min(self._watched.vbucket.high_seqno, self._accepted.end_seqno)
+        return max(0, end - max(self.position, self._queue.last_seqno))
+
     def stats(self) -> dict[str, int | str]:
         """Figures for the statistics."""
         return {

@@ -75,7 +75,7 @@ from .request_checks import UNASKED, check_change, check_request
 
 if TYPE_CHECKING:
     from ...store.base import Bucket
-    from ..handler import Host
+    from ..handler import HandlerSummary, Host
 
 __all__ = ["OPEN_FLAGS", "DcpReplica", "roll_back"]
 
@@ -176,6 +176,9 @@ class DcpReplica:
             figures[f"stream_{number}_opaque"] = stream.opaque
             figures[f"stream_{number}_cur_snapshot_end"] = stream.marker_end
         return figures
+
+    def summary(self) -> HandlerSummary:
+        return self._streams.summary(self._window)
 
     def close(self, reason: str) -> None:
         self._machine.feed(ConnectionInput.CLOSED)
@@ -319,13 +322,6 @@ class DcpReplica:
             return
         stream.machine.feed(ReplicaStreamInput.ROLLBACK_BEGAN)
         self._figures["rollbacks"] += 1
-        _log.info(
-            "%s: vbucket %d goes back from seqno %d to %d",
-            self._host.peer,
-            vbucket.id,
-            vbucket.high_seqno,
-            step.undo_to,
-        )
         self._rewrite(partial(roll_back, vbucket.id, step.undo_to), partial(self._rolled_back, stream))
 
     def _rolled_back(self, stream: ReplicaStream, failed: str | None) -> None:

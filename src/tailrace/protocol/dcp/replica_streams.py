@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..flow_control import ReceiveWindow
+from ..handler import HandlerSummary
 from .replica_stream import ReplicaStream
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ class ReplicaStreams:
 
     def __len__(self) -> int:
         return len(self.by_vbucket)
+
+    def summary(self, window: ReceiveWindow) -> HandlerSummary:
+        """All of them in a few figures."""
+        return HandlerSummary("replica", len(self), unacknowledged_bytes=window.unacknowledged_bytes)
 
     def new_opaque(self) -> int:
         """One that nothing else has."""

@@ -19,7 +19,7 @@ from ...wire.header import Frame
 from ...wire.message import Response
 from ..backfill_slots import BackfillSlots
 from ..extended_errors import status_for_peer
-from ..handler import Host
+from ..handler import HandlerSummary, Host
 from ..states import CONNECTION_TRANSITIONS, ConnectionInput, ConnectionState, Machine
 from .controls import ConnectionOptions
 from .producer_stream import ProducerStream
@@ -67,6 +67,18 @@ class StreamProducer:
         self._sent_bytes += size
         # Small messages are cheaper to send as one.
         return [b"".join(out)] if len(out) > 1 and size <= _JOINED_BYTES else out
+
+    def summary(self) -> HandlerSummary:
+        window = self._window
+        return HandlerSummary(
+            "producer",
+            len(self._streams),
+            sum(stream.lag_changes for stream in self._streams.values()),
+            window.outstanding,
+            window.size,
+            len(self._slots),
+            self._sent_bytes,
+        )
 
     def close(self, reason: str) -> None:
         self._machine.feed(ConnectionInput.CLOSED)

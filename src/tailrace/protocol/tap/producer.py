@@ -19,7 +19,7 @@ from ...wire.codes import Op, Status, TapConnectFlag, TapOpaque, TapOpcode, VBuc
 from ...wire.header import MAX_NAME_BYTES, Frame
 from ...wire.message import Message, Response
 from ...wire.tap import TapConnect, TapConnectOptions, TapNoop
-from ..handler import Host
+from ..handler import HandlerSummary, Host
 from ..stream_filter import StreamFilter, StreamValue
 from .acks import AckLog
 from .clients import TapClient, TapControl, TapCursor
@@ -135,6 +135,15 @@ class TapProducer(TapSender):
             ).lower(),
             "takeover": "" if self._takeover is None else self._takeover.state.value,
         }
+
+    def summary(self) -> HandlerSummary:
+        cursors = self._client.cursors
+        lag = 0
+        for cursor in cursors.values():
+            vbucket = self._host.bucket.vbuckets[cursor.vbucket]
+            lag += 0 if vbucket is None else max(0, vbucket.high_seqno - cursor.position)
+        backfills = sum(cursor.backfill_end is not None for cursor in cursors.values())
+        return HandlerSummary("producer", len(cursors), lag, backfills=backfills)
 
     def close(self, reason: str) -> None:
         self._unwatch()

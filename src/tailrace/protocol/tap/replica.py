@@ -36,7 +36,7 @@ from ...wire.tap import (
     TapOpaqueMessage,
     TapVBucketSet,
 )
-from ..handler import Host
+from ..handler import HandlerSummary, Host
 
 if TYPE_CHECKING:
     from ...store.base import Bucket, VBucket
@@ -108,6 +108,9 @@ class TapReplica:
 
     def stats(self) -> Mapping[str, int | str]:
         return {"type": "consumer", **self._figures, "backfilling_vbuckets": len(self._backfilling)}
+
+    def summary(self) -> HandlerSummary:
+        return HandlerSummary("replica", len(self._backfilling))
 
     def close(self, reason: str) -> None:
         self._is_closed = True

@@ -26,7 +26,8 @@ def rewind(call: Call[admin.Rewind]) -> Reply:
         try:
             vbuckets = _chosen(call)
             targets = {vbucket.id: target(vbucket) for vbucket in vbuckets}
-            bucket.store.rollback(targets, branch=True)
+            with call.node.watching_history(bucket, targets, "failover", why="rewind"):
+                bucket.store.rollback(targets, branch=True)
         except RollbackImpossible as error:
             pending.fail(Status.ERANGE, str(error))
             return
@@ -65,7 +66,9 @@ def flush(call: Call[admin.Flush]) -> Reply:
 
     def act() -> None:
         try:
-            bucket.store.flush_all()
+            numbers = [vbucket.id for vbucket in bucket.store]
+            with call.node.watching_history(bucket, numbers, "failover", why="flush"):
+                bucket.store.flush_all()
         except StoreError as error:
             pending.fail(Status.EINTERNAL, str(error))
             return

@@ -37,7 +37,8 @@ def set_vbucket(call: Call[admin.SetVBucket]) -> Reply:
 
     def act() -> None:
         try:
-            bucket.store.set_state(request.vbucket, request.state, extra=extra)
+            with call.node.watching_history(bucket, [request.vbucket], "failover", why="promoted"):
+                bucket.store.set_state(request.vbucket, request.state, extra=extra)
         except StoreError as error:
             pending.fail(getattr(error, "status", Status.EINTERNAL), str(error))
             return

@@ -51,9 +51,12 @@ class RoundCommitter:
     high_seqno: Callable[[int], int]
     """Of a vbucket, when the bucket was last asked."""
 
-    def go_back(self, plan: RoundPlan) -> set[int]:
-        """VBuckets return to earlier versions of their tables: a state that the bucket had."""
+    def go_back(self, plan: RoundPlan) -> tuple[set[int], int]:
+        """VBuckets return to earlier versions of their tables: a state that the bucket had. Which, and how
+        many rows went or came back with that.
+        """
         rolled_back: set[int] = set()
+        rows = 0
         for index, table in enumerate(self.tables):
             back = plan.going_back(index)
             if not back:
@@ -74,7 +77,8 @@ class RoundCommitter:
             )
             crash_point("mirror.after-rollback")
             rolled_back.update(back)
-        return rolled_back
+            rows += pieces.rows_back + pieces.rows_gone
+        return rolled_back, rows
 
     def add_columns(self, wanted: Iterable[DocumentColumns | None]) -> None:
         """Give typed tables the columns that somebody asks for."""

@@ -29,7 +29,7 @@ from .handle import MirrorHandle
 from .housekeeping import Housekeeping
 from .jobs import Jobs
 from .planning import Range, RoundPlan, divided, plan_round
-from .progress import RoundProgress
+from .progress import RoundProgress, TableFigures
 from .targets import log_target, planned_branches, table_target, with_branches
 from .task import RoundTask, TaskAnswer
 from .verdicts import Verdicts
@@ -284,7 +284,7 @@ class Mirror:
         self.handle.say(
             f"round {number}: {sum(span.changes for span in plan.ranges.values())} changes to read"
         )
-        rolled_back = self._committer.go_back(plan)
+        rolled_back, rows_rolled_back = self._committer.go_back(plan)
         self._verdicts.went_back(rolled_back)
         back_s = self.clock.monotonic() - began
         decisions = plan.decisions
@@ -334,6 +334,7 @@ class Mirror:
                     rows_written=counted.rows_written,
                     rows_masked=counted.rows_masked,
                     bytes_written=counted.bytes_written,
+                    rows_rolled_back=rows_rolled_back,
                     rescued=counted.rescued,
                     lag_changes=self._freshness.lag(state),
                     lag_s=done - self._freshness.as_of,
@@ -348,6 +349,7 @@ class Mirror:
                     },
                     positions=self.tables[0].current.positions,
                     compacted=compacted,
+                    tables=tuple(self._figures_of(table) for table in self.tables),
                 )
             )
         if failure is not None:
@@ -370,6 +372,17 @@ class Mirror:
         self.handle.report(progress)
         if self.on_progress is not None:
             self.on_progress(progress)
+
+    def _figures_of(self, table: Table) -> TableFigures:
+        files, versions = table.files(), list(table.versions())
+        now_ms = self.clock.time_ns() // 1_000_000
+        return TableFigures(
+            table.uri,
+            len(files),
+            sum(file.rows - file.live_rows for file in files),
+            len(versions),
+            max(0, now_ms - versions[-1].timestamp_ms) / 1000 if versions else 0.0,
+        )
 
     def _high_seqno(self, vbucket: int) -> int:
         """Of a vbucket, when the bucket was last asked."""

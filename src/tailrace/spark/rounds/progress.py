@@ -8,7 +8,21 @@ from typing import Any
 
 from ...model import Position
 
-__all__ = ["RoundProgress"]
+__all__ = ["RoundProgress", "TableFigures"]
+
+
+@dataclass(frozen=True)
+class TableFigures:
+    """How a table is kept."""
+
+    table: str
+    files: int
+    masked_rows: int
+    """Rows that are still in files although nobody sees them: what compaction takes away."""
+    undo_versions: int
+    """Versions that a rollback can return to."""
+    undo_s: float
+    """How far back the oldest of them is."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,8 @@ class RoundProgress:
     rows_written: int = 0
     rows_masked: int = 0
     bytes_written: int = 0
+    rows_rolled_back: int = 0
+    """Rows that went with the changes that the bucket took back, and rows that came back in their place."""
     rescued: int = 0
     """Rows of typed tables with something that does not fit, of those that were written."""
     lag_changes: int = 0
@@ -40,6 +56,8 @@ class RoundProgress:
     """Of the first table."""
     compacted: str = ""
     """The compaction that was committed with it, if one was."""
+    tables: tuple[TableFigures, ...] = ()
+    """How its tables are kept, after it."""
 
     @property
     def rate(self) -> float:
@@ -51,6 +69,7 @@ class RoundProgress:
         """For scripts."""
         report = asdict(self)
         del report["positions"]
+        report["tables"] = list(report["tables"])
         report["lag_s"] = round(self.lag_s, 3)
         report["seconds"] = {name: round(spent, 4) for name, spent in self.seconds.items()}
         report["rolled_back"], report["versions"] = list(self.rolled_back), list(self.versions)

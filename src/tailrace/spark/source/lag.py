@@ -23,7 +23,7 @@ from pyspark.sql.streaming.listener import (
 from ...errors import TailraceError
 from .offsets import from_offset
 
-__all__ = ["Lag", "LagListener", "lag_by_vbucket", "prometheus_text"]
+__all__ = ["Lag", "LagListener", "lag_by_vbucket"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +115,3 @@ class LagListener(StreamingQueryListener):
         """Forget the query."""
         with self._lock:
             self._lags.pop(str(event.runId), None)
-
-
-def prometheus_text(figures: Mapping[str, tuple[str, str, float]], labels: Mapping[str, str]) -> str:
-    """Figures as Prometheus reads them: name to type, help and value."""
-    shown = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    lines = []
-    for name, (kind, about, value) in figures.items():
-        lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}", f"{name}{{{shown}}} {value:.10g}"]
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,95 @@
+"""Options of commands that serve HTTP beside their work: figures, metrics and health."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ..errors import UsageError
+from .common import EXISTING_FILE, Integer, cant_listen, note
+
+if TYPE_CHECKING:
+    from ..web import HttpFigures
+    from ..web.reader_figures import ReaderFigures
+
+__all__ = ["http_options", "reading_over_http", "serving_http"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PARAMETERS = ("http_port", "http_host", "http_users", "http_users_file", "http_cert", "http_key")
+
+
+def http_options(function: F) -> F:
+    """The options; they go into ``**options``, see `serving_http`."""
+    for option in (
+        click.option("--http-key", type=EXISTING_FILE, help="The private key of --http-cert, PEM."),
+        click.option("--http-cert", type=EXISTING_FILE, help="Certificate chain, PEM: then it is HTTPS."),
+        click.option(
+            "--http-users-file", type=EXISTING_FILE, help="A file with a NAME:PASSWORD on each line."
+        ),
+        click.option(
+            "--http-user",
+            "http_users",
+            multiple=True,
+            metavar="NAME:PASSWORD",
+            help="Who may read figures over HTTP; may be repeated.  [default: everybody on this machine]",
+        ),
+        click.option("--http-host", default="127.0.0.1", show_default=True, help="Address of --http-port."),
+        click.option(
+            "--http-port",
+            type=Integer(0, 65535),
+            help="Serve page, JSON, /metrics, /healthz and /readyz here; 0 takes a free one.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@contextlib.contextmanager
+def serving_http(options: dict[str, Any], figures: HttpFigures) -> Iterator[None]:
+    """Serve while the block runs, if that was asked for."""
+    from .serve import is_loopback, tls_context, users_from
+
+    port, host, users, users_file, cert, key = (options.pop(name) for name in _PARAMETERS)
+    if port is None:
+        yield
+        return
+    from ..web import HttpBeside, HttpOptions
+
+    who = users_from(users, users_file, option="--http-users-file")
+    if not who and not is_loopback(host, option="--http-host"):
+        raise UsageError(f"--http-host {host} is open to others, so add users with --http-user NAME:PASSWORD")
+    context: ssl.SSLContext | None = tls_context(cert, key, names=("--http-cert", "--http-key"))
+    try:
+        beside = HttpBeside(HttpOptions(port, host, who, context), figures)
+    except OSError as error:
+        raise cant_listen(host, port, error, "--http-port") from None
+    with beside:
+        note(f"figures on http{'s' if context else ''}://{host}:{beside.port}")
+        yield
+
+
+def chosen(options: dict[str, Any]) -> bool:
+    """Whether HTTP was asked for."""
+    return options["http_port"] is not None
+
+
+@contextlib.contextmanager
+def reading_over_http(options: dict[str, Any], name: str, bucket: str) -> Iterator[dict[str, Any]]:
+    """Serve the figures of a command that reads a bucket; gives what `connect` must be told for it."""
+    if not chosen(options):
+        for parameter in _PARAMETERS:
+            del options[parameter]
+        yield {}
+        return
+    from ..web import HttpFigures
+    from ..web.reader_figures import ReaderFigures
+
+    reader: ReaderFigures = ReaderFigures(name, bucket)
+    figures = HttpFigures("reader.html", reader.stats, reader.metrics, reader.why_not_ready)
+    with serving_http(options, figures):
+        yield {"on_open": reader.watch}

@@ -1,0 +1,83 @@
+"""The log: standard logging, one line per event that matters, as text or as JSON.
+
+An event has a name and facts, never a value of a document and never a password:
+
+    log_event(_log, logging.WARNING, "login_refused", user="ada", peer="127.0.0.1:51000")
+
+    2026-01-31T12:00:00.123Z WARNING tailrace.server: login_refused user=ada peer=127.0.0.1:51000
+    {"time":"2026-01-31T12:00:00.123Z","level":"WARNING","logger":"tailrace.server","event":"login_refused",…}
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import IO, Any
+
+__all__ = ["LEVELS", "configure_logging", "event_text", "log_event"]
+
+LEVELS = ("debug", "info", "warning", "error")
+_EVENT, _FACTS = "tailrace_event", "tailrace_facts"
+_MAX_TEXT = 500
+
+
+def log_event(log: logging.Logger, level: int, event: str, **facts: object) -> None:
+    """One line: what happened, and to whom."""
+    if log.isEnabledFor(level):
+        log.log(level, "%s", event_text(event, facts), extra={_EVENT: event, _FACTS: facts})
+
+
+def event_text(event: str, facts: Mapping[str, object]) -> str:
+    """An event as people read it."""
+    return " ".join([event, *(f"{name}={_shown(value)}" for name, value in facts.items())])
+
+
+def _shown(value: object) -> str:
+    """On one line, whatever a peer has put into it."""
+    text = str(value)[:_MAX_TEXT]
+    if text and text.isprintable() and not set(text) & set(" \"'="):
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _time(record: logging.LogRecord) -> str:
+    text = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+class _TextLines(logging.Formatter):
+    """Time, level, who says it, what."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class _JsonObjects(logging.Formatter):
+    """An object a line; the facts of an event are members of their own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event: str | None = getattr(record, _EVENT, None)
+        content: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+            **({} if event is None else {"event": event}),
+            "message": record.getMessage(),
+        }
+        for name, value in getattr(record, _FACTS, {}).items():
+            plain = isinstance(value, int | float | str | bool | type(None))
+            content.setdefault(name, value if plain else str(value))
+        if record.exc_info:
+            content["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def configure_logging(stream: IO[str], level: str, *, as_json: bool) -> None:
+    """Write what the package says to a stream; others may speak from warnings on."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_JsonObjects() if as_json else _TextLines())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("tailrace").setLevel(level.upper())

@@ -1,0 +1,55 @@
+"""What happens on a node that its operator wants to know: in the log, in the metrics, on the page."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any
+
+from ..clock import Clock
+from ..logs import event_text, log_event
+
+__all__ = ["EventLog", "shown_ranges"]
+
+_KEPT = 200
+_SHOWN_RANGES = 8
+
+
+class EventLog:
+    """Counts events by kind, keeps the newest, and writes each to the log."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.counts: Counter[str] = Counter()
+        self.recent: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self._clock = clock
+        self._log = logging.getLogger("tailrace.server")
+
+    def record(self, event: str, *, level: int = logging.WARNING, **facts: Any) -> None:
+        """Something has happened; facts are names and figures, never what is in documents."""
+        self.counts[event] += 1
+        self.recent.append(
+            {
+                "time": self._clock.time_ns() / 1e9,
+                "event": event,
+                "level": logging.getLevelName(level).lower(),
+                "text": event_text(event, facts),
+                **{
+                    name: value if isinstance(value, int | float) else str(value)
+                    for name, value in facts.items()
+                },
+            }
+        )
+        log_event(self._log, level, event, **facts)
+
+
+def shown_ranges(numbers: Iterable[int]) -> str:
+    """Numbers in few words: ``0-3,7``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
+    return ",".join(shown[:_SHOWN_RANGES]) + (",…" if len(shown) > _SHOWN_RANGES else "")

@@ -1,0 +1,127 @@
+"""HTTP beside a command that has no node of its own: a thread with a loop, which answers and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ssl
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from ..server.aio import listen
+from ..server.http import HttpAnswer, HttpContent, HttpRequest, HttpService, basic_login, http_error
+from .catalog import FigureSheet
+from .http import Route, connection_handler, exposition, is_open, page, routed
+
+__all__ = ["HttpBeside", "HttpFigures", "HttpOptions"]
+
+_STOP_S = 5.0
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """Where to listen, and who may read."""
+
+    port: int
+    host: str = "127.0.0.1"
+    users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls: ssl.SSLContext | None = None
+
+
+@dataclass(frozen=True)
+class HttpFigures:
+    """What a command shows; all of it is called on the thread of the HTTP server."""
+
+    page: str
+    """File of the page."""
+    stats: Callable[[], Any]
+    metrics: Callable[[bool], FigureSheet]
+    """With figures of every vbucket, or without."""
+    why_not_ready: Callable[[], str]
+    """Empty: it is ready."""
+
+
+class HttpBeside:
+    """Serves from ``with`` to the end of its block."""
+
+    def __init__(self, options: HttpOptions, figures: HttpFigures) -> None:
+        self._options = options
+        self._figures = figures
+        self._sockets = listen(options.host, options.port)
+        self.port: int = self._sockets[0].getsockname()[1]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tailrace-http", daemon=True)
+        self._routes: dict[str, Route] = {
+            "/": lambda _request: page(figures.page),
+            "/api/stats": lambda _request: HttpContent.of_json(figures.stats()),
+            "/metrics": lambda request: exposition(
+                figures.metrics(request.query.get("vbuckets", "") not in ("", "0"))
+            ),
+            "/healthz": lambda _request: HttpContent("text/plain", b"ok\n"),
+            "/readyz": self._ready,
+        }
+
+    def __enter__(self) -> HttpBeside:
+        self._loop = asyncio.new_event_loop()
+        self._thread.start()
+        self._is_started.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        loop = self._loop
+        assert loop is not None
+        handle = connection_handler(HttpService(self._serve, self._login, is_open))
+        servers = [
+            loop.run_until_complete(
+                asyncio.start_server(handle, sock=listener, limit=8 << 10, ssl=self._options.tls)
+            )
+            for listener in self._sockets
+        ]
+        self._is_started.set()
+        try:
+            loop.run_forever()
+            for server in servers:
+                server.close()
+            loop.run_until_complete(_cancel_the_rest())
+        finally:
+            loop.close()
+
+    def _login(self, authorization: str) -> str | None:
+        users = self._options.users
+        if not users:
+            return ""
+
+        def check(user: str, password: str) -> bool:
+            wanted = users.get(user, "")
+            return hmac.compare_digest(wanted.encode(), password.encode()) and bool(wanted)
+
+        return basic_login(check, authorization)
+
+    def _serve(self, request: HttpRequest) -> HttpAnswer:
+        answer = routed(self._routes, request)
+        if answer is not None:
+            return answer
+        return http_error(404, f"there is nothing here; try {' '.join(self._routes)}")
+
+    def _ready(self, _request: HttpRequest) -> HttpContent:
+        why_not = self._figures.why_not_ready()
+        return HttpContent("text/plain", f"{why_not or 'ok'}\n".encode(), 503 if why_not else 200)
+
+
+async def _cancel_the_rest() -> None:
+    """Connections that are still being answered."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,189 @@
+"""Every figure that is exported, declared once: name, kind, labels and what it says.
+
+Names follow Prometheus: seconds and bytes, ``_total`` for what only grows. docs/metrics.md is made from this
+table, and nothing that is not in it can be exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+__all__ = ["MIRROR", "MIRROR_VBUCKETS", "NODE", "READER", "VBUCKETS", "FigureSheet", "MetricDeclaration"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDeclaration:
+    """A figure."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    about: str
+    labels: tuple[str, ...] = ()
+
+
+def _counter(name: str, about: str, *labels: str) -> MetricDeclaration:
+    return MetricDeclaration(f"tailrace_{name}_total", "counter", about, labels)
+
+
+def _gauge(name: str, about: str, *labels: str) -> MetricDeclaration:
+    return MetricDeclaration(f"tailrace_{name}", "gauge", about, labels)
+
+
+def _histogram(name: str, about: str, *labels: str) -> MetricDeclaration:
+    return MetricDeclaration(f"tailrace_{name}", "histogram", about, labels)
+
+
+_STREAM = ("bucket", "stream", "dialect", "role")
+_TABLE = ("bucket", "table")
+
+NODE = (
+    _gauge("node_info", "Always 1; the version is its label.", "version"),
+    _gauge("node_start_time_seconds", "When the node started, in unix time."),
+    _gauge("node_ready", "1 if the node serves documents and streams, 0 while it waits for its cluster map."),
+    _gauge("node_connections", "Connections of clients."),
+    _gauge("node_connections_limit", "The most connections that are accepted (max_connections)."),
+    _counter("node_connections_accepted", "Connections that were accepted."),
+    _counter("node_connections_refused", "Connections that were refused because there were too many."),
+    _counter("node_login_attempts", "Steps of logins."),
+    _counter("node_logins_refused", "Logins with a wrong name or password, over HTTP too."),
+    _counter("node_commands", "Commands of the key-value front end; streams count with 'other'.", "command"),
+    _counter("node_get_hits", "Gets that found their document."),
+    _counter("node_received_bytes", "Bytes that came from clients."),
+    _counter("node_sent_bytes", "Bytes that went to clients."),
+    _gauge("node_unread_bytes", "Bytes of answers that wait for peers who take none."),
+    _gauge("node_unprocessed_bytes", "Bytes of requests that have not come whole."),
+    _gauge("node_disk_used_ratio", "How full the disk of the data directory is, 0 to 1."),
+    _counter("node_events", "What is in the log, by its kind: failover, login_refused, …", "event"),
+    _gauge("bucket_vbuckets", "VBuckets by their state.", "bucket", "state"),
+    _gauge("bucket_documents", "Live documents by the state of their vbucket.", "bucket", "state"),
+    _gauge("bucket_tombstones", "Deleted documents that are still known, in active vbuckets.", "bucket"),
+    _gauge("bucket_memory_bytes", "Changes in memory that are not on disk yet, in bytes.", "bucket"),
+    _gauge("bucket_memory_quota_bytes", "Where writes begin to wait (memory_quota).", "bucket"),
+    _counter("bucket_writes_refused", "Writes refused because the quota was used up.", "bucket"),
+    _gauge("bucket_back_pressure", "1 while writes are refused because the disk is behind.", "bucket"),
+    _gauge("bucket_flush_queue_changes", "Changes that are not on disk yet.", "bucket"),
+    _histogram("bucket_flush_duration_seconds", "How long commits to disk took.", "bucket"),
+    _counter("bucket_flush_failures", "Commits to disk that failed; their changes stay in memory.", "bucket"),
+    _gauge("bucket_persistence", "1 if changes are written to disk, 0 after STOP_PERSISTENCE.", "bucket"),
+    _gauge("bucket_disk_bytes", "Bytes on disk: the log and the sealed segments.", "bucket"),
+    _gauge("bucket_segments", "Sealed segments; merging keeps them few.", "bucket"),
+    _gauge(
+        "bucket_compaction_debt_changes",
+        "Changes on disk that are neither the newest of their document nor a tombstone.",
+        "bucket",
+    ),
+    _counter("bucket_expirations", "Documents that expired.", "bucket"),
+    _gauge("bucket_failover_log_entries", "Branches of history, summed over the vbuckets.", "bucket"),
+    _counter("bucket_failovers", "VBuckets that began a new branch of history since the start.", "bucket"),
+    _counter("bucket_lost_changes", "Changes that were taken back by that.", "bucket"),
+    _gauge("stream_vbuckets", "VBucket streams that are open on a connection.", *_STREAM),
+    _gauge("stream_lag_changes", "Changes that a connection's streams have not been sent.", *_STREAM),
+    _gauge("stream_unacknowledged_bytes", "Bytes that the reader has not acknowledged.", *_STREAM),
+    _gauge("stream_window_bytes", "Its flow-control window; 0: it has none.", *_STREAM),
+    _gauge("stream_backfills", "Streams that are read from disk.", *_STREAM),
+    _counter("stream_sent_bytes", "Bytes of changes that were sent on a connection.", *_STREAM),
+)
+"""Of `tailrace serve`."""
+
+VBUCKETS = (
+    _gauge("vbucket_high_seqno", "The newest seqno of a vbucket.", "bucket", "vbucket"),
+    _gauge("vbucket_persisted_seqno", "Its newest seqno that is on disk.", "bucket", "vbucket"),
+    _gauge("vbucket_purge_seqno", "Its newest tombstone that was purged.", "bucket", "vbucket"),
+)
+"""Of `tailrace serve`, with ``/metrics?vbuckets=1``."""
+
+READER = (
+    _gauge("reader_info", "Always 1; command, bucket and version are its labels.", "command", "version"),
+    _counter("reader_changes", "Changes that were read.", "bucket"),
+    _counter("reader_rollbacks", "VBuckets that the bucket took back.", "bucket"),
+    _gauge(
+        "reader_lag_changes", "Changes that the bucket had when it was last asked, and we have not.", "bucket"
+    ),
+    _gauge("reader_lag_seconds", "How long we have been behind; 0: we have caught up.", "bucket"),
+    _counter(
+        "reader_received_bytes", "Bytes that came from nodes on the connections that are open.", "bucket"
+    ),
+    _gauge("reader_unacknowledged_bytes", "Of these, bytes that are not acknowledged yet.", "bucket"),
+    _gauge("reader_queued_bytes", "Bytes that wait for the application.", "bucket"),
+    _counter("reader_lost_connections", "Connections that broke.", "bucket"),
+    _gauge("reader_vbuckets", "VBuckets by the state of their stream.", "bucket", "state"),
+    _gauge("reader_nodes", "Nodes by the state of the connection to them.", "bucket", "state"),
+)
+"""Of commands that read a bucket: `tail`, `replicate`, `invalidate`, `index`."""
+
+MIRROR = (
+    _counter("mirror_changes", "Changes applied in this run.", *_TABLE),
+    _counter("mirror_rollbacks", "VBuckets that went back.", *_TABLE),
+    _counter("mirror_rolled_back_rows", "Rows that were taken back with them, or came back.", *_TABLE),
+    _counter("mirror_rows_written", "Rows of new files.", *_TABLE),
+    _counter("mirror_rows_masked", "Rows that were masked: replaced or deleted.", *_TABLE),
+    _counter("mirror_written_bytes", "Bytes of new files.", *_TABLE),
+    _counter("mirror_rescued", "Rows of typed tables with something that does not fit.", *_TABLE),
+    _gauge("mirror_lag_changes", "Changes behind the bucket.", *_TABLE),
+    _gauge("mirror_lag_seconds", "Age of what the table shows.", *_TABLE),
+    _gauge("mirror_rate", "Changes a second, last round.", *_TABLE),
+    _gauge("mirror_batch", "Number of the last round.", *_TABLE),
+    _gauge("mirror_version", "Version of the table.", *_TABLE),
+    _gauge("mirror_reported_seconds", "When this was said, in unix time.", *_TABLE),
+    _histogram("mirror_round_duration_seconds", "How long rounds took, by phase.", *_TABLE, "phase"),
+    _counter("mirror_compactions", "Compactions that were committed.", *_TABLE),
+    _gauge("mirror_compaction_debt_rows", "Masked rows that are still in files.", *_TABLE),
+    _gauge("mirror_files", "Data files of the table.", *_TABLE),
+    _gauge("mirror_undo_depth_versions", "Versions that a rollback can return to.", *_TABLE),
+    _gauge("mirror_undo_depth_seconds", "How far back the oldest of them is.", *_TABLE),
+    _counter("mirror_troubles", "Rounds that failed and were repeated, and other trouble.", *_TABLE),
+)
+"""Of `tailrace mirror`; a mirror of several tables has a line for each where that makes sense."""
+
+MIRROR_VBUCKETS = (
+    _gauge("mirror_vbucket_seqno", "Where a vbucket stands in the table.", *_TABLE, "vbucket"),
+)
+"""Of `tailrace mirror`, with ``/metrics?vbuckets=1``."""
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+
+@dataclass(eq=False)
+class FigureSheet:
+    """The figures of one answer."""
+
+    declared: Sequence[MetricDeclaration]
+    _families: dict[str, Family] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kinds = {
+            "counter": CounterMetricFamily,
+            "gauge": GaugeMetricFamily,
+            "histogram": HistogramMetricFamily,
+        }
+        for metric in self.declared:
+            made = kinds[metric.kind](metric.name, metric.about, labels=metric.labels)
+            self._families[metric.name] = made
+
+    def add(self, name: str, value: float, *labels: object) -> None:
+        """A figure, by its name without ``tailrace_``."""
+        family = self._families[f"tailrace_{name}"]
+        assert not isinstance(family, HistogramMetricFamily)
+        family.add_metric([str(label) for label in labels], value)
+
+    def add_histogram(
+        self, name: str, bounds: Iterable[tuple[float, int]], count: int, total: float, *labels: object
+    ) -> None:
+        """Durations: how many were at most so long, for growing bounds; how many in all, and their sum."""
+        family = self._families[f"tailrace_{name}"]
+        assert isinstance(family, HistogramMetricFamily)
+        buckets = [(f"{bound:g}", float(below)) for bound, below in bounds]
+        family.add_metric([str(label) for label in labels], [*buckets, ("+Inf", float(count))], total)
+
+    def collect(self) -> Iterator[Metric]:
+        """For a registry."""
+        yield from self._families.values()

@@ -1,0 +1,64 @@
+"""What a node answers over HTTP on the port of its page; the management paths are there too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..server import stats
+from ..server.http import HttpAnswer, HttpContent, HttpRequest, HttpService, http_error
+from ..server.management import login_of, serve_management
+from .http import Route, exposition, is_open, page, routed, stepwise
+from .node_figures import gather_node_figures
+
+if TYPE_CHECKING:
+    from ..server.aio import Server
+    from ..server.node import Node
+
+__all__ = ["node_service"]
+
+
+def node_service(node: Node, server: Server | None = None) -> HttpService:
+    """The service of a node, on its port of the page."""
+    answers = _NodeAnswers(node, server)
+    return HttpService(answers.serve, answers.login, is_open)
+
+
+class _NodeAnswers:
+    """By path."""
+
+    def __init__(self, node: Node, server: Server | None) -> None:
+        self._node = node
+        self._server = server
+        self._routes: dict[str, Route] = {
+            "/": lambda _request: page("dashboard.html"),
+            "/api/stats": lambda _request: HttpContent.of_json(stats.snapshot(node)),
+            "/api/events": lambda _request: HttpContent.of_json({"events": list(node.events.recent)}),
+            "/metrics": self._metrics,
+            "/healthz": lambda _request: HttpContent("text/plain", b"ok\n"),
+            "/readyz": self._ready,
+        }
+
+    def login(self, authorization: str) -> str | None:
+        user = login_of(self._node, authorization)
+        if user is None and authorization:
+            self._node.counters.auth_errors += 1
+            self._node.events.record("login_refused", peer="http")
+        return user
+
+    def serve(self, request: HttpRequest) -> HttpAnswer:
+        answer = routed(self._routes, request)
+        if answer is None:
+            hint = f"there is nothing here; try {' '.join(self._routes)}"
+            answer = serve_management(self._node, request) or http_error(404, hint)
+        return answer
+
+    def _ready(self, _request: HttpRequest) -> HttpContent:
+        if self._node.fenced:
+            return HttpContent("text/plain", b"the node waits for its cluster map\n", 503)
+        return HttpContent("text/plain", b"ok\n")
+
+    async def _metrics(self, request: HttpRequest) -> HttpContent:
+        server = self._server
+        unread = (0, 0) if server is None else (server.unread.total, server.unprocessed.total)
+        wanted = request.query.get("vbuckets", "") not in ("", "0")
+        return exposition(await stepwise(gather_node_figures(self._node, unread, vbuckets=wanted)))

@@ -1,0 +1,116 @@
+"""The figures of a command that reads a bucket; asked for on the thread of the HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..clock import SYSTEM, Clock
+from ..errors import TailraceError
+from .catalog import READER, FigureSheet
+
+if TYPE_CHECKING:
+    from ..client.aio import Source
+
+__all__ = ["ReaderFigures"]
+
+_PATIENCE_S = 5.0
+"""An application that is busy for longer is shown as it was before."""
+
+
+class ReaderFigures:
+    """What is known of the reader of a bucket."""
+
+    def __init__(self, command: str, bucket: str, clock: Clock = SYSTEM) -> None:
+        self._command = command
+        self._bucket = bucket
+        self._clock = clock
+        self._source: Source | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._last: dict[str, Any] = {}
+        self._as_of = clock.monotonic()
+        self._unreached: tuple[float, Mapping[int, int]] | None = None
+
+    def watch(self, source: Source) -> None:
+        """The source is connected; called on its loop."""
+        self._source, self._loop = source, asyncio.get_running_loop()
+
+    def why_not_ready(self) -> str:
+        """Empty: it reads."""
+        figures = self.stats()
+        if not figures:
+            return "it is not connected yet"
+        nodes = figures["nodes"].values()
+        return "" if any(node["state"] == "open" for node in nodes) else "no node is connected"
+
+    def stats(self) -> dict[str, Any]:
+        """As one object; the last one known if the application does not come to answer."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return self._last
+        work = self._gather()
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, loop)
+        except RuntimeError:  # it has ended meanwhile
+            work.close()
+            return self._last
+        try:
+            self._last = future.result(_PATIENCE_S)
+        except (TailraceError, OSError, TimeoutError, concurrent.futures.CancelledError):
+            future.cancel()
+        return self._last
+
+    async def _gather(self) -> dict[str, Any]:
+        source = self._source
+        assert source is not None
+        asked_at = self._clock.monotonic()
+        high_seqnos = await source.high_seqnos()
+        reached = source.reached_seqnos()
+        figures = {"command": self._command, **source.stats()}
+        if reached or not high_seqnos:
+            figures["lag_changes"] = _behind(reached, high_seqnos)
+            figures["lag_s"] = self._lag_s(asked_at, reached, high_seqnos)
+        return figures
+
+    def _lag_s(self, asked_at: float, reached: Mapping[int, int], high_seqnos: Mapping[int, int]) -> float:
+        """Since when we have not had all that the bucket had at some moment that was looked at."""
+        unreached = self._unreached or (asked_at, high_seqnos)
+        if not _behind(reached, unreached[1]):
+            self._as_of = max(self._as_of, unreached[0])
+            unreached = (asked_at, high_seqnos)
+        if not _behind(reached, high_seqnos):
+            self._as_of, self._unreached = asked_at, None
+            return 0.0
+        self._unreached = unreached
+        return self._clock.monotonic() - self._as_of
+
+    def metrics(self, _vbuckets: bool) -> FigureSheet:
+        """For Prometheus."""
+        sheet = FigureSheet(READER)
+        sheet.add("reader_info", 1, self._command, __version__)
+        figures, bucket = self.stats(), self._bucket
+        if not figures:
+            return sheet
+        sheet.add("reader_changes_total", figures["changes"], bucket)
+        sheet.add("reader_rollbacks_total", figures["rollbacks"], bucket)
+        sheet.add("reader_lost_connections_total", figures["lost_connections"], bucket)
+        sheet.add("reader_received_bytes_total", figures["received_bytes"], bucket)
+        unacknowledged = max(0, figures["received_bytes"] - figures["acked_bytes"])
+        sheet.add("reader_unacknowledged_bytes", unacknowledged, bucket)
+        sheet.add("reader_queued_bytes", figures["queued_bytes"], bucket)
+        if "lag_changes" in figures:
+            sheet.add("reader_lag_changes", figures["lag_changes"], bucket)
+            sheet.add("reader_lag_seconds", figures["lag_s"], bucket)
+        for state, count in figures["vbuckets"].items():
+            sheet.add("reader_vbuckets", count, bucket, state)
+        is_open = [node["state"] == "open" for node in figures["nodes"].values()]
+        sheet.add("reader_nodes", is_open.count(True), bucket, "open")
+        sheet.add("reader_nodes", is_open.count(False), bucket, "away")
+        return sheet
+
+
+def _behind(reached: Mapping[int, int], high_seqnos: Mapping[int, int]) -> int:
+    return sum(max(0, seqno - reached.get(vbucket, 0)) for vbucket, seqno in high_seqnos.items())

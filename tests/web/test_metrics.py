@@ -1,0 +1,258 @@
+"""What is exported for Prometheus is what is declared and documented; health is told over real sockets."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import tailrace
+from certificates import make_certificate
+from cli.test_serve import serving
+from server.serverkit import Bench, ask
+from tailrace.model import Position
+from tailrace.server.node import Node
+from tailrace.spark.rounds.progress import RoundProgress, TableFigures
+from tailrace.testing.running import RunningNode
+from tailrace.web import HttpBeside, HttpFigures, HttpOptions
+from tailrace.web.catalog import (
+    MIRROR,
+    MIRROR_VBUCKETS,
+    NODE,
+    READER,
+    VBUCKETS,
+    FigureSheet,
+    MetricDeclaration,
+)
+from tailrace.web.http import exposition_text
+from tailrace.web.mirror_figures import MirrorFigures
+from tailrace.web.node_figures import gather_node_figures
+from tailrace.web.reader_figures import ReaderFigures
+from tailrace.wire import admin, kv
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def figures(text: bytes | str) -> dict[str, dict[tuple[str, ...], float]]:
+    """By name: value by the labels' values."""
+    by_name: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text if isinstance(text, str) else text.decode()):
+        for sample in family.samples:
+            by_name.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return by_name
+
+
+def without_suffix(names: set[str]) -> set[str]:
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+
+
+def declared(*groups: Sequence[MetricDeclaration]) -> set[str]:
+    return {metric.name for group in groups for metric in group}
+
+
+def whole_sheet(node: Node) -> bytes:
+    *_, sheet = gather_node_figures(node, (3, 4), vbuckets=True)
+    return exposition_text(sheet)
+
+
+def test_a_node_exports_all_that_is_declared_and_it_agrees_with_stats() -> None:
+    with RunningNode(vbuckets=2) as node, tailrace.connect_sync(node.url) as source:
+        node.set_many({f"key{number}": {"n": number} for number in range(40)})
+        assert sum(1 for _ in source.changes(end="now")) >= 40
+        node.persist()
+        node.call(lambda inner: inner.events.record("failover", bucket="default"))
+        readings = source.portions("beginning")
+        next(iter(readings))
+        exported = figures(node.call(whole_sheet))
+        assert without_suffix(set(exported)) == declared(NODE, VBUCKETS)
+        assert sum(exported["tailrace_bucket_documents"].values()) == 40
+        assert sum(exported["tailrace_vbucket_high_seqno"].values()) == 40
+        assert exported["tailrace_bucket_flush_queue_changes"] == {("default",): 0}
+        assert exported["tailrace_node_events_total"] == {("failover",): 1}
+        (streams,) = exported["tailrace_stream_vbuckets"].values()
+        assert streams == 2
+        assert exported["tailrace_stream_lag_changes"].keys() == exported["tailrace_stream_vbuckets"].keys()
+        count = exported["tailrace_bucket_flush_duration_seconds_count"]["default",]
+        assert count == node.call(lambda inner: inner.buckets["default"].work.flush_times.count) > 0
+        by_bound = [
+            value
+            for labels, value in exported["tailrace_bucket_flush_duration_seconds_bucket"].items()
+            if "default" in labels
+        ]
+        assert by_bound == sorted(by_bound) and by_bound[-1] == count
+
+
+def test_a_rewind_is_counted_with_what_it_lost() -> None:
+    bench = Bench(vbuckets=2)
+    session = bench.session()
+    for key in (b"a", b"b", b"c"):
+        ask(bench, session, kv.Set(key=key, value=b"1", vbucket=1))
+    ask(bench, session, admin.Rewind(mode=0, number=1, value=b"\0\1"))
+    exported = figures(whole_sheet(bench.node))
+    assert exported["tailrace_bucket_failovers_total"] == {("default",): 1}
+    assert exported["tailrace_bucket_lost_changes_total"] == {("default",): 2}
+    assert exported["tailrace_node_events_total"] == {("failover",): 1}
+    (event,) = bench.node.events.recent
+    assert (event["event"], event["vbuckets"], event["from_seqno"], event["to_seqno"]) == (
+        "failover",
+        "1",
+        3,
+        1,
+    )
+
+
+def test_a_mirror_exports_all_that_is_declared() -> None:
+    mirror = MirrorFigures("default", "people")
+    assert mirror.why_not_ready() == "no round is committed yet: starting"
+    tables = (TableFigures("people", 4, 30, 7, 120.0),)
+    mirror.add(
+        RoundProgress(
+            3,
+            40,
+            (1, 2),
+            (5,),
+            rows_written=40,
+            rows_masked=6,
+            rows_rolled_back=9,
+            bytes_written=900,
+            lag_changes=7,
+            lag_s=0.5,
+            seconds={"plan": 0.1, "read": 2.0},
+            positions={0: Position(1, 12, 12, 12)},
+            compacted="12 files",
+            tables=tables,
+        )
+    )
+    exported = figures(exposition_text(mirror.metrics(vbuckets=True)))
+    assert without_suffix(set(exported)) == declared(MIRROR, MIRROR_VBUCKETS)
+    place = ("default", "people")
+    assert exported["tailrace_mirror_rolled_back_rows_total"] == {place: 9}
+    assert exported["tailrace_mirror_undo_depth_seconds"] == {place: 120}
+    assert exported["tailrace_mirror_vbucket_seqno"] == {(*place, "0"): 12}
+    assert exported["tailrace_mirror_round_duration_seconds_sum"]["default", "read", "people"] == 2
+    assert exported["tailrace_mirror_lag_seconds"][place] >= 0.5
+    assert [event["event"] for event in mirror.stats()["events"]] == ["rollback", "compaction"]
+    assert mirror.why_not_ready() == ""
+
+
+def test_the_page_has_every_metric() -> None:
+    names = re.findall(r"^\| `(tailrace_\w+)` \|", (DOCS / "metrics.md").read_text(), re.M)
+    assert len(names) == len(set(names))
+    assert set(names) == declared(NODE, VBUCKETS, READER, MIRROR, MIRROR_VBUCKETS)
+
+
+def test_names_and_units_are_those_of_prometheus() -> None:
+    for metric in (*NODE, *VBUCKETS, *READER, *MIRROR, *MIRROR_VBUCKETS):
+        assert re.fullmatch(r"tailrace(_[a-z]+)+", metric.name), metric.name
+        assert (metric.kind == "counter") == metric.name.endswith("_total"), metric.name
+        assert metric.kind != "histogram" or metric.name.endswith("_seconds"), metric.name
+        assert metric.about.endswith((".", "…"))
+
+
+# over sockets
+
+
+@contextmanager
+def opened(url: str, login: str = "", context: ssl.SSLContext | None = None) -> Iterator[Any]:
+    headers = {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()} if login else {}
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=60, context=context
+        ) as answer:
+            yield answer
+    except urllib.error.HTTPError as error:
+        with error:
+            yield error
+
+
+def test_a_reader_serves_its_figures_with_a_login() -> None:
+    reader = ReaderFigures("tail", "default")
+    shown = HttpFigures("reader.html", reader.stats, reader.metrics, reader.why_not_ready)
+    with (
+        RunningNode(vbuckets=4) as node,
+        HttpBeside(HttpOptions(0, users={"ada": "secret"}), shown) as beside,
+    ):
+        base = f"http://127.0.0.1:{beside.port}"
+        node.set_many({f"key{number}": number for number in range(20)})
+        with opened(f"{base}/readyz") as answer:
+            assert (answer.status, answer.read()) == (503, b"it is not connected yet\n")
+        with tailrace.connect_sync(node.url, on_open=reader.watch) as source:
+            assert sum(1 for _ in source.changes(end="now")) >= 20
+            for path, login, status in (
+                ("/healthz", "", 200),
+                ("/readyz", "", 200),
+                ("/metrics", "", 401),
+                ("/metrics", "ada:wrong", 401),
+                ("/metrics", "ada:secret", 200),
+                ("/", "ada:secret", 200),
+                ("/nothing", "ada:secret", 404),
+            ):
+                with opened(base + path, login) as answer:
+                    assert answer.status == status, path
+            with opened(f"{base}/metrics", "ada:secret") as answer:
+                exported = figures(answer.read())
+            mine = {name for name in exported if name.startswith("tailrace")}
+            assert mine == declared(READER)
+            assert "process_cpu_seconds_total" in exported
+            assert exported["tailrace_reader_changes_total"] == {("default",): 20}
+            assert exported["tailrace_reader_lag_changes"] == {("default",): 0}
+            assert exported["tailrace_reader_lag_seconds"] == {("default",): 0}
+            node.set("late", 1)
+            with opened(f"{base}/api/stats", "ada:secret") as answer:
+                assert json.load(answer)["lag_changes"] == 1
+        with opened(f"{base}/metrics", "ada:secret") as answer:
+            assert figures(answer.read())["tailrace_reader_changes_total"] == {("default",): 20}, (
+                "the last known"
+            )
+    assert not any(thread.name == "tailrace-http" for thread in threading.enumerate())
+
+
+def test_a_node_serves_them_over_tls_as_its_users_log_in(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path, "node")
+    context = ssl.create_default_context(cafile=str(cert))
+    options = (
+        "--tls-cert",
+        str(cert),
+        "--tls-key",
+        str(key),
+        "--tls-port",
+        "0",
+        "--user",
+        "ada:secret",
+        "--fenced",
+    )
+    with serving(tmp_path, "--memory", "--vbuckets", "2", "--http-port", "0", *options) as (_, ready):
+        base = f"https://127.0.0.1:{ready['web_port']}"
+        with opened(f"{base}/healthz", context=context) as answer:
+            assert answer.status == 200
+        with opened(f"{base}/readyz", context=context) as answer:
+            assert (answer.status, b"cluster map" in answer.read()) == (503, True)
+        with opened(f"{base}/metrics", "ada:wrong", context) as answer:
+            assert answer.status == 401
+        with opened(f"{base}/metrics?vbuckets=1", "ada:secret", context) as answer:
+            exported = figures(answer.read())
+        assert exported["tailrace_node_ready"] == {(): 0}
+        assert exported["tailrace_node_logins_refused_total"] == {(): 1}
+        assert exported["tailrace_bucket_vbuckets"]["default", "active"] == 0
+
+
+@pytest.mark.parametrize("path", ["/api/events", "/metrics"])
+def test_only_get(path: str, tmp_path: Path) -> None:
+    beside = HttpBeside(
+        HttpOptions(0), HttpFigures("reader.html", dict, lambda _: FigureSheet(()), lambda: "")
+    )
+    with beside:
+        request = urllib.request.Request(f"http://127.0.0.1:{beside.port}{path}", data=b"x")
+        with pytest.raises(urllib.error.HTTPError, match=r"405|404"):
+            urllib.request.urlopen(request, timeout=60)
