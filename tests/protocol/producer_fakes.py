@@ -83,6 +83,7 @@ class FakeSnapshot:
         self.in_memory = in_memory
         self.checkpoint = checkpoint
         self.checkpoint_id = number
+        self.history_start = 0
         self.is_closed = False
 
     def read(self, max_bytes: int = 256 << 10) -> Chunk | None:
@@ -264,7 +265,9 @@ class FakeVBucket:
 
     # the contract
 
-    def snapshot_after(self, after_seqno: int, *, memory: bool = True) -> FakeSnapshot | None:
+    def snapshot_after(
+        self, after_seqno: int, *, memory: bool = True, history: bool = False
+    ) -> FakeSnapshot | None:
         if self.fails_with is not None:
             raise self.fails_with
         newer = [change for change in self.changes if change.seqno > after_seqno]

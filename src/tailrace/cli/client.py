@@ -23,6 +23,7 @@ __all__ = [
     "connect_options",
     "dialect_option",
     "end_option",
+    "every_version_option",
     "explained",
     "left_out_options",
     "open_kv",
@@ -107,6 +108,15 @@ def left_out_options(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def every_version_option(function: F) -> F:
+    """The option ``--every-version``."""
+    return click.option(
+        "--every-version",
+        is_flag=True,
+        help="Every version of a document, as far back as the bucket keeps its history.",
+    )(function)
 
 
 class _StartChoice(click.Choice[str]):
@@ -207,6 +217,7 @@ def connect_options(url: ConnectionString, options: dict[str, Any], **more: Any)
         "no_value": options["no_value"],
         "scope": options["scope"],
         "collections": options["collections"],
+        "every_version": options.get("every_version", False),
         "include_system": options.get("include_system", False),
         "include_transactions": options.get("include_transactions", False),
         "tls": tls_from(options) if url.tls else None,

@@ -13,7 +13,7 @@ import click
 from ..clock import SYSTEM
 from ..connstr import ConnectionString
 from ..files import atomic_write
-from .client import left_out_options, retry_option, tls_options
+from .client import every_version_option, left_out_options, retry_option, tls_options
 from .common import DURATION, Integer, ProgressDisplay, counted, json_option, note, progress, url_argument
 from .common import command as make_command
 from .http_options import http_options, serving_http
@@ -83,6 +83,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
     help="Take over only what the active and every replica have on disk: no failover takes it back.",
 )
 @left_out_options
+@every_version_option
 @undo_options
 @click.option("--no-maintenance", is_flag=True, help="Leave compaction and cleaning to 'tailrace maintain'.")
 @click.option(
@@ -112,6 +113,7 @@ def command(
     max_rows: int | None,
     rollback_mitigation: bool,
     include_system: bool,
+    every_version: bool,
     include_transactions: bool,
     undo: float | None,
     undo_size: int | None,
@@ -136,6 +138,8 @@ def command(
         more["maxOffsetsPerTrigger"] = str(max_rows)
     if rollback_mitigation:
         more["rollbackMitigation"] = "true"
+    if every_version:
+        more["everyVersion"] = "true"
     if include_system:
         more["includeSystem"] = "true"
     if include_transactions:

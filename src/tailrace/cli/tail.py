@@ -18,6 +18,7 @@ from ..units import parse_vbuckets
 from .client import (
     dialect_option,
     end_option,
+    every_version_option,
     left_out_options,
     remembered,
     retry_option,
@@ -67,6 +68,7 @@ tailrace tail couchbase://127.0.0.1 --to now --state positions.json --json > cha
 @json_option("Write one JSON object per line.")
 @source_options
 @left_out_options
+@every_version_option
 @tls_options
 @http_options
 def command(

@@ -24,6 +24,7 @@ _NOT_OLD = (
     "rollback_mitigation",
     "priority",
     "backfill_order",
+    "every_version",
     "on_wire",
 )
 _NOT_UPR = (*_NOT_OLD, "no_value", "tap_settings")

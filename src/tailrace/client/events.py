@@ -101,6 +101,9 @@ class Snapshot:
     end: int
     source: str
     """``disk`` or ``memory``."""
+    history: bool = False
+    """It has every version, and so a key more than once. If it is announced twice, with the same ends, the
+    bucket no longer has all versions of the part before."""
 
 
 @dataclass(slots=True)

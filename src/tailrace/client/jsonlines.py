@@ -64,7 +64,8 @@ def _object(event: Event, names: Names, *, no_value: bool) -> str:
         case Snapshot():
             return (
                 f'{{"op":"snapshot","vbucket":{event.vbucket},"vb_uuid":"{event.vb_uuid}",'
-                f'"start":{event.start},"end":{event.end},"source":"{event.source}"}}'
+                f'"start":{event.start},"end":{event.end},"source":"{event.source}"'
+                + (',"history":true}' if event.history else "}")
             )
         case Rollback():
             return (

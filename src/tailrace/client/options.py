@@ -50,6 +50,9 @@ class SourceOptions:
     asks for it, too."""
     include_transactions: bool = False
     """Also the records that transactions keep in the bucket: documents whose key begins with ``_txn:``."""
+    every_version: bool = False
+    """Every version of each document, as far back as the bucket keeps its history (`Snapshot.history` tells);
+    an error if the server can't keep one."""
     no_value: bool = False
     """Keys and metadata only."""
     compression: bool = False
@@ -127,6 +130,7 @@ class SourceOptions:
             compress=self.compression,
             priority=self.priority,
             backfill_order=self.backfill_order,
+            every_version=self.every_version,
         )
 
     def speech(self) -> Speech:
@@ -156,6 +160,7 @@ class SourceKeywords(TypedDict, total=False):
     include_xattrs: bool
     include_system: bool
     include_transactions: bool
+    every_version: bool
     no_value: bool
     compression: bool
     flow_control_buffer: int

@@ -122,7 +122,8 @@ class Portion:
                 event, position = Rollback(vbucket, vb_uuid, what.rolled_back_to), what.position
             case MarkerReceived():
                 source = "disk" if what.flags & MarkerFlag.DISK else "memory"
-                event = Snapshot(vbucket, vb_uuid, what.start, what.end, source)
+                history = bool(what.flags & MarkerFlag.HISTORY)
+                event = Snapshot(vbucket, vb_uuid, what.start, what.end, source, history)
             case VBucketFlushed():
                 event = Flush(vbucket)
             case Carried():

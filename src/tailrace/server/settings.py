@@ -158,6 +158,16 @@ class Settings:
     history_changes: int = _setting(
         _NUMBER, _STORE.history_changes, "newest changes of each vbucket that rewind can undo"
     )
+    history_retention_seconds: float = _setting(
+        _SECONDS,
+        _STORE.history_retention_seconds,
+        "every version of the last so many is kept for readers that ask for all; 0: of any age",
+    )
+    history_retention_bytes: int = _setting(
+        _SIZE,
+        _STORE.history_retention_bytes,
+        "every version is kept up to this size of a bucket; 0: of any size, or none at all if both are 0",
+    )
     tombstone_age: float = _setting(_SECONDS, _STORE.tombstone_age, "before compaction forgets a deletion")
     expiry_pager_interval: float = _setting(
         _SECONDS, _STORE.expiry_pager_interval, "between searches for expired documents", 0.01

@@ -274,6 +274,7 @@ def _vbucket(vbucket: VBucket) -> dict[str, object]:
         "persisted_seqno": vbucket.persisted_seqno,
         "purge_seqno": vbucket.purge_seqno,
         "rollback_floor": vbucket.rollback_floor,
+        "history_start_seqno": vbucket.history_start,
         "uuid": str(vbucket.uuid),
         "disk_bytes": vbucket.disk_bytes,
     }

@@ -80,6 +80,8 @@ class StoreSettings:
     quiet_time: float = 5.0  # seconds without a commit before segments are merged for readers' sake
     garbage_share: float = 0.5  # of sealed bytes that are superseded before all segments are merged
     history_changes: int = 200  # newest changes of each vbucket that a rollback can undo one by one
+    history_retention_seconds: float = 0.0  # every version of the last so many seconds is kept; 0: any age
+    history_retention_bytes: int = 0  # ... up to this size of the bucket's changes; 0: any. Both 0: none
     tombstone_age: float = 259_200.0  # seconds before compaction forgets a deletion
     expiry_pager_interval: float = 600.0  # seconds (kept by the owner's timer)
     max_value: int = 20 << 20  # bytes of a document's value
@@ -89,6 +91,11 @@ class StoreSettings:
         default=lambda value, datatype: (b"", 0)
     )
     """What of a value with xattrs (value, datatype) a deletion keeps: the server keeps the system xattrs."""
+
+    @property
+    def keeps_history(self) -> bool:
+        """Every version is kept for a while, for readers that ask for all of them."""
+        return bool(self.history_retention_seconds or self.history_retention_bytes)
 
     @property
     def least_disk_bytes(self) -> int:
@@ -124,6 +131,7 @@ class VBucketSnapshot(Protocol):
     in_memory: bool  # where it comes from, for the marker's flags
     checkpoint: bool  # it begins with a new checkpoint
     checkpoint_id: int  # number of the checkpoint that it belongs to; 0 for a disk snapshot
+    history_start: int  # from this seqno on it has every version; 0: it has each key once
 
     def read(self, max_bytes: int = CHUNK_BYTES) -> Chunk | None:
         """The next frames, about `max_bytes` and at least one; None when all are read. May raise
@@ -318,13 +326,21 @@ class VBucket(Protocol):
 
     # Streams.
 
-    def snapshot_after(self, after_seqno: int, *, memory: bool = True) -> VBucketSnapshot | None:
+    @property
+    def history_start(self) -> int:
+        """The first seqno from which on every version is on disk; 0 if no history is kept."""
+        ...
+
+    def snapshot_after(
+        self, after_seqno: int, *, memory: bool = True, history: bool = False
+    ) -> VBucketSnapshot | None:
         """The next snapshot for a reader that has everything up to `after_seqno`, or None if there is nothing
         newer: the reader is then at the high seqno, also where no change has just that number.
 
         From memory if the changes are still there: one checkpoint at a time, up to the high seqno. Otherwise
         from disk, up to the newest sealed change. With ``memory=False``: one snapshot of everything that is
-        persisted now, and None if that is nothing.
+        persisted now, and None if that is nothing. With ``history`` it has every version, as far as they are
+        kept; no chunk holds changes of both parts, before and after `VBucketSnapshot.history_start`.
         """
         ...
 

@@ -374,6 +374,11 @@ class EngineBucket(SealedStore):
         return self.metadata.collections
 
     @property
+    def deduplicated(self) -> frozenset[int]:
+        """The collections without a history."""
+        return self.metadata.deduplicated
+
+    @property
     def manifest(self) -> Mapping[str, Any]:
         return self.metadata.manifest
 

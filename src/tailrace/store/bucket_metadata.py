@@ -23,6 +23,7 @@ class BucketMetadata:
         self.collections = Manifest()
         self.cursors: dict[str, Mapping[str, Any]] = {}
         self._manifest_json: dict[str, Any] | None = None
+        self._deduplicated = self.collections, self.collections.deduplicated
         self._changes: dict[str, Any] = {}  # of the bucket, for the next batch
         self._vbuckets: dict[History, None] = {}  # whose metadata the next batch carries, always in order
 
@@ -32,6 +33,13 @@ class BucketMetadata:
         if self._manifest_json is None:
             self._manifest_json = self.collections.to_json()
         return self._manifest_json
+
+    @property
+    def deduplicated(self) -> frozenset[int]:
+        """See `Manifest.deduplicated`; asked for with every snapshot."""
+        if self._deduplicated[0] is not self.collections:
+            self._deduplicated = self.collections, self.collections.deduplicated
+        return self._deduplicated[1]
 
     def set_collections(self, new: Manifest) -> None:
         """Take over a manifest that follows the one that is here."""

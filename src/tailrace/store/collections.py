@@ -38,6 +38,8 @@ class Collection(NamedTuple):
     name: str
     uid: int
     max_ttl: int | None = None
+    history: bool | None = None
+    """Whether every version is kept; None: as the bucket does."""
 
 
 @dataclass(slots=True)
@@ -71,7 +73,10 @@ class Manifest:
             for raw_collection in _list(raw_scope, "collections", f"scope {scope.name}", optional=True):
                 scope.collections.append(
                     Collection(
-                        _name(raw_collection), _uid(raw_collection, "a collection"), _ttl(raw_collection)
+                        _name(raw_collection),
+                        _uid(raw_collection, "a collection"),
+                        _ttl(raw_collection),
+                        _history(raw_collection),
                     )
                 )
             manifest.scopes.append(scope)
@@ -114,6 +119,11 @@ class Manifest:
                         Status.CANNOT_APPLY_MANIFEST, f"collection {c.uid:x} has another name or scope"
                     )
 
+    @property
+    def deduplicated(self) -> frozenset[int]:
+        """The collections of which only the newest versions are wanted, in a bucket that keeps all."""
+        return frozenset(c.uid for scope in self.scopes for c in scope.collections if c.history is False)
+
     def collection(self, uid: int) -> tuple[Scope, Collection] | None:
         """A collection by its id."""
         return next(((s, c) for s in self.scopes for c in s.collections if c.uid == uid), None)
@@ -133,6 +143,7 @@ class Manifest:
                     "collections": [
                         {"name": c.name, "uid": f"{c.uid:x}"}
                         | ({} if c.max_ttl is None else {"maxTTL": c.max_ttl})
+                        | ({} if c.history is None else {"history": c.history})
                         for c in scope.collections
                     ],
                 }
@@ -211,6 +222,13 @@ def _ttl(raw: dict[str, Any]) -> int | None:
     value = raw.get("maxTTL")
     if value is not None and (type(value) is not int or not 0 <= value < 1 << 31):
         raise _invalid("maxTTL must be a number of seconds below 2^31")
+    return value
+
+
+def _history(raw: dict[str, Any]) -> bool | None:
+    value = raw.get("history")
+    if value is not None and type(value) is not bool:
+        raise _invalid("history must be true or false")
     return value
 
 

@@ -3,7 +3,8 @@
 Both are jobs that only read what never changes (frames, sealed files) and write new files; the manifest's
 replacement is the moment at which they count. Writers are never stopped.
 
-What may go: versions that were superseded before the promised history (`history_changes`), documents of
+What may go: versions that were superseded before the promised history (`history_changes`, and `retention` if
+every version is kept for a while), documents of
 collections that were dropped before it, and tombstones that are old enough or that somebody asks to drop.
 Every loss of a version raises the vbucket's rollback floor, every loss of a tombstone its purge seqno. The
 frame with a vbucket's highest seqno always stays: a snapshot must end with it.
@@ -30,6 +31,7 @@ from .log import LoggedColumns
 from .manifest_file import Base, Clips, Table, clips_of, spliced, with_clips
 from .merge_process import merge_in_a_process
 from .merging import GROUP_BYTES, Losses, PiecePlan, merge
+from .retention import Retention
 from .segment import Frames, Segment
 from .segment_writer import Pieces, SegmentWriter
 
@@ -191,6 +193,7 @@ class MergePlan:
     whole: bool  # the segments are used up; otherwise only some vbuckets leave them
     asked: Compaction | None
     purge_time_s: int
+    retention: Retention | None = None  # of the change history
     vbuckets: list[PiecePlan] = field(default_factory=list)  # once it is worked out
 
     def work_out(self) -> None:
@@ -201,6 +204,8 @@ class MergePlan:
             pieces.sort(key=lambda piece: piece.first)
             merged = tuple(piece for piece in pieces if piece.segment in self.segments)
             if merged:
+                if self.retention is not None:
+                    floor = min(floor, self.retention.floor(pieces))
                 others = tuple(piece for piece in pieces if piece.segment not in self.segments)
                 sealed = max(piece.last for piece in pieces)
                 self.vbuckets.append(
@@ -225,6 +230,9 @@ def choose_merge(bucket: SealedStore) -> MergePlan | None:
     if not segments:
         return None
     droppable = bucket.sealed.droppable(bucket.vbucket_count, bucket.settings.history_changes)
+    if bucket.settings.keeps_history:
+        # What the last merge of everything left is retained; about as much of it may go as came since.
+        droppable -= bucket.sealed.retained
     if droppable > bucket.settings.garbage_share * bucket.sealed.frames:
         return _plan(bucket, segments)
     if bucket.clock.monotonic() - bucket.last_change >= bucket.settings.quiet_time:
@@ -271,7 +279,26 @@ def _plan(bucket: SealedStore, segments: list[Segment], asked: Compaction | None
             complete = vbucket.complete_seqno
             floor = max(min(vbucket.high_seqno - kept, complete), 0)
             standings.append(_Standing(vbucket.id, floor, complete, vbucket.drops))
-    return MergePlan(list(segments), list(bucket.segments), standings, only is None, asked, purge_time_s)
+    return MergePlan(
+        list(segments),
+        list(bucket.segments),
+        standings,
+        only is None,
+        asked,
+        purge_time_s,
+        _retention(bucket),
+    )
+
+
+def _retention(bucket: SealedStore) -> Retention | None:
+    settings = bucket.settings
+    if not settings.keeps_history:
+        return None
+    age_s = settings.history_retention_seconds
+    return Retention(
+        settings.history_retention_bytes // bucket.vbucket_count,
+        int((bucket.clock.now_s() - age_s) * 1_000_000_000) if age_s else 0,
+    )
 
 
 class MergeJob(BaseJob):
@@ -367,6 +394,8 @@ class MergeJob(BaseJob):
                 for piece_plan in plan.vbuckets:
                     segment.clip(piece_plan.vbucket, 0)
         bucket.sealed.replace(plan.segments, self._segment, drop=plan.whole)
+        if plan.whole and len(plan.segments) == len(plan.all_segments):
+            bucket.sealed.note_retained(bucket.vbucket_count, bucket.settings.history_changes)
         if self._segment is None:
             bucket.sealed.remove(self._number)
         if any(losses.purged for losses in self._losses.values()):

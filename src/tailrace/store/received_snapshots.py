@@ -34,6 +34,13 @@ class ReceivedSnapshots:
                 return folded
         return ReceivedRange(seqno, seqno)
 
+    def folded_up_to(self, high_seqno: int) -> int:
+        """Up to here versions are missing that whoever sent the snapshots had folded away; 0 if none are."""
+        ends = [folded.end for folded in self.folded]
+        if self.has_gaps and high_seqno < self.newest.end:
+            ends.append(self.newest.end)
+        return max(ends, default=0)
+
     def begin(self, complete: int, high_seqno: int, end: int, purge_seqno: int) -> None:
         """A snapshot is announced when everything up to ``complete`` can be trusted."""
         if complete == high_seqno:

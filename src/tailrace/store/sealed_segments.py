@@ -29,6 +29,8 @@ class SealedSegments:
         self.is_incomplete = False  # one was lost, until what is left is written anew
         self.untaken_losses: dict[int, Losses] = {}
         """Of a merge that the manifest file knows and the vbuckets don't yet."""
+        self.retained = 0
+        """Superseded frames that the last merge of everything left."""
         self._droppable = (-1, 0)  # since which epoch, and how many
 
     def __iter__(self) -> Iterator[Segment]:
@@ -106,6 +108,10 @@ class SealedSegments:
         if self._droppable[0] != self.epoch:
             self._droppable = self.epoch, self._count_droppable(vbucket_count, history_changes)
         return self._droppable[1]
+
+    def note_retained(self, vbucket_count: int, history_changes: int) -> None:
+        """Everything was merged: what is superseded and still here is retained."""
+        self.retained = self.droppable(vbucket_count, history_changes)
 
     def _count_droppable(self, vbucket_count: int, history_changes: int) -> int:
         pairs = np.zeros(vbucket_count, np.int64)

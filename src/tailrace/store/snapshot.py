@@ -59,13 +59,20 @@ class Drops:
 NO_DROPS = Drops((), 0)
 
 
-def superseded(pieces: Sequence[SegmentPiece], after: int = 0) -> npt.NDArray[np.uint64]:
-    """The seqnos of all changes after one that a later change in these pieces has superseded, sorted."""
-    olds = [old for piece in pieces if piece.pair_count for old in (piece.pairs()[1],)]
-    if not olds:
+def superseded(
+    pieces: Sequence[SegmentPiece], after: int = 0, by_before: int | None = None
+) -> npt.NDArray[np.uint64]:
+    """The seqnos of all changes after one that a later change in these pieces has superseded, sorted; only
+    those by a change before a seqno, if one is given.
+    """
+    pairs = [piece.pairs() for piece in pieces if piece.pair_count]
+    if not pairs:
         return _NO_SEQNOS
-    every = np.concatenate(olds)
-    return np.sort(every[every > after])
+    every = np.concatenate([olds for _, olds in pairs])
+    chosen = every > after
+    if by_before is not None:
+        chosen &= np.concatenate([news for news, _ in pairs]) < by_before
+    return np.sort(every[chosen])
 
 
 def in_sorted(seqnos: npt.NDArray[np.uint64], among: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
@@ -94,9 +101,11 @@ class MemorySnapshot:
         *,
         checkpoint: bool,
         checkpoint_id: int,
+        history_start: int = 0,
     ) -> None:
         self.start = start
         self.end = end
+        self.history_start = history_start
         self.checkpoint = checkpoint
         self.checkpoint_id = checkpoint_id
         self._frames = frames
@@ -131,9 +140,15 @@ class MemorySnapshot:
 
 
 def fold(
-    frames: list[bytes], seqnos: Sequence[int], notes: Sequence[int], drops: Drops
+    frames: list[bytes],
+    seqnos: Sequence[int],
+    notes: Sequence[int],
+    drops: Drops,
+    only: frozenset[int] | None = None,
 ) -> tuple[list[bytes], bytes]:
-    """Only the newest version of each key, of changes that stand in order; and their traits."""
+    """Only the newest version of each key, of changes that stand in order; and their traits. With ``only``
+    every version of all other collections.
+    """
     first = seqnos[0]
     if len(notes) < _FEW:  # most snapshots of a live stream are this short: not worth an array
         dead = {old for note in notes if (old := note >> NOTE_SHIFT) >= first}
@@ -143,6 +158,12 @@ def fold(
         olds = noted >> np.uint64(NOTE_SHIFT)
         dead = set(olds[olds >= first].tolist())
         traits = (noted & np.uint64(NOTE_TRAITS)).astype(np.uint8).tobytes()
+    if dead and only is not None:
+        dead = {
+            seqno
+            for frame, seqno in zip(frames, seqnos, strict=True)
+            if only and seqno in dead and collection_of(frame_key(frame)) in only
+        }
     if not dead and not drops:
         return frames, traits
     kept = [
@@ -173,15 +194,24 @@ class DiskSnapshot:
         drops: Drops,
         *,
         rest: MemorySnapshot | None = None,
+        history_start: int = 0,
+        dead_where_deduplicated: npt.NDArray[np.uint64] = _NO_SEQNOS,
+        deduplicated: frozenset[int] = frozenset(),
     ) -> None:
+        """``dead`` are not read. Those that are dead in some collections only are not read there."""
         self.start = after + 1
         self.end = end
+        self.history_start = history_start
+        self._few = (
+            np.fromiter(deduplicated, np.int64),
+            dead_where_deduplicated if deduplicated else _NO_SEQNOS,
+        )
         self.checkpoint = True
         self._seqno = after
         self._pieces = [piece for piece in pieces if piece.count and piece.last > after]
         self._dead = dead
         self._drops = drops
-        self._is_current = not len(dead) and not drops  # all that is read
+        self._is_current = not len(dead) and not drops and not len(self._few[1])  # all that is read
         self._rest = rest
         self._blocks: Iterator[Frames] | None = None
 
@@ -199,6 +229,10 @@ class DiskSnapshot:
                 ends = np.cumsum(frames.lengths, dtype=np.int64)
                 frames = frames.cut(0, max(int(np.searchsorted(ends, max_bytes, "right")), 1))
                 self._blocks = None
+            if frames.seqnos.item(0) < self.history_start <= frames.seqnos.item(-1):
+                # The two parts have markers of their own, so no chunk has changes of both.
+                frames = frames.cut(0, int(np.searchsorted(frames.seqnos, self.history_start)))
+                self._blocks = None
             last_seqno = self._seqno = frames.seqnos.item(-1)
             if not self._is_current:
                 frames = self._current(frames)
@@ -215,6 +249,11 @@ class DiskSnapshot:
         mask = None
         if len(self._dead):
             mask = ~in_sorted(frames.seqnos, self._dead)
+        collections, dead = self._few
+        if len(dead):
+            gone = in_sorted(frames.seqnos, dead)
+            gone &= np.isin(collections_at(frames.data, frames.offsets), collections)
+            mask = ~gone if mask is None else mask & ~gone
         kept = self._drops.keep_mask(frames)
         if kept is not None:
             mask = kept if mask is None else mask & kept

@@ -125,6 +125,12 @@ class History:
         return self.forgotten.rollback_floor
 
     @property
+    def history_start(self) -> int:
+        if not self._bucket.settings.keeps_history:
+            return 0
+        return max(1, self.forgotten.rollback_floor, self._received.folded_up_to(self.high_seqno))
+
+    @property
     def deleted_rev(self) -> int:
         return self.forgotten.deleted_rev
 
@@ -306,25 +312,42 @@ class History:
 
     # Streams.
 
-    def snapshot_after(self, after_seqno: int, *, memory: bool = True) -> VBucketSnapshot | None:
+    def snapshot_after(
+        self, after_seqno: int, *, memory: bool = True, history: bool = False
+    ) -> VBucketSnapshot | None:
+        history = history and self._bucket.settings.keeps_history
         if not memory:
-            return self._persisted_snapshot(after_seqno)
+            return self._persisted_snapshot(after_seqno, history=history)
         if after_seqno >= self.high_seqno:
             return None
         first = self._old[0] if self._old else self._tail
         sealed = self.sealed_seqno
         if after_seqno + 1 >= first.first or after_seqno >= sealed:
-            checkpoint_id, start, end = self._checkpoints.containing(after_seqno + 1)
+            checkpoint_id, start, checkpoint_end = self._checkpoints.containing(after_seqno + 1)
+            end = self.high_seqno if checkpoint_end is None else self._received.around(checkpoint_end).end
+            folded = self._received.folded_up_to(self.high_seqno)
+            if history and after_seqno < folded:
+                # Versions are missing up to there, so it is a snapshot as for everybody; history follows it.
+                history, end = False, min(end, folded)
             return self._memory_snapshot(
                 after_seqno,
-                self.high_seqno if end is None else self._received.around(end).end,
+                end,
                 checkpoint=start == after_seqno,
                 checkpoint_id=checkpoint_id,
+                history=history,
             )
-        return self._disk_and_memory_snapshot(after_seqno, sealed, self._received.around(sealed).end)
+        return self._disk_and_memory_snapshot(
+            after_seqno, sealed, self._received.around(sealed).end, history=history
+        )
 
     def _memory_snapshot(
-        self, after: int, end: int, *, checkpoint: bool = False, checkpoint_id: int = 0
+        self,
+        after: int,
+        end: int,
+        *,
+        checkpoint: bool = False,
+        checkpoint_id: int = 0,
+        history: bool = False,
     ) -> MemorySnapshot | None:
         frames: list[bytes] = []
         notes: list[int] = []
@@ -339,16 +362,19 @@ class History:
             return None
         # The last change up to `end`: a replica's checkpoint may end in a gap.
         last = seqnos[-1]
-        kept, traits = fold(frames, seqnos, notes, self._events.drops_up_to(last))
+        only = self._bucket.deduplicated if history else None
+        kept, traits = fold(frames, seqnos, notes, self._events.drops_up_to(last), only)
         return MemorySnapshot(
-            after + 1, last, kept, traits, checkpoint=checkpoint, checkpoint_id=checkpoint_id
+            after + 1,
+            last,
+            kept,
+            traits,
+            checkpoint=checkpoint,
+            checkpoint_id=checkpoint_id,
+            history_start=after + 1 if history else 0,
         )
 
-    def _disk_snapshot(self, after: int, end: int) -> DiskSnapshot:
-        pieces = self.pieces
-        return DiskSnapshot(after, end, pieces, superseded(pieces, after), self._events.drops_up_to(end))
-
-    def _persisted_snapshot(self, after: int) -> VBucketSnapshot | None:
+    def _persisted_snapshot(self, after: int, *, history: bool) -> VBucketSnapshot | None:
         """Everything on disk: the segments, and what the logs hold of the changes in memory."""
         if after >= self.persisted_seqno:
             return None
@@ -356,28 +382,46 @@ class History:
         sealed = self.sealed_seqno
         if after >= sealed:
             # Not None only if there is a change: a replica that was rolled back may end in a gap.
-            snapshot = self._memory_snapshot(after, end)
+            history = history and after >= self._received.folded_up_to(self.high_seqno)
+            snapshot = self._memory_snapshot(after, end, history=history)
             if snapshot is not None:
                 snapshot.in_memory = False
                 snapshot.checkpoint = True
             return snapshot
-        return self._disk_and_memory_snapshot(after, sealed, end)
+        return self._disk_and_memory_snapshot(after, sealed, end, history=history)
 
-    def _disk_and_memory_snapshot(self, after: int, sealed: int, end: int) -> VBucketSnapshot:
+    def _disk_and_memory_snapshot(
+        self, after: int, sealed: int, end: int, *, history: bool
+    ) -> VBucketSnapshot:
         """The segments, and then the changes in memory up to a seqno."""
-        rest = self._memory_snapshot(sealed, end) if end > sealed else None
-        if rest is None:
-            return self._disk_snapshot(after, sealed)
+        history_start = max(self.history_start, after + 1) if history else 0
+        # Versions that are missing in memory: then there is no part with all of them.
+        history = 0 < history_start <= sealed + 1
+        rest = self._memory_snapshot(sealed, end, history=history) if end > sealed else None
+        last = sealed if rest is None else rest.end
         dead = superseded(self.pieces, after)
-        notes: list[int] = []
-        for tail in self.tails():
-            notes += tail.notes(tail.after(sealed), tail.after(rest.end))
-        olds = np.array(notes, np.uint64) >> np.uint64(NOTE_SHIFT)
-        later = olds[(olds > after) & (olds <= sealed)]
-        if len(later):
-            dead = np.union1d(dead, later)
-        drops = self._events.drops_up_to(rest.end)
-        return DiskSnapshot(after, rest.end, self.pieces, dead, drops, rest=rest)
+        if rest is not None:
+            notes: list[int] = []
+            for tail in self.tails():
+                notes += tail.notes(tail.after(sealed), tail.after(last))
+            olds = np.array(notes, np.uint64) >> np.uint64(NOTE_SHIFT)
+            later = olds[(olds > after) & (olds <= sealed)]
+            if len(later):
+                dead = np.union1d(dead, later)
+        drops = self._events.drops_up_to(last)
+        if not history:
+            return DiskSnapshot(after, last, self.pieces, dead, drops, rest=rest)
+        return DiskSnapshot(
+            after,
+            last,
+            self.pieces,
+            superseded(self.pieces, after, history_start),
+            drops,
+            rest=rest,
+            history_start=history_start,
+            dead_where_deduplicated=dead,
+            deduplicated=self._bucket.deduplicated,
+        )
 
     def on_append(self, callback: Callable[[], None] | None) -> None:
         self._listeners.on_append = callback

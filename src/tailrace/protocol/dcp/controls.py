@@ -9,12 +9,10 @@ too, beside the keys that set them: a new key is a field and a function.
 This is the producer's half. What a reader asks for is in `reader` (`ReaderSettings.controls`), what a replica
 asks for in `replica_controls`.
 
-Two keys are answered otherwise than by a server of the newest line:
-
-* ``change_streams`` is accepted. It asks for the change history *where a bucket retains one*; we retain none,
-  so no snapshot is ever marked as history, which is what a server with a retention of 0 does too.
-* ``cache_transfer`` is refused (0x83): it warms a replica's cache with documents, and this store has no cache
-  apart from its documents. Replicas that ask take the refusal.
+``change_streams`` is accepted whether or not the bucket retains a history, as by a server with a retention of
+0: no snapshot is marked as history then. ``cache_transfer`` is refused (0x83), otherwise than by a server of
+the newest line: it warms a replica's cache with documents, and this store has no cache apart from its
+documents. Replicas that ask take the refusal.
 """
 
 from __future__ import annotations

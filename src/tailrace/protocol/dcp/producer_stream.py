@@ -277,7 +277,8 @@ class ProducerStream:
         if self.state is StreamState.BACKFILLING and not self._take_slot():
             return None
         disk_only = bool(accepted.flags & _DISK_ONLY) and self.position < accepted.end_seqno
-        snapshot = vbucket.snapshot_after(self.position, memory=not disk_only)
+        history = self._options.change_streams
+        snapshot = vbucket.snapshot_after(self.position, memory=not disk_only, history=history)
         if snapshot is None:
             return self._caught_up()
         if snapshot.end <= self.position:
@@ -293,7 +294,7 @@ class ProducerStream:
             snapshot.close()
             return None
         if self._looks_ahead:
-            again = vbucket.snapshot_after(self.position, memory=not disk_only)
+            again = vbucket.snapshot_after(self.position, memory=not disk_only, history=history)
             self._preview = None if again is None else Preview(again)
         return 0
 
@@ -347,7 +348,9 @@ class ProducerStream:
             end = received.end
         is_initial_backfill = not snapshot.in_memory and snapshot.start == 1
         self._reading = _SnapshotReading(snapshot, self._options.skip_deletes and is_initial_backfill)
-        self._marker.begin(end, is_initial_backfill=is_initial_backfill)
+        self._marker.begin(
+            end, is_initial_backfill=is_initial_backfill, has_history=bool(snapshot.history_start)
+        )
         return True
 
     def _read_preview(self, preview: Preview) -> int:
@@ -411,7 +414,7 @@ class ProducerStream:
     def _announce(self, snapshot: VBucketSnapshot, first_seqno: int) -> None:
         """Send the snapshot's marker before the first message with a seqno in it."""
         marker = self._marker
-        if not marker.is_due:
+        if not marker.wants(snapshot, first_seqno):
             return
         extra_flags = 0
         if self.takeover is not None and self.state is StreamState.TAKEOVER_SEND and not marker.is_oso:

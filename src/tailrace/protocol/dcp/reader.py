@@ -84,6 +84,8 @@ class ReaderSettings:
     """``low``, ``medium``, ``high`` or the server's choice."""
     backfill_order: str = ""
     """``round-robin``, ``sequential`` or the server's choice."""
+    every_version: bool = False
+    """Have the change history, where the bucket keeps one."""
 
     @property
     def flags(self) -> int:
@@ -113,6 +115,8 @@ class ReaderSettings:
             wanted.append((ControlKey.FORCE_VALUE_COMPRESSION, b"true", False))
         if self.priority:
             wanted.append((ControlKey.SET_PRIORITY, self.priority.encode(), False))
+        if self.every_version:
+            wanted.append((ControlKey.CHANGE_STREAMS, b"true", True))
         if self.backfill_order:
             wanted.append((ControlKey.BACKFILL_ORDER, self.backfill_order.encode(), False))
         return wanted

@@ -16,6 +16,7 @@ __all__ = ["SnapshotMarker"]
 
 _MEMORY, _DISK, _CHECKPOINT = int(MarkerFlag.MEMORY), int(MarkerFlag.DISK), int(MarkerFlag.CHECKPOINT)
 _DUPLICATES = int(MarkerFlag.MAY_CONTAIN_DUPLICATES)
+_EVERY_VERSION = int(MarkerFlag.HISTORY) | _DUPLICATES
 
 
 class SnapshotMarker:
@@ -26,6 +27,9 @@ class SnapshotMarker:
         "_has_oso_begun",
         "_is_first",
         "_options",
+        "_says_history",
+        "_start",
+        "_without_history",
         "announced_end",
         "end",
         "is_due",
@@ -41,11 +45,15 @@ class SnapshotMarker:
         self.is_oso = False
         """The snapshot may come in any order, and has other messages around it."""
         self._has_oso_begun = False
+        self._without_history = False
+        """Announced, and the part with every version is still to come: it has a marker of its own."""
+        self._says_history = False
+        self._start = 0
         self._is_first = True
         self._accepted = accepted
         self._options = options
 
-    def begin(self, end: int, *, is_initial_backfill: bool) -> None:
+    def begin(self, end: int, *, is_initial_backfill: bool, has_history: bool = False) -> None:
         """The stream takes a snapshot up that ends there. It is announced, unless it goes on with what the
         last marker has announced.
         """
@@ -56,8 +64,15 @@ class SnapshotMarker:
             self._options.oso is not Oso.OFF
             and is_initial_backfill
             and self._accepted.filter.is_one_collection
+            and not has_history
         )
         self._has_oso_begun = False
+        # It goes on with what was announced for a part that had each key once.
+        self._without_history = has_history and not self.is_due and not self._says_history
+
+    def wants(self, snapshot: VBucketSnapshot, first_seqno: int) -> bool:
+        """Whether a marker is due before the message with this seqno."""
+        return self.is_due or (self._without_history and first_seqno >= snapshot.history_start)
 
     def announce(
         self,
@@ -78,16 +93,25 @@ class SnapshotMarker:
         as_memory = snapshot.in_memory and position >= purge_seqno
         flags = (_MEMORY if as_memory else _DISK) | extra_flags
         start = snapshot.start
+        self._says_history = 0 < snapshot.history_start <= first_seqno
+        if self._says_history:
+            flags |= _EVERY_VERSION
         if snapshot.checkpoint or not as_memory:
             flags |= _CHECKPOINT
         else:
             start = first_seqno
+        if self._without_history:
+            # The two parts are one snapshot: docs/spec/servers.md#change-history.
+            self._without_history = False
+            return says.marker(self._start, self.end, flags, purge_seqno)
+        self._without_history = bool(snapshot.history_start and first_seqno < snapshot.history_start)
         if self._is_first:
             start = min(start, self._accepted.snapshot_start)
             self._is_first = False
         if snapshot.end < self.end and snapshot.start <= vbucket.received.start:
             # Keys that came before the replica's open snapshot may come again in its rest.
             flags |= _DUPLICATES
+        self._start = start
         return says.marker(start, self.end, flags, purge_seqno)
 
     def finish(self, end: int, last_sent_seqno: int, says: StreamMessages) -> list[bytes]:

@@ -136,6 +136,7 @@ def open_source(
         include_xattrs=options.include_xattrs,
         include_system=options.include_system,
         include_transactions=options.include_transactions,
+        every_version=options.every_version,
         no_value=options.no_value or (selection is not None and not selection.takes_values),
         compression=options.compression == "snappy",
         flow_control_buffer=options.flow_control_buffer,

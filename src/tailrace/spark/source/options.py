@@ -267,6 +267,13 @@ OPTIONS = (
         False,
         "whether transaction records come too: documents whose key begins with `_txn:`",
     ),
+    Option(
+        "everyVersion",
+        "every_version",
+        _boolean,
+        False,
+        "whether every version of a document comes, as far back as the bucket keeps its history",
+    ),
     Option("noValue", "no_value", _boolean, False, "keys and metadata only", False),
     Option("flowControlBuffer", "flow_control_buffer", _bytes, 20 << 20, "bytes in flight per connection"),
     Option(
