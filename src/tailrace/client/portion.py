@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,17 +24,12 @@ from ..protocol.dcp.delivery import (
     VBucketFlushed,
 )
 from ..protocol.dcp.reader import DcpReader
-from ..snappy import inflate
-from ..wire.codes import Datatype, DcpOpcode, Magic, MarkerFlag, StreamEndStatus, SystemEventId
-from ..wire.dcp import DELETION_V1, DELETION_V2, EXPIRATION, DcpSeqnoAdvanced, DcpSystemEvent
-from ..wire.fields import split_xattrs
-from ..wire.header import HEADER_LAYOUT, HEADER_SIZE
+from ..wire.codes import MarkerFlag, StreamEndStatus, SystemEventId
+from ..wire.dcp import DcpSeqnoAdvanced, DcpSystemEvent
+from .changes import make_changes
 from .events import (
-    Deletion,
     Event,
-    Expiration,
     Flush,
-    Mutation,
     Rollback,
     SeqnoAdvanced,
     Snapshot,
@@ -56,12 +51,6 @@ _SYSTEM_EVENTS = {
     SystemEventId.SCOPE_DROPPED: "scope_dropped",
     SystemEventId.COLLECTION_MODIFIED: "collection_modified",
 }
-_EXTRAS_LENGTH_AT = HEADER_LAYOUT.at("extras_length")
-_FRAMING_LENGTH_AT = HEADER_LAYOUT.at("key_length")  # of a flexible frame: its first byte
-assert DELETION_V2.at("delete_time") == EXPIRATION.at("delete_time")
-_unpack_delete_time = EXPIRATION.only("delete_time").struct.unpack_from
-_JSON = int(Datatype.JSON)
-_PACKED = int(Datatype.SNAPPY | Datatype.XATTR)
 
 
 def end_reason(status: int) -> str:
@@ -81,6 +70,17 @@ class Told(NamedTuple):
     """Where a rollback continues from."""
 
 
+class SnapshotChange(NamedTuple):
+    """A snapshot of a vbucket begins behind another one."""
+
+    row: int
+    vbucket: int
+    last: int
+    """The last row of the one before."""
+    position: Position
+    """At its end."""
+
+
 class Portion:
     """Checked changes of one connection, in the order in which they came."""
 
@@ -96,9 +96,10 @@ class Portion:
         """Changes that were not asked for; positions move past them."""
         self._progress = progress
         self._catalog = catalog
-        self._cursor: dict[int, tuple[SnapshotRun, int]] = {}
-        self._handed = slice(0, 0)
-        """The rows of the batch that the application has just got."""
+        self._handed_from = self._handed_to = 0
+        """The rows that the application has got since `settle`."""
+        self._undone_from: dict[int, int] = {}
+        """The row before which a vbucket was rolled back, if it was."""
 
     @property
     def row_count(self) -> int:
@@ -198,109 +199,68 @@ class Portion:
 
     def events(self) -> Iterator[Event]:
         """All events in order; `settle` says how far it has come."""
+        changes = make_changes(self.delivery)
+        # what is told at a row comes before a snapshot that begins there: the order in which they are named
+        stops: list[Told | SnapshotChange] = [*self.told, *self._new_snapshots()]
+        stops.sort(key=lambda stop: stop.row)
+        at = 0
+        for stop in stops:
+            for change in islice(changes, stop.row - at):
+                at += 1
+                self._handed_to = at
+                yield change
+            if isinstance(stop, Told):
+                yield self._say(stop)
+            elif stop.last >= self._undone_from.get(stop.vbucket, 0):
+                self._progress[stop.vbucket].delivered_up_to(stop.position)
+        for change in changes:
+            at += 1
+            self._handed_to = at
+            yield change
+
+    def _new_snapshots(self) -> Iterator[SnapshotChange]:
+        """Where a snapshot is whole and the next one of its vbucket begins: a state to come back to."""
+        runs = self.delivery.runs
+        if len({run.stream.vbucket for run in runs}) == len(runs):
+            return
+        seqnos = self.delivery.chunk.frames.seqno[self.delivery.rows]
+        before: dict[int, tuple[SnapshotRun, int]] = {}
+        for index, first, last in self._rows_of_runs():
+            run = runs[index]
+            vbucket = run.stream.vbucket
+            if vbucket in before:
+                ended, ended_at = before[vbucket]
+                yield SnapshotChange(first, vbucket, ended_at, ended.position_at(int(seqnos[ended_at])))
+            before[vbucket] = run, last
+
+    def _rows_of_runs(self) -> Iterator[tuple[int, int, int]]:
+        """The place of each run that has rows, and its first and last row; in the order of the first ones."""
         delivery = self.delivery
-        frames, rows, runs = delivery.chunk.frames, delivery.rows, delivery.runs
-        data = frames.data.data
-        columns = (
-            frames.opcode,
-            frames.datatype,
-            frames.vbucket,
-            frames.seqno,
-            frames.rev,
-            frames.cas,
-            frames.flags,
-            frames.expiry,
-            frames.collection,
-            frames.start,
-            frames.key_start,
-            frames.value_start,
-            frames.value_end,
-        )
-        histories = delivery.histories() if self.row_count else ((), (), ())
-        lists = [column[rows].tolist() for column in columns]
-        lists += [np.asarray(column).tolist() for column in (*histories, delivery.run_of)]
-        told = iter(self.told)
-        next_told = next(told, None)
-        cursor = self._cursor
-        for row, fields in enumerate(zip(*lists, strict=True)):
-            while next_told is not None and next_told.row <= row:
-                yield self._say(next_told)
-                next_told = next(told, None)
-            (
-                opcode,
-                datatype,
-                vbucket,
-                seqno,
-                rev,
-                cas,
-                flags,
-                expiry,
-                collection,
-                start,
-                key_at,
-                value_at,
-                value_end,
-                vb_uuid,
-                snapshot_start,
-                snapshot_end,
-                run,
-            ) = fields
-            value, xattrs = bytes(data[value_at:value_end]), None
-            if datatype & _PACKED and value:
-                value, xattrs = _unpack(value, datatype)
-            key, snapshot = bytes(data[key_at:value_at]), (snapshot_start, snapshot_end)
-            event: Event
-            if opcode == DcpOpcode.MUTATION:
-                event = Mutation(
-                    vbucket,
-                    vb_uuid,
-                    seqno,
-                    rev,
-                    cas,
-                    key,
-                    value,
-                    flags,
-                    expiry,
-                    datatype & _JSON,
-                    snapshot,
-                    collection,
-                    xattrs,
-                )
-            else:
-                time_s = 0
-                if data[start + _EXTRAS_LENGTH_AT] != DELETION_V1.size:
-                    (time_s,) = _unpack_delete_time(data, _extras_at(data, start))
-                made = Deletion if opcode == DcpOpcode.DELETION else Expiration
-                event = made(vbucket, vb_uuid, seqno, rev, cas, key, time_s, snapshot, collection, xattrs)
-            here, before = runs[run], cursor.get(vbucket)
-            if before is not None and before[0] is not here:
-                # one snapshot is whole and the next begins: a state to come back to
-                self._progress[vbucket].delivered_up_to(before[0].position_at(before[1]))
-            cursor[vbucket] = here, seqno
-            yield event
-        while next_told is not None:
-            yield self._say(next_told)
-            next_told = next(told, None)
+        rows = np.arange(delivery.row_count)
+        first, last = (np.full(len(delivery.runs), -1) for _ in range(2))
+        first[delivery.run_of[::-1]] = rows[::-1]  # of several the last one counts
+        last[delivery.run_of] = rows
+        for index in np.argsort(first, kind="stable").tolist():
+            if first[index] >= 0:  # otherwise nothing but messages that are no changes
+                yield index, int(first[index]), int(last[index])
 
     def _say(self, told: Told) -> Event:
         event = told.event
-        if isinstance(event, Rollback):
-            assert told.position is not None
-            self._cursor.pop(event.vbucket, None)
-            self._progress[event.vbucket].rolled_back(event.seqno, told.position)
-        elif isinstance(event, Flush):
-            self._cursor.pop(event.vbucket, None)
-            self._progress[event.vbucket].rolled_back(0, Position.BEGINNING)
+        if isinstance(event, Rollback | Flush):
+            self.settle()
+            self._undone_from[event.vbucket] = told.row
+            if isinstance(event, Flush):
+                self._progress[event.vbucket].rolled_back(0, Position.BEGINNING)
+            else:
+                assert told.position is not None
+                self._progress[event.vbucket].rolled_back(event.seqno, told.position)
         return event
 
     def settle(self) -> None:
         """Record how much of the current portion the application has."""
-        for vbucket, (run, seqno) in self._cursor.items():
-            self._progress[vbucket].delivered_up_to(run.position_at(seqno))
-        self._cursor.clear()
-        for vbucket, position in self.positions_at(self._handed).items():
+        for vbucket, position in self.positions_at(slice(self._handed_from, self._handed_to)).items():
             self._progress[vbucket].delivered_up_to(position)
-        self._handed = slice(0, 0)
+        self._handed_from = self._handed_to
 
     # whole batches
 
@@ -328,7 +288,7 @@ class Portion:
         begin = first
         for end in (*(snapshot_end for snapshot_end in ends if first < snapshot_end < last), last):
             self.settle()
-            self._handed = slice(begin, end)
+            self._handed_from, self._handed_to = begin, end
             yield batch.slice(begin - first, end - begin)
             begin = end
 
@@ -338,21 +298,15 @@ class Portion:
         runs = delivery.runs
         if len({run.stream.vbucket for run in runs}) == len(runs):
             return []
-        rows = np.arange(delivery.row_count)
-        first, last = (np.full(len(runs), -1) for _ in range(2))
-        first[delivery.run_of[::-1]] = rows[::-1]  # of several the last one counts
-        last[delivery.run_of] = rows
         ends: list[int] = []
         begin = 0
         seen: dict[int, int] = {}
-        for index in np.argsort(first, kind="stable").tolist():
-            vbucket, at = runs[index].stream.vbucket, int(first[index])
-            if at < 0:  # there are only messages that are no changes
-                continue
+        for index, first, last in self._rows_of_runs():
+            vbucket = runs[index].stream.vbucket
             if seen.get(vbucket, -1) >= begin:
-                ends.append(at)
-                begin = at
-            seen[vbucket] = int(last[index])
+                ends.append(first)
+                begin = first
+            seen[vbucket] = last
         return ends
 
     def positions_at(self, rows: slice) -> dict[int, Position]:
@@ -392,22 +346,6 @@ class Portion:
             snapshot_end=end,
             no_value=no_value,
         )
-
-
-def _extras_at(data: memoryview, start: int) -> int:
-    """Where the extras of a frame start: behind header and framing extras."""
-    framing = data[start + _FRAMING_LENGTH_AT] if data[start] == Magic.FLEX_REQUEST else 0
-    return start + HEADER_SIZE + framing
-
-
-def _unpack(value: bytes, datatype: int) -> tuple[bytes, dict[str, Any] | None]:
-    """A value as it was stored, and its xattrs."""
-    if datatype & Datatype.SNAPPY:
-        value = inflate(value)
-    if not datatype & Datatype.XATTR:
-        return value, None
-    xattrs, body = split_xattrs(value)
-    return body, {name: json.loads(text) for name, text in xattrs.items()}
 
 
 def _row(event: Event, names: Names) -> pa.RecordBatch:

@@ -1,0 +1,167 @@
+"""The changes of a delivery as objects, one for each.
+
+Most deliveries hold nothing but mutations whose values are as they were written. Those are made by iterators
+of the interpreter, without a line of Python for each but the making of the object itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..protocol.dcp.delivery import ChangeDelivery
+from ..snappy import inflate
+from ..wire.codes import Datatype, DcpOpcode, Magic
+from ..wire.dcp import DELETION_V1, DELETION_V2, EXPIRATION
+from ..wire.fields import split_xattrs
+from ..wire.header import HEADER_LAYOUT, HEADER_SIZE
+from .events import Change, Deletion, Expiration, Mutation
+
+__all__ = ["make_changes"]
+
+_EXTRAS_LENGTH_AT = HEADER_LAYOUT.at("extras_length")
+_FRAMING_LENGTH_AT = HEADER_LAYOUT.at("key_length")  # of a flexible frame: its first byte
+assert DELETION_V2.at("delete_time") == EXPIRATION.at("delete_time")
+_unpack_delete_time = EXPIRATION.only("delete_time").struct.unpack_from
+_MUTATION = int(DcpOpcode.MUTATION)
+_JSON = int(Datatype.JSON)
+_PACKED = int(Datatype.SNAPPY | Datatype.XATTR)
+_SHORT_BYTES = 2 << 10
+"""Documents up to this size are cut out of a copy of all their bytes: one step less for each."""
+
+
+def make_changes(delivery: ChangeDelivery) -> Iterator[Change]:
+    """All changes of a delivery, in order."""
+    if not delivery.row_count:
+        return iter(())
+    frames, rows = delivery.chunk.frames, delivery.rows
+    is_plain = not (frames.datatype[rows] & _PACKED).any() and (frames.opcode[rows] == _MUTATION).all()
+    return plain_mutations(delivery) if is_plain else any_changes(delivery)
+
+
+def plain_mutations(delivery: ChangeDelivery) -> Iterator[Mutation]:
+    """Changes that are all mutations, none of them compressed or with xattrs."""
+    frames, rows = delivery.chunk.frames, delivery.rows
+    key_start, value_start, value_end = (
+        places[rows] for places in (frames.key_start, frames.value_start, frames.value_end)
+    )
+    first, last = int(key_start[0]), int(value_end[-1])
+    data = frames.data.data[first:last]
+    key_at, value_at, end_at = ((places - first).tolist() for places in (key_start, value_start, value_end))
+    keys, values = map(slice, key_at, value_at), map(slice, value_at, end_at)
+    is_short = len(data) <= _SHORT_BYTES * len(key_at)
+    cut: Callable[[slice], Any] = bytes(data).__getitem__ if is_short else data.__getitem__
+    seqnos, revs, cas, flags, expiries, vbuckets, collections = (
+        column[rows].tolist()
+        for column in (
+            frames.seqno,
+            frames.rev,
+            frames.cas,
+            frames.flags,
+            frames.expiry,
+            frames.vbucket,
+            frames.collection,
+        )
+    )
+    snapshots = [(run.snapshot.start, run.snapshot.end) for run in delivery.runs]
+    return map(
+        Mutation,
+        vbuckets,
+        delivery.histories()[0].tolist(),
+        seqnos,
+        revs,
+        cas,
+        map(cut, keys) if is_short else map(bytes, map(cut, keys)),
+        map(cut, values) if is_short else map(bytes, map(cut, values)),
+        flags,
+        expiries,
+        (frames.datatype[rows] & _JSON).tolist(),
+        map(snapshots.__getitem__, delivery.run_of.tolist()),
+        collections,
+    )
+
+
+def any_changes(delivery: ChangeDelivery) -> Iterator[Change]:
+    """Changes of every kind."""
+    frames, rows = delivery.chunk.frames, delivery.rows
+    data = frames.data.data
+    columns = (
+        frames.opcode,
+        frames.datatype,
+        frames.vbucket,
+        frames.seqno,
+        frames.rev,
+        frames.cas,
+        frames.flags,
+        frames.expiry,
+        frames.collection,
+        frames.start,
+        frames.key_start,
+        frames.value_start,
+        frames.value_end,
+    )
+    lists = [column[rows].tolist() for column in columns]
+    lists += [np.asarray(column).tolist() for column in delivery.histories()]
+    for (
+        opcode,
+        datatype,
+        vbucket,
+        seqno,
+        rev,
+        cas,
+        flags,
+        expiry,
+        collection,
+        start,
+        key_at,
+        value_at,
+        value_end,
+        vb_uuid,
+        snapshot_start,
+        snapshot_end,
+    ) in zip(*lists, strict=True):
+        value, xattrs = bytes(data[value_at:value_end]), None
+        if datatype & _PACKED and value:
+            value, xattrs = _unpack(value, datatype)
+        key, snapshot = bytes(data[key_at:value_at]), (snapshot_start, snapshot_end)
+        if opcode == _MUTATION:
+            yield Mutation(
+                vbucket,
+                vb_uuid,
+                seqno,
+                rev,
+                cas,
+                key,
+                value,
+                flags,
+                expiry,
+                datatype & _JSON,
+                snapshot,
+                collection,
+                xattrs,
+            )
+            continue
+        time_s = 0
+        if data[start + _EXTRAS_LENGTH_AT] != DELETION_V1.size:
+            (time_s,) = _unpack_delete_time(data, _extras_at(data, start))
+        made = Deletion if opcode == DcpOpcode.DELETION else Expiration
+        yield made(vbucket, vb_uuid, seqno, rev, cas, key, time_s, snapshot, collection, xattrs)
+
+
+def _extras_at(data: memoryview, start: int) -> int:
+    """Where the extras of a frame start: behind header and framing extras."""
+    framing = data[start + _FRAMING_LENGTH_AT] if data[start] == Magic.FLEX_REQUEST else 0
+    return start + HEADER_SIZE + framing
+
+
+def _unpack(value: bytes, datatype: int) -> tuple[bytes, dict[str, Any] | None]:
+    """A value as it was stored, and its xattrs."""
+    if datatype & Datatype.SNAPPY:
+        value = inflate(value)
+    if not datatype & Datatype.XATTR:
+        return value, None
+    xattrs, body = split_xattrs(value)
+    return body, {name: json.loads(text) for name, text in xattrs.items()}

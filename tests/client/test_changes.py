@@ -1,0 +1,107 @@
+"""Changes as objects: the short way gives what the long one does; a snapshot's end is a state to keep."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.client.catalog import Catalog
+from tailrace.client.changes import any_changes, make_changes, plain_mutations
+from tailrace.client.events import Deletion, Mutation, Rollback
+from tailrace.client.portion import Portion, Told
+from tailrace.client.progress import Progress
+from tailrace.client.retry import Backoff
+from tailrace.columns.scanner import scan
+from tailrace.history import FailoverLog
+from tailrace.model import Position
+from tailrace.protocol.dcp.delivery import ChangeDelivery, ReceivedChunk, Stream, control_headers, deliver
+from tailrace.protocol.receive_buffer import Block
+from tailrace.protocol.states import ReaderStreamInput
+from tailrace.wire.dcp import DcpDeletion, DcpMutation, DcpSnapshotMarker
+
+DOCUMENTS = st.lists(
+    st.tuples(st.integers(0, 2), st.binary(min_size=1, max_size=9), st.binary(max_size=5000), st.booleans()),
+    min_size=1,
+    max_size=20,
+)
+
+
+def delivery_of(messages: list[bytes], streams: dict[int, Stream]) -> ChangeDelivery:
+    frames = scan(b"".join(messages))
+    assert frames.error is None
+    headers = control_headers(frames)
+    chunk = ReceivedChunk(frames, Block(0), headers, np.ones(len(headers), dtype=bool), frames.used)
+    return deliver(chunk, streams, set())
+
+
+def open_streams(count: int) -> dict[int, Stream]:
+    streams = {vbucket: Stream(vbucket, log=FailoverLog.of([(70 + vbucket, 0)])) for vbucket in range(count)}
+    for stream in streams.values():
+        stream.machine.feed(ReaderStreamInput.ASKED)
+        stream.machine.feed(ReaderStreamInput.ACCEPTED)
+    return streams
+
+
+def marker(vbucket: int, start: int, end: int) -> bytes:
+    return DcpSnapshotMarker(opaque=vbucket, vbucket=vbucket, start=start, end=end, flags=1).encode()
+
+
+def mutation(vbucket: int, seqno: int, key: bytes = b"k", value: bytes = b"v", datatype: int = 0) -> bytes:
+    return DcpMutation(
+        opaque=vbucket,
+        vbucket=vbucket,
+        key=key,
+        value=value,
+        by_seqno=seqno,
+        rev_seqno=seqno + 1,
+        flags=seqno + 2,
+        expiry=seqno + 3,
+        cas=seqno + 4,
+        datatype=datatype,
+    ).encode()
+
+
+@given(DOCUMENTS)
+def test_both_ways_give_the_same_changes(documents: list[tuple[int, bytes, bytes, bool]]) -> None:
+    messages = [marker(vbucket, 0, 100) for vbucket in range(3)]
+    messages += [
+        mutation(vbucket, seqno, key, value, int(is_json))
+        for seqno, (vbucket, key, value, is_json) in enumerate(documents, 1)
+    ]
+    delivery = delivery_of(messages, open_streams(3))
+    changes = list(make_changes(delivery))
+    assert changes == list(plain_mutations(delivery)) == list(any_changes(delivery))
+    assert [(change.vbucket, change.key, change.value, change.is_json) for change in changes] == documents
+    assert {change.vb_uuid - change.vbucket for change in changes} == {70}
+    assert {type(part) for change in changes for part in (change.key, change.value)} == {bytes}
+
+
+def test_a_deletion_takes_the_long_way() -> None:
+    deletion = DcpDeletion(opaque=0, vbucket=0, key=b"gone", by_seqno=2, rev_seqno=3).encode()
+    delivery = delivery_of([marker(0, 0, 9), mutation(0, 1), deletion], open_streams(1))
+    assert [type(change) for change in make_changes(delivery)] == [Mutation, Deletion]
+
+
+@pytest.mark.parametrize("taken", range(6))
+def test_a_portion_knows_what_the_application_has(taken: int) -> None:
+    streams = open_streams(2)
+    messages = [marker(0, 0, 2), mutation(0, 1), marker(1, 0, 9), mutation(1, 5), mutation(0, 2)]
+    messages += [marker(0, 3, 8), mutation(0, 3)]
+    delivery = delivery_of(messages, streams)
+    progress = {vb: Progress(stream, Backoff(random.Random(0))) for vb, stream in streams.items()}
+    portion = Portion(None, delivery, progress, Catalog("default"))  # type: ignore[arg-type]
+    portion.told.append(Told(3, Rollback(1, 71, 0), Position.BEGINNING))
+    events = portion.events()
+    handed = [next(events) for _ in range(taken)]
+    portion.settle()
+    seqnos = dict.fromkeys(progress, 0)
+    for event in handed:
+        assert isinstance(event, Mutation | Rollback)
+        seqnos[event.vbucket] = event.seqno
+    assert {vb: vbucket.delivered.seqno for vb, vbucket in progress.items()} == seqnos
+    # the end of the first snapshot is a state to come back to as soon as the next one has begun
+    assert list(progress[0].points) == ([2] if taken >= 3 else [])
