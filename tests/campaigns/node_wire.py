@@ -282,6 +282,7 @@ class NodeWorld:
 
     def _documents(self, vbucket: int) -> dict[bytes, bytes]:
         store = self.bench.node.buckets["default"].store.vbuckets[vbucket]
+        assert store is not None
         values = {}
         names = [b"key-%d" % number for number in range(KEYS)] + [b"hop-%d" % number for number in range(4)]
         for key in names:
