@@ -16,8 +16,7 @@ from pyroaring import BitMap
 
 from tailrace.model import Position
 from tailrace.rng import unique_name
-from tailrace.table.contract import Commit, DataFile, NewFile
-from tailrace.table.delta.table import DeltaMirrorTable
+from tailrace.table.contract import Commit, DataFile, NewFile, Table
 from tailrace.table.store import TableStore
 
 SCHEMA = pa.schema(
@@ -74,7 +73,7 @@ def write_file(
 class NaiveMirror:
     """Writes rounds into a table the simplest way, and knows what must be in it."""
 
-    def __init__(self, table: DeltaMirrorTable, now_ms: int = 1) -> None:
+    def __init__(self, table: Table, now_ms: int = 1) -> None:
         self.table = table
         self.rows: dict[str, Row] = {}
         self.places: dict[str, tuple[str, int]] = {}
@@ -140,7 +139,7 @@ def as_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Row]:
     return by_key
 
 
-def own_rows(table: DeltaMirrorTable, version: int | None = None) -> dict[str, Row]:
+def own_rows(table: Table, version: int | None = None) -> dict[str, Row]:
     """The rows by our own reading of files and masks."""
     rows: list[dict[str, Any]] = []
     for file in table.files(version):
@@ -152,9 +151,7 @@ def own_rows(table: DeltaMirrorTable, version: int | None = None) -> dict[str, R
     return as_rows(rows)
 
 
-def check_rows(
-    table: DeltaMirrorTable, expected: Mapping[str, Row], options: Mapping[str, str] | None = None
-) -> None:
+def check_rows(table: Table, expected: Mapping[str, Row], options: Mapping[str, str] | None = None) -> None:
     """All three readers agree."""
     assert own_rows(table) == dict(expected)
     assert query_rows(table.uri, options) == dict(expected)
