@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
-from server.serverkit import Bench, ask, take
+from server.serverkit import Bench, Wire, ask, take
 from tailrace.errors import UsageError
 from tailrace.server.errormap import error_map
 from tailrace.server.settings import Settings, table
 from tailrace.server.topology import NodeAddress, bucket_map, global_map
 from tailrace.store.base import StoreSettings
+from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, kv
 from tailrace.wire.codes import Feature, Status
 
@@ -173,3 +175,40 @@ def test_without_a_bucket_a_client_is_told_of_all_nodes_with_the_revision_of_the
     assert (content["revEpoch"], content["rev"]) == (2, 7)
     assert [node["services"]["kv"] for node in content["nodesExt"]] == [1, 2, 3]
     assert "vBucketServerMap" not in content
+
+
+# the uuid of a bucket
+
+
+def uuid_of(node: RunningNode) -> str:
+    with Wire(node.port) as wire:
+        wire.ok(admin.SelectBucket(key=b"default"))
+        uuid: str = json.loads(wire.ok(admin.GetClusterConfig()).value)["uuid"]
+        return uuid
+
+
+def test_a_bucket_that_is_made_again_has_another_uuid(tmp_path):
+    """And one that is only stopped, or killed, keeps its own."""
+    with RunningNode(2, data=tmp_path / "data") as node:
+        first = uuid_of(node)
+        assert len(first) == 32
+        node.restart()
+        assert uuid_of(node) == first
+        node.set("a", 1)
+        node.kill()
+        node.start()
+        assert uuid_of(node) == first
+    shutil.rmtree(tmp_path / "data")
+    with RunningNode(2, data=tmp_path / "data") as node:
+        assert uuid_of(node) != first
+
+
+def test_a_node_that_got_a_map_remembers_whose_part_it_is():
+    with RunningNode(2) as node:
+        address = NodeAddress(port=node.port, host="127.0.0.1")
+        made = bucket_map("default", [address], [[0], [0]], epoch=2, rev=1, this_node=0, uuid="ab" * 16)
+        with Wire(node.port) as wire:
+            wire.ok(admin.SetClusterConfig(epoch=2, revision=1, key=b"default", value=made.text))
+        assert uuid_of(node) == "ab" * 16
+        node.restart()
+        assert uuid_of(node) == "ab" * 16

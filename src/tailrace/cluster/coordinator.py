@@ -217,7 +217,15 @@ class Coordinator(ClusterState):
         for chain in self.chains:
             row = [place.get(member, -1) for member in chain]
             owners.append((row + [-1] * (self.replicas + 1))[: self.replicas + 1])
-        new_map = bucket_map(self.bucket, nodes, owners, epoch=_EPOCH, rev=self.rev, this_node=place[name])
+        new_map = bucket_map(
+            self.bucket,
+            nodes,
+            owners,
+            epoch=_EPOCH,
+            rev=self.rev,
+            this_node=place[name],
+            uuid=self.bucket_uuid,
+        )
         self.members[name].set_map(new_map.text, _EPOCH, self.rev)
 
     def _share_manifest(self, reports: Mapping[str, Report]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..errors import TailraceError, UsageError
 from ..files import DiskFiles, Files
+from ..rng import unique_name
 from .layout import Chain, balanced
 
 __all__ = ["ClusterState"]
@@ -24,6 +25,8 @@ class ClusterState:
         """``files`` is where the state is kept; by default in the directory."""
         self.directory = directory
         self.bucket = "default"
+        self.bucket_uuid = ""
+        """The same on all nodes, whatever uuid their own parts of the bucket have."""
         self.vbuckets = 0
         self.replicas = 0
         self.rev = 0
@@ -46,6 +49,7 @@ class ClusterState:
             raise UsageError(f"{str(self.directory)!r} has a cluster already")
         self._files.make_directory("")
         self.bucket, self.vbuckets, self.replicas, self.settings = bucket, vbuckets, replicas, settings
+        self.bucket_uuid = unique_name()
         names = [f"n{number}" for number in range(1, nodes + 1)]
         self.ports = dict(zip(names, ports, strict=True))
         self.chains = balanced([()] * vbuckets, names, replicas)
@@ -59,6 +63,7 @@ class ClusterState:
         try:
             content = json.loads(file.read(file.size, 0))
             self.bucket, self.vbuckets = content["bucket"], content["vbuckets"]
+            self.bucket_uuid = content.get("bucket_uuid", "")
             self.replicas, self.rev = content["replicas"], content["rev"]
             self.ports = {node["name"]: node["port"] for node in content["nodes"]}
             self.out = {node["name"] for node in content["nodes"] if node["out"]}
@@ -76,6 +81,7 @@ class ClusterState:
         """Write the state to disk."""
         content = {
             "bucket": self.bucket,
+            "bucket_uuid": self.bucket_uuid,
             "vbuckets": self.vbuckets,
             "replicas": self.replicas,
             "rev": self.rev,

@@ -374,8 +374,11 @@ class _Takeover:
                 owner = new
             owners.append([-1 if owner is None else place[owner]])
         rev = 1 + max(node.map().clients_map.revision for node in (self._old, self._new))
+        uuid = self._maps[0].clients_map.uuid  # readers of the source go on, at whichever node
         for index, (at, node) in enumerate(nodes.items()):
-            served = bucket_map(self._old.bucket, list(nodes.values()), owners, rev=rev, this_node=index)
+            served = bucket_map(
+                self._old.bucket, list(nodes.values()), owners, rev=rev, this_node=index, uuid=uuid
+            )
             if at in (old, new):
                 (self._old if at == old else self._new).set_map(served.text, OWN_EPOCH, rev)
                 continue

@@ -92,16 +92,17 @@ def bucket_map(
     epoch: int = OWN_EPOCH,
     rev: int,
     this_node: int | None = None,
+    uuid: str = "",
 ) -> ServedMap:
     """The map of a bucket; ``owners`` has for each vbucket the node of its active and of its replicas (-1:
-    nobody).
+    nobody). Without a ``uuid`` the bucket is known by its name alone.
     """
     hosts = [node.host or _HOST for node in nodes]
     content = {
         "rev": rev,
         "revEpoch": epoch,
         "name": name,
-        "uuid": uuid5(NAMESPACE_URL, f"tailrace:{name}").hex,  # the same on every node
+        "uuid": uuid or uuid5(NAMESPACE_URL, f"tailrace:{name}").hex,  # the same on every node
         "nodeLocator": "vbucket",
         "bucketCapabilities": list(_CAPABILITIES),
         "nodes": [

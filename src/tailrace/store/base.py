@@ -574,6 +574,15 @@ class Bucket(Protocol):
         ...
 
     @property
+    def uuid(self) -> str:
+        """32 hex digits that no other bucket has, not even one of this name; "" of one older than that."""
+        ...
+
+    def set_uuid(self, uuid: str) -> None:
+        """Become a part of another bucket, with the next batch to the disk."""
+        ...
+
+    @property
     def cursors(self) -> Mapping[str, Mapping[str, Any]]: ...
 
     def stats(self) -> dict[str, int | float | str]:

@@ -13,7 +13,7 @@ from ..clock import Clock
 from ..errors import DocumentRefused, RollbackImpossible, StoreCorrupt, StoreError
 from ..files import Files
 from ..history import FailoverLog
-from ..rng import vb_uuid
+from ..rng import unique_name, vb_uuid
 from ..wire.codes import Status, VBucketState
 from .base import Job, StoreSettings
 from .bucket_metadata import BucketMetadata
@@ -61,6 +61,7 @@ class EngineBucket(SealedStore):
         """A new bucket in an empty directory."""
         bucket = cls(*args)
         bucket.make_room(vbucket_count)
+        bucket.metadata.uuid = unique_name()  # it stands in the first manifest
         base = {
             "name": bucket.name,
             "vbucket_count": vbucket_count,
@@ -367,6 +368,13 @@ class EngineBucket(SealedStore):
         self.metadata.give_back(job.batch.meta, job.meta_of)
 
     # Collections, cursors, figures.
+
+    @property
+    def uuid(self) -> str:
+        return self.metadata.uuid
+
+    def set_uuid(self, uuid: str) -> None:
+        self.metadata.set_uuid(uuid)
 
     @property
     def collections(self) -> Manifest:

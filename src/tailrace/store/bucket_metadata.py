@@ -20,6 +20,8 @@ class BucketMetadata:
     """Collections and cursors as they are now, and what of the metadata is not on disk yet."""
 
     def __init__(self) -> None:
+        self.uuid = ""
+        """Of the bucket: another one of its name has another. Empty in stores made before there were any."""
         self.collections = Manifest()
         self.cursors: dict[str, Mapping[str, Any]] = {}
         self._manifest_json: dict[str, Any] | None = None
@@ -40,6 +42,11 @@ class BucketMetadata:
         if self._deduplicated[0] is not self.collections:
             self._deduplicated = self.collections, self.collections.deduplicated
         return self._deduplicated[1]
+
+    def set_uuid(self, uuid: str) -> None:
+        """The bucket is, or has become a part of, the one with this uuid."""
+        if uuid != self.uuid:
+            self.uuid = self._changes["uuid"] = uuid
 
     def set_collections(self, new: Manifest) -> None:
         """Take over a manifest that follows the one that is here."""
@@ -86,8 +93,9 @@ class BucketMetadata:
         """A batch could not be written: the next one carries what it did, unless there is something newer."""
         for vbucket in vbuckets:
             self.queue(vbucket)
-        if "manifest" in meta:
-            self._changes.setdefault("manifest", meta["manifest"])
+        for name in ("uuid", "manifest"):
+            if name in meta:
+                self._changes.setdefault(name, meta[name])
         if "cursor_changes" in meta:
             self._changes["cursor_changes"] = meta["cursor_changes"] | self._changes.get("cursor_changes", {})
 
@@ -95,10 +103,12 @@ class BucketMetadata:
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest file: all of it."""
-        return {"manifest": self.collections.to_json(), "cursors": dict(self.cursors)}
+        return {"uuid": self.uuid, "manifest": self.collections.to_json(), "cursors": dict(self.cursors)}
 
     def take_json(self, meta: Mapping[str, Any]) -> None:
         """What a manifest file or a batch says of the bucket as a whole."""
+        if "uuid" in meta:
+            self.uuid = str(meta["uuid"])
         if "manifest" in meta:
             self.collections = Manifest.parse(json.dumps(meta["manifest"]).encode())
             self._manifest_json = None

@@ -6,12 +6,15 @@ Rules: docs/spec/servers.md#pushed-configs, docs/spec/header.md#other-commands.
 from __future__ import annotations
 
 import json
+import re
 
 from ...errors import MalformedMessage
 from ...wire import admin
 from ...wire.codes import Datatype, Feature, Status
 from ..call import Call, Refused, Reply, command
 from ..topology import ServedMap
+
+_UUID = re.compile(r"[0-9a-f]{1,64}", re.ASCII)
 
 
 @command(admin.GetClusterConfig, needs_bucket=False)
@@ -50,6 +53,10 @@ def set_cluster_config(call: Call[admin.SetClusterConfig]) -> Reply:
     if current is not None and new.version < current.version:
         raise Refused(Status.ERANGE, f"the node has revision {current.epoch}.{current.rev}")
     node.set_map(name, new)
+    uuid = content.get("uuid")
+    if name and isinstance(uuid, str) and _UUID.fullmatch(uuid):
+        # kept, so that readers know the bucket again when the node starts without anybody to give it a map
+        node.buckets[name].store.set_uuid(uuid)
     return call.success()
 
 
