@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -115,9 +114,6 @@ def start(
             settings=list(assignments),
         )
     if foreground:
-        logging.basicConfig(
-            stream=sys.stderr, level=logging.WARNING, format="tailrace: %(levelname)s: %(message)s"
-        )
         coordinator.auto_failover_s = auto_failover
         Service(coordinator).run()
         return

@@ -23,6 +23,7 @@ import click
 from .. import paths
 from ..connstr import parse
 from ..errors import TailraceError, UsageError
+from ..logs import LEVELS, configure_logging
 from ..units import parse_duration_s, parse_integer, parse_share, parse_size
 
 __all__ = [
@@ -70,6 +71,8 @@ class ProgramRun:
     """One run of the program."""
 
     debug: bool = False
+    log_level: str = "warning"
+    log_json: bool = False
 
 
 # commands
@@ -80,8 +83,18 @@ def _set_debug(ctx: click.Context, _param: click.Parameter, given: bool) -> None
         ctx.find_root().ensure_object(ProgramRun).debug = True
 
 
+def _set_log_level(ctx: click.Context, _param: click.Parameter, level: str | None) -> None:
+    if level is not None:
+        ctx.find_root().ensure_object(ProgramRun).log_level = level
+
+
+def _set_log_json(ctx: click.Context, _param: click.Parameter, given: bool) -> None:
+    if given:
+        ctx.find_root().ensure_object(ProgramRun).log_json = True
+
+
 class _Documented(click.Command):
-    """A command that adds ``--debug`` and shows examples at the end of its help."""
+    """A command that adds ``--debug`` and the options of the log; its help ends with examples."""
 
     def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -96,6 +109,27 @@ class _Documented(click.Command):
                 help="Show the traceback of an error.",
             )
         )
+        self.params += [
+            click.Option(
+                ["--log-level"],
+                type=click.Choice(LEVELS),
+                expose_value=False,
+                callback=_set_log_level,
+                help="What goes to the log on stderr.  [default: warning]",
+            ),
+            click.Option(
+                ["--log-json"],
+                is_flag=True,
+                expose_value=False,
+                callback=_set_log_json,
+                help="Write the log as JSON, an object a line.",
+            ),
+        ]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        session = ctx.find_root().ensure_object(ProgramRun)
+        configure_logging(sys.stderr, session.log_level, as_json=session.log_json)
+        return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         lines = self.example.splitlines()

@@ -71,7 +71,12 @@ def _for(command: click.Command, common: Section, section: Section, where: str) 
 
 def _names(command: click.Command) -> dict[str, click.Parameter]:
     """The parameters of a command by the names that a file has for them."""
-    return {_name(parameter): parameter for parameter in command.params if parameter.expose_value}
+    return {_name(parameter): parameter for parameter in command.params if is_setting(parameter)}
+
+
+def is_setting(parameter: click.Parameter) -> bool:
+    """Whether a file may have it: what a command is given, and how it keeps its log."""
+    return parameter.expose_value or parameter.name in ("log_level", "log_json")
 
 
 def _name(parameter: click.Parameter) -> str:
@@ -109,7 +114,7 @@ def _plain(value: object, key: str, where: str) -> object:
 def effective(ctx: click.Context, command: click.Command) -> Iterator[tuple[str, Any, str]]:
     """The parameters of a command: name, value, and where it comes from."""
     for parameter in command.params:
-        if not parameter.expose_value:
+        if not is_setting(parameter):
             continue
         value, source = parameter.consume_value(ctx, {})
         if source is ParameterSource.ENVIRONMENT:

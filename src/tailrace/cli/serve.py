@@ -185,9 +185,6 @@ def command(  # the options, in the order of the help
         fenced=fenced,
         settings=settings,
     )
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="tailrace: %(levelname)s: %(message)s"
-    )
     _raise_file_limit(settings.max_connections)
     _tune_interpreter()
     asyncio.run(_serve(options))

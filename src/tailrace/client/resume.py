@@ -10,6 +10,7 @@ Rules: docs/spec/dcp.md#what-a-reader-keeps, docs/spec/dcp.md#rollback-at-the-re
 from __future__ import annotations
 
 import json
+import logging
 import math
 import random
 from collections import deque
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from ..connstr import Address
 from ..errors import ConnectError, LoginError, StatusError, UsageError
 from ..history import retreat
+from ..logs import log_event
 from ..model import MAX_U64, Position
 from ..protocol.dcp.delivery import (
     ChangeDelivery,
@@ -42,6 +44,8 @@ from .retry import Backoff, is_temporary
 from .stream_limits import StreamLimits
 
 __all__ = ["Reading", "release"]
+
+_log = logging.getLogger(__name__)
 
 _OVER_FOR_GOOD = frozenset({StreamEndStatus.FILTER_EMPTY})
 
@@ -306,10 +310,19 @@ class Reading:
             progress = self.progress[what.stream.vbucket]
             match what:
                 case StreamOpened():
+                    had = progress.delivered.seqno
                     progress.opened(what.position, self._now)
                     progress.history = what.stream.log
                     if what.rolled_back_to is not None:
                         self.rollbacks += 1
+                        log_event(
+                            _log,
+                            logging.INFO,
+                            "rollback",
+                            vbucket=what.stream.vbucket,
+                            from_seqno=had,
+                            to_seqno=what.rolled_back_to,
+                        )
                 case MarkerReceived():
                     progress.is_owed = True
                 case RequestRefused():

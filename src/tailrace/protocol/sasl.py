@@ -283,10 +283,13 @@ class SaslServer:
         self._rng = rng
         self._exchange: _Exchange | None = None
         self.username: str | None = None
+        self.claimed = ""
+        """Who the last attempt was for, whatever came of it."""
 
     def auth(self, mechanism: bytes, value: bytes) -> Answer:
         """SASL_AUTH; the mechanism is its key."""
         self.username = self._exchange = None
+        self.claimed = ""
         name = mechanism.decode("ascii", "replace")
         if len(value) > MAX_MESSAGE:
             return _REFUSED
@@ -311,6 +314,7 @@ class SaslServer:
             authzid, username, password = (part.decode() for part in parts)
         except UnicodeDecodeError:
             return _REFUSED
+        self.claimed = username
         # to act for somebody else is not offered
         if authzid not in ("", username) or not self._users.check_password(username, password):
             return _REFUSED
@@ -328,6 +332,7 @@ class SaslServer:
         username, client_nonce = _unescape(attributes[0][2:]), attributes[1][2:]
         if username is None or not _is_printable(client_nonce):
             return _REFUSED
+        self.claimed = username
         credential = self._users.credential(mechanism, username)
         nonce = client_nonce + rng_.nonce(self._rng)
         salt = base64.b64encode(credential.salt)

@@ -226,6 +226,8 @@ class BackgroundWork:
             self._events.record(
                 "maintenance_failed", level=logging.ERROR, bucket=self._store.name, error=error
             )
+        if done is not None and failure is None:
+            self._events.record("compaction", level=logging.INFO, bucket=self._store.name)
         self._remove_files()
         if done is not None:
             done(failure)

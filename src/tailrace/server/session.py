@@ -477,7 +477,7 @@ class Session:
             return
         self.login.fail(self.node.clock.monotonic())
         self.node.counters.auth_errors += 1
-        self.node.events.record("login_refused", peer=self.peer, user=self.login.sasl.username or "")
+        self.node.events.record("login_refused", peer=self.peer, user=self.login.sasl.claimed)
         if self.login.failures >= self.node.settings.max_logins:
             self.finish("too many failed logins")
 

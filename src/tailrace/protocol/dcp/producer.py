@@ -193,6 +193,7 @@ class DcpProducer(StreamProducer):
 
     def _refuse_stream(self, frame: Frame, refused: StreamRefused) -> None:
         if refused.rollback_to is not None:
+            self._log_rollback(frame.vbucket, refused.rollback_to)
             answer = DcpStreamRequestResponse.rollback(refused.rollback_to, opaque=frame.opaque)
             self._answers.append(answer.encode())
         elif refused.status == Status.NOT_MY_VBUCKET:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ...frames import CHUNK_BYTES
+from ...logs import log_event
 from ...wire.codes import Status, StreamEndStatus
 from ...wire.header import Frame
 from ...wire.message import Response
@@ -113,9 +114,14 @@ class StreamProducer:
         value, datatype = self._host.not_my_vbucket()
         self._answer(frame, Status.NOT_MY_VBUCKET, value, json=bool(datatype))
 
+    def _log_rollback(self, vbucket: int, seqno: int) -> None:
+        log_event(
+            _log, logging.INFO, "reader_must_roll_back", peer=self._host.peer, vbucket=vbucket, to_seqno=seqno
+        )
+
     def _disconnect(self, reason: str) -> None:
         if self.close_requested is None:
-            _log.warning("%s: disconnecting: %s", self._host.peer, reason)
+            log_event(_log, logging.WARNING, "disconnecting", peer=self._host.peer, reason=reason)
             self.close_requested = reason
             self._machine.feed(ConnectionInput.CLOSED)
 

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ...logs import log_event
 from ...wire.codes import MarkerFlag, VBucketState
 from ..states import DCP_TAKEOVER_TRANSITIONS, DcpTakeoverInput, DcpTakeoverState, Machine
 
@@ -94,8 +95,10 @@ class DcpTakeover:
     def state_answered(self) -> bool:
         """The replica's vbucket has the state that it was told to have; whether that was the last step."""
         if self._machine.state is DcpTakeoverState.FINISHING:
+            self._log_step("active there")
             return True
         self._machine.feed(DcpTakeoverInput.IS_PENDING)
+        self._log_step("pending there")
         self._host.rewrite(self._give_up, self._given_up)
         return False
 
@@ -117,7 +120,12 @@ class DcpTakeover:
             _log.error("vbucket %d: its takeover ends, the disk refuses: %s", number, failed)
         elif self._machine.state is not DcpTakeoverState.CLOSED:
             self._machine.feed(DcpTakeoverInput.GIVEN_UP)
+            self._log_step("dead here")
         self._moved(failed)
+
+    def _log_step(self, step: str) -> None:
+        number = self._watched.vbucket.id
+        log_event(_log, logging.INFO, "takeover", peer=self._host.peer, vbucket=number, step=step)
 
     # Time.
 

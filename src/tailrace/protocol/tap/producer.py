@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import MalformedMessage, TailraceError
 from ...history import upr_rollback_seqno
+from ...logs import log_event
 from ...wire.codes import Op, Status, TapConnectFlag, TapOpaque, TapOpcode, VBucketState, status_name
 from ...wire.header import MAX_NAME_BYTES, Frame
 from ...wire.message import Message, Response
@@ -425,7 +426,7 @@ class TapProducer(TapSender):
 
     def _disconnect(self, reason: str) -> None:
         if self.close_requested is None:
-            _log.warning("%s: disconnecting: %s", self._host.peer, reason)
+            log_event(_log, logging.WARNING, "disconnecting", peer=self._host.peer, reason=reason)
             self.close_requested = reason
             self._wake()
 

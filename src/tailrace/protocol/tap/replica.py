@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import DocumentRefused, MalformedMessage
+from ...logs import log_event
 from ...wire.codes import Status, TapFlag, TapOpaque, TapOpcode, VBucketState
 from ...wire.dcp import MUTATION
 from ...wire.dialect import TAP
@@ -274,7 +275,7 @@ class TapReplica:
 
     def _disconnect(self, reason: str) -> None:
         if self.close_requested is None:
-            _log.warning("%s: disconnecting: %s", self._host.peer, reason)
+            log_event(_log, logging.WARNING, "disconnecting", peer=self._host.peer, reason=reason)
             self.close_requested = reason
 
 

@@ -220,6 +220,7 @@ class UprBProducer(_UprProducer):
 
     def _refuse(self, frame: Frame, refused: StreamRefused) -> None:
         if refused.rollback_to is not None:
+            self._log_rollback(frame.vbucket, refused.rollback_to)
             self._answer(frame, Status.ROLLBACK, refused.rollback_to.to_bytes(8, "big"))
         elif refused.status == Status.NOT_MY_VBUCKET:
             self._not_my_vbucket(frame)

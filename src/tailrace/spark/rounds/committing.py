@@ -6,6 +6,7 @@ whatever is killed, the next round is planned from what the tables say.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap
 
 from ...crashpoints import crash_point
+from ...logs import log_event
 from ...model import Position
 from ...table.contract import Commit, NewFile, Table, TaskResult
 from ...table.document_columns import DocumentColumns
@@ -25,6 +27,9 @@ from .task import TaskAnswer
 from .verdicts import Verdicts
 
 __all__ = ["RoundCommitter", "RoundCounts"]
+
+_log = logging.getLogger(__name__)
+_SHOWN_VBUCKETS = 8
 
 
 @dataclass
@@ -62,6 +67,7 @@ class RoundCommitter:
             if not back:
                 continue
             crash_point("mirror.before-rollback")
+            table_before = {vbucket: table.current.position(vbucket).seqno for vbucket in back}
             pieces = roll_back(table, {vbucket: decision.version for vbucket, decision in back.items()})
             commit = pieces.commit()
             table.commit(
@@ -77,6 +83,24 @@ class RoundCommitter:
             )
             crash_point("mirror.after-rollback")
             rolled_back.update(back)
+            taken_back = sum(
+                max(0, table_before[vbucket] - decision.request.seqno) for vbucket, decision in back.items()
+            )
+            log_event(
+                _log,
+                logging.INFO,
+                "rollback",
+                table=table.uri,
+                vbuckets=len(back),
+                changes=taken_back,
+                rows_gone=pieces.rows_gone,
+                rows_back=pieces.rows_back,
+                version=table.version,
+                from_to=", ".join(
+                    f"{vbucket}: {table_before[vbucket]} to {decision.request.seqno}"
+                    for vbucket, decision in list(back.items())[:_SHOWN_VBUCKETS]
+                ),
+            )
             rows += pieces.rows_back + pieces.rows_gone
         return rolled_back, rows
 

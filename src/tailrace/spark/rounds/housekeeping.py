@@ -6,6 +6,7 @@ What the table went through meanwhile is taken into account then, or the step wa
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from ...clock import SYSTEM, Clock
 from ...crashpoints import crash_point
+from ...logs import log_event
 from ...table.compaction import CompactionPolicy, CompactionStep, finish_step, next_step
 from ...table.contract import Commit, DataFile, Table, TableChanged
 from ...table.store import TableStore
@@ -23,6 +25,8 @@ from .changes import LOG_POLICY, expired_files, mergeable
 from .jobs import Jobs
 
 __all__ = ["Housekeeping"]
+
+_log = logging.getLogger(__name__)
 
 CLEAN_EVERY_S = 30.0
 
@@ -136,6 +140,15 @@ class Housekeeping:
         crash_point("mirror.after-compaction-commit")
         self.steps += 1
         self.step_s = running.took_s
+        log_event(
+            _log,
+            logging.INFO,
+            "compaction",
+            table=table.uri,
+            what=running.step.why,
+            seconds=round(running.took_s, 3),
+            version=table.version,
+        )
         return running.step.why
 
     def clean(self, *, now: bool = False) -> None:
