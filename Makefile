@@ -33,7 +33,7 @@ check: $(STAMP) caches
 # a cluster of Spark, delta-spark by Maven and other engines on our tables. What a machine lacks is left out, and said.
 # Environments and jars are made below build/ and used again.
 interop: $(STAMP)
-	@for tool in java mvn go; do command -v $$tool >/dev/null || echo "left out: what needs $$tool, which is not installed"; done
+	@for tool in java mvn go node npm; do command -v $$tool >/dev/null || echo "left out: what needs $$tool, which is not installed"; done
 	$(BIN)/pytest -n 2 --dist loadgroup -m interop tests/interop
 
 # Readers of others beside ours, on one node in one run; PEERS='--docs 100000 --sizes 256' makes it short.

@@ -93,7 +93,13 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
 
 
 def test_first_line_and_ready_file(tmp_path):
-    with serving(tmp_path, "--data", "data", "--vbuckets", "8", "--bucket", "shop") as (process, ready):
+    options = ["--data", "data", "--vbuckets", "8", "--bucket", "shop"]
+    options += ["--alternate-address", "external=node1.example.com:31210"]
+    with serving(tmp_path, *options) as (process, ready):
+        wire = Wire(ready["port"])
+        (described,) = json.loads(wire.ask(admin.GetClusterConfig()).value)["nodesExt"]
+        outside = {"hostname": "node1.example.com", "ports": {"kv": 31210, "mgmt": 31210}}
+        assert described["alternateAddresses"] == {"external": outside}
         assert ready == {
             "pid": process.pid,
             "host": "127.0.0.1",
@@ -203,6 +209,8 @@ def test_port_in_use(tmp_path):
         ["--port", "65536"],
         ["--port", "٣"],
         ["--memory-quota", "lots"],
+        ["--alternate-address", "node1.example.com"],
+        ["--alternate-address", "external=a", "--alternate-address", "external=b"],
         ["--bucket", "no/slash"],
         ["--bucket", ".."],
         ["--bucket", ""],

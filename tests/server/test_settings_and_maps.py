@@ -11,7 +11,7 @@ from server.serverkit import Bench, Wire, ask, take
 from tailrace.errors import UsageError
 from tailrace.server.errormap import error_map
 from tailrace.server.settings import Settings, table
-from tailrace.server.topology import NodeAddress, bucket_map, global_map
+from tailrace.server.topology import AlternateAddress, NodeAddress, bucket_map, global_map
 from tailrace.store.base import StoreSettings
 from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, kv
@@ -175,6 +175,36 @@ def test_without_a_bucket_a_client_is_told_of_all_nodes_with_the_revision_of_the
     assert (content["revEpoch"], content["rev"]) == (2, 7)
     assert [node["services"]["kv"] for node in content["nodesExt"]] == [1, 2, 3]
     assert "vBucketServerMap" not in content
+
+
+# other networks
+
+
+@pytest.mark.parametrize(
+    ("text", "entry"),
+    [
+        ("external=node1.example.com", {"hostname": "node1.example.com"}),
+        ("vpn=10.8.0.1:31210", {"hostname": "10.8.0.1", "ports": {"kv": 31210, "mgmt": 31210}}),
+        (
+            "external=[2001:db8::1]:1:2",
+            {"hostname": "2001:db8::1", "ports": {"kv": 1, "mgmt": 1, "kvSSL": 2, "mgmtSSL": 2}},
+        ),
+    ],
+)
+def test_alternate_addresses(text, entry):
+    address = AlternateAddress.parse(text)
+    assert address.to_json() == entry
+    made = bucket_map("b", [NodeAddress(5, alternates=(address,))], [[0]], rev=1, this_node=0)
+    (described,) = json.loads(made.text)["nodesExt"]
+    assert described["alternateAddresses"] == {address.network: entry}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "external", "external=", "default=a", "x=a:0", "x=a:99999", "x=a:1:2:3", "x=a b"]
+)
+def test_what_is_no_alternate_address(text):
+    with pytest.raises(UsageError):
+        AlternateAddress.parse(text)
 
 
 # the uuid of a bucket

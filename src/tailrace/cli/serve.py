@@ -15,7 +15,7 @@ import signal
 import socket
 import ssl
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from .common import command as make_command
 if TYPE_CHECKING:
     from ..server.aio import Server
     from ..server.settings import Settings
+    from ..server.topology import AlternateAddress
     from ..store.base import StoreSettings
     from ..store.engine import Engine
 
@@ -56,6 +57,7 @@ class _Options:
     tls: ssl.SSLContext | None
     tls_port: int
     web_port: int | None
+    alternates: tuple[AlternateAddress, ...]
     ready_file: Path | None
     fenced: bool
     settings: Settings
@@ -111,6 +113,13 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
     help="Page, JSON, /metrics, /healthz and /readyz; HTTPS with --tls-cert. 0 takes a free port.",
 )
 @click.option(
+    "--alternate-address",
+    "alternates",
+    multiple=True,
+    metavar="NETWORK=HOST[:PORT[:TLS_PORT]]",
+    help="Where clients on another network reach the node; may be repeated.",
+)
+@click.option(
     "--memory-quota", type=SIZE, help="Memory for checkpoints, buffers and caches.  [default: 256m]"
 )
 @click.option(
@@ -140,6 +149,7 @@ def command(  # the options, in the order of the help
     tls_key: Path | None,
     tls_port: int | None,
     web_port: int | None,
+    alternates: tuple[str, ...],
     memory_quota: int | None,
     ready_file: Path | None,
     fenced: bool,
@@ -181,6 +191,7 @@ def command(  # the options, in the order of the help
         tls=_tls_context(tls_cert, tls_key, tls_port),
         tls_port=11207 if tls_port is None else tls_port,
         web_port=web_port,
+        alternates=_alternates(alternates),
         ready_file=ready_file,
         fenced=fenced,
         settings=settings,
@@ -257,6 +268,15 @@ def tls_context(
             f"{error.reason or error}"
         ) from None
     return context
+
+
+def _alternates(texts: tuple[str, ...]) -> tuple[AlternateAddress, ...]:
+    from ..server.topology import AlternateAddress
+
+    parsed = tuple(map(AlternateAddress.parse, texts))
+    if len({address.network for address in parsed}) < len(parsed):
+        raise UsageError("--alternate-address names a network twice, and a node has one address on each")
+    return parsed
 
 
 def _raise_file_limit(connections: int) -> None:
@@ -347,6 +367,7 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
         if options.data is not None:
             _warn_of_a_small_disk(options.data, store_settings)
             server.watch_disk(options.data)
+        server.node.address = replace(server.node.address, alternates=options.alternates)
         await server.start(sockets, tls_sockets, options.tls)
         web_port = None
         if options.web_port is not None:

@@ -178,7 +178,7 @@ class Server:
         self._loop = loop = asyncio.get_running_loop()
         port = sockets[0].getsockname()[1]
         tls_port = tls_sockets[0].getsockname()[1] if tls_sockets else None
-        self.node.address = NodeAddress(port=port, tls_port=tls_port)
+        self.node.address = NodeAddress(port, tls_port, alternates=self.node.address.alternates)
         for listener in sockets:
             accept_plain(loop, listener, lambda: self.connection(tls=False))
         self._listeners += sockets

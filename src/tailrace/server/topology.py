@@ -11,17 +11,26 @@ Rules: docs/spec/bootstrap.md#cluster-config, docs/spec/servers.md#order-of-conf
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-__all__ = ["OWN_EPOCH", "NodeAddress", "ServedMap", "bucket_map", "global_map"]
+from ..errors import UsageError
+
+__all__ = ["OWN_EPOCH", "AlternateAddress", "NodeAddress", "ServedMap", "bucket_map", "global_map"]
 
 OWN_EPOCH = 1
 
 _HOST = "$HOST"
 """The address that the client connected to: right for a server that does not know its name."""
+
+_ALTERNATE = re.compile(
+    r"(?P<network>[A-Za-z0-9_-]{1,50})=(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})"
+    r"(?::(?P<port>[0-9]{1,5})(?::(?P<tls_port>[0-9]{1,5}))?)?",
+    re.ASCII,
+)
 
 _CAPABILITIES = (
     "collections",
@@ -42,6 +51,39 @@ _CAPABILITIES = (
 
 
 @dataclass(frozen=True, slots=True)
+class AlternateAddress:
+    """Where a node is reached on another network; a port that is not given is the one that it listens on."""
+
+    network: str
+    host: str
+    port: int | None = None
+    tls_port: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> AlternateAddress:
+        """From ``NETWORK=HOST[:PORT[:TLS_PORT]]``; an IPv6 address stands in brackets."""
+        match = _ALTERNATE.fullmatch(text)
+        if match is None or match["network"] in ("default", "auto"):
+            raise UsageError(
+                f"{text[:100]!r} is no address on another network, write NETWORK=HOST[:PORT[:TLS_PORT]], "
+                "as in external=node1.example.com:31210:31207"
+            )
+        ports = [None if digits is None else int(digits) for digits in (match["port"], match["tls_port"])]
+        if not all(port is None or 0 < port < 1 << 16 for port in ports):
+            raise UsageError(f"{text[:100]!r} has a port that is not one of 1 to 65535")
+        return cls(match["network"], match["host"].removeprefix("[").removesuffix("]"), *ports)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its entry in nodesExt. Management is where documents are, as on the node itself."""
+        ports: dict[str, int] = {}
+        if self.port is not None:
+            ports |= {"kv": self.port, "mgmt": self.port}
+        if self.tls_port is not None:
+            ports |= {"kvSSL": self.tls_port, "mgmtSSL": self.tls_port}
+        return {"hostname": self.host, "ports": ports} if ports else {"hostname": self.host}
+
+
+@dataclass(frozen=True, slots=True)
 class NodeAddress:
     """Where a node listens; without a host it is the address that the client connected to."""
 
@@ -49,6 +91,7 @@ class NodeAddress:
     tls_port: int | None = None
     host: str | None = None
     web_port: int | None = None
+    alternates: tuple[AlternateAddress, ...] = ()
 
     @property
     def mgmt_port(self) -> int:
@@ -136,6 +179,8 @@ def _nodes_ext(nodes: Sequence[NodeAddress], this_node: int | None) -> list[dict
             row["thisNode"] = True
         if node.host is not None:
             row["hostname"] = node.host
+        if node.alternates:
+            row["alternateAddresses"] = {other.network: other.to_json() for other in node.alternates}
         rows.append(row)
     return rows
 
