@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
 import pytest
 
 import tailrace
@@ -28,8 +30,9 @@ from tailrace.wire.codes import VBucketState
 KEYS = [f"k{number}" for number in range(5)]
 
 
-def running(**settings: Any) -> Any:
-    return tailrace.testing.node(vbuckets=2, settings={"history_retention_bytes": "64m", **settings})
+def running(path: Path | None = None, **settings: Any) -> Any:
+    settings = {"history_retention_bytes": "4g", **settings}
+    return tailrace.testing.node(vbuckets=2, data=path, settings=settings)
 
 
 @pytest.fixture
@@ -118,15 +121,21 @@ def history_of(client: Any, name: str, *, history: bool) -> None:
     client.set_manifest(manifest)
 
 
-def test_the_change_log_has_every_version(node: Any, tmp_path: Path) -> None:
-    """Also of a collection whose versions were folded in the middle; the table is the same either way."""
+@pytest.mark.parametrize(
+    ("updates", "keys"), [(20_000, 100), pytest.param(1_000_000, 1_000, marks=pytest.mark.long)]
+)
+def test_the_change_log_has_every_version(tmp_path: Path, updates: int, keys: int) -> None:
+    """Mirrored now and then while segments are merged; in the middle the collection does without a history.
+    The table is the same either way.
+    """
+    table, log = tmp_path / "table", tmp_path / "log"
 
-    def mirrored() -> None:
+    def mirrored(node: Any) -> None:
         mirror = build_mirror(
             LocalJobs(),
             node.url,
-            tmp_path / "table",
-            changes=tmp_path / "log",
+            table,
+            changes=log,
             once=True,
             in_background=False,
             options={"everyVersion": "true"},
@@ -134,29 +143,38 @@ def test_the_change_log_has_every_version(node: Any, tmp_path: Path) -> None:
         mirror.prepare()
         mirror.run()
 
-    def logged() -> list[int]:
-        rows = (
-            tailrace.read_table(tmp_path / "log", columns=["vbucket", "seqno", "op"]).to_arrow().to_pylist()
-        )
-        return sorted(row["seqno"] for row in rows if row["vbucket"] == 0 and row["op"] == "mutation")
-
-    write(node, 100)
-    mirrored()
-    assert logged() == list(range(1, 101))
-    write(node, 50)
-    mirrored()
-    assert logged() == list(range(1, 151))
-    with KvClient(parse(node.url)) as client:
-        history_of(client, "_default", history=False)
-        folded = node.high_seqno(0)
-        write(node, 50)
-        mirrored()
-        newest = list(range(folded + 46, folded + 51))
-        assert [seqno for seqno in logged() if seqno > folded] == newest
-        history_of(client, "_default", history=True)
-        again = node.high_seqno(0)
-        write(node, 50)
-        mirrored()
-    assert [seqno for seqno in logged() if seqno > again] == list(range(again + 1, again + 51))
-    verdict = verify_table(LocalJobs(), source_options(node.url), open_table(tmp_path / "table"))
-    assert verdict.equal and verdict.documents == len(KEYS)
+    rounds = updates // keys
+    folded: dict[int, tuple[int, int]] = {}
+    with running(path=tmp_path / "data", memory_quota="4m") as node, KvClient(parse(node.url)) as client:
+        for number in range(rounds):
+            if number == rounds // 2:
+                mirrored(node)  # what is sent from now on is folded, whenever it was made
+                history_of(client, "_default", history=False)
+                before = [node.high_seqno(vbucket) for vbucket in range(2)]
+            elif number == rounds // 2 + rounds // 10:
+                mirrored(node)
+                history_of(client, "_default", history=True)
+                after = [node.high_seqno(vbucket) for vbucket in range(2)]
+                folded = dict(enumerate(zip(before, after, strict=True)))
+            node.set_many({f"key-{key}": {"round": number} for key in range(keys)})
+            if number % (rounds // 7) == 0:
+                mirrored(node)
+        mirrored(node)
+        verdict = verify_table(LocalJobs(), source_options(node.url), open_table(table))
+        assert verdict.equal and verdict.documents == keys
+        rows = tailrace.read_table(log, columns=["vbucket", "seqno", "op", "key"]).to_arrow()
+        made = 0
+        for vbucket, (first, last) in folded.items():
+            own = rows.filter((pc.field("vbucket") == vbucket) & (pc.field("op") == "mutation"))
+            logged = own["seqno"].to_numpy()
+            assert len(np.unique(logged)) == len(logged), "a change stands in the log twice"
+            every = np.arange(1, node.high_seqno(vbucket) + 1)
+            events = rows.filter((pc.field("vbucket") == vbucket) & (pc.field("op") == "system"))
+            kept = every[(every <= first) | (every > last)]
+            kept = np.setdiff1d(kept, events["seqno"].to_numpy())
+            outside = np.sort(logged[(logged <= first) | (logged > last)])
+            assert outside.tolist() == kept.tolist(), "a version is missing"
+            middle = logged[(logged > first) & (logged <= last)]
+            assert 0 < len(middle) < last - first, "it was folded there"
+            made += len(outside)
+        assert made == updates - rounds // 10 * keys
