@@ -92,6 +92,11 @@ HOSTILE = {
         marker(r, 1, 9),
         DcpSeqnoAdvanced(by_seqno=10, opaque=r.opaque, vbucket=r.vbucket).encode(),
     ],
+    "event whose FlatBuffer is none": lambda r: [
+        accepted(r),
+        marker(r, 1, 9),
+        raw(r, 0x5F, extras=struct.pack(">QIB", 1, 0, 2), key=b"c", value=b"\xff" * 8),
+    ],
     "oso that nobody asked for": lambda r: [accepted(r), raw(r, 0x65, extras=struct.pack(">I", 1))],
     "prepare that nobody asked for": lambda r: [accepted(r), raw(r, 0x60, extras=bytes(31), key=b"\0k")],
     "empty failover log": lambda r: [answer(r, 0)],

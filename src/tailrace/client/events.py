@@ -143,6 +143,8 @@ class SystemEvent:
     collection_id: int | None
     max_ttl: int | None
     snapshot: tuple[int, int]
+    history: bool | None = None
+    """Whether every version of the collection's documents is kept; None if the server does not say."""
 
 
 @dataclass(slots=True)

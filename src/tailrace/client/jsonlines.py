@@ -121,6 +121,8 @@ def _system(event: SystemEvent) -> str:
         members["collection_id"] = event.collection_id
     if event.max_ttl is not None:
         members["max_ttl"] = event.max_ttl
+    if event.history is not None:
+        members["history"] = event.history
     members["snapshot"] = list(event.snapshot)
     return json.dumps(members, ensure_ascii=False, separators=(",", ":"))
 

@@ -165,6 +165,7 @@ class Portion:
             message.collection_id,
             message.max_ttl,
             snapshot,
+            message.history,
         )
 
     def _learn(self, message: DcpSystemEvent) -> None:

@@ -25,6 +25,7 @@ from .codes import (
     VBucketState,
 )
 from .fields import decode_failover_log, encode_failover_log
+from .flatbuffer import EventContent, flatbuffer_event
 from .header import Frame
 from .layout import layout
 from .message import DOCUMENT, Direction, Message, Part, Response, message
@@ -596,24 +597,40 @@ class DcpSystemEvent(Message):
     @property
     def manifest_uid(self) -> int:
         """The manifest that the event belongs to."""
-        return int.from_bytes(self.value[_MANIFEST_UID], "big")
+        return self._content().manifest_uid
 
     @property
     def scope_id(self) -> int:
         """The scope."""
-        return int.from_bytes(self.value[_SCOPE_ID], "big")
+        return self._content().scope_id
 
     @property
     def collection_id(self) -> int | None:
         """The collection, if the event is about one."""
-        if len(self.value) < _OF_COLLECTION:
-            return None
-        return int.from_bytes(self.value[_COLLECTION_ID], "big")
+        return self._content().collection_id
 
     @property
     def max_ttl(self) -> int | None:
         """The collection's longest time to live in seconds, if it has one."""
-        return int.from_bytes(self.value[_MAX_TTL], "big") if len(self.value) == _WITH_TTL else None
+        return self._content().max_ttl
+
+    @property
+    def history(self) -> bool | None:
+        """Whether every version of the collection's documents is kept, if the event tells."""
+        return self._content().history
+
+    def _content(self) -> EventContent:
+        if self.version == 2:
+            return flatbuffer_event(self.event, self.value)
+        places = (_MANIFEST_UID, _SCOPE_ID, _COLLECTION_ID, _MAX_TTL)
+        uid, scope, collection, max_ttl = (int.from_bytes(self.value[place], "big") for place in places)
+        size = len(self.value)
+        return EventContent(
+            uid,
+            scope,
+            collection if size >= _OF_COLLECTION else None,
+            max_ttl if size == _WITH_TTL else None,
+        )
 
     def check_fields(self) -> None:
         check_seqno("dcp system event", self.by_seqno)
@@ -627,6 +644,10 @@ class DcpSystemEvent(Message):
             )
         if self.version not in sizes and self.version != 2:
             raise MalformedMessage(f"dcp system event {self.event}: there is no version {self.version}")
+        try:
+            self._content()
+        except ValueError as error:
+            raise MalformedMessage(f"dcp system event {self.event}: {error}") from None
 
 
 @message

@@ -251,8 +251,6 @@ class Description:
         message = self.message
         if message is None or isinstance(message, tap.TapMutation | tap.TapDelete):
             return {}
-        if isinstance(message, dcp.DcpSystemEvent) and message.version == 2:
-            return {}  # a FlatBuffer: not made of integers
         shown: dict[str, Any] = {}
         for name, value in self._properties():
             shown |= _field(type(message), name, value)

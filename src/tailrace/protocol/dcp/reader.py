@@ -111,6 +111,7 @@ class ReaderSettings:
         ]
         if session.collections:
             wanted.append((ControlKey.MAX_MARKER_VERSION, b"2.2", False))
+            wanted.append((ControlKey.FLATBUFFERS_SYSTEM_EVENTS, b"true", False))
         if self.compress and Feature.SNAPPY in session.features:
             wanted.append((ControlKey.FORCE_VALUE_COMPRESSION, b"true", False))
         if self.priority:
