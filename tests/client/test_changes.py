@@ -18,7 +18,8 @@ from tailrace.client.retry import Backoff
 from tailrace.columns.scanner import scan
 from tailrace.history import FailoverLog
 from tailrace.model import Position
-from tailrace.protocol.dcp.delivery import ChangeDelivery, ReceivedChunk, Stream, control_headers, deliver
+from tailrace.protocol.dcp.delivery import ChangeDelivery, ReceivedChunk, control_headers, deliver
+from tailrace.protocol.dcp.received_stream import Stream
 from tailrace.protocol.receive_buffer import Block
 from tailrace.protocol.states import ReaderStreamInput
 from tailrace.wire.dcp import DcpDeletion, DcpMutation, DcpSnapshotMarker

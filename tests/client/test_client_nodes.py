@@ -11,8 +11,8 @@ from tailrace.client.cluster_map import ClusterMap
 from tailrace.client.nodes import Nodes
 from tailrace.connstr import Address, ConnectionString
 from tailrace.errors import ConnectError
-from tailrace.protocol.dcp.delivery import Stream
 from tailrace.protocol.dcp.reader import ReaderSettings
+from tailrace.protocol.dcp.received_stream import Stream
 
 OLD, NEW = Address("127.0.0.1", 1), Address("127.0.0.1", 2)
 

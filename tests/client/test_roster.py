@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.client.progress import Progress, Roster
 from tailrace.client.retry import Backoff
-from tailrace.protocol.dcp.delivery import Stream
+from tailrace.protocol.dcp.received_stream import Stream
 from tailrace.protocol.states import READING_TRANSITIONS, ReadingInput, ReadingState
 
 RESTING = {ReadingState.PAUSED, ReadingState.DONE}

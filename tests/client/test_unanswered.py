@@ -16,7 +16,7 @@ from tailrace.client.progress import Progress
 from tailrace.client.retry import Backoff
 from tailrace.errors import ConnectError, RemoteProtocolError
 from tailrace.model import Position
-from tailrace.protocol.dcp.delivery import Stream
+from tailrace.protocol.dcp.received_stream import Stream
 from tailrace.wire.admin import ClustermapChangeNotification, ValueResponse
 from tailrace.wire.codes import DcpOpcode, Magic, Op, StreamEndStatus
 from tailrace.wire.dcp import DcpStreamEnd

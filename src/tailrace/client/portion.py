@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from ..columns.batch import Names, to_batch
 from ..columns.row_kinds import FLUSH, ROLLBACK, SYSTEM, signed, single_row
 from ..model import Position
-from ..protocol.dcp.delivery import (
+from ..protocol.dcp.delivery import ChangeDelivery
+from ..protocol.dcp.reader import DcpReader
+from ..protocol.dcp.received_stream import (
     Carried,
-    ChangeDelivery,
     MarkerReceived,
     PlacedEvent,
     SnapshotRun,
@@ -23,7 +24,6 @@ from ..protocol.dcp.delivery import (
     StreamOpened,
     VBucketFlushed,
 )
-from ..protocol.dcp.reader import DcpReader
 from ..wire.codes import MarkerFlag, StreamEndStatus, SystemEventId
 from ..wire.dcp import DcpSeqnoAdvanced, DcpSystemEvent
 from .changes import make_changes

@@ -10,8 +10,8 @@ from typing import Any
 from ..errors import UsageError
 from ..history import FailoverLog, rollback_seqno
 from ..model import MAX_U64, Position, check_u64
-from ..protocol.dcp.delivery import Stream
 from ..protocol.dcp.reader import DcpReader
+from ..protocol.dcp.received_stream import Stream
 from ..protocol.questions import ANSWER_S
 from ..protocol.states import READING_TRANSITIONS, Machine, ReadingInput, ReadingState
 from .retry import Backoff

@@ -21,15 +21,9 @@ from ..errors import ConnectError, LoginError, StatusError, UsageError
 from ..history import retreat
 from ..logs import log_event
 from ..model import MAX_U64, Position
-from ..protocol.dcp.delivery import (
-    ChangeDelivery,
-    MarkerReceived,
-    RequestRefused,
-    Stream,
-    StreamEnded,
-    StreamOpened,
-)
+from ..protocol.dcp.delivery import ChangeDelivery
 from ..protocol.dcp.reader import DcpReader
+from ..protocol.dcp.received_stream import MarkerReceived, RequestRefused, Stream, StreamEnded, StreamOpened
 from ..protocol.states import ReadingInput, ReadingState
 from ..wire.codes import AddStreamFlag, Status, StreamEndStatus, status_name
 from ..wire.dcp import DcpStreamRequestResponse

@@ -37,8 +37,9 @@ from ..liveness import Silence, silence_limit_s
 from ..questions import NO_SCRIPT_OPAQUE, Questions
 from ..receive_buffer import BLOCK_BYTES, ReceiveBuffer
 from ..script import Script
-from .delivery import ChangeDelivery, ReceivedChunk, Stream, control_headers, deliver
+from .delivery import ChangeDelivery, ReceivedChunk, control_headers, deliver
 from .reader_streams import FIRST_STREAM_OPAQUE, ReaderStreams
+from .received_stream import Stream
 
 __all__ = [
     "MAX_FRAME_BEFORE_OPEN",

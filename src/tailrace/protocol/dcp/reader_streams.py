@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .delivery import Stream
+from .received_stream import Stream
 
 __all__ = ["FIRST_STREAM_OPAQUE", "ReaderStreams"]
 

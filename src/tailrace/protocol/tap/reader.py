@@ -38,8 +38,9 @@ from ...wire.tap import (
     TapOpaqueMessage,
     TapVBucketSet,
 )
-from ..dcp.delivery import ChangeDelivery, ReceivedChunk, Stream
+from ..dcp.delivery import ChangeDelivery, ReceivedChunk
 from ..dcp.reader import ReaderSettings
+from ..dcp.received_stream import Stream
 from ..dcp.translating_reader import TranslatingReader
 from ..handshake import Introduction
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from ...model import MAX_U64
 from ...wire.header import Frame
-from ..dcp.delivery import Stream
 from ..dcp.reader import ReaderSettings
+from ..dcp.received_stream import Stream
 from ..dcp.translating_reader import TranslatingReader
 from ..handshake import Introduction
 from .translation import UprATranslation, UprBTranslation, UprTranslation

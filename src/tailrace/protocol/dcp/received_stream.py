@@ -1,0 +1,133 @@
+"""A reader's stream of one vbucket, and what is received of it between the changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from ...history import FailoverLog
+from ...model import Position, SnapshotRange
+from ...wire.dcp import DcpSeqnoAdvanced, DcpSystemEvent
+from ..states import READER_STREAM_TRANSITIONS, Machine, ReaderStreamInput, ReaderStreamState
+
+__all__ = [
+    "Carried",
+    "MarkerReceived",
+    "PlacedEvent",
+    "RequestRefused",
+    "SnapshotRun",
+    "Stream",
+    "StreamEnded",
+    "StreamEvent",
+    "StreamOpened",
+    "VBucketFlushed",
+]
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """Where a reader stands in one vbucket; it outlives the connections that carry it."""
+
+    vbucket: int
+    position: Position = Position.BEGINNING
+    marker: SnapshotRange | None = None
+    """The snapshot that is being received, on the connection that the stream is open on."""
+    log: FailoverLog | None = None
+    """What the server said last; replaced by every accepted request."""
+    purge_seqno: int = 0
+    """The newest purge that the server told about; 0 is none. Forgotten when the reader goes back."""
+    undo_to: int | None = None
+    """A rollback that the application has not been told about yet."""
+    answer_at: int | None = None
+    """The marker wants an answer when the change with this seqno is here."""
+    machine: Machine[ReaderStreamState, ReaderStreamInput] = field(
+        default_factory=lambda: Machine(READER_STREAM_TRANSITIONS, ReaderStreamState.CLOSED)
+    )
+
+    def asked(self) -> None:
+        """It was requested, on whichever connection: what an earlier one had begun no longer counts."""
+        self.machine.feed(ReaderStreamInput.ASKED)
+        self.marker = None
+
+    def given_up(self) -> None:
+        """The reader gave it up, or the connection that carried it is gone."""
+        self.machine.feed(ReaderStreamInput.GIVEN_UP)
+
+
+# what stands between the changes
+
+
+class StreamOpened(NamedTuple):
+    """The server accepted a stream request."""
+
+    stream: Stream
+    position: Position
+    """Where the changes that follow go on."""
+    rolled_back_to: int | None
+    """The application must undo what it has above this; None if nothing was lost."""
+
+
+class RequestRefused(NamedTuple):
+    """The server refused a stream request."""
+
+    stream: Stream
+    status: int
+    value: bytes
+
+
+class MarkerReceived(NamedTuple):
+    """A snapshot begins."""
+
+    stream: Stream
+    start: int
+    end: int
+    flags: int
+
+
+class StreamEnded(NamedTuple):
+    """The server ended a stream."""
+
+    stream: Stream
+    status: int
+
+
+class VBucketFlushed(NamedTuple):
+    """All of a vbucket is gone; the stream is opened again by itself. DCP has no such message."""
+
+    stream: Stream
+
+
+class Carried(NamedTuple):
+    """A system event or a seqno that advanced: a message with a place in the history."""
+
+    stream: Stream
+    message: DcpSystemEvent | DcpSeqnoAdvanced
+    run: SnapshotRun
+
+
+StreamEvent: TypeAlias = (
+    StreamOpened | RequestRefused | MarkerReceived | StreamEnded | VBucketFlushed | Carried
+)
+
+
+class PlacedEvent(NamedTuple):
+    """Something that happened between two changes."""
+
+    row: int
+    """How many of the delivery's rows come before it."""
+    what: StreamEvent
+
+
+class SnapshotRun(NamedTuple):
+    """Changes of one stream between two of its control frames."""
+
+    stream: Stream
+    base: Position
+    """Where the reader stood before the first of them."""
+    snapshot: SnapshotRange
+    """Whole where it ends, which may be later than its marker says (`Position.snapshot_of`)."""
+    log: FailoverLog
+
+    def position_at(self, seqno: int) -> Position:
+        """Where it stands after one of them."""
+        return self.base.received(self.snapshot, seqno)
