@@ -196,6 +196,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "client/aio.py": "a lookup of names, beside the loop",
         "client/autosave.py": "a state's own I/O, beside the loop",
         "client/blocking.py": "the loop of a blocking source",
+        "client/reader.py": "the store of a group, beside the loop",
         "server/aio.py": "jobs of the store, which may wait for the disk",
         "spark/handle.py": "the loop of a mirror",
         "spark/housekeeping.py": "a compaction beside the rounds",

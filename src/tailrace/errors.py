@@ -27,6 +27,7 @@
     │   ├── TableChanged                somebody else's commit came between; compute again
     │   ├── ForeignRows                 somebody who is no mirror changed its rows
     │   └── TokensNotHeld               it does not hold changes that somebody waits for
+    ├── GroupFenced                     a reader was given up by the others of its group
     ├── ChangesTakenBack                the bucket took changes back, and the query was told to fail then
     ├── DataLoss                        changes were purged before the query read them
     ├── SparkLost                       Spark's Java process is gone
@@ -54,6 +55,7 @@ __all__ = [
     "ForeignRows",
     "FrameTooLarge",
     "FramingError",
+    "GroupFenced",
     "InputError",
     "LocalProtocolError",
     "LoginError",
@@ -273,6 +275,20 @@ class TokensNotHeld(TableError):
         if self.lost:
             return f"the table will never hold {shown}: the bucket has taken that back"
         return f"the table does not hold {shown} yet; is its mirror running?"
+
+
+class GroupFenced(TailraceError):
+    """A reader of a group was away for too long: others have its vbuckets now, and it may save nothing."""
+
+    def __init__(self, member: str) -> None:
+        super().__init__(member)
+        self.member = member
+
+    def __str__(self) -> str:
+        return (
+            f"the group has given up this reader ({self.member}): it was silent for too long, or another one "
+            "has its slot. What it has not saved is read by others; start it again to take part"
+        )
 
 
 class InputError(TailraceError):

@@ -200,6 +200,45 @@ def state_option(help_text: str) -> Callable[[F], F]:
     return click.option("--state", type=FILE, metavar="FILE", help=help_text)
 
 
+def group_options(function: F) -> F:
+    """The options of a group of readers; they go into ``**options``, see `group_from`."""
+    for option in (
+        click.option(
+            "--group-timeout",
+            type=DURATION,
+            default=30.0,
+            help="Members that are silent for so long are given up.  [default: 30s]",
+        ),
+        click.option(
+            "--slot",
+            default="",
+            metavar="N/TOTAL",
+            help="A fixed share of the vbuckets: 0/3 is the first of three, statefulset/3 takes the "
+            "number from the host name.",
+        ),
+        click.option(
+            "--group-store",
+            metavar="PLACE",
+            help="Where the group keeps who reads what, and positions: a directory, or redis://HOST.",
+        ),
+        click.option(
+            "--group", default="", metavar="NAME", help="Share the vbuckets with the others of this group."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def group_from(options: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of `tailrace.connect` for a group."""
+    return {
+        "group": options["group"],
+        "group_store": options["group_store"],
+        "group_slot": options["slot"],
+        "group_timeout_s": options["group_timeout"],
+    }
+
+
 def retry_option(function: F) -> F:
     """The option ``--retry-for``, as ``retry_for: float`` in seconds."""
     return click.option(

@@ -19,6 +19,7 @@ from .client import (
     dialect_option,
     end_option,
     every_version_option,
+    group_options,
     left_out_options,
     remembered,
     retry_option,
@@ -46,6 +47,7 @@ _GROUP_EVENTS = 1_000
 tailrace tail couchbase://127.0.0.1
 tailrace tail couchbase://127.0.0.1/default --from now --json --changes-only
 tailrace tail couchbase://127.0.0.1 --to now --state positions.json --json > changes.jsonl
+tailrace tail couchbase://127.0.0.1 --group billing --group-store /shared/groups --json
 """,
 )
 @url_argument
@@ -66,6 +68,7 @@ tailrace tail couchbase://127.0.0.1 --to now --state positions.json --json > cha
     "--changes-only", is_flag=True, help="Only what happened to documents: each line has a key, no rollbacks."
 )
 @json_option("Write one JSON object per line.")
+@group_options
 @source_options
 @left_out_options
 @every_version_option
@@ -91,10 +94,11 @@ def command(
     Prints text for people, or with --json one object per line for scripts. Output is flushed before the
     position is saved: after a kill only changes of snapshots that were open or being saved may come again.
     The older dialects are for old servers. tap has no seqnos and no positions: there the node remembers a
-    reader by its name (--tap-name) instead of --state.
+    reader by its name (--tap-name) instead of --state. With --group and --group-store several processes
+    share the vbuckets, and the group keeps the positions.
     """
     from ..client.text import TextLines
-    from .client import connect_options
+    from .client import connect_options, group_from
 
     line: Callable[[Event], bytes] | None = None
     if not as_json:
@@ -102,13 +106,18 @@ def command(
         width = shutil.get_terminal_size().columns if on_terminal else 0
         line = TextLines(colour=use_colour(sys.stdout), width=width, verbose=verbose).line
     chosen = None if vbuckets is None else parse_vbuckets(vbuckets)
-    given = connect_options(url, options, purpose="tail", dialect=dialect, retry_for_s=retry_for)
+    given = connect_options(
+        url, options, purpose="tail", dialect=dialect, retry_for_s=retry_for, **group_from(options)
+    )
     if tap_name is not None:
         given["tap_settings"] = remembered(tap_name, dialect)
     elif tap_forget:
         raise UsageError("--tap-forget is for a reader with a name; give --tap-name too")
     positions = None
-    if dialect != "tap" or state is not None or start not in ("beginning", "now"):
+    if given["group_store"] is not None:
+        if state is not None or start not in ("beginning", "now"):
+            raise UsageError("a group keeps the positions itself; leave out --state, and --from FILE")
+    elif dialect != "tap" or state is not None or start not in ("beginning", "now"):
         positions = _Positions(state, start, url.bucket)
         start = positions.start
     with reading_over_http(options, "tail", url.bucket) as watched:

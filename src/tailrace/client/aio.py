@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -23,7 +24,7 @@ import pyarrow as pa
 from .. import __version__
 from .. import rng as rng_
 from ..connstr import Address, ConnectionString
-from ..errors import ConnectError, TailraceError, UsageError
+from ..errors import ConnectError, StoreError, TailraceError, UsageError
 from ..history import FailoverLog
 from ..model import Position
 from ..protocol.script import Script, ask
@@ -35,6 +36,7 @@ from .catalog import Catalog
 from .connection import Connection
 from .connections import Connections
 from .events import Event
+from .groups.reader import GroupAutosave, GroupReader
 from .keywords import shows_keywords
 from .naming import find_seeds
 from .nodes import Nodes
@@ -63,7 +65,12 @@ class Source:
         self.where = resolve(where, options)
         self.options = options = complete(options, self.where)
         self._rng = rng_.source()
-        self._state = Autosave(options.state_store(self.where.bucket), is_automatic=options.autosave)
+        self._group = self._member_of(options)
+        self._state = (
+            Autosave(options.state_store(self.where.bucket), is_automatic=options.autosave)
+            if self._group is None
+            else GroupAutosave(self._group, is_automatic=options.autosave)
+        )
         self._settings = options.settings()
         self._nodes = Nodes(
             self.where,
@@ -102,6 +109,20 @@ class Source:
         self._timer: asyncio.TimerHandle | None = None
         self._changes = 0
 
+    def _member_of(self, options: SourceOptions) -> GroupReader | None:
+        if options.group_store is None:
+            return None
+        return GroupReader(
+            options.group,
+            options.group_store,
+            self.where.bucket,
+            slot=options.slot(),
+            timeout_s=options.group_timeout_s,
+            retry_for_s=options.retry_for_s,
+            on_change=self._turn_soon,
+            on_error=self._fail,
+        )
+
     # life
 
     async def __aenter__(self) -> Source:
@@ -129,6 +150,8 @@ class Source:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._group is not None:
+            await self._group.leave()
         await self._connections.close()
 
     # reading
@@ -195,8 +218,13 @@ class Source:
             self.end(self._reading)
         saved = await self._state.load()
         wanted = read_options(self.options, start, end, vbuckets)
+        if (slot := self.options.slot()) is not None and self._group is None:
+            wanted = replace(wanted, vbuckets=tuple(slot.vbuckets(self.vbucket_count)))
         reading = self._reading = Reading(self._nodes, self._catalog, wanted, saved, rng=self._rng)
         self._turn()
+        if self._group is not None:
+            await self._group.begin(reading, self.vbucket_count)
+            self._turn()
         return reading
 
     def end(self, reading: Reading) -> None:
@@ -208,6 +236,8 @@ class Source:
             self._portion = None
         if self._reading is reading and not reading.is_over:
             reading.close()
+            if self._group is not None:
+                self._group.stop()
             for connection in self._connections.unheeded():
                 # what it brought is of no interest any more, so its successor can come
                 self._lost(connection.address, connection.lost)
@@ -228,6 +258,8 @@ class Source:
                 raise UsageError("this reading has ended because another one began")
             self._something.clear()
             try:
+                if self._group is not None and not await self._group.between_portions():
+                    continue
                 portion = reading.take(self._loop.time())
             except TailraceError as error:
                 self._fail(error)
@@ -274,7 +306,17 @@ class Source:
         """What the application has: every event that was handed to it is below or at these."""
         if self._portion is not None:
             self._portion.settle()
-        return {} if self._reading is None else self._reading.positions()
+        known = {} if self._reading is None else self._reading.positions()
+        if self._group is None:
+            return known
+        return {vbucket: position for vbucket, position in known.items() if vbucket in self._group.owned}
+
+    @property
+    def assigned(self) -> frozenset[int]:
+        """The vbuckets that this reader has now; of a group's member those that it got."""
+        if self._group is not None:
+            return self._group.owned
+        return frozenset() if self._reading is None else frozenset(self._reading.progress)
 
     def reached_seqnos(self) -> dict[int, int]:
         """How far the application was when it last came for more, by vbucket; for whoever watches it."""
@@ -296,7 +338,12 @@ class Source:
         if self._state.is_wanted and (
             self.is_idle or self._state.is_overdue(self._loop.time()) or reading.finished
         ):
-            await self.save()
+            try:
+                await self.save()
+            except (StoreError, ConnectError):
+                if self._group is None:
+                    raise
+                self._state.moved()  # the group counts for how long its store is away
 
     # questions
 
@@ -367,6 +414,7 @@ class Source:
             "acked_bytes": sum(link.acked_bytes for link in links.values()),
             "queued_bytes": sum(link.queued_bytes for link in links.values()),
             "vbuckets": states,
+            **({} if self._group is None else {"group": self._group.stats()}),
             "nodes": {
                 str(node.address): {
                     "state": node.state(now),

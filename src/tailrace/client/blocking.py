@@ -198,6 +198,11 @@ class BlockingSource:
         """What the application has: every event that was handed to it is below or at these."""
         return self._call(self._source.positions)
 
+    @property
+    def assigned(self) -> frozenset[int]:
+        """The vbuckets that this reader has now; of a group's member those that it got."""
+        return self._source.assigned
+
     def save(self) -> None:
         """Save the last whole snapshot of every vbucket that the application has. A failure is raised."""
         self._await(self._source.save())

@@ -43,6 +43,8 @@ class ReadOptions:
     """How long a replica is waited for then that can't be reached; None: as long as the map names it."""
     rollback_points: Callable[[int], Iterable[int | Position]] | None = None
     """The only seqnos of a vbucket that the application can go back to."""
+    is_shared: bool = False
+    """A group says which vbuckets are read, and that changes; it begins with none."""
 
     def __post_init__(self) -> None:
         if isinstance(self.start, str) and self.start not in ("beginning", "now"):

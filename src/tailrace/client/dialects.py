@@ -26,6 +26,7 @@ _NOT_OLD = (
     "backfill_order",
     "every_version",
     "on_wire",
+    "group_store",
 )
 _NOT_UPR = (*_NOT_OLD, "no_value", "tap_settings")
 CANNOT: Mapping[str, tuple[str, ...]] = {

@@ -20,6 +20,7 @@ from ..wire.header import MAX_NAME_BYTES
 from .bounds import End, ReadOptions, Start
 from .checkpoints import FileState, StateStore
 from .dialects import CANNOT, DIALECTS, Speech, speech_of
+from .groups.record import Slot, parse_slot
 from .keywords import check_names, check_types
 from .tls import TlsOptions
 
@@ -90,6 +91,16 @@ class SourceOptions:
     """What only the dialect ``tap`` has: the reader's name, by which a node remembers it, and so on."""
     backfill_order: str = ""
     """``sequential``: one vbucket after the other, so that each is whole early; or ``round-robin``."""
+    group: str = ""
+    """The name of a group of readers, which share the vbuckets of the bucket."""
+    group_store: str | Path | None = None
+    """Where the group keeps who reads what, and the positions: a directory that all members see, or
+    ``redis://host``."""
+    group_slot: str = ""
+    """A fixed share: ``0/3`` is the first of three, ``statefulset/3`` takes the number from the host name.
+    Without ``group_store`` nobody watches over it, and positions go to ``state``."""
+    group_timeout_s: float = 30.0
+    """A member that is silent for so long is given up, and others get its vbuckets."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -112,6 +123,25 @@ class SourceOptions:
             raise UsageError("replica_patience_s is 0 or more")
         if self.connect_timeout_s <= 0:
             raise UsageError("connect_timeout_s is more than 0")
+        self._check_group()
+
+    def _check_group(self) -> None:
+        if self.group_store is not None and not self.group:
+            raise UsageError("group_store is the place of a group; say by group which one")
+        if self.group and self.group_store is None and not self.group_slot:
+            raise UsageError(
+                f"the group {self.group[:40]!r} needs group_store, a directory that all members see or "
+                "redis://host, or group_slot, a fixed share such as 0/3"
+            )
+        if self.group_store is not None and self.state is not None:
+            raise UsageError("a group with group_store keeps the positions itself; leave out state")
+        if self.group_timeout_s < 0.1:
+            raise UsageError("group_timeout_s is 0.1 or more")
+        self.slot()
+
+    def slot(self) -> Slot | None:
+        """The fixed share."""
+        return parse_slot(self.group_slot, socket.gethostname()) if self.group_slot else None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SourceOptions:
@@ -179,6 +209,10 @@ class SourceKeywords(TypedDict, total=False):
     priority: str
     tap_settings: TapSettings
     backfill_order: str
+    group: str
+    group_store: str | Path | None
+    group_slot: str
+    group_timeout_s: float
 
 
 def connection_name(purpose: str) -> str:
@@ -233,6 +267,10 @@ def read_options(
         )
     if not all(type(vbucket) is int for vbucket in chosen or ()):
         raise UsageError("vbuckets is a list of whole numbers")
+    if chosen is not None and options.group_slot:
+        raise UsageError("the slot says which vbuckets are read; leave out vbuckets")
+    if options.group_store is not None and (chosen is not None or end != "forever"):
+        raise UsageError("a group shares all vbuckets and reads for ever; leave out vbuckets and end")
     if options.dialect == "tap" and not (isinstance(start, str) and isinstance(end, str)):
         raise UsageError("tap has no seqnos: a reading starts at the beginning or now, and ends now or never")
     return ReadOptions(
@@ -243,4 +281,5 @@ def read_options(
         options.rollback_mitigation,
         options.replica_patience_s,
         options.rollback_points,
+        options.group_store is not None,
     )

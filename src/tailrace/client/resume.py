@@ -81,7 +81,8 @@ class Reading:
     @property
     def finished(self) -> bool:
         """Whether every vbucket has reached its end, and the application can have all of it."""
-        return self._is_begun and self._held.is_empty and self._roster.done == len(self.progress)
+        is_at_end = self._is_begun and self._held.is_empty and self._roster.done == len(self.progress)
+        return is_at_end and not self.options.is_shared
 
     def positions(self) -> dict[int, Position]:
         """What the application has, by vbucket."""
@@ -243,6 +244,26 @@ class Reading:
             if progress.state is ReadingState.PAUSED:
                 progress.make_ready()
 
+    # of a group
+
+    def admit(self, positions: Mapping[int, SavedPosition | None]) -> None:
+        """Read these vbuckets too, each from its position, or from where the reading starts."""
+        for vbucket, saved in positions.items():
+            self._add(vbucket, saved)
+        self._needed_by = None
+
+    def can_leave(self, vbucket: int, *, is_urgent: bool) -> bool:
+        """Whether all that was handed out of it ends with a whole snapshot, and nothing waits to be.
+
+        If it is urgent a snapshot may be left in the middle: what was handed out of it comes again elsewhere.
+        """
+        is_between = is_urgent or not self.progress[vbucket].delivered.is_partial
+        return is_between and vbucket not in self._held.vbuckets
+
+    def dismiss(self, vbuckets: Iterable[int]) -> None:
+        """Read these no more; another reader goes on at what was saved of them."""
+        self.pause(vbuckets)
+
     # portions of the streams
 
     def take(self, now: float) -> Portion | None:
@@ -365,22 +386,27 @@ class Reading:
             )
         if not isinstance(options.end, str):
             chosen = [vbucket for vbucket in chosen if vbucket in options.end]
-        for vbucket in chosen:
-            progress = Progress(Stream(vbucket), Backoff(self._rng), self._roster)
-            if vbucket in self._saved:
-                progress.restore(self._saved[vbucket])
-            elif not isinstance(options.start, str):
-                progress.restore(SavedPosition(options.start.get(vbucket, Position.BEGINNING)))
-            else:
-                progress.wants_start = options.start == "now"
-            if options.end == "now":
-                progress.ends_at_most = MAX_U64
-            elif isinstance(options.end, SeenEnd):
-                progress.ends_at_most = options.end[vbucket]
-            elif not isinstance(options.end, str):
-                progress.end_seqno = options.end[vbucket]
-            progress.make_ready()
-            self.progress[vbucket] = progress
+        for vbucket in () if options.is_shared else chosen:
+            self._add(vbucket, self._saved.get(vbucket))
+
+    def _add(self, vbucket: int, saved: SavedPosition | None) -> None:
+        """Read a vbucket, from what was saved of it, or from where the reading starts."""
+        options = self.options
+        progress = Progress(Stream(vbucket), Backoff(self._rng), self._roster)
+        if saved is not None:
+            progress.restore(saved)
+        elif not isinstance(options.start, str):
+            progress.restore(SavedPosition(options.start.get(vbucket, Position.BEGINNING)))
+        else:
+            progress.wants_start = options.start == "now"
+        if options.end == "now":
+            progress.ends_at_most = MAX_U64
+        elif isinstance(options.end, SeenEnd):
+            progress.ends_at_most = options.end[vbucket]
+        elif not isinstance(options.end, str):
+            progress.end_seqno = options.end[vbucket]
+        progress.make_ready()
+        self.progress[vbucket] = progress
 
     def _request(self, progress: Progress, node: KnownNode) -> None:
         link = node.link

@@ -1,0 +1,195 @@
+"""One member of a group: what it does with the group's record, and when it must not go on.
+
+Clocks of different machines are not compared. Each member watches by its own clock whether the others still
+raise their number; one that did not for `timeout_s` is given up, and what it had is free. A member that could
+not raise its own for as long can't know whether it was given up: it hands nothing out before it knows. Since
+the others begin to count only when they see a change, it comes to doubt before they give it up.
+
+All calls block, for as long as the store takes. Whatever is done twice, because an answer was lost or
+somebody else came between, has the same result as if it was done once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ...clock import SYSTEM, Clock
+from ...errors import GroupFenced, StoreError, UsageError
+from ...rng import unique_name
+from ..progress import SavedPosition
+from .record import GroupRecord, Slot
+from .stores import GroupStore
+
+__all__ = ["GroupMember", "Holdings"]
+
+_ATTEMPTS = 1_000
+"""Somebody else has come between each time: then somebody else got on."""
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a member has after a turn."""
+
+    owned: frozenset[int]
+    surplus: frozenset[int]
+    """What it should hand over, at the ends of snapshots."""
+    members: int
+
+
+class GroupMember:
+    """A process that takes part."""
+
+    def __init__(
+        self,
+        store: GroupStore,
+        *,
+        bucket: str,
+        vbucket_count: int,
+        name: str,
+        slot: Slot | None = None,
+        timeout_s: float = 30.0,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.name = name
+        self.timeout_s = timeout_s
+        self._store = store
+        self._bucket = bucket
+        self._vbucket_count = vbucket_count
+        self._slot = slot
+        self._clock = clock
+        self._is_in = False
+        self._renewed_at = clock.monotonic()
+        self._seen: dict[str, tuple[int, float]] = {}
+        """By member: its number, and when that was seen to change."""
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """The others may have given it up: nothing may be handed out before the next `turn`."""
+        return self._clock.monotonic() - self._renewed_at >= self.timeout_s
+
+    def turn(self) -> Holdings:
+        """Show that it lives, join if it has not, give up who is dead, take what is free.
+
+        `GroupFenced` if the others have given it up.
+        """
+        record = self._change(self._turned)
+        owned, surplus = record.owned_by(self.name), record.surplus_of(self.name)
+        return Holdings(frozenset(owned), frozenset(surplus), len(record.members))
+
+    def load(self, vbuckets: Iterable[int]) -> dict[int, SavedPosition]:
+        """What was saved of vbuckets that it has; those are missing of which nothing was."""
+        _, record = self._read()
+        names: dict[str, list[int]] = {}
+        for vbucket in vbuckets:
+            if vbucket in record.files:
+                names.setdefault(record.files[vbucket], []).append(vbucket)
+        positions: dict[int, SavedPosition] = {}
+        for name, some in names.items():
+            data = self._store.get(name)
+            if data is None:
+                raise StoreError(f"the group's file {name!r} is gone, with positions of {len(some)} vbuckets")
+            kept = json.loads(data)
+            positions |= {vbucket: SavedPosition.from_json(kept[str(vbucket)]) for vbucket in some}
+        return positions
+
+    def save(self, positions: Mapping[int, SavedPosition], *, release: Iterable[int] = ()) -> None:
+        """Save positions of vbuckets that it has, and hand some of them over, in one step.
+
+        Positions of vbuckets that it does not have are passed over. `GroupFenced` if it is no member: then
+        nothing is saved, and whoever has the vbuckets now reads them from what was saved before.
+        """
+        _, record = self._read()
+        own = record.owned_by(self.name) if self.name in record.members else set()
+        kept = {vbucket: position for vbucket, position in positions.items() if vbucket in own}
+        # all that it has goes into one file, so that it leaves no others behind
+        others = self.load(own - set(kept)) if own and kept else {}
+        name = f"{self.name}-{unique_name()}"
+        if kept:
+            whole = {str(vbucket): position.to_json() for vbucket, position in {**others, **kept}.items()}
+            self._store.put(name, json.dumps(whole, separators=(",", ":")).encode())
+        given = list(release)
+
+        def saved(record: GroupRecord) -> GroupRecord:
+            record = record.alive(self.name)
+            if kept:
+                record = record.saved(self.name, {**others, **kept}, name)
+            return record.released(self.name, given)
+
+        try:
+            self._change(saved)
+        except GroupFenced:
+            # where an answer was lost the record may name the file: the others go on from it
+            if kept and name not in self._read()[1].files.values():
+                self._store.delete([name])
+            raise
+
+    def leave(self) -> None:
+        """What it has is free at once, at what it has saved; nobody needs to wait until it is given up."""
+        try:
+            if self._is_in:
+                self._is_in = False
+                self._change(lambda record: record.without([self.name]))
+        finally:
+            self._store.close()
+
+    # the record
+
+    def _turned(self, record: GroupRecord) -> GroupRecord:
+        record.check(self._bucket, self._vbucket_count)
+        if self.name not in record.members and not self._is_in:
+            self._tidy(record)
+            record = record.joined(self.name, self._slot)
+        return record.alive(self.name).without(self._dead(record)).taking(self.name)
+
+    def _tidy(self, record: GroupRecord) -> None:
+        """Remove files that members left who died before they could say so: nobody will ever name them."""
+        named = set(record.files.values())
+        self._store.delete(
+            name
+            for name in self._store.names()
+            if name not in named and name.rpartition("-")[0] not in record.members
+        )
+
+    def _dead(self, record: GroupRecord) -> list[str]:
+        """Who did not raise its number for too long."""
+        now = self._clock.monotonic()
+        seen = {}
+        for name, entry in record.members.items():
+            known = self._seen.get(name)
+            seen[name] = known if known is not None and known[0] == entry.beat else (entry.beat, now)
+        self._seen = seen
+        return [
+            name for name, (_, since) in seen.items() if name != self.name and now - since >= self.timeout_s
+        ]
+
+    def _read(self) -> tuple[int, GroupRecord]:
+        version, data = self._store.read()
+        if data is None:
+            return version, GroupRecord(self._bucket, self._vbucket_count)
+        return version, GroupRecord.from_bytes(data)
+
+    def _change(self, change: Callable[[GroupRecord], GroupRecord]) -> GroupRecord:
+        """Replace the record; as often as it takes, if others come between."""
+        for _ in range(_ATTEMPTS):
+            asked_at = self._clock.monotonic()
+            version, before = self._read()
+            after = change(before)
+            if self._store.replace(version, after.to_bytes()):
+                if self.name in after.members:
+                    self._is_in = True
+                    self._renewed_at = asked_at
+                gone = set(before.files.values()) - set(after.files.values())
+                if gone:
+                    self._store.delete(sorted(gone))
+                return after
+        raise StoreError(f"the record of the group changes too fast: {_ATTEMPTS} attempts were in vain")
+
+
+def check_name(name: str) -> str:
+    """The name of a group, which is a part of names of files and keys."""
+    is_plain = all(letter.isascii() and (letter.isalnum() or letter in "-_.") for letter in name)
+    if not name or len(name) > 100 or not is_plain or name.startswith("."):
+        raise UsageError(f"{name[:40]!r} is no name of a group; use letters, digits and - _ .")
+    return name

@@ -1,0 +1,104 @@
+"""Where a group is kept: one contract for a directory and a real Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ports import ReservedPort
+from tailrace.client.groups.stores import GroupStore, RedisGroupStore, open_group_store
+from tailrace.errors import ConnectError, StoreError, UsageError
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+    folder = tmp_path_factory.mktemp("redis")
+    with ReservedPort() as port:
+        settings = ["--save", "", "--requirepass", "secret", "--dir", str(folder)]
+        command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", *settings]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            for _ in range(1_000):
+                assert server.poll() is None
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+                    break
+                except OSError:
+                    time.sleep(0.02)
+            yield f"redis://:secret@127.0.0.1:{port}/3"
+        finally:
+            server.terminate()
+            server.wait()
+
+
+@pytest.fixture(params=["directory", "redis"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "groups") if request.param == "directory" else request.getfixturevalue("redis")
+
+
+def test_a_record_is_replaced_only_as_it_was_read(where: str) -> None:
+    stores: list[GroupStore] = []
+
+    def opened() -> GroupStore:
+        stores.append(open_group_store(where, "contract", "b"))
+        return stores[-1]
+
+    first, second = opened(), opened()
+    assert first.read() == (0, None)
+    assert first.replace(0, b"one")
+    assert not second.replace(0, b"other")
+    assert second.read() == (1, b"one")
+    assert second.replace(1, b"two\nlines")
+    for version in range(2, 20):
+        assert first.replace(version, b"%d" % version)
+    # one that slept: the version after the one that it has read is long gone
+    assert not second.replace(2, b"late")
+    assert not second.replace(19, b"late")
+    assert opened().read() == first.read() == (20, b"19")
+    for store in stores:
+        store.close()
+
+
+def test_files_by_name(where: str) -> None:
+    store = open_group_store(where, "files", "b")
+    assert (store.names(), store.get("a")) == ([], None)
+    store.put("a", b"\x00\r\n")
+    store.put("b", b"")
+    assert sorted(store.names()) == ["a", "b"]
+    assert (store.get("a"), store.get("b")) == (b"\x00\r\n", b"")
+    store.delete(["a", "never"])
+    assert store.names() == ["b"]
+    store.close()
+    with contextlib.closing(open_group_store(where, "files", "other")) as other:
+        assert other.names() == []
+
+
+def test_a_connection_that_is_lost_is_made_anew(redis: str) -> None:
+    store = RedisGroupStore(redis, "lost")
+    assert store.replace(0, b"one")
+    assert store._socket is not None
+    store._socket.shutdown(socket.SHUT_RDWR)
+    assert store.read() == (1, b"one")
+    store.close()
+
+
+def test_what_can_not_be_is_said_in_one_line(redis: str, tmp_path: Path) -> None:
+    with ReservedPort() as nobody, pytest.raises(ConnectError, match="the Redis of the group at 127"):
+        open_group_store(f"redis://127.0.0.1:{nobody}", "g", "b").read()
+    with pytest.raises(ConnectError, match=r"WRONGPASS|invalid password") as refused:
+        open_group_store(redis.replace("secret", "wrong"), "g", "b").read()
+    assert "wrong@" not in str(refused.value)
+    with pytest.raises(UsageError, match="give a directory, or redis://host:port"):
+        open_group_store("s3://bucket/groups", "g", "b")
+    (tmp_path / "file").write_text("")
+    with pytest.raises((UsageError, StoreError), match="file"):
+        open_group_store(tmp_path / "file", "g", "b")
