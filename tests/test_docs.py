@@ -32,7 +32,7 @@ SPEC = sorted((ROOT / "docs" / "spec").glob("*.md"))
 PACKAGE = ROOT / "src" / "tailrace"
 
 RUN = {"console", "sh", "bash", "shell", "python", "py"}
-NOT_RUN = {"text", "mermaid", "json", "toml", "yaml", "sql", "xml", ""}
+NOT_RUN = {"text", "mermaid", "json", "toml", "yaml", "sql", "xml", "go", "java", "javascript", ""}
 _FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 
 

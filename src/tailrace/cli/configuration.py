@@ -153,7 +153,9 @@ def shown(name: str, value: object) -> object:
     if isinstance(value, bool | int | float) or value is None:
         return value
     text = str(value)
-    if name == "user":
+    if name == "fault-token":
+        return HIDDEN
+    if name in ("user", "http-user"):
         return text.partition(":")[0] + ":" + HIDDEN
     if name == "storage-option":
         return text.partition("=")[0] + "=" + HIDDEN

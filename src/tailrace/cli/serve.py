@@ -58,6 +58,7 @@ class _Options:
     tls_port: int
     web_port: int | None
     alternates: tuple[AlternateAddress, ...]
+    fault_token: str | None
     ready_file: Path | None
     fenced: bool
     settings: Settings
@@ -120,6 +121,11 @@ tailrace serve --host 0.0.0.0 --user app:secret --data /var/lib/tailrace --set i
     help="Where clients on another network reach the node; may be repeated.",
 )
 @click.option(
+    "--fault-token",
+    metavar="TOKEN",
+    help="For tests: whoever sends this token to --http-port may rewind, delay and break the node.",
+)
+@click.option(
     "--memory-quota", type=SIZE, help="Memory for checkpoints, buffers and caches.  [default: 256m]"
 )
 @click.option(
@@ -150,6 +156,7 @@ def command(  # the options, in the order of the help
     tls_port: int | None,
     web_port: int | None,
     alternates: tuple[str, ...],
+    fault_token: str | None,
     memory_quota: int | None,
     ready_file: Path | None,
     fenced: bool,
@@ -177,6 +184,8 @@ def command(  # the options, in the order of the help
         check_bucket_name(name)
     if vbuckets is not None and vbuckets & (vbuckets - 1):
         raise UsageError(f"--vbuckets {vbuckets} is no power of two, write one from 1 to 1024")
+    if fault_token is not None and (web_port is None or not fault_token):
+        raise UsageError("--fault-token needs --http-port, and must not be empty")
     who = users_from(users, users_file)
     if not who and not is_loopback(host):
         raise UsageError(f"--host {host} is open to others, so add users with --user NAME:PASSWORD")
@@ -192,6 +201,7 @@ def command(  # the options, in the order of the help
         tls_port=11207 if tls_port is None else tls_port,
         web_port=web_port,
         alternates=_alternates(alternates),
+        fault_token=fault_token,
         ready_file=ready_file,
         fenced=fenced,
         settings=settings,
@@ -342,6 +352,7 @@ def _give_memory_back(loop: asyncio.AbstractEventLoop, server: Server, moved_bef
 
 async def _start(options: _Options) -> tuple[Server, int | None]:
     from ..server.aio import Server, listen
+    from ..server.fault_server import FaultServer
     from ..server.node import Node
     from ..server.values import tombstone_value
     from ..store.engine import Engine
@@ -355,7 +366,7 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
     engine = Engine(options.data, settings=store_settings, accept_loss=options.accept_loss)
     try:
         _make_buckets(engine, options)
-        server = Server(
+        server = (Server if options.fault_token is None else FaultServer)(
             lambda run_job: Node(
                 engine,
                 users=options.users,
@@ -374,7 +385,13 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
             from ..web import connection_handler, node_service
 
             web_sockets = _listen(listen, options.host, options.web_port, "--http-port")
-            handle = connection_handler(node_service(server.node, server))
+            faults = None
+            if isinstance(server, FaultServer):
+                from ..web.faults import FaultKit
+
+                assert options.fault_token is not None
+                faults = FaultKit(server, options.fault_token)
+            handle = connection_handler(node_service(server.node, server, faults))
             web_port = await server.start_web(web_sockets, handle, options.tls)
     except BaseException:
         engine.close()

@@ -395,6 +395,12 @@ class ServerConnection(asyncio.Protocol):
         """Who is on the other side, for the log."""
         return "?" if self._session is None else self._session.peer
 
+    @property
+    def stream_name(self) -> str | None:
+        """What the change stream on it is called; None if there is none."""
+        session = self._session
+        return session.stream_name if isinstance(session, Session) and session.handler is not None else None
+
     def _wake(self) -> None:
         """The session has something to send: do it in the next turn of the loop, once for all calls until
         then.

@@ -56,6 +56,8 @@ class BackgroundWork:
     ) -> None:
         self.flush_wanted = False
         """Somebody waits for the disk: `settle` at the end of this batch of requests."""
+        self.disk_is_full = False
+        """The fault kit says so: nothing is written."""
         self.flush_times = Histogram()
         self.flush_failures = 0
         self.back_pressure = BackPressure(store, events)
@@ -152,6 +154,9 @@ class BackgroundWork:
             return  # what is wanted now is taken up when the job under way is finished
         self.flush_wanted = False
         waiting, self._waiting_flush = self._waiting_flush, []
+        if self.disk_is_full:
+            self._refuse(waiting, StoreError("no space left on the disk, says the fault kit"))
+            return
         job = self._store.begin_flush()
         if job is None:
             for done in waiting:
@@ -161,6 +166,19 @@ class BackgroundWork:
         started = self._clock.monotonic()
         self._run_job(job, partial(self._flushed, job, waiting, started))
 
+    def _refuse(self, waiting: list[Done], error: StoreError) -> None:
+        self._refused_by_disk(error)
+        for done in waiting:
+            done(error)
+
+    def _refused_by_disk(self, error: StoreError) -> None:
+        """Changes stay in memory, and are tried again."""
+        self._disk_refuses = True
+        self.flush_failures += 1
+        self._events.record("flush_failed", level=logging.ERROR, bucket=self._store.name, error=error)
+        self._flush_at = self._clock.monotonic() + max(_RETRY_S, self._flush_interval)
+        self.flush_wanted = False
+
     def _flushed(self, job: Job, waiting: list[Done], started: float) -> None:
         self._flushing = None
         failure: StoreError | None = None
@@ -168,11 +186,7 @@ class BackgroundWork:
             job.finish()
         except StoreError as error:
             failure = error
-            self._disk_refuses = True
-            self.flush_failures += 1
-            self._events.record("flush_failed", level=logging.ERROR, bucket=self._store.name, error=error)
-            self._flush_at = self._clock.monotonic() + max(_RETRY_S, self._flush_interval)
-            self.flush_wanted = False
+            self._refused_by_disk(error)
         else:
             if self._disk_refuses:
                 self._events.record("flush_recovered", level=logging.INFO, bucket=self._store.name)

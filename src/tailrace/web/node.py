@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from ..server import stats
 from ..server.http import HttpAnswer, HttpContent, HttpRequest, HttpService, http_error
 from ..server.management import login_of, serve_management
+from .faults import PREFIX as FAULTS
+from .faults import FaultKit
 from .http import Route, exposition, is_open, page, routed, stepwise
 from .node_figures import gather_node_figures
 
@@ -17,16 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["node_service"]
 
 
-def node_service(node: Node, server: Server | None = None) -> HttpService:
-    """The service of a node, on its port of the page."""
-    answers = _NodeAnswers(node, server)
-    return HttpService(answers.serve, answers.login, is_open)
+def node_service(node: Node, server: Server | None = None, faults: FaultKit | None = None) -> HttpService:
+    """The service of a node, on its port of the page; with a fault kit that too."""
+    answers = _NodeAnswers(node, server, faults)
+
+    def needs_no_login(path: str) -> bool:
+        return is_open(path) or (faults is not None and _is_fault(path))  # the kit has its token
+
+    return HttpService(answers.serve, answers.login, needs_no_login)
+
+
+def _is_fault(path: str) -> bool:
+    return path == FAULTS or path.startswith(f"{FAULTS}/")
 
 
 class _NodeAnswers:
     """By path."""
 
-    def __init__(self, node: Node, server: Server | None) -> None:
+    def __init__(self, node: Node, server: Server | None, faults: FaultKit | None) -> None:
+        self._faults = faults
         self._node = node
         self._server = server
         self._routes: dict[str, Route] = {
@@ -46,6 +57,10 @@ class _NodeAnswers:
         return user
 
     def serve(self, request: HttpRequest) -> HttpAnswer:
+        if _is_fault(request.path):
+            if self._faults is None:
+                return http_error(404, "the fault kit is off: start the node with --fault-token TOKEN")
+            return self._faults.serve(request)
         answer = routed(self._routes, request)
         if answer is None:
             hint = f"there is nothing here; try {' '.join(self._routes)}"
