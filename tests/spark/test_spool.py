@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.columns import SCHEMA
+from tailrace.errors import TailraceError
 from tailrace.model import Position
 from tailrace.spark.source import spool as spool_module
 from tailrace.spark.source import spool_place
@@ -128,13 +131,14 @@ def test_nothing_comes_after_what_could_not_be_written(tmp_path: Path) -> None:
     spool.append(delivery(1))
     spool.flush()
     spool.append(delivery(4))
-    full = OSError(errno.ENOSPC, "no space left")
-    with mock.patch.object(spool_place, "write_scratch", side_effect=full), pytest.raises(OSError):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch.object(spool_place, "write_scratch", side_effect=full), pytest.raises(TailraceError):
         spool.flush()
     spool.fill([delivery(7), delivery(10)])
     assert seqnos(spool.take(0, **NOTHING_SAID)) == [1, 2, 3]
     assert not spool.finished
-    with pytest.raises(OSError, match="no space"):
+    says = f"the spool in '{tmp_path}' can't be written: No space left on device; free some, or set spoolDir"
+    with pytest.raises(TailraceError, match=f"^{re.escape(says)} to another folder$"):
         spool.take(1, **NOTHING_SAID)
 
 
@@ -216,3 +220,15 @@ def test_a_place_however_it_is_written(tmp_path: Path, name: str, monkeypatch: p
         assert Path(path).parent.parent == target
         place.remove()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["link", name])
+
+
+def test_a_place_that_can_not_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", read_only)
+    for where in (str(tmp_path), None):
+        with pytest.raises(
+            TailraceError, match=r"^the spool in .* can't be made: Read-only file system;"
+        ):
+            spool_place.open_place(where, {})

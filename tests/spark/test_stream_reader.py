@@ -228,3 +228,26 @@ def test_offsets_of_a_batch_that_rolled_back_may_be_given() -> None:
 def test_a_mirror_does_not_take_options_that_choose(option: str) -> None:
     with pytest.raises(UsageError, match=f"the option {option} is for reads; a mirror takes a bucket whole"):
         parse_mirror_options({"connectionString": "couchbase://127.0.0.1", option.lower(): "0"})
+
+
+DAMAGED: list[dict[str, Any]] = [
+    {"x": 3},
+    {"0": 3},
+    {"0": {"seqno": 1}},
+    {"0": {"vb_uuid": "1", "seqno": 5, "snapshot": [9, 9]}},
+    {"0": {"vb_uuid": "1", "seqno": 1, "snapshot": [1, 1], "bucket": 7}},
+    {"0": {"vb_uuid": "1", "seqno": 1, "snapshot": [1, 1], "rollback": 7}},
+    {"0": {"vb_uuid": "1", "seqno": 1, "snapshot": [1, 1], "rollback": {"seqno": 7}}},
+]
+
+
+def test_a_damaged_checkpoint_is_one_line() -> None:
+    with tailrace.testing.node(vbuckets=2) as node:
+        reader = StreamReader({"connectionString": node.url})
+        good = reader.initialOffset()
+        for offset in DAMAGED:
+            with pytest.raises(UsageError, match=r"^the checkpoint is damaged: .*; give the query a "):
+                reader.partitions(good, offset)
+            with pytest.raises(UsageError, match=r"^the checkpoint is damaged: "):
+                reader.latestOffset(offset, reader.getDefaultReadLimit())
+        reader.stop()

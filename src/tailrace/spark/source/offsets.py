@@ -51,11 +51,8 @@ def to_offset(
 
 
 def from_offset(offset: Mapping[str, Any]) -> dict[int, Position]:
-    """The positions in an offset."""
-    return {
-        int(vbucket): Position.from_json({name: entry[name] for name in entry if name not in _BESIDES})
-        for vbucket, entry in offset.items()
-    }
+    """The positions in an offset; `UsageError` if it is none."""
+    return parse_positions(json.dumps(offset), besides=_BESIDES)
 
 
 def parse_offsets(text: str) -> tuple[dict[int, Position], str | None]:
@@ -67,7 +64,7 @@ def parse_offsets(text: str) -> tuple[dict[int, Position], str | None]:
 def bucket_of(offset: Mapping[str, Any]) -> str | None:
     """The bucket that an offset is of; None if it does not say."""
     for entry in offset.values():
-        if BUCKET in entry:
+        if isinstance(entry, Mapping) and BUCKET in entry:
             if not isinstance(entry[BUCKET], str):
                 raise UsageError("the bucket of an offset must be a name")
             return str(entry[BUCKET])
@@ -75,9 +72,12 @@ def bucket_of(offset: Mapping[str, Any]) -> str | None:
 
 
 def rollbacks_of(offset: Mapping[str, Any]) -> dict[int, Position]:
-    """Where the batch that ends at an offset went back to, by vbucket."""
-    return {
-        int(vbucket): Position.at(int(entry[ROLLBACK]["vb_uuid"]), entry[ROLLBACK]["seqno"])
-        for vbucket, entry in offset.items()
-        if ROLLBACK in entry
-    }
+    """Where the batch that ends at an offset went back to, by vbucket; `UsageError` if it does not say."""
+    back = {vbucket: entry[ROLLBACK] for vbucket, entry in offset.items() if ROLLBACK in entry}
+    try:
+        return {
+            int(vbucket): Position.at(int(entry["vb_uuid"]), int(entry["seqno"]))
+            for vbucket, entry in back.items()
+        }
+    except (KeyError, TypeError, ValueError):
+        raise UsageError("a rollback in it says neither branch nor seqno") from None

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ...clock import SYSTEM, Clock
 from ...errors import StorageError, TailraceError
-from ...files import write_scratch
+from ...files import scratch_folder, write_scratch
 from ...paths import location
 from ...rng import unique_name
 from ...table.store import TableStore
@@ -69,7 +69,13 @@ class FolderPlace:
 
     def write(self, batches: Sequence[pa.RecordBatch]) -> tuple[str, int]:
         path = self._folder / f"{unique_name()}.arrow"
-        return str(path), write_scratch(path, partial(_write_batches, batches))
+        try:
+            return str(path), write_scratch(path, partial(_write_batches, batches))
+        except OSError as error:
+            raise TailraceError(
+                f"the spool in {str(self._folder)!r} can't be written: {error.strerror or error}; free some, "
+                "or set spoolDir to another folder"
+            ) from None
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
@@ -126,7 +132,14 @@ def open_place(where: str | None, options: Mapping[str, str]) -> SpoolPlace:
     place = None if where is None else location(where, "spoolDir")
     if place is not None and not place.is_local:
         return StorePlace(place.text, options)
-    scratch = Scratch(None if place is None else place.path, _KIND)
+    folder = None if place is None else place.path
+    try:
+        scratch = Scratch(folder, _KIND)
+    except OSError as error:
+        raise TailraceError(
+            f"the spool in {str(folder or scratch_folder())!r} can't be made: {error.strerror or error}; "
+            "set spoolDir to a folder that can be written"
+        ) from None
     return FolderPlace(scratch.path, scratch)
 
 

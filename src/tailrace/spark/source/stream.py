@@ -191,14 +191,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_offset(positions, rollbacks, bucket=self._options.bucket)
 
     def _positions(self, offset: Mapping[str, Any]) -> dict[int, Position]:
-        """The positions in an offset, which may be one of another bucket's checkpoint."""
-        bucket = bucket_of(offset)
+        """The positions in an offset of a checkpoint, which may be damaged or another bucket's."""
+        try:
+            positions = from_offset(offset)
+            bucket = bucket_of(offset)
+            rollbacks_of(offset)
+        except UsageError as error:
+            raise UsageError(
+                f"the checkpoint is damaged: {error}; give the query a new checkpointLocation, and say "
+                "where it begins with startingOffsets"
+            ) from None
         if bucket not in (None, self._options.bucket):
             raise UsageError(
                 f"the checkpoint is of bucket {bucket!r}, but this query reads {self._options.bucket!r}; "
                 "give each query a checkpointLocation of its own"
             )
-        return from_offset(offset)
+        return positions
 
     def _connected(self) -> Feed:
         if self._feed is None:
@@ -208,6 +216,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _running(self, start: dict[str, Any]) -> tuple[Spool, SpoolPlace]:
         """The spool, with the reader's thread filling it from ``start`` on."""
         if self._spool is None or self._place is None:
+            positions = self._positions(start)
             feed = self._connected()
             self._place = open_place(self._options.spool_dir, self._options.storage_options)
             self._spool = Spool(
@@ -220,7 +229,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             self._behind[_text(start)] = 0
             _remove_at_end(self._place)
-            deliveries = feed.deliveries(self._positions(start), end="now" if self._ends else "forever")
+            deliveries = feed.deliveries(positions, end="now" if self._ends else "forever")
             threading.Thread(
                 target=self._spool.fill, args=(deliveries,), name="tailrace-feed", daemon=True
             ).start()
