@@ -26,8 +26,9 @@ caches:
 	|| (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server memcached) >/dev/null \
 	|| echo "redis-server and memcached could not be installed: their tests are skipped, or fail in CI" >&2
 
+# Four workers on two cores: many tests wait for something, a timeout or a process.
 check: $(STAMP) caches
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 4 --dist loadgroup
 
 # What others wrote, with ours: java-dcp-client by Maven and gocbcore by Go against our node, Spark 4.0 to 4.3 from PyPI,
 # a cluster of Spark, delta-spark by Maven and other engines on our tables. What a machine lacks is left out, and said.

@@ -207,6 +207,11 @@ class _OneNode(Nodes):
 
     home: Address
 
+    def move(self, home: Address) -> None:
+        """No map says so, and `need` is only called when one does."""
+        self.home = home
+        self._needed = (home,)
+
     def need(self, vbuckets: Iterable[int], *, copies_of: Iterable[int] = ()) -> None:
         self._needed = (self.home,)
 
@@ -241,7 +246,7 @@ class CopyReader(Mirror):
             link.closed = True
             self.lose(link)
         assert isinstance(self.nodes, _OneNode)
-        self.nodes.home = self._rng.choice(self._where.addresses)
+        self.nodes.move(self._rng.choice(self._where.addresses))
 
     def can_read(self, ports: list[int]) -> bool:
         assert isinstance(self.nodes, _OneNode)

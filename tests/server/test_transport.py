@@ -290,6 +290,11 @@ class Answering(Recorder):
 class TestSeveralAreReady:
     """All are read before the first is answered."""
 
+    @pytest.fixture(autouse=True)
+    def _one_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However slow the machine is: a turn that ends in between sends what it holds."""
+        monkeypatch.setattr(transport_module, "_POLL_S", 60)
+
     def exchange(self, *all_answers: list[bytes], then: str | None = None) -> tuple[list[bytes], list[int]]:
         """What each peer gets, and how much was not sent when the last one had been read; the first does
         something more after it has answered.
