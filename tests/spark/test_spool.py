@@ -228,7 +228,5 @@ def test_a_place_that_can_not_be_used(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(tempfile, "mkdtemp", read_only)
     for where in (str(tmp_path), None):
-        with pytest.raises(
-            TailraceError, match=r"^the spool in .* can't be made: Read-only file system;"
-        ):
+        with pytest.raises(TailraceError, match=r"^the spool in .* can't be made: Read-only file system;"):
             spool_place.open_place(where, {})

@@ -1,0 +1,97 @@
+"""What is in deploy/ fits the program: metrics that exist, options that are taken, files that are there."""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from tailrace.cli.main import cli
+from tailrace.web import catalog
+
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+METRICS = (*catalog.NODE, *catalog.VBUCKETS, *catalog.READER, *catalog.MIRROR, *catalog.MIRROR_VBUCKETS)
+ALERTS = DEPLOY / "prometheus" / "alerts.yml"
+DASHBOARD = DEPLOY / "grafana" / "tailrace.json"
+NAME = operator.attrgetter("name")
+
+
+def exported() -> dict[str, set[str]]:
+    """Every series and its labels."""
+    series = {metric.name: set(metric.labels) for metric in METRICS if metric.kind != "histogram"}
+    for metric in METRICS:
+        if metric.kind == "histogram":
+            series |= {f"{metric.name}_{end}": {*metric.labels, "le"} for end in ("bucket", "sum", "count")}
+    return series
+
+
+@pytest.mark.parametrize(
+    "path", [ALERTS, ALERTS.with_name("alerts_test.yml"), DASHBOARD], ids=lambda p: p.name
+)
+def test_every_metric_exists(path: Path) -> None:
+    used = set(re.findall(r"\btailrace_[a-z_]+", path.read_text())) - {"tailrace_password"}
+    assert used and used - set(exported()) - {metric.name for metric in METRICS} == set()
+
+
+def test_labels_that_are_shown_exist() -> None:
+    expressions = [
+        (target["expr"], target["legendFormat"])
+        for panel in json.loads(DASHBOARD.read_text())["panels"]
+        for target in panel.get("targets", [])
+    ]
+    for group in yaml.safe_load(ALERTS.read_text())["groups"]:
+        for rule in group["rules"]:
+            assert {"summary", "action"} == set(rule["annotations"]), rule["alert"]
+            expressions.append((rule["expr"], rule["annotations"]["summary"].replace("$labels.", "")))
+    assert len(expressions) > 30
+    for expression, shown in expressions:
+        labels = {"instance", "job"}
+        for name in re.findall(r"\btailrace_[a-z_]+", expression):
+            labels |= exported()[name]
+        assert set(re.findall(r"\{\{ *(\w+) *\}\}", shown)) <= labels, expression
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """The command lines of our program."""
+    joined = " ".join(text.split())
+    ends = " #", " secrets:", " healthcheck:", " Restart", "$"
+    return [shlex.split(line) for line in re.findall(rf"bin/tailrace (.*?)(?={'|'.join(ends)})", joined)]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*DEPLOY.glob("systemd/*.service"), DEPLOY / "compose.yml"],
+    ids=lambda path: path.name,
+)
+def test_commands_are_taken(path: Path) -> None:
+    lines = commands_in(path.read_text())
+    assert lines
+    for words in lines:
+        if words[0] == "--config":
+            words = words[2:]
+        command = cli.get_command(click.Context(cli), words[0])
+        assert command is not None
+        known = {name for parameter in command.params for name in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_files_that_are_named_are_there() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yml").read_text())
+    assert set(compose["services"]) == {"node", "mirror", "prometheus", "grafana"}
+    for service in compose["services"].values():
+        for volume in service.get("volumes", []):
+            place = volume.partition(":")[0]
+            assert place in compose["volumes"] or (DEPLOY / place).exists()
+        if "build" in service:
+            assert (DEPLOY.parent / service["build"]["dockerfile"]).exists()
+    text = (DEPLOY / "container" / "Containerfile").read_text()
+    for source in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.M):
+        assert all((DEPLOY.parent / name).exists() for name in source.split())
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
