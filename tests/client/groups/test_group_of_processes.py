@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,9 +117,13 @@ def test_one_is_killed_and_one_sleeps(node: Any, tmp_path: Path) -> None:
                 tail.process.wait()
 
 
-def test_vbuckets_are_handed_over_at_snapshot_ends(node: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["directory", "redis"])
+def test_vbuckets_are_handed_over_at_snapshot_ends(
+    request: pytest.FixtureRequest, node: Any, tmp_path: Path, kind: str
+) -> None:
     """In one process, with the blocking source: a second reader gets its half, and nothing comes twice."""
-    options: Any = {"group": "pair", "group_store": tmp_path, "group_timeout_s": 2.0}
+    where = tmp_path if kind == "directory" else request.getfixturevalue("redis")
+    options: Any = {"group": "pair", "group_store": where, "group_timeout_s": 2.0}
     seen: list[tuple[int, int]] = []
     for number in range(100):
         node.set(f"a{number}", {"n": number})
@@ -137,8 +142,6 @@ def test_vbuckets_are_handed_over_at_snapshot_ends(node: Any, tmp_path: Path) ->
         assert first.assigned == set(range(VBUCKETS))
         with pytest.raises(UsageError, match="reads for ever"):
             next(second.changes(end="now"))
-        import threading
-
         # the first one must be asked for something, so that it comes to hand over
         done = threading.Thread(target=read, args=(changes[0],))
         done.start()
