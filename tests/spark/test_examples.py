@@ -14,6 +14,7 @@ import nbformat
 import pytest
 
 import tailrace.testing
+from spark.test_wrong_uses import TRY_ALL, all_wrong, assert_all_told, guarded_node
 from spark.too_slow import PATIENT
 from tailrace.spark.spark_session import prepare_environment
 
@@ -33,8 +34,10 @@ def test_the_notebook_in_a_real_kernel(tmp_path: Path, monkeypatch: pytest.Monke
     source = 'ts.mirror(spark, NODE, table, options={"bucket": "nope"})'
     wrong = nbformat.v4.new_code_cell(source)  # type: ignore[no-untyped-call]
     wrong.metadata["tags"] = ["raises-exception"]
-    notebook.cells.append(wrong)
-    with tailrace.testing.node(vbuckets=4) as node:
+    every_wrong = nbformat.v4.new_code_cell(TRY_ALL)  # type: ignore[no-untyped-call]
+    notebook.cells += [every_wrong, wrong]
+    with tailrace.testing.node(vbuckets=4) as node, guarded_node() as guarded:
+        monkeypatch.setenv("WRONG_USES", all_wrong(guarded))
         for number in range(20):
             node.set(f"k{number}", {"name": f"n{number}", "age": number})
         monkeypatch.setenv("NODE", node.url)
@@ -55,8 +58,9 @@ def test_the_notebook_in_a_real_kernel(tmp_path: Path, monkeypatch: pytest.Monke
     assert '|notebook::1|{"from": "a notebook"}|' in page
     handles = [text for text in shown if "<caption>tailrace mirror of default</caption>" in text]
     assert len(handles) == 2 and "True" in handles[1] and "21 in " in handles[1]
-    assert "False" in shown[-4]
+    assert "False" in shown[-5]
     assert "21 changes; in the table are 21 documents" in page
+    assert_all_told(shown[-2])
     (error,) = wrong.outputs
     assert (error.ename, error.evalue) == (
         "LoginError",

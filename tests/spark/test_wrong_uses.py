@@ -1,7 +1,8 @@
 """What the user did wrong is the first and the last line, wherever it is noticed: exact texts.
 
-The table is run in plain Python, as Spark itself calls the source; in Spark a batch read says all of them and
-a stream some. What Spark puts around a text is its own: a name of its error before, a code after.
+The table is run in plain Python, as Spark itself calls the source, in Spark as batch reads and some as
+streams, by spark-submit, and in a notebook (`test_examples`). What Spark puts around a text is its own: a
+name of its error before, a code after.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,9 +155,7 @@ WRONG = (
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Any]:
-    with tailrace.testing.node(vbuckets=4, users={"ada": "secret"}, buckets=["other"]) as running:
-        with KvClient(parse(running.url.replace("//", "//ada:secret@"))) as client:
-            client.set_manifest(with_changes(client.manifest(), ["shop.orders"], []))
+    with guarded_node() as running:
         for number in range(200):
             running.set(f"k{number}", {"text": "v" * 2000})
         yield running
@@ -168,6 +168,39 @@ def given(node: Any, **options: str) -> dict[str, str]:
 def lines_of(error: BaseException) -> list[str]:
     """As Python shows it when nobody catches it."""
     return "".join(traceback.format_exception(error)).splitlines()
+
+
+TRY_ALL = """
+import json, os
+for name, options in json.loads(os.environ["WRONG_USES"]).items():
+    try:
+        spark.read.format("tailrace").options(**options).load()
+    except Exception as error:
+        print("wrong", name, json.dumps(str(error).splitlines()))
+"""
+
+
+def all_wrong(node: Any) -> str:
+    """What `TRY_ALL` tries."""
+    return json.dumps({wrong.name: given(node, **wrong.options) for wrong in WRONG})
+
+
+def assert_all_told(output: str) -> None:
+    """`TRY_ALL` has printed every text, as the first and the last line of its error."""
+    lines = [line.split(" ", 2) for line in output.splitlines() if line.startswith("wrong ")]
+    told = {name: json.loads(text) for _, name, text in lines}
+    for wrong in WRONG:
+        (line,) = told[wrong.name]
+        assert line.endswith(f": tailrace.errors.{wrong.kind.__name__}: {wrong.text} SQLSTATE: 38000"), line
+
+
+@contextmanager
+def guarded_node() -> Iterator[Any]:
+    """A node with users, a second bucket and a collection."""
+    with tailrace.testing.node(vbuckets=4, users={"ada": "secret"}, buckets=["other"]) as running:
+        with KvClient(parse(running.url.replace("//", "//ada:secret@"))) as client:
+            client.set_manifest(with_changes(client.manifest(), ["shop.orders"], []))
+        yield running
 
 
 # plain Python
@@ -334,11 +367,17 @@ def test_by_spark_submit(node: Any, tmp_path: Path) -> None:
     import pyspark
 
     spark_session.prepare_environment()
-    job = Path(__file__).resolve().parents[2] / "examples" / "job.py"
+    example = Path(__file__).resolve().parents[2] / "examples" / "job.py"
+    job = tmp_path / "job.py"
+    job.write_text(
+        f"import json, runpy\nimport tailrace.spark as ts\nspark = ts.session()\n{TRY_ALL}\n"
+        f"runpy.run_path({str(example)!r}, run_name='__main__')\n"
+    )
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     settings = ["--conf=spark.ui.enabled=false", "--driver-java-options", "-XX:TieredStopAtLevel=1"]
     settings += [f"--conf={name}={value}" for name, value in PATIENT.items()]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment["WRONG_USES"] = all_wrong(node)
     url = node.url.replace("//", "//ada:secret@").replace("/default", "/nope")
     command = [str(submit), "--master", "local[2]", *settings, str(job), url, str(tmp_path / "table")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -348,7 +387,8 @@ def test_by_spark_submit(node: Any, tmp_path: Path) -> None:
     assert told == [
         "tailrace.errors.LoginError: the server has no bucket 'nope' for this user; check the name"
     ]
-    assert said.index(told[0]) < 20
+    assert said.index(told[0]) < 28  # a third of it is how the test runs the job
+    assert_all_told(done.stdout)
 
 
 def test_the_table_has_all_texts_once() -> None:
