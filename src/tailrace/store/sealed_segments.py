@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -32,9 +32,6 @@ class SealedSegments:
         self.retained = 0
         """Superseded frames that the last merge of everything left."""
         self._droppable = (-1, 0)  # since which epoch, and how many
-
-    def __iter__(self) -> Iterator[Segment]:
-        return iter(self.segments)
 
     def __len__(self) -> int:
         return len(self.segments)

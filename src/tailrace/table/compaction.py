@@ -61,12 +61,6 @@ class CompactionStep:
     """Of the other files, all rows of the range that was taken."""
     why: str
 
-    def size(self) -> int:
-        """About how many bytes it reads."""
-        return sum(
-            source.file.size * len(source.wanted()) // max(1, source.file.rows) for source in self.sources
-        )
-
     def reach(self, file: DataFile) -> BitMap:
         """All rows of a file that lie where the step has looked."""
         if file.path in self.whole:

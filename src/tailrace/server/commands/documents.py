@@ -20,7 +20,7 @@ from ..call import Call, Refused, Reply, command, encode_response
 from ..turn import LARGE_BYTES
 from ..values import checked_value, split_document
 
-__all__ = ["document_answer", "find", "incoming", "kept_xattrs"]
+__all__ = ["document_answer", "incoming", "kept_xattrs"]
 
 LOCKED_CAS = (1 << 64) - 1
 """What a reader sees as CAS of a document that is locked."""
@@ -31,16 +31,10 @@ _NO_CREATION = 0xFFFF_FFFF
 _NOT_PLAIN = int(Datatype.SNAPPY | Datatype.XATTR)
 
 
-def find(vbucket: VBucket, key: bytes) -> StoredDocument:
-    """The live document; 0x01 if there is none."""
-    frame = vbucket.get(key)
-    if frame is None:
-        raise Refused(Status.KEY_ENOENT)
-    return StoredDocument.of(frame)
-
-
 def find_to_send(vbucket: VBucket, key: bytes) -> StoredDocument:
-    """As `find`, for an answer: a large value is not cut out, which would copy it once more."""
+    """The live document, for an answer; 0x01 if there is none. A large value is not cut out, which would copy
+    it once more.
+    """
     frame = vbucket.get(key)
     if frame is None:
         raise Refused(Status.KEY_ENOENT)

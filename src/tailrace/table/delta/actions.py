@@ -323,10 +323,6 @@ class CommitInfo:
         stamp = self.fields.get("inCommitTimestamp", self.fields.get("timestamp"))
         return stamp if isinstance(stamp, int) else None
 
-    @property
-    def operation(self) -> str:
-        return str(self.fields.get("operation", ""))
-
 
 Action: TypeAlias = (
     AddFile | RemoveFile | Metadata | ProtocolVersion | DomainMetadata | AppTransaction | CommitInfo

@@ -53,9 +53,6 @@ class FileChanges:
     settings: bool = False
     """It changed the metadata or the protocol."""
 
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.settings)
-
 
 @dataclass(slots=True)
 class TableState:
