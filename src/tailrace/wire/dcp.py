@@ -332,6 +332,13 @@ class DcpSnapshotMarker(Message):
             return 1, _VERSION_0 + _MARKER_V2_0.pack(*common)
         return 1, _VERSION_2 + _MARKER_V2_2.pack(*common, self.purge_seqno, self.high_prepared_seqno)
 
+    @staticmethod
+    def body_v2_2(start: int, end: int, flags: int, purge_seqno: int) -> bytes:
+        """Extras and value in V2.2 where everything is visible and nothing prepared, for who makes thousands:
+        see `read_range`.
+        """
+        return _VERSION_2 + _MARKER_V2_2.pack(start, end, flags, end, 0, purge_seqno, 0)
+
     @classmethod
     def read_range(cls, body: memoryview, extras_length: int) -> tuple[int, int, int, int | None] | None:
         """Start, end, flags and purge seqno of a marker without a key, straight from its body; None if it has

@@ -62,6 +62,8 @@ class DcpProducer(StreamProducer):
 
     def __init__(self, host: Host, wake: Callable[[], None], now: float) -> None:
         super().__init__(host, wake, now, ConnectionOptions(host.features))
+        self._stream_options: ConnectionOptions | None = None
+        """What the streams share that are opened until the next control; a copy for each took its time."""
         self._liveness = ProducerLiveness(host.settings.idle_timeout, now)
 
     # The handler's interface.
@@ -159,6 +161,7 @@ class DcpProducer(StreamProducer):
 
     def _receive_control(self, frame: Frame, message: Message) -> None:
         options = self._options
+        self._stream_options = None
         status = options.control(message.key, message.value)
         if status == Status.SUCCESS:
             self._liveness.enable(on=options.noop, now=self._now)
@@ -179,9 +182,10 @@ class DcpProducer(StreamProducer):
         log = accepted.vbucket.failover_log.to_bytes()
         self._answer(frame, value=log)
         self._forget((message.vbucket, accepted.stream_id))
-        # as they are now: later controls are for later streams; all share the window
-        options = copy(self._options)
-        stream = ProducerStream(accepted, options, self._host, self._slots, self._stream_ready)
+        if self._stream_options is None:
+            # as they are now: later controls are for later streams; all share the window
+            self._stream_options = copy(self._options)
+        stream = ProducerStream(accepted, self._stream_options, self._host, self._slots, self._stream_ready)
         self._streams[message.vbucket, accepted.stream_id] = stream
         if stream.takeover is not None:
             self._takeovers.append(stream)

@@ -21,7 +21,6 @@ __all__ = ["StreamMessages"]
 
 _DISK = int(MarkerFlag.DISK)
 _V2_0 = 0
-_V2_2 = 2
 _MARKER, _END = int(DcpSnapshotMarker.OPCODE), int(DcpStreamEnd.OPCODE)
 _MARKER_V1, _END_EXTRAS = DcpSnapshotMarker.LAYOUTS[0].struct, DcpStreamEnd.LAYOUTS[0].struct
 _REQUEST, _FLEX_REQUEST = int(Magic.REQUEST), int(Magic.FLEX_REQUEST)
@@ -38,12 +37,12 @@ class StreamMessages:
         self._opaque = opaque
         self._framing = stream_id_framing(stream_id)
 
-    def _frame(self, opcode: int, extras: bytes) -> bytes:
-        """A message that has nothing but fixed extras, as most have: not worth a `Message`."""
+    def _frame(self, opcode: int, extras: bytes, extras_length: int | None = None) -> bytes:
+        """A message that has nothing but fixed fields, as most have: not worth a `Message`."""
         return Frame(
             _FLEX_REQUEST if self._framing else _REQUEST,
             opcode,
-            extras_length=len(extras),
+            extras_length=len(extras) if extras_length is None else extras_length,
             vbucket=self._vbucket,
             opaque=self._opaque,
             framing=self._framing,
@@ -58,7 +57,9 @@ class StreamMessages:
         has_v2_2 = self._options.marker_v2_2 and flags & _DISK
         if not has_v2_2 and not self._options.sync_replication:
             return self._frame(_MARKER, _MARKER_V1.pack(start, end, flags))
-        marker = DcpSnapshotMarker(
+        if has_v2_2:
+            return self._frame(_MARKER, DcpSnapshotMarker.body_v2_2(start, end, flags, purge_seqno), 1)
+        return DcpSnapshotMarker(
             version=_V2_0,
             start=start,
             end=end,
@@ -68,11 +69,7 @@ class StreamMessages:
             vbucket=self._vbucket,
             opaque=self._opaque,
             framing=self._framing,
-        )
-        if has_v2_2:
-            marker.version = _V2_2
-            marker.purge_seqno, marker.high_prepared_seqno = purge_seqno, 0
-        return marker.encode()
+        ).encode()
 
     def end(self, status: StreamEndStatus) -> bytes:
         """The stream is over. Some reasons can't be told to everybody."""
