@@ -1,15 +1,17 @@
 """Reads a bucket in Python as often as it is asked to, and says how long that took.
 
-Arguments: batches|changes|async|floor HOST:PORT BUCKET USER PASSWORD CA-FILE|- snappy|plain. A line on
+Arguments: batches|changes|async|floor|bytes HOST:PORT BUCKET USER PASSWORD CA-FILE|- snappy|plain. A line on
 stdin is a reading, ``read DOCUMENTS`` or ``check DOCUMENTS``; a line of JSON on stdout is its answer.
 ``batches`` are Arrow's, ``changes`` an object a message from `connect_sync`, ``async`` the same from
 `connect`; ``floor`` reads one message at a time, as the scripts of the old tools do: no flow control, no
-check, no resume, no TLS.
+check, no resume, no TLS. ``bytes`` is no reader: it takes as many bytes as its ``check`` found and
+acknowledges them, without a look at them. Nobody can be faster than that: it is what the node can send.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import resource
 import socket
@@ -27,12 +29,20 @@ import pyarrow.compute as pc
 
 import tailrace
 from tailrace import Mutation
-from tailrace.wire.codes import DcpOpcode, Feature, Op, OpenFlag
-from tailrace.wire.dcp import DcpOpen, DcpStreamRequest
+from tailrace.wire.codes import ControlKey, DcpOpcode, Feature, Op, OpenFlag
+from tailrace.wire.dcp import DcpBufferAck, DcpControl, DcpOpen, DcpStreamRequest
 from tailrace.wire.header import HEADER, Frame
+from tailrace.wire.message import Message
 
 _WORD = (1 << 64) - 1
+_WINDOW_BYTES = 20 << 20
 _SEQNO = struct.Struct(">Q")
+_CONTROLS = {
+    ControlKey.ENABLE_NOOP: b"true",
+    ControlKey.CONNECTION_BUFFER_SIZE: str(_WINDOW_BYTES).encode(),
+    ControlKey.MAX_MARKER_VERSION: b"2.2",
+}
+"""Those of our client, as far as they change what the node sends."""
 
 
 @dataclass
@@ -127,27 +137,70 @@ def read_changes(url: str, keywords: dict[str, Any], answer: Answer, check: bool
                     break
 
 
-def read_floor(arguments: list[str], answer: Answer, check: bool, wanted: int) -> None:
+@contextlib.contextmanager
+def requested(arguments: list[str], controls: dict[bytes, bytes]) -> Iterator[tuple[socket.socket, BinaryIO]]:
+    """A connection on which the streams of all vbuckets were requested; with controls, collections too."""
     where, bucket, user, password, authorities, compression = arguments
     if authorities != "-" or compression != "plain":
-        raise SystemExit("the floor is plain")
+        raise SystemExit("this reader is plain")
     host, port = where.rsplit(":", 1)
     with socket.create_connection((host, int(port))) as connection, connection.makefile("rb") as stream:
-        features = struct.pack(">HH", Feature.XERROR, Feature.JSON)
+        features = [Feature.XERROR, Feature.JSON, *([Feature.COLLECTIONS] if controls else [])]
         login = f"\0{user}\0{password}".encode()
-        for frame in (
-            Frame(0x80, Op.HELLO, body=features),
+        opening: list[Frame | Message] = [
+            Frame(0x80, Op.HELLO, body=struct.pack(f">{len(features)}H", *features)),
             Frame(0x80, Op.SASL_AUTH, key_length=5, body=b"PLAIN" + login),
             Frame(0x80, Op.SELECT_BUCKET, key_length=len(bucket), body=bucket.encode()),
-        ):
-            connection.sendall(frame.encode())
+            DcpOpen(key=b"floor", flags=OpenFlag.PRODUCER),
+            *(DcpControl(key=key, value=value) for key, value in controls.items()),
+        ]
+        for message in opening:
+            connection.sendall(message.encode())
             _message(stream)
-        connection.sendall(DcpOpen(key=b"floor", flags=OpenFlag.PRODUCER).encode())
-        _message(stream)
         connection.sendall(Frame(0x80, Op.GET_ALL_VB_SEQNOS).encode())
         vbuckets = len(_message(stream)[2]) // 10
         requests = [DcpStreamRequest(vbucket=number, opaque=number).encode() for number in range(vbuckets)]
         connection.sendall(b"".join(requests))
+        yield connection, stream
+
+
+def read_bytes(arguments: list[str], answer: Answer, wanted_bytes: int) -> None:
+    """Take what comes, and acknowledge it as a reader with a window does."""
+    with requested(arguments, _CONTROLS) as (connection, stream):
+        taken, unacknowledged = 0, 0
+        block = bytearray(1 << 20)
+        while taken < wanted_bytes:
+            count = stream.readinto1(block)  # type: ignore[attr-defined]
+            if not count:
+                raise SystemExit("the node has closed the connection")
+            if not taken:
+                answer.first()
+            taken += count
+            unacknowledged += count
+            if unacknowledged > _WINDOW_BYTES // 5:
+                connection.sendall(DcpBufferAck(acked_bytes=unacknowledged).encode())
+                unacknowledged = 0
+        answer.seconds = time.perf_counter() - answer.began
+
+
+def count_bytes(arguments: list[str], answer: Answer, wanted: int) -> int:
+    """What the streams send up to the last document, their answers and markers included."""
+    with requested(arguments, _CONTROLS) as (connection, stream):
+        total = unacknowledged = 0
+        while answer.documents < wanted:
+            _, opcode, body = _message(stream)
+            total += HEADER.size + len(body)
+            unacknowledged += HEADER.size + len(body)
+            if opcode == DcpOpcode.MUTATION:
+                answer.documents += 1
+            if unacknowledged > _WINDOW_BYTES // 5:
+                connection.sendall(DcpBufferAck(acked_bytes=unacknowledged).encode())
+                unacknowledged = 0
+    return total
+
+
+def read_floor(arguments: list[str], answer: Answer, check: bool, wanted: int) -> None:
+    with requested(arguments, {}) as (_, stream):
         while answer.documents < wanted:
             fields, opcode, body = _message(stream)
             if opcode != DcpOpcode.MUTATION:
@@ -179,6 +232,7 @@ def asked() -> Iterator[tuple[bool, int]]:
 def main() -> None:
     level, *arguments = sys.argv[1:]
     url, keywords = options(arguments)
+    wanted_bytes = 0
     for check, wanted in asked():
         answer = Answer()
         if level == "batches":
@@ -187,6 +241,10 @@ def main() -> None:
             asyncio.run(read_async(url, keywords, answer, check, wanted))
         elif level == "floor":
             read_floor(arguments, answer, check, wanted)
+        elif level == "bytes" and check:
+            wanted_bytes = count_bytes(arguments, answer, wanted)
+        elif level == "bytes":
+            read_bytes(arguments, answer, wanted_bytes)
         else:
             read_changes(url, keywords, answer, check, wanted)
         print(answer.text(), flush=True)

@@ -1,7 +1,8 @@
 """Readers of others beside ours, on one node, in one run: documents/s, CPU, memory, time to the first change.
 
     python bench/peers/run.py [--docs 1000000] [--sizes 64,256,1024,65536] [--vbuckets 64,1024] [--rounds 5]
-                              [--over plain,snappy,tls] [--readers NAME,…] [--json FILE]
+                              [--over plain,snappy,tls] [--readers NAME;…] [--json FILE]
+                              [--markdown docs/benchmarks.md]
 
 The node is a `tailrace serve` of its own whose documents are on disk and in no memory but the page cache.
 Every reader is a small program (`in_python.py`, `java/`, `go/`) that stays running, so that a JVM is warm:
@@ -10,6 +11,9 @@ of JSON answers. The first reading of each only warms it and is compared by cont
 keys and values. Then all read in turns, and each reading must have the same count, value bytes, seqnos and
 CAS as the others'. A figure is the median of the rounds; a ratio is the median of the ratios within a
 round.
+
+The node's own CPU time is taken from the system, for each reading. "bytes only" is no reader: it takes the
+bytes and acknowledges them, so it shows what the node can send.
 
 java-dcp-client comes by Maven, gocbcore by Go. What a machine lacks is left out, and said.
 """
@@ -21,6 +25,8 @@ import contextlib
 import json
 import os
 import platform
+import re
+import shlex
 import shutil
 import signal
 import statistics
@@ -31,7 +37,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tailrace import __version__
 from tailrace.store.engine import Engine
@@ -41,6 +47,7 @@ USER, PASSWORD = "Administrator", "password"
 SAME = ("documents", "value_bytes", "seqnos", "cas")
 JAVA_LOW, JAVA_HIGH, GO = "java-dcp-client, low level", "java-dcp-client, high level", "gocbcore"
 BATCHES, CHANGES, ASYNC, FLOOR = "batches", "changes", "changes, async", "one message at a time"
+BYTES = "bytes only"
 TARGETS = [
     ("documents/s", BATCHES, JAVA_LOW, 1.8),
     ("documents/s", BATCHES, JAVA_HIGH, 2.5),
@@ -49,6 +56,11 @@ TARGETS = [
     ("CPU", BATCHES, JAVA_LOW, 0.6),
 ]
 """What is compared, ours, with whom, and the ratio to reach (CPU: at most)."""
+COLUMNS = ("reader", "documents/s", "its CPU a million", "the node's", "first change", "peak memory")
+BEGIN, END = "<!-- begin: peers -->", "<!-- end: peers -->"
+
+Case: TypeAlias = tuple[str, list[dict[str, Any]], list[str]]
+"""What was measured, the rows of the readers, and our ratios."""
 
 
 @dataclass
@@ -89,6 +101,7 @@ def programs(build: Path, wanted: set[str]) -> dict[str, list[str]]:
         CHANGES: [*python, "changes"],
         ASYNC: [*python, "async"],
         FLOOR: [*python, "floor"],
+        BYTES: [*python, "bytes"],
     }
     if missing := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
         print(f"left out: java-dcp-client, for want of {' and '.join(missing)}")
@@ -126,7 +139,7 @@ def node(
                 if process.poll() is not None:
                     raise SystemExit("the node did not start")
                 time.sleep(0.05)
-            yield json.loads(ready.read_text())
+            yield json.loads(ready.read_text()) | {"pid": process.pid}
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
@@ -172,7 +185,7 @@ def measure(
         words.append("snappy" if over == "snappy" else "plain")
         readers: list[Reader] = []
         for name, command in commands.items():
-            if name == FLOOR and over != "plain":
+            if name in (FLOOR, BYTES) and over != "plain":
                 continue
             errors = directory / f"{len(readers)}.err"
             with errors.open("w") as file:
@@ -186,13 +199,27 @@ def measure(
         agree(checks, (*SAME, "contents"))
         for number in range(rounds):
             for reader in readers if number % 2 else reversed(readers):
-                reader.answers.append(reader.ask("read", docs))
+                before = node_cpu_s(ports["pid"])
+                answer = reader.ask("read", docs)
+                answer["node_cpu_s"] = node_cpu_s(ports["pid"]) - before
+                reader.answers.append(answer)
             agree({reader.name: reader.answers[-1] for reader in readers}, SAME)
     return readers
 
 
+def node_cpu_s(pid: int) -> float:
+    """CPU time of a process so far; 0 where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def agree(answers: dict[str, dict[str, Any]], names: tuple[str, ...]) -> None:
-    seen = {name: tuple(answer[column] for column in names) for name, answer in answers.items()}
+    seen = {
+        name: tuple(answer[column] for column in names) for name, answer in answers.items() if name != BYTES
+    }
     if len(set(seen.values())) > 1:
         raise SystemExit(f"the readers do not agree on {names}: {seen}")
 
@@ -215,27 +242,83 @@ def show(readers: list[Reader], docs: int) -> list[dict[str, Any]]:
             "reader": reader.name,
             "documents_per_s": round(docs / median(reader, "seconds")),
             "cpu_s_per_million": round(median(reader, "cpu_s") / docs * 1e6, 3),
+            "node_cpu_s_per_million": round(median(reader, "node_cpu_s") / docs * 1e6, 3),
             "first_change_s": round(median(reader, "first_s"), 4),
             "peak_mib": round(max(answer["peak_kib"] for answer in reader.answers) / 1024),
         }
         rows.append(row)
         print(
             f"  {reader.name:<28}{row['documents_per_s']:>12,} documents/s{row['cpu_s_per_million']:>8.2f} s"
-            f" CPU a million, first change {row['first_change_s'] * 1000:6.0f} ms,"
-            f" peak {row['peak_mib']:>5} MiB",
+            f" CPU a million, the node {row['node_cpu_s_per_million']:.2f} s,"
+            f" first change {row['first_change_s'] * 1000:6.0f} ms, peak {row['peak_mib']:>5} MiB",
             flush=True,
         )
+    for line in verdicts(readers):
+        print(f"  {line}", flush=True)
+    return rows
+
+
+def verdicts(readers: list[Reader]) -> list[str]:
+    """Our ratios, beside what they are to be."""
     by_name = {reader.name: reader for reader in readers}
+    lines = []
     for what, ours, theirs, target in TARGETS:
         if ours in by_name and theirs in by_name:
             reached = ratio(what, by_name[ours], by_name[theirs])
             met = reached <= target if what == "CPU" else reached >= target
-            print(
-                f"  {what} of {ours}: {reached:.2f} of {theirs}"
-                f" (target {'at most ' if what == 'CPU' else ''}{target}: {'ok' if met else 'MISSED'})",
-                flush=True,
+            lines.append(
+                f"{what} of {ours}: {reached:.2f} of {theirs}"
+                f" (target {'at most ' if what == 'CPU' else ''}{target}: {'ok' if met else 'MISSED'})"
             )
-    return rows
+    return lines
+
+
+def machine() -> str:
+    """What it was measured on, in a line."""
+    model, memory = platform.machine(), 0
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    load = os.getloadavg()[0]
+    return (
+        f"{os.cpu_count()} cores ({model}), {memory} GiB, {platform.system()} {platform.release()}; "
+        f"{load:.1f} processes ran on it already when this began"
+    )
+
+
+def versions() -> str:
+    """What ran, in a line."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=HERE, check=False, capture_output=True, text=True
+    ).stdout.strip()
+    java = re.search(r"<version>([\d.]+\.\d+)</version>", (HERE / "java" / "pom.xml").read_text())
+    go = re.search(r"gocbcore/v10 v(\S+)", (HERE / "go" / "go.mod").read_text())
+    assert java is not None and go is not None
+    return (
+        f"Tailrace {__version__} (commit {commit or 'unknown'}), Python {platform.python_version()}; "
+        f"java-dcp-client {java[1]}, gocbcore {go[1]}"
+    )
+
+
+def write_markdown(page: Path, ran_on: str, cases: list[Case]) -> None:
+    """Put the tables into a page, between the two comments that it has for them."""
+    options = shlex.join(sys.argv[1:])
+    lines = ["", f"Made by `python bench/peers/run.py {options}`.", "", f"- {ran_on}", f"- {versions()}"]
+    for title, rows, ratios in cases:
+        lines += ["", f"**{title}**", "", f"| {' | '.join(COLUMNS)} |", "|---" + "|---:" * 5 + "|"]
+        for row in rows:
+            lines.append(
+                f"| {row['reader']} | {row['documents_per_s']:,} | {row['cpu_s_per_million']:.2f} s |"
+                f" {row['node_cpu_s_per_million']:.2f} s | {row['first_change_s'] * 1000:.0f} ms |"
+                f" {row['peak_mib']} MiB |"
+            )
+        lines += ["", *(f"- {line}" for line in ratios)]
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, behind = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{page} has no place for the tables: {BEGIN} … {END}")
+    page.write_text(before + begin + "\n".join(lines) + "\n\n" + end + behind)
 
 
 def main() -> None:
@@ -250,10 +333,13 @@ def main() -> None:
         "--most-mib", type=int, default=2048, help="fewer documents where they would be larger"
     )
     parser.add_argument("--json", type=Path, help="write the rows there")
+    parser.add_argument("--markdown", type=Path, help="put the tables into this page, docs/benchmarks.md")
     options = parser.parse_args()
     os.environ.setdefault("PYTHONPATH", str(HERE.parents[1] / "src"))
-    print(f"tailrace {__version__}, Python {platform.python_version()}, {os.cpu_count()} cores")
-    results = []
+    ran_on = machine()
+    print(f"{versions()}\n{ran_on}")
+    results: list[dict[str, Any]] = []
+    cases: list[Case] = []
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         commands = programs(scratch, {word for word in options.readers.split(";") if word})
@@ -263,15 +349,20 @@ def main() -> None:
                 docs = min(options.docs, (options.most_mib << 20) // size)
                 fill(directory, docs, size, vbuckets)
                 for over in options.over.split(","):
-                    print(f"{docs:,} documents of {size} B in {vbuckets} vbuckets, {over}:", flush=True)
+                    title = f"{docs:,} documents of {size} B in {vbuckets} vbuckets, {over}"
+                    print(f"{title}:", flush=True)
                     readers = measure(
                         commands, directory, docs, vbuckets=vbuckets, over=over, rounds=options.rounds
                     )
                     case = {"documents": docs, "size": size, "vbuckets": vbuckets, "over": over}
-                    results += [case | row for row in show(readers, docs)]
+                    rows = show(readers, docs)
+                    results += [case | row for row in rows]
+                    cases.append((title, rows, verdicts(readers)))
                 shutil.rmtree(directory)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
+    if options.markdown:
+        write_markdown(options.markdown, ran_on, cases)
 
 
 if __name__ == "__main__":
