@@ -334,18 +334,14 @@ class DcpSnapshotMarker(Message):
 
     @staticmethod
     def body_v2_2(start: int, end: int, flags: int, purge_seqno: int) -> bytes:
-        """Extras and value in V2.2 where everything is visible and nothing prepared, for who makes thousands:
-        see `read_range`.
-        """
+        """Extras and value in V2.2, where everything is visible and nothing prepared."""
         return _VERSION_2 + _MARKER_V2_2.pack(start, end, flags, end, 0, purge_seqno, 0)
 
     @classmethod
     def read_range(cls, body: memoryview, extras_length: int) -> tuple[int, int, int, int | None] | None:
-        """Start, end, flags and purge seqno of a marker without a key, straight from its body; None if it has
-        none of the known shapes, and `decode` says what is wrong.
+        """Start, end, flags and purge seqno, of a body without a key; None: `decode` says what is wrong.
 
-        A reader of a thousand vbuckets begins with a thousand markers: a message for each took a tenth of its
-        time.
+        A thousand vbuckets begin with as many markers, too many to make a message of each.
         """
         size = len(body)
         if extras_length == 1:
