@@ -270,7 +270,6 @@ class DcpStreamEnd(Message):
 
 _MARKER_V2_0 = struct.Struct(">QQIQQ")
 _MARKER_V2_2 = struct.Struct(">QQIQQQQ")
-_VERSION_0, _VERSION_2 = b"\0", b"\2"
 
 
 @message
@@ -329,26 +328,23 @@ class DcpSnapshotMarker(Message):
             return 20, self.LAYOUTS[0].struct.pack(self.start, self.end, self.flags)
         common = (self.start, self.end, self.flags, self.max_visible_seqno, self.high_completed_seqno)
         if self.version == 0:
-            return 1, _VERSION_0 + _MARKER_V2_0.pack(*common)
-        return 1, _VERSION_2 + _MARKER_V2_2.pack(*common, self.purge_seqno, self.high_prepared_seqno)
+            return 1, b"\0" + _MARKER_V2_0.pack(*common)
+        return 1, b"\2" + _MARKER_V2_2.pack(*common, self.purge_seqno, self.high_prepared_seqno)
 
     @staticmethod
     def body_v2_2(start: int, end: int, flags: int, purge_seqno: int) -> bytes:
         """Extras and value in V2.2, where everything is visible and nothing prepared."""
-        return _VERSION_2 + _MARKER_V2_2.pack(start, end, flags, end, 0, purge_seqno, 0)
+        return b"\2" + _MARKER_V2_2.pack(start, end, flags, end, 0, purge_seqno, 0)
 
     @classmethod
     def read_range(cls, body: memoryview, extras_length: int) -> tuple[int, int, int, int | None] | None:
-        """Start, end, flags and purge seqno, of a body without a key; None: `decode` says what is wrong.
-
-        A thousand vbuckets begin with as many markers, too many to make a message of each.
-        """
+        """Start, end, flags and purge seqno, without making a message; None: `decode` says what is wrong."""
         size = len(body)
         if extras_length == 1:
-            if size == 1 + _MARKER_V2_2.size and body[:1] == _VERSION_2:
+            if size == 1 + _MARKER_V2_2.size and body[0] == 2:
                 start, end, flags, _, _, purge_seqno, _ = _MARKER_V2_2.unpack_from(body, 1)
                 return start, end, flags, purge_seqno
-            if size == 1 + _MARKER_V2_0.size and body[:1] == _VERSION_0:
+            if size == 1 + _MARKER_V2_0.size and body[0] == 0:
                 return (*_MARKER_V2_0.unpack_from(body, 1)[:3], None)
         elif extras_length == size == cls.LAYOUTS[0].size:
             return (*cls.LAYOUTS[0].struct.unpack_from(body), None)
