@@ -51,6 +51,9 @@ class SourceOptions:
     asks for it, too."""
     include_transactions: bool = False
     """Also the records that transactions keep in the bucket: documents whose key begins with ``_txn:``."""
+    out_of_order: bool = False
+    """Let the server send what is there at the beginning in the order that is fastest for it; it can, for
+    streams of one collection. There is no position inside of that part to save or go on from."""
     every_version: bool = False
     """Every version of each document, as far back as the bucket keeps its history (`Snapshot.history` tells);
     an error if the server can't keep one."""
@@ -121,6 +124,8 @@ class SourceOptions:
             raise UsageError("retry_for_s is 0 or more")
         if self.replica_patience_s is not None and self.replica_patience_s < 0:
             raise UsageError("replica_patience_s is 0 or more")
+        if self.out_of_order and self.rollback_mitigation:
+            raise UsageError("out_of_order and rollback_mitigation exclude each other")
         if self.connect_timeout_s <= 0:
             raise UsageError("connect_timeout_s is more than 0")
         self._check_group()
@@ -161,6 +166,7 @@ class SourceOptions:
             priority=self.priority,
             backfill_order=self.backfill_order,
             every_version=self.every_version,
+            out_of_order=self.out_of_order,
         )
 
     def speech(self) -> Speech:
@@ -190,6 +196,7 @@ class SourceKeywords(TypedDict, total=False):
     include_xattrs: bool
     include_system: bool
     include_transactions: bool
+    out_of_order: bool
     every_version: bool
     no_value: bool
     compression: bool

@@ -18,6 +18,7 @@ from ..protocol.dcp.reader import DcpReader
 from ..protocol.dcp.received_stream import (
     Carried,
     MarkerReceived,
+    OsoReceived,
     PlacedEvent,
     SnapshotRun,
     StreamEnded,
@@ -67,7 +68,7 @@ class Told(NamedTuple):
     row: int
     event: Event
     position: Position | None = None
-    """Where a rollback continues from."""
+    """Where a rollback continues from; of an out of order snapshot that is whole, its end."""
 
 
 class SnapshotChange(NamedTuple):
@@ -125,6 +126,9 @@ class Portion:
                 source = "disk" if what.flags & MarkerFlag.DISK else "memory"
                 history = bool(what.flags & MarkerFlag.HISTORY)
                 event = Snapshot(vbucket, vb_uuid, what.start, what.end, source, history)
+            case OsoReceived():
+                self.ends[vbucket], position = what.stream.position, what.position
+                event = SeqnoAdvanced(vbucket, vb_uuid, position.seqno, (position.seqno, position.seqno))
             case VBucketFlushed():
                 event = Flush(vbucket)
             case Carried():
@@ -229,8 +233,8 @@ class Portion:
         for index, first, last in self._rows_of_runs():
             run = runs[index]
             vbucket = run.stream.vbucket
-            if vbucket in before:
-                ended, ended_at = before[vbucket]
+            ended, ended_at = before.get(vbucket, (run, last))
+            if vbucket in before and not ended.is_oso:
                 yield SnapshotChange(first, vbucket, ended_at, ended.position_at(int(seqnos[ended_at])))
             before[vbucket] = run, last
 
@@ -255,6 +259,9 @@ class Portion:
             else:
                 assert told.position is not None
                 self._progress[event.vbucket].rolled_back(event.seqno, told.position)
+        elif told.position is not None:
+            self.settle()  # that is where it stood before the snapshot that is whole now
+            self._progress[event.vbucket].delivered_up_to(told.position)
         return event
 
     def settle(self) -> None:

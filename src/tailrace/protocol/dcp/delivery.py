@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from ...columns.scanner import ScannedFrames, all_true, gather
 from ...errors import MalformedMessage, RemoteProtocolError, UsageError
 from ...history import FailoverLog
-from ...model import Position, SnapshotRange
-from ...wire.codes import DcpOpcode, Magic, MarkerFlag, Status
+from ...model import MAX_SEQNO, Position, SnapshotRange
+from ...wire.codes import DcpOpcode, Magic, MarkerFlag, OsoFlag, Status
 from ...wire.dcp import (
+    DcpOsoSnapshot,
     DcpSeqnoAdvanced,
     DcpSnapshotMarker,
     DcpStreamEnd,
@@ -39,6 +40,7 @@ from ..states import READER_STREAM_TRANSITIONS, Machine, ReaderStreamInput, Read
 from .received_stream import (
     Carried,
     MarkerReceived,
+    OsoReceived,
     PlacedEvent,
     RequestRefused,
     SnapshotRun,
@@ -106,7 +108,7 @@ class ChangeDelivery:
             return None
         run = self.runs[0]
         branch = run.log.newest
-        if int(self.chunk.frames.seqno[self.rows][0]) <= branch.seqno:
+        if run.is_oso or int(self.chunk.frames.seqno[self.rows][0]) <= branch.seqno:
             return None
         return branch.vb_uuid, run.snapshot.start, run.snapshot.end
 
@@ -147,6 +149,7 @@ class _StreamDraft:
     purge_seqno: int
     undo_to: int | None
     answer_at: int | None
+    oso_high: int | None
     machine: Machine[ReaderStreamState, ReaderStreamInput]
 
     @property
@@ -190,13 +193,15 @@ def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[in
     begins[1:] |= opaque[1:] != opaque[:-1]
 
     falling = np.flatnonzero((seqno[1:] <= seqno[:-1]) & ~begins[1:] & ~is_boundary[:-1])
-    if len(falling):
-        first = int(falling[0])
-        raise MalformedMessage(f"item {seqno[first + 1]} follows item {seqno[first]}", Status.ERANGE)
-
     made = _Runs(chunk, streams, retired)
     starts = np.flatnonzero(begins)
     stops = np.append(starts[1:], total)
+    if len(falling):
+        # who makes a run knows whether its seqnos may fall
+        runs_that_fall = np.searchsorted(starts, falling, "right") - 1
+        made.fall(
+            dict(zip(runs_that_fall[::-1].tolist(), falling[::-1].tolist(), strict=True)), seqno, starts
+        )
     wire_index = order[starts]
     # for each run: its opaque, the control frame that begins it if one does, its first and last seqno
     control_number = np.cumsum(~is_row) - 1
@@ -241,11 +246,10 @@ def _deliver_one_run(
     frames = chunk.frames
     seqno = frames.seqno
     rising = seqno[1:] > seqno[:-1]
-    if not all_true(rising):
-        first = int(rising.argmin())
-        raise MalformedMessage(f"item {seqno[first + 1]} follows item {seqno[first]}", Status.ERANGE)
     made = _Runs(chunk, streams, retired)
     nothing = np.empty(0, dtype=np.intp)
+    if not all_true(rising):
+        made.fall({0: int(rising.argmin())}, seqno, np.zeros(1, dtype=np.intp))
     number = made.add(nothing, int(frames.opaque[0]), -1, len(frames), int(seqno[0]), int(seqno[-1]), 0)
     rows = slice(None) if number >= 0 else slice(0, 0)
     run_of = np.zeros(len(frames) if number >= 0 else 0, dtype=np.int32)
@@ -288,11 +292,20 @@ class _Runs:
         self.happened: list[tuple[int, StreamEvent]] = []
         self.finished: list[int] = []
         self.acknowledged: list[int] = []
+        self._falls: dict[int, str] = {}
+        self._highest: list[int] = []
+        self._number = -1
+
+    def fall(self, falls: Mapping[int, int], seqno: NDArray[np.uint64], starts: NDArray[np.intp]) -> None:
+        """Some runs don't rise: for each of them, by its number, the item before one that falls."""
+        self._falls = {run: f"item {seqno[at + 1]} follows item {seqno[at]}" for run, at in falls.items()}
+        self._highest = np.maximum.reduceat(seqno, starts).tolist()
 
     def add(  # noqa: PLR0917
         self, ordered: NDArray[np.intp], opaque: int, control: int, items: int, first: int, last: int, at: int
     ) -> int:
         """One run; its number, or -1 if its changes are to be passed over."""
+        self._number += 1
         if control >= 0 and not items and self._answers_closing(int(ordered[control])):
             return -1  # it may come after the end of the stream, when nobody knows the opaque any more
         work = self._work[opaque] if opaque in self._work else self._find(opaque)
@@ -300,6 +313,14 @@ class _Runs:
             self._control(int(ordered[control]), opaque, work, at)
         if not items or work is None:
             return -1
+        if work.oso_high is not None and work.log is not None:
+            highest = self._highest[self._number] if self._highest else last
+            work.oso_high = max(work.oso_high, highest)
+            snapshot = SnapshotRange(work.position.seqno, MAX_SEQNO)
+            self.runs.append(SnapshotRun(work.stream, work.position, snapshot, work.log, is_oso=True))
+            return len(self.runs) - 1
+        if self._number in self._falls:
+            raise MalformedMessage(self._falls[self._number], Status.ERANGE)
         if work.marker is None or work.log is None or not work.is_open:
             raise MalformedMessage(
                 f"item {first} of vbucket {work.stream.vbucket} comes before a snapshot marker"
@@ -325,6 +346,8 @@ class _Runs:
             message: Any = DCP.decode(self._frame(control), Direction.TO_RECEIVER)
             if message.vbucket != run.stream.vbucket:
                 raise RemoteProtocolError(f"{message.name()} of another vbucket than its stream's")
+            if run.is_oso and isinstance(message, DcpSeqnoAdvanced):
+                continue  # it counts when the snapshot is whole
             self.happened.append((at, Carried(run.stream, message, run)))
 
     def commit(self) -> None:
@@ -335,6 +358,7 @@ class _Runs:
                 stream.position, stream.marker = work.position, work.marker
                 stream.log, stream.purge_seqno, stream.undo_to = work.log, work.purge_seqno, work.undo_to
                 stream.answer_at, stream.machine = work.answer_at, work.machine
+                stream.oso_high = work.oso_high
 
     def _find(self, opaque: int) -> _StreamDraft | None:
         stream = self._streams.get(opaque)
@@ -350,6 +374,7 @@ class _Runs:
                 stream.purge_seqno,
                 stream.undo_to,
                 stream.answer_at,
+                stream.oso_high,
                 Machine(READER_STREAM_TRANSITIONS, stream.machine.state),
             )
         self._work[opaque] = draft
@@ -390,10 +415,29 @@ class _Runs:
             self.happened.append((at, VBucketFlushed(work.stream)))
             work.position, work.marker, work.answer_at = Position.BEGINNING, None, None
             work.machine.feed(ReaderStreamInput.FLUSHED)
+        elif work is not None and opcode == DcpOpcode.OSO_SNAPSHOT:
+            self._oso(DcpOsoSnapshot.decode(self._frame(control)), work, at)
         elif work is not None:
             self._marker(control, work, at)
 
+    def _oso(self, message: DcpOsoSnapshot, work: _StreamDraft, at: int) -> None:
+        """An out of order snapshot begins or is whole: docs/spec/dcp.md#oso-snapshot."""
+        self._check_vbucket(message.vbucket, work)
+        begins, before = message.flags == OsoFlag.START, work.position.seqno
+        if begins == (work.oso_high is not None):
+            raise RemoteProtocolError("an out of order snapshot begins or ends in the wrong place")
+        work.marker = None
+        if begins:
+            work.oso_high = 0
+            self.happened.append((at, MarkerReceived(work.stream, before, MAX_SEQNO, int(MarkerFlag.DISK))))
+            return
+        work.position = Position.at(work.position.vb_uuid, max(work.oso_high or 0, before))
+        work.oso_high = None
+        self.happened.append((at, OsoReceived(work.stream, work.position)))
+
     def _marker(self, control: int, work: _StreamDraft, at: int) -> None:
+        if work.oso_high is not None:
+            raise RemoteProtocolError("a snapshot marker inside an out of order snapshot")
         fields = None
         if self._is_plain[control]:
             fields = DcpSnapshotMarker.read_range(self._body(control), self._extras[control])

@@ -85,6 +85,8 @@ class ReaderSettings:
     """``low``, ``medium``, ``high`` or the server's choice."""
     backfill_order: str = ""
     """``round-robin``, ``sequential`` or the server's choice."""
+    out_of_order: bool = False
+    """Take a first backfill in whichever order the server likes best."""
     every_version: bool = False
     """Have the change history, where the bucket keeps one."""
 
@@ -117,6 +119,8 @@ class ReaderSettings:
             wanted.append((ControlKey.FORCE_VALUE_COMPRESSION, b"true", False))
         if self.priority:
             wanted.append((ControlKey.SET_PRIORITY, self.priority.encode(), False))
+        if self.out_of_order and session.collections:
+            wanted.append((ControlKey.ENABLE_OSO, b"true_with_seqno_advanced", False))
         if self.every_version:
             wanted.append((ControlKey.CHANGE_STREAMS, b"true", True))
         if self.backfill_order:
@@ -274,7 +278,9 @@ class DcpReader:
                     self._reply(opcode, opaque)
                     continue
                 counted += sizes[index]
-                if opcode in self.ORDERED:
+                if opcode in self.ORDERED or (
+                    self.settings.out_of_order and opcode == DcpOpcode.OSO_SNAPSHOT
+                ):
                     ordered[index] = True
                 else:
                     self._unexpected(opcode, opaque)

@@ -13,6 +13,7 @@ from ..states import READER_STREAM_TRANSITIONS, Machine, ReaderStreamInput, Read
 __all__ = [
     "Carried",
     "MarkerReceived",
+    "OsoReceived",
     "PlacedEvent",
     "RequestRefused",
     "SnapshotRun",
@@ -40,6 +41,8 @@ class Stream:
     """A rollback that the application has not been told about yet."""
     answer_at: int | None = None
     """The marker wants an answer when the change with this seqno is here."""
+    oso_high: int | None = None
+    """The highest seqno of the out of order snapshot that is being received; None outside of one."""
     machine: Machine[ReaderStreamState, ReaderStreamInput] = field(
         default_factory=lambda: Machine(READER_STREAM_TRANSITIONS, ReaderStreamState.CLOSED)
     )
@@ -48,6 +51,11 @@ class Stream:
         """It was requested, on whichever connection: what an earlier one had begun no longer counts."""
         self.machine.feed(ReaderStreamInput.ASKED)
         self.marker = None
+        if self.oso_high is not None:
+            # docs/spec/dcp.md#oso-resume: what came of it is no state to go on from
+            before = self.position.seqno
+            self.undo_to = before if self.undo_to is None else min(before, self.undo_to)
+            self.oso_high = None
 
     def given_up(self) -> None:
         """The reader gave it up, or the connection that carried it is gone."""
@@ -105,8 +113,15 @@ class Carried(NamedTuple):
     run: SnapshotRun
 
 
+class OsoReceived(NamedTuple):
+    """An out of order snapshot is whole."""
+
+    stream: Stream
+    position: Position
+
+
 StreamEvent: TypeAlias = (
-    StreamOpened | RequestRefused | MarkerReceived | StreamEnded | VBucketFlushed | Carried
+    StreamOpened | RequestRefused | MarkerReceived | StreamEnded | VBucketFlushed | Carried | OsoReceived
 )
 
 
@@ -127,7 +142,9 @@ class SnapshotRun(NamedTuple):
     snapshot: SnapshotRange
     """Whole where it ends, which may be later than its marker says (`Position.snapshot_of`)."""
     log: FailoverLog
+    is_oso: bool = False
+    """They come in any order, so there is no place among them to go on from."""
 
     def position_at(self, seqno: int) -> Position:
         """Where it stands after one of them."""
-        return self.base.received(self.snapshot, seqno)
+        return self.base if self.is_oso else self.base.received(self.snapshot, seqno)
