@@ -18,8 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 SCRIPTS = 100
 ROUNDS = 4
 RARE = ("a dead branch restored",)
-"""It takes several schedules, which ones depends on the machine: for make chaos. In make test it has a schedule
-of its own, `test_dead_branch`."""
+"""It takes several schedules, which ones depends on the machine: for make chaos. For make test there is
+one of its own, in `test_dead_branch`."""
 
 
 @pytest.mark.timeout(600)
