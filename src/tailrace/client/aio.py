@@ -223,7 +223,7 @@ class Source:
         reading = self._reading = Reading(self._nodes, self._catalog, wanted, saved, rng=self._rng)
         self._turn()
         if self._group is not None:
-            await self._group.begin(reading, self.vbucket_count)
+            await self._group.begin(reading, self.vbucket_count, is_from_now=wanted.start == "now")
             self._turn()
         return reading
 

@@ -252,6 +252,15 @@ class Reading:
             self._add(vbucket, saved)
         self._needed_by = None
 
+    def known_starts(self, vbuckets: Iterable[int]) -> dict[int, SavedPosition]:
+        """Where those start that start now, as far as their nodes have said it and nothing has come yet."""
+        progresses = [self.progress[vbucket] for vbucket in vbuckets]
+        return {
+            progress.vbucket: progress.saved
+            for progress in progresses
+            if progress.saved is not None and progress.delivered.seqno == progress.origin
+        }
+
     def can_leave(self, vbucket: int, *, is_urgent: bool) -> bool:
         """Whether all that was handed out of it ends with a whole snapshot, and nothing waits to be.
 

@@ -163,6 +163,31 @@ def test_vbuckets_are_handed_over_at_snapshot_ends(
     assert len(seen) == len(set(seen)) == 200
 
 
+def test_now_is_when_the_group_began(node: Any, tmp_path: Path) -> None:
+    """Not when the member began that took a vbucket over: what came between would be read by nobody."""
+    options: Any = {"group": "late", "group_store": tmp_path, "group_timeout_s": 2.0}
+
+    def next_key(number: int) -> bytes:
+        with tailrace.connect_sync(node.url, autosave=False, **options) as source:
+            events = source.changes(start="now")
+            if number:
+                keys = (event.key for event in events if isinstance(event, tailrace.Mutation))
+                return next(keys)
+            waiting = threading.Thread(target=lambda: next(events, None))
+            waiting.start()
+            watcher = open_group_store(tmp_path, "late", "default")
+            until(lambda: len(watcher.names()) > 0)
+            node.set("first", {})
+            waiting.join()
+            events.close()
+            return b""
+
+    node.set("before", {})
+    next_key(0)
+    # the first reader has saved nothing of what it was given
+    assert next_key(1) == b"first"
+
+
 def test_a_fixed_share_needs_no_store(node: Any) -> None:
     for number in range(60):
         node.set(f"k{number}", {})

@@ -41,6 +41,10 @@ class SharedReading(Protocol):
         """Read these vbuckets too, each from its position, or from where the reading starts."""
         ...
 
+    def known_starts(self, vbuckets: Iterable[int]) -> dict[int, SavedPosition]:
+        """Where those start that start now, as far as that is known."""
+        ...
+
     def can_leave(self, vbucket: int, *, is_urgent: bool) -> bool:
         """Whether all that was handed out of it ends with a whole snapshot, or need not if it is urgent."""
         ...
@@ -75,20 +79,26 @@ class GroupReader:
         self._on_change, self._on_error = on_change, on_error
         self._lock = asyncio.Lock()
         self._member: GroupMember | None = None
+        self._is_from_now = False
         self._beating: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._reading: SharedReading | None = None
         self.owned: frozenset[int] = frozenset()
         """The vbuckets that this member has."""
         self._surplus: frozenset[int] = frozenset()
+        self._unsaved_starts: set[int] = set()
+        """VBuckets that start now: where that is gets saved before anything of them is handed out, and before
+        they are handed over, so that it is the same for whoever reads them next."""
         self._wanted_since: dict[int, float] = {}
         """By vbucket: since when others should have it. One that never rests goes all the same after a while,
         at its last whole snapshot."""
         self._members = 0
 
-    async def begin(self, reading: SharedReading, vbucket_count: int) -> None:
+    async def begin(self, reading: SharedReading, vbucket_count: int, *, is_from_now: bool) -> None:
         """Take part with a new reading."""
         await self.leave()
+        self._is_from_now = is_from_now
+        self._unsaved_starts = set()
         host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())
         self._name = f"{host[:60]}-{os.getpid()}-{unique_name()[:8]}"
         self._member = await self._call(self._join, vbucket_count)
@@ -142,12 +152,22 @@ class GroupReader:
             except (StoreError, ConnectError):  # `_beat` counts how long
                 await asyncio.sleep(_AGAIN_S)
             return False
+        starts = reading.known_starts(self._unsaved_starts) if self._unsaved_starts else {}
+        if starts:
+            async with self._lock:
+                try:
+                    await self._call(lambda: member.save(starts))
+                except (StoreError, ConnectError):
+                    await asyncio.sleep(_AGAIN_S)
+                    return False
+                self._unsaved_starts -= starts.keys()
         now = asyncio.get_running_loop().time()
         self._wanted_since = {v: self._wanted_since.get(v, now) for v in self._surplus & self.owned}
         ready = [
             vbucket
             for vbucket, since in self._wanted_since.items()
-            if reading.can_leave(vbucket, is_urgent=now - since >= self._timeout_s)
+            if vbucket not in self._unsaved_starts
+            and reading.can_leave(vbucket, is_urgent=now - since >= self._timeout_s)
         ]
         if ready:
             async with self._lock:
@@ -214,6 +234,8 @@ class GroupReader:
                 saved = await self._call(lambda: member.load(new))
                 reading.admit({vbucket: saved.get(vbucket) for vbucket in new})
                 self.owned = held.owned
+                if self._is_from_now:
+                    self._unsaved_starts.update(vbucket for vbucket in new if vbucket not in saved)
             if new or held.surplus:
                 self._on_change()
 
