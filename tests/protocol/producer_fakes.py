@@ -357,6 +357,7 @@ class FakeHost:
         )
         self.names: list[bytes] = []
         self.held: set[int] = set()
+        self.former_actives: set[int] = set()
         self.memory_short = False
         self.disk_share = 0.1
         self.rewrites: list[tuple[Callable[[Any], Any], Callable[[str | None], None]]] | None = None
@@ -404,6 +405,9 @@ class FakeHost:
 
     def memory_is_short(self) -> bool:
         return self.memory_short
+
+    def is_former_active(self, vbucket: int) -> bool:
+        return vbucket in self.former_actives
 
     def disk_used_share(self) -> float:
         return self.disk_share

@@ -198,6 +198,10 @@ class Host(Protocol):
         """No new backfill should begin: stream requests are answered with 0x82."""
         ...
 
+    def is_former_active(self, vbucket: int) -> bool:
+        """A replica that was active a moment ago: who asks for a stream is told to look for the new one."""
+        ...
+
     def disk_used_share(self) -> float:
         """How full the disk is, 0 to 1: files that a stalled backfill holds on to can't be removed."""
         ...

@@ -11,6 +11,7 @@ from ..store.collections import Manifest
 from .background import BackgroundWork, RunJob, run_inline
 from .durability import CopyTracker
 from .events import EventLog
+from .former_actives import FormerActives
 from .range_scans import RangeScans
 from .settings import Settings
 from .topology import ServedMap
@@ -40,6 +41,7 @@ class ServedBucket:
         self.answers = AnswerCache(store, settings.answer_cache)
         self.tap = TapClients(store, settings.max_tap_clients)
         self.durability = CopyTracker()
+        self.former_actives = FormerActives(store, clock, settings.former_active_silence)
         self.range_scans = RangeScans(settings.max_range_scans, settings.range_scan_lifetime)
         self.map: ServedMap | None = None
         """As the coordinator set it; None: the node makes its own."""
@@ -59,6 +61,7 @@ class ServedBucket:
     def vbucket_changed(self, vbucket: int) -> None:
         """A vbucket was created, deleted or changed its state."""
         self.durability.vbucket_changed(vbucket)
+        self.former_actives.vbucket_changed(vbucket)
         self.watchers.changed(vbucket)
 
 

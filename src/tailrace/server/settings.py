@@ -113,6 +113,9 @@ class Settings:
     backfill_buffer: int = _setting(_SIZE, 8 << 20, "read from disk and not yet sent, per connection", 65536)
     slow_backfill_timeout: float = _setting(_SECONDS, 720.0, "a backfill may go unread")
     takeover_max_time: float = _setting(_SECONDS, 60.0, "a takeover may take before writes are held up", 0.1)
+    former_active_silence: float = _setting(
+        _SECONDS, 5.0, "a replica that was the active gives readers no stream; they look for the new one"
+    )
     replication_buffer: int = _setting(
         _SIZE, 10 << 20, "sent by another node and not yet acknowledged, per connection", 65536
     )

@@ -93,6 +93,7 @@ class StreamHost:
         return self._session.node.settings
 
     def watch(self, vbucket: int, callback: Callable[[], None]) -> Callable[[], None]:
+        self._bucket.former_actives.stream_opened(vbucket)
         return self._bucket.watchers.watch(vbucket, callback)
 
     def await_append(self, vbucket: int, callback: Callable[[], None]) -> None:
@@ -187,6 +188,9 @@ class StreamHost:
 
     def memory_is_short(self) -> bool:
         return self._bucket.memory_is_short()
+
+    def is_former_active(self, vbucket: int) -> bool:
+        return self._bucket.former_actives.is_silent(vbucket)
 
     def disk_used_share(self) -> float:
         return self._session.node.disk_used_share()

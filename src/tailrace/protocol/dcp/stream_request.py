@@ -18,7 +18,7 @@ from ..stream_filter import StreamFilter, StreamValue, parse_stream_value
 from .controls import ConnectionOptions
 
 if TYPE_CHECKING:
-    from ...store.base import Bucket, VBucket
+    from ...store.base import VBucket
     from ..handler import Host
 
 __all__ = ["Accepted", "StreamRefused", "decide"]
@@ -85,9 +85,8 @@ def decide(
     """
     if request.value and not options.collections:
         raise StreamRefused(Status.EINVAL)
-    bucket = host.bucket
     flags = request.flags
-    vbucket = _vbucket(bucket, request.vbucket, flags)  # rules 2, 3
+    vbucket = _vbucket(host, request.vbucket, flags)  # rules 2, 3
     if flags & _CACHE_TRANSFER:
         raise StreamRefused(Status.NOT_SUPPORTED)  # as control `cache_transfer` is refused, see `controls`
     start, range_start, range_end = request.start_seqno, request.snapshot_start, request.snapshot_end
@@ -142,12 +141,15 @@ def decide(
     )
 
 
-def _vbucket(bucket: Bucket, number: int, flags: int) -> VBucket:
-    vbucket = bucket.vbuckets[number] if number < len(bucket.vbuckets) else None
+def _vbucket(host: Host, number: int, flags: int) -> VBucket:
+    vbuckets = host.bucket.vbuckets
+    vbucket = vbuckets[number] if number < len(vbuckets) else None
     if vbucket is None:
         raise StreamRefused(Status.NOT_MY_VBUCKET)
     is_readable = vbucket.state == VBucketState.ACTIVE or (
-        vbucket.state == VBucketState.REPLICA and not flags & _ACTIVE_VB_ONLY
+        vbucket.state == VBucketState.REPLICA
+        and not flags & _ACTIVE_VB_ONLY
+        and not host.is_former_active(number)
     )
     if not is_readable:
         raise StreamRefused(Status.NOT_MY_VBUCKET)

@@ -232,6 +232,6 @@ def _readable(host: Host, number: int) -> VBucket:
     """A vbucket that can be streamed."""
     vbuckets = host.bucket.vbuckets
     vbucket = vbuckets[number] if number < len(vbuckets) else None
-    if vbucket is None or vbucket.state not in _READABLE:
+    if vbucket is None or vbucket.state not in _READABLE or host.is_former_active(number):
         raise StreamRefused(Status.NOT_MY_VBUCKET)
     return vbucket
