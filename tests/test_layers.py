@@ -204,6 +204,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "table/log.py": "log files of an object store, many at once",
         "testing/running.py": "the loop of a node inside of a test",
         "web/beside.py": "answers while a command does its work",
+        "web/node.py": "the text of many metrics, beside the loop",
     },
     "processes": {
         "cli/bench.py": "each measurement is a process",

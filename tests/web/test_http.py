@@ -19,7 +19,8 @@ from server.serverkit import Bench, ask
 from tailrace.server.http import respond_to
 from tailrace.server.node import Node
 from tailrace.web import connection_handler, http, node_service
-from tailrace.wire import kv
+from tailrace.web.node_view import gather_node_view
+from tailrace.wire import admin, kv
 
 
 def get(node: Node, target: str, *headers: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
@@ -51,6 +52,41 @@ def test_the_page_is_whole() -> None:
     fetched = re.findall(rb"""(?:src|href|url\(|import)\s*[=(]?\s*["']?(?:https?:)?//""", body)
     assert fetched == [], "it brings all that it needs"
     assert "default-src 'none'" in headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("name", ["dashboard.html", "mirror.html", "reader.html"])
+def test_pages_bring_all_that_they_need_and_use_what_is_there(name: str) -> None:
+    """No address of elsewhere; every id that a script looks for is on its page."""
+    html = http.page(name).body.decode()
+    scripts = re.findall(r'<script src="([\w.]+)">', html)
+    assert scripts[0] == "page.js" and len(scripts) == 2
+    texts = [html, *(http.page(part).body.decode() for part in (*scripts, "page.css"))]
+    assert "//" not in re.sub(r"http://www\.w3\.org/2000/svg", "", "".join(texts))
+    ids = set(re.findall(r'id="(\w+)"', html))
+    own = texts[2]
+    wanted = set(re.findall(r'(?:show|chart|events|\$)\("(\w+)"', own)) | {"verdict"}
+    assert wanted <= ids
+    assert set(re.findall(r"document\.forms\.(\w+)", own)) <= set(re.findall(r'<form name="(\w+)"', html))
+    assert 'name="viewport"' in html and "color-scheme: light dark" in texts[-1]
+
+
+def test_the_view_of_a_node_and_the_history_of_a_vbucket() -> None:
+    bench = Bench(vbuckets=4)
+    session = bench.session()
+    for key in (b"a", b"b", b"c"):
+        ask(bench, session, kv.Set(key=key, value=b"1", vbucket=2))
+    ask(bench, session, admin.Rewind(mode=1, number=1, value=b"\0\2"))
+    *_, view = gather_node_view(bench.node, has_faults=False)
+    bucket = view["buckets"]["default"]
+    assert (bucket["states"], bucket["documents"]) == ("aaaa", 2)
+    assert (bucket["failovers"], bucket["lost_changes"]) == (1, 1)
+    assert [event["event"] for event in view["events"]] == ["failover"]
+    status, _, body = get(bench.node, "/api/vbucket?bucket=default&vbucket=2")
+    branches = json.loads(body)["branches"]
+    assert status == 200
+    assert [(branch["begins"], branch["ends"]) for branch in branches] == [(2, 2), (0, 2)]
+    for wrong in ("bucket=default&vbucket=4", "bucket=default&vbucket=x", "bucket=other&vbucket=0", ""):
+        assert get(bench.node, f"/api/vbucket?{wrong}")[0] == 404
 
 
 def test_figures_as_one_object() -> None:

@@ -178,7 +178,7 @@ def opened(url: str, login: str = "", context: ssl.SSLContext | None = None) -> 
 
 def test_a_reader_serves_its_figures_with_a_login() -> None:
     reader = ReaderFigures("tail", "default")
-    shown = HttpFigures("reader.html", reader.stats, reader.metrics, reader.why_not_ready)
+    shown = HttpFigures("reader", reader.stats, reader.metrics, reader.why_not_ready)
     with (
         RunningNode(vbuckets=4) as node,
         HttpBeside(HttpOptions(0, users={"ada": "secret"}), shown) as beside,
@@ -249,9 +249,7 @@ def test_a_node_serves_them_over_tls_as_its_users_log_in(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("path", ["/api/events", "/metrics"])
 def test_only_get(path: str, tmp_path: Path) -> None:
-    beside = HttpBeside(
-        HttpOptions(0), HttpFigures("reader.html", dict, lambda _: FigureSheet(()), lambda: "")
-    )
+    beside = HttpBeside(HttpOptions(0), HttpFigures("reader", dict, lambda _: FigureSheet(()), lambda: ""))
     with beside:
         request = urllib.request.Request(f"http://127.0.0.1:{beside.port}{path}", data=b"x")
         with pytest.raises(urllib.error.HTTPError, match=r"405|404"):

@@ -148,7 +148,7 @@ def command(
     from ..web.mirror_figures import MirrorFigures
 
     figures = MirrorFigures(url.bucket, table)
-    shown = HttpFigures("mirror.html", figures.stats, figures.metrics, figures.why_not_ready)
+    shown = HttpFigures("mirror", figures.stats, figures.metrics, figures.why_not_ready)
     with (
         serving_http(options, shown),
         progress("starting Spark", None) as bar,

@@ -14,7 +14,7 @@ from typing import Any
 from ..server.aio import listen
 from ..server.http import HttpAnswer, HttpContent, HttpRequest, HttpService, basic_login, http_error
 from .catalog import FigureSheet
-from .http import Route, connection_handler, exposition, is_open, page, routed
+from .http import Route, connection_handler, exposition, is_open, page_routes, routed
 
 __all__ = ["HttpBeside", "HttpFigures", "HttpOptions"]
 
@@ -36,7 +36,7 @@ class HttpFigures:
     """What a command shows; all of it is called on the thread of the HTTP server."""
 
     page: str
-    """File of the page."""
+    """Its name: ``mirror`` is ``mirror.html`` with ``mirror.js``."""
     stats: Callable[[], Any]
     metrics: Callable[[bool], FigureSheet]
     """With figures of every vbucket, or without."""
@@ -56,7 +56,7 @@ class HttpBeside:
         self._is_started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tailrace-http", daemon=True)
         self._routes: dict[str, Route] = {
-            "/": lambda _request: page(figures.page),
+            **page_routes(f"{figures.page}.html", f"{figures.page}.js"),
             "/api/stats": lambda _request: HttpContent.of_json(figures.stats()),
             "/metrics": lambda request: exposition(
                 figures.metrics(request.query.get("vbuckets", "") not in ("", "0"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import importlib.resources
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -36,7 +36,7 @@ __all__ = [
     "connection_handler",
     "exposition",
     "is_open",
-    "page",
+    "page_routes",
     "routed",
     "stepwise",
 ]
@@ -49,6 +49,7 @@ _TURN_S = 0.002
 HandleConnection: TypeAlias = Callable[
     [asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]
 ]
+T = TypeVar("T")
 Route: TypeAlias = Callable[[HttpRequest], HttpAnswer]
 
 _OPEN = frozenset({"/healthz", "/readyz"})
@@ -95,10 +96,19 @@ def routed(routes: Mapping[str, Route], request: HttpRequest) -> HttpAnswer:
     return route(request) if request.method == "GET" else http_error(405, "only GET")
 
 
+_KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+
+
 def page(name: str) -> HttpContent:
-    """A page of the package."""
+    """A page of the package, or a part of one."""
     content = importlib.resources.files(__package__).joinpath(name).read_bytes()
-    return HttpContent("text/html; charset=utf-8", content)
+    return HttpContent(f"{_KINDS[name.rpartition('.')[2]]}; charset=utf-8", content)
+
+
+def page_routes(name: str, script: str) -> dict[str, Route]:
+    """A page at ``/``, with all that it brings."""
+    parts = {"/": name, **{f"/{part}": part for part in ("page.css", "page.js", script)}}
+    return {path: lambda _request, part=part: page(part) for path, part in parts.items()}  # type: ignore[misc]
 
 
 # for Prometheus
@@ -120,9 +130,9 @@ def exposition(sheet: FigureSheet) -> HttpContent:
     return HttpContent(CONTENT_TYPE_PLAIN_0_0_4, exposition_text(sheet) + generate_latest(_process))
 
 
-async def stepwise(steps: Iterator[FigureSheet]) -> FigureSheet:
+async def stepwise(steps: Iterator[T]) -> T:
     """The last of the steps, with a turn of the loop whenever they have taken some time."""
-    whole = FigureSheet(())
+    whole = next(steps)
     ends = SYSTEM.monotonic() + _TURN_S
     for sheet in steps:
         whole = sheet

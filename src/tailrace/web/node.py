@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from ..server import stats
@@ -9,8 +10,9 @@ from ..server.http import HttpAnswer, HttpContent, HttpRequest, HttpService, htt
 from ..server.management import login_of, serve_management
 from .faults import PREFIX as FAULTS
 from .faults import FaultKit
-from .http import Route, exposition, is_open, page, routed, stepwise
+from .http import Route, exposition, is_open, page_routes, routed, stepwise
 from .node_figures import gather_node_figures
+from .node_view import gather_node_view, vbucket_view
 
 if TYPE_CHECKING:
     from ..server.aio import Server
@@ -41,7 +43,9 @@ class _NodeAnswers:
         self._node = node
         self._server = server
         self._routes: dict[str, Route] = {
-            "/": lambda _request: page("dashboard.html"),
+            **page_routes("dashboard.html", "node.js"),
+            "/api/view": self._view,
+            "/api/vbucket": self._vbucket,
             "/api/stats": lambda _request: HttpContent.of_json(stats.snapshot(node)),
             "/api/events": lambda _request: HttpContent.of_json({"events": list(node.events.recent)}),
             "/metrics": self._metrics,
@@ -72,8 +76,22 @@ class _NodeAnswers:
             return HttpContent("text/plain", b"the node waits for its cluster map\n", 503)
         return HttpContent("text/plain", b"ok\n")
 
+    async def _view(self, _request: HttpRequest) -> HttpContent:
+        steps = gather_node_view(self._node, has_faults=self._faults is not None)
+        return HttpContent.of_json(await stepwise(steps))
+
+    def _vbucket(self, request: HttpRequest) -> HttpContent:
+        bucket = self._node.buckets.get(request.query.get("bucket", ""))
+        number = request.query.get("vbucket", "")
+        if bucket is None:
+            return http_error(404, "there is no such bucket")
+        is_number = number.isascii() and number.isdigit() and len(number) < 6
+        view = vbucket_view(bucket, int(number)) if is_number else None
+        return http_error(404, "there is no such vbucket here") if view is None else HttpContent.of_json(view)
+
     async def _metrics(self, request: HttpRequest) -> HttpContent:
         server = self._server
         unread = (0, 0) if server is None else (server.unread.total, server.unprocessed.total)
         wanted = request.query.get("vbuckets", "") not in ("", "0")
-        return exposition(await stepwise(gather_node_figures(self._node, unread, vbuckets=wanted)))
+        sheet = await stepwise(gather_node_figures(self._node, unread, vbuckets=wanted))
+        return await asyncio.to_thread(exposition, sheet)  # of 3,000 lines that takes a while
