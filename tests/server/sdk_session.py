@@ -13,12 +13,18 @@ from couchbase.cluster import Cluster
 from couchbase.durability import DurabilityLevel, ServerDurability
 from couchbase.exceptions import (
     CasMismatchException,
+    CollectionAlreadyExistsException,
+    CollectionNotFoundException,
     DocumentExistsException,
     DocumentLockedException,
     DocumentNotFoundException,
     PathExistsException,
     PathNotFoundException,
+    ScopeAlreadyExistsException,
+    ScopeNotFoundException,
+    TransactionFailed,
 )
+from couchbase.management.collections import CreateCollectionSettings
 from couchbase.options import (
     ClusterOptions,
     ClusterTimeoutOptions,
@@ -190,6 +196,55 @@ def collections(bucket):
     assert items.lookup_in("doc", [get("p")]).content_as[int](0) == 1
 
 
+def management(bucket):
+    manager = bucket.collections()
+    manager.create_scope("made")
+    assert refused(ScopeAlreadyExistsException, lambda: manager.create_scope("made"))
+    manager.create_collection("made", "things", CreateCollectionSettings(max_expiry=timedelta(seconds=500)))
+    assert refused(CollectionAlreadyExistsException, lambda: manager.create_collection("made", "things"))
+    assert refused(ScopeNotFoundException, lambda: manager.create_collection("nowhere", "things"))
+    scopes = {
+        scope.name: [collection.name for collection in scope.collections]
+        for scope in manager.get_all_scopes()
+    }
+    assert scopes["made"] == ["things"]
+    things = bucket.scope("made").collection("things")
+    things.upsert("doc", {"n": 1})
+    assert things.get("doc", GetOptions(with_expiry=True)).expiry_time is not None
+    manager.drop_collection("made", "things")
+    assert refused(CollectionNotFoundException, lambda: manager.drop_collection("made", "things"))
+    manager.drop_scope("made")
+    assert refused(ScopeNotFoundException, lambda: manager.drop_scope("made"))
+
+
+def transactions(cluster, c):
+    for key in ("left", "right"):
+        c.upsert(key, {"balance": 10})
+
+    def transfer(attempt):
+        left, right = attempt.get(c, "left"), attempt.get(c, "right")
+        attempt.replace(left, {"balance": 3})
+        attempt.replace(right, {"balance": 17})
+        attempt.insert(c, "receipt", {"moved": 7})
+
+    cluster.transactions.run(transfer)
+    assert c.get("left").content_as[dict] == {"balance": 3}
+    assert c.get("right").content_as[dict] == {"balance": 17}
+    assert c.get("receipt").content_as[dict] == {"moved": 7}
+
+    def fail(attempt):
+        attempt.replace(attempt.get(c, "left"), {"balance": -1})
+        attempt.insert(c, "second", {})
+        raise RuntimeError("the program changes its mind")
+
+    assert refused(TransactionFailed, lambda: cluster.transactions.run(fail))
+    assert c.get("left").content_as[dict] == {"balance": 3}
+    assert not c.exists("second").exists
+
+    cluster.transactions.run(lambda attempt: attempt.remove(attempt.get(c, "receipt")))
+    assert not c.exists("receipt").exists
+
+
 def main(address, user="Administrator", password="password", ca_file=None):
     timeouts = ClusterTimeoutOptions(
         kv_timeout=timedelta(seconds=20),
@@ -210,6 +265,10 @@ def main(address, user="Administrator", password="password", ca_file=None):
         done.append(part.__name__)
     collections(bucket)
     done.append("collections")
+    management(bucket)
+    done.append("management")
+    transactions(cluster, c)
+    done.append("transactions")
     cluster.close()
     print(json.dumps(done))
 

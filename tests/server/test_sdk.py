@@ -23,6 +23,7 @@ MANIFEST = {
     ],
 }
 PARTS = ["documents", "expiry", "locks", "counters", "paths", "durability", "collections"]
+PARTS += ["management", "transactions"]
 
 
 def run_sdk(*arguments: str) -> list[str]:
