@@ -90,6 +90,7 @@ class World:
         self.write()
 
     def make_anew(self):
+        self.forget()  # who stays connected to a bucket that is made anew gets an error
         port = self.node.port
         self.node.stop()
         self.node = new_node()
