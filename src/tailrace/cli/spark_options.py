@@ -129,13 +129,28 @@ def open_spark(master: str | None, conf: tuple[str, ...], *, name: str) -> Itera
 
 @contextlib.contextmanager
 def _quiet_python() -> Iterator[None]:
-    """While the block runs, nothing is logged: Spark logs the traceback of every call that is interrupted."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+    """While the block runs, only we log: Spark logs the traceback of every call that is interrupted."""
+
+    def is_ours(record: logging.LogRecord) -> bool:
+        return record.name.partition(".")[0] == "tailrace"
+
+    handlers = logging.root.handlers[:]
+    others = [
+        logger
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] != "tailrace" and not logger.disabled
+    ]
+    for handler in handlers:
+        handler.addFilter(is_ours)
+    for logger in others:
+        logger.disabled = True
     try:
         yield
     finally:
-        logging.disable(before)
+        for logger in others:
+            logger.disabled = False
+        for handler in handlers:
+            handler.removeFilter(is_ours)
 
 
 @contextlib.contextmanager

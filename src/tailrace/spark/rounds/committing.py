@@ -18,7 +18,7 @@ from ...logs import log_event
 from ...model import Position
 from ...table.contract import Commit, NewFile, Table, TaskResult
 from ...table.document_columns import DocumentColumns
-from ...table.rollback import roll_back
+from ...table.rollback import RowsBack, roll_back
 from ...table.rows import DELETED, table_schema
 from .changes import ChangeLogTarget
 from .freshness import Stands
@@ -43,6 +43,8 @@ class RoundCounts:
     rescued: int = 0
     committed: bool = False
     started_over: set[int] = field(default_factory=set)
+    rows_rolled_back: int = 0
+    """Of vbuckets that were started over."""
 
 
 @dataclass
@@ -83,24 +85,8 @@ class RoundCommitter:
             )
             crash_point("mirror.after-rollback")
             rolled_back.update(back)
-            taken_back = sum(
-                max(0, table_before[vbucket] - decision.request.seqno) for vbucket, decision in back.items()
-            )
-            log_event(
-                _log,
-                logging.INFO,
-                "rollback",
-                table=table.uri,
-                vbuckets=len(back),
-                changes=taken_back,
-                rows_gone=pieces.rows_gone,
-                rows_back=pieces.rows_back,
-                version=table.version,
-                from_to=", ".join(
-                    f"{vbucket}: {table_before[vbucket]} to {decision.request.seqno}"
-                    for vbucket, decision in list(back.items())[:_SHOWN_VBUCKETS]
-                ),
-            )
+            targets = {vbucket: decision.request.seqno for vbucket, decision in back.items()}
+            _log_rollback(table, table_before, targets, pieces)
             rows += pieces.rows_back + pieces.rows_gone
         return rolled_back, rows
 
@@ -215,8 +201,10 @@ class RoundCommitter:
             for path, rows in result.masked.items():
                 masked.setdefault(path, BitMap()).update(BitMap.deserialize(rows))
         vectors: dict[str, BitMap] = {}
+        pieces: RowsBack | None = None
         if replaced:
-            vectors = roll_back(table, dict.fromkeys(replaced)).vectors
+            pieces = roll_back(table, dict.fromkeys(replaced))
+            vectors = pieces.vectors
             for path in vectors.keys() & masked.keys():
                 vectors[path] |= masked.pop(path)
         added: list[NewFile] = [new for result in results for new in result.added]
@@ -258,6 +246,14 @@ class RoundCommitter:
         counted.rows_masked += rows_masked
         counted.bytes_written += counts["bytes_written"]
         counted.started_over.update(resets)
+        if resets and pieces is not None:
+            counted.rows_rolled_back += pieces.rows_gone
+            _log_rollback(
+                table,
+                {vbucket: held.get(vbucket, Position.BEGINNING).seqno for vbucket in resets},
+                resets,
+                pieces,
+            )
 
     def empty_dropped(self, missing: Iterable[str]) -> None:
         """Empty the tables of collections that are gone: the stream names those by numbers that only they
@@ -286,3 +282,24 @@ def _with_columns(table: Table, columns: DocumentColumns) -> Commit:
     keep_deletes = DELETED.name in table.schema.names
     schema = table_schema(keep_deletes=keep_deletes, documents=columns)
     return Commit("TAILRACE COLUMNS", schema=schema, documents=columns)
+
+
+def _log_rollback(
+    table: Table, before: Mapping[int, int], targets: Mapping[int, int], pieces: RowsBack
+) -> None:
+    """One line for all vbuckets that go back, to a state that the table had or to nothing."""
+    log_event(
+        _log,
+        logging.INFO,
+        "rollback",
+        table=table.uri,
+        vbuckets=len(targets),
+        changes=sum(max(0, before[vbucket] - seqno) for vbucket, seqno in targets.items()),
+        rows_gone=pieces.rows_gone,
+        rows_back=pieces.rows_back,
+        version=table.version,
+        from_to=", ".join(
+            f"{vbucket}: {before[vbucket]} to {seqno}"
+            for vbucket, seqno in sorted(targets.items())[:_SHOWN_VBUCKETS]
+        ),
+    )

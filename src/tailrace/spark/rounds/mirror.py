@@ -334,7 +334,7 @@ class Mirror:
                     rows_written=counted.rows_written,
                     rows_masked=counted.rows_masked,
                     bytes_written=counted.bytes_written,
-                    rows_rolled_back=rows_rolled_back,
+                    rows_rolled_back=rows_rolled_back + counted.rows_rolled_back,
                     rescued=counted.rescued,
                     lag_changes=self._freshness.lag(state),
                     lag_s=done - self._freshness.as_of,
