@@ -139,17 +139,21 @@ class GroupMember:
     def _turned(self, record: GroupRecord) -> GroupRecord:
         record.check(self._bucket, self._vbucket_count)
         if self.name not in record.members and not self._is_in:
-            self._tidy(record)
+            self._tidy()
             record = record.joined(self.name, self._slot)
         return record.alive(self.name).without(self._dead(record)).taking(self.name)
 
-    def _tidy(self, record: GroupRecord) -> None:
-        """Remove files that members left who died before they could say so: nobody will ever name them."""
+    def _tidy(self) -> None:
+        """Remove files that members left who died before they could say so: nobody will ever name them.
+
+        The files are listed first: whoever has written one of them was a member before, and if it is none in
+        the record that is read now, it can name it no more.
+        """
+        names = self._store.names()
+        _, record = self._read()
         named = set(record.files.values())
         self._store.delete(
-            name
-            for name in self._store.names()
-            if name not in named and name.rpartition("-")[0] not in record.members
+            name for name in names if name not in named and name.rpartition("-")[0] not in record.members
         )
 
     def _dead(self, record: GroupRecord) -> list[str]:

@@ -141,7 +141,8 @@ class GroupReader:
     async def between_portions(self) -> bool:
         """The application has everything that was handed out: hand over what others should have.
 
-        False if nothing may be handed out now, because the others may have given this member up.
+        False if nothing may be handed out yet, because the others may have given this member up, or because
+        something may have come to be known while the store was asked: the caller comes again.
         """
         member, reading = self._member, self._reading
         if member is None or reading is None:
@@ -161,6 +162,7 @@ class GroupReader:
                     await asyncio.sleep(_AGAIN_S)
                     return False
                 self._unsaved_starts -= starts.keys()
+            return False
         now = asyncio.get_running_loop().time()
         self._wanted_since = {v: self._wanted_since.get(v, now) for v in self._surplus & self.owned}
         ready = [
@@ -172,14 +174,16 @@ class GroupReader:
         if ready:
             async with self._lock:
                 positions = self._own(reading.to_save())
-                try:
-                    await self._call(lambda: member.save(positions, release=ready))
-                except (StoreError, ConnectError):  # nothing is handed out before it is known
-                    await asyncio.sleep(_AGAIN_S)
-                    return False
+                # now, because the release may be done where its answer is lost, and others read them then; if
+                # it is not, the next `_turn` finds that this member has them, and goes on at what was saved
                 reading.dismiss(ready)
                 self.owned -= frozenset(ready)
                 self._surplus -= frozenset(ready)
+                try:
+                    await self._call(lambda: member.save(positions, release=ready))
+                except (StoreError, ConnectError):
+                    await asyncio.sleep(_AGAIN_S)
+            return False
         return True
 
     async def save(self, positions: Mapping[int, SavedPosition]) -> None:
@@ -240,7 +244,15 @@ class GroupReader:
                 self._on_change()
 
     async def _call(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+        """Whoever is cancelled waits for the store all the same: the next call must not come between."""
+        working = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            await asyncio.wait([working])
+            if not working.cancelled():
+                working.exception()  # nobody is left to hear of it
+            raise
 
 
 class GroupAutosave(Autosave):
