@@ -39,6 +39,7 @@ def by_duckdb(table: str, stage: Stage, *, has_extension: bool) -> None:
         mirrored = tailrace.read_table(table, stage.version).to_arrow()
         relation = duckdb.sql(f"select {COLUMNS} from mirrored")
         del mirrored
+    assert relation is not None
     rows = [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
     assert rows_by_key(rows) == stage.rows, stage.name
 
