@@ -14,7 +14,7 @@ from store.helpers_store import maintain, seqno_of
 from tailrace.clock import ManualClock
 from tailrace.files import MemoryFiles
 from tailrace.rng import source
-from tailrace.store.base import StoreSettings
+from tailrace.store.base import Compaction, StoreSettings
 from tailrace.store.engine import Engine
 from tailrace.store.format import StoredDocument
 from tailrace.wire.codes import VBucketState
@@ -136,6 +136,33 @@ def test_retention_by_age() -> None:
     clock.advance(3_000)
     bucket.compact()
     assert versions(vbucket) == every[-5:]
+
+
+def test_a_size_smaller_than_the_number_of_vbuckets_is_no_retention_without_end() -> None:
+    engine = Engine(
+        files=MemoryFiles(),
+        settings=StoreSettings(**QUIET | {"history_retention_bytes": 100}),
+        clock=ManualClock(),
+        rng=source(3),
+    )
+    bucket = engine.create_bucket("b", 128)
+    vbucket = bucket.vbuckets[0]
+    written(vbucket, 200)
+    seal(bucket)
+    bucket.compact()
+    assert versions(vbucket) == [(seqno, b"%d" % seqno) for seqno in range(196, 201)]
+
+
+def test_a_purged_tombstone_of_nothing_is_missing_in_the_history() -> None:
+    _, bucket = opened(history_retention_bytes=1 << 30)
+    vbucket = bucket.vbuckets[0]
+    written(vbucket, 3)
+    purged = vbucket.delete_with_meta(b"\0gone", 0, 1, 1, 1).seqno
+    written(vbucket, 3)
+    seal(bucket)
+    bucket.compact(Compaction(drop_tombstones=True))
+    assert purged not in dict(versions(vbucket))
+    assert vbucket.history_start >= purged
 
 
 def test_merges_by_themselves_keep_it_within_bounds() -> None:

@@ -21,9 +21,12 @@ import tailrace
 from certificates import make_certificate
 from cli.test_serve import serving
 from server.serverkit import Bench, ask
+from tailrace.files import MemoryFiles
 from tailrace.model import Position
 from tailrace.server.node import Node
 from tailrace.spark.rounds.progress import RoundProgress, TableFigures
+from tailrace.store.base import StoreSettings
+from tailrace.store.engine import Engine
 from tailrace.testing.running import RunningNode
 from tailrace.web import HttpBeside, HttpFigures, HttpOptions
 from tailrace.web.catalog import (
@@ -91,6 +94,34 @@ def test_a_node_exports_all_that_is_declared_and_it_agrees_with_stats() -> None:
             if "default" in labels
         ]
         assert by_bound == sorted(by_bound) and by_bound[-1] == count
+
+
+def test_a_scrape_reads_no_document_and_lets_others_go_on_in_between() -> None:
+    """After a start no key is in memory; to count what is dead by reading all of them stopped the node."""
+    files, settings = MemoryFiles(), StoreSettings(history_changes=0)
+    manifest = {"name": "_default", "uid": "0", "collections": [{"name": "other", "uid": "8"}]}
+    engine = Engine(files=files, settings=settings)
+    bucket = engine.create_bucket("default", 16)
+    bucket.set_manifest(json.dumps({"uid": "1", "scopes": [manifest]}).encode())
+    for number in range(64):
+        bucket.vbuckets[number % 16].set(b"\x08key%d" % number, b"value")
+    bucket.vbuckets[3].delete(b"\x08key3")
+    bucket.seal()
+    engine.close()
+    node = Node(Engine(files=files, settings=settings))
+    stored = node.buckets["default"].store
+
+    def exported() -> dict[str, dict[tuple[str, ...], float]]:
+        *sheets, last = gather_node_figures(node, (0, 0), vbuckets=False)
+        assert len(sheets) > 16
+        return figures(exposition_text(last))
+
+    counted = exported()
+    assert sum(counted["tailrace_bucket_documents"].values()) == 63
+    assert counted["tailrace_bucket_compaction_debt_changes"] == {("default",): 1}
+    assert counted["tailrace_bucket_tombstones"] == {("default",): 0}
+    assert stored.vbuckets[3].get(b"\x08key3") is None
+    assert exported()["tailrace_bucket_tombstones"] == {("default",): 1}
 
 
 def test_a_rewind_is_counted_with_what_it_lost() -> None:

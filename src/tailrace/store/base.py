@@ -206,6 +206,11 @@ class VBucket(Protocol):
     def tombstone_count(self) -> int: ...
 
     @property
+    def tombstones_in_memory(self) -> int:
+        """As `tombstone_count`, but 0 as long as nobody has used the vbucket: nothing is read for it."""
+        ...
+
+    @property
     def disk_bytes(self) -> int:
         """Bytes of its frames in sealed segments."""
         ...

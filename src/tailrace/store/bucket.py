@@ -417,6 +417,7 @@ class EngineBucket(SealedStore):
             "segments": len(self.sealed),
             "disk_bytes": self.sealed.size + self.journal.valid_bytes,
             "sealed_changes": self.sealed.frames,
+            "superseded_changes": self.sealed.superseded,
             "commits": self.journal.commits,
             "expirations": self.queue.expirations,
             "flush_failures": self.journal.failures,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from ..wire.codes import SCOPE_EVENTS, SystemEventId
-from .format import collection_of, scope_of, system_event
+from .format import collection_of, scope_of, system_event, system_key
 from .index import SEQNO
 from .snapshot import NO_DROPS, Drops
 
@@ -63,6 +63,12 @@ class CollectionEvents:
             if event == SystemEventId.COLLECTION_BEGIN:
                 begun.add(subject)
         return drops
+
+    def count_in(self, index: Mapping[bytes, int]) -> int:
+        """How many keys of an index are those of events."""
+        return sum(
+            key in index for key in {system_key(event, subject) for _, event, subject, _ in self.known}
+        )
 
     def drops_up_to(self, seqno: int) -> Drops:
         return Drops(self.drops, seqno) if self.known else NO_DROPS

@@ -296,7 +296,7 @@ def _retention(bucket: SealedStore) -> Retention | None:
         return None
     age_s = settings.history_retention_seconds
     return Retention(
-        settings.history_retention_bytes // bucket.vbucket_count,
+        -(-settings.history_retention_bytes // bucket.vbucket_count),  # a share of 0 would be any size
         int((bucket.clock.now_s() - age_s) * 1_000_000_000) if age_s else 0,
     )
 

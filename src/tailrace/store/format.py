@@ -251,7 +251,11 @@ def index_key(frame: bytes) -> bytes:
     """
     if frame[OPCODE_AT] != _SYSTEM_EVENT:
         return frame_key(frame)
-    event, subject = system_event(frame)
+    return system_key(*system_event(frame))
+
+
+def system_key(event: int, subject: int) -> bytes:
+    """The key of an event about a collection or scope."""
     return (b"\x01s" if event in SCOPE_EVENTS else b"\x01c") + _U32.pack(subject)
 
 

@@ -98,6 +98,11 @@ class SealedSegments:
 
     # Merging.
 
+    @property
+    def superseded(self) -> int:
+        """How many frames have a newer one of their key, itself in a segment."""
+        return sum(int(segment.directory["pairs"].sum()) for segment in self.segments)
+
     def droppable(self, vbucket_count: int, history_changes: int) -> int:
         """About how many frames a merge of everything would drop: superseded ones beyond the history, and
         clipped ones. Asked for after each commit.

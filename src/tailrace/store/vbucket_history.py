@@ -165,9 +165,13 @@ class History:
     @property
     def tombstone_count(self) -> int:
         index = self._index if self._index is not None else self._load()
-        if not self._events.known:
-            return len(index) - self.item_count  # a node is asked for it often, and may have millions
-        return sum(1 for key, entry in index.items() if not entry & EXISTS and key[0] != 1)
+        # by what is known, not by looking at each key: there may be millions
+        dead_or_event = len(index) - self.item_count
+        return dead_or_event - self._events.count_in(index)
+
+    @property
+    def tombstones_in_memory(self) -> int:
+        return 0 if self._index is None else self.tombstone_count
 
     @property
     def disk_bytes(self) -> int:

@@ -65,7 +65,11 @@ NODE = (
     _counter("node_events", "What is in the log, by its kind: failover, login_refused, …", "event"),
     _gauge("bucket_vbuckets", "VBuckets by their state.", "bucket", "state"),
     _gauge("bucket_documents", "Live documents by the state of their vbucket.", "bucket", "state"),
-    _gauge("bucket_tombstones", "Deleted documents that are still known, in active vbuckets.", "bucket"),
+    _gauge(
+        "bucket_tombstones",
+        "Deleted documents that are still known, in active vbuckets that were used since the start.",
+        "bucket",
+    ),
     _gauge("bucket_memory_bytes", "Changes in memory that are not on disk yet, in bytes.", "bucket"),
     _gauge("bucket_memory_quota_bytes", "Where writes begin to wait (memory_quota).", "bucket"),
     _counter("bucket_writes_refused", "Writes refused because the quota was used up.", "bucket"),
@@ -78,7 +82,7 @@ NODE = (
     _gauge("bucket_segments", "Sealed segments; merging keeps them few.", "bucket"),
     _gauge(
         "bucket_compaction_debt_changes",
-        "Changes on disk that are neither the newest of their document nor a tombstone.",
+        "Changes in segments that a later one in a segment has superseded.",
         "bucket",
     ),
     _counter("bucket_expirations", "Documents that expired.", "bucket"),

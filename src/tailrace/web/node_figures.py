@@ -34,8 +34,7 @@ def gather_node_figures(node: Node, unread: tuple[int, int], *, vbuckets: bool) 
     _add_node(sheet, node, unread)
     yield sheet
     for bucket in list(node.buckets.values()):
-        _add_bucket(sheet, bucket)
-        yield sheet
+        yield from _add_bucket(sheet, bucket)
         if vbuckets:
             for vbucket in bucket.store:
                 place = bucket.name, vbucket.id
@@ -91,19 +90,19 @@ def _add_node(sheet: FigureSheet, node: Node, unread: tuple[int, int]) -> None:
         sheet.add("node_events_total", count, event)
 
 
-def _add_bucket(sheet: FigureSheet, bucket: ServedBucket) -> None:
+def _add_bucket(sheet: FigureSheet, bucket: ServedBucket) -> Iterator[FigureSheet]:
     store, name = bucket.store, bucket.name
     states, documents = Counter[VBucketState](), Counter[VBucketState]()
-    tombstones = queued = known = entries = 0
+    tombstones = queued = entries = 0
     for vbucket in store:
         state = VBucketState(vbucket.state)
         states[state] += 1
         documents[state] += vbucket.item_count
-        known += vbucket.item_count + vbucket.tombstone_count
         queued += max(0, vbucket.high_seqno - vbucket.persisted_seqno)
         entries += len(vbucket.failover_log.entries)
         if state == VBucketState.ACTIVE:
-            tombstones += vbucket.tombstone_count
+            tombstones += vbucket.tombstones_in_memory
+        yield sheet
     for state in VBucketState:
         sheet.add("bucket_vbuckets", states[state], name, state.name.lower())
         sheet.add("bucket_documents", documents[state], name, state.name.lower())
@@ -119,11 +118,12 @@ def _add_bucket(sheet: FigureSheet, bucket: ServedBucket) -> None:
     sheet.add("bucket_persistence", int(store.persistence), name)
     sheet.add("bucket_disk_bytes", float(figures["disk_bytes"]), name)
     sheet.add("bucket_segments", float(figures["segments"]), name)
-    sheet.add("bucket_compaction_debt_changes", max(0, int(figures["sealed_changes"]) - known), name)
+    sheet.add("bucket_compaction_debt_changes", float(figures["superseded_changes"]), name)
     sheet.add("bucket_expirations_total", float(figures["expirations"]), name)
     sheet.add("bucket_failover_log_entries", entries, name)
     sheet.add("bucket_failovers_total", bucket.failovers, name)
     sheet.add("bucket_lost_changes_total", bucket.lost_changes, name)
+    yield sheet
 
 
 def _add_durations(sheet: FigureSheet, name: str, durations: Histogram, *labels: str) -> None:
