@@ -101,7 +101,7 @@ def test_a_scrape_reads_no_document_and_lets_others_go_on_in_between() -> None:
     files, settings = MemoryFiles(), StoreSettings(history_changes=0)
     manifest = {"name": "_default", "uid": "0", "collections": [{"name": "other", "uid": "8"}]}
     engine = Engine(files=files, settings=settings)
-    bucket = engine.create_bucket("default", 16)
+    bucket: Any = engine.create_bucket("default", 16)
     bucket.set_manifest(json.dumps({"uid": "1", "scopes": [manifest]}).encode())
     for number in range(64):
         bucket.vbuckets[number % 16].set(b"\x08key%d" % number, b"value")
@@ -109,7 +109,7 @@ def test_a_scrape_reads_no_document_and_lets_others_go_on_in_between() -> None:
     bucket.seal()
     engine.close()
     node = Node(Engine(files=files, settings=settings))
-    stored = node.buckets["default"].store
+    stored: Any = node.buckets["default"].store
 
     def exported() -> dict[str, dict[tuple[str, ...], float]]:
         *sheets, last = gather_node_figures(node, (0, 0), vbuckets=False)
