@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import IO, Any
@@ -51,7 +52,10 @@ class _TextLines(logging.Formatter):
     """Time, level, who says it, what."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}"
+        message = record.getMessage()
+        if not message.isprintable():  # a peer may have a hand in it, and make a line of its own
+            message = json.dumps(message)[1:-1]
+        text = f"{_time(record)} {record.levelname} {record.name}: {message}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -68,11 +72,13 @@ class _JsonObjects(logging.Formatter):
             "message": record.getMessage(),
         }
         for name, value in getattr(record, _FACTS, {}).items():
-            plain = isinstance(value, int | float | str | bool | type(None))
+            plain = isinstance(value, int | str | bool | type(None))
+            plain = plain or (isinstance(value, float) and math.isfinite(value))  # JSON has no other
             content.setdefault(name, value if plain else str(value))
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+        # in ASCII: a stream of another encoding would put escapes of its own into it
+        return json.dumps(content, separators=(",", ":"))
 
 
 def configure_logging(stream: IO[str], level: str, *, as_json: bool) -> None:

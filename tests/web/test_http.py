@@ -202,3 +202,47 @@ def test_a_node_that_is_asked_for_a_page(tmp_path: Path) -> None:
         finally:
             node.terminate()
             assert node.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ((), 200),
+        (("Origin: http://here:8091",), 200),
+        (("Origin: null", "Sec-Fetch-Site: same-origin"), 200),
+        (("Origin: http://elsewhere",), 403),
+        (("Origin: null",), 403),
+        (("Origin: http://here:8091", "Sec-Fetch-Site: cross-site"), 403),
+        (("Sec-Fetch-Site: same-site",), 403),
+    ],
+)
+def test_a_page_of_somebody_else_changes_nothing(headers: tuple[str, ...], status: int) -> None:
+    """A browser sends forms anywhere, and a user's login with them."""
+    node = Bench().node
+    head = ["POST /pools/default/buckets/default/scopes HTTP/1.1", "Host: here:8091", *headers]
+    answer = respond_to("\r\n".join(head).encode(), b"name=new", node_service(node))
+    assert parsed(answer)[0] == status
+    assert ("new" in [scope["name"] for scope in node.buckets["default"].store.manifest["scopes"]]) == (
+        status == 200
+    )
+
+
+def test_who_says_nothing_does_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_MAX_CONNECTIONS", 5)
+
+    async def run() -> None:
+        handle = connection_handler(node_service(Bench().node))
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        for early, _ in silent[:7]:
+            assert await early.read() == b""
+        for connection in (writer, *(writer for _, writer in silent)):
+            connection.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(run())

@@ -59,6 +59,22 @@ def test_an_event_is_one_line_whatever_is_in_it(stream: io.StringIO, as_json: bo
         assert line.endswith(r'rollback vbucket=7 name="two words" nasty="a\nb\u001b[0m\u202e" error=x')
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_stream_and_no_message_makes_something_else_of_a_line(as_json: bool, stream: io.StringIO) -> None:
+    raw = io.BytesIO()
+    narrow = io.TextIOWrapper(raw, "ascii", "backslashreplace", write_through=True)  # as stderr may be
+    configure_logging(narrow, "info", as_json=as_json)
+    log = logging.getLogger("tailrace.test")
+    log_event(log, logging.INFO, "joined", user="Zoë", share=float("nan"))
+    log.info("refused: %s", "x\n2026-01-01T00:00:00.000Z ERROR tailrace: a line of the peer's")
+    first, second = raw.getvalue().decode().splitlines()
+    if as_json:
+        assert json.loads(first, parse_constant=pytest.fail)["user"] == "Zoë"
+        assert json.loads(second)["message"].startswith("refused: x\n")
+    else:
+        assert LINE.fullmatch(second)
+
+
 def test_every_event_has_its_line_in_the_docs() -> None:
     source = DOCS.parent / "src" / "tailrace"
     text = "\n".join(path.read_text() for path in source.rglob("*.py") if path.name != "logs.py")

@@ -42,7 +42,7 @@ from tailrace.web.http import exposition_text
 from tailrace.web.mirror_figures import MirrorFigures
 from tailrace.web.node_figures import gather_node_figures
 from tailrace.web.reader_figures import ReaderFigures
-from tailrace.wire import admin, kv
+from tailrace.wire import admin, dcp, kv
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -122,6 +122,20 @@ def test_a_scrape_reads_no_document_and_lets_others_go_on_in_between() -> None:
     assert counted["tailrace_bucket_tombstones"] == {("default",): 0}
     assert stored.vbuckets[3].get(b"\x08key3") is None
     assert exported()["tailrace_bucket_tombstones"] == {("default",): 1}
+
+
+def test_no_names_of_streams_make_a_scrape_unreadable() -> None:
+    """Prometheus takes nothing at all from an answer in which a series stands twice."""
+    bench = Bench()
+    for name in (b"\xff", b"\\xff", b"\\xff#2", b'"\n}'):
+        ask(bench, bench.session(), dcp.DcpOpen(key=name, flags=1))
+    series = [
+        line.rpartition(" ")[0]
+        for line in whole_sheet(bench.node).decode().splitlines()
+        if line.startswith("tailrace_stream_vbuckets{")
+    ]
+    assert len(series) == len(set(series)) == 4
+    assert len(figures(whole_sheet(bench.node))["tailrace_stream_vbuckets"]) == 4
 
 
 def test_a_rewind_is_counted_with_what_it_lost() -> None:

@@ -164,6 +164,8 @@ def _understood(head: bytes, body: bytes, service: HttpService) -> HttpRequest |
     user = "" if service.is_open(path) else service.login(authorization)
     if user is None:
         return http_error(401, "log in with Basic authentication")
+    if method not in ("GET", "HEAD") and _is_cross_site(text):
+        return http_error(403, "a page of somebody else may not change anything here")
     try:
         form, asked = _fields(body.decode("utf-8", "replace")), _fields(query)
     except ValueError:
@@ -172,6 +174,16 @@ def _understood(head: bytes, body: bytes, service: HttpService) -> HttpRequest |
     return HttpRequest(
         "GET" if is_head else method, path, user, form, asked, body, authorization, with_body=not is_head
     )
+
+
+def _is_cross_site(head: str) -> bool:
+    """Whether a browser sends this for a page that is not ours: it would send the user's login along. Others
+    have neither header.
+    """
+    if site := _header(head, "sec-fetch-site"):
+        return site not in ("same-origin", "none")
+    origin = _header(head, "origin")
+    return bool(origin) and origin.partition("://")[2].lower() != _header(head, "host").lower()
 
 
 def _fields(text: str) -> dict[str, str]:

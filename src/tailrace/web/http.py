@@ -43,6 +43,7 @@ __all__ = [
 
 _TIMEOUT_S = 30.0
 _READ_BYTES = 64 << 10
+_MAX_CONNECTIONS = 200
 _TURN_S = 0.002
 """How long the loop of a node may be held up."""
 
@@ -63,7 +64,14 @@ def is_open(path: str) -> bool:
 def connection_handler(service: HttpService) -> HandleConnection:
     """What `asyncio.start_server` calls for each connection."""
 
+    connections: dict[asyncio.Task[None], None] = {}  # in the order in which they came
+
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(connections) >= _MAX_CONNECTIONS:
+            next(iter(connections)).cancel()  # the slowest: who says nothing must not keep others out
+        task = asyncio.current_task()
+        assert task is not None
+        connections[task] = None
         buffer = HttpRequestBuffer()
         try:
             async with asyncio.timeout(_TIMEOUT_S):
@@ -83,6 +91,7 @@ def connection_handler(service: HttpService) -> HandleConnection:
         except (TimeoutError, OSError):
             pass  # a peer that is too slow or gone gets nothing
         finally:
+            del connections[task]
             writer.close()
 
     return handle

@@ -6,9 +6,9 @@ node's loop must not stand still for that.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from .. import __version__
@@ -42,21 +42,19 @@ def gather_node_figures(node: Node, unread: tuple[int, int], *, vbuckets: bool) 
                 sheet.add("vbucket_persisted_seqno", vbucket.persisted_seqno, *place)
                 sheet.add("vbucket_purge_seqno", vbucket.purge_seqno, *place)
             yield sheet
-    seen: Counter[tuple[str, ...]] = Counter()
+    seen: set[tuple[str, ...]] = set()
     for session in list(node.sessions):
         handler = session.handler
         if handler is None or session.bucket is None or session.dialect is None:
             continue
         summary = handler.summary()
-        labels: tuple[str, ...] = (
-            session.bucket.name,
-            session.stream_name,
-            session.dialect.name,
-            summary.role,
-        )
-        seen[labels] += 1
-        if (count := seen[labels]) > 1:  # a name need not be the only one of its kind, a series must be
-            labels = (labels[0], f"{labels[1]}#{count}", *labels[2:])
+        name, rest = session.stream_name, (session.dialect.name, summary.role)
+        for count in itertools.count(1):
+            # a name need not be the only one of its kind, a series must be: or nobody can read any of them
+            labels = (session.bucket.name, name if count == 1 else f"{name}#{count}", *rest)
+            if labels not in seen:
+                break
+        seen.add(labels)
         sheet.add("stream_vbuckets", summary.streams, *labels)
         sheet.add("stream_lag_changes", summary.lag_changes, *labels)
         sheet.add("stream_unacknowledged_bytes", summary.unacknowledged_bytes, *labels)
@@ -127,6 +125,6 @@ def _add_bucket(sheet: FigureSheet, bucket: ServedBucket) -> Iterator[FigureShee
 
 
 def _add_durations(sheet: FigureSheet, name: str, durations: Histogram, *labels: str) -> None:
-    below = list(accumulate(durations.classes))
+    below = list(itertools.accumulate(durations.classes))
     bounds = [((1 << at) / 1e6, below[at]) for at in range(_FIRST_CLASS - 1, _FIRST_CLASS + _CLASSES)]
     sheet.add_histogram(name, bounds, durations.count, durations.total_s, *labels)
