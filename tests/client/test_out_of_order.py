@@ -17,7 +17,8 @@ from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse
 from tailrace.errors import RemoteProtocolError, UsageError
 from tailrace.wire.codes import ControlKey, DcpOpcode, OsoFlag
-from tailrace.wire.dcp import DcpOsoSnapshot, DcpSeqnoAdvanced, DcpStreamEnd
+from tailrace.wire.dcp import MUTATION, DcpOsoSnapshot, DcpSeqnoAdvanced, DcpStreamEnd
+from tailrace.wire.header import HEADER_SIZE
 
 SHUFFLED = [7, 2, 9, 4]
 
@@ -36,6 +37,13 @@ def ended(request: Any) -> bytes:
 
 def changes(request: Any, seqnos: list[int]) -> list[bytes]:
     return [mutation(request, seqno, key=b"\0k%d" % seqno) for seqno in seqnos]
+
+
+def zero(request: Any) -> bytes:
+    """A change whose seqno is none; our own codec writes no such thing."""
+    (change,) = changes(request, [1])
+    at = HEADER_SIZE + MUTATION.at("by_seqno")
+    return change[:at] + bytes(8) + change[at + 8 :]
 
 
 def seqnos(events: list[Any]) -> list[int]:
@@ -94,6 +102,9 @@ def test_there_is_no_place_to_go_on_inside_of_it(connect: Any) -> None:
             events.append(event)
             if seqnos(events) == SHUFFLED[:2] and not broken.is_set():
                 assert source.positions()[0].seqno == 0
+                while not hasattr(source, "_reading"):
+                    source = source._source
+                assert not source._reading.can_leave(0, is_urgent=False), "nor to hand over"
                 broken.set()
         assert requests[1].start_seqno == 0
         (back,) = (event for event in events if isinstance(event, Rollback))
@@ -105,6 +116,11 @@ def test_there_is_no_place_to_go_on_inside_of_it(connect: Any) -> None:
 WRONG = {
     "its end alone": lambda r: [oso(r, OsoFlag.END)],
     "twice": lambda r: [oso(r, OsoFlag.START), oso(r, OsoFlag.START)],
+    "seqno 0": lambda r: [oso(r, OsoFlag.START), *changes(r, [3]), zero(r), *changes(r, [2])],
+    "seqno 0 alone": lambda r: [oso(r, OsoFlag.START), zero(r), oso(r, OsoFlag.END)],
+    "beyond all seqnos": lambda r: [oso(r, OsoFlag.START), *changes(r, [1 << 63]), oso(r, OsoFlag.END)],
+    "no end": lambda r: [oso(r, OsoFlag.START), *changes(r, SHUFFLED), ended(r)],
+    "more behind the stream's end": lambda r: [oso(r, OsoFlag.START), ended(r), *changes(r, SHUFFLED)],
     "a marker inside": lambda r: [oso(r, OsoFlag.START), marker(r, 1, 9)],
     "any order behind it": lambda r: [
         oso(r, OsoFlag.START),
@@ -122,7 +138,7 @@ def test_a_server_that_does_it_wrong(connect: Any, name: str) -> None:
 
     with FakeServer(serve) as server, pytest.raises(RemoteProtocolError):
         server.high_seqnos = {0: 9}
-        list(connect(server.url, out_of_order=True, retry_for_s=2).changes())
+        list(connect(server.url, out_of_order=True, retry_for_s=2).changes(end="now"))
 
 
 def test_from_our_node(connect: Any) -> None:

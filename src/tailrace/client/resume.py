@@ -266,8 +266,9 @@ class Reading:
 
         If it is urgent a snapshot may be left in the middle: what was handed out of it comes again elsewhere.
         """
-        is_between = is_urgent or not self.progress[vbucket].delivered.is_partial
-        return is_between and vbucket not in self._held.vbuckets
+        progress = self.progress[vbucket]
+        is_inside = progress.delivered.is_partial or progress.stream.oso_high is not None
+        return (is_urgent or not is_inside) and vbucket not in self._held.vbuckets
 
     def dismiss(self, vbuckets: Iterable[int]) -> None:
         """Read these no more; another reader goes on at what was saved of them."""

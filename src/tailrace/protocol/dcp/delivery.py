@@ -22,7 +22,7 @@ from ...columns.scanner import ScannedFrames, all_true, gather
 from ...errors import MalformedMessage, RemoteProtocolError, UsageError
 from ...history import FailoverLog
 from ...model import MAX_SEQNO, Position, SnapshotRange
-from ...wire.codes import DcpOpcode, Magic, MarkerFlag, OsoFlag, Status
+from ...wire.codes import DcpOpcode, Magic, MarkerFlag, OsoFlag, Status, StreamEndStatus
 from ...wire.dcp import (
     DcpOsoSnapshot,
     DcpSeqnoAdvanced,
@@ -200,7 +200,10 @@ def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[in
         # who makes a run knows whether its seqnos may fall
         runs_that_fall = np.searchsorted(starts, falling, "right") - 1
         made.fall(
-            dict(zip(runs_that_fall[::-1].tolist(), falling[::-1].tolist(), strict=True)), seqno, starts
+            dict(zip(runs_that_fall[::-1].tolist(), falling[::-1].tolist(), strict=True)),
+            seqno,
+            np.where(is_boundary, MAX_SEQNO, seqno),
+            starts,
         )
     wire_index = order[starts]
     # for each run: its opaque, the control frame that begins it if one does, its first and last seqno
@@ -249,7 +252,7 @@ def _deliver_one_run(
     made = _Runs(chunk, streams, retired)
     nothing = np.empty(0, dtype=np.intp)
     if not all_true(rising):
-        made.fall({0: int(rising.argmin())}, seqno, np.zeros(1, dtype=np.intp))
+        made.fall({0: int(rising.argmin())}, seqno, seqno, np.zeros(1, dtype=np.intp))
     number = made.add(nothing, int(frames.opaque[0]), -1, len(frames), int(seqno[0]), int(seqno[-1]), 0)
     rows = slice(None) if number >= 0 else slice(0, 0)
     run_of = np.zeros(len(frames) if number >= 0 else 0, dtype=np.int32)
@@ -293,13 +296,23 @@ class _Runs:
         self.finished: list[int] = []
         self.acknowledged: list[int] = []
         self._falls: dict[int, str] = {}
-        self._highest: list[int] = []
+        self._extremes: list[tuple[int, int]] = []
         self._number = -1
 
-    def fall(self, falls: Mapping[int, int], seqno: NDArray[np.uint64], starts: NDArray[np.intp]) -> None:
-        """Some runs don't rise: for each of them, by its number, the item before one that falls."""
+    def fall(
+        self,
+        falls: Mapping[int, int],
+        seqno: NDArray[np.uint64],
+        at_least: NDArray[np.uint64],
+        starts: NDArray[np.intp],
+    ) -> None:
+        """Some runs don't rise: for each of them, by its number, the item before one that falls.
+
+        What is no item has seqno 0, and the highest one in ``at_least``.
+        """
         self._falls = {run: f"item {seqno[at + 1]} follows item {seqno[at]}" for run, at in falls.items()}
-        self._highest = np.maximum.reduceat(seqno, starts).tolist()
+        lowest, highest = np.minimum.reduceat(at_least, starts), np.maximum.reduceat(seqno, starts)
+        self._extremes = list(zip(lowest.tolist(), highest.tolist(), strict=True))
 
     def add(  # noqa: PLR0917
         self, ordered: NDArray[np.intp], opaque: int, control: int, items: int, first: int, last: int, at: int
@@ -313,8 +326,11 @@ class _Runs:
             self._control(int(ordered[control]), opaque, work, at)
         if not items or work is None:
             return -1
-        if work.oso_high is not None and work.log is not None:
-            highest = self._highest[self._number] if self._highest else last
+        if work.oso_high is not None and work.log is not None and work.is_open:
+            lowest, highest = self._extremes[self._number] if self._extremes else (first, last)
+            everything = SnapshotRange(0, MAX_SEQNO)
+            for seqno in (lowest, highest):
+                work.position.received(everything, seqno)  # says what is wrong
             work.oso_high = max(work.oso_high, highest)
             snapshot = SnapshotRange(work.position.seqno, MAX_SEQNO)
             self.runs.append(SnapshotRun(work.stream, work.position, snapshot, work.log, is_oso=True))
@@ -409,6 +425,8 @@ class _Runs:
             self.finished.append(opaque)
             if work is not None:
                 self._check_vbucket(ended.vbucket, work)
+                if work.oso_high is not None and ended.status == StreamEndStatus.OK:
+                    raise RemoteProtocolError("a stream comes to its end inside an out of order snapshot")
                 self.happened.append((at, StreamEnded(work.stream, ended.status)))
                 work.machine.feed(ReaderStreamInput.ENDED)
         elif work is not None and opcode == DcpOpcode.FLUSH:
