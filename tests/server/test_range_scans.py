@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from server.serverkit import Wire
+from server.serverkit import Bench, Wire, ask, take
+from tailrace.server.call import Pending
+from tailrace.server.session import Session
+from tailrace.store.base import VBucket
 from tailrace.testing.running import RunningNode
 from tailrace.wire import kv, subdoc
-from tailrace.wire.admin import SetCollectionsManifest
-from tailrace.wire.codes import Datatype, Feature, Status
+from tailrace.wire.admin import Hello, SetCollectionsManifest
+from tailrace.wire.codes import Datatype, Feature, Status, VBucketState
 from tailrace.wire.fields import decode_leb128
+from tailrace.wire.header import Frame
 
 KEYS = [b"user%02d" % number for number in range(20)]
 VBUCKET = 1
@@ -231,3 +236,77 @@ def test_nonsense(wire: Wire, content: object) -> None:
 
 def test_only_the_active(node: RunningNode, wire: Wire) -> None:
     assert wire.refused(made(users(), vbucket=9)) == Status.NOT_MY_VBUCKET
+
+
+def scanned_bench(**settings: Any) -> tuple[Bench, Session, VBucket]:
+    """A node with a document that is not on disk, and a connection."""
+    bench = Bench(vbuckets=2, **settings)
+    session = bench.session()
+    ask(bench, session, Hello(key=b"test", value=struct.pack(">H", Feature.JSON)))
+    ask(bench, session, kv.Set(key=b"user1", value=b"1", vbucket=VBUCKET))
+    vbucket = bench.node.buckets["default"].store.vbuckets[VBUCKET]
+    assert vbucket is not None
+    return bench, session, vbucket
+
+
+def after_waiting(bench: Bench, session: Session, vbucket: VBucket, meanwhile: Callable[[], None]) -> Frame:
+    """The answer to who wants a scan of what is not on disk yet."""
+    needs = {"vb_uuid": str(vbucket.uuid), "seqno": vbucket.high_seqno, "timeout_ms": 60_000}
+    assert ask(bench, session, made(users(snapshot_requirements=needs))) == []
+    meanwhile()
+    for _ in range(2):
+        bench.advance(1)
+        bench.run_jobs()
+    (answer,) = take(session)
+    return answer
+
+
+def change_state(bench: Bench, *states: VBucketState) -> None:
+    bucket = bench.node.buckets["default"]
+    for state in states:
+        bucket.store.set_state(VBUCKET, state)
+        bucket.vbucket_changed(VBUCKET)
+
+
+@pytest.mark.parametrize(
+    ("states", "status"),
+    [
+        ([VBucketState.REPLICA], Status.NOT_MY_VBUCKET),
+        ([VBucketState.DEAD], Status.NOT_MY_VBUCKET),
+        ([VBucketState.REPLICA, VBucketState.ACTIVE], Status.VB_UUID_NOT_EQUAL),
+    ],
+)
+def test_what_was_right_when_it_was_asked_for_is_right_when_the_disk_has_it(
+    states: list[VBucketState], status: Status
+) -> None:
+    bench, session, vbucket = scanned_bench()
+    answer = after_waiting(bench, session, vbucket, lambda: change_state(bench, *states))
+    assert Status(answer.status) == status
+    assert len(bench.node.buckets["default"].range_scans) == 0
+
+
+def test_the_life_of_a_scan_begins_with_it() -> None:
+    bench, session, vbucket = scanned_bench(range_scan_lifetime=10)
+    answer = after_waiting(bench, session, vbucket, lambda: bench.clock.advance(30))
+    request = kv.RangeScanContinue(vbucket=VBUCKET, scan_id=bytes(answer.body))
+    (answer,) = ask(bench, session, request)
+    assert Status(answer.status) == Status.RANGE_SCAN_COMPLETE
+
+
+def test_a_scan_does_not_go_on_on_another_branch() -> None:
+    bench, session, vbucket = scanned_bench()
+    scan_id = bytes(after_waiting(bench, session, vbucket, lambda: None).body)
+    change_state(bench, VBucketState.REPLICA, VBucketState.ACTIVE)
+    (answer,) = ask(bench, session, kv.RangeScanContinue(vbucket=VBUCKET, scan_id=scan_id))
+    assert Status(answer.status) == Status.KEY_ENOENT
+
+
+def test_who_gave_up_waiting_for_the_disk_is_forgotten() -> None:
+    bench, session, vbucket = scanned_bench()
+    needs = {"vb_uuid": str(vbucket.uuid), "seqno": 1 << 40, "timeout_ms": 1}
+    for _ in range(1_000):
+        ask(bench, session, made(users(snapshot_requirements=needs)))
+        bench.advance(0.002)
+        take(session)
+    referrers = [held for held in gc.get_objects() if isinstance(held, Pending)]
+    assert len(referrers) < 300

@@ -62,6 +62,7 @@ class ServedBucket:
         """A vbucket was created, deleted or changed its state."""
         self.durability.vbucket_changed(vbucket)
         self.former_actives.vbucket_changed(vbucket)
+        self.range_scans.vbucket_changed(vbucket)
         self.watchers.changed(vbucket)
 
 

@@ -295,12 +295,14 @@ class Call(Generic[M_co]):
                 decided(False)
 
         copies.wait(vbucket.id, seqno, self.durability.level, decided, lambda: pending.is_over)
-        self.wait_for_disk(vbucket, seqno, persisted)
+        self.wait_for_disk(vbucket, seqno, persisted, pending)
         return pending
 
-    def wait_for_disk(self, vbucket: VBucket, seqno: int, persisted: Callable[[bool], None]) -> None:
+    def wait_for_disk(
+        self, vbucket: VBucket, seqno: int, persisted: Callable[[bool], None], pending: Pending
+    ) -> None:
         """Call back when a seqno is on disk, and see to it that it gets there soon."""
-        vbucket.when_persisted(seqno, persisted)
+        vbucket.when_persisted(seqno, persisted, lambda: pending.is_over)
         self.bucket.work.flush_wanted = True
 
     def defer(self, timeout_s: float, on_timeout: int = Status.ETMPFAIL) -> Pending:

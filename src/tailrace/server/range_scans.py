@@ -156,8 +156,11 @@ class RangeScans:
 
     def forget(self, session: Session) -> None:
         """A connection is gone, and its scans with it."""
-        for scan_id in [scan_id for scan_id, scan in self._scans.items() if scan.session is session]:
-            del self._scans[scan_id]
+        self._scans = {scan_id: scan for scan_id, scan in self._scans.items() if scan.session is not session}
+
+    def vbucket_changed(self, vbucket: int) -> None:
+        """It moved, or is on another branch: what a scan has told of it may not go on with the rest."""
+        self._scans = {scan_id: scan for scan_id, scan in self._scans.items() if scan.vbucket != vbucket}
 
 
 def _chosen(keys: Iterable[tuple[bytes, int]], request: ScanRequest) -> list[bytes]:

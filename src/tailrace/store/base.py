@@ -361,9 +361,11 @@ class VBucket(Protocol):
         """Call this (cheap, no argument) whenever the vbucket's history or state changed."""
         ...
 
-    def when_persisted(self, seqno: int, callback: Callable[[bool], None]) -> None:
+    def when_persisted(
+        self, seqno: int, callback: Callable[[bool], None], is_over: Callable[[], bool] | None = None
+    ) -> None:
         """Call back once, with True when `seqno` is on disk, with False when it was rolled back or the
-        bucket closes.
+        bucket closes. Who says with ``is_over`` that nobody waits any more may not be called at all.
         """
         ...
 

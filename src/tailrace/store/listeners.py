@@ -6,25 +6,34 @@ from collections.abc import Callable
 
 __all__ = ["Listeners"]
 
+_MANY = 100
+
 
 class Listeners:
     """Callbacks of one vbucket: after each change, when its history or state changed, and for what is on
     disk.
     """
 
-    __slots__ = ("_waiters", "on_append", "on_change")
+    __slots__ = ("_look_at", "_waiters", "on_append", "on_change")
 
     def __init__(self) -> None:
         self.on_append: Callable[[], None] | None = None
         self.on_change: Callable[[], None] | None = None
-        self._waiters: list[tuple[int, Callable[[bool], None]]] = []  # for seqnos to be on disk
+        # for seqnos to be on disk; and whether somebody has given up
+        self._waiters: list[tuple[int, Callable[[bool], None], Callable[[], bool] | None]] = []
+        self._look_at = _MANY  # so many that it is time to look who has given up
 
-    def await_persisted(self, seqno: int, callback: Callable[[bool], None]) -> None:
-        self._waiters.append((seqno, callback))
+    def await_persisted(
+        self, seqno: int, callback: Callable[[bool], None], is_over: Callable[[], bool] | None = None
+    ) -> None:
+        if len(self._waiters) >= self._look_at:  # for a seqno that never comes they would be here for ever
+            self._waiters = [waiter for waiter in self._waiters if waiter[2] is None or not waiter[2]()]
+            self._look_at = max(_MANY, 2 * len(self._waiters))
+        self._waiters.append((seqno, callback, is_over))
 
     def persisted(self, seqno: int) -> bool:
         """Everything up to a seqno is on disk; whether somebody still waits."""
-        due = [callback for wanted, callback in self._waiters if wanted <= seqno]
+        due = [callback for wanted, callback, _ in self._waiters if wanted <= seqno]
         self._waiters = [waiter for waiter in self._waiters if waiter[0] > seqno]
         for callback in due:
             callback(True)
@@ -32,7 +41,7 @@ class Listeners:
 
     def give_up(self, after: int) -> None:
         """What they wait for after a seqno will never come."""
-        lost = [callback for wanted, callback in self._waiters if wanted > after]
+        lost = [callback for wanted, callback, _ in self._waiters if wanted > after]
         self._waiters = [waiter for waiter in self._waiters if waiter[0] <= after]
         for callback in lost:
             callback(False)

@@ -455,11 +455,13 @@ class History:
 
     # Durability.
 
-    def when_persisted(self, seqno: int, callback: Callable[[bool], None]) -> None:
+    def when_persisted(
+        self, seqno: int, callback: Callable[[bool], None], is_over: Callable[[], bool] | None = None
+    ) -> None:
         if seqno <= self.persisted_seqno:
             callback(True)
         else:
-            self._listeners.await_persisted(seqno, callback)
+            self._listeners.await_persisted(seqno, callback, is_over)
             self._bucket.waiting[self] = None
 
     def tell_waiters(self) -> bool:

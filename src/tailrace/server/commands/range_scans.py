@@ -20,7 +20,7 @@ from ..values import split_document
 _ITEM = struct.Struct(">IIQQB")
 _MOST_BYTES = 1 << 20
 """Of one answer, whatever the client allows: others wait for the loop."""
-_MOST_ITEMS = 10_000
+_MOST_ITEMS = 2_000
 
 
 @command(kv.RangeScanCreate)
@@ -31,16 +31,9 @@ def create(call: Call[kv.RangeScanCreate]) -> Reply:
     wanted = ScanRequest.parse(call.request.value)
     if wanted.include_xattrs and Feature.RANGE_SCAN_INCLUDE_XATTR not in call.session.features:
         raise MalformedMessage("xattrs were not negotiated for range scans")
-    vbucket = call.vbucket()
-    if wanted.collection and not call.session.granted.prefixed_keys:
-        raise MalformedMessage("a collection is named, but collections were not negotiated")
-    call.check_collection(wanted.collection)
-    scans = call.bucket.range_scans
-    scans.make_room(call.now)
-    if wanted.vb_uuid is not None and wanted.vb_uuid != vbucket.uuid:
-        raise Refused(Status.VB_UUID_NOT_EQUAL, f"the vbucket is on branch {vbucket.uuid}")
+    vbucket = _checked(call, wanted)
     if vbucket.persisted_seqno >= wanted.seqno:
-        return call.success(value=scans.make(vbucket, wanted, call.session, call.now))
+        return _made(call, vbucket, wanted)
     if not wanted.timeout_ms:
         raise Refused(Status.ETMPFAIL, f"seqno {wanted.seqno} is not on disk yet")
     pending = call.defer(wanted.timeout_ms / 1000)
@@ -51,18 +44,34 @@ def create(call: Call[kv.RangeScanCreate]) -> Reply:
         try:
             if not ok:
                 raise Refused(Status.VB_UUID_NOT_EQUAL, "that seqno was rolled back")
-            scans.make_room(call.now)
-            pending.succeed(call.success(value=scans.make(vbucket, wanted, call.session, call.now)))
+            pending.succeed(_made(call, _checked(call, wanted), wanted))  # much may be different by now
         except Refused as refusal:
             pending.fail(refusal.status, refusal.context)
 
-    call.wait_for_disk(vbucket, wanted.seqno, persisted)
+    call.wait_for_disk(vbucket, wanted.seqno, persisted, pending)
     return pending
+
+
+def _checked(call: Call[kv.RangeScanCreate], wanted: ScanRequest) -> VBucket:
+    """The vbucket, if it and the collection can be scanned now."""
+    vbucket = call.vbucket()
+    if wanted.collection and not call.session.granted.prefixed_keys:
+        raise MalformedMessage("a collection is named, but collections were not negotiated")
+    call.check_collection(wanted.collection)
+    call.bucket.range_scans.make_room(call.node.clock.monotonic())
+    if wanted.vb_uuid is not None and wanted.vb_uuid != vbucket.uuid:
+        raise Refused(Status.VB_UUID_NOT_EQUAL, f"the vbucket is on branch {vbucket.uuid}")
+    return vbucket
+
+
+def _made(call: Call[kv.RangeScanCreate], vbucket: VBucket, wanted: ScanRequest) -> bytes:
+    now = call.node.clock.monotonic()  # it may have waited for longer than a scan lives
+    return call.success(value=call.bucket.range_scans.make(vbucket, wanted, call.session, now))
 
 
 @command(kv.RangeScanContinue)
 def go_on(call: Call[kv.RangeScanContinue]) -> Reply:
-    """The next documents; at least one, unless that was all."""
+    """The next documents; perhaps none, where many are gone."""
     request, scans = call.request, call.bucket.range_scans
     vbucket = call.vbucket()
     scan = scans.find(request.scan_id, vbucket.id, call.now)
@@ -73,8 +82,9 @@ def go_on(call: Call[kv.RangeScanContinue]) -> Reply:
     most_items = min(request.max_items or _MOST_ITEMS, _MOST_ITEMS)
     most_bytes = min(request.max_bytes or _MOST_BYTES, _MOST_BYTES)
     out = bytearray()
-    count = 0
-    while scan.keys and count < most_items and len(out) < most_bytes:
+    count = looked_at = 0
+    while scan.keys and count < most_items and looked_at < _MOST_ITEMS and len(out) < most_bytes:
+        looked_at += 1
         item = _item(call, vbucket, scan, scan.keys.pop())
         if item is not None:
             out += item

@@ -188,7 +188,7 @@ def seqno_persistence(call: Call[admin.SeqnoPersistence]) -> Reply:
         else:
             pending.fail(Status.ETMPFAIL, "that seqno was rolled back")
 
-    call.wait_for_disk(vbucket, seqno, persisted)
+    call.wait_for_disk(vbucket, seqno, persisted, pending)
     return pending
 
 
