@@ -16,6 +16,7 @@ from tailrace.client.groups.member import GroupMember
 from tailrace.client.groups.reader import GroupReader
 from tailrace.client.groups.record import GroupRecord
 from tailrace.client.progress import SavedPosition
+from tailrace.clock import ManualClock
 from tailrace.errors import ConnectError, GroupFenced
 from tailrace.model import Position
 
@@ -164,6 +165,21 @@ def test_who_joins_slowly_removes_nothing_of_who_joined_meanwhile(
     store.names = names  # type: ignore[method-assign]
     slow.turn()
     assert other.load([1])[1].position.seqno == 7
+
+
+def test_each_member_is_given_up_by_its_own_time(store: MemoryGroupStore) -> None:
+    """It comes to doubt by that, so others with a shorter one must not take what it may still hand out."""
+    clock = ManualClock()
+    patient, hasty = (
+        GroupMember(store, bucket="b", vbucket_count=VBUCKETS, name=name, timeout_s=timeout_s, clock=clock)
+        for name, timeout_s in (("patient", 60.0), ("hasty", 5.0))
+    )
+    had = patient.turn().owned
+    for _ in range(12):
+        assert patient.is_in_doubt or not hasty.turn().owned & had
+        clock.advance(6.0)
+    hasty.turn()
+    assert patient.is_in_doubt and hasty.turn().owned == had
 
 
 def test_a_position_of_a_vbucket_that_it_does_not_have_is_not_saved(store: MemoryGroupStore) -> None:

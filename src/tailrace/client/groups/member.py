@@ -1,9 +1,10 @@
 """One member of a group: what it does with the group's record, and when it must not go on.
 
 Clocks of different machines are not compared. Each member watches by its own clock whether the others still
-raise their number; one that did not for `timeout_s` is given up, and what it had is free. A member that could
-not raise its own for as long can't know whether it was given up: it hands nothing out before it knows. Since
-the others begin to count only when they see a change, it comes to doubt before they give it up.
+raise their number; one that did not for the `timeout_s` that it joined with is given up, and what it had is
+free. A member that could not raise its own for as long can't know whether it was given up: it hands nothing
+out before it knows. Since the others begin to count only when they see a change, it comes to doubt before
+they give it up.
 
 All calls block, for as long as the store takes. Whatever is done twice, because an answer was lost or
 somebody else came between, has the same result as if it was done once.
@@ -140,7 +141,7 @@ class GroupMember:
         record.check(self._bucket, self._vbucket_count)
         if self.name not in record.members and not self._is_in:
             self._tidy()
-            record = record.joined(self.name, self._slot)
+            record = record.joined(self.name, self._slot, self.timeout_s)
         return record.alive(self.name).without(self._dead(record)).taking(self.name)
 
     def _tidy(self) -> None:
@@ -165,7 +166,9 @@ class GroupMember:
             seen[name] = known if known is not None and known[0] == entry.beat else (entry.beat, now)
         self._seen = seen
         return [
-            name for name, (_, since) in seen.items() if name != self.name and now - since >= self.timeout_s
+            name
+            for name, (_, since) in seen.items()
+            if name != self.name and now - since >= record.members[name].timeout_s
         ]
 
     def _read(self) -> tuple[int, GroupRecord]:

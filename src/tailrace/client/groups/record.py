@@ -49,6 +49,8 @@ class MemberEntry:
     beat: int = 0
     """Grows as long as the member lives."""
     slot: Slot | None = None
+    timeout_s: float = 30.0
+    """How long it may be silent before the others give it up, by which it comes to doubt itself."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,13 @@ class GroupRecord:
 
     # what a member does
 
-    def joined(self, member: str, slot: Slot | None) -> GroupRecord:
+    def joined(self, member: str, slot: Slot | None, timeout_s: float) -> GroupRecord:
         """A member comes. One with a slot is the slot's only one: whoever had it before is none any more."""
         if any((entry.slot is None) != (slot is None) for entry in self.members.values()):
             raise UsageError("all members of a group have slots, or none has one; wait until the others left")
         before = [name for name, entry in self.members.items() if slot is not None and entry.slot == slot]
         record = self.without(before)
-        return replace(record, members={**record.members, member: MemberEntry(slot=slot)})
+        return replace(record, members={**record.members, member: MemberEntry(0, slot, timeout_s)})
 
     def alive(self, member: str) -> GroupRecord:
         """A member shows that it lives; `GroupFenced` if it is none."""
@@ -141,9 +143,10 @@ class GroupRecord:
         by_file: dict[str, list[int]] = {}
         for vbucket, file in self.files.items():
             by_file.setdefault(file, []).append(vbucket)
-        members = {}
+        members: dict[str, dict[str, Any]] = {}
         for name, entry in sorted(self.members.items()):
-            members[name] = {"beat": entry.beat, "vbuckets": format_vbuckets(self.owned_by(name))}
+            owned = format_vbuckets(self.owned_by(name))
+            members[name] = {"beat": entry.beat, "timeout_s": entry.timeout_s, "vbuckets": owned}
             if entry.slot is not None:
                 members[name]["slot"] = [entry.slot.slot, entry.slot.total]
         document = {
@@ -166,7 +169,11 @@ class GroupRecord:
             owners: dict[int, str] = {}
             for name, entry in document["members"].items():
                 slot = entry.get("slot")
-                members[name] = MemberEntry(int(entry["beat"]), None if slot is None else Slot(*slot))
+                members[name] = MemberEntry(
+                    int(entry["beat"]),
+                    None if slot is None else Slot(*slot),
+                    float(entry["timeout_s"]),
+                )
                 owners |= dict.fromkeys(_vbuckets(entry["vbuckets"]), name)
             files = {v: file for file, some in document["positions"].items() for v in _vbuckets(some)}
             return cls(str(document["bucket"]), int(document["vbuckets"]), members, owners, files)
