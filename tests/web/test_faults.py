@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -10,14 +11,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import tailrace
 from server.serverkit import Bench, Wire
-from tailrace.server.http import respond_to
+from tailrace.server.fault_server import FaultServer
+from tailrace.server.http import HttpRequest, respond_to
 from tailrace.web import node_service
+from tailrace.web.faults import FaultKit
 from tailrace.wire import kv
 
 TOKEN = "letmein"
@@ -151,3 +155,58 @@ def test_faults_are_events(node: FaultyNode) -> None:
 def test_without_a_token_there_is_no_kit() -> None:
     answer = respond_to(b"POST /faults/rewind HTTP/1.1", b"{}", node_service(Bench().node))
     assert answer.startswith(b"HTTP/1.1 404") and b"--fault-token" in answer
+
+
+class Kit:
+    """A fault kit without sockets."""
+
+    def __init__(self) -> None:
+        self.bench = Bench(buckets=("one", "two"))
+        self.server = SimpleNamespace(node=self.bench.node, delay_s=0.0, connections=[])
+        self._kit = FaultKit(cast(FaultServer, self.server), TOKEN)
+
+    async def ask(self, path: str, **fields: Any) -> int:
+        body = json.dumps(fields).encode()
+        content = await self._kit.serve(HttpRequest("POST", path, "", {}, {}, body, f"Bearer {TOKEN}"))
+        return content.status
+
+
+def test_what_is_refused_has_not_begun() -> None:
+    async def run() -> None:
+        kit = Kit()
+        assert await kit.ask("/faults/delay", ms=5, for_s="soon") == 400
+        assert await kit.ask("/faults/disk-full", bucket="one", for_s=-1) == 400
+        assert kit.server.delay_s == 0
+        assert not kit.bench.node.buckets["one"].work.disk_is_full
+
+    asyncio.run(run())
+
+
+def test_every_disk_is_free_again_in_its_time() -> None:
+    async def run() -> None:
+        kit = Kit()
+        for name in ("one", "two"):
+            assert await kit.ask("/faults/disk-full", bucket=name, for_s=0) == 200
+        await asyncio.sleep(0.01)
+        assert not any(bucket.work.disk_is_full for bucket in kit.bench.node.buckets.values())
+
+    asyncio.run(run())
+
+
+def test_who_does_not_wait_for_a_fault_leaves_the_node_whole() -> None:
+    async def run() -> None:
+        kit = Kit()
+        bench = kit.bench
+        bench.node.buckets["one"].store.vbuckets[0].set(b"\0k", b"v")  # type: ignore[union-attr]
+        waiting = [
+            asyncio.create_task(kit.ask("/faults/purge", bucket="one", vbucket="all")),
+            asyncio.create_task(kit.ask("/faults/rewind", bucket="one", vbucket=0, to_seqno=0)),
+        ]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        bench.run_jobs()
+        assert await kit.ask("/faults/failover", bucket="one", vbucket=0) == 200
+
+    asyncio.run(run())

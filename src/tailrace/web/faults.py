@@ -106,11 +106,13 @@ class FaultKit:
                 with self._node.watching_history(bucket, targets, "failover", why=why):
                     bucket.store.rollback(targets, branch=True)
             except TailraceError as error:
-                done.set_exception(error)
+                if not done.done():  # who asked may be gone
+                    done.set_exception(error)
                 return
             for number in targets:
                 bucket.vbucket_changed(number)
-            done.set_result({str(number): seqno for number, seqno in targets.items()})
+            if not done.done():
+                done.set_result({str(number): seqno for number, seqno in targets.items()})
 
         bucket.work.exclusively(act)
         return await done
@@ -133,6 +135,8 @@ class FaultKit:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def finished(error: StoreError | None) -> None:
+            if done.done():
+                return  # who asked is gone
             if error is None:
                 done.set_result(None)
             else:
@@ -152,8 +156,8 @@ class FaultKit:
         if "ms" not in fields:
             raise UsageError("say how long: ms")
         milliseconds = parse_integer(fields["ms"], maximum=_MAX_S * 1000)
-        self._server.delay_s = milliseconds / 1000
         self._later("delay", fields, lambda: setattr(self._server, "delay_s", 0.0))
+        self._server.delay_s = milliseconds / 1000
         return self._state()
 
     async def _drop(self, fields: dict[str, str]) -> dict[str, int]:
@@ -169,16 +173,17 @@ class FaultKit:
 
     async def _fill_disk(self, fields: dict[str, str]) -> dict[str, Any]:
         bucket = self._bucket(fields)
-        bucket.work.disk_is_full = _is_true(fields.get("on", "true"), "on")
-        self._later("disk-full", fields, lambda: setattr(bucket.work, "disk_is_full", False))
+        is_full = _is_true(fields.get("on", "true"), "on")
+        self._later(f"disk-full {bucket.name}", fields, lambda: setattr(bucket.work, "disk_is_full", False))
+        bucket.work.disk_is_full = is_full
         return self._state()
 
     def _later(self, name: str, fields: dict[str, str], end: Callable[[], None]) -> None:
-        """The fault ends by itself after ``for_s``, if that is given."""
+        """The fault ends by itself after ``for_s``, if that is given; to be called before it begins."""
+        after_s = parse_integer(fields["for_s"], maximum=_MAX_S) if "for_s" in fields else None
         if (before := self._timers.pop(name, None)) is not None:
             before.cancel()
-        if "for_s" in fields:
-            after_s = parse_integer(fields["for_s"], maximum=_MAX_S)
+        if after_s is not None:
             self._timers[name] = asyncio.get_running_loop().call_later(after_s, end)
 
     def _bucket(self, fields: dict[str, str]) -> ServedBucket:
