@@ -202,6 +202,15 @@ def test_logins() -> None:
             assert wrong(examine(url)) == [("login", ERROR)]
 
 
+def test_a_node_that_takes_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the middle of it: that is a finding like others, and the report has its end."""
+    with RunningNode(settings={"max_connections": 1}) as full:
+        assert main(["doctor", full.url, "--json"]) == 1
+    *_, last, counts = map(json.loads, capsys.readouterr().out.splitlines())
+    assert last["severity"] == "error" and last["check"] in ("reach", "login")  # whichever came too soon
+    assert counts["errors"] == 1
+
+
 def test_privileges(fake: FakeServer) -> None:
     fake.answers[DcpOpcode.OPEN] = refuse(Status.EACCESS)
     fake.answers[Op.STAT] = refuse(Status.EACCESS)

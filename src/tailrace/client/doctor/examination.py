@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ... import __version__
 from ...clock import SYSTEM, Clock
 from ...connstr import Address, ConnectionString
-from ...errors import ConnectError, LoginError, StatusError, TailraceError
+from ...errors import ConnectError, LoginError, ProtocolError, StatusError, TailraceError
 from ...history import FailoverLog
 from ...protocol.handshake import READER_FEATURES, Credentials, Introduction
 from ...protocol.script import Script
@@ -77,7 +77,17 @@ class Examination:
         self._networks: list[str] = []
 
     def findings(self) -> Iterator[Finding]:
-        """Everything, in the order in which it was looked at."""
+        """Everything, in the order in which it was looked at; where the way breaks off, that is the last."""
+        try:
+            yield from self._look()
+        except (ConnectError, ProtocolError, StatusError) as problem:
+            yield error(
+                "reach",
+                f"the examination ends here: {problem}",
+                "look whether the node is overloaded, has too many connections, or stops",
+            )
+
+    def _look(self) -> Iterator[Finding]:
         named, self._seeds = examine_names(self._where, self._timeout_s)
         yield from named
         self._tls = tls_context(self._where, self._tls_options)
