@@ -82,6 +82,17 @@ def test_scopes_and_collections_are_made_and_dropped() -> None:
     assert int(again["scopes"][1]["uid"], 16) > int(orders["uid"], 16), "ids do not come back"
 
 
+def test_a_node_with_a_change_history_says_of_which_collections() -> None:
+    bench = Bench(history_retention_bytes=1 << 20)
+    node, base = bench.node, "/pools/default/buckets/default/scopes"
+    for name, form in (("all", {"history": "true"}), ("few", {"history": "false"}), ("unsaid", {})):
+        assert call(node, "POST", f"{base}/_default/collections", name=name, **form)[0] == 200
+    assert call(node, "POST", f"{base}/_default/collections", name="odd", history="x")[0] == 400
+    _, manifest = call(node, "GET", base)
+    said = {collection["name"]: collection["history"] for collection in manifest["scopes"][0]["collections"]}
+    assert said == {"_default": True, "all": True, "few": False, "unsaid": True}
+
+
 @pytest.mark.parametrize(
     ("method", "path", "form", "status", "text"),
     [

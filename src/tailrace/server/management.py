@@ -129,10 +129,11 @@ def _scopes(node: Node, bucket: ServedBucket, request: HttpRequest, rest: list[s
     method = request.method
     name = request.form.get("name", "")
     manifest = bucket.collections.manifest.to_json()
+    keeps_history = bucket.store.settings.keeps_history
     try:
         match rest:
             case ["scopes"] if method == "GET":
-                return HttpContent.of_json(_with_defaults(manifest))
+                return HttpContent.of_json(_with_defaults(manifest, keeps_history))
             case ["scopes", "@ensureManifest", uid] if method == "POST":
                 return _ensured(bucket, uid)
             case ["scopes"] if method == "POST":
@@ -140,7 +141,11 @@ def _scopes(node: Node, bucket: ServedBucket, request: HttpRequest, rest: list[s
             case ["scopes", scope] if method == "DELETE":
                 manifest["scopes"].remove(_scope(manifest, scope, changes=True))
             case ["scopes", scope, "collections"] if method == "POST":
-                _create_collection(_scope(manifest, scope, changes=False), manifest, name, request.form)
+                collection = _new_collection(
+                    _scope(manifest, scope, changes=False), manifest, name, request.form
+                )
+                if "history" in request.form:
+                    collection["history"] = _history(request.form["history"], keeps_history)
             case ["scopes", scope, "collections", name] if method == "DELETE":
                 collections = _scope(manifest, scope, changes=False)["collections"]
                 collections.remove(_collection(collections, name))
@@ -154,13 +159,21 @@ def _scopes(node: Node, bucket: ServedBucket, request: HttpRequest, rest: list[s
         return HttpContent.of_json({"errors": {"_": text}}, status)
 
 
-def _with_defaults(manifest: dict[str, Any]) -> dict[str, Any]:
+def _history(text: str, keeps_history: bool) -> bool:
+    if text == "true" and not keeps_history:
+        raise _Refusal(400, "history is not kept by this server")
+    if text not in ("true", "false"):
+        raise _Refusal(400, "history must be true or false")
+    return text == "true"
+
+
+def _with_defaults(manifest: dict[str, Any], keeps_history: bool) -> dict[str, Any]:
     """Over HTTP every collection has all its fields; a TTL of 0 in the manifest is "never" there."""
     for scope in manifest["scopes"]:
         for collection in scope["collections"]:
             seconds = collection.get("maxTTL")
             collection["maxTTL"] = 0 if seconds is None else seconds or -1
-            collection["history"] = False
+            collection["history"] = keeps_history and collection.get("history", True)
     return manifest
 
 
@@ -197,9 +210,9 @@ def _create_scope(manifest: dict[str, Any], name: str) -> None:
     manifest["scopes"].append({"name": name, "uid": _free_id(manifest), "collections": []})
 
 
-def _create_collection(
+def _new_collection(
     scope: dict[str, Any], manifest: dict[str, Any], name: str, form: dict[str, str]
-) -> None:
+) -> dict[str, Any]:
     _check_name(name)
     if any(collection["name"] == name for collection in scope["collections"]):
         raise _Refusal(400, f"Collection with name {name!r} in scope {scope['name']!r} already exists")
@@ -211,9 +224,8 @@ def _create_collection(
             raise _Refusal(400, f"maxTTL must be an integer from -1 to {_MAX_TTL}")
         if seconds:
             collection["maxTTL"] = max(seconds, 0)
-    if form.get("history", "false") == "true":
-        raise _Refusal(400, "history is not kept by this server")
     scope["collections"].append(collection)
+    return collection
 
 
 def _check_name(name: str) -> None:
