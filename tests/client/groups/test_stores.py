@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
 from ports import ReservedPort
+from tailrace.client.groups.member import GroupMember
 from tailrace.client.groups.stores import GroupStore, RedisGroupStore, open_group_store
+from tailrace.client.progress import SavedPosition
 from tailrace.errors import ConnectError, StoreError, UsageError
+from tailrace.model import Position
 
 
 @pytest.fixture(params=["directory", "redis"])
@@ -75,3 +79,36 @@ def test_what_can_not_be_is_said_in_one_line(redis: str, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises((UsageError, StoreError), match="file"):
         open_group_store(tmp_path / "file", "g", "b")
+
+
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    store = open_group_store(tmp_path / "groups", "g", "b")
+    shutil.rmtree(tmp_path / "groups")
+    for write in (lambda: store.replace(0, b""), lambda: store.put("a", b"")):
+        with pytest.raises(StoreError, match="the directory of the group"):
+            write()
+
+
+def test_positions_that_are_damaged(tmp_path: Path) -> None:
+    member = GroupMember(open_group_store(tmp_path, "g", "b"), bucket="b", vbucket_count=4, name="m")
+    member.turn()
+    member.save({1: SavedPosition(Position.at(1, 7))})
+    (file,) = tmp_path.rglob("positions-*")
+    for damaged in (b"", b"[]", b"{}", b'{"1": 5}', b'{"1": {}}'):
+        file.write_bytes(damaged)
+        with pytest.raises(StoreError, match="is damaged"):
+            member.load([1])
+
+
+def test_a_redis_that_is_full_says_so(redis: str) -> None:
+    """A refusal is no lost answer: asking again and again brings nothing."""
+    store = RedisGroupStore(redis, "full")
+    assert store.replace(0, b"one")
+    store._call([b"CONFIG", b"SET", b"maxmemory", b"1"])
+    try:
+        with pytest.raises(ConnectError, match="refuses: OOM"):
+            store.replace(1, b"two")
+    finally:
+        store._call([b"CONFIG", b"SET", b"maxmemory", b"0"])
+    assert store.replace(1, b"two")
+    store.close()

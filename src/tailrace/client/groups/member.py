@@ -91,8 +91,11 @@ class GroupMember:
             data = self._store.get(name)
             if data is None:
                 raise StoreError(f"the group's file {name!r} is gone, with positions of {len(some)} vbuckets")
-            kept = json.loads(data)
-            positions |= {vbucket: SavedPosition.from_json(kept[str(vbucket)]) for vbucket in some}
+            try:
+                kept = json.loads(data)
+                positions |= {vbucket: SavedPosition.from_json(kept[str(vbucket)]) for vbucket in some}
+            except (ValueError, KeyError, TypeError, RecursionError, UsageError) as error:
+                raise StoreError(f"the group's file {name!r} is damaged: {error}") from None
         return positions
 
     def save(self, positions: Mapping[int, SavedPosition], *, release: Iterable[int] = ()) -> None:

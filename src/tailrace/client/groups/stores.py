@@ -150,8 +150,6 @@ class DirectoryGroupStore:
     def _said(self) -> Any:
         try:
             yield
-        except FileNotFoundError:
-            raise
         except OSError as error:
             reason = error.strerror or str(error)
             raise StoreError(f"the directory of the group {str(self.path)!r}: {reason}") from None
@@ -187,11 +185,12 @@ class RedisGroupStore:
             self._call([b"UNWATCH"])
             return False
         value = b"%d\n%b" % (version + 1, data)
+        self._call([b"MULTI"], [b"SET", self._record, value], again=False)  # if that fails, nothing is done
         try:
-            answers = self._call([b"MULTI"], [b"SET", self._record, value], [b"EXEC"], again=False)
+            (answer,) = self._call([b"EXEC"], again=False)
         except ConnectError:
             return False  # it may be done: whoever reads again sees it
-        return answers[-1] is not None
+        return answer is not None
 
     def put(self, name: str, data: bytes) -> None:
         self._call([b"HSET", self._positions, name.encode(), data])
