@@ -299,3 +299,26 @@ def test_only_get(path: str, tmp_path: Path) -> None:
         request = urllib.request.Request(f"http://127.0.0.1:{beside.port}{path}", data=b"x")
         with pytest.raises(urllib.error.HTTPError, match=r"405|404"):
             urllib.request.urlopen(request, timeout=60)
+
+
+def test_who_is_busy_is_alive() -> None:
+    """Figures wait for the command; whoever asks whether it lives does not wait for them."""
+    busy, asked = threading.Event(), threading.Event()
+
+    def stats() -> dict[str, int]:
+        asked.set()
+        assert busy.wait(60)
+        return {}
+
+    shown = HttpFigures("reader", stats, lambda _vbuckets: FigureSheet(READER), lambda: "")
+    with HttpBeside(HttpOptions(0), shown) as beside:
+        base = f"http://127.0.0.1:{beside.port}"
+        waiting = threading.Thread(target=lambda: urllib.request.urlopen(f"{base}/api/stats").read())
+        waiting.start()
+        try:
+            assert asked.wait(60)
+            with urllib.request.urlopen(f"{base}/healthz", timeout=20) as answer:
+                assert answer.status == 200
+        finally:
+            busy.set()
+            waiting.join()

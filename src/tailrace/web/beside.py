@@ -6,7 +6,8 @@ import asyncio
 import hmac
 import ssl
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -33,7 +34,7 @@ class HttpOptions:
 
 @dataclass(frozen=True)
 class HttpFigures:
-    """What a command shows; all of it is called on the thread of the HTTP server."""
+    """What a command shows; all of it is called on one thread of its own, and may wait for the command."""
 
     page: str
     """Its name: ``mirror`` is ``mirror.html`` with ``mirror.js``."""
@@ -55,15 +56,26 @@ class HttpBeside:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tailrace-http", daemon=True)
+        self._worker = ThreadPoolExecutor(1, "tailrace-figures")
         self._routes: dict[str, Route] = {
             **page_routes(f"{figures.page}.html", f"{figures.page}.js"),
-            "/api/stats": lambda _request: HttpContent.of_json(figures.stats()),
-            "/metrics": lambda request: exposition(
-                figures.metrics(request.query.get("vbuckets", "") not in ("", "0"))
+            "/api/stats": self._on_thread(lambda _request: HttpContent.of_json(figures.stats())),
+            "/metrics": self._on_thread(
+                lambda request: exposition(
+                    figures.metrics(request.query.get("vbuckets", "") not in ("", "0"))
+                )
             ),
             "/healthz": lambda _request: HttpContent("text/plain", b"ok\n"),
-            "/readyz": self._ready,
+            "/readyz": self._on_thread(self._ready),
         }
+
+    def _on_thread(self, answer: Callable[[HttpRequest], HttpContent]) -> Route:
+        """A route that may take a while, and nobody else waits for it: one thread, so one at a time."""
+
+        def route(request: HttpRequest) -> Awaitable[HttpContent]:
+            return asyncio.get_running_loop().run_in_executor(self._worker, answer, request)
+
+        return route
 
     def __enter__(self) -> HttpBeside:
         self._loop = asyncio.new_event_loop()
@@ -77,6 +89,7 @@ class HttpBeside:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_STOP_S)
+        self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
         loop = self._loop
