@@ -72,7 +72,7 @@ def test_a_reader_rolls_back_after_a_rewind_and_sees_a_failover(node: FaultyNode
     with Wire(node.port) as wire, tailrace.connect_sync(node.url) as source:
         for number in range(3):
             wire.ok(kv.Set(key=b"k", value=b"%d" % number, vbucket=1))
-        changes = iter(source.changes())
+        changes = (change for change in source.changes() if change.vbucket == 1)  # others have tests as well
         assert next(change for change in changes if isinstance(change, tailrace.Mutation)).seqno == 3
         assert node.ask("/faults/rewind", '{"vbucket": 1, "lose": 1}') == (200, {"1": 2})
         assert any(isinstance(change, tailrace.Rollback) for change in changes)
