@@ -57,7 +57,7 @@ def test_a_port_in_use_is_that_of_its_option(
 ) -> None:
     serve = ("serve", "--memory", "--vbuckets", "1")
     assert error(capfd, 1, *serve, "--port", taken).endswith("choose another --port\n")
-    assert error(capfd, 1, *serve, "--port", 0, "--web-port", taken).endswith("choose another --web-port\n")
+    assert error(capfd, 1, *serve, "--port", 0, "--http-port", taken).endswith("choose another --http-port\n")
     where = error(capfd, 1, *serve, "--port", 0, "--user", "a:b", "--host", "no.invalid")
     assert where.endswith("choose another --host or --port\n")
     recording = tmp_path / "stream.rec"

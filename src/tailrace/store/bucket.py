@@ -61,7 +61,7 @@ class EngineBucket(SealedStore):
         """A new bucket in an empty directory."""
         bucket = cls(*args)
         bucket.make_room(vbucket_count)
-        bucket.metadata.uuid = unique_name()  # it stands in the first manifest
+        bucket.metadata.uuid = unique_name(bucket.rng)  # it stands in the first manifest
         base = {
             "name": bucket.name,
             "vbucket_count": vbucket_count,
