@@ -45,6 +45,20 @@ def test_a_command_takes_arguments_and_options_from_the_file(run: Run, file: Pat
         assert json.loads(run("--config", file, "stats", "--json").out)["curr_items"] in (7, "7")
 
 
+def test_the_file_may_be_named_behind_the_command(run: Run, file: Path) -> None:
+    with RunningNode() as node:
+        file.write_text(
+            f'url = "couchbase://127.0.0.1:{node.port}"\n[load]\ndocs = 7\n[cluster.start]\nnodes = 3\n'
+        )
+        assert run("load", "--config", file, "--size", "10").code == 0
+        assert json.loads(run("stats", "--json", "--config", file).out)["curr_items"] in (7, "7")
+    for line in (("config", "--config", file), ("--config", file, "config")):
+        printed = tomllib.loads(run(*line).out)
+        assert (printed["load"]["docs"], printed["cluster"]["start"]["nodes"]) == ("7", "3")
+    wrong = run("get", "--config", file.with_name("none.toml"), "k")
+    assert (wrong.code, len(wrong.err.splitlines())) == (2, 1)
+
+
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
     run: Run, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -444,7 +444,7 @@ def test_noops_are_answered_while_the_application_is_busy(node, connect):
 def test_rollback_mitigation_holds_back_what_can_be_lost(node, connect):
     write(node)
     node.persist()
-    source = connect(node.url, rollback_mitigation=True)
+    source = connect(node.url, persisted_only=True)
     application = Application()
     changes = source.changes()
     highs = {vb: node.high_seqno(vb) for vb in range(VBUCKETS)}
@@ -506,7 +506,7 @@ def test_rollback_mitigation_and_an_end(node, connect, columnar):
     """All streams are at their ends, and the last portion still waits for the disk: that is no end yet."""
     node.stop_persistence()
     write(node)
-    source = connect(node.url, rollback_mitigation=True)
+    source = connect(node.url, persisted_only=True)
     reading = (source.batches if columnar else source.changes)(end="now")
     timer = threading.Timer(1, node.start_persistence)
     timer.start()

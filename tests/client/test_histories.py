@@ -27,9 +27,7 @@ class World:
         self.random = random.Random(seed)
         self.dialect = dialect
         self.is_columnar = self.random.random() < 0.4
-        self.options = (
-            {"rollback_mitigation": True} if dialect == "dcp" and self.random.random() < 0.3 else {}
-        )
+        self.options = {"persisted_only": True} if dialect == "dcp" and self.random.random() < 0.3 else {}
         self.paused = set()
         self.node = node
         self.connect = connect

@@ -157,4 +157,4 @@ def test_from_our_node(connect: Any) -> None:
 
 def test_not_with_rollback_mitigation() -> None:
     with pytest.raises(UsageError, match="exclude"):
-        tailrace.connect("couchbase://127.0.0.1", out_of_order=True, rollback_mitigation=True)
+        tailrace.connect("couchbase://127.0.0.1", out_of_order=True, persisted_only=True)

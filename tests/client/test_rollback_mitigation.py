@@ -57,7 +57,7 @@ def test_a_branch_that_was_left_is_taken_back(connect: Any, answer: Any) -> None
 
     with FakeServer(stream) as server:
         server.answers[Op.OBSERVE_SEQNO] = lambda _, frame: answer(frame)
-        source = connect(server.url, rollback_mitigation=True, retry_for_s=60)
+        source = connect(server.url, persisted_only=True, retry_for_s=60)
         changes = source.changes()
         seen = list(itertools.takewhile(lambda event: getattr(event, "key", b"") != b"new-2", changes))
         assert [event.key for event in seen if isinstance(event, Mutation)] == [b"new-1"]
@@ -132,7 +132,7 @@ class Delivered:
 
 
 def test_a_replica_that_has_not_persisted_holds_changes_back(connect: Any, pair: Pair) -> None:
-    reader = Delivered(connect(pair.active.url, rollback_mitigation=True))
+    reader = Delivered(connect(pair.active.url, persisted_only=True))
     until(lambda: pair.asked_of_replica() >= 3)
     assert reader.keys == []
     assert f"the replica at 127.0.0.1:{pair.replica.port}" in reader.source.stats()["waits_for"]
@@ -148,7 +148,7 @@ def test_what_is_held_when_a_reading_ends_is_acknowledged(pair: Pair) -> None:
     """The connection is kept: bytes that nobody acknowledges would stay in its window for ever."""
 
     async def read() -> tuple[int, int]:
-        async with tailrace.connect(pair.active.url, rollback_mitigation=True) as source:
+        async with tailrace.connect(pair.active.url, persisted_only=True) as source:
             reading = await source.begin()
             while reading._held.is_empty:  # portions without changes come before
                 with contextlib.suppress(TimeoutError):
@@ -177,7 +177,7 @@ def test_a_replica_on_another_branch_holds_changes_back(connect: Any, pair: Pair
         return made.encode()
 
     pair.replica.answers[Op.OBSERVE_SEQNO] = answer
-    reader = Delivered(connect(pair.active.url, rollback_mitigation=True))
+    reader = Delivered(connect(pair.active.url, persisted_only=True))
     assert reader.all() == [b"first", b"second"]
     assert pair.asked_of_replica() == 3
     streams = [frame for frame in pair.active.requests if frame.opcode == DcpOpcode.STREAM_REQUEST]
@@ -188,7 +188,7 @@ def test_a_replica_that_is_down_holds_changes_back_until_a_map_leaves_it_out(
     connect: Any, pair: Pair
 ) -> None:
     pair.replica.stop()
-    reader = Delivered(connect(pair.active.url, rollback_mitigation=True, retry_for_s=0.1))
+    reader = Delivered(connect(pair.active.url, persisted_only=True, retry_for_s=0.1))
     where = f"the replica at 127.0.0.1:{pair.replica.port} ("
     until(lambda: where in reader.source.stats()["waits_for"])
     assert reader.keys == []
@@ -198,7 +198,7 @@ def test_a_replica_that_is_down_holds_changes_back_until_a_map_leaves_it_out(
 
 def test_a_replica_that_is_down_is_not_waited_for_longer_than_one_wants(connect: Any, pair: Pair) -> None:
     pair.replica.stop()
-    reader = Delivered(connect(pair.active.url, rollback_mitigation=True, replica_patience_s=0.3))
+    reader = Delivered(connect(pair.active.url, persisted_only=True, replica_patience_s=0.3))
     assert reader.all() == [b"first", b"second"]
 
 
@@ -206,4 +206,4 @@ def test_an_ephemeral_bucket_has_nothing_on_disk(connect: Any, pair: Pair) -> No
     config = json.loads(pair.active.config()) | {"bucketType": "ephemeral"}
     pair.active.config = lambda: json.dumps(config).encode()  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="ephemeral"):
-        next(iter(connect(pair.active.url, rollback_mitigation=True).changes()))
+        next(iter(connect(pair.active.url, persisted_only=True).changes()))

@@ -322,7 +322,7 @@ def test_what_a_dialect_has_not(node, connect):
         {"dialect": "upr-a", "no_value": True},
         {"dialect": "upr-a", "include_xattrs": True},
         {"dialect": "upr-b", "scope": "shop"},
-        {"dialect": "upr-b", "rollback_mitigation": True},
+        {"dialect": "upr-b", "persisted_only": True},
         {"dialect": "tap", "state": "file.json"},
         {"dialect": "tap", "priority": "high"},
         {"dialect": "dcp", "tap_settings": TapSettings(name="x")},

@@ -178,7 +178,7 @@ class Mirror:
 class CautiousMirror(Mirror):
     """Takes only what all copies have on disk: nothing that it was given is ever taken back."""
 
-    OPTIONS = ReadOptions(retry_for_s=1e9, rollback_mitigation=True)
+    OPTIONS = ReadOptions(retry_for_s=1e9, persisted_only=True)
     on_loss: Callable[[int, list[int]], None]
 
     def _begin(self) -> None:

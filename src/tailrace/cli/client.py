@@ -27,6 +27,7 @@ __all__ = [
     "explained",
     "left_out_options",
     "open_kv",
+    "persisted_options",
     "retry_option",
     "source_options",
     "start_option",
@@ -117,6 +118,26 @@ def every_version_option(function: F) -> F:
         is_flag=True,
         help="Every version of a document, as far back as the bucket keeps its history.",
     )(function)
+
+
+def persisted_options(function: F) -> F:
+    """The options ``--persisted-only`` and ``--replica-patience``."""
+    for option in (
+        click.option(
+            "--replica-patience",
+            type=DURATION,
+            help="With --persisted-only: how long to wait for a replica that is down.  [default: for ever]",
+        ),
+        click.option(
+            "--persisted-only",
+            "--rollback-mitigation",
+            "persisted_only",
+            is_flag=True,
+            help="Take only what the active and every replica have on disk: no failover takes it back.",
+        ),
+    ):
+        function = option(function)
+    return function
 
 
 class _StartChoice(click.Choice[str]):
@@ -232,7 +253,7 @@ def group_options(function: F) -> F:
 def group_from(options: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments of `tailrace.connect` for a group."""
     return {
-        "group": options["group"],
+        "group": options["group"] or None,
         "group_store": options["group_store"],
         "group_slot": options["slot"],
         "group_timeout_s": options["group_timeout"],
@@ -259,6 +280,8 @@ def connect_options(url: ConnectionString, options: dict[str, Any], **more: Any)
         "every_version": options.get("every_version", False),
         "include_system": options.get("include_system", False),
         "include_transactions": options.get("include_transactions", False),
+        "persisted_only": options.get("persisted_only", False),
+        "replica_patience_s": options.get("replica_patience"),
         "tls": tls_from(options) if url.tls else None,
         **more,
     }

@@ -25,6 +25,7 @@ from ..connstr import parse
 from ..errors import TailraceError, UsageError
 from ..logs import LEVELS, configure_logging
 from ..units import parse_duration_s, parse_integer, parse_share, parse_size
+from . import configuration
 
 __all__ = [
     "CAS",
@@ -93,8 +94,19 @@ def _set_log_json(ctx: click.Context, _param: click.Parameter, given: bool) -> N
         ctx.find_root().ensure_object(ProgramRun).log_json = True
 
 
+def _take_from_file(ctx: click.Context, _param: click.Parameter, file: Path | None) -> None:
+    """``--config`` behind a command is the same as before it."""
+    if file is None:
+        return
+    _program, *names = ctx.command_path.split()
+    section: Any = configuration.configure(ctx.find_root(), names[0], file)
+    for name in names[1:]:
+        section = section.get(name, {})
+    ctx.default_map = section
+
+
 class _Documented(click.Command):
-    """A command that adds ``--debug`` and the options of the log; its help ends with examples."""
+    """A command with ``--debug``, ``--config`` and the options of the log; its help ends with examples."""
 
     def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -109,6 +121,17 @@ class _Documented(click.Command):
                 help="Show the traceback of an error.",
             )
         )
+        if not any(parameter.name == "config" for parameter in self.params):
+            self.params.append(
+                click.Option(
+                    ["--config"],
+                    type=EXISTING_FILE,
+                    is_eager=True,
+                    expose_value=False,
+                    callback=_take_from_file,
+                    help="Options of commands, as TOML; see 'tailrace config'.",
+                )
+            )
         self.params += [
             click.Option(
                 ["--log-level"],

@@ -1,4 +1,4 @@
-"""One file for the options of every command: ``tailrace --config FILE``, in TOML.
+"""One file for the options of every command, in TOML: ``--config FILE``, before or behind the command.
 
 A table has the name of a command and holds its options, named as on the command line but without the dashes,
 and its arguments in lower case. What stands above all tables is for every command that has such an option.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from click.core import ParameterSource
 
 from ..errors import UsageError
 
-__all__ = ["ENVIRONMENT_PREFIX", "check_sections", "default_map", "effective", "read", "shown"]
+__all__ = ["ENVIRONMENT_PREFIX", "configure", "effective", "shown"]
 
 ENVIRONMENT_PREFIX = "TAILRACE"
 MAX_BYTES = 1 << 20
@@ -41,6 +41,23 @@ def read(path: Path) -> Section:
         return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the configuration {str(path)!r} is not TOML: {error}") from None
+
+
+def configure(program: click.Context, name: str, path: Path) -> Section:
+    """Let a command take options from a file; ``config``, which prints them, gets those of all commands.
+
+    The part of the file that is for the command. The names of all tables are checked.
+    """
+    assert isinstance(program.command, click.Group)
+    content, names = read(path), program.command.list_commands(program)
+    check_sections(content, names, path)
+    program.default_map = {}
+    for wanted in names if name == "config" else (name,):
+        command = program.command.get_command(program, wanted)
+        assert command is not None
+        assert command.name is not None
+        program.default_map[command.name] = default_map(content, command, command.name, path)
+    return dict(program.default_map.get(name, {}))
 
 
 def default_map(content: Mapping[str, Any], command: click.Command, name: str, path: Path) -> Section:
@@ -85,11 +102,11 @@ def _name(parameter: click.Parameter) -> str:
     return (parameter.name or "").replace("_", "-")
 
 
-def check_sections(content: Mapping[str, Any], commands: Mapping[str, object], path: Path) -> None:
+def check_sections(content: Mapping[str, Any], commands: Sequence[str], path: Path) -> None:
     """Raise if a table is not named after a command."""
     for key, value in content.items():
         if isinstance(value, dict) and key not in commands:
-            raise UsageError(f"[{key}] in {str(path)!r} is no command{_hint(key, list(commands))}")
+            raise UsageError(f"[{key}] in {str(path)!r} is no command{_hint(key, [*commands])}")
 
 
 def _hint(key: str, names: list[str]) -> str:

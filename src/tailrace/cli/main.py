@@ -177,19 +177,7 @@ def cli(ctx: click.Context, config: Path | None) -> None:
     if name is None:
         raise click.UsageError("the command is missing", ctx)
     if config is not None:
-        _configure(ctx, name, config)
-
-
-def _configure(ctx: click.Context, name: str, path: Path) -> None:
-    """Options that are not on the command line come from a file."""
-    content = configuration.read(path)
-    configuration.check_sections(content, COMMANDS, path)
-    assert isinstance(ctx.command, click.Group)
-    ctx.default_map = {}
-    for wanted in COMMANDS if name == "config" else (OLD_NAMES.get(name, name),):
-        command = ctx.command.get_command(ctx, wanted)
-        assert command is not None
-        ctx.default_map[wanted] = configuration.default_map(content, command, wanted, path)
+        configuration.configure(ctx, OLD_NAMES.get(name, name), config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ import click
 from ..clock import SYSTEM
 from ..connstr import ConnectionString
 from ..files import atomic_write
-from .client import every_version_option, left_out_options, retry_option, tls_options
+from .client import every_version_option, left_out_options, persisted_options, retry_option, tls_options
 from .common import DURATION, Integer, ProgressDisplay, counted, json_option, note, progress, url_argument
 from .common import command as make_command
 from .http_options import http_options, serving_http
@@ -77,11 +77,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
     type=Integer(1),
     help="At most this many changes per round, as far as snapshots allow.",
 )
-@click.option(
-    "--rollback-mitigation",
-    is_flag=True,
-    help="Take over only what the active and every replica have on disk: no failover takes it back.",
-)
+@persisted_options
 @left_out_options
 @every_version_option
 @undo_options
@@ -111,7 +107,8 @@ def command(
     changes_keep: float | None,
     trigger: float | None,
     max_rows: int | None,
-    rollback_mitigation: bool,
+    persisted_only: bool,
+    replica_patience: float | None,
     include_system: bool,
     every_version: bool,
     include_transactions: bool,
@@ -136,8 +133,10 @@ def command(
     more = {"retryFor": f"{retry_for:g}"}
     if max_rows:
         more["maxOffsetsPerTrigger"] = str(max_rows)
-    if rollback_mitigation:
-        more["rollbackMitigation"] = "true"
+    if persisted_only:
+        more["persistedOnly"] = "true"
+    if replica_patience is not None:
+        more["replicaPatience"] = f"{replica_patience:g}"
     if every_version:
         more["everyVersion"] = "true"
     if include_system:

@@ -21,6 +21,7 @@ from .client import (
     every_version_option,
     group_options,
     left_out_options,
+    persisted_options,
     remembered,
     retry_option,
     source_options,
@@ -71,6 +72,7 @@ tailrace tail couchbase://127.0.0.1 --group billing --group-store /shared/groups
 @group_options
 @source_options
 @left_out_options
+@persisted_options
 @every_version_option
 @tls_options
 @http_options

@@ -110,7 +110,7 @@ class Source:
         self._changes = 0
 
     def _member_of(self, options: SourceOptions) -> GroupReader | None:
-        if options.group_store is None:
+        if options.group_store is None or options.group is None:
             return None
         return GroupReader(
             options.group,

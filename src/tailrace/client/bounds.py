@@ -37,7 +37,7 @@ class ReadOptions:
     end: End = "forever"
     vbuckets: tuple[int, ...] | None = None
     retry_for_s: float = 60.0
-    rollback_mitigation: bool = False
+    persisted_only: bool = False
     """Hold changes back until all copies have them on disk, so that a failover can't take them back."""
     replica_patience_s: float | None = None
     """How long a replica is waited for then that can't be reached; None: as long as the map names it."""

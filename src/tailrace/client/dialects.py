@@ -21,7 +21,7 @@ DIALECTS = ("dcp", "upr-a", "upr-b", "tap")
 _NOT_OLD = (
     "scope",
     "collections",
-    "rollback_mitigation",
+    "persisted_only",
     "priority",
     "backfill_order",
     "every_version",

@@ -69,7 +69,7 @@ class SourceOptions:
     """How long to try to reconnect, when a connection is lost, before it is an error."""
     connect_timeout_s: float = 10.0
     """How long a node may take to accept a connection."""
-    rollback_mitigation: bool = False
+    persisted_only: bool = False
     """Hold changes back until the active and every replica that the cluster map names have them on disk."""
     replica_patience_s: float | None = None
     """How long to wait for a replica that can't be reached. None: until it is back, or failed over."""
@@ -94,7 +94,7 @@ class SourceOptions:
     """What only the dialect ``tap`` has: the reader's name, by which a node remembers it, and so on."""
     backfill_order: str = ""
     """``sequential``: one vbucket after the other, so that each is whole early; or ``round-robin``."""
-    group: str = ""
+    group: str | None = None
     """The name of a group of readers, which share the vbuckets of the bucket."""
     group_store: str | Path | None = None
     """Where the group keeps who reads what, and the positions: a directory that all members see, or
@@ -124,8 +124,8 @@ class SourceOptions:
             raise UsageError("retry_for_s is 0 or more")
         if self.replica_patience_s is not None and self.replica_patience_s < 0:
             raise UsageError("replica_patience_s is 0 or more")
-        if self.out_of_order and self.rollback_mitigation:
-            raise UsageError("out_of_order and rollback_mitigation exclude each other")
+        if self.out_of_order and self.persisted_only:
+            raise UsageError("out_of_order and persisted_only exclude each other")
         if self.connect_timeout_s <= 0:
             raise UsageError("connect_timeout_s is more than 0")
         self._check_group()
@@ -204,7 +204,7 @@ class SourceKeywords(TypedDict, total=False):
     noop_interval_s: float
     retry_for_s: float
     connect_timeout_s: float
-    rollback_mitigation: bool
+    persisted_only: bool
     replica_patience_s: float | None
     rollback_points: Callable[[int], Iterable[int | Position]] | None
     state: StateStore | str | Path | None
@@ -216,7 +216,7 @@ class SourceKeywords(TypedDict, total=False):
     priority: str
     tap_settings: TapSettings
     backfill_order: str
-    group: str
+    group: str | None
     group_store: str | Path | None
     group_slot: str
     group_timeout_s: float
@@ -285,7 +285,7 @@ def read_options(
         end,
         None if chosen is None else tuple(chosen),
         options.retry_for_s,
-        options.rollback_mitigation,
+        options.persisted_only,
         options.replica_patience_s,
         options.rollback_points,
         options.group_store is not None,

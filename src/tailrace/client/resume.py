@@ -161,7 +161,7 @@ class Reading:
     def _need_nodes(self, map_: ClusterMap) -> None:
         """Say which nodes we want to be connected to, if that can be others than the last time."""
         needed_by = map_, self._roster.resting_changes
-        mitigates = self.options.rollback_mitigation
+        mitigates = self.options.persisted_only
         if needed_by == self._needed_by and not mitigates:
             return
         self._needed_by = needed_by
@@ -319,7 +319,7 @@ class Reading:
             portion = self._portion(address, link, delivery)
             if portion.is_empty:
                 self.finish(portion)
-            elif self.options.rollback_mitigation and (portion.row_count or portion.left_out):
+            elif self.options.persisted_only and (portion.row_count or portion.left_out):
                 self._held.hold(portion)
                 return self._held.take()
             else:
@@ -390,9 +390,9 @@ class Reading:
         options, count = self.options, self._nodes.map.vbucket_count if self._nodes.map else 0
         chosen: Iterable[int] = range(count) if options.vbuckets is None else options.vbuckets
         check_vbuckets(count, chosen, options.start, options.end)
-        if options.rollback_mitigation and self._nodes.map is not None and self._nodes.map.is_ephemeral:
+        if options.persisted_only and self._nodes.map is not None and self._nodes.map.is_ephemeral:
             raise UsageError(
-                "the bucket is ephemeral, nothing of it is ever on disk: read it without rollback mitigation"
+                "the bucket is ephemeral, nothing of it is ever on disk: read it without persisted_only"
             )
         if not isinstance(options.end, str):
             chosen = [vbucket for vbucket in chosen if vbucket in options.end]

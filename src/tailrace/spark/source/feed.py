@@ -142,7 +142,7 @@ def open_source(
         flow_control_buffer=options.flow_control_buffer,
         retry_for_s=options.retry_for_s,
         connect_timeout_s=options.connect_timeout_s,
-        rollback_mitigation=options.rollback_mitigation,
+        persisted_only=options.persisted_only,
         replica_patience_s=options.replica_patience_s,
         tls=tls,
         **more,

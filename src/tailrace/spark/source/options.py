@@ -284,8 +284,8 @@ OPTIONS = (
         "compress values on the wire, for slow networks: `off` or `snappy`; they arrive inflated",
     ),
     Option(
-        "rollbackMitigation",
-        "rollback_mitigation",
+        "persistedOnly",
+        "persisted_only",
         _boolean,
         False,
         "whether changes wait until the active and every replica have them on disk: no failover takes "
@@ -338,8 +338,11 @@ OPTIONS = (
 
 _BY_NAME = {option.name.lower(): option for option in OPTIONS}
 _STORAGE = "storageoption."
-_ALSO = {"path": "connectionstring", "maxrows": "maxoffsetspertrigger"}
-"""``path`` is what ``.load("couchbase://…")`` gives; the other is what the commands call it."""
+_ALSO = {
+    "path": "connectionstring",  # what ``.load("couchbase://…")`` gives
+    "maxrows": "maxoffsetspertrigger",  # what the commands call it
+    "rollbackmitigation": "persistedonly",  # what clients of others call it
+}
 _SPARK_OWN = frozenset({"paths", "datetimeformat", "timestampformat"})
 
 
