@@ -58,9 +58,7 @@ def _play_history(seed: int) -> Tally:
         def connect(where: str, **options: Any) -> Any:
             return stack.enter_context(kind(where, **options))
 
-        play_history(  # type: ignore[no-untyped-call]
-            connect, seed, HISTORY_STEPS, rng.choice(("dcp", "dcp", "upr-a", "upr-b"))
-        )
+        play_history(connect, seed, HISTORY_STEPS, rng.choice(("dcp", "dcp", "upr-a", "upr-b")))
     return Tally(schedules=1, kills=2, faults=HISTORY_STEPS // 4)
 
 

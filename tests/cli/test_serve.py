@@ -62,7 +62,7 @@ _opened: list[socket.socket] = []
 
 
 @pytest.fixture(autouse=True)
-def _close_sockets():
+def _close_sockets() -> Iterator[None]:
     yield
     while _opened:
         _opened.pop().close()
@@ -92,7 +92,7 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     )
 
 
-def test_first_line_and_ready_file(tmp_path):
+def test_first_line_and_ready_file(tmp_path: Path) -> None:
     options = ["--data", "data", "--vbuckets", "8", "--bucket", "shop"]
     options += ["--alternate-address", "external=node1.example.com:31210"]
     with serving(tmp_path, *options) as (process, ready):
@@ -118,7 +118,7 @@ def test_first_line_and_ready_file(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_drain_and_end_with_0(tmp_path, number):
+def test_signals_drain_and_end_with_0(tmp_path: Path, number: int) -> None:
     """What was answered, even without asking for the disk, is there after a clean stop."""
     with serving(tmp_path, "--data", "data", "--vbuckets", "4") as (process, ready):
         wire = Wire(ready["port"])
@@ -136,7 +136,7 @@ def test_signals_drain_and_end_with_0(tmp_path, number):
             assert wire.ask(kv.Get(key=b"k%d" % at)).value == b"v%d" % at
 
 
-def test_kill_loses_nothing_that_was_answered_as_persisted(tmp_path):
+def test_kill_loses_nothing_that_was_answered_as_persisted(tmp_path: Path) -> None:
     rng = random.Random(5)
     persisted: dict[bytes, int] = {}
     for attempt in range(3):
@@ -165,7 +165,7 @@ def test_kill_loses_nothing_that_was_answered_as_persisted(tmp_path):
             assert process.wait(TIMEOUT_S) == -signal.SIGKILL
 
 
-def test_a_second_node_on_the_directory_is_refused(tmp_path):
+def test_a_second_node_on_the_directory_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path, "--data", "data", "--vbuckets", "1") as (_, ready):
         second = run("--port", "0", "--data", "data", cwd=tmp_path)
         assert second.returncode == 1
@@ -174,7 +174,7 @@ def test_a_second_node_on_the_directory_is_refused(tmp_path):
         assert Wire(ready["port"]).ask(admin.Noop()).status == 0
 
 
-def test_port_in_use(tmp_path):
+def test_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("--port", str(port), "--memory")
@@ -217,7 +217,7 @@ def test_port_in_use(tmp_path):
     ],
     ids=" ".join,
 )
-def test_wrong_command_lines(arguments, tmp_path):
+def test_wrong_command_lines(arguments: list[str], tmp_path: Path) -> None:
     done = run(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert re.fullmatch(r"tailrace: error: .+\n", done.stderr)
@@ -225,7 +225,7 @@ def test_wrong_command_lines(arguments, tmp_path):
     assert not list(tmp_path.iterdir())  # nothing was begun
 
 
-def test_another_number_of_vbuckets_than_there_are(tmp_path):
+def test_another_number_of_vbuckets_than_there_are(tmp_path: Path) -> None:
     with serving(tmp_path, "--data", "data", "--vbuckets", "4") as (process, _):
         process.terminate()
         assert process.wait(TIMEOUT_S) == 0
@@ -238,7 +238,7 @@ def test_another_number_of_vbuckets_than_there_are(tmp_path):
         assert ready["vbuckets"] == 4
 
 
-def test_a_ready_file_that_can_t_be_written(tmp_path):
+def test_a_ready_file_that_can_t_be_written(tmp_path: Path) -> None:
     done = run("--port", "0", "--memory", "--ready-file", "nowhere/ready.json", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(
@@ -246,7 +246,7 @@ def test_a_ready_file_that_can_t_be_written(tmp_path):
     )
 
 
-def test_set_help_lists_every_setting():
+def test_set_help_lists_every_setting() -> None:
     from tailrace.server.settings import table
 
     done = run("--set", "help")
@@ -258,7 +258,7 @@ def test_set_help_lists_every_setting():
     assert set(promised.split()) <= set(names)
 
 
-def test_users_file(tmp_path):
+def test_users_file(tmp_path: Path) -> None:
     users = tmp_path / "users"
     users.write_text("# who may\nada:pass:word\n\nbob:x\n")
     with serving(tmp_path, "--memory", "--users-file", str(users), "--vbuckets", "1") as (_, ready):
@@ -274,7 +274,7 @@ def test_users_file(tmp_path):
     assert run("--memory", "--users-file", str(tmp_path / "missing")).returncode == 2
 
 
-def test_json_api(tmp_path):
+def test_json_api(tmp_path: Path) -> None:
     import urllib.error
     import urllib.request
 
@@ -310,7 +310,7 @@ def test_json_api(tmp_path):
             assert answer.status == 200
 
 
-def test_damaged_data_is_one_line(tmp_path):
+def test_damaged_data_is_one_line(tmp_path: Path) -> None:
     with serving(tmp_path, "--data", "data", "--vbuckets", "1") as (process, _):
         process.send_signal(signal.SIGTERM)
         process.wait(TIMEOUT_S)
@@ -321,7 +321,7 @@ def test_damaged_data_is_one_line(tmp_path):
     assert re.fullmatch(r"tailrace: error: .*MANIFEST.*\n", done.stderr)
 
 
-def test_a_lost_log_is_one_line_until_the_loss_is_accepted(tmp_path):
+def test_a_lost_log_is_one_line_until_the_loss_is_accepted(tmp_path: Path) -> None:
     with serving(tmp_path, "--data", "data", "--vbuckets", "1") as (process, _):
         process.send_signal(signal.SIGTERM)
         process.wait(TIMEOUT_S)
@@ -339,7 +339,9 @@ def test_a_lost_log_is_one_line_until_the_loss_is_accepted(tmp_path):
     assert "--memory" in done.stderr
 
 
-def test_a_disk_that_is_too_small_is_told(tmp_path, monkeypatch, caplog):
+def test_a_disk_that_is_too_small_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of a full disk with less than four times the quota a node may not recover."""
     for size, told in ((8 << 20, True), (16 << 20, False)):
         caplog.clear()
@@ -349,7 +351,7 @@ def test_a_disk_that_is_too_small_is_told(tmp_path, monkeypatch, caplog):
         assert ("16.0 MiB" in caplog.text) is told
 
 
-def test_files_are_private(tmp_path):
+def test_files_are_private(tmp_path: Path) -> None:
     with serving(tmp_path, "--data", "data", "--vbuckets", "1"):
         for path in (tmp_path / "data").rglob("*"):
             assert not os.stat(path).st_mode & 0o077, path

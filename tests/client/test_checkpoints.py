@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +22,7 @@ u64 = st.integers(0, (1 << 64) - 1)
 
 
 @st.composite
-def saved_positions(draw):
+def saved_positions(draw: st.DrawFn) -> SavedPosition:
     start, seqno, end = sorted((draw(u64), draw(u64), draw(u64)))
     entries = draw(st.lists(st.builds(FailoverEntry, u64, u64), min_size=1, max_size=5))
     log = draw(st.one_of(st.none(), st.just(FailoverLog(tuple(entries)))))
@@ -28,7 +32,9 @@ def saved_positions(draw):
 
 @settings(deadline=None, max_examples=25)
 @given(positions=st.dictionaries(st.integers(0, 1023), saved_positions(), max_size=5))
-def test_what_is_saved_is_loaded(positions, tmp_path_factory):
+def test_what_is_saved_is_loaded(
+    positions: dict[int, SavedPosition], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("state") / "positions.json"
     for store in (FileState(path, bucket="default"), MemoryState()):
         assert store.load() == {}
@@ -59,7 +65,7 @@ def test_what_is_saved_is_loaded(positions, tmp_path_factory):
         b"[" * 100_000,
     ],
 )
-def test_a_file_that_is_no_state_is_refused_and_left_alone(text, tmp_path):
+def test_a_file_that_is_no_state_is_refused_and_left_alone(text: bytes, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         parse_state(text)
     path = tmp_path / "state.json"
@@ -69,7 +75,7 @@ def test_a_file_that_is_no_state_is_refused_and_left_alone(text, tmp_path):
     assert path.read_bytes() == text
 
 
-def test_a_save_that_fails_is_an_error(tmp_path, connect):
+def test_a_save_that_fails_is_an_error(tmp_path: Path, connect: Callable[..., Any]) -> None:
     folder = tmp_path / "gone"
     with pytest.raises(UsageError, match="no directory"):
         FileState(folder / "state.json")
@@ -89,7 +95,7 @@ def test_a_save_that_fails_is_an_error(tmp_path, connect):
             list(source.changes(end="now"))
 
 
-def test_only_whole_snapshots_are_saved(connect):
+def test_only_whole_snapshots_are_saved(connect: Callable[..., Any]) -> None:
     with tailrace.testing.node(vbuckets=1) as node:
         for number in range(10):
             node.set(f"k{number}", number)
@@ -114,7 +120,7 @@ def test_only_whole_snapshots_are_saved(connect):
         assert [event.seqno for event in rest if isinstance(event, Mutation)] == [11]
 
 
-def test_saved_state_wins_and_survives_a_rollback(connect, tmp_path):
+def test_saved_state_wins_and_survives_a_rollback(connect: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     with tailrace.testing.node(vbuckets=1) as node:
         for number in range(10):
@@ -131,7 +137,7 @@ def test_saved_state_wins_and_survives_a_rollback(connect, tmp_path):
 
 
 @given(st.lists(st.integers(1, 10_000), unique=True).map(sorted))
-def test_points_are_few_and_reach_far_back(seqnos):
+def test_points_are_few_and_reach_far_back(seqnos: list[int]) -> None:
     points = Points()
     for seqno in seqnos:
         points.add(seqno)

@@ -6,6 +6,8 @@ import itertools
 import json
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,29 +15,33 @@ import pytest
 import tailrace
 import tailrace.testing
 from client.application import Application, server_state, writing
+from client.conftest import AsyncAsSync, Blocking
 from tailrace import Deletion, Mutation, Position, Rollback, Snapshot, StreamEnd
 from tailrace.client.bounds import SeenEnd
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
+from tailrace.client.nodes import KnownNode
+from tailrace.client.progress import Progress
 from tailrace.client.resume import Reading
 from tailrace.errors import ConnectError, LoginError, UsageError
+from tailrace.testing.running import RunningNode
 
 VBUCKETS = 4
 KEYS = [f"key-{number}".encode() for number in range(60)]
 
 
 @pytest.fixture
-def node():
+def node() -> Iterator[RunningNode]:
     with tailrace.testing.node(vbuckets=VBUCKETS) as running:
         yield running
 
 
-def write(node, count=60, *, value=0):
+def write(node: RunningNode, count: int = 60, *, value: int = 0) -> None:
     for key in KEYS[:count]:
         node.set(key, {"value": value})
 
 
-def test_everything_until_now(node, connect):
+def test_everything_until_now(node: RunningNode, connect: Callable[..., Any]) -> None:
     write(node)
     node.delete(KEYS[7])
     source = connect(node.url)
@@ -57,7 +63,7 @@ def test_everything_until_now(node, connect):
     }
 
 
-def test_batches_say_the_same(node, connect):
+def test_batches_say_the_same(node: RunningNode, connect: Callable[..., Any]) -> None:
     write(node)
     node.delete(KEYS[7])
     source = connect(node.url)
@@ -74,7 +80,7 @@ def test_batches_say_the_same(node, connect):
         assert row["value"] == (event.value if isinstance(event, Mutation) else None)
 
 
-def test_changes_come_as_they_are_made(node, connect):
+def test_changes_come_as_they_are_made(node: RunningNode, connect: Callable[..., Any]) -> None:
     write(node, 10)
     source = connect(node.url)
     changes = source.changes(start="now")
@@ -87,7 +93,7 @@ def test_changes_come_as_they_are_made(node, connect):
     assert next(key for key in keys if key != b"again and again") == b"another"
 
 
-def test_positions_start_and_end(node, connect):
+def test_positions_start_and_end(node: RunningNode, connect: Callable[..., Any]) -> None:
     write(node)
     source = connect(node.url)
     events = list(source.changes(end="now"))
@@ -106,7 +112,7 @@ def test_positions_start_and_end(node, connect):
     assert len(events) > 60
 
 
-def test_position_inside_a_snapshot(node, connect):
+def test_position_inside_a_snapshot(node: RunningNode, connect: Callable[..., Any]) -> None:
     """Wherever the application stops, it goes on exactly there."""
     write(node)
     source = connect(node.url)
@@ -126,7 +132,7 @@ def test_position_inside_a_snapshot(node, connect):
 
 
 @pytest.mark.parametrize("method", ["changes", "batches"])
-def test_connections_that_break_anywhere(node, connect, method):
+def test_connections_that_break_anywhere(node: RunningNode, connect: Callable[..., Any], method: str) -> None:
     """Every change comes exactly once, whichever byte the connection breaks at."""
     write(node)
     source = connect(node.url)
@@ -146,7 +152,7 @@ def test_connections_that_break_anywhere(node, connect, method):
     assert source.stats()["lost_connections"] > 20
 
 
-def test_rollback_is_told_before_the_new_branch(node, connect):
+def test_rollback_is_told_before_the_new_branch(node: RunningNode, connect: Callable[..., Any]) -> None:
     write(node)
     application = Application()
     source = connect(node.url)
@@ -171,7 +177,7 @@ def test_rollback_is_told_before_the_new_branch(node, connect):
     assert source.stats()["rollbacks"] == 1
 
 
-def test_rollback_into_a_snapshot_goes_below_it(node, connect):
+def test_rollback_into_a_snapshot_goes_below_it(node: RunningNode, connect: Callable[..., Any]) -> None:
     """The server names a seqno inside of what came as one snapshot: the state there was never whole."""
     write(node)
     write(node, value=1)
@@ -186,7 +192,7 @@ def test_rollback_into_a_snapshot_goes_below_it(node, connect):
     assert application.state() == server_state(node, KEYS)
 
 
-def test_a_batch_tells_of_a_rollback(node, connect):
+def test_a_batch_tells_of_a_rollback(node: RunningNode, connect: Callable[..., Any]) -> None:
     write(node)
     source = connect(node.url)
     list(source.batches(end="now"))
@@ -201,7 +207,7 @@ def test_a_batch_tells_of_a_rollback(node, connect):
         assert mine[0]["vb_uuid"] == node.failover_log(vbucket)[0][0]
 
 
-def test_unknown_history_starts_over(node, connect):
+def test_unknown_history_starts_over(node: RunningNode, connect: Callable[..., Any]) -> None:
     write(node)
     source = connect(node.url)
     for start in ({1: Position.at(4711, 3)}, {1: Position.at(0, 3)}, {1: Position(4711, 2, 1, 9)}):
@@ -211,7 +217,7 @@ def test_unknown_history_starts_over(node, connect):
         assert seqnos and seqnos[0] == 1
 
 
-def test_recreated_bucket_starts_over(connect):
+def test_recreated_bucket_starts_over(connect: Callable[..., Any]) -> None:
     with tailrace.testing.node(vbuckets=VBUCKETS) as old:
         write(old)
         source = connect(old.url)
@@ -227,7 +233,7 @@ def test_recreated_bucket_starts_over(connect):
         assert len(application.rollbacks) == VBUCKETS
 
 
-def test_flush_is_a_rollback_to_the_beginning(node, connect):
+def test_flush_is_a_rollback_to_the_beginning(node: RunningNode, connect: Callable[..., Any]) -> None:
     write(node)
     application = Application()
     source = connect(node.url)
@@ -240,7 +246,7 @@ def test_flush_is_a_rollback_to_the_beginning(node, connect):
     assert {rollback.seqno for rollback in application.rollbacks} == {0}
 
 
-def test_an_application_that_is_behind_two_rollbacks(node, connect):
+def test_an_application_that_is_behind_two_rollbacks(node: RunningNode, connect: Callable[..., Any]) -> None:
     """What it has of a branch that it will hear to be gone is no place to return to, if its seqno fits."""
     for number in range(30):
         node.set(b"key-%d" % number, 0, vbucket=1)
@@ -250,7 +256,7 @@ def test_an_application_that_is_behind_two_rollbacks(node, connect):
     changes = source.changes(vbuckets=[1])
     rollbacks = []
 
-    def read_up_to(seqno):
+    def read_up_to(seqno: int) -> None:
         for event in changes:
             if isinstance(event, Rollback):
                 rollbacks.append(event.seqno)
@@ -269,7 +275,9 @@ def test_an_application_that_is_behind_two_rollbacks(node, connect):
 
 
 @pytest.mark.parametrize("end", ["now", "seen"])
-def test_the_end_is_taken_back_before_it_is_read(node, connect, end):
+def test_the_end_is_taken_back_before_it_is_read(
+    node: RunningNode, connect: Callable[..., Any], end: str
+) -> None:
     """The bucket never comes to the seqno that it had at the start; the reader is below the branch point."""
     for number in range(40):
         node.set(b"key-%d" % number, "x" * 400, vbucket=0)
@@ -290,14 +298,16 @@ def test_the_end_is_taken_back_before_it_is_read(node, connect, end):
 @pytest.mark.parametrize(
     ("dialect", "end"), [("dcp", "now"), ("dcp", "seen"), ("upr-a", "now"), ("upr-b", "now"), ("tap", "now")]
 )
-def test_the_end_is_taken_back_before_the_stream_is_asked_for(node, connect, monkeypatch, dialect, end):
+def test_the_end_is_taken_back_before_the_stream_is_asked_for(
+    node: RunningNode, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, dialect: str, end: str
+) -> None:
     """The server accepts a stream up to a seqno that it had when it was asked, and no longer has."""
     for number in range(40):
         node.set(b"key-%d" % number, number, vbucket=1)
         node.set(b"key-%d" % number, number, vbucket=2)
     request, ends = Reading._request, []
 
-    def late(self, progress, at):
+    def late(self: Reading, progress: Progress, at: KnownNode) -> None:
         if progress.vbucket == 1 and not ends:
             node.rewind(1, 30)
         ends.append((progress.vbucket, progress.end_seqno))
@@ -312,7 +322,7 @@ def test_the_end_is_taken_back_before_the_stream_is_asked_for(node, connect, mon
     assert not application.rollbacks and application.ended == {1: "ok", 2: "ok"}
 
 
-def test_close_while_another_thread_waits(node):
+def test_close_while_another_thread_waits(node: RunningNode) -> None:
     source = tailrace.connect_sync(node.url).__enter__()
     failed = []
 
@@ -331,7 +341,7 @@ def test_close_while_another_thread_waits(node):
     assert not thread.is_alive() and "closed" in str(failed[0])
 
 
-def test_purge_behind_the_reader(node, connect):
+def test_purge_behind_the_reader(node: RunningNode, connect: Callable[..., Any]) -> None:
     write(node)
     application = Application()
     source = connect(node.url)
@@ -347,7 +357,7 @@ def test_purge_behind_the_reader(node, connect):
     assert application.state() == server_state(node, KEYS)
 
 
-def test_start_now_and_a_rollback_behind_the_start(node, connect):
+def test_start_now_and_a_rollback_behind_the_start(node: RunningNode, connect: Callable[..., Any]) -> None:
     """Who started now holds nothing older: it neither starts over nor gets what was there before."""
     write(node)
     source = connect(node.url)
@@ -370,7 +380,7 @@ def test_start_now_and_a_rollback_behind_the_start(node, connect):
     assert [event.seqno for event in after if isinstance(event, Mutation)] == [started - 1]
 
 
-def test_kill_and_restart(node, connect):
+def test_kill_and_restart(node: RunningNode, connect: Callable[..., Any]) -> None:
     """What was not on disk is lost: the reader, which had it, rolls back."""
     write(node)
     node.persist()
@@ -394,7 +404,7 @@ def test_kill_and_restart(node, connect):
     assert source.stats()["lost_connections"] == 1
 
 
-def test_pause_and_resume(node, connect):
+def test_pause_and_resume(node: RunningNode, connect: Callable[..., Any]) -> None:
     write(node)
     source = connect(node.url)
     application = Application()
@@ -418,7 +428,7 @@ def test_pause_and_resume(node, connect):
         source.pause([99])
 
 
-def test_small_window_and_busy_application(node, connect):
+def test_small_window_and_busy_application(node: RunningNode, connect: Callable[..., Any]) -> None:
     """The window bounds what waits for the application, and everything comes all the same."""
     for key in KEYS:
         node.set(key, b"x" * 2000)
@@ -430,7 +440,9 @@ def test_small_window_and_busy_application(node, connect):
     assert seen == len(KEYS)
 
 
-def test_noops_are_answered_while_the_application_is_busy(node, connect):
+def test_noops_are_answered_while_the_application_is_busy(
+    node: RunningNode, connect: Callable[..., Any]
+) -> None:
     write(node, 5)
     source = connect(node.url, noop_interval_s=1)
     changes = source.changes()
@@ -441,7 +453,9 @@ def test_noops_are_answered_while_the_application_is_busy(node, connect):
     assert source.stats()["lost_connections"] == 0
 
 
-def test_rollback_mitigation_holds_back_what_can_be_lost(node, connect):
+def test_rollback_mitigation_holds_back_what_can_be_lost(
+    node: RunningNode, connect: Callable[..., Any]
+) -> None:
     write(node)
     node.persist()
     source = connect(node.url, persisted_only=True)
@@ -461,7 +475,7 @@ def test_rollback_mitigation_holds_back_what_can_be_lost(node, connect):
     assert application.rollbacks == []
 
 
-def test_a_question_when_the_connection_is_lost(node, connect):
+def test_a_question_when_the_connection_is_lost(node: RunningNode, connect: Callable[..., Any]) -> None:
     """In the middle of what it brought it can't be answered, which is said in time; afterwards it can."""
     write(node)
     source = connect(node.url, retry_for_s=3)
@@ -476,7 +490,7 @@ def test_a_question_when_the_connection_is_lost(node, connect):
     assert sum(source.high_seqnos().values()) == len(KEYS)
 
 
-def test_a_reading_that_is_over_asks_for_nothing(node, connect):
+def test_a_reading_that_is_over_asks_for_nothing(node: RunningNode, connect: Callable[..., Any]) -> None:
     """Not for vbuckets that waited for another attempt, nor when somebody resumes them."""
     write(node)
     source = connect(node.url)
@@ -494,7 +508,7 @@ def test_a_reading_that_is_over_asks_for_nothing(node, connect):
     assert all(node["streams"] == 0 for node in source.stats()["nodes"].values())
 
 
-def until(condition, source):
+def until(condition: Callable[..., Any], source: AsyncAsSync | Blocking) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         source.idle(0.01)
@@ -502,7 +516,9 @@ def until(condition, source):
 
 
 @pytest.mark.parametrize("columnar", [False, True])
-def test_rollback_mitigation_and_an_end(node, connect, columnar):
+def test_rollback_mitigation_and_an_end(
+    node: RunningNode, connect: Callable[..., Any], columnar: bool
+) -> None:
     """All streams are at their ends, and the last portion still waits for the disk: that is no end yet."""
     node.stop_persistence()
     write(node)
@@ -520,7 +536,7 @@ def test_rollback_mitigation_and_an_end(node, connect, columnar):
     assert keys == set(KEYS)
 
 
-def test_collections(node, connect):
+def test_collections(node: RunningNode, connect: Callable[..., Any]) -> None:
     with KvClient(node.url) as client:
         client.set_manifest(with_changes(client.manifest(), ["shop.orders", "shop.customers"], []))
         client.set("k", {"in": "orders"}, collection="shop.orders")
@@ -548,7 +564,7 @@ def test_collections(node, connect):
         next(connect(node.url, collections=["shop.nothing"]).changes())
 
 
-def test_no_value_and_compression(node, connect):
+def test_no_value_and_compression(node: RunningNode, connect: Callable[..., Any]) -> None:
     node.set(b"k", {"text": "a" * 2000})
     (empty,) = [
         event for event in connect(node.url, no_value=True).changes(end="now") if isinstance(event, Mutation)
@@ -561,7 +577,7 @@ def test_no_value_and_compression(node, connect):
         assert full.json() == {"text": "a" * 2000}
 
 
-def test_login(connect):
+def test_login(connect: Callable[..., Any]) -> None:
     with tailrace.testing.node(users={"ada": "secret"}) as node:
         node.set(b"k", 1)
         source = connect(node.url, username="ada", password="secret")
@@ -580,7 +596,7 @@ def test_login(connect):
             list(changes)
 
 
-def test_a_server_that_stays_away_is_an_error(connect):
+def test_a_server_that_stays_away_is_an_error(connect: Callable[..., Any]) -> None:
     with tailrace.testing.node(vbuckets=VBUCKETS) as node:
         write(node, 5)
         source = connect(node.url, retry_for_s=0.5)
@@ -593,7 +609,7 @@ def test_a_server_that_stays_away_is_an_error(connect):
     assert "connect" in str(source.stats()["nodes"])
 
 
-def test_usage_errors(node, connect):
+def test_usage_errors(node: RunningNode, connect: Callable[..., Any]) -> None:
     for options in (
         {"dialect": "x"},
         {"flow_control_bufer": 1},
@@ -613,7 +629,7 @@ def test_usage_errors(node, connect):
         next(source.changes(vbuckets=[VBUCKETS]))
 
 
-def test_an_ended_reading_says_so(node, connect):
+def test_an_ended_reading_says_so(node: RunningNode, connect: Callable[..., Any]) -> None:
     write(node)
     source = connect(node.url)
     first = source.changes()
@@ -623,6 +639,6 @@ def test_an_ended_reading_says_so(node, connect):
         list(first)
 
 
-def test_streams_end_with_a_reason(node, connect):
+def test_streams_end_with_a_reason(node: RunningNode, connect: Callable[..., Any]) -> None:
     events = list(connect(node.url).changes(end="now"))
     assert events == [StreamEnd(vbucket, "ok") for vbucket in range(VBUCKETS)]

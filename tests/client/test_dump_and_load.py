@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,7 @@ from tailrace.cli.main import main
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.protocol.script import ask
+from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import Datatype
 from tailrace.wire.fields import join_xattrs
 from tailrace.wire.kv import Set, SetWithMeta
@@ -31,7 +34,7 @@ COLLECTIONS = ["shop.orders", "shop.customers"]
 
 
 @pytest.fixture
-def source():
+def source() -> Iterator[RunningNode]:
     with tailrace.testing.node(vbuckets=4) as node, KvClient(node.url) as client:
         client.set_manifest(with_changes(client.manifest(), COLLECTIONS, []))
         for (collection, key), value in DOCUMENTS.items():
@@ -40,7 +43,9 @@ def source():
 
 
 @pytest.mark.parametrize("command", [["dump"], ["tail", "--to", "now", "--json"]])
-def test_documents_come_back_as_they_were(source, tmp_path, capfdbinary, command):
+def test_documents_come_back_as_they_were(
+    source: RunningNode, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], command: list[str]
+) -> None:
     assert main([command[0], source.url, *command[1:]]) == 0
     lines = tmp_path / "documents.jsonl"
     lines.write_bytes(capfdbinary.readouterr().out)
@@ -57,7 +62,9 @@ def test_documents_come_back_as_they_were(source, tmp_path, capfdbinary, command
 
 
 @pytest.mark.parametrize("command", [["dump"], ["tail", "--to", "now", "--json"]])
-def test_documents_without_their_values_are_not_loaded(source, tmp_path, capfdbinary, command):
+def test_documents_without_their_values_are_not_loaded(
+    source: RunningNode, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], command: list[str]
+) -> None:
     # an empty value would replace each of them
     assert main([command[0], source.url, "--no-value", *command[1:]]) == 0
     lines = tmp_path / "documents.jsonl"
@@ -72,7 +79,9 @@ def test_documents_without_their_values_are_not_loaded(source, tmp_path, capfdbi
     assert source.get("number") == 0.1
 
 
-def test_lines_of_a_collection_say_its_name(source, capfdbinary):
+def test_lines_of_a_collection_say_its_name(
+    source: RunningNode, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     assert main(["dump", source.url]) == 0
     lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
     with KvClient(source.url) as client:
@@ -82,7 +91,9 @@ def test_lines_of_a_collection_say_its_name(source, capfdbinary):
     assert ("shop", "orders", orders) in named and (None, None, None) in named and len(named) == 3
 
 
-def test_dump_has_xattrs_if_they_are_asked_for(source, capfdbinary):
+def test_dump_has_xattrs_if_they_are_asked_for(
+    source: RunningNode, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     request = SetWithMeta(
         key=b"\0with",
         value=join_xattrs({"note": b'"x"'}, b"{}"),
@@ -100,7 +111,9 @@ def test_dump_has_xattrs_if_they_are_asked_for(source, capfdbinary):
 
 
 @pytest.mark.parametrize("command", [["dump"], ["tail", "--to", "now", "--json"]])
-def test_xattrs_come_back_as_they_were(source, tmp_path, capfdbinary, command):
+def test_xattrs_come_back_as_they_were(
+    source: RunningNode, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], command: list[str]
+) -> None:
     xattrs = {"note": b'{"n":[1,"\xc3\xa4"]}', "_sync": b"7"}
     sets = {b"with": b"{}", b"raw": b"\xff", b"text": b"text", b"empty": b""}
     lines = tmp_path / "documents.jsonl"
@@ -126,7 +139,9 @@ def test_xattrs_come_back_as_they_were(source, tmp_path, capfdbinary, command):
     assert before["with"][-1] == {"note": {"n": [1, "ä"]}, "_sync": 7}
 
 
-def test_load_reads_stdin(source, monkeypatch, capfdbinary):
+def test_load_reads_stdin(
+    source: RunningNode, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     stdin = io.BytesIO(b'{"key":"piped","value":[1]}\n')
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stdin))
     assert main(["load", source.url, "--from", "-", "--json"]) == 0

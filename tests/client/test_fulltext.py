@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import tantivy
@@ -19,6 +21,7 @@ from tailrace.client.fulltext import FullText, follow
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.errors import TailraceError, UsageError
+from tailrace.testing.running import RunningNode
 
 VBUCKETS = 4
 KEYS = [f"key-{number}" for number in range(40)]
@@ -26,12 +29,12 @@ WORDS = ["engine", "river", "mill", "wheel", "sluice"]
 
 
 @pytest.fixture
-def node():
+def node() -> Iterator[RunningNode]:
     with tailrace.testing.node(vbuckets=VBUCKETS) as running:
         yield running
 
 
-def update(node, directory):
+def update(node: RunningNode, directory: Path) -> int:
     index = FullText(directory, bucket="default")
     try:
         return asyncio.run(follow(node.url, index, end="now"))
@@ -39,7 +42,7 @@ def update(node, directory):
         index.close()
 
 
-def equal(node, directory):
+def equal(node: RunningNode, directory: Path) -> None:
     """The index has each document of the bucket with its present words, and no other."""
     index = FullText(directory)
     held = {key: node.get(key) for key in KEYS}
@@ -52,7 +55,7 @@ def equal(node, directory):
         assert [hit.key.decode() for hit in index.search(f"text:n{document['n']}", limit=5)] == [key]
 
 
-def write(node, rng, count, start=0):
+def write(node: RunningNode, rng: random.Random, count: int, start: int = 0) -> None:
     for number in range(count):
         key = rng.choice(KEYS)
         if rng.random() < 0.8:
@@ -64,7 +67,7 @@ def write(node, rng, count, start=0):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_index_ends_equal_to_the_bucket(node, tmp_path, seed):
+def test_the_index_ends_equal_to_the_bucket(node: RunningNode, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     for turn in range(6):
         write(node, rng, 60, turn * 1_000)
@@ -79,7 +82,7 @@ def test_the_index_ends_equal_to_the_bucket(node, tmp_path, seed):
     assert update(node, tmp_path / "index") == 0  # it goes on exactly where it was
 
 
-def test_expired_documents_leave_it(node, tmp_path):
+def test_expired_documents_leave_it(node: RunningNode, tmp_path: Path) -> None:
     node.set("short", {"word": "mill"}, expiry=1)
     node.set("long", {"word": "mill"})
     node.get("short")
@@ -87,7 +90,7 @@ def test_expired_documents_leave_it(node, tmp_path):
     assert [hit.key for hit in FullText(tmp_path).search("mill")] == [b"long"]
 
 
-def test_an_indexer_that_is_killed_resumes(node, tmp_path):
+def test_an_indexer_that_is_killed_resumes(node: RunningNode, tmp_path: Path) -> None:
     rng = random.Random(7)
     directory = tmp_path / "index"
     for turn in range(3):
@@ -109,7 +112,7 @@ def test_an_indexer_that_is_killed_resumes(node, tmp_path):
     equal(node, directory)
 
 
-def test_the_commands(node, tmp_path, capfdbinary):
+def test_the_commands(node: RunningNode, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     node.set("user::1", {"name": "Ada Lovelace", "city": "London"})
     node.set("user::2", "no JSON, but an engine")
     assert main(["index", node.url, str(tmp_path / "index"), "--to", "now"]) == 0
@@ -127,7 +130,7 @@ def test_the_commands(node, tmp_path, capfdbinary):
     assert capfdbinary.readouterr().err.count(b"tailrace: error: ") == 3
 
 
-def test_positions_are_no_documents(node, tmp_path):
+def test_positions_are_no_documents(node: RunningNode, tmp_path: Path) -> None:
     for number in range(3):
         node.set(f"k{number}", {"word": "mill"})
     update(node, tmp_path)
@@ -138,7 +141,7 @@ def test_positions_are_no_documents(node, tmp_path):
     assert index.search("id:state") == []
 
 
-def test_a_dropped_collection_leaves_it(node, tmp_path):
+def test_a_dropped_collection_leaves_it(node: RunningNode, tmp_path: Path) -> None:
     with KvClient(node.url) as client:
         client.set_manifest(with_changes(client.manifest(), ["shop.carts", "shop.orders"], ()))
         for collection in ("shop.carts", "shop.orders"):
@@ -158,7 +161,7 @@ def test_a_dropped_collection_leaves_it(node, tmp_path):
     assert len(hits) == 3 and {hit.collection_id for hit in hits} == kept
 
 
-def test_an_index_of_somebody_else(tmp_path):
+def test_an_index_of_somebody_else(tmp_path: Path) -> None:
     builder = tantivy.SchemaBuilder()
     builder.add_text_field("title")
     (tmp_path / "other").mkdir()
@@ -173,7 +176,7 @@ def test_an_index_of_somebody_else(tmp_path):
         FullText(tmp_path / "broken")
 
 
-def test_one_writer_at_a_time(tmp_path):
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
     index = FullText(tmp_path, bucket="default")
     with pytest.raises(TailraceError, match="another process"):
         FullText(tmp_path, bucket="default")

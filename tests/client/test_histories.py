@@ -9,12 +9,15 @@ A seed replays a failure.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import tailrace.testing
 from client.application import Application, events_of, server_state
 from tailrace.client.checkpoints import MemoryState
+from tailrace.testing.running import RunningNode
 
 VBUCKETS = 2
 KEYS = [f"key-{number}".encode() for number in range(12)]
@@ -23,7 +26,7 @@ KEYS = [f"key-{number}".encode() for number in range(12)]
 class World:
     """A node, an application, and what happens to both."""
 
-    def __init__(self, node, connect, seed, dialect):
+    def __init__(self, node: RunningNode, connect: Callable[..., Any], seed: int, dialect: str) -> None:
         self.random = random.Random(seed)
         self.dialect = dialect
         self.is_columnar = self.random.random() < 0.4
@@ -33,10 +36,10 @@ class World:
         self.connect = connect
         self.application = Application()
         self.state = MemoryState()
-        self.source = None
-        self.changes = None
+        self.source: Any = None
+        self.changes: Any = None
 
-    def run(self, steps):
+    def run(self, steps: int) -> None:
         for _ in range(steps):
             weights = [12, 4, 3, 1, 1, 1, 1, 1, 1, 8, 2, 1, 0.5, 3, 2]
             (act,) = self.random.choices(
@@ -63,23 +66,23 @@ class World:
         self.forget()
         self.catch_up()
 
-    def write(self):
+    def write(self) -> None:
         for _ in range(self.random.randrange(1, 6)):
             self.node.set(self.random.choice(KEYS), self.random.randrange(1_000_000))
 
-    def delete(self):
+    def delete(self) -> None:
         key = self.random.choice(KEYS)
         if self.node.get(key) is not None:
             self.node.delete(key)
 
-    def rewind(self):
+    def rewind(self) -> None:
         vbucket = self.random.randrange(VBUCKETS)
         floor = self.node.call(lambda n: n.buckets["default"].store.vbuckets[vbucket].rollback_floor)
         target = self.random.choice([0, self.random.randint(floor, self.node.high_seqno(vbucket))])
         if target >= floor or target == 0:
             self.node.rewind(vbucket, target)
 
-    def rewind_again_and_again(self):
+    def rewind_again_and_again(self) -> None:
         for _ in range(self.random.randrange(2, 4)):
             self.write()
             self.rewind()
@@ -87,7 +90,7 @@ class World:
                 self.break_connections()
         self.write()
 
-    def make_anew(self):
+    def make_anew(self) -> None:
         self.forget()  # who stays connected to a bucket that is made anew gets an error
         port = self.node.port
         self.node.stop()
@@ -96,32 +99,32 @@ class World:
         self.node.start()
         self.write()
 
-    def kill(self):
+    def kill(self) -> None:
         self.node.kill()
         self.node.start()
 
-    def restart(self):
+    def restart(self) -> None:
         self.node.restart()
 
-    def flush(self):
+    def flush(self) -> None:
         self.node.flush()
 
-    def persist(self):
+    def persist(self) -> None:
         self.node.persist()
 
-    def purge(self):
+    def purge(self) -> None:
         self.node.persist()
         self.node.compact(drop_tombstones=True)
 
-    def break_connections(self):
+    def break_connections(self) -> None:
         self.node.drop_connections()
 
-    def open(self):
+    def open(self) -> Any:
         return self.connect(
             self.node.url, state=self.state, retry_for_s=60, dialect=self.dialect, **self.options
         )
 
-    def read(self, **options):
+    def read(self, **options: Any) -> Iterator[list[Any]]:
         """Events, as many at a time as the application gets at once."""
         if self.is_columnar:
             for batch in self.source.batches(**options):
@@ -130,7 +133,7 @@ class World:
             for event in self.source.changes(**options):
                 yield [event]
 
-    def is_behind(self):
+    def is_behind(self) -> bool:
         """Whether something will come of vbuckets that are not paused."""
         return any(
             self.application.last.get(vb, 0) < self.node.high_seqno(vb)
@@ -138,19 +141,19 @@ class World:
             if vb not in self.paused
         )
 
-    def pause(self):
+    def pause(self) -> None:
         if self.changes is not None and self.dialect == "dcp" and self.source.stats()["vbuckets"]:
             vbucket = self.random.randrange(VBUCKETS)
             self.source.pause([vbucket])
             self.paused.add(vbucket)
 
-    def resume(self):
+    def resume(self) -> None:
         if self.paused:
             vbucket = self.random.choice(sorted(self.paused))
             self.source.resume([vbucket])
             self.paused.remove(vbucket)
 
-    def read_some(self):
+    def read_some(self) -> None:
         """Take some events of an endless reading; only so many that there is no need to wait."""
         if self.changes is None:
             self.source = self.open()
@@ -161,7 +164,7 @@ class World:
             self.application.take(next(self.changes))
         self.source.save()
 
-    def forget(self):
+    def forget(self) -> None:
         """The process ends: what is left is what was saved, and a state of the application to match."""
         if self.changes is None:
             return
@@ -179,18 +182,18 @@ class World:
             self.application.documents[vbucket] = {}
             self.application.last[vbucket] = 0
 
-    def catch_up(self):
+    def catch_up(self) -> None:
         self.source = self.open()
         for events in self.read(end="now"):
             self.application.take(events)
         assert self.application.state() == server_state(self.node, KEYS)
 
 
-def new_node():
+def new_node() -> RunningNode:
     return tailrace.testing.node(vbuckets=VBUCKETS, settings={"history_changes": 50})
 
 
-def campaign(connect, seed, steps, dialect):
+def campaign(connect: Callable[..., Any], seed: int, steps: int, dialect: str) -> None:
     node = new_node()
     node.start()
     world = World(node, connect, seed, dialect)
@@ -201,13 +204,15 @@ def campaign(connect, seed, steps, dialect):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_short_history(connect, seed):
+def test_a_short_history(connect: Callable[..., Any], seed: int) -> None:
     campaign(connect, seed, 60, "dcp")
 
 
 @pytest.mark.parametrize("dialect", ["upr-a", "upr-b"])
 @pytest.mark.parametrize("seed", range(10, 14))
-def test_a_short_history_in_older_words(connect, seed, dialect, monkeypatch):
+def test_a_short_history_in_older_words(
+    connect: Callable[..., Any], seed: int, dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # so little is held back of a snapshot that it breaks off in the middle now and then
     monkeypatch.setattr("tailrace.protocol.upr.translation.HELD_BYTES", 100)
     campaign(connect, seed, 60, dialect)
@@ -216,5 +221,5 @@ def test_a_short_history_in_older_words(connect, seed, dialect, monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("dialect", ["dcp", "upr-a", "upr-b"])
 @pytest.mark.parametrize("seed", range(100, 140))
-def test_a_long_history(connect, seed, dialect):
+def test_a_long_history(connect: Callable[..., Any], seed: Any, dialect: Any) -> None:
     campaign(connect, seed, 600, dialect)

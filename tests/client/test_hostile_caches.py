@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ from tailrace.wire.header import HEADER
 OPAQUE = slice(12, 16)
 
 
-async def redis_request(reader):
+async def redis_request(reader: asyncio.StreamReader) -> bytes:
     """The next command, as it came."""
     taken = await reader.readuntil(b"\r\n")
     for _ in range(int(taken[1:])):
@@ -26,7 +28,7 @@ async def redis_request(reader):
     return taken
 
 
-async def memcached_request(reader):
+async def memcached_request(reader: asyncio.StreamReader) -> bytes:
     """The next frame."""
     header = await reader.readexactly(HEADER.size)
     return header + await reader.readexactly(int.from_bytes(header[8:12], "big"))
@@ -35,18 +37,18 @@ async def memcached_request(reader):
 class FakeCache:
     """Takes whatever comes and says what it was told to say, an answer a request; then it closes."""
 
-    def __init__(self, kind, *answers):
+    def __init__(self, kind: str, *answers: Callable[..., Any] | bytes) -> None:
         self.next_request = {"redis": redis_request, "memcached": memcached_request}[kind]
         self.answers = list(answers)
         self.requests = []
         self.writers = []
 
-    async def __aenter__(self):
+    async def __aenter__(self) -> FakeCache:
         self.server = await asyncio.start_server(self.talk, "127.0.0.1", 0)
         self.port = self.server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(self, *_):
+    async def __aexit__(self, *_: Any) -> None:
         self.server.close()
         for writer in self.writers:
             writer.close()
@@ -54,10 +56,10 @@ class FakeCache:
                 await writer.wait_closed()
 
     @property
-    def connections(self):
+    def connections(self) -> int:
         return len(self.writers)
 
-    async def talk(self, reader, writer):
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
         with contextlib.suppress(OSError, EOFError):
             while self.answers:
@@ -68,10 +70,18 @@ class FakeCache:
         writer.close()
 
 
-def meet(kind, *answers, prefix="", path="", clear=False, retry_for_s=0.0, login=""):
+def meet(
+    kind: str,
+    *answers: Callable[..., Any] | bytes,
+    prefix: str = "",
+    path: str = "",
+    clear: bool = False,
+    retry_for_s: float = 0.0,
+    login: str = "",
+) -> FakeCache:
     """Remove a key at (or clear) a cache with these answers."""
 
-    async def talk():
+    async def talk() -> FakeCache:
         async with FakeCache(kind, *answers) as fake:
             url = f"{kind}://{login}127.0.0.1:{fake.port}{path}"
             cache = cache_at(url, prefix=prefix, retry_for_s=retry_for_s)
@@ -106,7 +116,7 @@ def meet(kind, *answers, prefix="", path="", clear=False, retry_for_s=0.0, login
     ],
     ids=lambda answer: repr(answer[:20]),
 )
-def test_redis_says_what_is_no_resp(answer):
+def test_redis_says_what_is_no_resp(answer: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="redis answers"):
         meet("redis", answer)
 
@@ -122,12 +132,12 @@ def test_redis_says_what_is_no_resp(answer):
         b"*2\r\n+0\r\n*1\r\n$-1\r\n",
     ],
 )
-def test_redis_answers_a_scan_with_something_else(answer):
+def test_redis_answers_a_scan_with_something_else(answer: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="SCAN"):
         meet("redis", answer, prefix="doc:", clear=True)
 
 
-def test_redis_scans_in_several_steps():
+def test_redis_scans_in_several_steps() -> None:
     fake = meet(
         "redis",
         b"*2\r\n$2\r\n17\r\n*1\r\n$5\r\ndoc:a\r\n",
@@ -141,7 +151,7 @@ def test_redis_scans_in_several_steps():
     assert b"SCAN\r\n$2\r\n17\r\n" in fake.requests[2]
 
 
-def test_redis_refuses():
+def test_redis_refuses() -> None:
     with pytest.raises(ConnectError, match="READONLY"):
         meet("redis", b"-READONLY You can't write against a read only replica.\r\n")
     with pytest.raises(LoginError, match="WRONGPASS"):
@@ -150,17 +160,25 @@ def test_redis_refuses():
         meet("redis", b"-ERR DB index is out of range\r\n", path="/99")
 
 
-def test_a_redis_that_is_still_loading_is_asked_again():
+def test_a_redis_that_is_still_loading_is_asked_again() -> None:
     fake = meet("redis", b"-LOADING Redis is loading the dataset in memory\r\n", b":1\r\n", retry_for_s=60)
     assert fake.connections == 2
     with pytest.raises(ConnectError, match="LOADING"):
         meet("redis", b"-LOADING Redis is loading the dataset in memory\r\n")
 
 
-def answer(opcode=0x04, *, magic=0x81, status=0, opaque=None, body=b"", length=None):
+def answer(
+    opcode: int = 0x04,
+    *,
+    magic: int = 0x81,
+    status: int = 0,
+    opaque: int | None = None,
+    body: bytes = b"",
+    length: int | None = None,
+) -> Callable[..., Any]:
     """A frame in answer to a deletion."""
 
-    def made(request):
+    def made(request: bytes) -> bytes:
         number = struct.unpack(">I", request[OPAQUE])[0] if opaque is None else opaque
         size = len(body) if length is None else length
         return HEADER.pack(magic, opcode, 0, 0, 0, status, size, number, 0) + body
@@ -183,12 +201,14 @@ def answer(opcode=0x04, *, magic=0x81, status=0, opaque=None, body=b"", length=N
         (b"", ConnectError),
     ],
 )
-def test_memcached_says_nonsense(hostile, error):
+def test_memcached_says_nonsense(
+    hostile: Callable[..., Any] | bytes, error: type[RemoteProtocolError]
+) -> None:
     with pytest.raises(error):
         meet("memcached", hostile)
 
 
-def test_a_memcached_that_is_busy_is_asked_again():
+def test_a_memcached_that_is_busy_is_asked_again() -> None:
     assert meet("memcached", answer(status=0x85), answer(), retry_for_s=60).connections == 1
 
 
@@ -202,7 +222,7 @@ def test_a_memcached_that_is_busy_is_asked_again():
     kind=st.sampled_from(["redis", "memcached"]),
     clear=st.booleans(),
 )
-def test_whatever_a_cache_says_is_an_answer_or_a_typed_error(said, kind, clear):
+def test_whatever_a_cache_says_is_an_answer_or_a_typed_error(said: bytes, kind: str, clear: bool) -> None:
     try:
         meet(kind, said, prefix="p", clear=clear)
     except TailraceError as error:
@@ -213,6 +233,6 @@ def test_whatever_a_cache_says_is_an_answer_or_a_typed_error(said, kind, clear):
     "where",
     ["redis://[::1", "redis://x:99999", "redis://" + "x" * 80, "memcached://a..b", "redis:6379", "http://x"],
 )
-def test_what_is_no_address(where):
+def test_what_is_no_address(where: str) -> None:
     with pytest.raises(UsageError):
         cache_at(where)

@@ -9,12 +9,14 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import tailrace
 from client.fake_server import UUID, FakeServer, accepted, marker, mutation, noop
+from client.fake_server import Connection as FakeConnection
 from tailrace import Mutation, Snapshot, StreamEnd
 from tailrace.client.checkpoints import MemoryState
 from tailrace.client.connection import Connection
@@ -28,17 +30,31 @@ from tailrace.errors import (
 )
 from tailrace.wire.admin import ClustermapChangeNotification, SaslResponse
 from tailrace.wire.codes import DcpOpcode, Magic, Op, Status
-from tailrace.wire.dcp import DcpNoop, DcpSeqnoAdvanced, DcpStreamEnd, DcpStreamRequestResponse
+from tailrace.wire.dcp import (
+    DcpNoop,
+    DcpSeqnoAdvanced,
+    DcpStreamEnd,
+    DcpStreamRequest,
+    DcpStreamRequestResponse,
+)
 from tailrace.wire.header import Frame
 from tailrace.wire.message import Response
 
 
-def raw(request, opcode, *, extras=b"", key=b"", value=b"", **fields):
+def raw(
+    request: DcpStreamRequest,
+    opcode: int,
+    *,
+    extras: bytes = b"",
+    key: bytes = b"",
+    value: bytes = b"",
+    **fields: Any,
+) -> bytes:
     fields = {"opaque": request.opaque, "vbucket": request.vbucket} | fields
     return Frame(Magic.REQUEST, opcode, len(key), len(extras), body=extras + key + value, **fields).encode()
 
 
-def answer(request, status, value=b""):
+def answer(request: DcpStreamRequest, status: int, value: bytes = b"") -> bytes:
     return Frame(
         Magic.RESPONSE, DcpOpcode.STREAM_REQUEST, vbucket=status, opaque=request.opaque, body=value
     ).encode()
@@ -132,7 +148,7 @@ SOUND = {"falling seqno": 5, "repeated seqno": 5, "marker in the past": 9, "adva
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_server_that_breaks_the_rules(name, connect):
+def test_a_server_that_breaks_the_rules(name: str, connect: Callable[..., Any]) -> None:
     with FakeServer(lambda connection, request: connection.send(*HOSTILE[name](request))) as server:
         server.high_seqnos = {0: 100}
         source = connect(server.url, retry_for_s=2)
@@ -158,14 +174,14 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("name", CHEATS)
-def test_a_server_that_does_not_know_the_password(name, connect):
-    def first(_server, frame):
+def test_a_server_that_does_not_know_the_password(name: str, connect: Callable[..., Any]) -> None:
+    def first(_server: FakeServer, frame: Frame) -> bytes:
         nonce = frame.value.split(b",r=")[1]
         return SaslResponse(
             opcode=Op.SASL_AUTH, status=Status.AUTH_CONTINUE, value=CHEATS[name](nonce), opaque=frame.opaque
         ).encode()
 
-    def last(_server, frame):
+    def last(_server: Any, frame: Any) -> Any:
         value = b"v=" + base64.b64encode(bytes(64))
         return SaslResponse(opcode=Op.SASL_STEP, value=value, opaque=frame.opaque).encode()
 
@@ -191,8 +207,8 @@ def test_a_server_that_does_not_know_the_password(name, connect):
         b'{"rev":"1","vBucketServerMap":{"vBucketMap":[[0]],"serverList":["$HOST:1"]}}',
     ],
 )
-def test_a_map_that_is_none(config, connect):
-    def answered(_server, frame):
+def test_a_map_that_is_none(config: bytes, connect: Callable[..., Any]) -> None:
+    def answered(_server: FakeServer, frame: Frame) -> bytes:
         return Frame(Magic.RESPONSE, Op.GET_CLUSTER_CONFIG, opaque=frame.opaque, body=config).encode()
 
     with FakeServer(lambda *_: None) as server:
@@ -205,7 +221,7 @@ def test_a_map_that_is_none(config, connect):
 
 
 @pytest.mark.parametrize("opcode", [Op.HELLO, Op.SELECT_BUCKET, DcpOpcode.OPEN, DcpOpcode.CONTROL])
-def test_answers_to_questions_that_nobody_asked(opcode, connect):
+def test_answers_to_questions_that_nobody_asked(opcode: int, connect: Callable[..., Any]) -> None:
     with FakeServer(lambda *_: None) as server:
         for wrong in (
             lambda s, f: Response(opcode=f.opcode, opaque=f.opaque + 100).encode(),
@@ -228,7 +244,9 @@ def test_answers_to_questions_that_nobody_asked(opcode, connect):
         (Op.SELECT_BUCKET, Status.KEY_ENOENT, LoginError),
     ],
 )
-def test_refusals_of_what_is_needed(opcode, status, error, connect):
+def test_refusals_of_what_is_needed(
+    opcode: int, status: int, error: type[TailraceError], connect: Callable[..., Any]
+) -> None:
     with FakeServer(lambda *_: None) as server:
         server.answers[opcode] = lambda s, f: Response(
             opcode=f.opcode, status=status, opaque=f.opaque
@@ -237,15 +255,15 @@ def test_refusals_of_what_is_needed(opcode, status, error, connect):
             connect(server.url)
 
 
-def test_refusals_of_what_is_not_needed(connect):
+def test_refusals_of_what_is_not_needed(connect: Callable[..., Any]) -> None:
     """A server that knows none of the optional settings is as good as any."""
     needed = (b"enable_noop", b"connection_buffer_size")
 
-    def control(_server, frame):
+    def control(_server: FakeServer, frame: Frame) -> bytes:
         status = Status.SUCCESS if frame.key in needed else Status.EINVAL
         return Response(opcode=frame.opcode, status=status, opaque=frame.opaque).encode()
 
-    def stream(connection, request):
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))
 
     with FakeServer(stream) as server:
@@ -253,8 +271,8 @@ def test_refusals_of_what_is_not_needed(connect):
         assert isinstance(next(connect(server.url).changes()), Snapshot)
 
 
-def test_a_silent_server_is_given_up_after_two_intervals(connect):
-    def stream(connection, request):
+def test_a_silent_server_is_given_up_after_two_intervals(connect: Callable[..., Any]) -> None:
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         connection.send(accepted(request))
         connection.server.answers = dict.fromkeys(range(256))  # not a word from now on, to nobody
 
@@ -265,7 +283,7 @@ def test_a_silent_server_is_given_up_after_two_intervals(connect):
         assert len(server.connections) >= 2
 
 
-def test_a_server_that_says_nothing_after_the_handshake(connect):
+def test_a_server_that_says_nothing_after_the_handshake(connect: Callable[..., Any]) -> None:
     """It can be connected to time and again, and still it is an error in the end."""
     with FakeServer(lambda connection, request: None) as server:
         source = connect(server.url, noop_interval_s=1, retry_for_s=3)
@@ -274,7 +292,9 @@ def test_a_server_that_says_nothing_after_the_handshake(connect):
         assert any(frame.opcode == DcpOpcode.STREAM_REQUEST for frame in server.requests)
 
 
-def test_a_server_that_is_alive_but_never_answers(connect, monkeypatch):
+def test_a_server_that_is_alive_but_never_answers(
+    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tailrace.client.progress.ANSWER_S", 0.3)
     with FakeServer(lambda connection, request: None) as server:
         source = connect(server.url, retry_for_s=0.1)
@@ -283,11 +303,13 @@ def test_a_server_that_is_alive_but_never_answers(connect, monkeypatch):
         assert len(server.connections) == 1
 
 
-def test_an_answer_that_the_application_has_not_taken_is_an_answer(connect, monkeypatch):
+def test_an_answer_that_the_application_has_not_taken_is_an_answer(
+    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However long it takes over what came before."""
-    waiting = []
+    waiting: list[Callable[[], None]] = []
 
-    def stream(connection, request):
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         parts = accepted(request), marker(request, 1, 1), mutation(request, 1)
         if request.vbucket == 0:
             connection.send(*parts)
@@ -312,12 +334,14 @@ def test_an_answer_that_the_application_has_not_taken_is_an_answer(connect, monk
         assert next(event for event in changes if isinstance(event, Mutation)).vbucket == 1
 
 
-def test_what_comes_while_the_application_is_busy_is_one_piece(connect, monkeypatch):
+def test_what_comes_while_the_application_is_busy_is_one_piece(
+    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many packets it takes, and without waiting any longer when the application asks."""
     monkeypatch.setattr("tailrace.client.connection._GATHER_S", 3600)
     sends = []
 
-    def stream(connection, request):
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         sends.extend((connection.send, mutation(request, seqno)) for seqno in range(2, 22))
         connection.send(accepted(request), marker(request, 1, 21), mutation(request, 1))
 
@@ -339,12 +363,14 @@ def test_what_comes_while_the_application_is_busy_is_one_piece(connect, monkeypa
 
 
 @pytest.mark.parametrize("what", ["gathering", "still coming"])
-def test_nothing_is_overlooked_on_any_connection(connect, monkeypatch, what):
+def test_nothing_is_overlooked_on_any_connection(
+    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     """What waits for more on the first one is only a sign of life; a change waits on the second."""
     monkeypatch.setattr("tailrace.client.connection._GATHER_S", 3600)
     streams = {}
 
-    def stream(connection, request):
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         streams[request.vbucket] = connection, request
         connection.send(accepted(request), marker(request, 1, 2), mutation(request, 1))
 
@@ -367,17 +393,17 @@ def test_nothing_is_overlooked_on_any_connection(connect, monkeypatch, what):
         assert not source.is_idle
 
 
-async def until(condition):
+async def until(condition: Callable[..., Any]) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the server is another thread
             await asyncio.sleep(0.01)
 
 
-def test_what_has_come_counts_before_it_was_looked_at(monkeypatch):
+def test_what_has_come_counts_before_it_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that was held up reads, and rings, in one round: nobody was silent, we were deaf."""
     asked = []
 
-    async def read(server):
+    async def read(server: FakeServer) -> None:
         async with tailrace.connect(server.url, retry_for_s=0) as source:
             reading = await source.begin()
             portion = asyncio.ensure_future(source.next_portion(reading))
@@ -403,22 +429,22 @@ def test_what_has_come_counts_before_it_was_looked_at(monkeypatch):
 class Full:
     """A socket that takes nothing now."""
 
-    def __init__(self, real):
+    def __init__(self, real: socket.socket) -> None:
         self._real = real
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def send(self, *_):
+    def send(self, *_: bytearray | bytes) -> None:
         raise BlockingIOError
 
     sendmsg = send
 
 
-def test_a_source_ends_after_a_server_that_left_before_it_had_heard_all():
+def test_a_source_ends_after_a_server_that_left_before_it_had_heard_all() -> None:
     """asyncio's transport can't be closed again when it was closed with something to send, and sent it."""
 
-    async def read(server):
+    async def read(server: FakeServer) -> None:
         async with tailrace.connect(server.url) as source:
             await source.begin()
             (connection,) = source._connections
@@ -435,7 +461,7 @@ def test_a_source_ends_after_a_server_that_left_before_it_had_heard_all():
         asyncio.run(read(server))
 
 
-def two_snapshots_and_a_half(connection, request):
+def two_snapshots_and_a_half(connection: FakeConnection, request: DcpStreamRequest) -> None:
     """Of two vbuckets, interleaved, in one go."""
     connection.server.asked.append(request)
     if len(connection.server.asked) == 2:
@@ -448,7 +474,7 @@ def two_snapshots_and_a_half(connection, request):
         )
 
 
-def test_a_batch_ends_where_a_snapshot_does(connect):
+def test_a_batch_ends_where_a_snapshot_does(connect: Callable[..., Any]) -> None:
     with FakeServer(two_snapshots_and_a_half, vbuckets=2) as server:
         source = connect(server.url)
         batches = source.batches()
@@ -478,7 +504,9 @@ def test_a_batch_ends_where_a_snapshot_does(connect):
 
 
 @pytest.mark.parametrize("columnar", [False, True])
-def test_a_snapshot_that_is_whole_is_saved_although_the_next_one_has_begun(connect, columnar):
+def test_a_snapshot_that_is_whole_is_saved_although_the_next_one_has_begun(
+    connect: Callable[..., Any], columnar: bool
+) -> None:
     store = MemoryState()
     with FakeServer(two_snapshots_and_a_half, vbuckets=2) as server:
         source = connect(server.url, state=store)
@@ -494,11 +522,11 @@ def test_a_snapshot_that_is_whole_is_saved_although_the_next_one_has_begun(conne
 
 @pytest.mark.parametrize("columnar", [False, True])
 def test_a_snapshot_that_is_cut_shorter_when_it_is_taken_up_again_is_whole_at_its_first_end(
-    connect, columnar
-):
+    connect: Callable[..., Any], columnar: bool
+) -> None:
     """What is here of it was folded up to the end that was announced first."""
 
-    def stream(connection, request):
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         connection.send(accepted(request))
         if request.start_seqno == 0:
             connection.send(marker(request, 1, 6), mutation(request, 1), mutation(request, 3))
@@ -524,8 +552,8 @@ def test_a_snapshot_that_is_cut_shorter_when_it_is_taken_up_again_is_whole_at_it
         assert ends == {1: 6, 3: 6, 4: 6, 6: 7, 7: 7}
 
 
-def test_a_noop_is_answered_with_its_opaque(connect):
-    def stream(connection, request):
+def test_a_noop_is_answered_with_its_opaque(connect: Callable[..., Any]) -> None:
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         connection.send(accepted(request), marker(request, 1, 2), mutation(request, 1), noop(10_000_001))
 
     with FakeServer(stream) as server:
@@ -538,16 +566,16 @@ def test_a_noop_is_answered_with_its_opaque(connect):
             assert time.monotonic() < deadline
 
 
-def test_acks_follow_the_application(connect):
+def test_acks_follow_the_application(connect: Callable[..., Any]) -> None:
     """Nothing is acknowledged before the application has it, and everything after that."""
     size = 3_000
 
-    def stream(connection, request):
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         items = b"".join(mutation(request, seqno, value=b"x" * size) for seqno in range(1, 101))
         connection.send(accepted(request), marker(request, 1, 100), items)
         connection.send(DcpStreamEnd(opaque=request.opaque, vbucket=0).encode())
 
-    def acked(server):
+    def acked(server: FakeServer) -> int:
         return sum(int.from_bytes(f.extras, "big") for f in server.requests if f.opcode == 0x5D)
 
     with FakeServer(stream) as server:
@@ -569,16 +597,18 @@ def test_acks_follow_the_application(connect):
 
 @pytest.mark.parametrize("how", ["pause", "end of the reading"])
 @pytest.mark.parametrize("answer_first", [True, False])
-def test_a_stream_is_closed_while_its_end_is_on_its_way(connect, how, answer_first):
+def test_a_stream_is_closed_while_its_end_is_on_its_way(
+    connect: Callable[..., Any], how: str, answer_first: bool
+) -> None:
     """The server answers that there is no such stream, before or after all else that belongs to it."""
     requests = {}
     closing = threading.Event()
 
-    def stream(connection, request):
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         requests[request.vbucket] = connection, request
         connection.send(accepted(request), marker(request, 1, 9), mutation(request, 1), mutation(request, 2))
 
-    def close(server, frame):
+    def close(server: FakeServer, frame: Frame) -> bytes:
         closing.set()
         refusal = Response(opcode=frame.opcode, status=Status.KEY_ENOENT, opaque=frame.opaque).encode()
         end = DcpStreamEnd(opaque=frame.opaque, vbucket=frame.vbucket, status=2).encode()
@@ -617,8 +647,8 @@ def test_a_stream_is_closed_while_its_end_is_on_its_way(connect, how, answer_fir
         assert source.stats()["lost_connections"] == 0
 
 
-def test_unknown_requests_are_refused_and_forgotten(connect):
-    def stream(connection, request):
+def test_unknown_requests_are_refused_and_forgotten(connect: Callable[..., Any]) -> None:
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         connection.send(
             accepted(request), raw(request, 0xF0, opaque=0x7007), raw(request, 0x5A, opaque=0x7008)
         )
@@ -636,8 +666,8 @@ def test_unknown_requests_are_refused_and_forgotten(connect):
         assert [f.status for f in refusals] == [Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED]
 
 
-def test_a_marker_that_wants_an_answer_gets_it_at_its_end(connect):
-    def stream(connection, request):
+def test_a_marker_that_wants_an_answer_gets_it_at_its_end(connect: Callable[..., Any]) -> None:
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         connection.send(accepted(request), marker(request, 1, 2, flags=9), mutation(request, 1))
         time.sleep(0.2)
         assert not any(f.opcode == DcpOpcode.SNAPSHOT_MARKER for f in connection.server.requests)
@@ -653,10 +683,10 @@ def test_a_marker_that_wants_an_answer_gets_it_at_its_end(connect):
             assert time.monotonic() < deadline
 
 
-def test_temporary_refusals_are_tried_again(connect):
+def test_temporary_refusals_are_tried_again(connect: Callable[..., Any]) -> None:
     states = [Status.ETMPFAIL, Status.ENOMEM, Status.KEY_EEXISTS, Status.NOT_MY_VBUCKET]
 
-    def stream(connection, request):
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         if states:
             connection.send(answer(request, states.pop(0)))
         else:
@@ -667,18 +697,18 @@ def test_temporary_refusals_are_tried_again(connect):
         assert states == []
 
 
-def test_a_vbucket_that_never_comes_is_an_error_with_its_reason(connect):
+def test_a_vbucket_that_never_comes_is_an_error_with_its_reason(connect: Callable[..., Any]) -> None:
     with FakeServer(lambda c, r: c.send(answer(r, Status.ETMPFAIL))) as server:
         source = connect(server.url, retry_for_s=0.4)
         with pytest.raises(ConnectError, match="ETMPFAIL"):
             next(source.changes())
 
 
-def test_a_long_series_of_rollbacks_ends(connect):
+def test_a_long_series_of_rollbacks_ends(connect: Callable[..., Any]) -> None:
     """A server that always wants less: down to the beginning, told once, then on."""
     asked = []
 
-    def stream(connection, request):
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         asked.append(request.start_seqno)
         if request.start_seqno:
             connection.send(answer(request, Status.ROLLBACK, (request.start_seqno - 1).to_bytes(8, "big")))
@@ -693,11 +723,11 @@ def test_a_long_series_of_rollbacks_ends(connect):
         assert isinstance(next(changes), Snapshot)
 
 
-def test_resume_asks_with_the_snapshot_that_was_left(connect):
+def test_resume_asks_with_the_snapshot_that_was_left(connect: Callable[..., Any]) -> None:
     """The collapsed form (s, s, s) is a bug: what deduplication folded away would be lost."""
     asked = []
 
-    def stream(connection, request):
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         asked.append((request.start_seqno, request.snapshot_start, request.snapshot_end, request.vb_uuid))
         if len(asked) == 1:
             connection.send(
@@ -722,7 +752,7 @@ def test_resume_asks_with_the_snapshot_that_was_left(connect):
 # clusters
 
 
-def serve(connection, request):
+def serve(connection: FakeConnection, request: DcpStreamRequest) -> None:
     server = connection.server
     seqno = server.high_seqnos[request.vbucket]
     if server.nodes.index(server) != server.owners[request.vbucket][0]:
@@ -734,7 +764,7 @@ def serve(connection, request):
         connection.send(marker(request, request.start_seqno, seqno), items)
 
 
-def make_cluster(count, vbuckets):
+def make_cluster(count: int, vbuckets: int) -> list[FakeServer]:
     servers = [FakeServer(serve, vbuckets=vbuckets) for _ in range(count)]
     for server in servers:
         server.nodes = servers
@@ -744,7 +774,7 @@ def make_cluster(count, vbuckets):
     return servers
 
 
-def move(servers, owners, *, push=False):
+def move(servers: list[FakeServer], owners: list[list[int]], *, push: bool = False) -> None:
     for server in servers:
         server.owners = owners
         server.revision += 1
@@ -758,7 +788,7 @@ def move(servers, owners, *, push=False):
                 connection.send(notification.encode())
 
 
-def take(changes, count):
+def take(changes: Iterator[Any], count: int) -> list[tuple[int, int]]:
     taken = []
     while len(taken) < count:
         event = next(changes)
@@ -768,18 +798,18 @@ def take(changes, count):
 
 
 @pytest.fixture
-def cluster():
+def cluster() -> Iterator[list[FakeServer]]:
     servers = make_cluster(3, 12)
     yield servers
     for server in servers:
         server.stop()
 
 
-def opens(server):
+def opens(server: FakeServer) -> list[Frame]:
     return [frame for frame in server.requests if frame.opcode == DcpOpcode.OPEN]
 
 
-def test_one_connection_per_node(cluster, connect):
+def test_one_connection_per_node(cluster: list[FakeServer], connect: Callable[..., Any]) -> None:
     source = connect(cluster[0].url)
     taken = take(source.changes(), 60)
     assert sorted(taken) == [(vbucket, seqno) for vbucket in range(12) for seqno in range(1, 6)]
@@ -790,7 +820,7 @@ def test_one_connection_per_node(cluster, connect):
     assert source.high_seqnos() == dict.fromkeys(range(12), 5)
 
 
-def test_a_dead_seed_is_passed_over(cluster, connect):
+def test_a_dead_seed_is_passed_over(cluster: list[FakeServer], connect: Callable[..., Any]) -> None:
     port = cluster[0].port
     where = f"couchbase://127.0.0.1:1,127.0.0.1:{port}/default"
     assert len(take(connect(where).changes(), 60)) == 60
@@ -799,7 +829,7 @@ def test_a_dead_seed_is_passed_over(cluster, connect):
 
 
 @pytest.mark.parametrize("push", [True, False])
-def test_a_vbucket_moves(cluster, connect, push):
+def test_a_vbucket_moves(cluster: list[FakeServer], connect: Callable[..., Any], push: bool) -> None:
     """By a pushed map, or because the old node no longer has it."""
     source = connect(cluster[0].url)
     changes = source.changes()
@@ -814,7 +844,7 @@ def test_a_vbucket_moves(cluster, connect, push):
     assert any(f.opcode == 0x53 and f.vbucket == 0 for f in cluster[1].requests)
 
 
-def test_a_node_goes_and_the_others_know(cluster, connect):
+def test_a_node_goes_and_the_others_know(cluster: list[FakeServer], connect: Callable[..., Any]) -> None:
     source = connect(cluster[0].url)
     changes = source.changes()
     take(changes, 60)
@@ -828,7 +858,7 @@ def test_a_node_goes_and_the_others_know(cluster, connect):
     assert sorted(take(changes, 8)) == [(vb, seqno) for vb in moved for seqno in (6, 7)]
 
 
-def test_a_node_is_added(connect):
+def test_a_node_is_added(connect: Callable[..., Any]) -> None:
     servers = make_cluster(2, 8)
     try:
         for server in servers:
@@ -850,8 +880,8 @@ def test_a_node_is_added(connect):
             server.stop()
 
 
-def test_rollback_answer_may_stand_in_the_extras(connect):
-    def stream(connection, request):
+def test_rollback_answer_may_stand_in_the_extras(connect: Callable[..., Any]) -> None:
+    def stream(connection: FakeConnection, request: DcpStreamRequest) -> None:
         if request.start_seqno:
             connection.send(
                 Frame(

@@ -12,6 +12,9 @@ import struct
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,7 @@ from tailrace.client.invalidate import cache_at, follow
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.errors import ConnectError, UsageError
+from tailrace.testing.running import RunningNode
 
 VBUCKETS = 4
 KEYS = [b"key-%d" % number for number in range(200)]
@@ -30,13 +34,13 @@ KEYS = [b"key-%d" % number for number in range(200)]
 class Peer:
     """A cache of its own, and the plainest client for it."""
 
-    def __init__(self, kind, directory, port):
+    def __init__(self, kind: str, directory: Path, port: int) -> None:
         self.kind, self.directory, self.port = kind, directory, port
         self.url = f"{kind}://127.0.0.1:{self.port}"
         self.lock = threading.Lock()
         self.start()
 
-    def start(self):
+    def start(self) -> None:
         program = {"redis": "redis-server", "memcached": "memcached"}[self.kind]
         if shutil.which(program) is None:
             if os.environ.get("CI"):
@@ -56,13 +60,13 @@ class Peer:
             time.sleep(0.02)
         pytest.fail(f"{program} did not start")
 
-    def stop(self):
+    def stop(self) -> None:
         self.file.close()
         self.socket.close()
         self.process.terminate()
         self.process.wait()
 
-    def set(self, key, value):
+    def set(self, key: bytes, value: bytes) -> None:
         with self.lock:
             if self.kind == "redis":
                 words = (b"SET", key, value)
@@ -71,7 +75,7 @@ class Peer:
                 self.socket.sendall(b"set %b 0 0 %d\r\n%b\r\n" % (key, len(value), value))
             assert self.file.readline() in (b"+OK\r\n", b"STORED\r\n")
 
-    def get(self, key):
+    def get(self, key: bytes) -> bytes | None:
         with self.lock:
             if self.kind == "redis":
                 self.socket.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key))
@@ -85,7 +89,7 @@ class Peer:
             assert self.file.readline() == b"END\r\n"
             return value
 
-    def delete(self, key):
+    def delete(self, key: bytes) -> None:
         with self.lock:
             if self.kind == "redis":
                 self.socket.sendall(b"*2\r\n$3\r\nDEL\r\n$%d\r\n%b\r\n" % (len(key), key))
@@ -95,7 +99,7 @@ class Peer:
 
 
 @pytest.fixture(params=["redis", "memcached"])
-def cache(request, tmp_path):
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Peer]:
     with ReservedPort() as port:
         peer = Peer(request.param, tmp_path, port)
         yield peer
@@ -103,17 +107,17 @@ def cache(request, tmp_path):
 
 
 @pytest.fixture
-def node():
+def node() -> Iterator[RunningNode]:
     with tailrace.testing.node(vbuckets=VBUCKETS) as running:
         yield running
 
 
-def value_of(node, key):
+def value_of(node: RunningNode, key: bytes) -> bytes | None:
     value = node.get(key)
     return None if value is None else struct.pack(">Q", value)
 
 
-def fill(node, cache, keys=KEYS, prefix=b""):
+def fill(node: RunningNode, cache: Peer, keys: list[bytes] = KEYS, prefix: bytes = b"") -> None:
     """What an application does after a miss; it looks again, as the document may have changed meanwhile."""
     for key in keys:
         value = value_of(node, key)
@@ -123,17 +127,17 @@ def fill(node, cache, keys=KEYS, prefix=b""):
                 cache.delete(prefix + key)
 
 
-def stale(node, cache, prefix=b""):
+def stale(node: RunningNode, cache: Peer, prefix: bytes = b"") -> list[bytes]:
     cached = {key: cache.get(prefix + key) for key in KEYS}
     return [key for key, value in cached.items() if value is not None and value != value_of(node, key)]
 
 
-def drain(node, cache, tmp_path, **options):
+def drain(node: RunningNode, cache: Peer, tmp_path: Path, **options: Any) -> int:
     made = cache_at(cache.url, prefix=options.pop("prefix", ""), retry_for_s=60)
     return asyncio.run(follow(node.url, made, end="now", state=tmp_path / "state.json", **options))
 
 
-def test_nothing_old_is_left_after_load(node, cache, tmp_path):
+def test_nothing_old_is_left_after_load(node: RunningNode, cache: Peer, tmp_path: Path) -> None:
     rng = random.Random(5)
     for key in KEYS:
         node.set(key, 0)
@@ -144,7 +148,7 @@ def test_nothing_old_is_left_after_load(node, cache, tmp_path):
     thread.start()
     filling = threading.Event()
 
-    def fill_on():
+    def fill_on() -> None:
         while not filling.is_set():
             fill(node, cache, rng.sample(KEYS, 20))
 
@@ -176,7 +180,9 @@ def test_nothing_old_is_left_after_load(node, cache, tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["", "doc*:"])
-def test_a_rollback_and_a_flush_invalidate(node, cache, tmp_path, prefix):
+def test_a_rollback_and_a_flush_invalidate(
+    node: RunningNode, cache: Peer, tmp_path: Path, prefix: str
+) -> None:
     for number, key in enumerate(KEYS):
         node.set(key, number)
     drain(node, cache, tmp_path, prefix=prefix)
@@ -198,7 +204,7 @@ def test_a_rollback_and_a_flush_invalidate(node, cache, tmp_path, prefix):
     assert {cache.get(prefix.encode() + key) for key in KEYS} == {None}
 
 
-def test_a_dropped_collection_leaves_the_cache(node, cache, tmp_path):
+def test_a_dropped_collection_leaves_the_cache(node: RunningNode, cache: Peer, tmp_path: Path) -> None:
     with KvClient(node.url) as client:
         client.set_manifest(with_changes(client.manifest(), ["shop.carts"], ()))
         client.set("c1", b"1", collection="shop.carts")
@@ -213,13 +219,13 @@ def test_a_dropped_collection_leaves_the_cache(node, cache, tmp_path):
     assert cache.get(b"other") == (b"1" if cache.kind == "redis" else None)
 
 
-async def gone(cache, key):
+async def gone(cache: Peer, key: bytes) -> None:
     while cache.get(key) is not None:  # noqa: ASYNC110 - the cache tells nobody
         await asyncio.sleep(0.01)
 
 
-def test_a_rollback_of_what_is_remembered_removes_just_that(node, cache):
-    async def live():
+def test_a_rollback_of_what_is_remembered_removes_just_that(node: RunningNode, cache: Peer) -> None:
+    async def live() -> None:
         made = cache_at(cache.url, retry_for_s=60)
         task = asyncio.create_task(follow(node.url, made))
         try:
@@ -243,7 +249,9 @@ def test_a_rollback_of_what_is_remembered_removes_just_that(node, cache):
     asyncio.run(asyncio.wait_for(live(), 60))
 
 
-def test_a_cache_that_comes_back_and_one_that_does_not(node, cache, tmp_path, capfdbinary):
+def test_a_cache_that_comes_back_and_one_that_does_not(
+    node: RunningNode, cache: Peer, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     node.set(KEYS[0], 1)
     cache.stop()
     timer = threading.Timer(0.5, cache.start)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,28 +16,29 @@ from tailrace.client.kv import KvClient
 from tailrace.client.load import MadeUp, from_json_lines
 from tailrace.client.manifest import collection_ids, with_changes
 from tailrace.errors import ConnectError, InputError, LoginError, StatusError, UsageError
+from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import Datatype, Status
 
 
 @pytest.fixture(scope="module")
-def shared():
+def shared() -> Iterator[RunningNode]:
     with tailrace.testing.node(vbuckets=16) as node:
         yield node
 
 
 @pytest.fixture
-def node(shared):
+def node(shared: RunningNode) -> RunningNode:
     shared.flush()
     return shared
 
 
 @pytest.fixture
-def client(node):
+def client(node: RunningNode) -> Iterator[KvClient]:
     with KvClient(node.url) as client:
         yield client
 
 
-def test_documents_come_back_as_they_were_stored(client):
+def test_documents_come_back_as_they_were_stored(client: KvClient) -> None:
     stored = client.set("user::1", {"name": "Ada"}, flags=7)
     assert stored.vbucket == client.vbucket_of("user::1")
     assert stored.seqno > 0 and stored.vb_uuid > 0
@@ -48,7 +51,7 @@ def test_documents_come_back_as_they_were_stored(client):
     assert client.get("nobody") is None
 
 
-def test_delete_and_cas(client):
+def test_delete_and_cas(client: KvClient) -> None:
     stored = client.set("k", b"1")
     with pytest.raises(StatusError) as error:
         client.set("k", b"2", cas=stored.cas + 1)
@@ -60,7 +63,7 @@ def test_delete_and_cas(client):
     assert meta is not None and meta.deleted
 
 
-def test_bucket_figures(client, node):
+def test_bucket_figures(client: KvClient, node: RunningNode) -> None:
     stored = client.set("k", b"1")
     client.wait_persisted(stored.vbucket, stored.seqno)
     assert client.high_seqnos()[stored.vbucket] == stored.seqno
@@ -71,7 +74,7 @@ def test_bucket_figures(client, node):
         client.stats("no such group")
 
 
-def test_rewind_forgets(client):
+def test_rewind_forgets(client: KvClient) -> None:
     first = client.set("k", b"1")
     second = client.set("k", b"2")
     assert client.rewind([first.vbucket], to_seqno=first.seqno) == {first.vbucket: first.seqno}
@@ -84,7 +87,7 @@ def test_rewind_forgets(client):
         client.rewind(None)
 
 
-def test_collections(node):
+def test_collections(node: RunningNode) -> None:
     with KvClient(node.url) as client:
         before = client.manifest()
         client.set_manifest(with_changes(before, ["shop.orders", "shop.customers"], []))
@@ -101,7 +104,7 @@ def test_collections(node):
             client.collection_id("shop.orders")
 
 
-def test_ids_of_collections_do_not_come_back():
+def test_ids_of_collections_do_not_come_back() -> None:
     """Whoever still knows the old one by its id would write into the new one."""
     default = {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}
     manifest = with_changes({"uid": "0", "scopes": [default]}, ["s.a", "s.b", "s.c", "t.d", "u.e"], [])
@@ -113,7 +116,7 @@ def test_ids_of_collections_do_not_come_back():
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 10, 29, 30, 256])
-def test_made_up_documents(client, node, size):
+def test_made_up_documents(client: KvClient, node: RunningNode, size: int) -> None:
     plan = MadeUp(500, size, deletes=0.1, expiry=0.2, expires_at_s=4_000_000_000, seed=3)
     done = list(client.write_many(plan.batches(16, collections=True, json_type=True, most=100)))
     assert sum(written.taken for written in done) == plan.writes
@@ -134,7 +137,7 @@ def test_made_up_documents(client, node, size):
     assert size < 30 or len(values) == 500 - len(deleted)
 
 
-def test_json_lines(client):
+def test_json_lines(client: KvClient) -> None:
     lines = [
         b'{"key":"a","value":{"n":1.10},"flags":3}\n',
         b"\n",
@@ -146,7 +149,8 @@ def test_json_lines(client):
     ]
     made = from_json_lines(lines, 16, collections=True, json_type=True, most=2)
     assert [sum(column) for column in zip(*client.write_many(made), strict=True)] == [4, 1]
-    assert client.get("a")[:2] == (b'{"n":1.10}', 3)
+    document = client.get("a")
+    assert document is not None and document[:2] == (b'{"n":1.10}', 3)
     assert client.get(b"\xff").value == b"\x00\x01"
     assert client.get("b") is None
 
@@ -173,19 +177,19 @@ def test_json_lines(client):
         b"[" * 100_000,
     ],
 )
-def test_a_line_that_can_not_be_loaded_is_named(line):
+def test_a_line_that_can_not_be_loaded_is_named(line: bytes) -> None:
     good = b'{"key":"k","value":1}'
     with pytest.raises(InputError, match="line 2 can't be loaded: it"):
         list(from_json_lines([good, line], 16, collections=True, json_type=True, xattrs=True, most=10))
 
 
-def test_xattrs_are_not_left_out_where_the_server_takes_none():
+def test_xattrs_are_not_left_out_where_the_server_takes_none() -> None:
     lines = [b'{"key":"k","value":1,"xattrs":{}}', b'{"key":"k","value":1,"xattrs":{"a":1}}']
     with pytest.raises(InputError, match="line 2 can't be loaded: it has xattrs"):
         list(from_json_lines(lines, 16, collections=True, json_type=True, most=10))
 
 
-def test_login_is_by_scram_and_errors_are_clear():
+def test_login_is_by_scram_and_errors_are_clear() -> None:
     with tailrace.testing.node(users={"ada": "secret"}) as node:
         where = node.url.replace("couchbase://", "couchbase://{}@")
         with KvClient(where.format("ada:secret")) as client:
@@ -202,13 +206,15 @@ def test_login_is_by_scram_and_errors_are_clear():
         KvClient(node.url)
 
 
-def test_a_bucket_that_is_not_there(node):
+def test_a_bucket_that_is_not_there(node: RunningNode) -> None:
     with pytest.raises(LoginError, match="no bucket 'nobody'"):
         KvClient(node.url.replace("/default", "/nobody"))
 
 
 @pytest.mark.parametrize("size", [(20 << 20) + 1, 35 << 20])
-def test_a_value_that_is_too_large(node, capfdbinary, monkeypatch, size):
+def test_a_value_that_is_too_large(
+    node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     """The first is refused, the second does not even fit into a frame."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(bytes(size))))
     code, out, err = run(capfdbinary, "set", node.url, "large")
@@ -219,7 +225,9 @@ def test_a_value_that_is_too_large(node, capfdbinary, monkeypatch, size):
         assert b"the limit is 20971520" in err
 
 
-def test_a_file_that_can_t_be_loaded(node, capfdbinary, tmp_path):
+def test_a_file_that_can_t_be_loaded(
+    node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
     for data, words in (
         (b'{"key":"a","value":1}\n{bad\n', b"line 2 can't be loaded: it is not JSON"),
         ('{"key":"a","value":1}\n'.encode("utf-16"), b"line 1 can't be loaded: it is not UTF-8"),
@@ -235,13 +243,18 @@ def test_a_file_that_can_t_be_loaded(node, capfdbinary, tmp_path):
     assert node.get("marked") == 1
 
 
-def run(capfdbinary, *arguments: str) -> tuple[int, bytes, bytes]:
+def run(capfdbinary: pytest.CaptureFixture[bytes], *arguments: str) -> tuple[int, bytes, bytes]:
     code = main(list(arguments))
     out, err = capfdbinary.readouterr()
     return code, out, err
 
 
-def test_commands(node, capfdbinary, monkeypatch, tmp_path):
+def test_commands(
+    node: RunningNode,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     url = node.url
     code, out, _ = run(capfdbinary, "set", url, "user::1", '{"name":"Ada"}', "--json")
     assert code == 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import islice
 
+import pytest
+
 from tailrace.client import load
 from tailrace.client.cluster_map import vbucket_of
 
 
-def test_the_first_batch_does_not_wait_for_the_last(monkeypatch) -> None:
+def test_the_first_batch_does_not_wait_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Millions of documents are placed while they are written, not before."""
     placed = []
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 import itertools
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 import tailrace
 import tailrace.testing
+from client.conftest import AsyncAsSync, Blocking
 from client.fake_server import UUID, FakeServer
 from tailrace import Deletion, Expiration, Flush, Mutation, Rollback, StreamEnd, TapSettings
 from tailrace.client.replicate import Replicator
@@ -64,7 +67,7 @@ ACK = 1
 REV = struct.pack(">Q", 7)
 
 
-def old_server(answers):
+def old_server(answers: dict[int, Any]) -> FakeServer:
     """A server from before collections; it does not know what a DCP stream is."""
     server = FakeServer(lambda *_: None)
     server.features = (Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON)
@@ -72,7 +75,7 @@ def old_server(answers):
     return server
 
 
-def taken(source, count, **options):
+def taken(source: Any, count: int, **options: Any) -> list[Any]:
     """What comes from a source, or goes on coming, up to so many changes, flushes or ends."""
     told = (Mutation, Deletion, Expiration, Flush, Rollback, StreamEnd)
     changes = source.changes(**options) if hasattr(source, "changes") else source
@@ -82,7 +85,7 @@ def taken(source, count, **options):
 # TAP
 
 
-def numbered(messages):
+def numbered(messages: list[Any]) -> bytes:
     """TAP messages one after the other, with their numbers."""
     return b"".join(
         (message if isinstance(message, bytes) else _with_opaque(message, number).encode())
@@ -90,18 +93,18 @@ def numbered(messages):
     )
 
 
-def _with_opaque(message, number):
+def _with_opaque(message: Any, number: int) -> Any:
     if not isinstance(message, TapNoop):
         message.opaque = number
     return message
 
 
-def acked(server):
+def acked(server: FakeServer) -> dict[int, int]:
     """The numbers that were acknowledged, with the status."""
     return {frame.opaque: frame.status for frame in server.requests if frame.magic == 0x81}
 
 
-def until_acked(server, source, wanted):
+def until_acked(server: FakeServer, source: AsyncAsSync | Blocking, wanted: dict[int, int]) -> None:
     deadline = time.monotonic() + 60
     while acked(server) != wanted:
         assert time.monotonic() < deadline, acked(server)
@@ -138,7 +141,7 @@ CONVERSATION = [
 @pytest.mark.covers("tap.opaque.5", "tap.opaque.6", "tap.opaque.7", "tap.opaque.8", "tap.flag.0x01")
 @pytest.mark.covers("tap.checkpoint-start", "tap.checkpoint-end", "tap.ack", "tap.connect.flag.0x10")
 @pytest.mark.covers("tap.connect.flag.0x04", "tap.connect.flag.0x100", "tap.flag.0x04")
-def test_tap_with_everything_that_it_knows(connect):
+def test_tap_with_everything_that_it_knows(connect: Callable[..., Any]) -> None:
     with old_server({0x40: numbered(CONVERSATION)}) as server:
         source = connect(server.url, dialect="tap")
         changes = source.changes()
@@ -166,7 +169,7 @@ def test_tap_with_everything_that_it_knows(connect):
     "tap.connect.flag.0x01", "tap.connect.flag.0x20", "tap.connect.flag.0x80", "tap.flag.0x02"
 )
 @pytest.mark.covers("tap.deregister")
-def test_tap_with_every_wish_of_the_reader(connect):
+def test_tap_with_every_wish_of_the_reader(connect: Callable[..., Any]) -> None:
     pushed = numbered(
         [
             TapOpaqueMessage(code=1),
@@ -187,11 +190,11 @@ def test_tap_with_every_wish_of_the_reader(connect):
 
 
 @pytest.mark.covers("tap.connect.flag.0x02")
-def test_a_tap_dump_ends_when_the_server_closes(connect):
+def test_a_tap_dump_ends_when_the_server_closes(connect: Callable[..., Any]) -> None:
     """A server that says nothing of the backfill's end."""
     pushed = numbered([TapMutation(key=b"k", value=b"1", cas=1)])
 
-    def dump(server, frame):
+    def dump(server: FakeServer, frame: Frame) -> None:
         connection = server.connections[-1]
         connection.send(pushed)
         connection.close()
@@ -204,7 +207,7 @@ def test_a_tap_dump_ends_when_the_server_closes(connect):
 
 
 @pytest.mark.covers("tap.ttl")
-def test_a_tap_message_whose_ttl_is_used_up_is_refused(connect):
+def test_a_tap_message_whose_ttl_is_used_up_is_refused(connect: Callable[..., Any]) -> None:
     pushed = numbered(
         [
             TapMutation(key=b"old", value=b"1", cas=1, private=REV, ttl=0),
@@ -219,13 +222,13 @@ def test_a_tap_message_whose_ttl_is_used_up_is_refused(connect):
 
 
 @pytest.mark.parametrize("answer", [0x81, 0x83])
-def test_a_server_without_tap(connect, answer):
+def test_a_server_without_tap(connect: Callable[..., Any], answer: int) -> None:
     refusal = Frame(0x81, 0x40, vbucket=answer).encode()
     with old_server({0x40: refusal}) as server, pytest.raises(TailraceError):
         taken(connect(server.url, dialect="tap", retry_for_s=0), 1)
 
 
-def test_replication_from_a_server_without_revisions():
+def test_replication_from_a_server_without_revisions() -> None:
     """The newest is what comes last; a delete may not even have a CAS."""
     pushed = numbered(
         [
@@ -250,7 +253,7 @@ def test_replication_from_a_server_without_revisions():
 CLOSES = object()
 
 
-def said(server, messages):
+def said(server: FakeServer, messages: list[Any]) -> bytes | None:
     """Messages as bytes; a connection that is to be closed behind them is."""
     data = b"".join(
         message if isinstance(message, bytes) else message.encode()
@@ -264,40 +267,40 @@ def said(server, messages):
     return None
 
 
-def draft_a(stream, *, log_type=2, branches=((UUID, 0),)):
+def draft_a(stream: Callable[..., Any], *, log_type: int = 2, branches: Any = ((UUID, 0),)) -> FakeServer:
     """A server of draft A: requests for logs are answered, those for streams as ``stream`` says."""
     log = encode_failover_log(branches)
 
-    def answer(server, frame):
+    def answer(server: FakeServer, frame: Frame) -> bytes | None:
         if frame.datatype == 2:
             return replace(frame, magic=0x81, opcode=2, datatype=log_type, body=log).encode()
-        common = {"opaque": frame.opaque, "vbucket": frame.vbucket}
+        common: dict[str, Any] = {"opaque": frame.opaque, "vbucket": frame.vbucket}
         return said(server, stream(frame, common))
 
     return old_server({0x01: answer})
 
 
-def draft_b(stream):
+def draft_b(stream: Callable[..., Any]) -> FakeServer:
     """The same for draft B."""
     log = encode_failover_log([(UUID, 0)])
 
-    def answer(server, frame):
-        common = {"opaque": frame.opaque, "vbucket": frame.vbucket}
+    def answer(server: FakeServer, frame: Frame) -> bytes | None:
+        common: dict[str, Any] = {"opaque": frame.opaque, "vbucket": frame.vbucket}
         return said(server, stream(frame, common))
 
-    def logs(server, frame):
+    def logs(server: FakeServer, frame: Frame) -> bytes:
         return DcpFailoverLogResponse(opcode=0x51, opaque=frame.opaque, value=log).encode()
 
     return old_server({0x50: answer, 0x51: logs})
 
 
-def start_of(frame, *, draft):
+def start_of(frame: Frame, *, draft: str) -> int:
     """The start seqno of a stream request; it has a group id."""
     assert frame.key.startswith(b"tailrace:")
     return int.from_bytes(frame.extras[:8] if draft == "a" else frame.extras[8:16], "big")
 
 
-def skipped(message):
+def skipped(message: Any) -> bytes:
     """The same with 8 bytes more of extras, as the document's own examples announce."""
     frame = Frame.parse(message.encode())
     extras, rest = frame.body[: frame.extras_length], frame.body[frame.extras_length :]
@@ -319,10 +322,10 @@ def skipped(message):
 @pytest.mark.covers("upr-a.snapshot-start", "upr-a.snapshot-end", "upr-a.mutation", "upr-a.deletion")
 @pytest.mark.covers("upr-a.expiration", "upr-a.stream-end.ok", "upr-a.stream-end.state-changed")
 @pytest.mark.covers("upr-a.response.not-my-vbucket")
-def test_draft_a_with_everything_that_it_knows(connect):
+def test_draft_a_with_everything_that_it_knows(connect: Callable[..., Any]) -> None:
     asked = []
 
-    def stream(frame, common):
+    def stream(frame: Frame, common: dict[str, Any]) -> list[Any]:
         asked.append(start_of(frame, draft="a"))
         if len(asked) == 1:
             return [UprARollback(value=bytes(8), **common)]
@@ -368,13 +371,13 @@ def test_draft_a_with_everything_that_it_knows(connect):
 @pytest.mark.covers("upr-b.stream-request-response.unknown-uuid")
 @pytest.mark.covers("upr-b.stream-end.ok", "upr-b.stream-end.state-changed", "upr-b.not-my-vbucket")
 @pytest.mark.parametrize("rollback", ["value", "extras", "unknown uuid"])
-def test_draft_b_with_everything_that_it_knows(connect, rollback):
+def test_draft_b_with_everything_that_it_knows(connect: Callable[..., Any], rollback: str) -> None:
     asked = []
 
-    def refused(frame, status, **more):
+    def refused(frame: Frame, status: int, **more: Any) -> bytes:
         return Frame(0x81, 0x50, vbucket=status, opaque=frame.opaque, **more).encode()
 
-    def stream(frame, common):
+    def stream(frame: Frame, common: dict[str, Any]) -> list[Any]:
         asked.append(start_of(frame, draft="b"))
         if len(asked) == 1:
             if rollback == "unknown uuid":
@@ -414,13 +417,13 @@ def test_draft_b_with_everything_that_it_knows(connect, rollback):
 
 
 @pytest.mark.parametrize("branch", [UUID, 0], ids=["a branch", "no branch"])
-def test_draft_a_in_the_forms_that_are_only_accepted(connect, branch):
+def test_draft_a_in_the_forms_that_are_only_accepted(connect: Callable[..., Any], branch: int) -> None:
     """A rollback whose seqno stands in the extras (A4), a log in an answer of type 1 (A7), without a branch
     too (A8).
     """
     asked = []
 
-    def stream(frame, common):
+    def stream(frame: Frame, common: dict[str, Any]) -> list[Any]:
         asked.append(start_of(frame, draft="a"))
         if len(asked) == 1:
             rollback = bytearray(UprARollback(value=bytes(8), **common).encode())
@@ -437,11 +440,11 @@ def test_draft_a_in_the_forms_that_are_only_accepted(connect, branch):
 
 
 @pytest.mark.parametrize("draft", ["a", "b"])
-def test_a_snapshot_without_its_end_is_not_consistent(connect, draft):
+def test_a_snapshot_without_its_end_is_not_consistent(connect: Callable[..., Any], draft: str) -> None:
     """The line breaks inside a snapshot: the reader asks from the last whole one."""
     asked = []
 
-    def stream(frame, common):
+    def stream(frame: Frame, common: dict[str, Any]) -> list[Any]:
         asked.append(start_of(frame, draft=draft))
         first = asked[-1] + 1
         is_a = draft == "a"
@@ -470,11 +473,11 @@ def test_a_snapshot_without_its_end_is_not_consistent(connect, draft):
 # nonsense
 
 
-def whole_streams():
+def whole_streams() -> dict[str, Any]:
     """A sound conversation of each dialect, in one piece for one stream request."""
 
-    def upr_a(opaque):
-        common = {"opaque": opaque, "vbucket": 0}
+    def upr_a(opaque: int) -> list[Any]:
+        common: dict[str, Any] = {"opaque": opaque, "vbucket": 0}
         return [
             UprAOk(**common),
             UprAStreamBegin(**common),
@@ -486,8 +489,8 @@ def whole_streams():
             UprAStreamEndOk(**common),
         ]
 
-    def upr_b(opaque):
-        common = {"opaque": opaque, "vbucket": 0}
+    def upr_b(opaque: int) -> list[Any]:
+        common: dict[str, Any] = {"opaque": opaque, "vbucket": 0}
         return [
             UprBStreamRequestResponse(opcode=0x50, opaque=opaque),
             UprBStreamStart(**common),
@@ -505,25 +508,25 @@ def whole_streams():
 @pytest.mark.parametrize("dialect", ["upr-a", "upr-b", "tap"])
 @settings(max_examples=25)
 @given(data=st.data())
-def test_whatever_an_old_server_says_is_an_event_or_a_typed_error(dialect, data):
+def test_whatever_an_old_server_says_is_an_event_or_a_typed_error(dialect: str, data: st.DataObject) -> None:
     damage = data.draw(
         st.lists(st.tuples(st.integers(0, 600), st.integers(0, 255)), min_size=1, max_size=4), "damage"
     )
     cut = data.draw(st.integers(0, 600) | st.none(), "cut")
     asked = []
 
-    def answer(server, frame):
+    def answer(server: FakeServer, frame: Frame) -> bytes | None:
         if frame.opcode != 0x40 and frame.datatype == 2:
             log = encode_failover_log([(UUID, 0)])
             return UprAFailoverLog(value=log, opaque=frame.opaque, vbucket=0).encode()
         asked.append(frame)
         messages = whole_streams()[dialect](frame.opaque)
-        text = bytearray(numbered(messages) if dialect == "tap" else said(server, messages))
+        text = bytearray(numbered(messages) if dialect == "tap" else said(server, messages) or b"")
         for at, byte in damage:
             text[at % len(text)] = byte
         return said(server, [bytes(text[:cut]), CLOSES])
 
-    def log(server, frame):
+    def log(server: FakeServer, frame: Frame) -> bytes:
         value = encode_failover_log([(UUID, 0)])
         return DcpFailoverLogResponse(opcode=0x51, opaque=frame.opaque, value=value).encode()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -86,7 +88,9 @@ operations = st.lists(
     move=st.sampled_from([0.0, 0.1]),
     lose=st.sampled_from([0.0, 0.1]),
 )
-def test_every_operation_is_done_in_the_order_of_its_key(*, operations, seed, most, refuse, move, lose):
+def test_every_operation_is_done_in_the_order_of_its_key(
+    *, operations: list[tuple[bytes, bool]], seed: int, most: int, refuse: float, move: float, lose: float
+) -> None:
     rng = random.Random(seed)
     world = World(rng, refuse, move, lose)
     wanted: dict[bytes, bytes] = {}
@@ -134,7 +138,7 @@ def test_every_operation_is_done_in_the_order_of_its_key(*, operations, seed, mo
         assert sum(written.needless for written in finished) == world.missed
 
 
-def frames(*opaques, opcode=Op.SET, status=0, extras=b""):
+def frames(*opaques: int, opcode: int = Op.SET, status: int = 0, extras: bytes = b"") -> bytes:
     return b"".join(
         Frame(
             Magic.RESPONSE, opcode, vbucket=status, opaque=number, extras_length=len(extras), body=extras
@@ -155,7 +159,9 @@ def frames(*opaques, opcode=Op.SET, status=0, extras=b""):
     ),
     cuts=st.lists(st.integers(0, 5000), max_size=5),
 )
-def test_answers_are_the_same_one_by_one_and_many_at_once(parts, cuts):
+def test_answers_are_the_same_one_by_one_and_many_at_once(
+    parts: list[tuple[int, int, int, bytes]], cuts: list[int]
+) -> None:
     data, wanted, opaque = b"", [], 0x8000_0000
     for opcode, status, count, extras in parts:
         data += frames(*range(opaque, opaque + count), opcode=opcode, status=status, extras=extras)
@@ -170,7 +176,7 @@ def test_answers_are_the_same_one_by_one_and_many_at_once(parts, cuts):
     assert got == wanted
 
 
-def under_way(count=3, **options):
+def under_way(count: int = 3, **options: Any) -> Pipeline[Any]:
     pipeline = Pipeline(rng=random.Random(1), patience_s=5.0, **options)
     (batch,) = batched(Set(key=b"%d" % number, value=b"v", vbucket=0) for number in range(count))
     pipeline.add(batch)
@@ -178,21 +184,29 @@ def under_way(count=3, **options):
     return pipeline
 
 
-def answer(pipeline, *opaques, status=0, opcode=Op.SET, peer="node", now=0.0):
+def answer(
+    pipeline: Pipeline[Any],
+    *opaques: int,
+    status: int = 0,
+    opcode: int = Op.SET,
+    peer: str = "node",
+    now: float = 0.0,
+) -> None:
     framer = Framer()
     framer.feed(frames(*(0x8000_0000 + number for number in opaques), status=status, opcode=opcode))
     for answers in answers_in(framer):
+        assert isinstance(answers, Answers)
         pipeline.receive(peer, answers, now)
 
 
-def test_a_refused_operation_is_sent_again_after_a_pause_and_alone():
+def test_a_refused_operation_is_sent_again_after_a_pause_and_alone() -> None:
     pipeline = under_way()
     answer(pipeline, 0, 2)
     answer(pipeline, 1, status=0x86)
     assert pipeline.finished() == []
     assert not pipeline.has_room_for(next(batched([Set(key=b"x", vbucket=0)])))
     retry_at = pipeline.next_timer()
-    assert retry_at > 0
+    assert retry_at is not None and retry_at > 0
     assert pipeline.to_send(retry_at / 2, lambda _: "node") == []
     ((_, data),) = pipeline.to_send(retry_at, lambda _: "node")
     framer = Framer()
@@ -203,14 +217,16 @@ def test_a_refused_operation_is_sent_again_after_a_pause_and_alone():
     assert pipeline.is_empty
 
 
-def test_pauses_grow_while_little_is_taken_and_end():
+def test_pauses_grow_while_little_is_taken_and_end() -> None:
     pipeline = under_way(count=1)
     now, pauses = 0.0, []
     with pytest.raises(StatusError, match="1 writes are refused for 5 s, after 0 were taken") as error:
         while True:
             answer(pipeline, 0, status=0x86, now=now)
-            pauses.append(pipeline.next_timer() - now)
-            now = pipeline.next_timer()
+            due = pipeline.next_timer()
+            assert due is not None
+            pauses.append(due - now)
+            now = due
             pipeline.to_send(now, lambda _: "node")
     assert error.value.status == 0x86
     assert pauses[0] < 0.02
@@ -218,7 +234,7 @@ def test_pauses_grow_while_little_is_taken_and_end():
     assert 10 < len(pauses) < 40
 
 
-def test_what_can_never_be_done_is_an_error():
+def test_what_can_never_be_done_is_an_error() -> None:
     pipeline = under_way()
     answer(pipeline, 0)
     with pytest.raises(StatusError, match="after 1 were taken"):
@@ -235,13 +251,13 @@ def test_what_can_never_be_done_is_an_error():
         {"opaques": (*range(9), 3)},
     ],
 )
-def test_an_answer_that_fits_no_request(wrong):
+def test_an_answer_that_fits_no_request(wrong: dict[str, Any]) -> None:
     pipeline = under_way(count=9 if len(wrong["opaques"]) > 2 else 3)
     with pytest.raises(RemoteProtocolError):
         answer(pipeline, *wrong.pop("opaques"), **wrong)
 
 
-def test_opaques_begin_anew_before_they_end():
+def test_opaques_begin_anew_before_they_end() -> None:
     pipeline = Pipeline(rng=random.Random(1), patience_s=5.0, first_opaque=0xFFFF_FFFD)
     for _ in range(2):
         (batch,) = batched(Set(key=b"%d" % number, value=b"v", vbucket=0) for number in range(2))
@@ -258,7 +274,7 @@ def test_opaques_begin_anew_before_they_end():
     assert opaques == [0x8000_0000, 0x8000_0001]
 
 
-def test_what_answers_say():
+def test_what_answers_say() -> None:
     assert judge(Op.SET, 0) == AnswerKind.TAKEN
     assert judge(Op.DELETE, Status.KEY_ENOENT) == AnswerKind.NEEDLESS
     assert judge(Op.SET_WITH_META, Status.KEY_EEXISTS) == AnswerKind.NEEDLESS
@@ -302,7 +318,7 @@ class Unruly:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_server_that_refuses_delays_and_reorders(seed):
+def test_a_server_that_refuses_delays_and_reorders(seed: int) -> None:
     unruly = Unruly(seed, refuse=0.3)
     with FakeServer(lambda *_: None, vbuckets=4) as server:
         server.answers[Op.SET] = unruly
@@ -320,7 +336,7 @@ def test_a_server_that_refuses_delays_and_reorders(seed):
     assert sum(part.taken for part in written) == unruly.taken == len(unruly.documents) == 3000
 
 
-def test_questions_between_the_writes(seed=5):
+def test_questions_between_the_writes(seed: int = 5) -> None:
     """Whoever makes the batches may ask the same server something while others are under way."""
     unruly = Unruly(seed, refuse=0.3)
     with FakeServer(lambda *_: None, vbuckets=4) as server:
@@ -330,7 +346,7 @@ def test_questions_between_the_writes(seed=5):
         try:
             with KvClient(server.url) as client:
 
-                def requests():
+                def requests() -> Iterator[Set]:
                     for number in range(600):
                         if number % 50 == 0:
                             assert client.manifest()["uid"] == "0"
@@ -343,12 +359,12 @@ def test_questions_between_the_writes(seed=5):
     assert sum(part.taken for part in written) == len(unruly.documents) == 600
 
 
-def test_answers_that_are_longer_than_requests_hold_nobody_up():
+def test_answers_that_are_longer_than_requests_hold_nobody_up() -> None:
     """A refusal may carry a cluster map: who only sends and does not read would wait for ever."""
     config = b"x" * 20_000
     counts = {"refused": 0}
 
-    def refuse_once(server, frame):
+    def refuse_once(server: FakeServer, frame: Frame) -> bytes:
         if counts["refused"] < 2000:
             counts["refused"] += 1
             return Frame(
@@ -362,7 +378,7 @@ def test_answers_that_are_longer_than_requests_hold_nobody_up():
         assert sum(part.taken for part in client.write_many(batches)) == 2000
 
 
-def test_a_server_that_goes_silent_is_an_error_and_the_client_can_go_on():
+def test_a_server_that_goes_silent_is_an_error_and_the_client_can_go_on() -> None:
     with FakeServer(lambda *_: None, vbuckets=4) as server, KvClient(server.url, timeout_s=0.5) as client:
         server.answers[Op.SET] = None
         batches = MadeUp(10).batches(4, collections=True, json_type=True, most=10)
@@ -372,7 +388,7 @@ def test_a_server_that_goes_silent_is_an_error_and_the_client_can_go_on():
         assert client.set("k", b"v").vbucket in range(4)
 
 
-def test_a_refusal_ends_the_writing_and_leaves_the_client_usable():
+def test_a_refusal_ends_the_writing_and_leaves_the_client_usable() -> None:
     with FakeServer(lambda *_: None, vbuckets=4) as server, KvClient(server.url) as client:
         server.answers[Op.SET] = lambda _, frame: Response(
             opcode=frame.opcode, status=Status.EACCESS, opaque=frame.opaque

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 
 import tailrace.testing
 from tailrace import Position
 from tailrace.errors import UsageError
+from tailrace.testing.running import RunningNode
 
 
 @pytest.fixture(scope="module")
-def node():
+def node() -> Iterator[RunningNode]:
     with tailrace.testing.node(vbuckets=4) as running:
         running.set("k", 1)
         yield running
@@ -21,7 +25,9 @@ def node():
     "bounds",
     [{"end": {}}, {"vbuckets": []}, {"vbuckets": [], "end": "now"}, {"vbuckets": [1], "end": {2: 1}}],
 )
-def test_a_reading_of_no_vbucket_is_done_at_once(node, connect, bounds):
+def test_a_reading_of_no_vbucket_is_done_at_once(
+    node: RunningNode, connect: Callable[..., Any], bounds: dict[str, Any]
+) -> None:
     # it hung, for whoever took the high seqnos of an empty bucket as its end
     source = connect(node.url)
     assert list(source.changes(**bounds)) == []
@@ -32,6 +38,8 @@ def test_a_reading_of_no_vbucket_is_done_at_once(node, connect, bounds):
 @pytest.mark.parametrize(
     "bounds", [{"vbuckets": [7]}, {"end": {0: 1, 7: 1}}, {"start": {7: Position.BEGINNING}}]
 )
-def test_a_vbucket_that_is_not_there_is_named(node, connect, bounds):
+def test_a_vbucket_that_is_not_there_is_named(
+    node: RunningNode, connect: Callable[..., Any], bounds: dict[str, Any]
+) -> None:
     with pytest.raises(UsageError, match="there is no vbucket 7, the last is 3"):
         list(connect(node.url).changes(**{"end": "now", **bounds}))

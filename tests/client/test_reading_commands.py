@@ -11,6 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -26,27 +29,30 @@ from tailrace.client.text import TextLines
 from tailrace.errors import UsageError
 from tailrace.files import DiskFile
 from tailrace.testing.faulty_files import no_space
+from tailrace.testing.running import RunningNode
 
 KEYS = [f"key-{number}".encode() for number in range(40)]
 
 
 @pytest.fixture
-def node():
+def node() -> Iterator[RunningNode]:
     with tailrace.testing.node(vbuckets=4) as running:
         yield running
 
 
-def run(capfdbinary, *arguments):
+def run(capfdbinary: pytest.CaptureFixture[bytes], *arguments: Path | str) -> tuple[int, bytes, bytes]:
     code = main([str(argument) for argument in arguments])
     out, err = capfdbinary.readouterr()
     return code, out, err
 
 
-def lines(out):
+def lines(out: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_only_changes_for_scripts_that_want_a_key(node, capfdbinary):
+def test_only_changes_for_scripts_that_want_a_key(
+    node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     node.set("a", {"n": 1})
     node.set("b", {"n": 2})
     node.delete("b")
@@ -63,7 +69,9 @@ def test_only_changes_for_scripts_that_want_a_key(node, capfdbinary):
         (["--from", "beginning", "--to", "now"], 1),
     ],
 )
-def test_words_that_people_know_from_elsewhere(node, capfdbinary, words, count):
+def test_words_that_people_know_from_elsewhere(
+    node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes], words: list[str], count: int
+) -> None:
     node.set("a", {"n": 1})
     code, out, _ = run(capfdbinary, "tail", node.url, "--changes-only", "--json", *words)
     assert (code, len(lines(out))) == (0, count)
@@ -71,7 +79,7 @@ def test_words_that_people_know_from_elsewhere(node, capfdbinary, words, count):
         assert len(list(source.batches("earliest", "now"))) == 1
 
 
-def test_a_deletion_as_json(node, capfdbinary):
+def test_a_deletion_as_json(node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     node.set("a", {"n": 1})
     code, out, _ = run(capfdbinary, "delete", node.url, "a", "--json")
     (told,) = lines(out)
@@ -80,7 +88,7 @@ def test_a_deletion_as_json(node, capfdbinary):
     assert told["seqno"] == node.high_seqno(vbucket) == 2 and told["vb_uuid"].isdigit()
 
 
-def test_json_lines_have_the_promised_shape():
+def test_json_lines_have_the_promised_shape() -> None:
     events: list[Event] = [
         tailrace.Mutation(7, 187349, 12, 1, 1731, b"user::1", b'{"a": 1.10}', 0, 0, 1, (1, 12)),
         tailrace.Mutation(7, 187349, 12, 1, 1731, b"\xff", b"\xff\x00", 5, 9, 0, (1, 12), 8, {"x": 1}),
@@ -127,7 +135,9 @@ def test_json_lines_have_the_promised_shape():
     )
 
 
-def test_tail_and_its_state(node, capfdbinary, tmp_path):
+def test_tail_and_its_state(
+    node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
     for key in KEYS:
         node.set(key, {"n": 1})
     state = tmp_path / "positions.json"
@@ -159,7 +169,7 @@ def test_tail_and_its_state(node, capfdbinary, tmp_path):
     assert "set" in text and "key-" in text
 
 
-def test_tail_errors(node, capfdbinary, tmp_path):
+def test_tail_errors(node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text("{")
     other = tmp_path / "other.json"
@@ -185,7 +195,7 @@ def test_tail_errors(node, capfdbinary, tmp_path):
     assert run(capfdbinary, "tail", node.url + "x")[0] == 3
 
 
-def saved_changes(state):
+def saved_changes(state: Path) -> int:
     """Of how many changes a state file knows."""
     return sum(saved.position.seqno for saved in FileState(state).load().values())
 
@@ -193,7 +203,7 @@ def saved_changes(state):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGKILL, -9)]
 )
-def test_a_stopped_tail_misses_nothing(node, tmp_path, number, code):
+def test_a_stopped_tail_misses_nothing(node: RunningNode, tmp_path: Path, number: int, code: int) -> None:
     """However it ends: what was written and what comes next are everything, and whole snapshots come once."""
     state, output = tmp_path / "state.json", tmp_path / "out.jsonl"
     for key in KEYS[:20]:
@@ -221,7 +231,7 @@ def test_a_stopped_tail_misses_nothing(node, tmp_path, number, code):
     assert not again & {(line["vbucket"], line["seqno"]) for line in saved}
 
 
-def test_dump(node, capfdbinary, tmp_path):
+def test_dump(node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
     for key in KEYS:
         node.set(key, {"n": 1})
     for key in KEYS[:5]:
@@ -252,29 +262,31 @@ def test_dump(node, capfdbinary, tmp_path):
 class Replaying:
     """A recording on a port, in a thread."""
 
-    def __init__(self, path):
+    def __init__(self, path: Path) -> None:
         self._loop = asyncio.new_event_loop()
         self._server = ReplayServer(Recording(path))
         self._thread = threading.Thread(target=self._loop.run_forever)
 
-    def __enter__(self):
+    def __enter__(self) -> str:
         self._loop.run_until_complete(self._server.start("127.0.0.1", 0))
         self._thread.start()
         return f"couchbase://127.0.0.1:{self._server.port}/default"
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: None) -> None:
         asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-def by_vbucket(events):
+def by_vbucket(events: Iterator[Any]) -> list[Any]:
     """All events; those of one vbucket in their order."""
     return sorted(events, key=lambda event: event.vbucket)
 
 
-def test_record_and_replay(node, capfdbinary, tmp_path, connect):
+def test_record_and_replay(
+    node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path, connect: Callable[..., Any]
+) -> None:
     for key in KEYS:
         node.set(key, {"n": 1})
     node.delete(KEYS[3])
@@ -301,13 +313,18 @@ def test_record_and_replay(node, capfdbinary, tmp_path, connect):
     assert Recording(second).vbucket_count == 4
 
 
-def test_a_recording_ends_with_a_full_disk(node, capfdbinary, tmp_path, monkeypatch):
+def test_a_recording_ends_with_a_full_disk(
+    node: RunningNode,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is no lost connection, to be taken up again: it ends at once, and what could be recorded stays."""
     for key in KEYS:
         node.set(key.decode(), {"n": 1})
     append, left = DiskFile.append, 1000
 
-    def fills(file, parts):
+    def fills(file: DiskFile, parts: list[bytes]) -> None:
         nonlocal left
         left -= sum(map(len, parts))
         if left < 0:
@@ -325,7 +342,9 @@ def test_a_recording_ends_with_a_full_disk(node, capfdbinary, tmp_path, monkeypa
     assert os.listdir(tmp_path) == ["stream.rec"] and file.stat().st_size <= 1000
 
 
-def test_a_recorded_rollback_is_replayed(node, tmp_path, connect):
+def test_a_recorded_rollback_is_replayed(
+    node: RunningNode, tmp_path: Path, connect: Callable[..., Any]
+) -> None:
     """A bug report holds the whole story: the same requests get the same answers."""
     for key in KEYS:
         node.set(key, 1)
@@ -350,7 +369,9 @@ def test_a_recorded_rollback_is_replayed(node, tmp_path, connect):
     assert sorted(map(repr, replayed)) == sorted(map(repr, told))
 
 
-def test_a_replay_tells_its_branches(node, capfdbinary, tmp_path, connect):
+def test_a_replay_tells_its_branches(
+    node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path, connect: Callable[..., Any]
+) -> None:
     for key in KEYS:
         node.set(key, 1)
     node.rewind(2, 3)

@@ -9,6 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +20,10 @@ import tailrace.testing
 from tailrace import Deletion, Expiration, Mutation, TapSettings
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
-from tailrace.client.replicate import Replicator
+from tailrace.client.replicate import Replicated, Replicator
 from tailrace.errors import UsageError
 from tailrace.protocol.script import ask
+from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import Datatype
 from tailrace.wire.fields import join_xattrs
 from tailrace.wire.kv import DelWithMeta, SetWithMeta
@@ -29,12 +33,12 @@ DIALECTS = ["dcp", "upr-a", "upr-b", "tap"]
 
 
 @pytest.fixture
-def nodes():
+def nodes() -> Iterator[list[RunningNode]]:
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(tailrace.testing.node(vbuckets=VBUCKETS)) for _ in range(3)]
 
 
-def documents(node, *, deleted=False):
+def documents(node: RunningNode, *, deleted: bool = False) -> dict[tuple[str, bytes], Any]:
     """All documents with all that they consist of, and if asked for the tombstones too."""
     documents = {}
     with tailrace.connect_sync(node.url, include_xattrs=True) as source:
@@ -58,14 +62,14 @@ def documents(node, *, deleted=False):
     return documents
 
 
-def replicate(source, target, **options):
+def replicate(source: RunningNode, target: RunningNode, **options: Any) -> Replicated:
     with Replicator(source.url, target.url, **options) as replicator:
         for _ in replicator.run(end="now"):
             pass
         return replicator.done
 
 
-def write(node, seed, count=300):
+def write(node: RunningNode, seed: int, count: int = 300) -> None:
     rng = random.Random(seed)
     for number in range(count):
         key = f"key-{rng.randrange(80)}"
@@ -79,7 +83,7 @@ def write(node, seed, count=300):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_all_that_is_there_then_changes(nodes, dialect):
+def test_all_that_is_there_then_changes(nodes: list[RunningNode], dialect: str) -> None:
     source, target, _ = nodes
     write(source, 1)
     assert replicate(source, target, dialect=dialect).changes > 0
@@ -90,11 +94,11 @@ def test_all_that_is_there_then_changes(nodes, dialect):
 
 
 @contextlib.contextmanager
-def running(source, target, **options):
+def running(source: RunningNode, target: RunningNode, **options: Any) -> Iterator[Replicator]:
     """A replication without an end, in the background."""
     with Replicator(source.url, target.url, **options) as replicator:
 
-        def drain():
+        def drain() -> None:
             with contextlib.suppress(UsageError):  # that it was closed
                 for _ in replicator.run():
                     pass
@@ -107,7 +111,7 @@ def running(source, target, **options):
         assert not thread.is_alive()
 
 
-def wait_until_equal(source, target, *, deleted=False):
+def wait_until_equal(source: RunningNode, target: RunningNode, *, deleted: bool = False) -> None:
     deadline = time.monotonic() + 60
     while documents(target, deleted=deleted) != documents(source, deleted=deleted):
         assert time.monotonic() < deadline
@@ -115,7 +119,7 @@ def wait_until_equal(source, target, *, deleted=False):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_it_goes_on_while_it_is_written_to(nodes, dialect):
+def test_it_goes_on_while_it_is_written_to(nodes: list[RunningNode], dialect: str) -> None:
     source, target, _ = nodes
     write(source, 3)
     with running(source, target, dialect=dialect):
@@ -127,7 +131,7 @@ def test_it_goes_on_while_it_is_written_to(nodes, dialect):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_what_is_taken_back_or_flushed_while_it_replicates(nodes, dialect):
+def test_what_is_taken_back_or_flushed_while_it_replicates(nodes: list[RunningNode], dialect: str) -> None:
     source, target, _ = nodes
     write(source, 5)
     with running(source, target, dialect=dialect):
@@ -140,7 +144,7 @@ def test_what_is_taken_back_or_flushed_while_it_replicates(nodes, dialect):
         wait_until_equal(source, target)
 
 
-def test_a_tap_reader_with_a_name_goes_on_where_it_was(nodes):
+def test_a_tap_reader_with_a_name_goes_on_where_it_was(nodes: list[RunningNode]) -> None:
     source, target, _ = nodes
     write(source, 5)
     named = {"dialect": "tap", "tap_settings": TapSettings(name="copy", registered=True)}
@@ -160,7 +164,9 @@ def test_a_tap_reader_with_a_name_goes_on_where_it_was(nodes):
 
 @pytest.mark.parametrize("dialect", ["dcp", "upr-a", "upr-b"])
 @pytest.mark.parametrize("vbuckets", [VBUCKETS, 16])
-def test_changes_that_are_taken_back_leave_the_target(nodes, tmp_path, vbuckets, dialect):
+def test_changes_that_are_taken_back_leave_the_target(
+    nodes: list[RunningNode], tmp_path: Path, vbuckets: int, dialect: str
+) -> None:
     source = nodes[0]
     with tailrace.testing.node(vbuckets=vbuckets) as target:
         write(source, 5)
@@ -182,7 +188,9 @@ def test_changes_that_are_taken_back_leave_the_target(nodes, tmp_path, vbuckets,
         assert documents(target) == documents(source)
 
 
-def test_a_rollback_leaves_collections_alone_that_only_the_target_has(nodes, tmp_path):
+def test_a_rollback_leaves_collections_alone_that_only_the_target_has(
+    nodes: list[RunningNode], tmp_path: Path
+) -> None:
     source, target, _ = nodes
     with KvClient(target.url) as client:
         client.set_manifest(with_changes(client.manifest(), ["mine.notes"], ()))
@@ -198,7 +206,7 @@ def test_a_rollback_leaves_collections_alone_that_only_the_target_has(nodes, tmp
     assert len(documents(target)) == 20 and not documents(source)
 
 
-def test_it_resumes_from_its_state(nodes, tmp_path):
+def test_it_resumes_from_its_state(nodes: list[RunningNode], tmp_path: Path) -> None:
     source, target, _ = nodes
     write(source, 8)
     state = tmp_path / "positions.json"
@@ -208,7 +216,7 @@ def test_it_resumes_from_its_state(nodes, tmp_path):
     assert replicate(source, target, state=state).changes == 1
 
 
-def test_what_the_target_has_newer_stays(nodes):
+def test_what_the_target_has_newer_stays(nodes: list[RunningNode]) -> None:
     source, target, _ = nodes
     source.set("both", "old")
     for number in range(3):
@@ -217,7 +225,7 @@ def test_what_the_target_has_newer_stays(nodes):
     assert target.get("both") == 2
 
 
-def test_collections_come_and_go(nodes):
+def test_collections_come_and_go(nodes: list[RunningNode]) -> None:
     source, target, _ = nodes
     with KvClient(source.url) as client:
         client.set_manifest(with_changes(client.manifest(), ["shop.orders", "shop.carts"], ()))
@@ -237,7 +245,9 @@ def test_collections_come_and_go(nodes):
     assert {path for path, _ in documents(target)} == {"shop.orders", "shop.new", "_default._default"}
 
 
-def test_a_change_whose_collection_is_gone_by_now_is_passed_over(nodes, monkeypatch):
+def test_a_change_whose_collection_is_gone_by_now_is_passed_over(
+    nodes: list[RunningNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, target, _ = nodes
     with KvClient(source.url) as client:
         client.set_manifest(with_changes(client.manifest(), ["shop.carts"], ()))
@@ -252,7 +262,7 @@ def test_a_change_whose_collection_is_gone_by_now_is_passed_over(nodes, monkeypa
 
 
 @pytest.mark.parametrize("dialect", ["upr-a", "upr-b", "tap"])
-def test_older_dialects_have_the_default_collection(nodes, dialect):
+def test_older_dialects_have_the_default_collection(nodes: list[RunningNode], dialect: str) -> None:
     source, target, _ = nodes
     with KvClient(source.url) as client:
         client.set_manifest(with_changes(client.manifest(), ["shop.carts"], ()))
@@ -265,7 +275,7 @@ def test_older_dialects_have_the_default_collection(nodes, dialect):
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "upr-b", "tap"])
-def test_xattrs_come_along(nodes, dialect):
+def test_xattrs_come_along(nodes: list[RunningNode], dialect: str) -> None:
     source, target, _ = nodes
     source.set("plain", {"a": 1})
     value = join_xattrs({"_sync": b'{"rev":"1-a"}', "note": b'"x"'}, b'{"b":2}')
@@ -292,12 +302,12 @@ def test_xattrs_come_along(nodes, dialect):
         assert "2-b" in documents(target, deleted=True)["_default._default", b"gone"][1]
 
 
-def seqnos(nodes):
+def seqnos(nodes: list[RunningNode]) -> list[list[int]]:
     return [[node.high_seqno(vbucket) for vbucket in range(VBUCKETS)] for node in nodes]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_ring_ends_equal_and_silent(nodes, dialect):
+def test_a_ring_ends_equal_and_silent(nodes: list[RunningNode], dialect: str) -> None:
     for number, node in enumerate(nodes):
         write(node, 10 + number, 100)
     ring = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
@@ -316,12 +326,12 @@ def test_a_ring_ends_equal_and_silent(nodes, dialect):
     assert documents(nodes[0]) == documents(nodes[1]) == documents(nodes[2])
 
 
-def run(*command):
+def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_the_command(nodes, dialect):
+def test_the_command(nodes: list[RunningNode], dialect: str) -> None:
     source, target, _ = nodes
     write(source, 20)
     command = [sys.executable, "-m", "tailrace", "replicate", source.url]

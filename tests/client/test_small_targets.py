@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ import tailrace.testing
 from tailrace.client.kv import KvClient
 from tailrace.client.load import MadeUp
 from tailrace.client.replicate import Replicator
+from tailrace.testing.running import RunningNode
 
 DOCS, SIZE = 6000, 1000
 PLAN = MadeUp(DOCS, SIZE, deletes=0.1, seed=4)
@@ -20,12 +23,12 @@ SMALL = {"memory_quota": 1 << 20}
 
 
 @pytest.fixture
-def small():
+def small() -> Iterator[RunningNode]:
     with tailrace.testing.node(vbuckets=4, settings=SMALL) as node:
         yield node
 
 
-def held(url):
+def held(url: str) -> set[bytes]:
     """The keys that a node holds."""
     keys = set()
     with tailrace.connect_sync(url, no_value=True) as source:
@@ -37,12 +40,12 @@ def held(url):
     return keys
 
 
-def wanted():
+def wanted() -> set[bytes]:
     deleted = set(PLAN.deleted.tolist())
     return {PLAN.key(number) for number in range(DOCS) if number not in deleted}
 
 
-def test_load_counts_what_the_node_took(small):
+def test_load_counts_what_the_node_took(small: RunningNode) -> None:
     arguments = [small.url, "--docs", DOCS, "--size", SIZE, "--deletes", "0.1", "--seed", 4, "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "tailrace", "load", *map(str, arguments)], capture_output=True, check=True
@@ -51,7 +54,7 @@ def test_load_counts_what_the_node_took(small):
     assert held(small.url) == wanted()
 
 
-def test_a_document_that_is_written_twice_ends_as_it_was_written_last(small):
+def test_a_document_that_is_written_twice_ends_as_it_was_written_last(small: RunningNode) -> None:
     """The first of the two may be refused while the second is taken: it must not come behind it."""
     filler = "x" * SIZE
     lines = "".join(
@@ -72,7 +75,9 @@ def test_a_document_that_is_written_twice_ends_as_it_was_written_last(small):
             assert json.loads(document.value)["n"] == number
 
 
-def test_replicate_saves_no_position_behind_which_something_is_missing(small, tmp_path):
+def test_replicate_saves_no_position_behind_which_something_is_missing(
+    small: RunningNode, tmp_path: Path
+) -> None:
     state = tmp_path / "positions.json"
     with tailrace.testing.node(vbuckets=4) as origin:
         with KvClient(origin.url) as client:

@@ -7,6 +7,9 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +20,7 @@ from tailrace import Deletion, Expiration, Flush, Mutation, Position, Rollback, 
 from tailrace.cli.main import main
 from tailrace.client.kv import KvClient
 from tailrace.errors import UsageError
+from tailrace.testing.running import RunningNode
 
 VBUCKETS = 4
 KEYS = [f"key-{number}".encode() for number in range(60)]
@@ -25,17 +29,17 @@ OLD = [*UPR, "tap"]
 
 
 @pytest.fixture
-def node():
+def node() -> Iterator[RunningNode]:
     with tailrace.testing.node(vbuckets=VBUCKETS) as running:
         yield running
 
 
-def write(node, count=60, *, value=0):
+def write(node: RunningNode, count: int = 60, *, value: int = 0) -> None:
     for key in KEYS[:count]:
         node.set(key, {"value": value})
 
 
-def documents(events):
+def documents(events: Any) -> dict[bytes, Any]:
     """What is left of a stream of events: key to value, cas, rev, flags, expiry and datatype."""
     held = {}
     for event in events:
@@ -56,7 +60,7 @@ def documents(events):
     return held
 
 
-def until(changes, done):
+def until(changes: Iterator[Any], done: Callable[..., Any]) -> Iterator[Any]:
     """Events until one fits."""
     for event in changes:
         yield event
@@ -64,12 +68,12 @@ def until(changes, done):
             return
 
 
-def is_mutation_of(key):
+def is_mutation_of(key: bytes) -> Callable[..., Any]:
     return lambda event: isinstance(event, Mutation) and event.key == key
 
 
 @pytest.mark.parametrize("dialect", OLD)
-def test_every_dialect_tells_the_same(node, connect, dialect):
+def test_every_dialect_tells_the_same(node: RunningNode, connect: Callable[..., Any], dialect: str) -> None:
     write(node)
     node.set(b"raw", b"\xff\0not json", expiry=2_000_000_000)
     node.delete(KEYS[7])
@@ -87,7 +91,9 @@ def test_every_dialect_tells_the_same(node, connect, dialect):
 
 
 @pytest.mark.parametrize("dialect", UPR)
-def test_upr_has_seqnos_branches_and_snapshots(node, connect, dialect):
+def test_upr_has_seqnos_branches_and_snapshots(
+    node: RunningNode, connect: Callable[..., Any], dialect: str
+) -> None:
     write(node)
     node.delete(KEYS[7])
     application = Application()
@@ -107,7 +113,7 @@ def test_upr_has_seqnos_branches_and_snapshots(node, connect, dialect):
 
 
 @pytest.mark.parametrize("dialect", UPR)
-def test_upr_rolls_back(node, connect, dialect, tmp_path):
+def test_upr_rolls_back(node: RunningNode, connect: Callable[..., Any], dialect: str, tmp_path: Path) -> None:
     write(node)
     state = tmp_path / "state.json"
     application = Application()
@@ -126,7 +132,9 @@ def test_upr_rolls_back(node, connect, dialect, tmp_path):
 
 
 @pytest.mark.parametrize("dialect", UPR)
-def test_a_snapshot_that_breaks_off_is_taken_back(node, connect, dialect, monkeypatch):
+def test_a_snapshot_that_breaks_off_is_taken_back(
+    node: RunningNode, connect: Callable[..., Any], dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tailrace.protocol.upr.translation.HELD_BYTES", 100)
     write(node)
     application = Application()
@@ -152,7 +160,7 @@ def test_a_snapshot_that_breaks_off_is_taken_back(node, connect, dialect, monkey
 
 
 @pytest.mark.parametrize("dialect", OLD)
-def test_now_and_lost_connections(node, connect, dialect):
+def test_now_and_lost_connections(node: RunningNode, connect: Callable[..., Any], dialect: str) -> None:
     write(node, 20)
     source = connect(node.url, dialect=dialect)
     changes = source.changes(start="now")
@@ -179,7 +187,7 @@ def test_now_and_lost_connections(node, connect, dialect):
 
 
 @pytest.mark.parametrize("dialect", OLD)
-def test_a_flush_is_told(node, connect, dialect):
+def test_a_flush_is_told(node: RunningNode, connect: Callable[..., Any], dialect: str) -> None:
     write(node)
     source = connect(node.url, dialect=dialect)
     changes = source.changes()
@@ -197,7 +205,9 @@ def test_a_flush_is_told(node, connect, dialect):
 
 
 @pytest.mark.parametrize("dialect", UPR)
-def test_a_flush_while_nobody_reads_is_a_rollback(node, connect, dialect, tmp_path):
+def test_a_flush_while_nobody_reads_is_a_rollback(
+    node: RunningNode, connect: Callable[..., Any], dialect: str, tmp_path: Path
+) -> None:
     write(node)
     source = connect(node.url, dialect=dialect, state=tmp_path / "state.json")
     application = Application().take(source.changes(end="now"))
@@ -209,7 +219,7 @@ def test_a_flush_while_nobody_reads_is_a_rollback(node, connect, dialect, tmp_pa
     assert application.state() == {}
 
 
-def test_an_open_batch_reading_hears_of_a_flush(node, connect):
+def test_an_open_batch_reading_hears_of_a_flush(node: RunningNode, connect: Callable[..., Any]) -> None:
     write(node, 1)
     source = connect(node.url, dialect="upr-b")
     batches = source.batches()
@@ -221,7 +231,7 @@ def test_an_open_batch_reading_hears_of_a_flush(node, connect):
 # TAP remembers by name
 
 
-def test_tap_goes_on_where_the_application_was(node, connect):
+def test_tap_goes_on_where_the_application_was(node: RunningNode, connect: Callable[..., Any]) -> None:
     write(node, 30)
     settings = TapSettings(name="reader", registered=True)
     source = connect(node.url, dialect="tap", tap_settings=settings)
@@ -253,7 +263,9 @@ def test_tap_goes_on_where_the_application_was(node, connect):
     assert set(documents(source.changes(end="now"))) == {*KEYS, b"one more", b"seen"}
 
 
-def test_tap_begins_again_where_the_node_has_forgotten(node, connect):
+def test_tap_begins_again_where_the_node_has_forgotten(
+    node: RunningNode, connect: Callable[..., Any]
+) -> None:
     write(node, 30)
     source = connect(node.url, dialect="tap")
     changes = source.changes()
@@ -272,7 +284,7 @@ def test_tap_begins_again_where_the_node_has_forgotten(node, connect):
         events.append(next(changes))
 
 
-def test_a_tap_dump_that_breaks_off_is_made_again(connect):
+def test_a_tap_dump_that_breaks_off_is_made_again(connect: Callable[..., Any]) -> None:
     with tailrace.testing.node(vbuckets=VBUCKETS) as node:
         write(node)
         source = connect(node.url, dialect="tap")
@@ -284,7 +296,9 @@ def test_a_tap_dump_that_breaks_off_is_made_again(connect):
         assert not any(isinstance(event, Rollback) for event in events)
 
 
-def test_tap_without_acks_without_values_and_since_a_date(node, connect):
+def test_tap_without_acks_without_values_and_since_a_date(
+    node: RunningNode, connect: Callable[..., Any]
+) -> None:
     write(node)
     source = connect(node.url, dialect="tap", tap_settings=TapSettings(acks=False), no_value=True)
     events = list(source.changes(end="now"))
@@ -295,7 +309,7 @@ def test_tap_without_acks_without_values_and_since_a_date(node, connect):
     assert documents(future.changes(end="now")) == {}
 
 
-def test_a_name_that_is_too_long_is_refused(node, connect):
+def test_a_name_that_is_too_long_is_refused(node: RunningNode, connect: Callable[..., Any]) -> None:
     with pytest.raises(UsageError, match="200 bytes"):
         TapSettings(name="x" * 201)
 
@@ -304,7 +318,9 @@ def test_a_name_that_is_too_long_is_refused(node, connect):
 
 
 @pytest.mark.parametrize("dialect", OLD)
-def test_a_silent_server_is_asked_for_a_sign_of_life(node, connect, dialect):
+def test_a_silent_server_is_asked_for_a_sign_of_life(
+    node: RunningNode, connect: Callable[..., Any], dialect: str
+) -> None:
     write(node, 1)
     source = connect(node.url, dialect=dialect, noop_interval_s=1)
     changes = source.changes()
@@ -317,7 +333,7 @@ def test_a_silent_server_is_asked_for_a_sign_of_life(node, connect, dialect):
     assert source.stats()["lost_connections"] == 0
 
 
-def test_what_a_dialect_has_not(node, connect):
+def test_what_a_dialect_has_not(node: RunningNode, connect: Callable[..., Any]) -> None:
     for options in (
         {"dialect": "upr-a", "no_value": True},
         {"dialect": "upr-a", "include_xattrs": True},
@@ -342,7 +358,7 @@ def test_what_a_dialect_has_not(node, connect):
         connect(node.url, dialect="upr-a").deregister()
 
 
-def tail(capfdbinary, *arguments):
+def tail(capfdbinary: pytest.CaptureFixture[bytes], *arguments: str) -> list[dict[str, Any]]:
     code = main(["tail", *map(str, arguments)])
     out, err = capfdbinary.readouterr()
     assert code == 0, err
@@ -350,7 +366,9 @@ def tail(capfdbinary, *arguments):
 
 
 @pytest.mark.parametrize("dialect", OLD)
-def test_the_command_in_each_dialect(node, capfdbinary, dialect):
+def test_the_command_in_each_dialect(
+    node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes], dialect: str
+) -> None:
     write(node, 9)
     lines = tail(capfdbinary, node.url, "--dialect", dialect, "--to", "now", "--json")
     assert {line["key"]: line["value"] for line in lines if line["op"] == "mutation"} == {
@@ -362,7 +380,7 @@ def test_the_command_in_each_dialect(node, capfdbinary, dialect):
 
 
 @pytest.mark.parametrize("dialect", ["dcp", *OLD])
-def test_the_command_looks_on(node, dialect):
+def test_the_command_looks_on(node: RunningNode, dialect: str) -> None:
     """`tail --from now` as a program of its own, until it is ended: what is there is not told."""
     write(node, 9)
     command = [sys.executable, "-m", "tailrace", "tail", node.url, "--from", "now", "--dialect", dialect]
@@ -376,7 +394,7 @@ def test_the_command_looks_on(node, dialect):
     assert {line["key"] for line in told if line["op"] == "mutation"} == {"live"}
 
 
-def test_the_command_with_a_tap_name(node, capfdbinary):
+def test_the_command_with_a_tap_name(node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     write(node, 9)
     arguments = (node.url, "--dialect", "tap", "--tap-name", "me", "--to", "now", "--json")
     assert sum(line["op"] == "mutation" for line in tail(capfdbinary, *arguments, "--tap-forget")) == 9

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import shutil
 import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +15,13 @@ from certificates import make_certificate
 from tailrace import Mutation, TlsOptions
 from tailrace.client.kv import KvClient
 from tailrace.errors import ConnectError, UsageError
+from tailrace.testing.running import RunningNode
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory):
+def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("pki")
     authority = make_certificate(directory, "authority")
     return {
@@ -29,7 +33,7 @@ def pki(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def node(pki):
+def node(pki: dict[str, Any]) -> Iterator[RunningNode]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*pki["server"])
     context.load_verify_locations(pki["authority"][0])
@@ -39,11 +43,11 @@ def node(pki):
         yield running
 
 
-def url(node, host="127.0.0.1"):
+def url(node: RunningNode, host: str = "127.0.0.1") -> str:
     return f"couchbases://ada:secret@{host}:{node.tls_port}/default"
 
 
-def test_a_trusted_server(node, pki, connect):
+def test_a_trusted_server(node: RunningNode, pki: dict[str, Any], connect: Callable[..., Any]) -> None:
     for host in ("127.0.0.1", "localhost"):
         source = connect(url(node, host), tls=TlsOptions(ca_file=pki["authority"][0]))
         assert [event.key for event in source.changes(end="now") if isinstance(event, Mutation)] == [b"k"]
@@ -51,13 +55,17 @@ def test_a_trusted_server(node, pki, connect):
         assert client.get("k").value == b'{"n": 1}'
 
 
-def test_a_client_with_a_certificate(node, pki, connect):
+def test_a_client_with_a_certificate(
+    node: RunningNode, pki: dict[str, Any], connect: Callable[..., Any]
+) -> None:
     cert, key = pki["client"]
     tls = TlsOptions(ca_file=pki["authority"][0], cert_file=cert, key_file=key)
     assert next(connect(url(node), tls=tls).batches(end="now")).num_rows == 1
 
 
-def test_a_stranger_is_not_believed(node, pki, connect):
+def test_a_stranger_is_not_believed(
+    node: RunningNode, pki: dict[str, Any], connect: Callable[..., Any]
+) -> None:
     for tls in (TlsOptions(), TlsOptions(ca_file=pki["stranger"][0])):
         with pytest.raises(ConnectError, match=r"(?i)certificate"):
             connect(url(node), tls=tls)
@@ -67,7 +75,7 @@ def test_a_stranger_is_not_believed(node, pki, connect):
     assert source.high_seqnos()
 
 
-def test_files_that_can_not_be_used(node, tmp_path, connect):
+def test_files_that_can_not_be_used(node: RunningNode, tmp_path: Path, connect: Callable[..., Any]) -> None:
     nothing = tmp_path / "nothing.pem"
     for tls in (
         TlsOptions(ca_file=nothing),

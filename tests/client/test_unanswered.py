@@ -6,10 +6,12 @@ import contextlib
 import math
 import random
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from client.fake_server import UUID, FakeServer, accepted, marker, mutation, noop
+from client.fake_server import UUID, Connection, FakeServer, accepted, marker, mutation, noop
 from tailrace import Mutation
 from tailrace.client.catalog import Catalog
 from tailrace.client.progress import Progress
@@ -19,16 +21,18 @@ from tailrace.model import Position
 from tailrace.protocol.dcp.received_stream import Stream
 from tailrace.wire.admin import ClustermapChangeNotification, ValueResponse
 from tailrace.wire.codes import DcpOpcode, Magic, Op, StreamEndStatus
-from tailrace.wire.dcp import DcpStreamEnd
+from tailrace.wire.dcp import DcpStreamEnd, DcpStreamRequest
 from tailrace.wire.header import Frame
 
 
 @pytest.mark.parametrize("count", [2, 8])
 @pytest.mark.parametrize("push", [True, False])
-def test_the_bucket_has_another_number_of_vbuckets(connect, count, push):
+def test_the_bucket_has_another_number_of_vbuckets(
+    connect: Callable[..., Any], count: int, push: bool
+) -> None:
     """It was made anew: what would be read on is another bucket, and not all of it."""
 
-    def stream(connection, request):
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
         connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))
 
     with FakeServer(stream, vbuckets=4) as server:
@@ -48,8 +52,8 @@ def test_the_bucket_has_another_number_of_vbuckets(connect, count, push):
 
 
 @pytest.mark.parametrize("opcode", [Op.GET_ALL_VB_SEQNOS, Op.GET_FAILOVER_LOG])
-def test_a_connection_that_is_closed_over_a_question(connect, opcode):
-    def close(server, frame):
+def test_a_connection_that_is_closed_over_a_question(connect: Callable[..., Any], opcode: int) -> None:
+    def close(server: FakeServer, frame: Frame) -> None:
         for connection in list(server.connections):  # on which of them it was asked, nobody says
             connection.close()
 
@@ -60,20 +64,27 @@ def test_a_connection_that_is_closed_over_a_question(connect, opcode):
             getattr(connect(server.url, retry_for_s=1), question)()
         assert len(server.connections) >= 2
         # one connection is lost, and the next one brings the answer
-        server.answers[opcode] = lambda server, frame: (server.answers.clear(), close(server, frame))[1]
+
+        def close_once(server: FakeServer, frame: Frame) -> None:
+            server.answers.clear()
+            close(server, frame)
+
+        server.answers[opcode] = close_once
         assert list(getattr(connect(server.url), question)()) == [0]
 
 
 @pytest.mark.parametrize(
     "opcode", [Op.HELLO, Op.SELECT_BUCKET, Op.GET_ALL_VB_SEQNOS, Op.GET_COLLECTIONS_MANIFEST]
 )
-def test_a_server_that_is_alive_but_never_answers_a_question(connect, opcode, monkeypatch):
+def test_a_server_that_is_alive_but_never_answers_a_question(
+    connect: Callable[..., Any], opcode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tailrace.protocol.questions.ANSWER_S", 0.3)
     with FakeServer(lambda *_: None) as server:
         server.answers[opcode] = None
         over = threading.Event()
 
-        def live():
+        def live() -> None:
             while not over.wait(0.05):
                 for connection in server.connections:
                     with contextlib.suppress(OSError):
@@ -100,7 +111,7 @@ def test_a_server_that_is_alive_but_never_answers_a_question(connect, opcode, mo
         b"[" * 100_000,
     ],
 )
-def test_a_manifest_that_is_none(connect, manifest):
+def test_a_manifest_that_is_none(connect: Callable[..., Any], manifest: bytes) -> None:
     with FakeServer(lambda *_: None) as server:
         server.answers[Op.GET_COLLECTIONS_MANIFEST] = lambda _, frame: ValueResponse(
             opcode=frame.opcode, value=manifest, opaque=frame.opaque
@@ -110,7 +121,7 @@ def test_a_manifest_that_is_none(connect, manifest):
 
 
 @pytest.mark.parametrize("log", [b"", bytes(15), bytes(16) * 2000])
-def test_a_failover_log_that_is_none(connect, log):
+def test_a_failover_log_that_is_none(connect: Callable[..., Any], log: bytes) -> None:
     with FakeServer(lambda *_: None) as server:
         server.answers[Op.GET_FAILOVER_LOG] = lambda _, frame: ValueResponse(
             opcode=frame.opcode, value=log, opaque=frame.opaque
@@ -121,7 +132,7 @@ def test_a_failover_log_that_is_none(connect, log):
             next(connect(server.url, retry_for_s=5).changes(start="now"))
 
 
-def test_names_do_not_pile_up(monkeypatch):
+def test_names_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream can name as many collections as it likes, one after the other."""
     monkeypatch.setattr("tailrace.client.catalog._MOST_NAMES", 10)
     catalog = Catalog("default")
@@ -137,11 +148,11 @@ def test_names_do_not_pile_up(monkeypatch):
 
 
 @pytest.mark.parametrize("opcode", [DcpOpcode.NOOP, 0x33])
-def test_a_server_that_asks_and_never_reads_the_answers(connect, opcode):
+def test_a_server_that_asks_and_never_reads_the_answers(connect: Callable[..., Any], opcode: int) -> None:
     """What it does not read lies with us, so there must be an end to it."""
     sent = 0
 
-    def stream(connection, request):
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
         nonlocal sent
         connection.send(accepted(request))
         flood = Frame(Magic.REQUEST, opcode, opaque=7).encode() * 40_000
@@ -154,18 +165,18 @@ def test_a_server_that_asks_and_never_reads_the_answers(connect, opcode):
     assert sent < 100 << 20
 
 
-def _closes_after(*parts):
+def _closes_after(*parts: Any) -> Callable[..., Any]:
     """A stream that is accepted, and of which the connection is closed when these parts are sent."""
 
-    def stream(connection, request):
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
         connection.send(accepted(request), *(part(request) for part in parts))
         connection.close()
 
     return stream
 
 
-def _ends_after(*parts):
-    def stream(connection, request):
+def _ends_after(*parts: Any) -> Callable[..., Any]:
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
         end = DcpStreamEnd(status=StreamEndStatus.STATE_CHANGED, opaque=request.opaque)
         connection.send(accepted(request), *(part(request) for part in parts), end.encode())
 
@@ -174,7 +185,9 @@ def _ends_after(*parts):
 
 @pytest.mark.parametrize("stream", [_closes_after, _ends_after])
 @pytest.mark.parametrize("parts", [(), (lambda r: marker(r, 1, 9),)], ids=["no marker", "a marker"])
-def test_streams_that_begin_and_never_bring_anything(connect, stream, parts):
+def test_streams_that_begin_and_never_bring_anything(
+    connect: Callable[..., Any], stream: Callable[..., Any], parts: tuple[()]
+) -> None:
     """That a server accepts a request time and again is no progress: patience ends as if it were away."""
     with FakeServer(stream(*parts)) as server, pytest.raises(ConnectError, match="vbucket 0 can't be read"):
         server.high_seqnos = {0: 9}
@@ -183,8 +196,10 @@ def test_streams_that_begin_and_never_bring_anything(connect, stream, parts):
 
 
 @pytest.mark.parametrize("end", [False, True], ids=["closed", "ended"])
-def test_streams_that_bring_something_each_time_are_taken_up_for_ever(connect, end):
-    def stream(connection, request):
+def test_streams_that_bring_something_each_time_are_taken_up_for_ever(
+    connect: Callable[..., Any], end: bool
+) -> None:
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
         seqno = request.start_seqno + 1
         connection.send(accepted(request), marker(request, seqno, 9), mutation(request, seqno))
         if seqno == 9:
@@ -205,10 +220,12 @@ def test_streams_that_bring_something_each_time_are_taken_up_for_ever(connect, e
         assert seen == list(range(1, 10))
 
 
-def test_patience_begins_anew_with_a_stream_that_was_of_use():
+def test_patience_begins_anew_with_a_stream_that_was_of_use() -> None:
     progress = Progress(Stream(0), Backoff(random.Random(0)))
 
-    def fails(opened_at, lost_at, *, marker=False, seqno=None):
+    def fails(
+        opened_at: int, lost_at: int, *, marker: bool = False, seqno: int | None = None
+    ) -> float | None:
         """A stream that is opened and lost; since when it is in trouble then."""
         progress.make_ready()
         progress.requested(opened_at)

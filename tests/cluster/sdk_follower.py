@@ -11,6 +11,7 @@ cluster all the time.
 import sys
 import time
 from datetime import timedelta
+from typing import Any
 
 from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
@@ -21,7 +22,7 @@ KEYS = [f"key-{number}" for number in range(40)]
 PATIENCE_S = 120.0
 
 
-def until_done(act):
+def until_done(act: Any) -> Any:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:

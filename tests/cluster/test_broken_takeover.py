@@ -7,6 +7,8 @@ import itertools
 import socket
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from tailrace.cluster import takeover
 from tailrace.cluster.takeover import take_over
 from tailrace.connstr import parse
 from tailrace.errors import TailraceError
+from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import VBucketState
 
 VBUCKETS = 64
@@ -28,7 +31,7 @@ class Line:
     If it is ``late``, the source gets that message and sees the end when it is told to, the target at once.
     """
 
-    def __init__(self, port, *, to, at, late):
+    def __init__(self, port: int, *, to: str, at: int, late: bool) -> None:
         self._port, self._to, self._at, self._late = port, to, at, late
         self.is_cut = False
         self._release = threading.Event()
@@ -39,11 +42,11 @@ class Line:
         self._threads = []
         self._start(self._accept)
 
-    def _start(self, work, *arguments):
+    def _start(self, work: Callable[..., Any], *arguments: socket.socket | str) -> None:
         self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
         self._threads[-1].start()
 
-    def _accept(self):
+    def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 target = self._listener.accept()[0]
@@ -52,7 +55,7 @@ class Line:
                 self._start(self._pass_on, target, source, "source")
                 self._start(self._pass_on, source, target, "target")
 
-    def _pass_on(self, here, other, to):
+    def _pass_on(self, here: socket.socket, other: socket.socket, to: str) -> None:
         with contextlib.suppress(OSError):
             for number in itertools.count():
                 message = receive(here)
@@ -73,7 +76,7 @@ class Line:
                 hang_up(here)
                 hang_up(other)
 
-    def _cut(self, here, other, message):
+    def _cut(self, here: socket.socket, other: socket.socket, message: bytes) -> None:
         hang_up(here)
         if self._late:
             self._release.wait(60)
@@ -81,10 +84,10 @@ class Line:
                 other.sendall(message)
         hang_up(other)
 
-    def release(self):
+    def release(self) -> None:
         self._release.set()
 
-    def close(self):
+    def close(self) -> None:
         self.release()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -96,7 +99,7 @@ class Line:
             end.close()
 
 
-def receive(connection):
+def receive(connection: socket.socket) -> bytes:
     """A whole message; nothing when there are no more."""
     message = b""
     while len(message) < 24 or len(message) < 24 + int.from_bytes(message[8:12], "big"):
@@ -112,41 +115,41 @@ def receive(connection):
     return message
 
 
-def hang_up(connection):
+def hang_up(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def wait_until(done):
+def wait_until(done: Callable[..., Any]) -> None:
     deadline = time.monotonic() + 60
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def sees_streams(source):
+def sees_streams(source: RunningNode) -> bool:
     with KvClient(source.url) as client:
         return any(":stream_" in name for name in client.stats("dcp"))
 
 
-def state(node, number):
+def state(node: RunningNode, number: int) -> str:
     return VBucketState(node.call(lambda inner: inner.buckets["default"].store.vbuckets[number].state)).name
 
 
 @pytest.mark.parametrize(
     ("to", "late"), [("source", False), ("target", False), ("source", True)], ids=["source", "target", "late"]
 )
-def test_a_takeover_that_breaks_at_any_message(monkeypatch, to, late):
+def test_a_takeover_that_breaks_at_any_message(monkeypatch: pytest.MonkeyPatch, to: str, late: bool) -> None:
     real_order, real_give_back = takeover._Node.order, takeover._Takeover._give_back
     line = None
 
-    def order(self, *arguments):
+    def order(self: Any, *arguments: Any) -> dict[str, Any]:
         return real_order(self, *arguments) | ({"port": line.port} if line is not None else {})
 
-    def give_back(self, vbuckets):
+    def give_back(self: Any, vbuckets: list[int]) -> None:
         """The source sees the end when it is waited for, or when all is done."""
 
-        def sleep(seconds):
+        def sleep(seconds: Any) -> None:
             if line:
                 line.release()
             time.sleep(seconds)

@@ -10,7 +10,10 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +24,7 @@ from tailrace.cli.main import main
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.cluster import takeover
-from tailrace.cluster.takeover import take_over
+from tailrace.cluster.takeover import Moved, take_over
 from tailrace.connstr import parse
 from tailrace.errors import ConnectError, StatusError, TailraceError, UsageError
 from tailrace.model import SnapshotRange
@@ -29,11 +32,14 @@ from tailrace.protocol.dcp.replica import DcpReplica
 from tailrace.protocol.states import TapTakeoverState
 from tailrace.protocol.tap.replica import TapReplica
 from tailrace.protocol.tap.takeover import TapTakeover
+from tailrace.server.node import Node
 from tailrace.server.settings import Settings
+from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import AddStreamFlag, DcpOpcode, VBucketState
 from tailrace.wire.dcp import DcpSetVBucketState, DcpStreamRequestResponse
 from tailrace.wire.fields import encode_failover_log
 from tailrace.wire.framing import Framer
+from tailrace.wire.header import Frame
 from tailrace.wire.message import Response
 from tailrace.wire.tap import TapVBucketSet
 
@@ -43,7 +49,7 @@ KEYS = [b"key-%d" % number for number in range(64)]
 
 
 @pytest.fixture
-def nodes(tmp_path):
+def nodes(tmp_path: Path) -> Iterator[list[RunningNode]]:
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(tailrace.testing.node(vbuckets=VBUCKETS, data=tmp_path / str(number)))
@@ -51,11 +57,11 @@ def nodes(tmp_path):
         ]
 
 
-def move(source, target, vbuckets, **options):
+def move(source: RunningNode, target: RunningNode, vbuckets: Any, **options: Any) -> Moved:
     return take_over(parse(source.url), parse(target.url), vbuckets, **options)
 
 
-def states(node):
+def states(node: RunningNode) -> list[str | None]:
     vbuckets = node.call(lambda inner: list(inner.buckets["default"].store.vbuckets))
     return [None if vbucket is None else VBucketState(vbucket.state).name.lower() for vbucket in vbuckets]
 
@@ -63,15 +69,15 @@ def states(node):
 class Writer(threading.Thread):
     """Writes through the cluster map, and remembers what was acknowledged."""
 
-    def __init__(self, url, **options):
+    def __init__(self, url: str, **options: Any) -> None:
         super().__init__(daemon=True)
         self.client = KvClient(url, timeout_s=60, **options)
-        self.acknowledged = {}
+        self.acknowledged: dict[bytes, int] = {}
         self.stops = threading.Event()
-        self.error = None
+        self.error: TailraceError | None = None
         self.writes = 0
 
-    def run(self):
+    def run(self) -> None:
         try:
             with self.client:
                 while not self.stops.is_set():
@@ -86,14 +92,15 @@ class Writer(threading.Thread):
 class Reader(threading.Thread):
     """Does what the events tell it."""
 
-    def __init__(self, url):
+    def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
         self.source = tailrace.connect_sync(url, retry_for_s=60)
-        self.documents = {}
-        self.stops = self.error = None
+        self.documents: dict[bytes, Any] = {}
+        self.stops = False
+        self.error: TailraceError | None = None
         self.rollbacks = 0
 
-    def run(self):
+    def run(self) -> None:
         try:
             with self.source as source:
                 for event in source.changes():
@@ -110,13 +117,13 @@ class Reader(threading.Thread):
 class Watcher(threading.Thread):
     """Looks for a vbucket that is active twice."""
 
-    def __init__(self, source, target):
+    def __init__(self, source: RunningNode, target: RunningNode) -> None:
         super().__init__(daemon=True)
         self.nodes = source, target
         self.stops = threading.Event()
-        self.twice = []
+        self.twice: list[int] = []
 
-    def run(self):
+    def run(self) -> None:
         source, target = self.nodes
         while not self.stops.is_set():
             # the target first: had it become active, the source must have been dead before
@@ -125,7 +132,7 @@ class Watcher(threading.Thread):
                     self.twice.append(number)
 
 
-def wait_until(done, *threads):
+def wait_until(done: Callable[..., Any], *threads: Writer | Reader) -> None:
     deadline = time.monotonic() + 60
     while not done():
         assert not [thread.error for thread in threads if thread.error]
@@ -135,7 +142,7 @@ def wait_until(done, *threads):
 
 @pytest.mark.covers("tap.connect.flag.0x08", "tap.vbucket-set")
 @pytest.mark.parametrize("dialect", ["dcp", "tap"])
-def test_they_move_under_writers_and_readers(nodes, dialect):
+def test_they_move_under_writers_and_readers(nodes: list[RunningNode], dialect: str) -> None:
     source, target = nodes
     writer, reader = Writer(source.url), Reader(source.url)
     watcher = None
@@ -177,7 +184,7 @@ def test_they_move_under_writers_and_readers(nodes, dialect):
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "tap"])
-def test_documents_keep_their_metadata(nodes, dialect):
+def test_documents_keep_their_metadata(nodes: list[RunningNode], dialect: str) -> None:
     source, target = nodes
     expiry = int(time.time()) + 9_000
     with KvClient(source.url) as client:
@@ -195,11 +202,11 @@ def test_documents_keep_their_metadata(nodes, dialect):
         assert client.get(KEYS[0]) is None and client.get_meta(KEYS[0]).rev == 3
 
 
-def break_off(monkeypatch, *, when):
+def break_off(monkeypatch: pytest.MonkeyPatch, *, when: str) -> None:
     """The line breaks once, before or after the target has heard that it is active."""
     real, broken = takeover._carry, []
 
-    def carry(source, target):
+    def carry(source: socket.socket, target: socket.socket) -> None:
         if broken:
             return real(source, target)
         broken.append(True)
@@ -207,17 +214,17 @@ def break_off(monkeypatch, *, when):
         class Cut:
             """The target's socket, which goes dead at its time."""
 
-            def __init__(self, to):
+            def __init__(self, to: socket.socket) -> None:
                 self.to, self.seen = to, b""
 
-            def sendall(self, data):
+            def sendall(self, data: bytes) -> None:
                 self.seen += data
                 active = self.seen.find(b"\x80\x45", self.seen.find(b"\x80\x45\x00\x00\x08") + 30)
                 if when == "pending" or (when == "active" and active >= 0):
                     raise ConnectionResetError
                 self.to.sendall(data)
 
-            def __getattr__(self, name):
+            def __getattr__(self, name: str) -> Any:
                 return getattr(self.to, name)
 
         return real(source, Cut(target))  # type: ignore[arg-type]
@@ -226,7 +233,9 @@ def break_off(monkeypatch, *, when):
 
 
 @pytest.mark.parametrize("when", ["pending", "active"])
-def test_a_takeover_by_tap_that_breaks_is_undone(nodes, monkeypatch, when):
+def test_a_takeover_by_tap_that_breaks_is_undone(
+    nodes: list[RunningNode], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     source, target = nodes
     for number in range(20):
         source.set(f"k{number}", number, vbucket=1)
@@ -239,7 +248,9 @@ def test_a_takeover_by_tap_that_breaks_is_undone(nodes, monkeypatch, when):
     assert all(target.get(f"k{number}", vbucket=1) == number for number in range(20))
 
 
-def test_a_source_that_sees_late_that_a_takeover_by_tap_broke(nodes, monkeypatch):
+def test_a_source_that_sees_late_that_a_takeover_by_tap_broke(
+    nodes: list[RunningNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It waits for its disk to give the vbucket up, and does so when the target has long let go."""
     source, target = nodes
     move(source, target, [])
@@ -250,7 +261,7 @@ def test_a_source_that_sees_late_that_a_takeover_by_tap_broke(nodes, monkeypatch
     source.call(lambda inner: inner.buckets["default"].work.after_flush(lambda error: None))
     sockets, transports = [], []
 
-    def phases(_):
+    def phases(_: Node) -> list[TapTakeoverState]:
         handlers = {
             connection: getattr(connection._session, "handler", None) for connection in server.connections
         }
@@ -260,7 +271,7 @@ def test_a_source_that_sees_late_that_a_takeover_by_tap_broke(nodes, monkeypatch
         transports[:] = [connection._transport for connection in takeovers]
         return [takeover.state for takeover in takeovers.values()]
 
-    def carry(old, new):
+    def carry(old: socket.socket, new: socket.socket) -> None:
         sockets.append(old)
         while source.call(phases) != [TapTakeoverState.GIVING_UP]:
             for ready in select.select([old, new], [], [], 0.05)[0]:
@@ -268,13 +279,13 @@ def test_a_source_that_sees_late_that_a_takeover_by_tap_broke(nodes, monkeypatch
         source.call(lambda _: transports[0].pause_reading())
         raise ConnectionResetError
 
-    def see_the_end():
+    def see_the_end() -> None:
         disk.set()
         source.persist()
         if transports:
             source.call(lambda _: transports.pop().resume_reading())
 
-    def drain(connection, *rest):
+    def drain(connection: socket.socket, *rest: str) -> None:
         if connection in sockets:
             see_the_end()
         real_drain(connection, *rest)
@@ -291,7 +302,9 @@ def test_a_source_that_sees_late_that_a_takeover_by_tap_broke(nodes, monkeypatch
 @pytest.mark.parametrize("victim", ["source", "target"])
 @pytest.mark.parametrize("dialect", ["dcp", "tap"])
 @pytest.mark.parametrize("turns", [0, 1, 3])
-def test_a_node_that_dies_in_the_middle(nodes, monkeypatch, dialect, victim, turns):
+def test_a_node_that_dies_in_the_middle(
+    nodes: list[RunningNode], monkeypatch: pytest.MonkeyPatch, dialect: str, victim: str, turns: int
+) -> None:
     """The command says so; when the node is back the same command brings it to its end. Nothing is lost."""
     source, target = nodes
     for number in range(300):
@@ -301,12 +314,12 @@ def test_a_node_that_dies_in_the_middle(nodes, monkeypatch, dialect, victim, tur
     dying = source if victim == "source" else target
     left = [turns]
 
-    def dies(*_):
+    def dies(*_: float) -> None:
         left[0] -= 1
         if left[0] == -1:
             dying.kill()
 
-    def select_(*arguments):
+    def select_(*arguments: Any) -> Any:
         dies()
         return select.select(*arguments)
 
@@ -325,7 +338,7 @@ def test_a_node_that_dies_in_the_middle(nodes, monkeypatch, dialect, victim, tur
     assert all(target.get(f"k{number}", vbucket=MOVING[number % 3]) == "x" * 200 for number in range(300))
 
 
-def test_what_somebody_else_left_half_done_is_finished(nodes):
+def test_what_somebody_else_left_half_done_is_finished(nodes: list[RunningNode]) -> None:
     source, target = nodes
     source.set("k", 1, vbucket=3)
     move(source, target, [])
@@ -337,7 +350,7 @@ def test_what_somebody_else_left_half_done_is_finished(nodes):
     assert move(source, target, [3]).vbuckets == []  # it is there
 
 
-def test_a_takeover_by_dcp_whose_command_was_killed(nodes):
+def test_a_takeover_by_dcp_whose_command_was_killed(nodes: list[RunningNode]) -> None:
     source, target = nodes
     for number in (2, 3):
         source.set("k", 1, vbucket=number)
@@ -350,7 +363,7 @@ def test_a_takeover_by_dcp_whose_command_was_killed(nodes):
     assert [states(target)[number] for number in (2, 3)] == ["active", "active"]
 
 
-def test_what_can_not_be_moved(nodes):
+def test_what_can_not_be_moved(nodes: list[RunningNode]) -> None:
     source, target = nodes
     source.set("k", 1, vbucket=3)
     target.set("mine", 1, vbucket=3)
@@ -385,7 +398,7 @@ def test_what_can_not_be_moved(nodes):
         take_over(parse(source.url), parse(f"couchbase://127.0.0.1:{nobody.getsockname()[1]}"), [3])
 
 
-def test_a_third_node_that_has_what_another_one_has(nodes):
+def test_a_third_node_that_has_what_another_one_has(nodes: list[RunningNode]) -> None:
     first, second = nodes
     for key in KEYS:
         first.set(key, 1)
@@ -415,7 +428,7 @@ def test_a_third_node_that_has_what_another_one_has(nodes):
         first.start()
 
 
-def test_collections_go_along_by_dcp(nodes):
+def test_collections_go_along_by_dcp(nodes: list[RunningNode]) -> None:
     source, target = nodes
     with KvClient(source.url) as client:
         client.set_manifest(with_changes(client.manifest(), ["shop.carts"], ()))
@@ -427,7 +440,7 @@ def test_collections_go_along_by_dcp(nodes):
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "tap"])
-def test_the_command_with_users(dialect, capfd):
+def test_the_command_with_users(dialect: str, capfd: pytest.CaptureFixture[str]) -> None:
     with contextlib.ExitStack() as stack:
         source, target = (
             stack.enter_context(tailrace.testing.node(vbuckets=VBUCKETS, users={"me": "secret"}))
@@ -451,7 +464,7 @@ def test_the_command_with_users(dialect, capfd):
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory):
+def pki(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Path, Path]]:
     if shutil.which("openssl") is None:
         pytest.skip("openssl makes the certificates")
     directory = tmp_path_factory.mktemp("pki")
@@ -460,7 +473,7 @@ def pki(tmp_path_factory):
 
 
 @pytest.fixture
-def tls_nodes(pki):
+def tls_nodes(pki: tuple[Path, tuple[Path, Path]]) -> Iterator[list[RunningNode]]:
     """Three nodes that have a port for TLS, and want a login."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*pki[1])
@@ -471,22 +484,28 @@ def tls_nodes(pki):
         ]
 
 
-def tls_url(node):
+def tls_url(node: RunningNode) -> str:
     return f"couchbases://me:secret@127.0.0.1:{node.tls_port}"
 
 
-def refuse_plain(node):
+def refuse_plain(node: RunningNode) -> None:
     """From now on the node closes what comes without TLS."""
 
-    def act(inner):
+    def act(inner: Node) -> None:
         accept = inner.accept
-        inner.accept = lambda peer, now, *, tls=False: accept(peer, now, tls=tls) if tls else None
+        deaf: Any = inner
+        deaf.accept = lambda peer, now, *, tls=False: accept(peer, now, tls=tls) if tls else None
 
     node.call(act)
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "tap"])
-def test_they_move_by_tls(tls_nodes, pki, dialect, capfd):
+def test_they_move_by_tls(
+    tls_nodes: list[RunningNode],
+    pki: tuple[Path, tuple[Path, Path]],
+    dialect: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     source, target, third = tls_nodes
     for tls_node in tls_nodes:
         refuse_plain(tls_node)
@@ -511,7 +530,9 @@ def test_they_move_by_tls(tls_nodes, pki, dialect, capfd):
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "tap"])
-def test_under_a_writer_by_tls(tls_nodes, pki, dialect):
+def test_under_a_writer_by_tls(
+    tls_nodes: list[RunningNode], pki: tuple[Path, tuple[Path, Path]], dialect: str
+) -> None:
     source, target, _ = tls_nodes
     tls = tailrace.TlsOptions(ca_file=pki[0])
     urls = [parse(tls_url(node)) for node in (source, target)]
@@ -531,7 +552,12 @@ def test_under_a_writer_by_tls(tls_nodes, pki, dialect):
 
 
 @pytest.mark.parametrize("when", ["pending", "active"])
-def test_a_takeover_by_tap_and_tls_that_breaks_is_undone(tls_nodes, pki, monkeypatch, when):
+def test_a_takeover_by_tap_and_tls_that_breaks_is_undone(
+    tls_nodes: list[RunningNode],
+    pki: tuple[Path, tuple[Path, Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+) -> None:
     source, target, _ = tls_nodes
     tls = tailrace.TlsOptions(ca_file=pki[0])
     urls = [parse(tls_url(node)) for node in (source, target)]
@@ -546,12 +572,19 @@ def test_a_takeover_by_tap_and_tls_that_breaks_is_undone(tls_nodes, pki, monkeyp
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "upr-a", "upr-b"])
-def test_a_replica_by_tls(tls_nodes, pki, dialect):
+def test_a_replica_by_tls(
+    tls_nodes: list[RunningNode], pki: tuple[Path, tuple[Path, Path]], dialect: str
+) -> None:
     source, target, _ = tls_nodes
     refuse_plain(source)
     source.set("k", 1, vbucket=0)
     target.set_vbucket_state(0, VBucketState.REPLICA)
-    order = {"host": "127.0.0.1", "port": source.tls_port, "vbuckets": [0], "dialect": dialect}
+    order: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": source.tls_port,
+        "vbuckets": [0],
+        "dialect": dialect,
+    }
     order |= {"username": "me", "password": "secret", "tls": {"ca": pki[0].read_text()}}
     plain = f"couchbase://me:secret@127.0.0.1:{target.port}"
     with takeover._Node(parse(plain), tailrace.TlsOptions()) as node:
@@ -560,7 +593,7 @@ def test_a_replica_by_tls(tls_nodes, pki, dialect):
     assert target.failover_log(0) == source.failover_log(0)
 
 
-def test_whom_a_target_believes(tls_nodes, pki):
+def test_whom_a_target_believes(tls_nodes: list[RunningNode], pki: tuple[Path, tuple[Path, Path]]) -> None:
     source, target, _ = tls_nodes
     source.set("k", 1, vbucket=0)
     urls = [tls_url(tls_node) for tls_node in tls_nodes]
@@ -575,7 +608,7 @@ def test_whom_a_target_believes(tls_nodes, pki):
 @pytest.mark.parametrize(
     "tls", [7, [], {"ca": 1}, {"verify": "no"}, {"ca": "no certificate"}, {"ca": "\u00e4"}]
 )
-def test_orders_by_tls_that_make_no_sense(nodes, tls):
+def test_orders_by_tls_that_make_no_sense(nodes: list[RunningNode], tls: Any) -> None:
     source, target = nodes
     order = {"host": "127.0.0.1", "port": source.port, "vbuckets": [0], "tls": tls}
     with pytest.raises(StatusError), takeover._Node(parse(target.url), tailrace.TlsOptions()) as node:
@@ -592,7 +625,7 @@ class Waiting:
     peer = "test"
     features = frozenset()
 
-    def __init__(self):
+    def __init__(self) -> None:
         vbucket = SimpleNamespace(
             id=0,
             state=VBucketState.PENDING,
@@ -607,27 +640,29 @@ class Waiting:
         self.waiting = []
         self.states = []
 
-    def set_state(self, vbucket, state, **_):
+    def set_state(self, vbucket: int, state: int, **_: Any) -> None:
         self.states.append(state)
 
-    def rewrite(self, act, done):
+    def rewrite(self, act: Callable[..., Any], done: Callable[..., Any]) -> None:
         self.waiting.append((act, done))
 
-    def claim_vbucket(self, *_):
+    def claim_vbucket(self, *_: DcpReplica | int) -> bool:
         return True
 
-    def release_vbucket(self, *_):
+    def release_vbucket(self, *_: DcpReplica | int) -> None:
         pass
 
 
-def frame_of(data):
+def frame_of(data: bytes) -> Frame:
     framer = Framer()
     framer.feed(data)
-    return framer.maybe_frame()
+    frame = framer.maybe_frame()
+    assert frame is not None
+    return frame
 
 
 @pytest.mark.parametrize("goes", [True, False])
-def test_a_state_that_waits_is_not_set_when_the_connection_is_gone(goes):
+def test_a_state_that_waits_is_not_set_when_the_connection_is_gone(goes: bool) -> None:
     """Who gave the takeover up may have made the vbucket active elsewhere."""
     by_tap, by_dcp = Waiting(), Waiting()
     tap = TapReplica(by_tap, lambda: None, 0.0)  # type: ignore[arg-type]
@@ -651,7 +686,7 @@ def test_a_state_that_waits_is_not_set_when_the_connection_is_gone(goes):
 
 
 @pytest.mark.parametrize("goes", [True, False])
-def test_a_vbucket_is_not_given_up_when_nobody_takes_it_any_more(goes):
+def test_a_vbucket_is_not_given_up_when_nobody_takes_it_any_more(goes: bool) -> None:
     """Who gave the takeover up may have seen that it is still active, and left it at that."""
     host = Waiting()
     giving = TapTakeover(host, 0.0, lambda failed: None)  # type: ignore[arg-type]

@@ -8,8 +8,11 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from tailrace.testing.running import RunningNode
 
 HEADER = struct.Struct(">BBHBBHIIQ")
 NEVER = 2**64 - 1
@@ -93,7 +96,7 @@ def packet(  # noqa: PLR0917
 class Peer:
     """A connection to a node."""
 
-    def __init__(self, node, *, receive_buffer: int | None = None) -> None:
+    def __init__(self, node: RunningNode, *, receive_buffer: int | None = None) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -166,7 +169,7 @@ class Peer:
         return figures
 
 
-def until(condition, what: str = "it") -> None:
+def until(condition: Callable[..., Any], what: str = "it") -> None:
     """Wait for something that must become true; the limit only ends a broken run."""
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
@@ -332,12 +335,12 @@ def tap_push(  # noqa: PLR0917
     return HEADER.pack(0x80, opcode, len(key), len(extras), datatype, vbucket, len(body), opaque, cas) + body
 
 
-def mutation(key: bytes, value: bytes, rev: int, cas: int, vbucket: int = 0, **more) -> bytes:
+def mutation(key: bytes, value: bytes, rev: int, cas: int, vbucket: int = 0, **more: Any) -> bytes:
     private = struct.pack(">QB", rev, 0)
     return tap_push(0x41, vbucket, key, value, private, more.pop("item", (0, 0)), cas=cas, **more)
 
 
-def delete(key: bytes, rev: int, cas: int, vbucket: int = 0, **more) -> bytes:
+def delete(key: bytes, rev: int, cas: int, vbucket: int = 0, **more: Any) -> bytes:
     return tap_push(0x42, vbucket, key, private=struct.pack(">Q", rev), cas=cas, **more)
 
 
@@ -423,7 +426,7 @@ class TapReader:
             if self.words()[-1] == word and vbucket in (None, packet.half):
                 return packet
 
-    def read_until(self, condition) -> None:
+    def read_until(self, condition: Callable[..., Any]) -> None:
         while not condition():
             self.next()
 

@@ -9,6 +9,7 @@ import struct
 import threading
 
 from dialects.raw_peer import Peer, packet, tap_connect
+from tailrace.testing.running import RunningNode
 
 _FEATURES = struct.pack(">3H", 0x06, 0x0A, 0x0B)  # xattrs, snappy, JSON: documents stay what they are
 
@@ -16,7 +17,9 @@ _FEATURES = struct.pack(">3H", 0x06, 0x0A, 0x0B)  # xattrs, snappy, JSON: docume
 class Relay:
     """Moves bytes both ways, acknowledgements too, until one side closes."""
 
-    def __init__(self, source, target, name: bytes, flags: int, value: bytes = b"") -> None:
+    def __init__(
+        self, source: RunningNode, target: RunningNode, name: bytes, flags: int, value: bytes = b""
+    ) -> None:
         self._source, self._target = Peer(source), Peer(target)
         for peer in (self._source, self._target):
             assert peer.ask(packet(0x80, 0x1F, key=b"relay", value=_FEATURES)).half == 0

@@ -5,13 +5,16 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from tailrace.server.node import Node
+from tailrace.testing.running import RunningNode
 
-def documents_of(node, number, *, deletions=False):
+
+def documents_of(node: RunningNode, number: int, *, deletions: bool = False) -> dict[bytes, Any]:
     """A vbucket's documents by key: value, CAS, rev, flags, expiry. With ``deletions`` also tombstones, by
     their CAS and rev.
     """
 
-    def read(inner):
+    def read(inner: Node) -> dict[bytes, Any]:
         vbucket = inner.buckets["default"].store.vbuckets[number]
         documents: dict[bytes, tuple[Any, ...]] = {}
         position = 0
@@ -36,20 +39,20 @@ def documents_of(node, number, *, deletions=False):
     return node.call(read)
 
 
-def all_documents(node, **options):
+def all_documents(node: RunningNode, **options: Any) -> dict[int, Any]:
     """The same of every vbucket that holds any."""
     by_vbucket = {number: documents_of(node, number, **options) for number in range(node.vbuckets)}
     return {number: documents for number, documents in by_vbucket.items() if documents}
 
 
-def without_empty(documents):
+def without_empty(documents: dict[int, Any]) -> dict[int, Any]:
     return {number: held for number, held in documents.items() if held}
 
 
-def write_for_newer_readers(node):
+def write_for_newer_readers(node: RunningNode) -> None:
     """Much that older readers do not get, around one document that they do."""
 
-    def write(inner):
+    def write(inner: Node) -> None:
         vbucket = inner.buckets["default"].store.vbuckets[1]
         for number in range(150):
             vbucket.set(b"\x08other%d" % number, b"v" * 20_000)

@@ -10,6 +10,7 @@ import tailrace.testing
 from dialects.raw_peer import ACK, LIST, Peer, until, vbucket_list
 from dialects.relay import Relay
 from dialects.stored import all_documents
+from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import VBucketState
 
 VBUCKETS = 4
@@ -17,7 +18,7 @@ ASKED = ("dcp", "upr-a", "upr-b")
 EVERY = vbucket_list(*range(VBUCKETS))
 
 
-def write(node, rng, count):
+def write(node: RunningNode, rng: random.Random, count: int) -> None:
     for _ in range(count):
         key, vbucket = f"k{rng.randrange(40)}", rng.randrange(VBUCKETS)
         what = rng.random()
@@ -31,7 +32,7 @@ def write(node, rng, count):
             node.set(key, {"n": rng.random()} if what < 0.7 else b"\xff" * 50, expiry=expiry, vbucket=vbucket)
 
 
-def test_one_node_consumes_and_produces_all_four():
+def test_one_node_consumes_and_produces_all_four() -> None:
     rng = random.Random(6)
     with contextlib.ExitStack() as stack:
         first, middle, *last = (stack.enter_context(tailrace.testing.node(VBUCKETS)) for _ in range(6))
@@ -46,7 +47,7 @@ def test_one_node_consumes_and_produces_all_four():
             node.replicate(range(VBUCKETS), middle, dialect=dialect)
         stack.enter_context(Relay(middle, last[3], b"from-middle", ACK | LIST, EVERY))
 
-        def are_equal():
+        def are_equal() -> bool:
             expected = all_documents(first, deletions=True)
             return all(all_documents(node, deletions=True) == expected for node in (middle, *last))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,8 @@ from dialects.raw_peer import (
     packet,
 )
 from dialects.stored import all_documents, without_empty
+from tailrace.server.node import Node
+from tailrace.testing.running import RunningNode
 
 VBUCKETS = 4
 
@@ -82,7 +85,7 @@ class RawDcpReader:
 class Readers:
     """One reader of each dialect, which come back after the node has gone away."""
 
-    def __init__(self, node) -> None:
+    def __init__(self, node: RunningNode) -> None:
         self.node = node
         self.drafts = [Upr("upr-a"), Upr("upr-b")]
         self.upr = {
@@ -147,7 +150,7 @@ class Readers:
                     break
 
     @staticmethod
-    def _once(step) -> bool:
+    def _once(step: Callable[..., Any]) -> bool:
         try:
             step()
         except TimeoutError:
@@ -185,10 +188,10 @@ class Readers:
             peer.socket.close()
 
 
-def operate(node, rng, count):
+def operate(node: RunningNode, rng: random.Random, count: int) -> None:
     """Sets, overwrites, deletes and expiries, in one call on the node's thread."""
 
-    def act(inner):
+    def act(inner: Node) -> None:
         vbuckets = inner.buckets["default"].store.vbuckets
         now_s = inner.clock.time_ns() // 1_000_000_000
         for _ in range(count):
@@ -208,7 +211,7 @@ def operate(node, rng, count):
     node.call(act)
 
 
-def run(node, seed, rounds, operations):
+def run(node: RunningNode, seed: int, rounds: int, operations: int) -> list[str]:
     """Operate, let something happen, read, and again; what happened."""
     rng = random.Random(seed)
     happened = []
@@ -246,19 +249,19 @@ def run(node, seed, rounds, operations):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_four_readers_end_in_equal_maps(seed):
+def test_four_readers_end_in_equal_maps(seed: int) -> None:
     with tailrace.testing.node(vbuckets=VBUCKETS, settings={"checkpoint_items": 50}) as node:
         run(node, seed, rounds=6, operations=150)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_four_readers_of_a_hundred_thousand_operations():
+def test_four_readers_of_a_hundred_thousand_operations() -> None:
     with tailrace.testing.node(vbuckets=VBUCKETS, settings={"memory_quota": "16m"}) as node:
         assert {"kill", "restart", "flush", "rewind"} <= set(run(node, 4711, rounds=20, operations=4_600))
 
 
-def test_keys_only_sees_the_same_keys():
+def test_keys_only_sees_the_same_keys() -> None:
     rng = random.Random(3)
     with tailrace.testing.node(vbuckets=VBUCKETS) as node:
         operate(node, rng, 500)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,13 +30,13 @@ KEYS = 2_000
 class Process:
     """`tailrace serve` on one port and directory, as often as it is started."""
 
-    def __init__(self, directory, port):
+    def __init__(self, directory: Path, port: int) -> None:
         self.directory = directory
         self.port = port
         self.url = f"couchbase://127.0.0.1:{self.port}"
-        self.process = None
+        self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self):
+    def start(self) -> None:
         ready = self.directory / "ready.json"
         ready.unlink(missing_ok=True)
         options = ["--port", self.port, "--vbuckets", VBUCKETS, "--data", self.directory / "data"]
@@ -45,7 +46,8 @@ class Process:
             assert self.process.poll() is None, "the node did not start"
             time.sleep(0.02)
 
-    def kill(self):
+    def kill(self) -> None:
+        assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
@@ -53,20 +55,20 @@ class Process:
 class Follower(threading.Thread):
     """An application that does what the events tell it."""
 
-    def __init__(self, url, dialect):
+    def __init__(self, url: str, dialect: str) -> None:
         super().__init__(daemon=True, name=f"follower-{dialect}")
-        self.documents = {}
-        self.whole = {}
+        self.documents: dict[Any, Any] = {}
+        self.whole: dict[int, dict[int, Any]] = {}
         """The states that a rollback may lead to, by vbucket and seqno; the newest of them."""
         self.lock = threading.Lock()
-        self.error = None
+        self.error: TailraceError | None = None
         self.stops = False
         options: dict[str, Any] = (
             {} if dialect == "tap" else {"rollback_points": lambda at: list(self.whole.get(at, ()))}
         )
         self.source = tailrace.connect_sync(url, dialect=dialect, retry_for_s=120, **options)
 
-    def run(self):
+    def run(self) -> None:
         try:
             with self.source as source:
                 for event in source.changes():
@@ -78,7 +80,7 @@ class Follower(threading.Thread):
             if not self.stops:
                 self.error = error
 
-    def handle(self, event):
+    def handle(self, event: Any) -> None:
         held = self.documents.setdefault(event.vbucket, {})
         whole = self.whole.setdefault(event.vbucket, {0: {}})
         match event:
@@ -96,12 +98,12 @@ class Follower(threading.Thread):
             while len(self.whole[event.vbucket]) > 200:
                 del self.whole[event.vbucket][sorted(self.whole[event.vbucket])[1]]
 
-    def state(self):
+    def state(self) -> Any:
         with self.lock:
             return {key: document for held in self.documents.values() for key, document in held.items()}
 
 
-def operate(kv, rng, count):
+def operate(kv: Any, rng: Any, count: Any) -> None:
     """Sets, overwrites, deletes and expiries."""
     now_s = int(time.time())
     for _ in range(count):
@@ -116,7 +118,7 @@ def operate(kv, rng, count):
             kv.delete(key)
 
 
-def held_by(kv):
+def held_by(kv: Any) -> Any:
     """What the node has, from its own mouth."""
     documents = {}
     for number in range(KEYS):
@@ -127,12 +129,12 @@ def held_by(kv):
     return documents
 
 
-def campaign(directory, seed, operations, kills):
+def campaign(directory: Any, seed: Any, operations: Any, kills: Any) -> None:
     with ReservedPort() as port:
         run(Process(directory, port), random.Random(seed), operations, kills)
 
 
-def run(node, rng, operations, kills):
+def run(node: Any, rng: Any, operations: Any, kills: Any) -> None:
     node.start()
     followers = [Follower(node.url, dialect) for dialect in DIALECTS]
     try:
@@ -166,11 +168,11 @@ def run(node, rng, operations, kills):
         node.kill()
 
 
-def test_four_readers_and_a_real_kill(tmp_path):
+def test_four_readers_and_a_real_kill(tmp_path: Path) -> None:
     campaign(tmp_path, 1, operations=3_000, kills=1)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-def test_four_readers_of_a_hundred_thousand_operations_and_real_kills(tmp_path):
+def test_four_readers_of_a_hundred_thousand_operations_and_real_kills(tmp_path: Path) -> None:
     campaign(tmp_path, 2, operations=100_000, kills=3)

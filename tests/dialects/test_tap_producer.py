@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import struct
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -28,7 +30,9 @@ from dialects.raw_peer import (
     vbucket_list,
 )
 from dialects.stored import all_documents, documents_of, without_empty, write_for_newer_readers
+from tailrace.server.node import Node
 from tailrace.store.base import Compaction
+from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import VBucketState
 from vectors.corpus import vectors
 
@@ -36,17 +40,17 @@ SEED = {vector.id: vector.data for vector in vectors("seed_tap")}
 
 
 @pytest.fixture
-def reader(node):
+def reader(node: RunningNode) -> Iterator[TapReader]:
     with Peer(node) as peer:
         yield TapReader(peer)
 
 
-def fill(node, count=40, prefix="k"):
+def fill(node: RunningNode, count: int = 40, prefix: str = "k") -> None:
     for number in range(count):
         node.set(f"{prefix}{number}", {"n": number})
 
 
-def caught_up(reader, node):
+def caught_up(reader: TapReader, node: RunningNode) -> bool:
     return without_empty(reader.documents) == all_documents(node)
 
 
@@ -55,7 +59,7 @@ def caught_up(reader, node):
 
 @pytest.mark.covers("tap.connect", "tap.mutation", "tap.delete", "tap.opaque.1", "tap.opaque.8")
 @pytest.mark.parametrize("flags", [None, 0], ids=["no-extras", "no-flags"])
-def test_everything_and_then_changes(node, reader, flags):
+def test_everything_and_then_changes(node: RunningNode, reader: TapReader, flags: int | None) -> None:
     fill(node)
     node.delete("k7")
     reader.connect(b"node1", flags)
@@ -78,7 +82,7 @@ def test_everything_and_then_changes(node, reader, flags):
 
 
 @pytest.mark.covers("tap.connect.flag.0x01")
-def test_backfill_date_in_the_future_means_from_now_on(node, reader):
+def test_backfill_date_in_the_future_means_from_now_on(node: RunningNode, reader: TapReader) -> None:
     fill(node)
     reader.connect(b"node1", BACKFILL, FROM_NOW)
     assert reader.peer.is_silent()
@@ -88,7 +92,7 @@ def test_backfill_date_in_the_future_means_from_now_on(node, reader):
 
 
 @pytest.mark.parametrize("date", ["0", "5", "an hour ago"])
-def test_backfill_date_in_the_past_means_everything(node, reader, date):
+def test_backfill_date_in_the_past_means_everything(node: RunningNode, reader: TapReader, date: str) -> None:
     fill(node)
     seconds = int(date) if date.isdigit() else int(time.time()) - 3600
     reader.connect(b"node1", BACKFILL, struct.pack(">Q", seconds))
@@ -97,7 +101,7 @@ def test_backfill_date_in_the_past_means_everything(node, reader, date):
 
 @pytest.mark.covers("tap.connect.flag.0x02")
 @pytest.mark.parametrize("more", [0, ACK])
-def test_a_dump_has_what_exists_and_ends(node, reader, more):
+def test_a_dump_has_what_exists_and_ends(node: RunningNode, reader: TapReader, more: int) -> None:
     fill(node)
     node.delete("k3")
     reader.connect(b"node1", DUMP | more)
@@ -107,13 +111,13 @@ def test_a_dump_has_what_exists_and_ends(node, reader, more):
     assert reader.words().count("opaque 8") == 16
 
 
-def test_a_dump_of_an_empty_bucket_ends_too(node, reader):
+def test_a_dump_of_an_empty_bucket_ends_too(node: RunningNode, reader: TapReader) -> None:
     reader.connect(b"node1", DUMP)
     reader.read_all()
     assert reader.documents.keys() == set(range(16))
 
 
-def test_a_dump_waits_for_its_last_acknowledgement(node, reader):
+def test_a_dump_waits_for_its_last_acknowledgement(node: RunningNode, reader: TapReader) -> None:
     fill(node, 3)
     reader.acks = False
     reader.connect(b"node1", DUMP | ACK | LIST, vbucket_list(0, 1, 2))
@@ -128,7 +132,7 @@ def test_a_dump_waits_for_its_last_acknowledgement(node, reader):
 
 
 @pytest.mark.covers("tap.connect.flag.0x04")
-def test_only_the_listed_vbuckets(node, reader):
+def test_only_the_listed_vbuckets(node: RunningNode, reader: TapReader) -> None:
     fill(node, 200)
     reader.connect(b"node1", LIST, vbucket_list(1, 5, 700))  # 700 is not here and is skipped
     expected = {1: documents_of(node, 1), 5: documents_of(node, 5)}
@@ -139,14 +143,14 @@ def test_only_the_listed_vbuckets(node, reader):
     assert reader.documents.keys() == {1, 5}
 
 
-def test_an_empty_list_means_all(node, reader):
+def test_an_empty_list_means_all(node: RunningNode, reader: TapReader) -> None:
     fill(node)
     reader.connect(b"node1", LIST, vbucket_list())
     reader.read_until(lambda: caught_up(reader, node))
 
 
 @pytest.mark.covers("tap.connect.flag.0x20", "tap.flag.0x02")
-def test_keys_only(node, reader):
+def test_keys_only(node: RunningNode, reader: TapReader) -> None:
     fill(node, 5)
     reader.connect(b"node1", KEYS_ONLY | DUMP)
     reader.read_all()
@@ -159,7 +163,9 @@ def test_keys_only(node, reader):
 
 @pytest.mark.covers("tap.connect.flag.0x100", "tap.flag.0x04")
 @pytest.mark.parametrize("fix", [False, True])
-def test_item_flags_are_in_network_order_and_say_so_when_asked(node, reader, fix):
+def test_item_flags_are_in_network_order_and_say_so_when_asked(
+    node: RunningNode, reader: TapReader, fix: bool
+) -> None:
     node.call(lambda inner: inner.buckets["default"].store.vbuckets[0].set(b"\0k", b"v", 0x01020304, 0))
     reader.connect(b"node1", DUMP | (FIX_BYTEORDER if fix else 0))
     reader.read_all()
@@ -170,7 +176,7 @@ def test_item_flags_are_in_network_order_and_say_so_when_asked(node, reader, fix
 
 @pytest.mark.parametrize("ends", [0, DUMP, TAKEOVER, DUMP | TAKEOVER])
 @pytest.mark.parametrize("acks", [0, ACK])
-def test_every_mix_of_flags(acks, ends):
+def test_every_mix_of_flags(acks: int, ends: int) -> None:
     """All 512, with their values in the body, lowest flag first; an undefined bit is ignored."""
     optional = (BACKFILL, LIST, KEYS_ONLY, CHECKPOINT, REGISTERED, FIX_BYTEORDER)
     with tailrace.testing.node(vbuckets=2) as node:
@@ -213,7 +219,7 @@ def test_every_mix_of_flags(acks, ends):
 
 
 @pytest.mark.covers("tap.connect.flag.0x10", "tap.opaque.0", "tap.flag.0x01", "tap.ack")
-def test_acks_begin_with_a_greeting_and_nothing_overtakes_it(node, reader):
+def test_acks_begin_with_a_greeting_and_nothing_overtakes_it(node: RunningNode, reader: TapReader) -> None:
     fill(node)
     reader.acks = False
     reader.connect(b"node1", ACK)
@@ -231,7 +237,7 @@ def test_acks_begin_with_a_greeting_and_nothing_overtakes_it(node, reader):
     ]
 
 
-def test_an_ack_may_have_a_text_in_its_key(node, reader):
+def test_an_ack_may_have_a_text_in_its_key(node: RunningNode, reader: TapReader) -> None:
     fill(node, 3)
     reader.acks = False
     reader.connect(b"node1", ACK | DUMP)
@@ -241,7 +247,7 @@ def test_an_ack_may_have_a_text_in_its_key(node, reader):
     assert caught_up(reader, node)
 
 
-def test_the_last_item_asks_for_an_ack(node, reader):
+def test_the_last_item_asks_for_an_ack(node: RunningNode, reader: TapReader) -> None:
     reader.connect(b"node1", ACK | BACKFILL, FROM_NOW)
     assert reader.next().code == 0
     node.set("k", b"v", vbucket=1)
@@ -249,7 +255,7 @@ def test_the_last_item_asks_for_an_ack(node, reader):
 
 
 @pytest.fixture
-def strict():
+def strict() -> Iterator[RunningNode]:
     """A node whose acknowledgements come often and whose patience is short."""
     settings = {
         "tap_ack_interval": 10,
@@ -262,7 +268,7 @@ def strict():
         yield node
 
 
-def test_the_window(strict):
+def test_the_window(strict: RunningNode) -> None:
     for number in range(100):
         strict.set(f"k{number}", b"v", vbucket=1)
     with Peer(strict) as peer:
@@ -284,7 +290,7 @@ def test_the_window(strict):
 
 @pytest.mark.covers("tap.ack.backoff")
 @pytest.mark.parametrize("status", [0x85, 0x86])
-def test_a_reader_asks_for_time(strict, status):
+def test_a_reader_asks_for_time(strict: RunningNode, status: int) -> None:
     for number in range(25):
         strict.set(f"k{number}", b"v", vbucket=1)
     with Peer(strict) as peer:
@@ -305,7 +311,9 @@ def test_a_reader_asks_for_time(strict, status):
             assert other.stats("tap")["eq_tapq:w:nacks"] == "1"
 
 
-def test_an_error_ends_the_connection_and_strange_answers_do_not(node, reader):
+def test_an_error_ends_the_connection_and_strange_answers_do_not(
+    node: RunningNode, reader: TapReader
+) -> None:
     fill(node, 3)
     reader.connect(b"node1", ACK)
     reader.read_until(lambda: reader.words().count("opaque 8") == 16)
@@ -319,7 +327,7 @@ def test_an_error_ends_the_connection_and_strange_answers_do_not(node, reader):
 
 
 @pytest.mark.covers("tap.noop")
-def test_silence_is_filled_with_noops():
+def test_silence_is_filled_with_noops() -> None:
     with tailrace.testing.node(vbuckets=2, settings={"tap_noop_interval": 0.1}) as node, Peer(node) as peer:
         reader = TapReader(peer).connect(b"n", BACKFILL, FROM_NOW)
         assert [reader.next().opcode for _ in range(3)] == [0x0A] * 3
@@ -328,7 +336,7 @@ def test_silence_is_filled_with_noops():
         assert reader.number == 1  # they have no place in the sequence
 
 
-def test_a_reader_that_never_acknowledges_is_given_up():
+def test_a_reader_that_never_acknowledges_is_given_up() -> None:
     settings = {"tap_ack_interval": 5, "tap_ack_window": 1, "tap_ack_grace": 2}
     with tailrace.testing.node(vbuckets=2, settings=settings) as node, Peer(node) as peer:
         for number in range(20):
@@ -345,7 +353,7 @@ def test_a_reader_that_never_acknowledges_is_given_up():
 
 @pytest.mark.covers("tap.connect.flag.0x40", "tap.opaque.2", "tap.checkpoint-start", "tap.checkpoint-end")
 @pytest.mark.parametrize("acks", [0, ACK])
-def test_checkpoints_are_told_as_real_servers_do(node, reader, acks):
+def test_checkpoints_are_told_as_real_servers_do(node: RunningNode, reader: TapReader, acks: int) -> None:
     node.set("old", b"v", vbucket=3)
     reader.connect(b"node1", CHECKPOINT | LIST | acks, vbucket_list(3))
     reader.read("opaque 8")
@@ -366,7 +374,7 @@ def test_checkpoints_are_told_as_real_servers_do(node, reader, acks):
     assert reader.read("mutation").tap_key == b"b"
 
 
-def test_a_checkpoint_tells_the_highest_rev_of_a_deletion(node, reader):
+def test_a_checkpoint_tells_the_highest_rev_of_a_deletion(node: RunningNode, reader: TapReader) -> None:
     """A document that comes back at the reader goes on from there."""
     for number in range(3):
         node.set("gone", b"%d" % number, vbucket=3)
@@ -377,7 +385,7 @@ def test_a_checkpoint_tells_the_highest_rev_of_a_deletion(node, reader):
     assert reader.read("checkpoint-start").private == (4).to_bytes(8, "big")
 
 
-def test_a_closed_checkpoint_is_ended_without_a_further_change(node, reader):
+def test_a_closed_checkpoint_is_ended_without_a_further_change(node: RunningNode, reader: TapReader) -> None:
     reader.connect(b"node1", CHECKPOINT | LIST, vbucket_list(3))
     reader.read("opaque 8")
     node.set("a", b"v", vbucket=3)
@@ -387,14 +395,14 @@ def test_a_closed_checkpoint_is_ended_without_a_further_change(node, reader):
     reader.read("checkpoint-end")
 
 
-def test_the_form_of_the_document_is_a_setting():
+def test_the_form_of_the_document_is_a_setting() -> None:
     settings = {"tap_seed_checkpoints": "true"}
     with tailrace.testing.node(vbuckets=64, settings=settings) as node, Peer(node) as peer:
         flags, value = CHECKPOINT | ACK | LIST | BACKFILL, FROM_NOW + vbucket_list(56)
         reader = TapReader(peer).connect(b"n", flags, value)
         reader.read("opaque 2")
 
-        def prepare(inner):
+        def prepare(inner: Node) -> None:
             vbucket = inner.buckets["default"].store.vbuckets[56]
             for _ in range(250):
                 vbucket.set(b"\0k", b"v")
@@ -410,8 +418,8 @@ def test_the_form_of_the_document_is_a_setting():
         assert all((packet.extras_length, len(packet.body)) == (8, 16) for packet in starts)
 
 
-def test_a_reader_resumes_after_its_last_closed_checkpoint(node):
-    def close():
+def test_a_reader_resumes_after_its_last_closed_checkpoint(node: RunningNode) -> None:
+    def close() -> None:
         node.call(lambda inner: inner.buckets["default"].store.vbuckets[3].close_checkpoint())
 
     with Peer(node) as peer:
@@ -441,7 +449,7 @@ def test_a_reader_resumes_after_its_last_closed_checkpoint(node):
 # Names and coming back.
 
 
-def test_a_kept_reader_goes_on_and_gets_again_what_it_did_not_acknowledge(strict):
+def test_a_kept_reader_goes_on_and_gets_again_what_it_did_not_acknowledge(strict: RunningNode) -> None:
     for number in range(20):
         strict.set(f"k{number}", b"v", vbucket=1)
     with Peer(strict) as peer:
@@ -465,12 +473,12 @@ def test_a_kept_reader_goes_on_and_gets_again_what_it_did_not_acknowledge(strict
         again.read_until(lambda: b"later" in again.documents[1])
 
 
-def is_connected(node, name):
+def is_connected(node: RunningNode, name: str) -> bool:
     with Peer(node) as other:
         return other.stats("tap").get(f"eq_tapq:{name}:connected") == "true"
 
 
-def test_without_keep_alive_a_reader_begins_again(node):
+def test_without_keep_alive_a_reader_begins_again(node: RunningNode) -> None:
     fill(node, 5)
     for _ in range(2):
         with Peer(node) as peer:
@@ -481,7 +489,7 @@ def test_without_keep_alive_a_reader_begins_again(node):
         until(lambda: not is_connected(node, "again"))
 
 
-def test_a_second_connection_takes_the_name(strict):
+def test_a_second_connection_takes_the_name(strict: RunningNode) -> None:
     for number in range(5):
         strict.set(f"k{number}", b"v", vbucket=1)
     with Peer(strict) as first, Peer(strict) as second:
@@ -495,7 +503,7 @@ def test_a_second_connection_takes_the_name(strict):
         assert again.words().count("mutation") == 1
 
 
-def test_another_date_begins_again(strict):
+def test_another_date_begins_again(strict: RunningNode) -> None:
     for number in range(5):
         strict.set(f"k{number}", b"v", vbucket=1)
     for date, expected in ((FROM_NOW, 0), (FROM_NOW, 0), (bytes(8), 5)):
@@ -508,7 +516,7 @@ def test_another_date_begins_again(strict):
         until(lambda: not is_connected(strict, "dated"))
 
 
-def test_anonymous_readers_do_not_disturb_each_other(node):
+def test_anonymous_readers_do_not_disturb_each_other(node: RunningNode) -> None:
     fill(node, 3)
     with Peer(node) as first, Peer(node) as other:
         for peer in (first, other):
@@ -518,13 +526,13 @@ def test_anonymous_readers_do_not_disturb_each_other(node):
         assert names == {"anon_1", "anon_2"}
 
 
-def one_stats(node):
+def one_stats(node: RunningNode) -> dict[str, str]:
     with Peer(node) as other:
         return other.stats("tap")
 
 
 @pytest.mark.covers("tap.connect.flag.0x80")
-def test_a_registered_reader_goes_on_even_after_a_restart(node):
+def test_a_registered_reader_goes_on_even_after_a_restart(node: RunningNode) -> None:
     fill(node, 30)
     with Peer(node) as peer:
         reader = TapReader(peer).connect(b"reg", ACK | REGISTERED)
@@ -541,7 +549,7 @@ def test_a_registered_reader_goes_on_even_after_a_restart(node):
         assert "opaque 1" not in again.words()
 
 
-def test_a_registered_reader_is_told_to_empty_a_vbucket_also_after_a_restart(node):
+def test_a_registered_reader_is_told_to_empty_a_vbucket_also_after_a_restart(node: RunningNode) -> None:
     fill(node, 30)
     with Peer(node) as peer:
         reader = TapReader(peer).connect(b"reg", ACK | REGISTERED)
@@ -563,7 +571,7 @@ def test_a_registered_reader_is_told_to_empty_a_vbucket_also_after_a_restart(nod
         assert without_empty(last.documents) == all_documents(node)
 
 
-def test_readers_that_are_away_are_small():
+def test_readers_that_are_away_are_small() -> None:
     """A thousand of them, each with a place in all of 1,024 vbuckets, fit into a few tens of megabytes."""
     with tailrace.testing.node(vbuckets=1024) as node:
         for number in range(0, 1024, 3):
@@ -575,7 +583,7 @@ def test_readers_that_are_away_are_small():
                     reader.next()
         until(lambda: not any(is_connected(node, f"r{number}") for number in range(3)))
 
-        def sizes(inner):
+        def sizes(inner: Node) -> list[int]:
             bucket = inner.buckets["default"]
             assert all(not client.cursors and client.kept is None for client in bucket.tap)
             return [len(json.dumps(stored)) for stored in bucket.store.cursors.values()]
@@ -589,7 +597,7 @@ def test_readers_that_are_away_are_small():
 
 @pytest.mark.covers("tap.deregister")
 @pytest.mark.parametrize("connected", [False, True])
-def test_a_registered_reader_is_forgotten_when_it_says_so(node, connected):
+def test_a_registered_reader_is_forgotten_when_it_says_so(node: RunningNode, connected: bool) -> None:
     fill(node, 5)
     with Peer(node) as other:
         with Peer(node) as peer:
@@ -612,7 +620,9 @@ def test_a_registered_reader_is_forgotten_when_it_says_so(node, connected):
 
 
 @pytest.mark.covers("tap.opaque.3")
-def test_a_reader_of_closed_checkpoints_is_told_when_it_has_them(node, reader):
+def test_a_reader_of_closed_checkpoints_is_told_when_it_has_them(
+    node: RunningNode, reader: TapReader
+) -> None:
     value = vbucket_list(3) + b"\x01"
     reader.connect(b"closed", ACK | REGISTERED | LIST | BACKFILL, FROM_NOW + value)
     reader.read("opaque 3")
@@ -625,7 +635,7 @@ def test_a_reader_of_closed_checkpoints_is_told_when_it_has_them(node, reader):
     assert set(reader.documents[3]) == {b"a", b"b"}
 
 
-def test_a_registered_reader_costs_no_memory_and_begins_again_after_a_purge():
+def test_a_registered_reader_costs_no_memory_and_begins_again_after_a_purge() -> None:
     settings: dict[str, str | int | float] = {"history_changes": 0, "memory_quota": "8m"}
     with tailrace.testing.node(vbuckets=2, settings=settings) as node:
         for number in range(10):
@@ -647,7 +657,7 @@ def test_a_registered_reader_costs_no_memory_and_begins_again_after_a_purge():
             assert one_stats(node)["eq_tapq:reg:dropped_cursors"] == "1"
 
 
-def test_there_is_a_limit_on_readers():
+def test_there_is_a_limit_on_readers() -> None:
     with tailrace.testing.node(vbuckets=2, settings={"max_tap_clients": 2}) as node:
         for name in (b"a", b"b"):
             with Peer(node) as peer:
@@ -664,7 +674,7 @@ def test_there_is_a_limit_on_readers():
 
 
 @pytest.mark.covers("tap.flush")
-def test_flush_is_one_message(node, reader):
+def test_flush_is_one_message(node: RunningNode, reader: TapReader) -> None:
     fill(node)
     reader.connect(b"node1", ACK)
     reader.read_until(lambda: reader.words().count("opaque 8") == 16)
@@ -677,7 +687,7 @@ def test_flush_is_one_message(node, reader):
     assert reader.words().count("flush") == 1
 
 
-def test_a_dump_hears_of_no_flush(node, reader):
+def test_a_dump_hears_of_no_flush(node: RunningNode, reader: TapReader) -> None:
     for number in range(200):
         node.set(f"k{number}", b"v" * 100_000, vbucket=1)
     with Peer(node, receive_buffer=4096) as peer:
@@ -688,7 +698,7 @@ def test_a_dump_hears_of_no_flush(node, reader):
         assert "flush" not in reader.words()
 
 
-def test_a_flush_while_away_is_told_on_return(strict):
+def test_a_flush_while_away_is_told_on_return(strict: RunningNode) -> None:
     strict.set("k", b"v", vbucket=1)
     with Peer(strict) as peer:
         reader = TapReader(peer).connect(b"kept", ACK)
@@ -703,7 +713,7 @@ def test_a_flush_while_away_is_told_on_return(strict):
         assert again.words().count("flush") == 1
 
 
-def test_a_rewound_vbucket_is_sent_again_from_the_beginning(node, reader):
+def test_a_rewound_vbucket_is_sent_again_from_the_beginning(node: RunningNode, reader: TapReader) -> None:
     fill(node, 100)
     reader.connect(b"node1", ACK)
     reader.read_until(lambda: reader.words().count("opaque 8") == 16)
@@ -714,7 +724,7 @@ def test_a_rewound_vbucket_is_sent_again_from_the_beginning(node, reader):
     assert after.count("opaque 1") == 1 and "flush" not in after
 
 
-def test_an_expired_document_is_sent_as_a_delete(node, reader):
+def test_an_expired_document_is_sent_as_a_delete(node: RunningNode, reader: TapReader) -> None:
     node.set("gone", b"v", expiry=int(time.time()) - 10, vbucket=2)
     node.set("stays", b"v", expiry=int(time.time()) + 1000, vbucket=2)
     reader.connect(b"node1", LIST, vbucket_list(2))
@@ -727,7 +737,7 @@ def test_an_expired_document_is_sent_as_a_delete(node, reader):
     assert (deletion.tap_key, deletion.private) == (b"gone", (2).to_bytes(8, "big"))
 
 
-def test_a_vbucket_that_becomes_active_joins_in(node, reader):
+def test_a_vbucket_that_becomes_active_joins_in(node: RunningNode, reader: TapReader) -> None:
     node.set_vbucket_state(4, VBucketState.REPLICA)
     fill(node, 100)
     reader.connect(b"node1", ACK)
@@ -737,7 +747,7 @@ def test_a_vbucket_that_becomes_active_joins_in(node, reader):
     assert caught_up(reader, node)
 
 
-def test_a_replica_is_served_when_it_is_listed(node, reader):
+def test_a_replica_is_served_when_it_is_listed(node: RunningNode, reader: TapReader) -> None:
     fill(node, 100)
     node.set_vbucket_state(4, VBucketState.REPLICA)
     reader.connect(b"node1", DUMP | LIST, vbucket_list(4))
@@ -745,14 +755,14 @@ def test_a_replica_is_served_when_it_is_listed(node, reader):
     assert reader.documents[4] == documents_of(node, 4)
 
 
-def test_values_and_datatypes(node):
+def test_values_and_datatypes(node: RunningNode) -> None:
     from tailrace.snappy import deflate
     from tailrace.wire.fields import join_xattrs
 
     body = b'{"a": "' + b"x" * 500 + b'"}'
     both = join_xattrs({"_s": b"1"}, body)
 
-    def write(inner):
+    def write(inner: Node) -> None:
         vbucket = inner.buckets["default"].store.vbuckets[0]
         vbucket.set(b"\0json", body, 0, 0, 1)
         vbucket.set(b"\0snappy", deflate(body), 0, 0, 3)
@@ -761,7 +771,7 @@ def test_values_and_datatypes(node):
 
     node.call(write)
 
-    def dump(*features):
+    def dump(*features: int) -> dict[bytes, Any]:
         with Peer(node) as peer:
             if features:
                 value = struct.pack(f">{len(features)}H", *features)
@@ -780,13 +790,13 @@ def test_values_and_datatypes(node):
 
 
 @pytest.mark.covers("tap.change-vb-filter", "tap.opaque.4")
-def test_the_list_of_vbuckets_can_be_changed(node, reader):
+def test_the_list_of_vbuckets_can_be_changed(node: RunningNode, reader: TapReader) -> None:
     fill(node, 200)
     reader.connect(b"node1", ACK | LIST, vbucket_list(1, 2))
     reader.read_until(lambda: reader.words().count("opaque 8") == 2)
     with Peer(node) as other:
 
-        def change(name, *pairs, count=None):
+        def change(name: bytes, *pairs: tuple[int, int], count: int | None = None) -> int:
             value = struct.pack(">H", len(pairs) if count is None else count)
             value += b"".join(struct.pack(">HQ", *pair) for pair in pairs)
             return other.ask(packet(0x80, 0xB0, key=name, value=value)).half
@@ -807,7 +817,7 @@ def test_the_list_of_vbuckets_can_be_changed(node, reader):
 # Refused.
 
 
-def test_connects_that_are_refused(node):
+def test_connects_that_are_refused(node: RunningNode) -> None:
     for flags, value, status in (
         (BACKFILL, b"1234567", None),
         (LIST, b"\x00", 0x83),
@@ -826,7 +836,7 @@ def test_connects_that_are_refused(node):
         assert peer.is_closed()
 
 
-def test_without_the_default_collection_there_is_no_tap(node):
+def test_without_the_default_collection_there_is_no_tap(node: RunningNode) -> None:
     with Peer(node) as peer:
         manifest = b'{"uid":"1","scopes":[{"name":"_default","uid":"0","collections":[]}]}'
         assert peer.ask(packet(0x80, 0xB9, value=manifest)).half == 0
@@ -834,7 +844,7 @@ def test_without_the_default_collection_there_is_no_tap(node):
         assert peer.is_closed()
 
 
-def test_a_producer_connection_takes_no_pushes_and_no_second_connect(node):
+def test_a_producer_connection_takes_no_pushes_and_no_second_connect(node: RunningNode) -> None:
     for second in (SEED["tap.mutation"], SEED["tap.connect"], SEED["tap.flush"]):
         with Peer(node) as peer:
             peer.send(tap_connect(b"n", BACKFILL, FROM_NOW))
@@ -843,7 +853,7 @@ def test_a_producer_connection_takes_no_pushes_and_no_second_connect(node):
             assert peer.is_closed()
 
 
-def test_key_value_commands_go_on_beside_the_stream(node, reader):
+def test_key_value_commands_go_on_beside_the_stream(node: RunningNode, reader: TapReader) -> None:
     reader.connect(b"node1", BACKFILL, FROM_NOW)
     answer = reader.peer.ask(packet(0x80, 0x01, bytes(8), b"k", b"v", half=1))
     assert (answer.magic, answer.half) == (0x81, 0)
@@ -855,7 +865,7 @@ def test_key_value_commands_go_on_beside_the_stream(node, reader):
     [name for name in SEED if name.startswith("tap.connect")],
     ids=lambda name: name.removeprefix("tap."),
 )
-def test_the_connects_of_the_document_are_accepted(node, name):
+def test_the_connects_of_the_document_are_accepted(node: RunningNode, name: str) -> None:
     fill(node, 60)
     with Peer(node) as peer:
         reader = TapReader(peer)
@@ -878,14 +888,14 @@ def test_the_connects_of_the_document_are_accepted(node, name):
 # A reader that does not read.
 
 
-def test_a_stalled_reader_costs_only_its_position():
+def test_a_stalled_reader_costs_only_its_position() -> None:
     with tailrace.testing.node(vbuckets=2, settings={"slow_backfill_timeout": 0.05}) as node:
         for number in range(300):
             node.set(f"k{number}", b"v" * 100_000, vbucket=1)
         with Peer(node, receive_buffer=4096) as peer:
             reader = TapReader(peer).connect(b"slow", 0)
 
-            def work(inner):
+            def work(inner: Node) -> Any:
                 (session,) = [session for session in inner.sessions if session.handler is not None]
                 return session.handler._work
 
@@ -896,8 +906,8 @@ def test_a_stalled_reader_costs_only_its_position():
             assert caught_up(reader, node)
 
 
-def test_ten_thousand_documents_of_many_sizes(node, reader):
-    def write(inner):
+def test_ten_thousand_documents_of_many_sizes(node: RunningNode, reader: TapReader) -> None:
+    def write(inner: Node) -> None:
         vbuckets = inner.buckets["default"].store.vbuckets
         for number in range(10_000):
             vbuckets[number % 16].set(b"\0k%d" % number, b"v" * (number % 300), number, 0, 0)
@@ -910,7 +920,7 @@ def test_ten_thousand_documents_of_many_sizes(node, reader):
 
 
 @pytest.mark.parametrize("flags", [DUMP, DUMP | ACK])
-def test_what_is_not_for_old_readers_is_passed_over(node, reader, flags):
+def test_what_is_not_for_old_readers_is_passed_over(node: RunningNode, reader: TapReader, flags: int) -> None:
     write_for_newer_readers(node)
     reader.connect(b"node1", flags | LIST, vbucket_list(1))
     reader.read_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,6 +12,7 @@ import tailrace.testing
 from dialects.raw_peer import (
     BACKFILL,
     FROM_NOW,
+    Packet,
     Peer,
     TapReader,
     delete,
@@ -20,6 +22,7 @@ from dialects.raw_peer import (
     tap_push,
 )
 from dialects.stored import all_documents, documents_of
+from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import VBucketState
 from vectors.corpus import vectors
 
@@ -28,23 +31,23 @@ BUILT = {vector.id: vector.data for vector in vectors("built") if vector.dialect
 
 
 @pytest.fixture
-def peer(node):
+def peer(node: RunningNode) -> Iterator[Peer]:
     with Peer(node) as peer:
         yield peer
 
 
-def is_ok(answer, opaque=1):
+def is_ok(answer: Packet, opaque: int = 1) -> bool:
     return (answer.magic, answer.half, answer.opaque, answer.body) == (0x81, 0, opaque, b"")
 
 
-def state_of(node, number):
+def state_of(node: RunningNode, number: int) -> int | None:
     return node.call(lambda inner: getattr(inner.buckets["default"].store.vbuckets[number], "state", None))
 
 
 # Documents.
 
 
-def test_a_mutation_is_stored_with_its_metadata(node, peer):
+def test_a_mutation_is_stored_with_its_metadata(node: RunningNode, peer: Peer) -> None:
     later = int(time.time()) + 5000
     sent = mutation(b"k", b'{"a":1}', 7, 0x1234, vbucket=5, item=(0xAABB, later))
     assert is_ok(peer.ask(sent))
@@ -52,14 +55,14 @@ def test_a_mutation_is_stored_with_its_metadata(node, peer):
     assert node.get("k", vbucket=5) == {"a": 1}  # what it is was found out
 
 
-def test_no_answer_without_the_flag(node, peer):
+def test_no_answer_without_the_flag(node: RunningNode, peer: Peer) -> None:
     peer.send(mutation(b"k", b"v", 1, 5, flags=0))
     peer.send(tap_push(0x44, 0, private=(2).to_bytes(4, "big"), flags=0))
     assert peer.is_silent()
     assert node.get("k", vbucket=0) == b"v"
 
 
-def test_versions_are_resolved_and_losing_is_no_failure(node, peer):
+def test_versions_are_resolved_and_losing_is_no_failure(node: RunningNode, peer: Peer) -> None:
     for rev, cas, value in ((5, 50, b"new"), (4, 99, b"old"), (5, 49, b"older"), (5, 50, b"same")):
         assert is_ok(peer.ask(mutation(b"k", value, rev, cas)))
     assert documents_of(node, 0)[b"k"][:3] == (b"new", 50, 5)
@@ -75,7 +78,7 @@ def test_versions_are_resolved_and_losing_is_no_failure(node, peer):
     assert stats[name] == "5"
 
 
-def test_messages_from_before_there_were_revs(node, peer):
+def test_messages_from_before_there_were_revs(node: RunningNode, peer: Peer) -> None:
     node.set("mykey", b"here", vbucket=0x66 % 16)
     vbucket = 0x66 % 16
     assert is_ok(peer.ask(tap_push(0x41, vbucket, b"mykey", b"value", item=(1, 0), cas=3)))
@@ -87,7 +90,7 @@ def test_messages_from_before_there_were_revs(node, peer):
     assert b"never" not in documents_of(node, vbucket, deletions=True)
 
 
-def test_a_delete_without_a_cas_gets_one(node, peer):
+def test_a_delete_without_a_cas_gets_one(node: RunningNode, peer: Peer) -> None:
     node.set("k", b"v", vbucket=0)
     assert is_ok(peer.ask(delete(b"k", 9, 0)))
     ((cas, rev),) = documents_of(node, 0, deletions=True).values()
@@ -95,14 +98,14 @@ def test_a_delete_without_a_cas_gets_one(node, peer):
 
 
 @pytest.mark.parametrize("length", [8, 9, 12])
-def test_metadata_of_any_length(node, peer, length):
+def test_metadata_of_any_length(node: RunningNode, peer: Peer, length: int) -> None:
     private = struct.pack(">Q", 33) + bytes(range(2, 2 + length - 8))
     assert is_ok(peer.ask(tap_push(0x41, 0, b"k", b"v", private, (0, 0), cas=4)))
     assert documents_of(node, 0)[b"k"][:3] == (b"v", 4, 33)
 
 
 @pytest.mark.covers("tap.ttl")
-def test_ttl_0_is_refused_and_not_applied(node, peer):
+def test_ttl_0_is_refused_and_not_applied(node: RunningNode, peer: Peer) -> None:
     node.set("there", b"v", vbucket=0)
     for sent in (
         mutation(b"k", b"v", 1, 5, ttl=0, flags=0),
@@ -115,7 +118,7 @@ def test_ttl_0_is_refused_and_not_applied(node, peer):
     assert state_of(node, 0) == VBucketState.ACTIVE
 
 
-def test_a_vbucket_that_is_not_here(node, peer):
+def test_a_vbucket_that_is_not_here(node: RunningNode, peer: Peer) -> None:
     node.set_vbucket_state(3, VBucketState.DEAD)
     for number in (3, 16, 9999):
         assert peer.ask(mutation(b"k", b"v", 1, 5, vbucket=number, flags=0)).half == 0x07
@@ -124,13 +127,15 @@ def test_a_vbucket_that_is_not_here(node, peer):
 
 
 @pytest.mark.parametrize("state", [VBucketState.REPLICA, VBucketState.PENDING, VBucketState.ACTIVE])
-def test_changes_are_taken_in_every_state_but_dead(node, peer, state):
+def test_changes_are_taken_in_every_state_but_dead(
+    node: RunningNode, peer: Peer, state: VBucketState
+) -> None:
     node.set_vbucket_state(2, state)
     assert is_ok(peer.ask(mutation(b"k", b"v", 1, 5, vbucket=2)))
     assert documents_of(node, 2).keys() == {b"k"}
 
 
-def test_what_can_not_be_stored(node, peer):
+def test_what_can_not_be_stored(node: RunningNode, peer: Peer) -> None:
     assert peer.ask(tap_push(0x41, 0, b"k", b"", bytes(9), (0, 0), flags=3)).half == 0x04  # keys only
     assert peer.ask(mutation(b"k" * 251, b"v", 1, 5)).half == 0x04
     assert peer.ask(mutation(b"k", b"v", 1, 5, datatype=1)).half == 0x04  # never negotiated
@@ -140,13 +145,13 @@ def test_what_can_not_be_stored(node, peer):
     assert is_ok(peer.ask(mutation(b"k", b"v", 1, 5)))  # the connection lives on
 
 
-def test_a_locked_document_asks_for_time(node, peer):
+def test_a_locked_document_asks_for_time(node: RunningNode, peer: Peer) -> None:
     node.set("k", b"v", vbucket=0)
     assert peer.ask(packet(0x80, 0x94, struct.pack(">I", 15), b"k")).half == 0
     assert peer.ask(mutation(b"k", b"w", 9, 9)).half == 0x86
 
 
-def test_back_pressure_when_the_disk_is_behind():
+def test_back_pressure_when_the_disk_is_behind() -> None:
     with tailrace.testing.node(vbuckets=2, settings={"memory_quota": "1m"}) as node, Peer(node) as peer:
         node.stop_persistence()
         statuses = [
@@ -162,7 +167,7 @@ def test_back_pressure_when_the_disk_is_behind():
 @pytest.mark.covers("tap.opaque.0", "tap.opaque.1", "tap.opaque.2", "tap.opaque.3", "tap.opaque.4")
 @pytest.mark.covers("tap.opaque.5", "tap.opaque.6", "tap.opaque.7", "tap.opaque.8")
 @pytest.mark.parametrize("code", [*range(9), 0xFFFF_FFFF])
-def test_every_control_code_is_taken(node, peer, code):
+def test_every_control_code_is_taken(node: RunningNode, peer: Peer, code: int) -> None:
     node.set("k", b"v", vbucket=1)
     sent = tap_push(0x44, 1, private=code.to_bytes(4, "big"), opaque=57)
     assert is_ok(peer.ask(sent), 57)
@@ -170,7 +175,9 @@ def test_every_control_code_is_taken(node, peer, code):
 
 
 @pytest.mark.parametrize("state", [VBucketState.REPLICA, VBucketState.PENDING])
-def test_a_new_beginning_empties_a_vbucket_that_is_not_active(node, peer, state):
+def test_a_new_beginning_empties_a_vbucket_that_is_not_active(
+    node: RunningNode, peer: Peer, state: VBucketState
+) -> None:
     node.set("k", b"v", vbucket=1)
     node.set("other", b"v", vbucket=2)
     node.set_vbucket_state(1, state)
@@ -184,14 +191,14 @@ def test_a_new_beginning_empties_a_vbucket_that_is_not_active(node, peer, state)
 
 
 @pytest.mark.parametrize("private", [b"", b"\0", b"\0" * 5])
-def test_control_messages_of_other_shapes_are_ignored(node, peer, private):
+def test_control_messages_of_other_shapes_are_ignored(node: RunningNode, peer: Peer, private: bytes) -> None:
     assert is_ok(peer.ask(tap_push(0x44, 1, private=private)))
     assert is_ok(peer.ask(mutation(b"k", b"v", 1, 5)))
 
 
 @pytest.mark.covers("tap.vbucket-set")
 @pytest.mark.parametrize("state", [1, 2, 3, 4])
-def test_the_state_of_a_vbucket_is_set(node, peer, state):
+def test_the_state_of_a_vbucket_is_set(node: RunningNode, peer: Peer, state: VBucketState) -> None:
     with Peer(node) as other:
         assert other.ask(packet(0x80, 0x3D, b"\4", half=5)).half == 0  # dead first
         assert other.ask(packet(0x80, 0x3F, half=5)).half == 0  # and gone
@@ -207,7 +214,7 @@ def test_the_state_of_a_vbucket_is_set(node, peer, state):
     assert state_of(node, 5) == VBucketState.REPLICA
 
 
-def test_a_state_is_on_disk_when_it_is_answered(node, peer):
+def test_a_state_is_on_disk_when_it_is_answered(node: RunningNode, peer: Peer) -> None:
     assert is_ok(peer.ask(mutation(b"k", b"v", 1, 5, vbucket=3)))
     assert is_ok(peer.ask(tap_push(0x45, 3, private=(3).to_bytes(4, "big"))))
     node.kill()
@@ -228,14 +235,16 @@ def test_a_state_is_on_disk_when_it_is_answered(node, peer):
         tap_push(0x47, 1, b"checkpoint_end", b"1234567", item=(0, 0)),
     ],
 )
-def test_states_and_checkpoints_that_make_no_sense_end_the_connection(node, peer, sent):
+def test_states_and_checkpoints_that_make_no_sense_end_the_connection(
+    node: RunningNode, peer: Peer, sent: bytes
+) -> None:
     assert peer.ask(sent).half == 0x04
     assert peer.is_closed()
     assert state_of(node, 1) == VBucketState.ACTIVE
 
 
 @pytest.mark.covers("tap.checkpoint-start", "tap.checkpoint-end")
-def test_checkpoints_in_both_layouts(node, peer):
+def test_checkpoints_in_both_layouts(node: RunningNode, peer: Peer) -> None:
     node.set_vbucket_state(8, VBucketState.REPLICA)
     number = (255).to_bytes(8, "big")
     forms = [
@@ -252,7 +261,7 @@ def test_checkpoints_in_both_layouts(node, peer):
     for sent in forms:
         assert is_ok(peer.ask(sent))
 
-    def checkpoint_id():
+    def checkpoint_id() -> int:
         return node.call(lambda inner: inner.buckets["default"].store.vbuckets[8].checkpoint_id)
 
     before = checkpoint_id()
@@ -267,7 +276,7 @@ def test_checkpoints_in_both_layouts(node, peer):
 
 
 @pytest.mark.covers("tap.flush")
-def test_flush_drops_everything(node, peer):
+def test_flush_drops_everything(node: RunningNode, peer: Peer) -> None:
     for number in range(50):
         node.set(f"k{number}", b"v")
     node.set_vbucket_state(1, VBucketState.REPLICA)
@@ -281,7 +290,7 @@ def test_flush_drops_everything(node, peer):
 # The document's packets, as they stand there.
 
 
-def test_the_packets_of_the_document():
+def test_the_packets_of_the_document() -> None:
     with tailrace.testing.node(vbuckets=1024) as node, Peer(node) as peer:
         peer.send(SEED["tap.mutation"])  # no ack flag, so no answer
         assert peer.is_silent()
@@ -309,27 +318,27 @@ def test_the_packets_of_the_document():
 # What does not belong here.
 
 
-def test_a_consumer_connection_stays_one(node, peer):
+def test_a_consumer_connection_stays_one(node: RunningNode, peer: Peer) -> None:
     assert is_ok(peer.ask(mutation(b"k", b"v", 1, 5)))
     answer = peer.ask(tap_connect(b"n", BACKFILL, FROM_NOW))
     assert answer.half == 0x04
     assert peer.is_closed()
 
 
-def test_a_consumer_is_never_answered(node, peer):
+def test_a_consumer_is_never_answered(node: RunningNode, peer: Peer) -> None:
     assert is_ok(peer.ask(mutation(b"k", b"v", 1, 5)))
     peer.send(packet(0x81, 0x41, opaque=1))
     assert peer.is_closed()
 
 
-def test_extras_that_no_message_has_bind_nothing(node, peer):
+def test_extras_that_no_message_has_bind_nothing(node: RunningNode, peer: Peer) -> None:
     for opcode in range(0x40, 0x48):
         assert peer.ask(packet(0x80, opcode, bytes(5), b"k")).half == 0x04
     assert is_ok(peer.ask(mutation(b"k", b"v", 1, 5)))
 
 
 @pytest.mark.parametrize("opcode", range(0x41, 0x48))
-def test_lengths_that_lie(node, peer, opcode):
+def test_lengths_that_lie(node: RunningNode, peer: Peer, opcode: int) -> None:
     """An engine-private length beyond the body is answered or ends the connection; the node lives on."""
     extras = struct.pack(">HHB3x", 0xFFFF, 1, 255) + (bytes(8) if opcode in (0x41,) else b"")
     peer.send(packet(0x80, opcode, extras, b"k" if opcode in (0x41, 0x42) else b""))
@@ -343,7 +352,7 @@ def test_lengths_that_lie(node, peer, opcode):
 
 
 @pytest.mark.covers("tap.ttl")
-def test_what_came_by_tap_goes_on_with_a_lower_ttl(node, peer):
+def test_what_came_by_tap_goes_on_with_a_lower_ttl(node: RunningNode, peer: Peer) -> None:
     with Peer(node) as other:
         reader = TapReader(other, check_ttl=False).connect(b"next", BACKFILL, FROM_NOW)
         assert other.is_silent()
@@ -360,7 +369,7 @@ def test_what_came_by_tap_goes_on_with_a_lower_ttl(node, peer):
         assert documents_of(node, 2).keys() == {b"near", b"here", b"own"}
 
 
-def test_a_flush_goes_on_with_a_lower_ttl_until_nothing_is_left(node, peer):
+def test_a_flush_goes_on_with_a_lower_ttl_until_nothing_is_left(node: RunningNode, peer: Peer) -> None:
     node.set("k", b"v", vbucket=2)
     with Peer(node) as other:
         reader = TapReader(other, check_ttl=False).connect(b"next", BACKFILL, FROM_NOW)

@@ -6,6 +6,8 @@ import contextlib
 import random
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -26,21 +28,22 @@ from dialects.relay import Relay
 from dialects.stored import all_documents, documents_of
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
+from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import VBucketState
 
 
 @contextlib.contextmanager
-def nodes(count, vbuckets=8, **options):
+def nodes(count: int, vbuckets: int = 8, **options: Any) -> Iterator[list[RunningNode]]:
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(tailrace.testing.node(vbuckets=vbuckets, **options)) for _ in range(count)]
 
 
-def make_replica(node):
+def make_replica(node: RunningNode) -> None:
     for number in range(node.vbuckets):
         node.set_vbucket_state(number, VBucketState.REPLICA)
 
 
-def write_some(node, rng, count, keys=60):
+def write_some(node: RunningNode, rng: random.Random, count: int, keys: int = 60) -> None:
     for _ in range(count):
         key = f"k{rng.randrange(keys)}"
         if rng.random() < 0.25:
@@ -52,13 +55,13 @@ def write_some(node, rng, count, keys=60):
             node.set(key, value, expiry=expiry)
 
 
-def equal(*several):
+def equal(*several: RunningNode) -> bool:
     states = [all_documents(node, deletions=True) for node in several]
     return all(state == states[0] for state in states)
 
 
 @pytest.mark.parametrize("flags", [0, ACK, ACK | CHECKPOINT])
-def test_a_replica_is_equal(flags):
+def test_a_replica_is_equal(flags: int) -> None:
     rng = random.Random(flags)
     with nodes(2) as (source, target):
         make_replica(target)
@@ -70,7 +73,7 @@ def test_a_replica_is_equal(flags):
         assert len(all_documents(target)) == 8
 
 
-def test_a_replica_that_comes_back_is_equal():
+def test_a_replica_that_comes_back_is_equal() -> None:
     rng = random.Random(5)
     with nodes(2, settings={"tap_keepalive": 60, "tap_ack_interval": 7}) as (source, target):
         make_replica(target)
@@ -83,7 +86,7 @@ def test_a_replica_that_comes_back_is_equal():
         assert not any(target.high_seqno(number) == 0 for number in range(8))
 
 
-def test_a_replica_follows_a_rewind():
+def test_a_replica_follows_a_rewind() -> None:
     rng = random.Random(6)
     with nodes(2) as (source, target):
         make_replica(target)
@@ -95,7 +98,7 @@ def test_a_replica_follows_a_rewind():
             until(lambda: equal(source, target))
 
 
-def test_a_chain_of_replicas():
+def test_a_chain_of_replicas() -> None:
     rng = random.Random(7)
     with nodes(3) as (first, second, third):
         make_replica(second)
@@ -113,7 +116,7 @@ def test_a_chain_of_replicas():
             until(lambda: equal(first, second, third))
 
 
-def test_a_ring_of_three_ends_equal_and_silent():
+def test_a_ring_of_three_ends_equal_and_silent() -> None:
     rng = random.Random(8)
     with nodes(3) as ring, contextlib.ExitStack() as stack:
         for node in ring:
@@ -127,10 +130,10 @@ def test_a_ring_of_three_ends_equal_and_silent():
                 write_some(node, rng, 15, keys=40)
         until(lambda: equal(*ring))
 
-        def seqnos():
+        def seqnos() -> list[int]:
             return [node.high_seqno(number) for node in ring for number in range(8)]
 
-        def is_still():
+        def is_still() -> bool:
             for node in ring:  # it has sent what it had when it was asked
                 with Peer(node) as peer:
                     assert peer.is_silent()
@@ -146,18 +149,18 @@ def test_a_ring_of_three_ends_equal_and_silent():
         assert equal(*ring)
 
 
-def unacked(node):
+def unacked(node: RunningNode) -> int:
     with Peer(node) as peer:
         return sum(int(value) for name, value in peer.stats("tap").items() if name.endswith(":unacked"))
 
 
-def state_of(node, number):
+def state_of(node: RunningNode, number: int) -> int | None:
     vbucket = node.call(lambda inner: inner.buckets["default"].store.vbuckets[number])
     return None if vbucket is None else vbucket.state
 
 
 @pytest.mark.covers("tap.connect.flag.0x08", "tap.vbucket-set")
-def test_vbuckets_move_under_writers():
+def test_vbuckets_move_under_writers() -> None:
     """No acknowledged write is lost, and at no time are there two active ones."""
     with nodes(2) as (source, target):
         moving = [1, 4]
@@ -169,7 +172,7 @@ def test_vbuckets_move_under_writers():
         acknowledged: dict[int, dict[bytes, bytes]] = {number: {} for number in moving}
         both_active = []
 
-        def write(number):
+        def write(number: int) -> None:
             at = 0
             with Peer(source) as first, Peer(target) as other:
                 while not stop.is_set():
@@ -182,7 +185,7 @@ def test_vbuckets_move_under_writers():
                             break
                         assert status in (0x07, 0x86)
 
-        def watch():
+        def watch() -> None:
             while not stop.is_set():
                 for number in moving:
                     # the target first: had it become active, the source must have been dead before
@@ -213,7 +216,7 @@ def test_vbuckets_move_under_writers():
 
 
 @pytest.mark.parametrize("kill_at", ["pending", "backfill", "active"])
-def test_a_takeover_that_breaks_never_leaves_two_active(kill_at):
+def test_a_takeover_that_breaks_never_leaves_two_active(kill_at: str) -> None:
     with nodes(2) as (source, target):
         for number in range(50):
             source.set(f"k{number}", b"v", vbucket=1)
@@ -243,7 +246,7 @@ def test_a_takeover_that_breaks_never_leaves_two_active(kill_at):
             source.set("still", b"here", vbucket=1)
 
 
-def test_a_takeover_that_would_lose_collections_is_refused():
+def test_a_takeover_that_would_lose_collections_is_refused() -> None:
     with nodes(1) as (source,), Peer(source) as peer:
         with KvClient(source.url) as client:
             client.set_manifest(with_changes(client.manifest(), ["shop.carts"], ()))
@@ -254,7 +257,7 @@ def test_a_takeover_that_would_lose_collections_is_refused():
         assert all(state_of(source, number) == VBucketState.ACTIVE for number in range(8))
 
 
-def test_a_takeover_that_was_called_off_makes_nobody_active():
+def test_a_takeover_that_was_called_off_makes_nobody_active() -> None:
     with nodes(1) as (source,), Peer(source) as peer:
         source.set("k", b"v", vbucket=1)
         reader = TapReader(peer).connect(b"move", LIST | TAKEOVER | ACK, vbucket_list(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,9 @@ import tailrace.testing
 from dialects.raw_peer import NEVER, Peer, Upr, UprReader, packet, until
 from dialects.stored import documents_of, write_for_newer_readers
 from tailrace.history import FailoverLog
+from tailrace.server.node import Node
 from tailrace.store.base import Compaction
+from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import VBucketState
 from tailrace.wire.dcp import DcpDeletion, DcpExpiration, DcpMutation
 from vectors.corpus import vectors
@@ -22,11 +25,11 @@ SEED = {vector.id: vector.data for vector in vectors("seed_upr_?")}
 both = pytest.mark.parametrize("draft", [A, B], ids=["a", "b"])
 
 
-def vbucket_of(node, number):
+def vbucket_of(node: RunningNode, number: int) -> Any:
     return node.call(lambda inner: inner.buckets["default"].store.vbuckets[number])
 
 
-def uuid_of(node, number):
+def uuid_of(node: RunningNode, number: int) -> int:
     return node.failover_log(number)[0][0]
 
 
@@ -35,7 +38,7 @@ def uuid_of(node, number):
 @pytest.mark.covers("upr-b.stream-request", "upr-b.stream-request-response.ok", "upr-b.stream-start")
 @pytest.mark.covers("upr-b.snapshot-start", "upr-b.snapshot-end", "upr-b.mutation", "upr-b.deletion")
 @both
-def test_a_stream_has_everything_and_then_changes(node, draft):
+def test_a_stream_has_everything_and_then_changes(node: RunningNode, draft: Upr) -> None:
     for number in range(20):
         node.set(f"k{number}", {"n": number}, vbucket=3)
     node.delete("k7", vbucket=3)
@@ -61,7 +64,7 @@ def test_a_stream_has_everything_and_then_changes(node, draft):
 
 @pytest.mark.covers("upr-a.expiration", "upr-b.expiration")
 @both
-def test_an_expiration_has_its_own_message(node, draft):
+def test_an_expiration_has_its_own_message(node: RunningNode, draft: Upr) -> None:
     node.set("gone", b"v", expiry=int(time.time()) - 10, vbucket=0)
     with Peer(node) as peer:
         peer.send(draft.request(0))
@@ -75,7 +78,7 @@ def test_an_expiration_has_its_own_message(node, draft):
 @pytest.mark.covers("upr-a.failover-log-request", "upr-a.response.failover-log")
 @pytest.mark.covers("upr-b.failover-log-request", "upr-b.failover-log-response")
 @both
-def test_the_failover_log_is_told_newest_first(node, draft):
+def test_the_failover_log_is_told_newest_first(node: RunningNode, draft: Upr) -> None:
     node.set("k", b"v", vbucket=5)
     node.set("l", b"v", vbucket=5)
     node.rewind(5, 1)
@@ -90,7 +93,7 @@ def test_the_failover_log_is_told_newest_first(node, draft):
 @pytest.mark.covers("upr-a.response.not-my-vbucket", "upr-b.not-my-vbucket")
 @both
 @pytest.mark.parametrize("vbucket", [6, 16, 0xFFFF])
-def test_a_vbucket_that_is_not_here(node, draft, vbucket):
+def test_a_vbucket_that_is_not_here(node: RunningNode, draft: Upr, vbucket: int) -> None:
     node.set_vbucket_state(6, VBucketState.DEAD)
     with Peer(node) as peer:
         assert draft.word(peer.ask(draft.request(vbucket))) == "not-my-vbucket"
@@ -99,7 +102,7 @@ def test_a_vbucket_that_is_not_here(node, draft, vbucket):
 
 @pytest.mark.covers("upr-a.response.rollback", "upr-b.stream-request-response.rollback")
 @both
-def test_a_reader_of_a_lost_branch_rolls_back_and_retries(node, draft):
+def test_a_reader_of_a_lost_branch_rolls_back_and_retries(node: RunningNode, draft: Upr) -> None:
     for number in range(6):
         node.set(f"k{number}", b"v", vbucket=1)
     old = uuid_of(node, 1)
@@ -121,7 +124,9 @@ def test_a_reader_of_a_lost_branch_rolls_back_and_retries(node, draft):
     ("start", "uuid", "rollback_to"),
     [(0, 0x123, None), (2, 0x123, 0), (2, 0, 0), (2, "own", None), (3, "own", None), (9, "own", 3)],
 )
-def test_where_a_stream_may_start(node, draft, start, uuid, rollback_to):
+def test_where_a_stream_may_start(
+    node: RunningNode, draft: Upr, start: int, uuid: Any, rollback_to: int | None
+) -> None:
     for number in range(3):
         node.set(f"k{number}", b"v", vbucket=1)
     with Peer(node) as peer:
@@ -133,7 +138,7 @@ def test_where_a_stream_may_start(node, draft, start, uuid, rollback_to):
 
 
 @both
-def test_a_purged_deletion_makes_a_reader_start_over(draft):
+def test_a_purged_deletion_makes_a_reader_start_over(draft: Upr) -> None:
     with tailrace.testing.node(vbuckets=4, settings={"history_changes": 0}) as node:
         for number in range(5):
             node.set(f"k{number}", b"v", vbucket=1)
@@ -148,7 +153,7 @@ def test_a_purged_deletion_makes_a_reader_start_over(draft):
 
 @pytest.mark.covers("upr-a.stream-end.ok", "upr-b.stream-end.ok")
 @both
-def test_a_stream_with_an_end_finishes_the_snapshot_and_ends(node, draft):
+def test_a_stream_with_an_end_finishes_the_snapshot_and_ends(node: RunningNode, draft: Upr) -> None:
     for number in range(10):
         node.set(f"k{number}", b"v", vbucket=2)
     with Peer(node) as peer:
@@ -164,7 +169,7 @@ def test_a_stream_with_an_end_finishes_the_snapshot_and_ends(node, draft):
 
 @pytest.mark.covers("upr-a.stream-end.state-changed", "upr-b.stream-end.state-changed")
 @both
-def test_a_stream_ends_when_its_history_is_rewound(node, draft):
+def test_a_stream_ends_when_its_history_is_rewound(node: RunningNode, draft: Upr) -> None:
     for number in range(4):
         node.set(f"k{number}", b"v", vbucket=2)
     with Peer(node) as peer:
@@ -180,7 +185,9 @@ def test_a_stream_ends_when_its_history_is_rewound(node, draft):
 @pytest.mark.parametrize(
     ("state", "number"), [(VBucketState.DEAD, 4), (VBucketState.REPLICA, 3), (VBucketState.PENDING, 2)]
 )
-def test_draft_b_hands_over_every_change_and_then_the_state(node, state, number):
+def test_draft_b_hands_over_every_change_and_then_the_state(
+    node: RunningNode, state: VBucketState, number: int
+) -> None:
     for at in range(50):
         node.set(f"k{at}", b"v" * 10_000, vbucket=2)
     with Peer(node, receive_buffer=4096) as peer:
@@ -197,7 +204,7 @@ def test_draft_b_hands_over_every_change_and_then_the_state(node, state, number)
         reader.read(peer, "over-state")
 
 
-def test_draft_a_ends_without_a_word_about_the_state(node):
+def test_draft_a_ends_without_a_word_about_the_state(node: RunningNode) -> None:
     node.set("k", b"v", vbucket=2)
     with Peer(node) as peer:
         peer.send(A.request(2))
@@ -209,7 +216,7 @@ def test_draft_a_ends_without_a_word_about_the_state(node):
 
 @pytest.mark.covers("upr-a.flush", "upr-b.flush")
 @both
-def test_flush_is_a_message_and_the_stream_goes_on(node, draft):
+def test_flush_is_a_message_and_the_stream_goes_on(node: RunningNode, draft: Upr) -> None:
     for number in range(8):
         node.set(f"k{number}", b"v", vbucket=2)
     old = uuid_of(node, 2)
@@ -230,7 +237,7 @@ def test_flush_is_a_message_and_the_stream_goes_on(node, draft):
 
 
 @both
-def test_flush_inside_a_snapshot_closes_it(node, draft):
+def test_flush_inside_a_snapshot_closes_it(node: RunningNode, draft: Upr) -> None:
     for number in range(400):  # 8 MB: far more than what kernel and transport hold
         node.set(f"k{number}", b"v" * 20_000, vbucket=2)
     with Peer(node, receive_buffer=4096) as peer:
@@ -247,7 +254,7 @@ def test_flush_inside_a_snapshot_closes_it(node, draft):
 
 
 @both
-def test_a_rewind_to_the_beginning_is_no_flush(node, draft):
+def test_a_rewind_to_the_beginning_is_no_flush(node: RunningNode, draft: Upr) -> None:
     node.set("k", b"v", vbucket=2)
     with Peer(node) as peer:
         peer.send(draft.request(2))
@@ -259,12 +266,12 @@ def test_a_rewind_to_the_beginning_is_no_flush(node, draft):
 
 
 @both
-def test_values_are_plain_for_a_reader_without_hello(node, draft):
+def test_values_are_plain_for_a_reader_without_hello(node: RunningNode, draft: Upr) -> None:
     body = b'{"a": "' + b"x" * 500 + b'"}'
     from tailrace.snappy import deflate
     from tailrace.wire.fields import join_xattrs
 
-    def write(inner):
+    def write(inner: Node) -> None:
         vbucket = inner.buckets["default"].store.vbuckets[0]
         vbucket.set(b"\0json", body, 5, 0, 1)
         vbucket.set(b"\0snappy", deflate(body), 0, 0, 3)
@@ -284,7 +291,7 @@ def test_values_are_plain_for_a_reader_without_hello(node, draft):
         assert reader.documents[b"json"][3] == 5
 
 
-def test_draft_b_keeps_datatypes_that_were_negotiated(node):
+def test_draft_b_keeps_datatypes_that_were_negotiated(node: RunningNode) -> None:
     node.set("json", {"a": 1}, vbucket=0)
     with Peer(node) as peer:
         hello = packet(0x80, 0x1F, key=b"t", value=struct.pack(">H", 0x0B))
@@ -297,7 +304,7 @@ def test_draft_b_keeps_datatypes_that_were_negotiated(node):
 
 
 @both
-def test_the_group_id_is_in_the_statistics(node, draft):
+def test_the_group_id_is_in_the_statistics(node: RunningNode, draft: Upr) -> None:
     node.set("k", b"v", vbucket=2)
     with Peer(node) as peer:
         peer.send(draft.request(2, group=b"replication_2"))
@@ -310,7 +317,7 @@ def test_the_group_id_is_in_the_statistics(node, draft):
 
 
 @both
-def test_many_vbuckets_on_one_connection(node, draft):
+def test_many_vbuckets_on_one_connection(node: RunningNode, draft: Upr) -> None:
     for number in range(400):
         node.set(f"k{number}", b"v" * 2_000)
     with Peer(node) as peer:
@@ -325,7 +332,7 @@ def test_many_vbuckets_on_one_connection(node, draft):
             assert reader.documents == documents_of(node, reader.vbucket)
 
 
-def test_draft_b_refuses_what_it_does_not_know(node):
+def test_draft_b_refuses_what_it_does_not_know(node: RunningNode) -> None:
     with Peer(node) as peer:
         extras = struct.pack(">II", 1, 0) + struct.pack(">QQQQ", 0, NEVER, 0, 0)
         assert peer.ask(packet(0x80, 0x50, extras, b"g", opaque=3)).half == 0x04
@@ -335,7 +342,7 @@ def test_draft_b_refuses_what_it_does_not_know(node):
         assert peer.ask(packet(0x80, 0x50, extras[:39] + b"x", b"g" * 252)).half == 0x04
 
 
-def test_a_second_request_of_draft_a_replaces_the_first(node):
+def test_a_second_request_of_draft_a_replaces_the_first(node: RunningNode) -> None:
     node.set("k", b"v", vbucket=0)
     with Peer(node) as peer:
         peer.send(A.request(0, opaque=1))
@@ -356,7 +363,7 @@ def test_a_second_request_of_draft_a_replaces_the_first(node):
     ],
     ids=["dcp", "tap", "dcp-stream"],
 )
-def test_a_connection_is_never_bound_again(node, draft, other):
+def test_a_connection_is_never_bound_again(node: RunningNode, draft: Upr, other: bytes) -> None:
     with Peer(node) as peer:
         peer.send(draft.log_request(0))
         assert draft.word(peer.next()) == "log"
@@ -365,7 +372,7 @@ def test_a_connection_is_never_bound_again(node, draft, other):
         assert peer.is_closed()
 
 
-def test_the_other_draft_is_another_dialect(node):
+def test_the_other_draft_is_another_dialect(node: RunningNode) -> None:
     for first, second in ((A, B), (B, A)):
         with Peer(node) as peer:
             assert first.word(peer.ask(first.log_request(0))) == "log"
@@ -373,8 +380,8 @@ def test_the_other_draft_is_another_dialect(node):
             assert peer.is_closed()
 
 
-def test_document_commands_and_draft_a_exclude_each_other(node):
-    def store(key):
+def test_document_commands_and_draft_a_exclude_each_other(node: RunningNode) -> None:
+    def store(key: bytes) -> bytes:
         return packet(0x80, 0x01, bytes(8), key, b"v", half=0)
 
     with Peer(node) as peer:
@@ -386,7 +393,7 @@ def test_document_commands_and_draft_a_exclude_each_other(node):
 
 
 @both
-def test_answers_to_pushes_are_not_expected(node, draft):
+def test_answers_to_pushes_are_not_expected(node: RunningNode, draft: Upr) -> None:
     with Peer(node) as peer:
         peer.send(draft.request(0))
         assert [draft.word(peer.next()) for _ in range(2)] == ["ok", "begin"]
@@ -395,13 +402,13 @@ def test_answers_to_pushes_are_not_expected(node, draft):
 
 
 @both
-def test_a_reader_that_does_not_read_costs_no_more_than_the_buffers(node, draft):
+def test_a_reader_that_does_not_read_costs_no_more_than_the_buffers(node: RunningNode, draft: Upr) -> None:
     for number in range(300):
         node.set(f"k{number}", b"v" * 100_000, vbucket=1)
     with Peer(node, receive_buffer=4096) as peer:
         peer.send(draft.request(1))
 
-        def sent():
+        def sent() -> int:
             with Peer(node) as other:
                 return sum(int(v) for k, v in other.stats("dcp").items() if k.endswith("total_bytes_sent"))
 
@@ -415,10 +422,10 @@ def test_a_reader_that_does_not_read_costs_no_more_than_the_buffers(node, draft)
 # The seeds' own packets.
 
 
-def _as_replica(node, number, uuid, frames, high):
+def _as_replica(node: RunningNode, number: int, uuid: int, frames: list[bytes], high: int) -> None:
     """A vbucket with a history that was made elsewhere, down to its seqnos."""
 
-    def act(inner):
+    def act(inner: Node) -> None:
         bucket = inner.buckets["default"]
         bucket.store.set_state(number, VBucketState.REPLICA)
         vbucket = bucket.store.vbuckets[number]
@@ -431,14 +438,14 @@ def _as_replica(node, number, uuid, frames, high):
     node.call(act)
 
 
-def _removal(kind, **fields):
+def _removal(kind: str, **fields: Any) -> bytes:
     """A deletion or expiration as the store keeps it."""
     if kind == "deletion":
         return DcpDeletion(delete_time=9, unused=0, **fields).encode()
     return DcpExpiration(delete_time=9, **fields).encode()
 
 
-def test_the_conversation_of_draft_a_byte_for_byte(node):
+def test_the_conversation_of_draft_a_byte_for_byte(node: RunningNode) -> None:
     seqno, rev, cas, key = 0x8CB, 3, 0xA5, b"\0mykey"
     change = DcpMutation(vbucket=12, cas=cas, by_seqno=seqno, rev_seqno=rev, key=key, value=b"myvalue")
     mutation = change.encode()
@@ -460,7 +467,7 @@ def test_the_conversation_of_draft_a_byte_for_byte(node):
 
 
 @pytest.mark.parametrize("kind", ["deletion", "expiration"])
-def test_removals_of_draft_a_byte_for_byte(node, kind):
+def test_removals_of_draft_a_byte_for_byte(node: RunningNode, kind: str) -> None:
     seqno = 0x8CB
     frame = _removal(kind, vbucket=12, cas=0xA5, by_seqno=seqno, rev_seqno=3, key=b"\0mykey")
     _as_replica(node, 12, 0x3C58A, [frame], seqno)
@@ -473,7 +480,7 @@ def test_removals_of_draft_a_byte_for_byte(node, kind):
             peer.expect(SEED[f"upr-a.{name}"])
 
 
-def test_failover_log_and_flush_of_draft_a_byte_for_byte(node):
+def test_failover_log_and_flush_of_draft_a_byte_for_byte(node: RunningNode) -> None:
     log = SEED["upr-a.response.failover-log.corrected"]
     pairs = list(struct.iter_unpack(">QQ", log[24:]))
     node.call(
@@ -493,7 +500,7 @@ def test_failover_log_and_flush_of_draft_a_byte_for_byte(node):
         peer.expect(SEED["upr-a.flush"])
 
 
-def test_the_tolerated_request_of_draft_a_has_eight_bytes_to_skip(node):
+def test_the_tolerated_request_of_draft_a_has_eight_bytes_to_skip(node: RunningNode) -> None:
     """The drawn packet announces 8 bytes more than it has; on a socket they follow."""
     drawn = SEED["upr-a.stream-request"]
     extras, key = drawn[24:56], drawn[56:]
@@ -504,18 +511,18 @@ def test_the_tolerated_request_of_draft_a_has_eight_bytes_to_skip(node):
         peer.expect(SEED["upr-a.stream-begin"])
 
 
-def test_the_header_sample_of_draft_a_is_refused(node):
+def test_the_header_sample_of_draft_a_is_refused(node: RunningNode) -> None:
     with Peer(node) as peer:
         answer = peer.ask(SEED["upr-a.header"])
         assert (answer.magic, answer.half, answer.opaque) == (0x81, 0x04, 10)
         assert draft_still_unbound(peer)
 
 
-def draft_still_unbound(peer):
+def draft_still_unbound(peer: Peer) -> bool:
     return B.word(peer.ask(B.log_request(0))) == "log"
 
 
-def test_the_conversation_of_draft_b_byte_for_byte(node):
+def test_the_conversation_of_draft_b_byte_for_byte(node: RunningNode) -> None:
     node.call(
         lambda inner: inner.buckets["default"].store.vbuckets[0].set_failover_log(FailoverLog.new(0xFEEDDECA))
     )
@@ -526,7 +533,7 @@ def test_the_conversation_of_draft_b_byte_for_byte(node):
         peer.expect(SEED["upr-b.stream-request-response.ok"])
         peer.expect(SEED["upr-b.stream-start"])
 
-        def write(inner):
+        def write(inner: Node) -> None:
             vbucket = inner.buckets["default"].store.vbuckets[0]
             vbucket.set_with_meta(b"\0hello", b"world", 0, 0, 0, 1, resolve=False)
 
@@ -544,7 +551,7 @@ def test_the_conversation_of_draft_b_byte_for_byte(node):
         assert B.word(peer.next()) == "over-state"
 
 
-def test_the_failover_log_of_draft_b_byte_for_byte(node):
+def test_the_failover_log_of_draft_b_byte_for_byte(node: RunningNode) -> None:
     pairs = list(struct.iter_unpack(">QQ", SEED["upr-b.failover-log-response"][24:]))
     node.call(
         lambda inner: inner.buckets["default"].store.vbuckets[0].set_failover_log(FailoverLog.of(pairs))
@@ -555,7 +562,7 @@ def test_the_failover_log_of_draft_b_byte_for_byte(node):
 
 
 @pytest.mark.parametrize("kind", ["deletion", "expiration"])
-def test_removals_and_end_of_draft_b_byte_for_byte(node, kind):
+def test_removals_and_end_of_draft_b_byte_for_byte(node: RunningNode, kind: str) -> None:
     frame = _removal(kind, vbucket=0, cas=1, by_seqno=1, rev_seqno=0, key=b"\0hello")
     _as_replica(node, 0, 0xFEEDDECA, [frame], 1)
     request = SEED["upr-b.stream-request.from-start"]
@@ -570,7 +577,7 @@ def test_removals_and_end_of_draft_b_byte_for_byte(node, kind):
 
 
 @both
-def test_what_is_not_for_old_readers_is_passed_over(node, draft):
+def test_what_is_not_for_old_readers_is_passed_over(node: RunningNode, draft: Upr) -> None:
     write_for_newer_readers(node)
     with Peer(node) as peer:
         peer.send(draft.request(1, end=301))
@@ -580,7 +587,7 @@ def test_what_is_not_for_old_readers_is_passed_over(node, draft):
 
 
 @both
-def test_flush_reaches_a_stream_that_waits_for_its_turn_to_be_read(draft):
+def test_flush_reaches_a_stream_that_waits_for_its_turn_to_be_read(draft: Upr) -> None:
     """A connection backfills few vbuckets at once; those that wait must hear of the flush, and go on."""
     settings = {"backfill_buffer": "256k"}
     with tailrace.testing.node(vbuckets=4, settings=settings) as node:
@@ -593,7 +600,7 @@ def test_flush_reaches_a_stream_that_waits_for_its_turn_to_be_read(draft):
             # In this order, so that those that wait are flushed before the one that is read.
             peer.send(b"".join(draft.request(number, opaque=number) for number in reversed(readers)))
 
-            def are_under_way():  # all of them: who asks after the flush does not hear of it
+            def are_under_way() -> bool:  # all of them: who asks after the flush does not hear of it
                 words = [reader.words for reader in readers.values()]
                 return any("mutation" in word for word in words) and all("begin" in word for word in words)
 

@@ -6,13 +6,17 @@ import contextlib
 import json
 import struct
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import tailrace.testing
 from dialects.raw_peer import NEVER, Peer, Upr, UprReader, packet, until
-from dialects.raw_producer import UUID, RawProducer, asked_for
+from dialects.raw_producer import UUID, Connection, RawProducer, asked_for
 from dialects.stored import documents_of
+from tailrace.server.node import Node
+from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import VBucketState
 
 A, B = Upr("upr-a"), Upr("upr-b")
@@ -20,21 +24,21 @@ both = pytest.mark.parametrize("draft", [A, B], ids=["a", "b"])
 
 
 @pytest.fixture(autouse=True)
-def _soon_again(monkeypatch):
+def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What broke off is tried again without much of a pause."""
     monkeypatch.setattr("tailrace.server.replication._RETRY_S", 0.02)
 
 
-def store_of(node, number):
+def store_of(node: RunningNode, number: int) -> Any:
     return node.call(lambda inner: inner.buckets["default"].store.vbuckets[number])
 
 
-def complete(node, number=0):
+def complete(node: RunningNode, number: int = 0) -> int:
     """How far the vbucket can be trusted."""
-    return store_of(node, number).complete_seqno
+    return int(store_of(node, number).complete_seqno)
 
 
-def is_equal(active, replica, number):
+def is_equal(active: RunningNode, replica: RunningNode, number: int) -> bool:
     """Documents with all that belongs to them, tombstones, the branches, and where it stands."""
     return (
         active.high_seqno(number) == replica.high_seqno(number) == complete(replica, number)
@@ -43,14 +47,14 @@ def is_equal(active, replica, number):
     )
 
 
-def until_equal(active, replica, number=0):
+def until_equal(active: RunningNode, replica: RunningNode, number: int = 0) -> None:
     until(lambda: is_equal(active, replica, number), f"vbucket {number} is equal")
 
 
-def figures(node):
+def figures(node: RunningNode) -> list[dict[str, Any]]:
     """Of the node's own connections to producers."""
 
-    def read(inner):
+    def read(inner: Node) -> list[dict[str, Any]]:
         links = inner.replication["default"]._links.values()
         return [dict(link.handler.stats()) for link in links if link.handler is not None]
 
@@ -61,7 +65,7 @@ def figures(node):
 
 
 @pytest.fixture
-def nodes():
+def nodes() -> Iterator[tuple[RunningNode, RunningNode]]:
     """An active and a node whose vbuckets are dead."""
     with tailrace.testing.node(4) as active, tailrace.testing.node(4) as replica:
         for vbucket in range(4):
@@ -69,13 +73,13 @@ def nodes():
         yield active, replica
 
 
-def write(node, count, *, first=0, vbucket=0):
+def write(node: RunningNode, count: int, *, first: int = 0, vbucket: int = 0) -> None:
     for number in range(first, first + count):
         node.set(f"key-{number}", {"n": number}, vbucket=vbucket)
 
 
 @both
-def test_a_replica_is_equal_to_its_active(nodes, draft):
+def test_a_replica_is_equal_to_its_active(nodes: tuple[RunningNode, RunningNode], draft: Upr) -> None:
     active, replica = nodes
     for vbucket in range(4):
         write(active, 60, vbucket=vbucket)
@@ -101,7 +105,9 @@ def test_a_replica_is_equal_to_its_active(nodes, draft):
 
 
 @both
-def test_a_large_snapshot_and_large_values_arrive_whole(nodes, draft):
+def test_a_large_snapshot_and_large_values_arrive_whole(
+    nodes: tuple[RunningNode, RunningNode], draft: Upr
+) -> None:
     active, replica = nodes
     for number in range(40):
         active.set(f"large-{number}", bytes([number]) * 200_000, vbucket=0)
@@ -110,7 +116,9 @@ def test_a_large_snapshot_and_large_values_arrive_whole(nodes, draft):
 
 
 @both
-def test_either_side_restarts_and_the_replica_goes_on_where_it_was(nodes, draft):
+def test_either_side_restarts_and_the_replica_goes_on_where_it_was(
+    nodes: tuple[RunningNode, RunningNode], draft: Upr
+) -> None:
     active, replica = nodes
     write(active, 100)
     replica.replicate([0], active, dialect=draft.name)
@@ -132,7 +140,7 @@ def test_either_side_restarts_and_the_replica_goes_on_where_it_was(nodes, draft)
 
 
 @both
-def test_a_replica_follows_its_active_back(nodes, draft):
+def test_a_replica_follows_its_active_back(nodes: tuple[RunningNode, RunningNode], draft: Upr) -> None:
     active, replica = nodes
     write(active, 50)
     replica.replicate([0], active, dialect=draft.name)
@@ -147,7 +155,9 @@ def test_a_replica_follows_its_active_back(nodes, draft):
 
 
 @both
-def test_a_replica_that_was_away_while_its_active_lost_changes(nodes, draft):
+def test_a_replica_that_was_away_while_its_active_lost_changes(
+    nodes: tuple[RunningNode, RunningNode], draft: Upr
+) -> None:
     active, replica = nodes
     write(active, 40)
     replica.replicate([0], active, dialect=draft.name)
@@ -161,7 +171,7 @@ def test_a_replica_that_was_away_while_its_active_lost_changes(nodes, draft):
 
 
 @both
-def test_an_active_that_lost_what_was_not_on_disk(nodes, draft):
+def test_an_active_that_lost_what_was_not_on_disk(nodes: tuple[RunningNode, RunningNode], draft: Upr) -> None:
     active, replica = nodes
     write(active, 30)
     active.persist()
@@ -177,7 +187,9 @@ def test_an_active_that_lost_what_was_not_on_disk(nodes, draft):
 
 
 @both
-def test_flush_empties_the_replica_and_the_stream_goes_on(nodes, draft):
+def test_flush_empties_the_replica_and_the_stream_goes_on(
+    nodes: tuple[RunningNode, RunningNode], draft: Upr
+) -> None:
     active, replica = nodes
     write(active, 30)
     replica.replicate([0, 1], active, dialect=draft.name)
@@ -194,7 +206,9 @@ def test_flush_empties_the_replica_and_the_stream_goes_on(nodes, draft):
 
 
 @both
-def test_one_vbucket_less_does_not_keep_the_others(nodes, draft):
+def test_one_vbucket_less_does_not_keep_the_others(
+    nodes: tuple[RunningNode, RunningNode], draft: Upr
+) -> None:
     active, replica = nodes
     replica.replicate([0, 1], active, dialect=draft.name)
     until_equal(active, replica)
@@ -208,7 +222,7 @@ def test_one_vbucket_less_does_not_keep_the_others(nodes, draft):
     until_equal(active, replica)
 
 
-def test_the_dialect_of_a_replica_may_change(nodes):
+def test_the_dialect_of_a_replica_may_change(nodes: tuple[RunningNode, RunningNode]) -> None:
     active, replica = nodes
     for turn, dialect in enumerate(["upr-a", "dcp", "upr-b", "upr-a"]):
         write(active, 10, first=100 * turn)
@@ -218,7 +232,9 @@ def test_the_dialect_of_a_replica_may_change(nodes):
 
 
 @both
-def test_a_promoted_replica_serves_readers_of_the_active(nodes, draft):
+def test_a_promoted_replica_serves_readers_of_the_active(
+    nodes: tuple[RunningNode, RunningNode], draft: Upr
+) -> None:
     active, replica = nodes
     write(active, 20)
     replica.replicate([0], active, dialect=draft.name)
@@ -236,7 +252,7 @@ def test_a_promoted_replica_serves_readers_of_the_active(nodes, draft):
 
 
 @both
-def test_nothing_is_read_while_the_disk_does_not_keep_up(draft):
+def test_nothing_is_read_while_the_disk_does_not_keep_up(draft: Upr) -> None:
     settings = {"memory_quota": 4 << 20, "replication_buffer": 65536}
     with (
         tailrace.testing.node(2) as active,
@@ -248,7 +264,7 @@ def test_nothing_is_read_while_the_disk_does_not_keep_up(draft):
         for number in range(200):
             active.set(f"k{number}", b"v" * 100_000, vbucket=0)
 
-        def is_held_up():
+        def is_held_up() -> bool:
             return replica.call(
                 lambda inner: [
                     link.handler.is_busy
@@ -267,7 +283,7 @@ def test_nothing_is_read_while_the_disk_does_not_keep_up(draft):
 
 
 @pytest.fixture
-def replica():
+def replica() -> Iterator[RunningNode]:
     settings = {"replication_noop_interval": 60.0}
     with tailrace.testing.node(vbuckets=4, settings=settings) as node:
         node.set_vbucket_state(0, VBucketState.REPLICA)
@@ -275,20 +291,20 @@ def replica():
 
 
 @pytest.fixture
-def producer(draft):
+def producer(draft: Upr) -> Iterator[RawProducer]:
     with RawProducer(draft) as producer:
         yield producer
 
 
-def begin(replica, producer, **options):
+def begin(replica: RunningNode, producer: RawProducer, **options: Any) -> Connection:
     """An order, and the node's connection with its first stream open."""
-    replica.replicate([0], producer, dialect=producer.draft.name, **options)
+    replica.replicate([0], producer, dialect=producer.draft.name, **options)  # type: ignore[arg-type]  # it has a port too
     connection = producer.accept()
     assert connection.open() == (0, NEVER, 0, 0)
     return connection
 
 
-def stands_at(replica, seqno):
+def stands_at(replica: RunningNode, seqno: int) -> None:
     until(lambda: complete(replica) == seqno, f"the replica is at {seqno}")
 
 
@@ -299,15 +315,17 @@ def stands_at(replica, seqno):
 @pytest.mark.covers("upr-b.stream-request-response.ok", "upr-b.snapshot-start", "upr-b.snapshot-end")
 @both
 @pytest.mark.parametrize("features", [True, False])
-def test_a_snapshot_is_there_when_its_end_is(replica, producer, draft, features):
-    replica.replicate([0], producer, dialect=draft.name)
+def test_a_snapshot_is_there_when_its_end_is(
+    replica: RunningNode, producer: RawProducer, draft: Upr, features: bool
+) -> None:
+    replica.replicate([0], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
     connection = producer.accept(features=features)
     connection.open([(UUID, 0)])
     connection.say("start")
     connection.send(connection.mutation(b"a", 4) + connection.mutation(b"b", 6, b'{"n": 1}'))
     # a whole snapshot of another vbucket is a sign that the first one was taken up to here
     replica.set_vbucket_state(1, VBucketState.REPLICA)
-    replica.replicate([1], producer, dialect=draft.name)
+    replica.replicate([1], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
     held = connection.opaque
     connection.open()
     connection.send(connection.snapshot(1, 3))
@@ -321,7 +339,9 @@ def test_a_snapshot_is_there_when_its_end_is(replica, producer, draft, features)
 
 @both
 @pytest.mark.parametrize("limit", ["HELD_BYTES", "ALL_HELD_BYTES"])
-def test_of_a_snapshot_that_breaks_off_nothing_is_kept(replica, producer, draft, limit, monkeypatch):
+def test_of_a_snapshot_that_breaks_off_nothing_is_kept(
+    replica: RunningNode, producer: RawProducer, draft: Upr, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(f"tailrace.protocol.upr.translation.{limit}", 100)
     first = begin(replica, producer)
     first.send(first.snapshot(1, 5))
@@ -346,7 +366,9 @@ def test_of_a_snapshot_that_breaks_off_nothing_is_kept(replica, producer, draft,
 
 
 @both
-def test_a_node_that_is_killed_in_the_middle_of_a_snapshot(replica, producer, draft, monkeypatch):
+def test_a_node_that_is_killed_in_the_middle_of_a_snapshot(
+    replica: RunningNode, producer: RawProducer, draft: Upr, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tailrace.protocol.upr.translation.HELD_BYTES", 100)
     first = begin(replica, producer)
     first.send(first.snapshot(1, 5))
@@ -357,7 +379,7 @@ def test_a_node_that_is_killed_in_the_middle_of_a_snapshot(replica, producer, dr
     replica.kill()
     replica.start()
     assert (replica.high_seqno(0) > 20, complete(replica)) == (True, 5)
-    replica.replicate([0], producer, dialect=draft.name)
+    replica.replicate([0], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
     second = producer.accept()
     assert second.open() == (5, NEVER, UUID, 0)
     second.send(second.snapshot(6, 7))
@@ -367,8 +389,8 @@ def test_a_node_that_is_killed_in_the_middle_of_a_snapshot(replica, producer, dr
 
 @both
 def test_a_promotion_in_the_middle_of_a_snapshot_keeps_the_last_whole_one(
-    replica, producer, draft, monkeypatch
-):
+    replica: RunningNode, producer: RawProducer, draft: Upr, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tailrace.protocol.upr.translation.HELD_BYTES", 100)
     connection = begin(replica, producer)
     connection.send(connection.snapshot(1, 5))
@@ -385,7 +407,9 @@ def test_a_promotion_in_the_middle_of_a_snapshot_keeps_the_last_whole_one(
 
 
 @both
-def test_who_promotes_a_replica_does_not_know_which_deletions_it_never_got(replica, producer, draft):
+def test_who_promotes_a_replica_does_not_know_which_deletions_it_never_got(
+    replica: RunningNode, producer: RawProducer, draft: Upr
+) -> None:
     """A producer may have purged them before: what it sent from the beginning is good as a whole only."""
     connection = begin(replica, producer)
     connection.say("start")
@@ -401,7 +425,7 @@ def test_who_promotes_a_replica_does_not_know_which_deletions_it_never_got(repli
 
 @pytest.mark.covers("upr-a.response.rollback", "upr-b.stream-request-response.rollback")
 @both
-def test_rolled_back_exactly_and_asked_again(replica, producer, draft):
+def test_rolled_back_exactly_and_asked_again(replica: RunningNode, producer: RawProducer, draft: Upr) -> None:
     first = begin(replica, producer)
     for last in (10, 20, 30):
         first.send(first.snapshot(last - 9, last))
@@ -423,7 +447,9 @@ def test_rolled_back_exactly_and_asked_again(replica, producer, draft):
 
 
 @both
-def test_a_rollback_into_a_snapshot_that_was_folded_goes_to_its_beginning(replica, producer, draft):
+def test_a_rollback_into_a_snapshot_that_was_folded_goes_to_its_beginning(
+    replica: RunningNode, producer: RawProducer, draft: Upr
+) -> None:
     first = begin(replica, producer)
     first.send(first.snapshot(1, 10))
     first.say("start")
@@ -441,7 +467,7 @@ def test_a_rollback_into_a_snapshot_that_was_folded_goes_to_its_beginning(replic
 
 @pytest.mark.covers("upr-b.stream-request-response.unknown-uuid")
 @pytest.mark.parametrize("draft", [B], ids=["b"])
-def test_draft_b_does_not_know_the_branch(replica, producer, draft):
+def test_draft_b_does_not_know_the_branch(replica: RunningNode, producer: RawProducer, draft: Upr) -> None:
     first = begin(replica, producer)
     first.send(first.snapshot(1, 10))
     stands_at(replica, 10)
@@ -455,8 +481,10 @@ def test_draft_b_does_not_know_the_branch(replica, producer, draft):
 
 @pytest.mark.covers("upr-a.response.not-my-vbucket", "upr-b.not-my-vbucket")
 @both
-def test_a_vbucket_that_the_producer_does_not_have_is_asked_for_again(replica, producer, draft):
-    replica.replicate([0], producer, dialect=draft.name)
+def test_a_vbucket_that_the_producer_does_not_have_is_asked_for_again(
+    replica: RunningNode, producer: RawProducer, draft: Upr
+) -> None:
+    replica.replicate([0], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
     connection = producer.accept()
     for _ in range(2):
         connection.requested()
@@ -471,7 +499,9 @@ def test_a_vbucket_that_the_producer_does_not_have_is_asked_for_again(replica, p
 @pytest.mark.covers("upr-b.stream-end.ok", "upr-b.stream-end.state-changed")
 @both
 @pytest.mark.parametrize("word", ["over-ok", "over-state"])
-def test_a_stream_that_ended_is_asked_for_again(replica, producer, draft, word):
+def test_a_stream_that_ended_is_asked_for_again(
+    replica: RunningNode, producer: RawProducer, draft: Upr, word: str
+) -> None:
     connection = begin(replica, producer)
     connection.send(connection.snapshot(1, 4))
     connection.say("start")
@@ -485,13 +515,13 @@ def test_a_stream_that_ended_is_asked_for_again(replica, producer, draft, word):
 
 @pytest.mark.covers("upr-a.deletion", "upr-a.expiration", "upr-b.deletion", "upr-b.expiration")
 @both
-def test_deletions_and_expirations(replica, producer, draft):
+def test_deletions_and_expirations(replica: RunningNode, producer: RawProducer, draft: Upr) -> None:
     connection = begin(replica, producer)
     connection.send(connection.snapshot(1, 4))
     connection.say("start")
     for seqno, key, opcode, kind in ((5, b"k1", 0x57, 4), (6, b"k2", 0x58, 5)):
         extras = struct.pack(">QQ", seqno, 8)
-        where = {"half": 0, "opaque": connection.opaque, "cas": 99}
+        where: dict[str, Any] = {"half": 0, "opaque": connection.opaque, "cas": 99}
         if draft is A:
             connection.send(packet(0x81, 0x04, extras + bytes(12), key, byte_5=kind, **where))
         else:
@@ -504,7 +534,7 @@ def test_deletions_and_expirations(replica, producer, draft):
 
 @pytest.mark.covers("upr-a.flush", "upr-b.flush")
 @both
-def test_flush_in_the_middle_of_a_snapshot(replica, producer, draft):
+def test_flush_in_the_middle_of_a_snapshot(replica: RunningNode, producer: RawProducer, draft: Upr) -> None:
     connection = begin(replica, producer)
     connection.send(connection.snapshot(1, 4))
     connection.say("start")
@@ -527,7 +557,9 @@ STATES = {1: "active", 2: "pending", 3: "replica", 4: "dead"}
 @pytest.mark.parametrize("draft", [B], ids=["b"])
 @pytest.mark.parametrize("number", STATES)
 @pytest.mark.parametrize("takeover", [True, False])
-def test_draft_b_hands_a_vbucket_over_to_who_takes_it(replica, producer, draft, number, takeover):
+def test_draft_b_hands_a_vbucket_over_to_who_takes_it(
+    replica: RunningNode, producer: RawProducer, draft: Upr, number: int, takeover: bool
+) -> None:
     connection = begin(replica, producer, takeover=takeover)
     connection.send(connection.snapshot(1, 4))
     connection.send(connection.set_state(number))
@@ -542,7 +574,7 @@ def test_draft_b_hands_a_vbucket_over_to_who_takes_it(replica, producer, draft, 
 
 
 @both
-def test_a_silent_producer_is_asked_for_a_sign_of_life(producer, draft):
+def test_a_silent_producer_is_asked_for_a_sign_of_life(producer: RawProducer, draft: Upr) -> None:
     with tailrace.testing.node(vbuckets=4, settings={"replication_noop_interval": 0.1}) as replica:
         replica.set_vbucket_state(0, VBucketState.REPLICA)
         connection = begin(replica, producer)
@@ -555,11 +587,11 @@ def test_a_silent_producer_is_asked_for_a_sign_of_life(producer, draft):
 
 
 @both
-def test_a_producer_that_gives_no_sign_of_life_is_given_up(producer, draft):
+def test_a_producer_that_gives_no_sign_of_life_is_given_up(producer: RawProducer, draft: Upr) -> None:
     settings = {"replication_noop_interval": 0.1, "idle_timeout": 3}
     with tailrace.testing.node(vbuckets=4, settings=settings) as replica:
         replica.set_vbucket_state(0, VBucketState.REPLICA)
-        replica.replicate([0], producer, dialect=draft.name)
+        replica.replicate([0], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
         connection = producer.accept()
         asked = []
         while (packet := connection.receive()) is not None:
@@ -571,15 +603,15 @@ def test_a_producer_that_gives_no_sign_of_life_is_given_up(producer, draft):
 # what a producer must not do
 
 
-def _bad_log(value):
-    def act(connection):
+def _bad_log(value: bytes) -> Callable[..., Any]:
+    def act(connection: Connection) -> None:
         before, _, _ = connection.requested()
         connection.send(connection.log_answer(before, value) + connection.word("ok"))
 
     return act
 
 
-def _two_logs(connection):
+def _two_logs(connection: Any) -> None:
     before, _, after = connection.requested()
     connection.answer_log(before, [(UUID, 0)])
     connection.say("ok", "begin")
@@ -587,7 +619,7 @@ def _two_logs(connection):
     connection.answer_log(after, [(0xBEEF, 2), (UUID, 0)])
 
 
-def _no_log(connection):
+def _no_log(connection: Any) -> None:
     connection.requested()
     connection.say("ok", "begin")
     flood = connection.mutation(b"k", 1, b"v" * (4 << 20))
@@ -598,20 +630,20 @@ def _no_log(connection):
         pass  # it has had enough
 
 
-def _rollback_up(connection):
+def _rollback_up(connection: Any) -> None:
     connection.requested()
     connection.answer_rollback(7)
 
 
-def _in_stream(make):
-    def act(connection):
+def _in_stream(make: Callable[..., Any]) -> Callable[..., Any]:
+    def act(connection: Any) -> None:
         connection.open()
         connection.send(connection.word("start") + make(connection) + connection.word("end"))
 
     return act
 
 
-HOSTILE = {
+HOSTILE: dict[str, Callable[[Any], Any]] = {
     "a log of no whole entries": _bad_log(b"x" * 17),
     "a log that changes while the stream is opened": _two_logs,
     "no log and no end": _no_log,
@@ -639,8 +671,10 @@ HOSTILE = {
 
 @both
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_producer_that_can_not_be_followed_is_left(replica, producer, draft, what):
-    replica.replicate([0], producer, dialect=draft.name)
+def test_a_producer_that_can_not_be_followed_is_left(
+    replica: RunningNode, producer: RawProducer, draft: Upr, what: str
+) -> None:
+    replica.replicate([0], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
     first = producer.accept()
     HOSTILE[what](first)
     while first.receive() is not None:
@@ -657,7 +691,9 @@ def test_a_producer_that_can_not_be_followed_is_left(replica, producer, draft, w
     ("datatype", "value"),
     [(4, b"\xff\xff\xff\xffno xattrs"), (2, b"\xff\xff\xff\xff\xffnot compressed"), (6, b"zz"), (8, b"?")],
 )
-def test_a_value_that_is_not_what_its_datatype_says(replica, producer, draft, datatype, value):
+def test_a_value_that_is_not_what_its_datatype_says(
+    replica: RunningNode, producer: RawProducer, draft: Upr, datatype: int, value: bytes
+) -> None:
     """It would end the stream of every reader who wants it in another form."""
     first = begin(replica, producer)
     first.send(first.snapshot(1, 3) + first.word("start"))
@@ -671,7 +707,9 @@ def test_a_value_that_is_not_what_its_datatype_says(replica, producer, draft, da
 
 @pytest.mark.parametrize("draft", [B], ids=["b"])
 @pytest.mark.parametrize("states", [b"\x05", b"\x00"])
-def test_a_state_that_does_not_exist(replica, producer, draft, states):
+def test_a_state_that_does_not_exist(
+    replica: RunningNode, producer: RawProducer, draft: Upr, states: bytes
+) -> None:
     connection = begin(replica, producer, takeover=True)
     connection.send(connection.snapshot(1, 4) + connection.set_state(states[0]))
     assert connection.is_closed()
@@ -679,7 +717,9 @@ def test_a_state_that_does_not_exist(replica, producer, draft, states):
 
 
 @pytest.mark.parametrize("draft", [B], ids=["b"])
-def test_no_takeover_in_the_middle_of_a_snapshot(replica, producer, draft):
+def test_no_takeover_in_the_middle_of_a_snapshot(
+    replica: RunningNode, producer: RawProducer, draft: Upr
+) -> None:
     connection = begin(replica, producer, takeover=True)
     connection.say("start")
     connection.send(connection.mutation(b"k", 1) + connection.set_state(1))
@@ -700,7 +740,7 @@ def test_no_takeover_in_the_middle_of_a_snapshot(replica, producer, draft):
         {"dialect": "upr-a", "takeover": [0]},
     ],
 )
-def test_orders_that_make_no_sense(replica, wrong):
+def test_orders_that_make_no_sense(replica: RunningNode, wrong: dict[str, Any]) -> None:
     order = {"sources": [{"host": "127.0.0.1", "port": 1, **wrong}]}
     with Peer(replica) as peer:
         answer = peer.ask(packet(0x80, 0xE1, value=json.dumps(order).encode(), byte_5=1))
@@ -709,7 +749,7 @@ def test_orders_that_make_no_sense(replica, wrong):
 
 
 @both
-def test_the_command_orders_a_dialect(replica, producer, draft):
+def test_the_command_orders_a_dialect(replica: RunningNode, producer: RawProducer, draft: Upr) -> None:
     order = {"host": producer.host, "port": producer.port, "dialect": draft.name, "vbuckets": [0]}
     with Peer(replica) as peer:
         answer = peer.ask(packet(0x80, 0xE1, value=json.dumps({"sources": [order]}).encode(), byte_5=1))

@@ -56,7 +56,7 @@ def rfc_client(mechanism: str) -> sasl.ScramClient:
 
 
 @pytest.mark.parametrize("mechanism", RFC)
-def test_client_computes_the_rfc_example(mechanism):
+def test_client_computes_the_rfc_example(mechanism: str) -> None:
     nonce, challenge, client_final, server_final = RFC[mechanism]
     client = rfc_client(mechanism)
     assert client.start() == b"n,,n=user,r=" + nonce
@@ -65,7 +65,7 @@ def test_client_computes_the_rfc_example(mechanism):
 
 
 @pytest.mark.parametrize("mechanism", RFC)
-def test_server_computes_the_rfc_example(mechanism, monkeypatch):
+def test_server_computes_the_rfc_example(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     nonce, challenge, client_final, server_final = RFC[mechanism]
     attributes = dict(part.split(b"=", 1) for part in challenge.split(b","))
     monkeypatch.setattr(rng_, "nonce", lambda _: attributes[b"r"][len(nonce) :])
@@ -102,7 +102,9 @@ text = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["C
 
 @settings(deadline=None, max_examples=60)
 @given(mechanism=st.sampled_from(sasl.MECHANISMS), user=text, password=text, other=text, seed=st.integers())
-def test_both_halves_agree_for_any_name_and_password(mechanism, user, password, other, seed):
+def test_both_halves_agree_for_any_name_and_password(
+    mechanism: str, user: str, password: str, other: str, seed: int
+) -> None:
     server = server_with(**{user: password})
     rng = random.Random(seed)
     assert login(server, sasl.client_for(mechanism, user, password, rng))
@@ -112,7 +114,7 @@ def test_both_halves_agree_for_any_name_and_password(mechanism, user, password, 
 
 
 @pytest.mark.parametrize("mechanism", SCRAM)
-def test_nonce_with_blanks_as_the_cpp_core_sends_it(mechanism):
+def test_nonce_with_blanks_as_the_cpp_core_sends_it(mechanism: str) -> None:
     server = server_with(ada="secret")
     nonce = b"0x1e 0xffffff8f 0x0a"
     client = sasl.ScramClient(mechanism, "ada", "secret", random.Random(0))
@@ -122,7 +124,7 @@ def test_nonce_with_blanks_as_the_cpp_core_sends_it(mechanism):
 
 
 @pytest.mark.parametrize("mechanism", SCRAM)
-def test_unknown_user_looks_like_a_known_one(mechanism):
+def test_unknown_user_looks_like_a_known_one(mechanism: str) -> None:
     server = server_with(ada="secret")
     first = b"n,,n=%b,r=abc"
 
@@ -171,7 +173,9 @@ def attempt(server: sasl.SaslServer, mechanism: str, user: str) -> None:
 
 @pytest.mark.parametrize("mechanism", sasl.MECHANISMS)
 @pytest.mark.parametrize("attempts_before", [0, 1, 5])
-def test_the_work_is_the_same_for_a_known_name_and_an_unknown_one(mechanism, attempts_before):
+def test_the_work_is_the_same_for_a_known_name_and_an_unknown_one(
+    mechanism: str, attempts_before: int
+) -> None:
     work = []
     for user in ("ada", "bob"):
         server = server_with(ada="secret", eve="other")
@@ -183,7 +187,7 @@ def test_the_work_is_the_same_for_a_known_name_and_an_unknown_one(mechanism, att
     assert sum(known.values()) > 10
 
 
-def test_no_login_derives_keys_once_they_are_derived(monkeypatch):
+def test_no_login_derives_keys_once_they_are_derived(monkeypatch: pytest.MonkeyPatch) -> None:
     users = sasl.Users({"ada": "secret"}, random.Random(1), iterations=1_000)
     users.derive()
     monkeypatch.setattr(sasl.Credential, "derive", lambda *_: pytest.fail("keys are derived in a login"))
@@ -194,7 +198,7 @@ def test_no_login_derives_keys_once_they_are_derived(monkeypatch):
 
 def challenge_of(
     client: sasl.ScramClient, *, extend: bytes = b"x", salt: bytes = b"c2FsdA==", i: bytes = b"4096"
-):
+) -> bytes:
     return b"r=" + client._nonce + extend + b",s=" + salt + b",i=" + i
 
 
@@ -220,7 +224,7 @@ def challenge_of(
         {"salt": b"A" * 3000},
     ],
 )
-def test_server_first_that_cheats_gets_no_proof(mechanism, cheat):
+def test_server_first_that_cheats_gets_no_proof(mechanism: str, cheat: dict[str, bytes]) -> None:
     client = sasl.ScramClient(mechanism, "ada", "secret", random.Random(0))
     client.start()
     with pytest.raises(LoginError):
@@ -231,7 +235,7 @@ def test_server_first_that_cheats_gets_no_proof(mechanism, cheat):
     "challenge",
     [b"", b"r=", b"m=x,r=1,s=c2FsdA==,i=4096", b"s=c2FsdA==,r=1,i=4096", b"r=other,s=c2FsdA==,i=4096"],
 )
-def test_server_first_in_another_form_is_refused(challenge):
+def test_server_first_in_another_form_is_refused(challenge: bytes) -> None:
     client = rfc_client("SCRAM-SHA256")
     with pytest.raises(LoginError):
         client.step(challenge)
@@ -240,19 +244,19 @@ def test_server_first_in_another_form_is_refused(challenge):
 @pytest.mark.parametrize(
     "final", [b"", b"v=", b"v=AAAA", b"v=!!", b"e=other-error", RFC["SCRAM-SHA256"][3] + b"x", b"x=1"]
 )
-def test_server_that_can_not_prove_itself_is_refused(final):
+def test_server_that_can_not_prove_itself_is_refused(final: bytes) -> None:
     client = rfc_client("SCRAM-SHA256")
     client.step(RFC["SCRAM-SHA256"][1])
     with pytest.raises(LoginError):
         client.finish(final)
 
 
-def test_success_before_the_challenge_is_refused():
+def test_success_before_the_challenge_is_refused() -> None:
     with pytest.raises(LoginError):
         rfc_client("SCRAM-SHA256").finish(RFC["SCRAM-SHA256"][3])
 
 
-def test_second_challenge_is_refused():
+def test_second_challenge_is_refused() -> None:
     client = rfc_client("SCRAM-SHA256")
     client.step(RFC["SCRAM-SHA256"][1])
     with pytest.raises(LoginError):
@@ -264,7 +268,9 @@ def test_second_challenge_is_refused():
     mechanism=st.one_of(st.sampled_from([name.encode() for name in sasl.MECHANISMS]), st.binary(max_size=20)),
     steps=st.lists(st.tuples(st.booleans(), st.binary(max_size=60)), max_size=4),
 )
-def test_any_bytes_from_a_client_are_refused_and_never_raise(mechanism, steps):
+def test_any_bytes_from_a_client_are_refused_and_never_raise(
+    mechanism: bytes, steps: list[tuple[bool, bytes]]
+) -> None:
     server = server_with(ada="secret")
     for is_first, value in steps:
         answer = (server.auth if is_first else server.step)(mechanism, value)
@@ -282,7 +288,7 @@ def test_any_bytes_from_a_client_are_refused_and_never_raise(mechanism, steps):
         b"c=biws,r=%b,q=%b",
     ],
 )
-def test_client_final_in_another_form_is_refused(final):
+def test_client_final_in_another_form_is_refused(final: bytes) -> None:
     server = server_with(ada="secret")
     client = sasl.ScramClient("SCRAM-SHA256", "ada", "secret", random.Random(0))
     challenge = server.auth(b"SCRAM-SHA256", client.start()).value
@@ -291,7 +297,7 @@ def test_client_final_in_another_form_is_refused(final):
     assert server.username is None
 
 
-def test_a_proof_is_good_once_and_for_its_mechanism():
+def test_a_proof_is_good_once_and_for_its_mechanism() -> None:
     server = server_with(ada="secret")
     client = sasl.ScramClient("SCRAM-SHA256", "ada", "secret", random.Random(0))
     final = client.step(server.auth(b"SCRAM-SHA256", client.start()).value)
@@ -315,23 +321,23 @@ def test_a_proof_is_good_once_and_for_its_mechanism():
         (b"\0ada\0" + b"x" * sasl.MAX_MESSAGE, Status.AUTH_ERROR),
     ],
 )
-def test_plain(value, status):
+def test_plain(value: bytes, status: int) -> None:
     assert server_with(ada="secret").auth(b"PLAIN", value).status == status
 
 
-def test_failed_attempt_takes_the_login_away():
+def test_failed_attempt_takes_the_login_away() -> None:
     server = server_with(ada="secret")
     assert server.auth(b"PLAIN", b"\0ada\0secret").status == Status.SUCCESS
     assert server.auth(b"PLAIN", b"\0ada\0wrong").status == Status.AUTH_ERROR
     assert server.username is None
 
 
-def test_plain_has_no_second_step():
+def test_plain_has_no_second_step() -> None:
     with pytest.raises(LoginError):
         sasl.PlainClient("ada", "secret").step(b"more")
 
 
-def test_strongest_mechanism_is_chosen_and_plain_only_where_allowed():
+def test_strongest_mechanism_is_chosen_and_plain_only_where_allowed() -> None:
     assert sasl.choose_mechanism(["PLAIN", "SCRAM-SHA1", "SCRAM-SHA512"], allow_plain=True) == "SCRAM-SHA512"
     assert sasl.choose_mechanism(["PLAIN", "SCRAM-SHA1"], allow_plain=False) == "SCRAM-SHA1"
     assert sasl.choose_mechanism(["PLAIN"], allow_plain=True) == "PLAIN"
@@ -341,7 +347,7 @@ def test_strongest_mechanism_is_chosen_and_plain_only_where_allowed():
         sasl.choose_mechanism(["CRAM-MD5"], allow_plain=True)
 
 
-def test_what_can_not_be_sent_is_a_usage_error():
+def test_what_can_not_be_sent_is_a_usage_error() -> None:
     for make in (
         lambda: sasl.client_for("CRAM-MD5", "ada", "x", random.Random(0)),
         lambda: sasl.PlainClient("a\0da", "x"),

@@ -8,6 +8,7 @@ Writes, says so, and waits for a line before it goes on, so that the nodes can c
 import sys
 import time
 from datetime import timedelta
+from typing import Any
 
 from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
@@ -18,7 +19,7 @@ from couchbase.options import ClusterOptions, ClusterTimeoutOptions
 KEYS = [f"key::{number}" for number in range(60)]
 
 
-def main(name, dns_port, ca_file):
+def main(name: Any, dns_port: Any, ca_file: Any) -> None:
     options = ClusterOptions(
         PasswordAuthenticator("Administrator", "password", cert_path=ca_file),
         timeout_options=ClusterTimeoutOptions(

@@ -6,15 +6,20 @@ python sdk_session.py HOST:PORT [USER PASSWORD [CA_FILE]]
 import json
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from couchbase.auth import PasswordAuthenticator
+from couchbase.bucket import Bucket
 from couchbase.cluster import Cluster
+from couchbase.collection import Collection
 from couchbase.durability import DurabilityLevel, ServerDurability
 from couchbase.exceptions import (
     CasMismatchException,
     CollectionAlreadyExistsException,
     CollectionNotFoundException,
+    CouchbaseException,
     DocumentExistsException,
     DocumentLockedException,
     DocumentNotFoundException,
@@ -48,9 +53,10 @@ from couchbase.subdocument import (
     replace,
     upsert,
 )
+from couchbase.transactions.transactions import AttemptContext
 
 
-def refused(error, act):
+def refused(error: type[CouchbaseException], act: Callable[..., Any]) -> bool:
     try:
         act()
     except error:
@@ -58,7 +64,7 @@ def refused(error, act):
     raise AssertionError(f"{error.__name__} was expected")
 
 
-def documents(c):
+def documents(c: Collection) -> None:
     first = c.upsert("doc", {"name": "Ada", "n": 1})
     assert first.cas
     assert first.mutation_token() is not None
@@ -82,7 +88,7 @@ def documents(c):
     assert projected.content_as[dict] == {"name": "Grace"}
 
 
-def expiry(c):
+def expiry(c: Collection) -> None:
     c.upsert("mortal", {"a": 1}, UpsertOptions(expiry=timedelta(seconds=3600)))
     document = c.get("mortal", GetOptions(with_expiry=True))
     assert 3500 < document.expiryTime.timestamp() - time.time() < 3700, document.expiryTime
@@ -100,7 +106,7 @@ def expiry(c):
     refused(DocumentNotFoundException, lambda: c.get("brief"))
 
 
-def locks(c):
+def locks(c: Collection) -> None:
     c.upsert("locked", {"v": 1})
     held = c.get_and_lock("locked", timedelta(seconds=20))
     from couchbase.options import RemoveOptions
@@ -114,7 +120,7 @@ def locks(c):
     c.upsert("locked", {"v": 2})
 
 
-def counters(c):
+def counters(c: Collection) -> None:
     b = c.binary()
     from couchbase.options import DeltaValue, SignedInt64
 
@@ -130,7 +136,7 @@ def counters(c):
     assert c.get("raw", GetOptions(transcoder=raw)).value == b"start-mid-end"
 
 
-def paths(c):
+def paths(c: Collection) -> None:
     c.upsert("tree", {"a": {"b": [1, 2, 3]}, "n": 1, "s": "text"})
     looked_up = c.lookup_in("tree", [get("a.b[1]"), exists("a.x"), exists("s"), count("a.b"), get("nope")])
     assert looked_up.content_as[int](0) == 2
@@ -172,7 +178,7 @@ def paths(c):
     refused(DocumentNotFoundException, lambda: c.mutate_in("nobody", [upsert("x", 1)]))
 
 
-def durability(c):
+def durability(c: Collection) -> None:
     for level in (
         DurabilityLevel.MAJORITY,
         DurabilityLevel.MAJORITY_AND_PERSIST_TO_ACTIVE,
@@ -181,7 +187,7 @@ def durability(c):
         c.upsert("durable", {"l": str(level)}, UpsertOptions(durability=ServerDurability(level)))
 
 
-def collections(bucket):
+def collections(bucket: Bucket) -> None:
     items = bucket.scope("shop").collection("items")
     other = bucket.default_collection()
     items.upsert("doc", {"where": "items"})
@@ -196,7 +202,7 @@ def collections(bucket):
     assert items.lookup_in("doc", [get("p")]).content_as[int](0) == 1
 
 
-def management(bucket):
+def management(bucket: Bucket) -> None:
     manager = bucket.collections()
     manager.create_scope("made")
     assert refused(ScopeAlreadyExistsException, lambda: manager.create_scope("made"))
@@ -217,11 +223,11 @@ def management(bucket):
     assert refused(ScopeNotFoundException, lambda: manager.drop_scope("made"))
 
 
-def transactions(cluster, c):
+def transactions(cluster: Cluster, c: Collection) -> None:
     for key in ("left", "right"):
         c.upsert(key, {"balance": 10})
 
-    def transfer(attempt):
+    def transfer(attempt: AttemptContext) -> None:
         left, right = attempt.get(c, "left"), attempt.get(c, "right")
         attempt.replace(left, {"balance": 3})
         attempt.replace(right, {"balance": 17})
@@ -232,7 +238,7 @@ def transactions(cluster, c):
     assert c.get("right").content_as[dict] == {"balance": 17}
     assert c.get("receipt").content_as[dict] == {"moved": 7}
 
-    def fail(attempt):
+    def fail(attempt: AttemptContext) -> None:
         attempt.replace(attempt.get(c, "left"), {"balance": -1})
         attempt.insert(c, "second", {})
         raise RuntimeError("the program changes its mind")
@@ -245,7 +251,9 @@ def transactions(cluster, c):
     assert not c.exists("receipt").exists
 
 
-def main(address, user="Administrator", password="password", ca_file=None):
+def main(
+    address: str, user: str = "Administrator", password: str = "password", ca_file: str | None = None
+) -> None:
     timeouts = ClusterTimeoutOptions(
         kv_timeout=timedelta(seconds=20),
         kv_durable_timeout=timedelta(seconds=20),

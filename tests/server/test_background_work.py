@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
+
+import pytest
 
 from server.serverkit import Bench, ask
 from tailrace.server.bucket import run_inline
+from tailrace.server.session import Session
+from tailrace.store.log import Batch
 from tailrace.wire import kv
 
 
-def write(bench: Bench, session, count: int, *, value: bytes = b"x" * 1000, expiry: int = 0) -> list[int]:
+def write(
+    bench: Bench, session: Session, count: int, *, value: bytes = b"x" * 1000, expiry: int = 0
+) -> list[int]:
     """Set documents, some in a batch; how each was answered."""
     statuses = []
     for start in range(0, count, 50):
@@ -22,7 +30,7 @@ def write(bench: Bench, session, count: int, *, value: bytes = b"x" * 1000, expi
     return statuses
 
 
-def test_a_fast_writer_does_not_fill_the_memory_before_the_interval_is_over():
+def test_a_fast_writer_does_not_fill_the_memory_before_the_interval_is_over() -> None:
     """The quota is for a disk that is behind. This one is not, it was only not asked."""
     bench = Bench(flush_interval="1h", memory_quota="1m")
     session = bench.session()
@@ -32,26 +40,26 @@ def test_a_fast_writer_does_not_fill_the_memory_before_the_interval_is_over():
     assert all(vbucket.persisted_seqno > 1_000 for vbucket in store)
 
 
-def test_also_on_the_long_way():
+def test_also_on_the_long_way() -> None:
     bench = Bench(flush_interval="1h", memory_quota="1m")
     assert set(write(bench, bench.session(), 3_000, expiry=3600)) == {0}
 
 
-def test_nothing_is_committed_early_for_a_little():
+def test_nothing_is_committed_early_for_a_little() -> None:
     bench = Bench(flush_interval="1h", memory_quota="1m")
     commits = bench.engine.buckets["default"].stats()["commits"]
     write(bench, bench.session(), 50)
     assert bench.engine.buckets["default"].stats()["commits"] == commits
 
 
-def test_a_disk_that_refuses_is_left_alone_until_its_time_comes(monkeypatch):
+def test_a_disk_that_refuses_is_left_alone_until_its_time_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(flush_interval="1h", memory_quota="1m", idle_timeout=0)
     session = bench.session()
     store = bench.engine.buckets["default"]
 
     refused = []
 
-    def refuse(batch):
+    def refuse(batch: Batch) -> None:
         refused.append(batch)
         raise OSError(28, "No space left on device")
 
@@ -68,7 +76,7 @@ def test_a_disk_that_refuses_is_left_alone_until_its_time_comes(monkeypatch):
     assert set(write(bench, session, 2_000)) == {0}
 
 
-def test_a_node_that_goes_quiet_merges_its_segments():
+def test_a_node_that_goes_quiet_merges_its_segments() -> None:
     bench = Bench(memory_quota="1m", quiet_time="5", garbage_share="100%", history_changes="0")
     session = bench.session()
     store = bench.engine.buckets["default"]
@@ -88,12 +96,12 @@ def test_a_node_that_goes_quiet_merges_its_segments():
     assert all(older > 2 * newer for older, newer in pairwise(after))
 
 
-def test_maintenance_that_failed_is_tried_again_without_a_writer(monkeypatch):
+def test_maintenance_that_failed_is_tried_again_without_a_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(memory_quota="1m", quiet_time="5")
     session = bench.session()
     store = bench.engine.buckets["default"]
 
-    def refuse(path):
+    def refuse(path: str) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
@@ -110,14 +118,14 @@ def test_maintenance_that_failed_is_tried_again_without_a_writer(monkeypatch):
     assert all(vbucket.persisted_seqno == vbucket.high_seqno for vbucket in store)
 
 
-def test_a_segment_that_cannot_be_written_is_not_tried_without_end(monkeypatch):
+def test_a_segment_that_cannot_be_written_is_not_tried_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(flush_interval="1h", memory_quota="1m", quiet_time="1")
     session = bench.session()
     store = bench.engine.buckets["default"]
     bench.node.buckets["default"].work._run_job = run_inline  # as a simulation does
     tries = []
 
-    def refuse(edit, then=None):
+    def refuse(edit: Callable[..., Any], then: None = None) -> None:
         tries.append(edit)
         assert len(tries) < 100
         raise OSError(28, "No space left on device")
@@ -135,7 +143,7 @@ def test_a_segment_that_cannot_be_written_is_not_tried_without_end(monkeypatch):
     assert all(generation.sealed for generation in store.generations)
 
 
-def test_files_are_removed_and_memory_is_freed_by_a_job(monkeypatch):
+def test_files_are_removed_and_memory_is_freed_by_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not while the loop waits: a log of 64 MiB takes 20 ms to remove."""
     bench = Bench(flush_interval="1h", memory_quota="1m")
     session = bench.session()
@@ -164,7 +172,7 @@ def test_files_are_removed_and_memory_is_freed_by_a_job(monkeypatch):
     assert not bench.node.busy
 
 
-def test_a_node_is_busy_while_files_are_removed():
+def test_a_node_is_busy_while_files_are_removed() -> None:
     bench = Bench(flush_interval="1h", memory_quota="1m")
     bucket = bench.node.buckets["default"]
     bucket.store.sealed.manifest_file.retire(["default/none"])  # type: ignore[attr-defined]
@@ -175,7 +183,7 @@ def test_a_node_is_busy_while_files_are_removed():
     assert not bench.node.busy
 
 
-def test_changes_leave_memory_when_nobody_writes_any_more():
+def test_changes_leave_memory_when_nobody_writes_any_more() -> None:
     bench = Bench(flush_interval=1, memory_quota="64m", idle_timeout=0)
     session = bench.session()
     store = bench.engine.buckets["default"]
@@ -189,7 +197,7 @@ def test_changes_leave_memory_when_nobody_writes_any_more():
     assert [frame.value for frame in get] == [b"x" * 1000]
 
 
-def test_a_little_that_is_not_sealed_stays_in_memory():
+def test_a_little_that_is_not_sealed_stays_in_memory() -> None:
     """A segment for every pause of a slow writer would cost more than it frees."""
     bench = Bench(flush_interval=1, memory_quota="64m", idle_timeout=0)
     write(bench, bench.session(), 100)

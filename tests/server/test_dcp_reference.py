@@ -6,37 +6,41 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import tailrace.testing
 from server.serverkit import Wire
+from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, dcp, kv
 from tailrace.wire.codes import Datatype, Feature, Op, Status
+from tailrace.wire.dcp import DcpControl
 from tailrace.wire.header import Frame
 
 
 @pytest.fixture(scope="module")
-def node():
+def node() -> Iterator[RunningNode]:
     with tailrace.testing.node(vbuckets=4) as running:
         yield running
 
 
-def opened(node, name=b"test", *features, flags=1):
+def opened(node: RunningNode, name: bytes = b"test", *features: int, flags: int = 1) -> Wire:
     wire = Wire(node.port)
     wire.hello(*features)
     wire.ok(dcp.DcpOpen(key=name, flags=flags))
     return wire
 
 
-def control(key=b"enable_noop", value=b"true", **header):
+def control(key: bytes = b"enable_noop", value: bytes = b"true", **header: Any) -> DcpControl:
     return dcp.DcpControl(key=key, value=value, **header)
 
 
 # opening
 
 
-def test_a_producer_and_a_consumer_may_have_the_same_name(node):
+def test_a_producer_and_a_consumer_may_have_the_same_name(node: RunningNode) -> None:
     with opened(node, b"same") as producer, opened(node, b"same", flags=0) as consumer:
         producer.ok(admin.Noop())
         with opened(node, b"same") as other:
@@ -48,12 +52,12 @@ def test_a_producer_and_a_consumer_may_have_the_same_name(node):
             assert frame.status == Status.NOT_MY_VBUCKET  # alive: it is active here
 
 
-def test_the_value_of_a_consumers_open_need_not_say_anything(node):
+def test_the_value_of_a_consumers_open_need_not_say_anything(node: RunningNode) -> None:
     with Wire(node.port) as wire:
         wire.ok(dcp.DcpOpen(key=b"empty", flags=0, value=b"{}", datatype=Datatype.JSON))
 
 
-def test_unordered_execution_can_not_be_had_later_either(node):
+def test_unordered_execution_can_not_be_had_later_either(node: RunningNode) -> None:
     with opened(node, b"unordered", Feature.XERROR) as wire:
         wire.ok(control())
         wire.hello(Feature.UNORDERED_EXECUTION)
@@ -66,7 +70,7 @@ def test_unordered_execution_can_not_be_had_later_either(node):
 # requests
 
 
-def test_framing_extras_of_a_producers_requests(node):
+def test_framing_extras_of_a_producers_requests(node: RunningNode) -> None:
     with opened(node, b"framing") as wire:
         for framing, status in [
             (b"\x30", Status.UNKNOWN_FRAME_INFO),
@@ -82,7 +86,7 @@ def test_framing_extras_of_a_producers_requests(node):
 
 
 @pytest.mark.parametrize("features", [(), (Feature.XERROR,)])
-def test_peers_without_extended_errors_do_not_see_them(features):
+def test_peers_without_extended_errors_do_not_see_them(features: tuple[int, ...]) -> None:
     """Some have an older status instead; for a stream id that makes no sense there is none: a disconnect."""
     without_default = {"uid": "1", "scopes": [{"name": "_default", "uid": "0", "collections": []}]}
     with tailrace.testing.node(vbuckets=4) as node:
@@ -101,7 +105,7 @@ def test_peers_without_extended_errors_do_not_see_them(features):
                 assert wire.is_closed()
 
 
-def test_a_value_is_refused_without_collections_whatever_the_vbucket(node):
+def test_a_value_is_refused_without_collections_whatever_the_vbucket(node: RunningNode) -> None:
     with opened(node, b"value") as wire:
         for vbucket in (0, 900):
             request = dcp.DcpStreamRequest(vbucket=vbucket, value=b'{"uid":"0"}')
@@ -112,7 +116,7 @@ def test_a_value_is_refused_without_collections_whatever_the_vbucket(node):
     "wishes",
     ["1", "[]", '{"free_memory":-1}', '{"free_memory":"1"}', '{"free_memory":true}', '{"all_keys":1}'],
 )
-def test_wishes_for_a_cache_transfer_must_make_sense(node, wishes):
+def test_wishes_for_a_cache_transfer_must_make_sense(node: RunningNode, wishes: str) -> None:
     with opened(node, b"cache", Feature.COLLECTIONS) as wire:
         wire.ok(control())
         request = dcp.DcpStreamRequest(vbucket=0, end_seqno=0, value=b'{"cts":%s}' % wishes.encode())
@@ -124,7 +128,7 @@ def test_wishes_for_a_cache_transfer_must_make_sense(node, wishes):
 # beside the streams
 
 
-def test_a_malformed_set_does_not_end_the_connection(node):
+def test_a_malformed_set_does_not_end_the_connection(node: RunningNode) -> None:
     with opened(node, b"set") as wire:
         for extras, byte_5 in [(b"", 0), (b"", 1), (bytes(32), 0), (bytes(40), 2)]:
             frame = Frame(0x80, Op.SET, 1, len(extras), byte_5, 0, 9, body=extras + b"kv")
@@ -137,7 +141,7 @@ def test_a_malformed_set_does_not_end_the_connection(node):
         assert wire.is_closed()
 
 
-def test_an_unknown_command_is_answered_in_its_turn(node):
+def test_an_unknown_command_is_answered_in_its_turn(node: RunningNode) -> None:
     with opened(node, b"turn") as wire:
         unknown = Frame(0x80, 0xF0, opaque=2).encode()
         wire.send(control(opaque=1), unknown, control(opaque=3), admin.Noop(opaque=4))
@@ -151,7 +155,7 @@ def test_an_unknown_command_is_answered_in_its_turn(node):
         assert wire.is_closed()
 
 
-def test_a_command_that_takes_time_keeps_its_place_before_the_streams_answers(node):
+def test_a_command_that_takes_time_keeps_its_place_before_the_streams_answers(node: RunningNode) -> None:
     with opened(node, b"place") as wire, Wire(node.port) as other:
         other.ok(admin.StopPersistence())
         written = other.ok(kv.Set(key=b"slow", value=b"1"))
@@ -163,7 +167,7 @@ def test_a_command_that_takes_time_keeps_its_place_before_the_streams_answers(no
         assert [wire.frame().opaque for _ in range(3)] == [1, 2, 3]
 
 
-def test_acks_do_not_wait_behind_a_command_that_takes_time(node):
+def test_acks_do_not_wait_behind_a_command_that_takes_time(node: RunningNode) -> None:
     """The stream goes on meanwhile; everything that is answered is answered in its turn."""
     count = 20
     for number in range(count):
@@ -193,7 +197,7 @@ def test_acks_do_not_wait_behind_a_command_that_takes_time(node):
         ]
 
 
-def test_answers_to_no_ops_do_not_wait_behind_a_command_that_takes_time(node):
+def test_answers_to_no_ops_do_not_wait_behind_a_command_that_takes_time(node: RunningNode) -> None:
     with opened(node, b"alive") as wire, Wire(node.port) as other:
         wire.ok(control(b"set_noop_interval", b"0.1"))
         other.ok(admin.StopPersistence())
@@ -210,7 +214,7 @@ def test_answers_to_no_ops_do_not_wait_behind_a_command_that_takes_time(node):
         assert [next(answers), next(answers)] == [2, 3]
 
 
-def test_many_requests_behind_a_command_that_takes_time(node):
+def test_many_requests_behind_a_command_that_takes_time(node: RunningNode) -> None:
     """More than are kept: the rest is read when there is room again."""
     count = 60_000
     with opened(node, b"many") as wire, Wire(node.port) as other:
@@ -226,7 +230,7 @@ def test_many_requests_behind_a_command_that_takes_time(node):
         sender.join()
 
 
-def test_a_no_op_is_answered_beside_a_command_that_takes_time(node):
+def test_a_no_op_is_answered_beside_a_command_that_takes_time(node: RunningNode) -> None:
     """Who sends it to a node that consumes wants to know whether the node is there."""
     with opened(node, b"no-ops", flags=0) as wire, Wire(node.port) as other:
         other.ok(admin.StopPersistence())
@@ -240,10 +244,10 @@ def test_a_no_op_is_answered_beside_a_command_that_takes_time(node):
         assert [next(answers).opaque, next(answers).opaque] == [1, 2]
 
 
-def test_controls_are_for_streams_that_are_asked_for_later(node):
+def test_controls_are_for_streams_that_are_asked_for_later(node: RunningNode) -> None:
     """With sync replication a marker has another layout."""
 
-    def write_and_read(vbucket, key):
+    def write_and_read(vbucket: int, key: str) -> int:
         node.set(key, 1, vbucket=vbucket)
         while (frame := wire.frame()).opcode != dcp.DcpSnapshotMarker.OPCODE:
             pass

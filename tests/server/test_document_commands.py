@@ -8,6 +8,7 @@ import pytest
 
 from server.serverkit import Wire
 from tailrace import snappy
+from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, kv
 from tailrace.wire.codes import Datatype, Feature, Op, Status, WithMetaOption
 from tailrace.wire.fields import join_xattrs
@@ -16,7 +17,7 @@ from tailrace.wire.header import HEADER
 ALL_ONES = (1 << 64) - 1
 
 
-def test_set_get_delete(wire, key):
+def test_set_get_delete(wire: Wire, key: bytes) -> None:
     assert wire.refused(kv.Get(key=key)) == Status.KEY_ENOENT
     stored = wire.ok(kv.Set(key=key, value=b"v1", flags=0xDEADBEEF))
     assert stored.cas
@@ -31,13 +32,13 @@ def test_set_get_delete(wire, key):
     assert wire.refused(kv.Delete(key=key)) == Status.KEY_ENOENT
 
 
-def test_empty_values_are_values(wire, key):
+def test_empty_values_are_values(wire: Wire, key: bytes) -> None:
     wire.ok(kv.Set(key=key, value=b""))
     for _ in range(2):
         assert wire.ok(kv.Get(key=key)).value == b""
 
 
-def test_cas(wire, key):
+def test_cas(wire: Wire, key: bytes) -> None:
     assert wire.refused(kv.Set(key=key, value=b"x", cas=5)) == Status.KEY_ENOENT
     first = wire.ok(kv.Set(key=key, value=b"1")).cas
     second = wire.ok(kv.Set(key=key, value=b"2", cas=first)).cas
@@ -48,7 +49,7 @@ def test_cas(wire, key):
     wire.ok(kv.Delete(key=key, cas=second))
 
 
-def test_add_and_replace(wire, key):
+def test_add_and_replace(wire: Wire, key: bytes) -> None:
     assert wire.refused(kv.Replace(key=key, value=b"x")) == Status.KEY_ENOENT
     wire.ok(kv.Add(key=key, value=b"1"))
     assert wire.refused(kv.Add(key=key, value=b"2")) == Status.KEY_EEXISTS
@@ -57,7 +58,7 @@ def test_add_and_replace(wire, key):
     assert wire.ok(kv.Get(key=key)).value == b"3"
 
 
-def test_quiet_commands_are_silent_where_nothing_is_to_be_said(wire, key):
+def test_quiet_commands_are_silent_where_nothing_is_to_be_said(wire: Wire, key: bytes) -> None:
     wire.send(
         kv.SetQ(key=key, value=b"1", opaque=1),
         kv.AddQ(key=key, value=b"2", opaque=2),  # exists: told
@@ -92,14 +93,14 @@ def test_quiet_commands_are_silent_where_nothing_is_to_be_said(wire, key):
     ]
 
 
-def test_getq_from_the_cache_has_its_own_opcode(wire, key):
+def test_getq_from_the_cache_has_its_own_opcode(wire: Wire, key: bytes) -> None:
     wire.ok(kv.Set(key=key, value=b"1"))
     for _ in range(2):
         wire.send(kv.GetQ(key=key))
         assert wire.frame().opcode == Op.GETQ
 
 
-def test_counters(wire, key):
+def test_counters(wire: Wire, key: bytes) -> None:
     assert wire.refused(kv.Increment(key=key, expiry=0xFFFFFFFF)) == Status.KEY_ENOENT
     made = wire.ok(kv.Increment(key=key, delta=5, initial=10))
     assert (made.number, bool(made.cas)) == (10, True)
@@ -113,7 +114,7 @@ def test_counters(wire, key):
         assert wire.refused(kv.Increment(key=key)) == Status.DELTA_BADVAL
 
 
-def test_append_and_prepend(wire, key):
+def test_append_and_prepend(wire: Wire, key: bytes) -> None:
     assert wire.refused(kv.Append(key=key, value=b"x")) == Status.NOT_STORED
     assert wire.refused(kv.Prepend(key=key, value=b"x")) == Status.NOT_STORED
     cas = wire.ok(kv.Set(key=key, value=b"[1]", flags=7)).cas
@@ -127,14 +128,14 @@ def test_append_and_prepend(wire, key):
     assert wire.ok(kv.Get(key=key)).value == b"<<<<<<<<<<<<[1] x"
 
 
-def test_append_to_a_compressed_document(wire, key):
+def test_append_to_a_compressed_document(wire: Wire, key: bytes) -> None:
     wire.hello(Feature.SNAPPY)
     wire.ok(kv.Set(key=key, value=snappy.deflate(b"a" * 100), datatype=Datatype.SNAPPY))
     wire.ok(kv.Append(key=key, value=b"b"))
     assert wire.ok(kv.Get(key=key)).value == b"a" * 100 + b"b"
 
 
-def test_expiry_touch_and_gat(wire, key):
+def test_expiry_touch_and_gat(wire: Wire, key: bytes) -> None:
     now = int(time.time())
     wire.ok(kv.Set(key=key, value=b"1", expiry=1000))
     assert abs(wire.ok(kv.GetMeta(key=key)).expiry - (now + 1000)) < 60
@@ -153,14 +154,14 @@ def test_expiry_touch_and_gat(wire, key):
     assert wire.ok(kv.GetMeta(key=key)).deleted == 1
 
 
-def test_a_document_that_expires_is_not_served_from_the_cache(wire, key):
+def test_a_document_that_expires_is_not_served_from_the_cache(wire: Wire, key: bytes) -> None:
     wire.ok(kv.Set(key=key, value=b"1", expiry=1))
     deadline = time.monotonic() + 20
     while wire.call(kv.Get(key=key)).status == Status.SUCCESS:
         assert time.monotonic() < deadline
 
 
-def test_locks(wire, key):
+def test_locks(wire: Wire, key: bytes) -> None:
     wire.hello(Feature.XERROR)
     assert wire.refused(kv.GetLocked(key=key)) == Status.KEY_ENOENT
     cas = wire.ok(kv.Set(key=key, value=b"1")).cas
@@ -179,7 +180,7 @@ def test_locks(wire, key):
     assert wire.refused(kv.Delete(key=key)) == Status.LOCKED
 
 
-def test_locks_for_peers_without_extended_errors(wire, key):
+def test_locks_for_peers_without_extended_errors(wire: Wire, key: bytes) -> None:
     wire.ok(kv.Set(key=key, value=b"1"))
     locked = wire.ok(kv.GetLocked(key=key))
     assert wire.refused(kv.Set(key=key, value=b"2")) == Status.KEY_EEXISTS
@@ -187,7 +188,7 @@ def test_locks_for_peers_without_extended_errors(wire, key):
     wire.ok(kv.Set(key=key, value=b"2", cas=locked.cas))
 
 
-def test_mutation_extras(wire, key, shared_node):
+def test_mutation_extras(wire: Wire, key: bytes, shared_node: RunningNode) -> None:
     wire.hello(Feature.MUTATION_SEQNO)
     uuid = shared_node.failover_log(0)[0][0]
     seqnos = []
@@ -205,7 +206,7 @@ def test_mutation_extras(wire, key, shared_node):
     assert seqnos == list(range(seqnos[0], seqnos[0] + 5))
 
 
-def test_not_my_vbucket(wire, key):
+def test_not_my_vbucket(wire: Wire, key: bytes) -> None:
     for message in (kv.Get(key=key), kv.Set(key=key, value=b"1"), kv.Delete(key=key)):
         message.vbucket = 4
         answer = wire.call(message)
@@ -214,7 +215,7 @@ def test_not_my_vbucket(wire, key):
         assert answer.datatype == 0
 
 
-def test_keys_have_limits(wire):
+def test_keys_have_limits(wire: Wire) -> None:
     assert wire.ok(kv.Set(key=b"k" * 250, value=b"1")).cas
     assert wire.refused(kv.Set(key=b"k" * 251, value=b"1")) == Status.EINVAL
     assert wire.refused(kv.Get(key=b"k" * 251)) == Status.EINVAL
@@ -223,7 +224,7 @@ def test_keys_have_limits(wire):
     assert wire.frame().status == Status.EINVAL
 
 
-def test_large_values(wire, key):
+def test_large_values(wire: Wire, key: bytes) -> None:
     value = bytes(range(256)) * 4096 * 20
     assert len(value) == 20 << 20
     wire.ok(kv.Set(key=key, value=value))
@@ -233,7 +234,9 @@ def test_large_values(wire, key):
 
 
 class TestDatatypes:
-    def test_snappy_is_inflated_for_who_does_not_know_it(self, wire, key, shared_node):
+    def test_snappy_is_inflated_for_who_does_not_know_it(
+        self, wire: Wire, key: bytes, shared_node: RunningNode
+    ) -> None:
         text = b'{"list": [' + b",".join([b"1"] * 200) + b"]}"
         packed = snappy.deflate(text)
         wire.hello(Feature.SNAPPY, Feature.JSON)
@@ -244,7 +247,7 @@ class TestDatatypes:
             answer = other.ok(kv.Get(key=key))
             assert (answer.value, answer.datatype) == (text, 0)
 
-    def test_broken_snappy_is_refused(self, wire, key):
+    def test_broken_snappy_is_refused(self, wire: Wire, key: bytes) -> None:
         wire.hello(Feature.SNAPPY)
         bomb = b"\xff\xff\xff\xff\x0f" + bytes(100)  # says 4 GiB
         for value in (b"", b"\xff", b"\x05abc", bomb):
@@ -252,7 +255,7 @@ class TestDatatypes:
             assert answer.status == Status.EINVAL, value
         assert wire.refused(kv.Get(key=key)) == Status.KEY_ENOENT
 
-    def test_xattrs_are_not_shown_by_get_and_kept_by_set(self, wire, key):
+    def test_xattrs_are_not_shown_by_get_and_kept_by_set(self, wire: Wire, key: bytes) -> None:
         wire.hello(Feature.XATTR, Feature.JSON, Feature.SNAPPY)
         value = join_xattrs({"_sys": b'{"a":1}', "user": b"2"}, b'{"body":1}')
         wire.ok(kv.Set(key=key, value=value, datatype=Datatype.XATTR))
@@ -281,11 +284,11 @@ class TestDatatypes:
             join_xattrs({"x" * 16: b"1"}, b""),
         ],
     )
-    def test_broken_xattrs_are_refused(self, wire, key, value):
+    def test_broken_xattrs_are_refused(self, wire: Wire, key: bytes, value: bytes) -> None:
         wire.hello(Feature.XATTR, Feature.XERROR)
         assert wire.refused(kv.Set(key=key, value=value, datatype=Datatype.XATTR)) == Status.XATTR_EINVAL
 
-    def test_hostile_json_is_no_json(self, wire, key):
+    def test_hostile_json_is_no_json(self, wire: Wire, key: bytes) -> None:
         wire.hello(Feature.JSON)
         for value in (
             b"[" * 100_000,
@@ -308,7 +311,7 @@ class TestDatatypes:
 
 
 class TestWithMeta:
-    def test_get_meta(self, wire, key):
+    def test_get_meta(self, wire: Wire, key: bytes) -> None:
         assert wire.refused(kv.GetMeta(key=key)) == Status.KEY_ENOENT
         cas = wire.ok(kv.Set(key=key, value=b"{}", flags=3)).cas
         meta = wire.ok(kv.GetMeta(key=key))
@@ -322,7 +325,7 @@ class TestWithMeta:
         wire.send(HEADER.pack(0x80, Op.GET_META, 1, 1, 0, 0, 2, 0, 0) + b"\x03k")
         assert wire.frame().status == Status.EINVAL
 
-    def test_set_and_delete(self, wire, key):
+    def test_set_and_delete(self, wire: Wire, key: bytes) -> None:
         for rev, cas in ((1 << 63, 1000), (1, 1 << 63), (ALL_ONES, 1000)):
             assert wire.refused(kv.SetWithMeta(key=key, rev_seqno=rev, meta_cas=cas)) == Status.EINVAL
             assert wire.refused(kv.DelWithMeta(key=key, rev_seqno=rev, meta_cas=cas)) == Status.EINVAL
@@ -350,7 +353,7 @@ class TestWithMeta:
         wire.ok(kv.AddWithMeta(key=key, value=b"6", rev_seqno=7, meta_cas=1, nmeta=0))
         assert wire.ok(kv.Get(key=key)).value == b"6"
 
-    def test_extended_meta_is_cut_off(self, wire, key):
+    def test_extended_meta_is_cut_off(self, wire: Wire, key: bytes) -> None:
         wire.ok(kv.SetWithMeta(key=key, value=b"bodyEXTRA", rev_seqno=1, meta_cas=5, nmeta=5))
         assert wire.ok(kv.Get(key=key)).value == b"body"
 
@@ -358,11 +361,11 @@ class TestWithMeta:
         "options",
         [WithMetaOption.FORCE_ACCEPT, WithMetaOption.REGENERATE_CAS, 0x100, WithMetaOption.IS_EXPIRATION],
     )
-    def test_wrong_options(self, wire, key, options):
+    def test_wrong_options(self, wire: Wire, key: bytes, options: int) -> None:
         message = kv.SetWithMeta(key=key, value=b"1", rev_seqno=1, meta_cas=5, options=int(options))
         assert wire.refused(message) == Status.EINVAL
 
-    def test_right_options(self, wire, key):
+    def test_right_options(self, wire: Wire, key: bytes) -> None:
         wire.ok(kv.Set(key=key, value=b"1"))
         skip = WithMetaOption.SKIP_CONFLICT_RESOLUTION
         wire.ok(kv.SetWithMeta(key=key, value=b"old", rev_seqno=1, meta_cas=5, options=int(skip)))
@@ -372,10 +375,10 @@ class TestWithMeta:
         assert answer.cas != 5
         assert wire.ok(kv.Get(key=key)).cas == answer.cas
 
-    def test_a_deletion_has_no_body(self, wire, key):
+    def test_a_deletion_has_no_body(self, wire: Wire, key: bytes) -> None:
         assert wire.refused(kv.DelWithMeta(key=key, value=b"x", rev_seqno=1, meta_cas=5)) == Status.EINVAL
 
-    def test_quiet_ones(self, wire, key):
+    def test_quiet_ones(self, wire: Wire, key: bytes) -> None:
         wire.send(
             kv.SetWithMetaQ(key=key, value=b"1", rev_seqno=1, meta_cas=5, opaque=1),
             kv.AddWithMetaQ(key=key, value=b"1", rev_seqno=1, meta_cas=5, opaque=2),
@@ -405,7 +408,7 @@ class TestWrongShapes:
     }
 
     @pytest.mark.parametrize("opcode", list(SHAPES), ids=lambda op: op.name)
-    def test_wrong_shape(self, wire, opcode, key):
+    def test_wrong_shape(self, wire: Wire, opcode: Op, key: bytes) -> None:
         extras, _, value, cas = self.SHAPES[opcode]
         wrong = [(extras + 1, key, b"v" if value else b"", 0), (extras, b"", b"v" if value else b"", 0)]
         if extras and opcode != Op.SET:

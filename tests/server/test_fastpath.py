@@ -71,7 +71,12 @@ reads = st.tuples(
 )
 
 
-def answers(script, features, *, hot):
+def answers(
+    script: list[tuple[int, bytes, list[int], int]],
+    features: tuple[tuple[int, ...], tuple[int, ...]],
+    *,
+    hot: bool,
+) -> tuple[list[bytes], int, int]:
     bench = Bench(vbuckets=VBUCKETS, max_output=4096)
     bench.node.buckets["default"].collections.is_plain = hot
     sessions = []
@@ -111,14 +116,16 @@ JSON_THAT_COMES_AND_GOES = [
 @example(CAS_THAT_A_GET_MUST_NOT_HAVE, ((), ()))
 @example(JSON_THAT_COMES_AND_GOES, ((Feature.JSON,), ()))
 @given(st.lists(reads, max_size=8), st.tuples(st.sampled_from(FEATURES), st.sampled_from(FEATURES)))
-def test_as_the_long_way(script, features):
+def test_as_the_long_way(
+    script: list[tuple[int, bytes, list[int], int]], features: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
     fast, slow = (answers(script, features, hot=hot) for hot in (True, False))
     for quick, other in zip(fast[0], slow[0], strict=True):
         assert list(frames_of(quick)) == list(frames_of(other))
     assert fast[1:] == slow[1:]
 
 
-def test_a_key_in_two_vbuckets_is_two_documents():
+def test_a_key_in_two_vbuckets_is_two_documents() -> None:
     bench = Bench(vbuckets=2)
     session = bench.session()
 
@@ -134,7 +141,7 @@ def test_a_key_in_two_vbuckets_is_two_documents():
     assert [get(0), get(1), get(0)] == [b"of 0", b"new1", b"of 0"]
 
 
-def test_a_peer_can_t_have_more_answers_made_than_may_wait():
+def test_a_peer_can_t_have_more_answers_made_than_may_wait() -> None:
     """Many gets of a large document in one read: they are answered as the answers are taken."""
     bench = Bench(max_output=64 << 10)
     session = bench.session()

@@ -8,6 +8,8 @@ import resource
 import socket
 import struct
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,8 @@ from hypothesis import strategies as st
 import tailrace.testing
 from server.serverkit import TIMEOUT_S, Bench, Wire, take
 from tailrace.server.call import COMMANDS
+from tailrace.server.node import Node
+from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, kv
 from tailrace.wire.codes import Feature, Op, Status
 from tailrace.wire.header import HEADER
@@ -26,7 +30,7 @@ SMALL = st.integers(0, 64)
 
 
 @st.composite
-def packets(draw):
+def packets(draw: st.DrawFn) -> bytes:
     """Something like a packet: often with lengths that fit, sometimes with ones that don't."""
     body = draw(st.binary(max_size=80))
     extras = draw(st.sampled_from([0, 0, 1, 3, 4, 8, 9, 16, 20, 24]) | st.integers(0, 255))
@@ -60,7 +64,7 @@ bench = None
 
 @settings(max_examples=400)
 @given(st.lists(packets() | st.binary(max_size=60), max_size=8), st.sets(st.sampled_from(FEATURES)))
-def test_any_bytes_give_answers_or_a_close(sent, features):
+def test_any_bytes_give_answers_or_a_close(sent: list[bytes], features: set[int]) -> None:
     """... and never a bug: an internal error is one."""
     global bench  # noqa: PLW0603 - a bench for all examples: what one breaks the next one sees
     bench = bench or Bench()
@@ -85,7 +89,7 @@ def test_any_bytes_give_answers_or_a_close(sent, features):
 
 
 @pytest.mark.parametrize("opcode", range(256))
-def test_every_opcode_survives_every_shape(opcode, shared_node):
+def test_every_opcode_survives_every_shape(opcode: int, shared_node: RunningNode) -> None:
     """Empty, short and long extras, keys and values, for every opcode there is."""
     with (
         Wire(shared_node.port) as control,
@@ -104,7 +108,7 @@ def test_every_opcode_survives_every_shape(opcode, shared_node):
         control.ok(admin.Noop())
 
 
-def test_lengths_that_wrap(shared_node):
+def test_lengths_that_wrap(shared_node: RunningNode) -> None:
     lengths = [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFE7, 0xFFFFFFE8, 0xFFFFFFFF]
     with Wire(shared_node.port) as control:
         for magic in (0x80, 0x08):
@@ -116,7 +120,7 @@ def test_lengths_that_wrap(shared_node):
         control.ok(admin.Noop())
 
 
-def set_timeouts(node, inner, **seconds: float) -> None:
+def set_timeouts(node: RunningNode, inner: Node, **seconds: float) -> None:
     """From now on, for connections that are there, too."""
     for timeout, value in seconds.items():
         setattr(inner.settings, timeout, value)
@@ -124,7 +128,7 @@ def set_timeouts(node, inner, **seconds: float) -> None:
         connection._arm()
 
 
-def test_who_is_idle_after_the_login_is_closed_before_the_time_for_the_login_is_over():
+def test_who_is_idle_after_the_login_is_closed_before_the_time_for_the_login_is_over() -> None:
     settings = {"idle_timeout": "0.2", "auth_timeout": "1h"}
     with (
         tailrace.testing.node(vbuckets=1, users={"a": "b"}, settings=settings) as node,
@@ -134,7 +138,7 @@ def test_who_is_idle_after_the_login_is_closed_before_the_time_for_the_login_is_
         assert inside.is_closed()
 
 
-def test_slow_loris_before_and_after_the_login():
+def test_slow_loris_before_and_after_the_login() -> None:
     with (
         tailrace.testing.node(vbuckets=1, users={"a": "b"}, settings={"idle_timeout": "4"}) as node,
         Wire(node.port) as inside,
@@ -158,7 +162,7 @@ def test_slow_loris_before_and_after_the_login():
             assert inside.is_closed()
 
 
-def test_a_flood_of_connections_that_never_log_in():
+def test_a_flood_of_connections_that_never_log_in() -> None:
     with tailrace.testing.node(
         vbuckets=1, users={"a": "b"}, settings={"max_connections": 50, "auth_timeout": 1}
     ) as node:
@@ -184,7 +188,7 @@ def test_a_flood_of_connections_that_never_log_in():
             wire.ok(kv.Set(key=b"k", value=b"v"))
 
 
-def test_a_flood_of_wrong_passwords():
+def test_a_flood_of_wrong_passwords() -> None:
     with tailrace.testing.node(vbuckets=1, users={"a": "b"}) as node:
         for mechanism in (b"PLAIN", b"SCRAM-SHA512"):
             for _ in range(20):
@@ -200,7 +204,7 @@ def test_a_flood_of_wrong_passwords():
                     assert set(statuses) <= {Status.AUTH_ERROR, Status.AUTH_CONTINUE}
 
 
-def wait_until(condition) -> None:
+def wait_until(condition: Callable[..., Any]) -> None:
     """Wait for something that comes by itself."""
     deadline = time.monotonic() + 60
     while not condition():
@@ -213,7 +217,7 @@ def rss() -> int:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def test_memory_stays_flat():
+def test_memory_stays_flat() -> None:
     """Large requests and answers to peers that don't read: what one peer can make grow has a limit."""
     with tailrace.testing.node(vbuckets=1, settings={"max_value": "4m"}) as node:
         with Wire(node.port) as wire:
@@ -237,7 +241,7 @@ def test_memory_stays_flat():
                 peer.close()
 
 
-def not_read(node) -> int:
+def not_read(node: RunningNode) -> int:
     """How many peers the node asks for no more requests."""
     reads: list[bool] = node.call(lambda _: [connection._reading for connection in node._server.connections])
     return reads.count(False)
@@ -249,7 +253,7 @@ def name(peer: Wire) -> str:
     return f"{host}:{port}"
 
 
-def test_many_who_never_read_are_not_too_many():
+def test_many_who_never_read_are_not_too_many() -> None:
     """Each keeps to its limits. Together they would take 300 MiB, so those that are deaf for longest go."""
     limits = {"max_unread": "32m"}
     with tailrace.testing.node(vbuckets=1, settings=limits) as node:
@@ -285,7 +289,7 @@ def test_many_who_never_read_are_not_too_many():
         wait_until(lambda: not node.call(lambda _: unread.total))
 
 
-def test_many_who_never_end_their_requests_are_not_too_many():
+def test_many_who_never_end_their_requests_are_not_too_many() -> None:
     """Each may send a large document. Together they would take 100 MiB, so those that began first go."""
     limits = {"max_unprocessed": "16m", "max_value": "4m"}
     with tailrace.testing.node(vbuckets=1, settings=limits) as node:
@@ -323,7 +327,7 @@ def test_many_who_never_end_their_requests_are_not_too_many():
         wait_until(lambda: not node.call(lambda _: server.unprocessed.total))
 
 
-def test_a_request_in_single_bytes_counts_for_what_it_takes():
+def test_a_request_in_single_bytes_counts_for_what_it_takes() -> None:
     bench = Bench()
     session = bench.session()
     request = kv.Set(key=b"k", value=bytes(5000)).encode()
@@ -335,7 +339,7 @@ def test_a_request_in_single_bytes_counts_for_what_it_takes():
 
 
 @pytest.mark.parametrize("last", ["silence", "quit", "half-closed", "garbage"])
-def test_who_never_reads_does_not_keep_its_connection(last):
+def test_who_never_reads_does_not_keep_its_connection(last: str) -> None:
     """The answers that wait for it are no reason to wait for ever."""
     limits = {"drain_timeout": "0.2", "max_output": "32m"}  # all that it asked for is looked at
     with tailrace.testing.node(vbuckets=1, settings=limits) as node:
@@ -350,12 +354,12 @@ def test_who_never_reads_does_not_keep_its_connection(last):
             wait_until(lambda: node.call(lambda inner: not inner.sessions))
 
 
-def test_who_reads_slowly_gets_all_of_its_last_answer():
+def test_who_reads_slowly_gets_all_of_its_last_answer() -> None:
     """However long that takes: whenever the timeout is over, it has taken some more."""
     with tailrace.testing.node(vbuckets=1, settings={"drain_timeout": "1h"}) as node:
         node.set("big", bytes(12 << 20))
 
-        def time_is_over(_) -> int:
+        def time_is_over(_: Node) -> int:
             """Let the timeout pass, if something was taken since it began."""
             for connection in node._server.connections:
                 if connection._session.closed:
@@ -373,7 +377,7 @@ def test_who_reads_slowly_gets_all_of_its_last_answer():
                 lambda: node.call(lambda _: any(connection._full for connection in node._server.connections))
             )
 
-            def close_all(inner):
+            def close_all(inner: Node) -> None:
                 for session in list(inner.sessions):
                     session.close("nothing more is wanted")
 
@@ -386,7 +390,7 @@ def test_who_reads_slowly_gets_all_of_its_last_answer():
         assert times > 2
 
 
-def test_announced_and_never_sent_costs_nothing():
+def test_announced_and_never_sent_costs_nothing() -> None:
     with tailrace.testing.node(vbuckets=1) as node:
         before = rss()
         peers = []
@@ -406,7 +410,7 @@ def test_announced_and_never_sent_costs_nothing():
                 peer.close()
 
 
-def test_a_dead_peer_in_the_middle_of_everything(shared_node):
+def test_a_dead_peer_in_the_middle_of_everything(shared_node: RunningNode) -> None:
     for script in (
         HEADER.pack(0x80, Op.SET, 1, 8, 0, 0, 1000, 0, 0) + b"half",
         b"".join(admin.Stat(key=b"vbucket-seqno").encode() for _ in range(500)),

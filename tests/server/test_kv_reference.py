@@ -5,12 +5,15 @@ what a value in another form is.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import tailrace.testing
 from server.serverkit import Wire
 from tailrace import snappy
+from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, dcp, kv, subdoc
 from tailrace.wire.codes import Datatype, Feature, Op, Status, VBucketState, WithMetaOption
 from tailrace.wire.fields import join_xattrs, split_xattrs
@@ -21,19 +24,19 @@ ALL = (1 << 64) - 1
 
 
 @pytest.fixture(scope="module")
-def node():
+def node() -> Iterator[RunningNode]:
     with tailrace.testing.node(vbuckets=4) as running:
         yield running
 
 
 @pytest.fixture
-def wire(node):
+def wire(node: RunningNode) -> Iterator[Wire]:
     with Wire(node.port) as connected:
         connected.hello(Feature.XERROR, Feature.JSON, Feature.SNAPPY, Feature.COLLECTIONS)
         yield connected
 
 
-def manifest(uid, *collections):
+def manifest(uid: int, *collections: int) -> bytes:
     listed = [{"name": "_default", "uid": "0"}]
     listed += [{"name": f"c{collection}", "uid": f"{collection:x}"} for collection in collections]
     return json.dumps(
@@ -44,7 +47,7 @@ def manifest(uid, *collections):
 # value, then key, then vbucket
 
 
-def documents(key, value=b"1", datatype=0):
+def documents(key: bytes, value: bytes = b"1", datatype: int = 0) -> tuple[list[Any], list[Any]]:
     """Every command that has a key, and what of them brings a value."""
     with_value = [
         kv.Set(key=key, value=value, datatype=datatype),
@@ -69,7 +72,7 @@ def documents(key, value=b"1", datatype=0):
     return with_value, others
 
 
-def test_a_key_that_can_not_be_is_refused_before_the_vbucket_is_looked_for(wire):
+def test_a_key_that_can_not_be_is_refused_before_the_vbucket_is_looked_for(wire: Wire) -> None:
     for key, status in [
         (b"\x09k", Status.UNKNOWN_COLLECTION),
         (b"\x01k", Status.EINVAL),  # a reserved collection
@@ -82,7 +85,7 @@ def test_a_key_that_can_not_be_is_refused_before_the_vbucket_is_looked_for(wire)
             assert wire.refused(request) == status, request
 
 
-def test_a_value_that_can_not_be_is_refused_before_its_key_is_looked_at(wire):
+def test_a_value_that_can_not_be_is_refused_before_its_key_is_looked_at(wire: Wire) -> None:
     for value, datatype in [(b"\xff\xff\xff\xff\xff", Datatype.SNAPPY), (b"\0\0\0\0", Datatype.XATTR)]:
         for request in documents(b"\x09k", value, datatype)[0]:
             assert wire.refused(request) == Status.EINVAL, request
@@ -91,7 +94,7 @@ def test_a_value_that_can_not_be_is_refused_before_its_key_is_looked_at(wire):
 # counters in other forms
 
 
-def test_a_counter_that_is_compressed_or_has_xattrs_counts(node):
+def test_a_counter_that_is_compressed_or_has_xattrs_counts(node: RunningNode) -> None:
     with Wire(node.port) as wire:
         wire.hello(Feature.XERROR, Feature.JSON, Feature.SNAPPY, Feature.XATTR)
         packed = snappy.deflate(b"41")
@@ -115,7 +118,7 @@ def test_a_counter_that_is_compressed_or_has_xattrs_counts(node):
 # with meta
 
 
-def test_a_cas_that_is_made_anew_need_not_be_one(wire):
+def test_a_cas_that_is_made_anew_need_not_be_one(wire: Wire) -> None:
     options = int(WithMetaOption.REGENERATE_CAS | WithMetaOption.SKIP_CONFLICT_RESOLUTION)
     for meta_cas in (0, ALL):
         request = kv.SetWithMeta(key=b"\0anew", value=b"1", rev_seqno=1, meta_cas=meta_cas, options=options)
@@ -127,7 +130,7 @@ def test_a_cas_that_is_made_anew_need_not_be_one(wire):
 # statistics
 
 
-def test_the_value_of_stat_is_json_and_says_so(wire):
+def test_the_value_of_stat_is_json_and_says_so(wire: Wire) -> None:
     for value, datatype in [(b"{}", 0), (b"{", Datatype.JSON), (b"", Datatype.JSON)]:
         frame = Frame(0x80, Op.STAT, datatype=datatype, opaque=5, body=value)
         wire.send(frame.encode())
@@ -141,7 +144,7 @@ def test_the_value_of_stat_is_json_and_says_so(wire):
 # collections
 
 
-def test_names_that_nobody_can_have_are_malformed(wire):
+def test_names_that_nobody_can_have_are_malformed(wire: Wire) -> None:
     for path in (b"%a.b", b"_a.b", b"_default.%b", b"_default._b", b"a b.c", b"a.b.c", b"a"):
         assert wire.refused(admin.GetCollectionId(value=path)) == Status.EINVAL, path
     for path in (b"%a", b"_a", b"a b", b"a.b.c"):
@@ -153,7 +156,7 @@ def test_names_that_nobody_can_have_are_malformed(wire):
     assert wire.ok(admin.GetScopeId(value=b"_default._default")).scope_id == 0
 
 
-def test_a_default_collection_that_was_dropped_is_unknown_to_everybody():
+def test_a_default_collection_that_was_dropped_is_unknown_to_everybody() -> None:
     with tailrace.testing.node(vbuckets=2) as node, Wire(node.port) as wire, Wire(node.port) as plain:
         wire.hello(Feature.XERROR)
         plain.ok(kv.Set(key=b"k", value=b"1"))
@@ -171,7 +174,7 @@ def test_a_default_collection_that_was_dropped_is_unknown_to_everybody():
             assert plain.refused(request) == Status.EINVAL  # which it understands
 
 
-def test_who_has_no_collections_is_told_the_seqnos_of_the_default_one():
+def test_who_has_no_collections_is_told_the_seqnos_of_the_default_one() -> None:
     with tailrace.testing.node(vbuckets=2) as node, Wire(node.port) as wire, Wire(node.port) as plain:
         wire.hello(Feature.COLLECTIONS)
         wire.ok(kv.Set(key=b"\0a", value=b"1"))
@@ -198,7 +201,7 @@ def test_who_has_no_collections_is_told_the_seqnos_of_the_default_one():
 
 
 @pytest.mark.parametrize("state", [VBucketState.REPLICA, VBucketState.PENDING, VBucketState.DEAD])
-def test_a_vbucket_that_was_active_is_as_far_as_it_was(state):
+def test_a_vbucket_that_was_active_is_as_far_as_it_was(state: VBucketState) -> None:
     with tailrace.testing.node(vbuckets=1) as node, Wire(node.port) as wire:
         for at in range(3):
             node.set(f"k{at}", at, vbucket=0)

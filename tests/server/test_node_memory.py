@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -23,7 +25,7 @@ assert not heavy, heavy
 """
 
 
-def test_streams_load_nothing_heavy_even_for_readers_without_collections(pytestconfig):
+def test_streams_load_nothing_heavy_even_for_readers_without_collections(pytestconfig: pytest.Config) -> None:
     """It held up everybody for a third of a second, and 73 MiB."""
     tests = str(pytestconfig.rootpath / "tests")
     subprocess.run([sys.executable, "-c", SCRIPT.format(tests=tests)], check=True)

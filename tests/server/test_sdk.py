@@ -45,13 +45,13 @@ def make_collections(port: int) -> None:
         wire.ok(admin.SetCollectionsManifest(value=json.dumps(MANIFEST).encode()))
 
 
-def test_without_users():
+def test_without_users() -> None:
     with tailrace.testing.node(vbuckets=64) as node:
         make_collections(node.port)
         assert run_sdk(f"{node.host}:{node.port}") == PARTS
 
 
-def test_with_a_user_on_disk(tmp_path):
+def test_with_a_user_on_disk(tmp_path: Path) -> None:
     with tailrace.testing.node(vbuckets=64, users={"ada": "geheim,=ß"}, data=tmp_path / "data") as node:
         node.call(lambda inner: inner.buckets["default"].store.set_manifest(json.dumps(MANIFEST).encode()))
         node.call(lambda inner: inner.buckets["default"].collections.reload())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from server.serverkit import Wire
 from tailrace import rng
 from tailrace.protocol.sasl import MECHANISMS, client_for
 from tailrace.server.call import COMMANDS
+from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, kv
 from tailrace.wire.codes import Feature, Magic, Op, Status, VBucketState
 from tailrace.wire.dialect import KV
@@ -31,17 +34,17 @@ MANIFEST = {
 }
 
 
-def login(wire, mechanism, user, password):
+def login(wire: Wire, mechanism: str, user: str, password: str) -> int:
     client = client_for(mechanism, user, password, rng.source(1))
     answer = wire.call(admin.SaslAuth(key=mechanism.encode(), value=client.start()))
     if answer.status == Status.AUTH_CONTINUE:
         answer = wire.call(admin.SaslStep(key=mechanism.encode(), value=client.step(answer.value)))
     if answer.status == Status.SUCCESS:
         client.finish(answer.value)
-    return answer.status
+    return Status(answer.status)
 
 
-def stats(wire, group=b""):
+def stats(wire: Wire, group: bytes = b"") -> Any:
     wire.send(admin.Stat(key=group))
     figures = {}
     while True:
@@ -54,19 +57,19 @@ def stats(wire, group=b""):
         figures[frame.key.decode()] = frame.value.decode()
 
 
-def test_every_declared_command_has_a_handler():
+def test_every_declared_command_has_a_handler() -> None:
     declared = {request.OPCODE for request in KV._requests.values()}
     assert declared <= set(COMMANDS)
 
 
-def test_an_unknown_opcode_is_no_reason_to_close(wire):
+def test_an_unknown_opcode_is_no_reason_to_close(wire: Wire) -> None:
     wire.send(HEADER.pack(0x80, 0x77, 0, 0, 0, 0, 0, 0xABCD, 0))
     frame = wire.frame()
     assert (frame.opcode, frame.status, frame.opaque) == (0x77, Status.UNKNOWN_COMMAND, 0xABCD)
     wire.ok(admin.Noop())
 
 
-def test_small_talk(wire):
+def test_small_talk(wire: Wire) -> None:
     assert wire.ok(admin.Version()).value[:1].isdigit()
     wire.ok(admin.Verbosity(level=3))
     assert wire.ok(admin.SaslListMechs()).value == " ".join(MECHANISMS).encode()
@@ -74,7 +77,7 @@ def test_small_talk(wire):
     assert wire.is_closed()
 
 
-def test_error_map(wire):
+def test_error_map(wire: Wire) -> None:
     for asked, got in ((1, 1), (2, 2), (9, 2)):
         content = json.loads(wire.ok(admin.GetErrorMap(value=struct.pack(">H", asked))).value)
         assert content["version"] == got
@@ -86,17 +89,17 @@ def test_error_map(wire):
 
 
 class TestHello:
-    def test_grants_a_subset_in_the_order_asked(self, wire):
+    def test_grants_a_subset_in_the_order_asked(self, wire: Wire) -> None:
         asked = [0x0B, 0x7777, 0x0F, 0x06, 0x12, 0x0B, 0x01, 0x02]
         assert wire.hello(*asked) == [0x0B, 0x06, 0x12]
 
-    def test_each_hello_clears_the_one_before(self, wire, key):
+    def test_each_hello_clears_the_one_before(self, wire: Wire, key: bytes) -> None:
         wire.hello(Feature.MUTATION_SEQNO)
         assert wire.ok(kv.Set(key=key, value=b"1")).by_seqno
         wire.hello()
         assert wire.ok(kv.Set(key=key, value=b"1")).by_seqno is None
 
-    def test_what_the_sdks_ask_for(self, wire):
+    def test_what_the_sdks_ask_for(self, wire: Wire) -> None:
         cpp = "03 06 07 08 0b 0c 10 0f 11 15 12 17 14 1c 21 0e 0d 1e 0a 04"
         go = "02 06 08 1e 1d 0c 07 0b 04 0a 13 0f 12 10 17 19 14 1c 11"
         java = "01 06 07 08 0a 0c 0d 12"
@@ -110,11 +113,11 @@ class TestHello:
         "features",
         [(0x0D,), (0x1F,), (0x15,), (0x18, 0x0B)],
     )
-    def test_a_feature_without_what_it_stands_on(self, wire, features):
+    def test_a_feature_without_what_it_stands_on(self, wire: Wire, features: tuple[int]) -> None:
         value = b"".join(struct.pack(">H", feature) for feature in features)
         assert wire.refused(admin.Hello(value=value)) == Status.EINVAL
 
-    def test_odd_length(self, wire):
+    def test_odd_length(self, wire: Wire) -> None:
         wire.send(HEADER.pack(0x80, Op.HELLO, 0, 0, 0, 0, 3, 0, 0) + b"\0\1\0")
         assert wire.frame().status == Status.EINVAL
 
@@ -122,7 +125,7 @@ class TestHello:
         "name",
         [b'{"a":"sdk\\n/1.0","i":"x"}', b"{broken", b'{"a":5}', b"\xff\xfe", b"[" * 200, b'{"a":' * 50],
     )
-    def test_client_names(self, shared_node, name):
+    def test_client_names(self, shared_node: RunningNode, name: bytes) -> None:
         with Wire(shared_node.port) as wire:
             wire.ok(admin.Hello(key=name))
             figures = stats(wire, b"connections")
@@ -131,12 +134,12 @@ class TestHello:
 
 class TestLogin:
     @pytest.fixture
-    def guarded(self):
+    def guarded(self) -> Iterator[RunningNode]:
         with tailrace.testing.node(vbuckets=1, users={"ada": "pass,=word", "bob": "x"}) as node:
             yield node
 
     @pytest.mark.parametrize("mechanism", MECHANISMS)
-    def test_every_mechanism(self, guarded, mechanism):
+    def test_every_mechanism(self, guarded: RunningNode, mechanism: str) -> None:
         with Wire(guarded.port) as wire:
             wire.hello(Feature.XERROR)
             assert wire.refused(kv.Get(key=b"a")) == Status.EACCESS
@@ -145,12 +148,12 @@ class TestLogin:
             assert login(wire, mechanism, "ada", "pass,=word") == Status.SUCCESS
             wire.ok(kv.Set(key=b"a", value=b"1"))
 
-    def test_unknown_mechanism_and_stray_step(self, guarded):
+    def test_unknown_mechanism_and_stray_step(self, guarded: RunningNode) -> None:
         with Wire(guarded.port) as wire:
             assert wire.refused(admin.SaslAuth(key=b"CRAM-MD5", value=b"")) == Status.AUTH_ERROR
             assert wire.refused(admin.SaslStep(key=b"SCRAM-SHA1", value=b"x")) == Status.EINVAL
 
-    def test_without_users_the_default_one_is_known(self, shared_node):
+    def test_without_users_the_default_one_is_known(self, shared_node: RunningNode) -> None:
         for mechanism in MECHANISMS:
             with Wire(shared_node.port) as wire:
                 assert login(wire, mechanism, "Administrator", "password") == Status.SUCCESS
@@ -159,7 +162,7 @@ class TestLogin:
 
 
 class TestBuckets:
-    def test_each_has_its_own_documents(self, shared_node, key):
+    def test_each_has_its_own_documents(self, shared_node: RunningNode, key: bytes) -> None:
         with Wire(shared_node.port) as wire:
             wire.ok(kv.Set(key=key, value=b"default's"))
             wire.ok(admin.SelectBucket(key=b"second"))
@@ -168,12 +171,12 @@ class TestBuckets:
             wire.ok(admin.SelectBucket(key=b"default"))
             assert wire.ok(kv.Get(key=key)).value == b"default's"
 
-    def test_no_such_bucket(self, wire):
+    def test_no_such_bucket(self, wire: Wire) -> None:
         assert wire.refused(admin.SelectBucket(key=b"nothing")) == Status.KEY_ENOENT
         wire.hello(Feature.XERROR)
         assert wire.refused(admin.SelectBucket(key=b"nothing")) == Status.EACCESS
 
-    def test_no_bucket(self, wire):
+    def test_no_bucket(self, wire: Wire) -> None:
         wire.hello(Feature.XERROR)
         wire.ok(admin.SelectBucket(key=b"@no bucket@"))
         assert wire.refused(kv.Get(key=b"a")) == Status.NO_BUCKET
@@ -181,7 +184,7 @@ class TestBuckets:
 
 
 class TestClusterConfig:
-    def test_of_the_bucket(self, wire, shared_node):
+    def test_of_the_bucket(self, wire: Wire, shared_node: RunningNode) -> None:
         content = json.loads(wire.ok(admin.GetClusterConfig()).value)
         assert content["name"] == "default"
         assert content["nodeLocator"] == "vbucket"
@@ -192,25 +195,25 @@ class TestClusterConfig:
         assert content["nodesExt"] == [{"services": {"kv": port, "mgmt": port}, "thisNode": True}]
         assert "collections" in content["bucketCapabilities"]
 
-    def test_without_a_selected_bucket_for_those_who_select(self, wire):
+    def test_without_a_selected_bucket_for_those_who_select(self, wire: Wire) -> None:
         wire.hello(Feature.SELECT_BUCKET)
         content = json.loads(wire.ok(admin.GetClusterConfig()).value)
         assert set(content) == {"rev", "revEpoch", "nodesExt"}
         wire.ok(admin.SelectBucket(key=b"second"))
         assert json.loads(wire.ok(admin.GetClusterConfig()).value)["name"] == "second"
 
-    def test_known_revision(self, wire):
+    def test_known_revision(self, wire: Wire) -> None:
         content = json.loads(wire.ok(admin.GetClusterConfig()).value)
         epoch, rev = content["revEpoch"], content["rev"]
         assert wire.ok(admin.GetClusterConfig(epoch=epoch, revision=rev)).value == b""
         assert wire.ok(admin.GetClusterConfig(epoch=epoch, revision=rev - 1)).value
         assert wire.ok(admin.GetClusterConfig(epoch=-1, revision=rev)).value
 
-    def test_it_is_json_for_those_who_know_json(self, wire):
+    def test_it_is_json_for_those_who_know_json(self, wire: Wire) -> None:
         wire.hello(Feature.JSON)
         assert wire.ok(admin.GetClusterConfig()).datatype == 1
 
-    def test_state_changes_and_set_configs_are_pushed(self):
+    def test_state_changes_and_set_configs_are_pushed(self) -> None:
         with tailrace.testing.node(vbuckets=2) as node, Wire(node.port) as full, Wire(node.port) as brief:
             full.hello(Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.JSON)
             full.ok(admin.SelectBucket(key=b"default"))
@@ -242,7 +245,7 @@ class TestClusterConfig:
                 message = admin.SetClusterConfig(key=b"nobody", value=text, epoch=5, revision=1)
                 assert coordinator.refused(message) == Status.KEY_ENOENT
 
-    def test_not_my_vbucket_leaves_out_a_known_map(self, shared_node):
+    def test_not_my_vbucket_leaves_out_a_known_map(self, shared_node: RunningNode) -> None:
         with Wire(shared_node.port) as wire:
             wire.hello(Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP, Feature.JSON)
             first = wire.call(kv.Get(key=b"a", vbucket=9))
@@ -253,11 +256,11 @@ class TestClusterConfig:
 
 class TestVBuckets:
     @pytest.fixture
-    def node(self):
+    def node(self) -> Iterator[RunningNode]:
         with tailrace.testing.node(vbuckets=4) as running:
             yield running
 
-    def test_states(self, node):
+    def test_states(self, node: RunningNode) -> None:
         with Wire(node.port) as wire:
             assert wire.ok(admin.GetVBucket(vbucket=1)).state == 1
             wire.ok(kv.Set(key=b"a", value=b"1", vbucket=1))
@@ -273,7 +276,7 @@ class TestVBuckets:
                 assert wire.refused(message) == Status.EINVAL
             wire.ok(admin.SetVBucket(vbucket=1, state=1, value=b'{"topology":[["n1"]]}', datatype=1))
 
-    def test_deletion(self, node):
+    def test_deletion(self, node: RunningNode) -> None:
         with Wire(node.port) as wire:
             wire.ok(kv.Set(key=b"a", value=b"1", vbucket=2))
             assert wire.refused(admin.DelVBucket(vbucket=2)) == Status.EINVAL  # it lives
@@ -284,7 +287,7 @@ class TestVBuckets:
             wire.ok(admin.SetVBucket(vbucket=2, state=1))
             assert wire.refused(kv.Get(key=b"a", vbucket=2)) == Status.KEY_ENOENT
 
-    def test_seqnos(self, node):
+    def test_seqnos(self, node: RunningNode) -> None:
         with Wire(node.port) as wire:
             for count in range(3):
                 wire.ok(kv.Set(key=b"a", value=b"%d" % count, vbucket=1))
@@ -300,13 +303,13 @@ class TestVBuckets:
             wire.send(HEADER.pack(0x80, Op.GET_ALL_VB_SEQNOS, 0, 4, 0, 0, 4, 0, 0) + b"\0\0\0\5")
             assert wire.frame().status == Status.EINVAL
 
-    def test_persistence_observed(self, node):
+    def test_persistence_observed(self, node: RunningNode) -> None:
         with Wire(node.port) as wire:
             node.stop_persistence()
             cas = wire.ok(kv.Set(key=b"a", value=b"1")).cas
             uuid = node.failover_log(0)[0][0]
 
-            def observed(key):
+            def observed(key: bytes) -> Any:
                 value = struct.pack(">HH", 0, len(key)) + key
                 return next(wire.ok(admin.Observe(value=value)).records())[2:]
 
@@ -334,7 +337,7 @@ class TestVBuckets:
             wire.send(HEADER.pack(0x80, Op.OBSERVE, 0, 0, 0, 0, 5, 0, 0) + b"\0\0\0\x05a")
             assert wire.frame().status == Status.EINVAL
 
-    def test_failover_log(self, node):
+    def test_failover_log(self, node: RunningNode) -> None:
         with Wire(node.port) as wire:
             wire.ok(kv.Set(key=b"a", value=b"1"))
             log = wire.ok(admin.GetFailoverLog()).value
@@ -343,7 +346,7 @@ class TestVBuckets:
             assert wire.ok(admin.GetFailoverLog()).value[16:] == log
             assert wire.refused(admin.GetFailoverLog(vbucket=9)) == Status.NOT_MY_VBUCKET
 
-    def test_compaction_purges(self, node):
+    def test_compaction_purges(self, node: RunningNode) -> None:
         with Wire(node.port) as wire:
             for at in range(20):
                 wire.ok(kv.Set(key=b"k%d" % at, value=b"1"))
@@ -357,18 +360,18 @@ class TestVBuckets:
             wire.send(HEADER.pack(0x80, Op.COMPACT, 0, 8, 0, 0, 8, 0, 0) + bytes(8))
             assert wire.frame().status == Status.EINVAL
 
-    def test_last_closed_checkpoint(self, node):
+    def test_last_closed_checkpoint(self, node: RunningNode) -> None:
         with Wire(node.port) as wire:
             assert len(wire.ok(admin.LastClosedCheckpoint()).value) == 8
 
 
 class TestTimeMachine:
     @pytest.fixture
-    def node(self):
+    def node(self) -> Iterator[RunningNode]:
         with tailrace.testing.node(vbuckets=2) as running:
             yield running
 
-    def test_rewind_brings_back_what_was(self, node):
+    def test_rewind_brings_back_what_was(self, node: RunningNode) -> None:
         with Wire(node.port) as wire:
             wire.hello(Feature.XERROR, Feature.MUTATION_SEQNO)
             first = wire.ok(kv.Set(key=b"a", value=b"old"))
@@ -385,7 +388,7 @@ class TestTimeMachine:
             again = wire.ok(kv.Set(key=b"c", value=b"other"))
             assert (again.by_seqno, again.vb_uuid) == (2, log[0][0])  # the same seqno, another change
 
-    def test_rewind_all_by_losing(self, node):
+    def test_rewind_all_by_losing(self, node: RunningNode) -> None:
         with Wire(node.port) as wire:
             for at in range(5):
                 wire.ok(kv.Set(key=b"k%d" % at, value=b"1"))
@@ -393,7 +396,7 @@ class TestTimeMachine:
             answer = wire.ok(admin.Rewind(mode=1, number=2))
             assert json.loads(answer.value) == {"0": 3, "1": 0}
 
-    def test_impossible_ones(self, node):
+    def test_impossible_ones(self, node: RunningNode) -> None:
         with Wire(node.port) as wire:
             wire.hello(Feature.XERROR)
             wire.ok(kv.Set(key=b"a", value=b"1"))
@@ -404,7 +407,7 @@ class TestTimeMachine:
             wire.send(HEADER.pack(0x80, Op.REWIND, 0, 9, 0, 0, 10, 0, 0) + bytes(10))
             assert wire.frame().status == Status.EINVAL
 
-    def test_flush_empties_everything(self, node):
+    def test_flush_empties_everything(self, node: RunningNode) -> None:
         with Wire(node.port) as wire:
             wire.ok(kv.Set(key=b"a", value=b"1"))
             wire.ok(kv.Get(key=b"a"))
@@ -419,7 +422,7 @@ class TestTimeMachine:
             wire.send(HEADER.pack(0x80, Op.FLUSH, 0, 4, 0, 0, 4, 0, 0) + b"\0\0\0\1")
             assert wire.frame().status == Status.EINVAL
 
-    def test_both_are_durable_when_answered(self, node):
+    def test_both_are_durable_when_answered(self, node: RunningNode) -> None:
         with Wire(node.port) as wire:
             wire.ok(kv.Set(key=b"a", value=b"1", vbucket=0))
             wire.ok(kv.Set(key=b"b", value=b"1", vbucket=1))
@@ -435,7 +438,7 @@ class TestTimeMachine:
 
 class TestCollections:
     @pytest.fixture
-    def node(self):
+    def node(self) -> Iterator[RunningNode]:
         with tailrace.testing.node(vbuckets=1) as running:
             with Wire(running.port) as wire:
                 text = wire.ok(admin.GetCollectionsManifest()).value
@@ -444,12 +447,12 @@ class TestCollections:
             yield running
 
     @pytest.fixture
-    def wire(self, node):
+    def wire(self, node: RunningNode) -> Iterator[Wire]:
         with Wire(node.port) as connection:
             connection.hello(Feature.COLLECTIONS, Feature.XERROR, Feature.JSON)
             yield connection
 
-    def test_manifest(self, wire):
+    def test_manifest(self, wire: Wire) -> None:
         assert json.loads(wire.ok(admin.GetCollectionsManifest()).value) == MANIFEST
         older = {**MANIFEST, "uid": "1"}
         assert wire.refused(admin.SetCollectionsManifest(value=json.dumps(older).encode())) == Status.ERANGE
@@ -461,7 +464,7 @@ class TestCollections:
         ("path", "uid"),
         [(b"shop.items", 9), (b"shop.carts", 0x200), (b"_default._default", 0), (b".", 0), (b"._default", 0)],
     )
-    def test_ids(self, wire, path, uid):
+    def test_ids(self, wire: Wire, path: bytes, uid: int) -> None:
         answer = wire.ok(admin.GetCollectionId(value=path))
         assert (answer.manifest_uid, answer.collection_id) == (2, uid)
         assert wire.ok(admin.GetCollectionId(key=path)).collection_id == uid
@@ -477,18 +480,18 @@ class TestCollections:
             (b"shop.\xff", Status.EINVAL),
         ],
     )
-    def test_unknown_and_illegal(self, wire, path, status):
+    def test_unknown_and_illegal(self, wire: Wire, path: bytes, status: int) -> None:
         answer = wire.call(admin.GetCollectionId(value=path))
         assert answer.status == status
         if status != Status.EINVAL:
             assert json.loads(answer.value)["manifest_uid"] == "2"
 
-    def test_scope_ids(self, wire):
+    def test_scope_ids(self, wire: Wire) -> None:
         assert wire.ok(admin.GetScopeId(value=b"shop")).scope_id == 8
         assert wire.ok(admin.GetScopeId(value=b"_default")).scope_id == 0
         assert wire.refused(admin.GetScopeId(value=b"nothing")) == Status.UNKNOWN_SCOPE
 
-    def test_documents_are_apart(self, wire, node):
+    def test_documents_are_apart(self, wire: Wire, node: RunningNode) -> None:
         keys = [encode_leb128(uid) + b"doc" for uid in (0, 9, 0x200)]
         for at, key in enumerate(keys):
             wire.ok(kv.Set(key=key, value=b"%d" % at))
@@ -513,13 +516,13 @@ class TestCollections:
             (b"\x09" + b"k" * 247, Status.EINVAL),
         ],
     )
-    def test_wrong_prefixes(self, wire, raw, status):
+    def test_wrong_prefixes(self, wire: Wire, raw: bytes, status: int) -> None:
         for message in (kv.Get(key=raw), kv.Set(key=raw, value=b"1")):
             assert wire.refused(message) == status
         wire.ok(kv.Set(key=b"\x09" + b"k" * 246, value=b"1"))
         wire.ok(kv.Set(key=b"\x00" + b"k" * 250, value=b"1"))
 
-    def test_random_key(self, wire, node):
+    def test_random_key(self, wire: Wire, node: RunningNode) -> None:
         assert wire.refused(admin.GetRandomKey(collection_id=9)) == Status.KEY_ENOENT
         wire.ok(kv.Set(key=b"\x09doc", value=b"{}", flags=5))
         answer = wire.ok(admin.GetRandomKey(collection_id=9))
@@ -532,7 +535,7 @@ class TestCollections:
             plain.ok(kv.Set(key=b"solo", value=b"1"))
             assert plain.ok(admin.GetRandomKey()).key == b"solo"
 
-    def test_a_dropped_collection_is_gone(self, wire):
+    def test_a_dropped_collection_is_gone(self, wire: Wire) -> None:
         wire.ok(kv.Set(key=b"\x09doc", value=b"1"))
         wire.ok(kv.Set(key=b"\x00doc", value=b"1"))
         wire.ok(kv.Get(key=b"\x00doc"))
@@ -541,7 +544,7 @@ class TestCollections:
         assert wire.refused(kv.Get(key=b"\x09doc")) == Status.UNKNOWN_COLLECTION
         assert wire.ok(kv.Get(key=b"\x00doc")).value == b"1"
 
-    def test_the_default_collection_can_go(self, wire, node):
+    def test_the_default_collection_can_go(self, wire: Wire, node: RunningNode) -> None:
         wire.ok(kv.Set(key=b"\x00doc", value=b"1"))
         wire.ok(kv.Get(key=b"\x00doc"))
         without = {"uid": "3", "scopes": [{"name": "_default", "uid": "0", "collections": []}]}
@@ -551,13 +554,13 @@ class TestCollections:
 
 
 class TestStats:
-    def test_general(self, wire):
+    def test_general(self, wire: Wire) -> None:
         figures = stats(wire)
         assert int(figures["curr_connections"]) >= 1
         assert figures["bucket"] == "default"
         assert figures["vb_active_num"] == "4"
 
-    def test_seqnos_and_failovers(self, wire, shared_node):
+    def test_seqnos_and_failovers(self, wire: Wire, shared_node: RunningNode) -> None:
         figures = stats(wire, b"vbucket-seqno")
         names = {name.split(":", 1)[1] for name in figures}
         assert names == {
@@ -575,10 +578,10 @@ class TestStats:
     @pytest.mark.parametrize(
         "group", ["vbucket", "vbucket-details", "vbucket-details 1", "checkpoint", "dcp", "tap", "timings"]
     )
-    def test_groups(self, wire, group):
+    def test_groups(self, wire: Wire, group: str) -> None:
         assert isinstance(stats(wire, group.encode()), dict)
 
-    def test_groups_with_words(self, wire):
+    def test_groups_with_words(self, wire: Wire) -> None:
         assert stats(wire, b"settings")["max_in_flight"] == "32"
         assert stats(wire, b"dcp-vbtakeover 1 name")["name"] == "name"
         assert stats(wire, b"connections")["0:dialect"] == "kv"
@@ -595,8 +598,8 @@ class TestStats:
             (b"dcp-vbtakeover", Status.EINVAL),
         ],
     )
-    def test_wrong_groups(self, wire, group, status):
+    def test_wrong_groups(self, wire: Wire, group: bytes, status: int) -> None:
         assert stats(wire, group) == status
 
-    def test_deregister_tap_client_is_always_a_success(self, wire):
+    def test_deregister_tap_client_is_always_a_success(self, wire: Wire) -> None:
         wire.ok(admin.DeregisterTapClient(key=b"nobody"))

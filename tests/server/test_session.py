@@ -25,7 +25,7 @@ def durable(timeout_ms: int | None = None) -> bytes:
     return encode_frame_infos([Durability(DurabilityLevel.PERSIST_TO_MAJORITY, timeout_ms).encode()])
 
 
-def test_requests_of_a_read_are_answered_together_and_in_order():
+def test_requests_of_a_read_are_answered_together_and_in_order() -> None:
     bench = Bench()
     session = bench.session()
     frames = ask(
@@ -66,10 +66,10 @@ SCRIPT = b"".join(
 
 
 @given(st.lists(st.integers(0, len(SCRIPT)), max_size=12))
-def test_cuts_don_t_matter(cuts):
+def test_cuts_don_t_matter(cuts: list[int]) -> None:
     """However the bytes are cut on the way, the answers are the same."""
 
-    def answers(places):
+    def answers(places: list[int]) -> list[tuple[int, int, bytes, bool]]:
         bench = Bench()
         session = bench.session()
         edges = [0, *sorted(places), len(SCRIPT)]
@@ -82,7 +82,7 @@ def test_cuts_don_t_matter(cuts):
     assert answers(cuts) == answers([])
 
 
-def test_byte_by_byte():
+def test_byte_by_byte() -> None:
     bench = Bench()
     session = bench.session()
     for at in range(len(SCRIPT)):
@@ -90,7 +90,7 @@ def test_byte_by_byte():
     assert {answer.opaque for answer in take(session)} == set(range(1, 9))
 
 
-def test_an_answer_that_waits_for_the_disk_keeps_its_place():
+def test_an_answer_that_waits_for_the_disk_keeps_its_place() -> None:
     bench = Bench()
     session = bench.session()
     frames = ask(
@@ -111,7 +111,7 @@ def test_an_answer_that_waits_for_the_disk_keeps_its_place():
     assert session.unfinished == 0
 
 
-def test_one_commit_for_all_that_wait():
+def test_one_commit_for_all_that_wait() -> None:
     bench = Bench()
     sessions = [bench.session() for _ in range(3)]
     for session in sessions:
@@ -123,7 +123,7 @@ def test_one_commit_for_all_that_wait():
     assert all(len(take(session)) == 5 for session in sessions)
 
 
-def test_too_many_unfinished_commands_hold_up_the_rest():
+def test_too_many_unfinished_commands_hold_up_the_rest() -> None:
     bench = Bench(max_in_flight=3)
     session = bench.session()
     requests = [kv.Set(key=b"k", value=b"v", opaque=at, framing=durable()) for at in range(10)]
@@ -139,7 +139,7 @@ def test_too_many_unfinished_commands_hold_up_the_rest():
     assert session.wants_data
 
 
-def test_a_peer_that_does_not_read_is_not_read():
+def test_a_peer_that_does_not_read_is_not_read() -> None:
     bench = Bench(max_output=65536)
     session = bench.session()
     ask(bench, session, kv.Set(key=b"big", value=b"x" * 20_000))
@@ -154,7 +154,7 @@ def test_a_peer_that_does_not_read_is_not_read():
     assert session.wants_data
 
 
-def test_durable_write_times_out_as_ambiguous():
+def test_durable_write_times_out_as_ambiguous() -> None:
     bench = Bench()
     session = bench.session()
     ask(bench, session, hello(Feature.XERROR))
@@ -168,7 +168,7 @@ def test_durable_write_times_out_as_ambiguous():
     assert take(session) == []
 
 
-def test_seqno_persistence_waits_and_times_out():
+def test_seqno_persistence_waits_and_times_out() -> None:
     bench = Bench(persist_timeout=5)
     session = bench.session()
     ask(bench, session, kv.Set(key=b"a", value=b"1"))
@@ -181,7 +181,7 @@ def test_seqno_persistence_waits_and_times_out():
     assert [(answer.opaque, answer.status) for answer in take(session)] == [(2, Status.ETMPFAIL)]
 
 
-def test_stopped_persistence_answers_nothing_as_persisted():
+def test_stopped_persistence_answers_nothing_as_persisted() -> None:
     bench = Bench(persist_timeout=5)
     session = bench.session()
     ask(bench, session, admin.StopPersistence(), kv.Set(key=b"a", value=b"1"))
@@ -193,7 +193,7 @@ def test_stopped_persistence_answers_nothing_as_persisted():
     assert [answer.status for answer in take(session)] == [0, 0]
 
 
-def test_a_silent_peer_is_closed():
+def test_a_silent_peer_is_closed() -> None:
     bench = Bench(idle_timeout=60)
     session = bench.session()
     bench.advance(50)
@@ -206,7 +206,7 @@ def test_a_silent_peer_is_closed():
     assert "idle" in (session.close_reason or "")
 
 
-def test_who_sends_large_values_only_is_not_idle():
+def test_who_sends_large_values_only_is_not_idle() -> None:
     bench = Bench(idle_timeout=60)
     session = bench.session()
     request = kv.Set(key=b"k", value=bytes(2 << 20)).encode()
@@ -219,14 +219,14 @@ def test_who_sends_large_values_only_is_not_idle():
         assert not session.closed
 
 
-def test_idle_timeout_can_be_off():
+def test_idle_timeout_can_be_off() -> None:
     bench = Bench(idle_timeout=0)
     session = bench.session()
     bench.advance(1_000)
     assert not session.closed
 
 
-def test_who_must_log_in_and_doesn_t_is_closed():
+def test_who_must_log_in_and_doesn_t_is_closed() -> None:
     bench = Bench(users={"ada": "secret"}, auth_timeout=10)
     session = bench.session()
     for _ in range(9):
@@ -241,7 +241,7 @@ def plain(user: str, password: str) -> admin.SaslAuth:
     return admin.SaslAuth(key=b"PLAIN", value=f"\0{user}\0{password}".encode())
 
 
-def test_login_is_needed_before_anything_else():
+def test_login_is_needed_before_anything_else() -> None:
     bench = Bench(users={"ada": "secret"})
     session = bench.session()
     (refused,) = ask(bench, session, hello(Feature.XERROR), kv.Get(key=b"a"))[1:]
@@ -259,7 +259,7 @@ def test_login_is_needed_before_anything_else():
     assert ask(bench, session, kv.Get(key=b"a"))[0].status == Status.EACCESS
 
 
-def test_a_login_that_begins_ends_the_one_before():
+def test_a_login_that_begins_ends_the_one_before() -> None:
     bench = Bench(users={"ada": "secret"})
     session = bench.session()
     ask(bench, session, hello(Feature.XERROR), plain("ada", "secret"))
@@ -268,7 +268,7 @@ def test_a_login_that_begins_ends_the_one_before():
     assert ask(bench, session, kv.Get(key=b"a"))[0].status == Status.EACCESS
 
 
-def test_who_begins_a_second_login_has_the_time_of_a_first_one():
+def test_who_begins_a_second_login_has_the_time_of_a_first_one() -> None:
     bench = Bench(users={"ada": "secret"}, auth_timeout=10, idle_timeout=0)
     session = bench.session()
     ask(bench, session, plain("ada", "secret"))
@@ -290,7 +290,9 @@ STREAM_OPENINGS: dict[str, list[Message]] = {
 @pytest.mark.parametrize("opening", STREAM_OPENINGS)
 @pytest.mark.parametrize("password", ["secret", "wrong"])
 @pytest.mark.parametrize("users", [{"ada": "secret"}, None])
-def test_a_login_beside_a_change_stream_is_refused(opening, password, users):
+def test_a_login_beside_a_change_stream_is_refused(
+    opening: str, password: str, users: dict[str, str]
+) -> None:
     """Whoever opened the stream may go on reading it; nobody else takes it over, with a login or without."""
     bench = Bench(users=users)
     session = bench.session()
@@ -311,21 +313,21 @@ def test_a_login_beside_a_change_stream_is_refused(opening, password, users):
     assert not session.closed
 
 
-def test_unknown_opcode_before_login_is_refused_for_the_login():
+def test_unknown_opcode_before_login_is_refused_for_the_login() -> None:
     bench = Bench(users={"ada": "secret"})
     session = bench.session()
     ask(bench, session, hello(Feature.XERROR))
     assert ask(bench, session, HEADER.pack(0x80, 0x77, 0, 0, 0, 0, 0, 1, 0))[0].status == Status.EACCESS
 
 
-def test_a_peer_without_extended_errors_is_disconnected_instead():
+def test_a_peer_without_extended_errors_is_disconnected_instead() -> None:
     bench = Bench(users={"ada": "secret"})
     session = bench.session()
     assert ask(bench, session, kv.Get(key=b"a")) == []
     assert session.closed
 
 
-def test_too_many_failed_logins_close():
+def test_too_many_failed_logins_close() -> None:
     bench = Bench(users={"ada": "secret"}, max_logins=3)
     session = bench.session()
     answers = ask(bench, session, *[plain("ada", "wrong")] * 5)
@@ -333,7 +335,7 @@ def test_too_many_failed_logins_close():
     assert session.closed
 
 
-def test_frames_are_small_before_the_login():
+def test_frames_are_small_before_the_login() -> None:
     bench = Bench(users={"ada": "secret"})
     session = bench.session()
     session.receive_data(HEADER.pack(0x80, Op.SASL_AUTH, 5, 0, 0, 0, 17_000, 0, 0), bench.now)
@@ -357,7 +359,7 @@ def test_frames_are_small_before_the_login():
         HEADER.pack(0x08, 1, 0xFF01, 0, 0, 0, 3, 0, 0) + b"abc",  # framing longer than the body
     ],
 )
-def test_what_can_t_be_framed_closes(data):
+def test_what_can_t_be_framed_closes(data: bytes) -> None:
     bench = Bench()
     other = bench.session()
     session = bench.session()
@@ -367,14 +369,14 @@ def test_what_can_t_be_framed_closes(data):
     assert ask(bench, other, admin.Noop())[0].status == 0
 
 
-def test_responses_to_our_notifications_are_ignored():
+def test_responses_to_our_notifications_are_ignored() -> None:
     bench = Bench()
     session = bench.session()
     data = HEADER.pack(0x83, 1, 0, 0, 0, 0, 0, 0, 0)
     assert [answer.opcode for answer in ask(bench, session, data, admin.Noop())] == [Op.NOOP]
 
 
-def test_quit_answers_and_closes_behind_what_is_unfinished():
+def test_quit_answers_and_closes_behind_what_is_unfinished() -> None:
     bench = Bench()
     session = bench.session()
     answers = ask(
@@ -391,14 +393,14 @@ def test_quit_answers_and_closes_behind_what_is_unfinished():
     assert session.closed
 
 
-def test_quitq_closes_without_a_word():
+def test_quitq_closes_without_a_word() -> None:
     bench = Bench()
     session = bench.session()
     assert ask(bench, session, admin.QuitQ(), admin.Noop()) == []
     assert session.closed
 
 
-def test_a_lost_connection_lets_go():
+def test_a_lost_connection_lets_go() -> None:
     bench = Bench()
     session = bench.session()
     ask(bench, session, kv.Set(key=b"a", value=b"1", framing=durable()))
@@ -407,7 +409,7 @@ def test_a_lost_connection_lets_go():
     bench.run_jobs()  # the answer comes too late, and goes nowhere
 
 
-def test_connections_are_limited():
+def test_connections_are_limited() -> None:
     bench = Bench(max_connections=2)
     first = bench.session()
     bench.session()
@@ -418,7 +420,7 @@ def test_connections_are_limited():
 
 
 class TestFraming:
-    def test_unknown_frame_info(self):
+    def test_unknown_frame_info(self) -> None:
         bench = Bench()
         framing = encode_frame_infos([FrameInfo(9, b"")])
         (answer,) = ask(bench, bench.session(), kv.Set(key=b"a", value=b"1", framing=framing))
@@ -438,7 +440,7 @@ class TestFraming:
             (b"\x44user", Status.EACCESS),
         ],
     )
-    def test_wrong_ones(self, framing, status):
+    def test_wrong_ones(self, framing: bytes, status: int) -> None:
         bench = Bench()
         session = bench.session()
         ask(bench, session, hello(Feature.XERROR))
@@ -446,12 +448,12 @@ class TestFraming:
         assert [frame.status for frame in answers] == [status]
         assert ask(bench, session, kv.Get(key=b"a"))[0].status == Status.KEY_ENOENT
 
-    def test_durability_of_a_read_makes_no_sense(self):
+    def test_durability_of_a_read_makes_no_sense(self) -> None:
         bench = Bench()
         (answer,) = ask(bench, bench.session(), kv.Get(key=b"a", framing=durable()))
         assert answer.status == Status.EINVAL
 
-    def test_preserve_ttl_and_barrier(self):
+    def test_preserve_ttl_and_barrier(self) -> None:
         bench = Bench()
         session = bench.session()
         expiry = bench.clock.time_ns() // 10**9 + 5_000_000
@@ -465,7 +467,9 @@ class TestFraming:
         assert decode(meta).expiry == 0
 
 
-def test_a_bug_in_a_command_is_one_internal_error(monkeypatch, caplog):
+def test_a_bug_in_a_command_is_one_internal_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = Bench()
     session = bench.session()
     ask(bench, session, kv.Set(key=b"secret-key", value=b"secret-value", flags=1))
@@ -477,7 +481,7 @@ def test_a_bug_in_a_command_is_one_internal_error(monkeypatch, caplog):
     assert "secret" not in caplog.text.replace("test_session", "")
 
 
-def test_json_is_looked_for_and_shown_to_those_who_asked():
+def test_json_is_looked_for_and_shown_to_those_who_asked() -> None:
     bench = Bench()
     plain_session, session = bench.session(), bench.session()
     ask(bench, session, hello(Feature.JSON))
@@ -490,7 +494,7 @@ def test_json_is_looked_for_and_shown_to_those_who_asked():
         assert ask(bench, session, kv.Get(key=b"n"))[0].datatype == 0
 
 
-def test_datatype_that_was_not_negotiated_is_refused():
+def test_datatype_that_was_not_negotiated_is_refused() -> None:
     bench = Bench()
     session = bench.session()
     for datatype in (Datatype.JSON, Datatype.SNAPPY, Datatype.XATTR, 0x08, 0xFF):
@@ -500,7 +504,7 @@ def test_datatype_that_was_not_negotiated_is_refused():
 
 
 @pytest.mark.parametrize("text", [b"stats\r\n", b"version\r\n", b"get a\r\n", b"\n", b"G"])
-def test_a_client_that_speaks_text_is_closed_at_once(text):
+def test_a_client_that_speaks_text_is_closed_at_once(text: bytes) -> None:
     """It sends less than a header, and would wait for an answer for ever."""
     bench = Bench()
     session = bench.session()
@@ -509,7 +513,7 @@ def test_a_client_that_speaks_text_is_closed_at_once(text):
     assert take(session) == []
 
 
-def test_text_behind_a_request_closes_after_its_answer():
+def test_text_behind_a_request_closes_after_its_answer() -> None:
     bench = Bench()
     session = bench.session()
     assert [frame.opaque for frame in ask(bench, session, admin.Noop(opaque=3), b"stats\r\n")] == [3]

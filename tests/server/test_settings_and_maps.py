@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from server.serverkit import Bench, Wire, ask, take
 from tailrace.errors import UsageError
 from tailrace.server.errormap import error_map
+from tailrace.server.session import Session
 from tailrace.server.settings import Settings, table
 from tailrace.server.topology import AlternateAddress, NodeAddress, bucket_map, global_map
 from tailrace.store.base import StoreSettings
@@ -18,19 +21,19 @@ from tailrace.wire import admin, kv
 from tailrace.wire.codes import Feature, Status
 
 
-def test_defaults_are_those_of_the_store():
+def test_defaults_are_those_of_the_store() -> None:
     ours, theirs = Settings().for_store(), StoreSettings()
     for name in StoreSettings.__dataclass_fields__:
         if name != "tombstone_value":
             assert getattr(ours, name) == getattr(theirs, name), name
 
 
-def test_every_setting_of_the_store_can_be_set():
+def test_every_setting_of_the_store_can_be_set() -> None:
     names = {setting.name for setting in table()}
     assert set(StoreSettings.__dataclass_fields__) - names == {"tombstone_value"}
 
 
-def test_values():
+def test_values() -> None:
     made = Settings.parse(["max_frame=1m", "idle_timeout=5m", "checkpoint_share=30%", "last_write_wins=yes"])
     assert (made.max_frame, made.idle_timeout, made.checkpoint_share) == (1 << 20, 300.0, 0.3)
     assert made.for_store().last_write_wins is True
@@ -51,12 +54,12 @@ def test_values():
         ("=", "no setting"),
     ],
 )
-def test_wrong_values(text, says):
+def test_wrong_values(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Settings.parse([text])
 
 
-def test_every_limit_is_kept_by_somebody():
+def test_every_limit_is_kept_by_somebody() -> None:
     """A setting that nobody reads is a promise that nobody keeps."""
     from pathlib import Path
 
@@ -71,7 +74,7 @@ def test_every_limit_is_kept_by_somebody():
         assert f".{setting.name}" in code, setting.name
 
 
-def test_a_map_of_several_nodes():
+def test_a_map_of_several_nodes() -> None:
     nodes = [NodeAddress(port=1, tls_port=2, host="10.0.0.1"), NodeAddress(port=3, host="::1", web_port=9)]
     made = bucket_map("b", nodes, [[0, 1], [1, 0], [1, -1]], epoch=4, rev=5, this_node=1)
     content = json.loads(made.text)
@@ -88,7 +91,7 @@ def test_a_map_of_several_nodes():
     assert set(json.loads(global_map(nodes, rev=1).text)) == {"rev", "revEpoch", "nodesExt"}
 
 
-def test_the_error_map_knows_every_status_that_we_send():
+def test_the_error_map_knows_every_status_that_we_send() -> None:
     """Each status that the server's code names, in the map that it hands out."""
     import re
     from pathlib import Path
@@ -103,10 +106,10 @@ def test_the_error_map_knows_every_status_that_we_send():
     assert error_map(0) is None
 
 
-def test_a_node_is_deterministic_under_one_seed():
+def test_a_node_is_deterministic_under_one_seed() -> None:
     """The same clock, seed and requests give the same bytes: what a simulation counts on."""
 
-    def run():
+    def run() -> list[bytes]:
         bench = Bench()
         session = bench.session()
         out = []
@@ -132,7 +135,7 @@ def made_map(rev: int) -> admin.SetClusterConfig:
     return admin.SetClusterConfig(key=b"default", value=made.text, epoch=2, revision=rev)
 
 
-def subscriber(bench: Bench, *features: int):
+def subscriber(bench: Bench, *features: int) -> Session:
     session = bench.session()
     codes = (Feature.XERROR, Feature.DUPLEX, *features)
     hello = admin.Hello(value=b"".join(code.to_bytes(2, "big") for code in codes))
@@ -143,7 +146,7 @@ def subscriber(bench: Bench, *features: int):
 @pytest.mark.parametrize(
     "feature", [Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF]
 )
-def test_a_map_is_pushed_once(feature):
+def test_a_map_is_pushed_once(feature: int) -> None:
     """A coordinator sets the same one every two seconds."""
     bench = Bench()
     reader, coordinator = subscriber(bench, feature), bench.session()
@@ -153,7 +156,7 @@ def test_a_map_is_pushed_once(feature):
         assert [frame.opcode for frame in frames] == [admin.ClustermapChangeNotification.OPCODE] * pushed, rev
 
 
-def test_a_map_that_a_connection_has_already_is_not_pushed():
+def test_a_map_that_a_connection_has_already_is_not_pushed() -> None:
     bench = Bench()
     coordinator = bench.session()
     ask(bench, coordinator, made_map(1))
@@ -166,7 +169,7 @@ def test_a_map_that_a_connection_has_already_is_not_pushed():
     assert take(other) == take(reader) == []
 
 
-def test_without_a_bucket_a_client_is_told_of_all_nodes_with_the_revision_of_the_map():
+def test_without_a_bucket_a_client_is_told_of_all_nodes_with_the_revision_of_the_map() -> None:
     bench = Bench()
     ask(bench, bench.session(), made_map(7))
     session = bench.session()
@@ -191,7 +194,7 @@ def test_without_a_bucket_a_client_is_told_of_all_nodes_with_the_revision_of_the
         ),
     ],
 )
-def test_alternate_addresses(text, entry):
+def test_alternate_addresses(text: str, entry: dict[str, Any]) -> None:
     address = AlternateAddress.parse(text)
     assert address.to_json() == entry
     made = bucket_map("b", [NodeAddress(5, alternates=(address,))], [[0]], rev=1, this_node=0)
@@ -202,7 +205,7 @@ def test_alternate_addresses(text, entry):
 @pytest.mark.parametrize(
     "text", ["", "external", "external=", "default=a", "x=a:0", "x=a:99999", "x=a:1:2:3", "x=a b"]
 )
-def test_what_is_no_alternate_address(text):
+def test_what_is_no_alternate_address(text: str) -> None:
     with pytest.raises(UsageError):
         AlternateAddress.parse(text)
 
@@ -217,7 +220,7 @@ def uuid_of(node: RunningNode) -> str:
         return uuid
 
 
-def test_a_bucket_that_is_made_again_has_another_uuid(tmp_path):
+def test_a_bucket_that_is_made_again_has_another_uuid(tmp_path: Path) -> None:
     """And one that is only stopped, or killed, keeps its own."""
     with RunningNode(2, data=tmp_path / "data") as node:
         first = uuid_of(node)
@@ -233,7 +236,7 @@ def test_a_bucket_that_is_made_again_has_another_uuid(tmp_path):
         assert uuid_of(node) != first
 
 
-def test_a_node_that_got_a_map_remembers_whose_part_it_is():
+def test_a_node_that_got_a_map_remembers_whose_part_it_is() -> None:
     with RunningNode(2) as node:
         address = NodeAddress(port=node.port, host="127.0.0.1")
         made = bucket_map("default", [address], [[0], [0]], epoch=2, rev=1, this_node=0, uuid="ab" * 16)

@@ -12,7 +12,7 @@ def stats(bench: Bench, session: Session, group: bytes = b"") -> dict[str, str]:
     return {frame.key.decode(): frame.value.decode() for frame in frames if frame.key}
 
 
-def test_tools_see_when_everything_is_on_disk():
+def test_tools_see_when_everything_is_on_disk() -> None:
     bench = Bench(flush_interval=1)
     session = bench.session()
     ask(bench, session, *[kv.Set(key=b"k%d" % n, value=b"v", vbucket=n % 4) for n in range(10)])
@@ -27,7 +27,7 @@ def test_tools_see_when_everything_is_on_disk():
     assert stats(bench, session)["ep_queue_size"] == "0"
 
 
-def test_tools_see_that_persistence_is_paused():
+def test_tools_see_that_persistence_is_paused() -> None:
     bench = Bench()
     session = bench.session()
     ask(bench, session, admin.StopPersistence())
@@ -36,7 +36,7 @@ def test_tools_see_that_persistence_is_paused():
     assert stats(bench, session)["ep_flusher_state"] == "running"
 
 
-def test_memory_and_items_by_state():
+def test_memory_and_items_by_state() -> None:
     bench = Bench(memory_quota="64m")
     session = bench.session()
     ask(bench, session, kv.Set(key=b"a", value=b"v" * 100), kv.Set(key=b"b", value=b"v", vbucket=1))
@@ -48,7 +48,7 @@ def test_memory_and_items_by_state():
     assert figures["vb_replica_curr_items"] == "0"
 
 
-def test_a_change_stream_says_when_it_was_made():
+def test_a_change_stream_says_when_it_was_made() -> None:
     bench = Bench(idle_timeout=0)
     session = bench.session()
     bench.advance(30)
@@ -57,7 +57,7 @@ def test_a_change_stream_says_when_it_was_made():
     assert stats(bench, session, b"dcp")["eq_dcpq:reader:created"] == "30"
 
 
-def test_expired_documents_are_counted():
+def test_expired_documents_are_counted() -> None:
     bench = Bench()
     session = bench.session()
     for number in range(3):
@@ -70,7 +70,7 @@ def test_expired_documents_are_counted():
     assert figures["curr_tombstones"] == "2"
 
 
-def test_timings_have_a_mean():
+def test_timings_have_a_mean() -> None:
     bench = Bench(flush_interval=1)
     session = bench.session()
     ask(bench, session, kv.Set(key=b"k", value=b"v"))

@@ -5,11 +5,14 @@ its producer.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import tailrace.testing
 from server.serverkit import Wire
+from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, dcp, kv
 from tailrace.wire.codes import (
     CHANGE_STREAM_OPCODES,
@@ -22,24 +25,34 @@ from tailrace.wire.codes import (
     StreamEndStatus,
     VBucketState,
 )
+from tailrace.wire.dcp import DcpStreamRequest
 from tailrace.wire.header import HEADER, Frame
+from tailrace.wire.message import Message
 
 ALL = (1 << 64) - 1
 
 
 @pytest.fixture
-def node():
+def node() -> Iterator[RunningNode]:
     with tailrace.testing.node(vbuckets=4) as running:
         yield running
 
 
-def opened(node, name=b"test"):
+def opened(node: RunningNode, name: bytes = b"test") -> Wire:
     wire = Wire(node.port)
     wire.ok(dcp.DcpOpen(key=name, flags=1))
     return wire
 
 
-def stream_request(vbucket=0, opaque=7, *, start=0, uuid=0, snapshot=(0, 0), end=ALL):
+def stream_request(
+    vbucket: int = 0,
+    opaque: int = 7,
+    *,
+    start: int = 0,
+    uuid: int = 0,
+    snapshot: tuple[int, int] = (0, 0),
+    end: int = ALL,
+) -> DcpStreamRequest:
     return dcp.DcpStreamRequest(
         vbucket=vbucket,
         opaque=opaque,
@@ -51,7 +64,7 @@ def stream_request(vbucket=0, opaque=7, *, start=0, uuid=0, snapshot=(0, 0), end
     )
 
 
-def until(wire, message_class):
+def until(wire: Wire, message_class: type[Message]) -> list[Any]:
     """What comes, up to and with the first of a kind."""
     messages = []
     while not messages or not isinstance(messages[-1], message_class):
@@ -59,7 +72,7 @@ def until(wire, message_class):
     return messages
 
 
-def test_changes_come_as_they_are_made(node):
+def test_changes_come_as_they_are_made(node: RunningNode) -> None:
     node.set("a", 1, vbucket=0)
     with opened(node) as wire:
         wire.send(stream_request())
@@ -72,7 +85,7 @@ def test_changes_come_as_they_are_made(node):
         until(wire, dcp.DcpDeletion)
 
 
-def test_key_value_commands_work_on_a_bound_connection_in_order(node):
+def test_key_value_commands_work_on_a_bound_connection_in_order(node: RunningNode) -> None:
     with opened(node) as wire:
         wire.send(
             stream_request(vbucket=1, opaque=1),
@@ -85,14 +98,14 @@ def test_key_value_commands_work_on_a_bound_connection_in_order(node):
         assert [wire.frame().opaque for _ in range(6)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_an_older_connection_of_the_name_is_closed(node):
+def test_an_older_connection_of_the_name_is_closed(node: RunningNode) -> None:
     with opened(node, b"same") as first, opened(node, b"other") as other, opened(node, b"same") as second:
         assert first.is_closed()
         second.ok(admin.Noop())
         other.ok(admin.Noop())
 
 
-def test_a_rewind_ends_the_stream_and_the_next_request_rolls_back(node):
+def test_a_rewind_ends_the_stream_and_the_next_request_rolls_back(node: RunningNode) -> None:
     for at in range(5):
         node.set("k", at, vbucket=0)
     with opened(node) as wire:
@@ -108,7 +121,7 @@ def test_a_rewind_ends_the_stream_and_the_next_request_rolls_back(node):
         assert int.from_bytes(answer.value, "big") == 2
 
 
-def test_a_flush_ends_the_stream(node):
+def test_a_flush_ends_the_stream(node: RunningNode) -> None:
     node.set("k", 1, vbucket=0)
     with opened(node) as wire, Wire(node.port) as other:
         wire.send(stream_request())
@@ -117,7 +130,7 @@ def test_a_flush_ends_the_stream(node):
         until(wire, dcp.DcpStreamEnd)
 
 
-def test_a_dead_vbucket_ends_the_stream(node):
+def test_a_dead_vbucket_ends_the_stream(node: RunningNode) -> None:
     with opened(node) as wire, Wire(node.port) as other:
         wire.send(stream_request())
         wire.frame()
@@ -126,7 +139,7 @@ def test_a_dead_vbucket_ends_the_stream(node):
         other.ok(admin.DelVBucket(vbucket=0))
 
 
-def test_takeover_of_a_vbucket(node):
+def test_takeover_of_a_vbucket(node: RunningNode) -> None:
     """Writers are sent away, and told where to, before the reader is active; that is on disk by then."""
     node.set("a", 1, vbucket=2)
     with opened(node) as wire, Wire(node.port) as writer:
@@ -153,11 +166,11 @@ def test_takeover_of_a_vbucket(node):
         assert node.failover_log(2)
 
 
-def response(opcode, opaque=7):
+def response(opcode: int, opaque: int = 7) -> bytes:
     return Frame(Magic.RESPONSE, opcode, opaque=opaque).encode()
 
 
-def test_two_readers_of_a_vbucket(node):
+def test_two_readers_of_a_vbucket(node: RunningNode) -> None:
     with opened(node, b"one") as first, opened(node, b"two") as two:
         for wire in (first, two):
             wire.send(stream_request())
@@ -170,7 +183,7 @@ def test_two_readers_of_a_vbucket(node):
         assert until(two, dcp.DcpMutation)[-1].value == b"2"
 
 
-def test_statistics_know_the_reader(node):
+def test_statistics_know_the_reader(node: RunningNode) -> None:
     with opened(node, b"reader") as wire, Wire(node.port) as other:
         wire.send(stream_request())
         wire.frame()
@@ -183,7 +196,7 @@ def test_statistics_know_the_reader(node):
 
 
 @pytest.mark.parametrize("opcode", [number for number in CHANGE_STREAM_OPCODES if number not in (0x50, 0x51)])
-def test_dcp_before_open_is_refused_and_binds_nothing(node, opcode):
+def test_dcp_before_open_is_refused_and_binds_nothing(node: RunningNode, opcode: int) -> None:
     with Wire(node.port) as wire:
         wire.send(HEADER.pack(0x80, opcode, 0, 0, 0, 0, 0, 5, 0))
         assert wire.frame().status == Status.EINVAL
@@ -191,7 +204,7 @@ def test_dcp_before_open_is_refused_and_binds_nothing(node, opcode):
         wire.ok(dcp.DcpOpen(key=b"test", flags=1))
 
 
-def test_a_refused_open_binds_nothing(node):
+def test_a_refused_open_binds_nothing(node: RunningNode) -> None:
     with Wire(node.port) as wire:
         wire.send(HEADER.pack(0x80, DcpOpcode.OPEN, 1, 8, 0, 0, 9, 0, 0) + b"\0\0\0\0\0\0\0\x81n")
         assert wire.frame().status == Status.EINVAL
@@ -200,7 +213,7 @@ def test_a_refused_open_binds_nothing(node):
         assert wire.refused(admin.SelectBucket(key=b"default")) == Status.NOT_SUPPORTED
 
 
-def test_a_packet_of_another_dialect_closes(node):
+def test_a_packet_of_another_dialect_closes(node: RunningNode) -> None:
     with opened(node) as wire:
         wire.send(HEADER.pack(0x80, 0x40, 1, 4, 0, 0, 5, 5, 0) + bytes(4) + b"n")  # TAP connect
         frame = wire.frame()
@@ -212,7 +225,7 @@ def test_a_packet_of_another_dialect_closes(node):
         assert wire.is_closed()
 
 
-def test_a_set_with_strange_extras_is_no_set(node):
+def test_a_set_with_strange_extras_is_no_set(node: RunningNode) -> None:
     with Wire(node.port) as wire:
         wire.send(HEADER.pack(0x80, Op.SET, 0, 0, 0, 0, 0, 5, 0))
         assert wire.frame().status == Status.EINVAL
@@ -221,13 +234,13 @@ def test_a_set_with_strange_extras_is_no_set(node):
         wire.ok(admin.Noop())
 
 
-def test_unordered_execution_and_dcp_don_t_go_together(node):
+def test_unordered_execution_and_dcp_don_t_go_together(node: RunningNode) -> None:
     with Wire(node.port) as wire:
         wire.hello(Feature.UNORDERED_EXECUTION)
         assert wire.refused(dcp.DcpOpen(key=b"test", flags=1)) == Status.NOT_SUPPORTED
 
 
-def test_buffer_acks_are_never_answered(node):
+def test_buffer_acks_are_never_answered(node: RunningNode) -> None:
     with opened(node) as wire:
         wire.ok(dcp.DcpControl(key=b"connection_buffer_size", value=b"100000"))
         wire.send(dcp.DcpBufferAck(acked_bytes=0, opaque=1), admin.Noop(opaque=2))
@@ -235,7 +248,7 @@ def test_buffer_acks_are_never_answered(node):
         assert (frame.opcode, frame.opaque) == (Op.NOOP, 2)
 
 
-def test_a_large_backfill_and_a_slow_reader(node):
+def test_a_large_backfill_and_a_slow_reader(node: RunningNode) -> None:
     node.set_many({f"k{at}": "x" * 1000 for at in range(3_000)}, vbucket=0)
     with opened(node) as wire, Wire(node.port) as other:
         wire.send(stream_request(end=3_000))

@@ -4,49 +4,61 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from server.serverkit import Wire
 from tailrace import snappy
+from tailrace.testing.running import RunningNode
 from tailrace.wire import kv, subdoc
 from tailrace.wire.codes import Datatype, Feature, Op, Status
 from tailrace.wire.header import HEADER
+from tailrace.wire.message import Message
+from tailrace.wire.subdoc import SubdocMultiLookup, SubdocMultiMutation
 
 XATTR, PARENTS, EXPAND = 4, 1, 0x10
 UPSERT, ADD, ACCESS_DELETED, AS_DELETED, REVIVE = 1, 2, 4, 8, 16
 
 
 @pytest.fixture
-def wire(shared_node):
+def wire(shared_node: RunningNode) -> Iterator[Wire]:
     with Wire(shared_node.port) as connection:
         connection.hello(Feature.XERROR, Feature.JSON, Feature.XATTR, Feature.SNAPPY, Feature.MUTATION_SEQNO)
         yield connection
 
 
 @pytest.fixture
-def doc(wire, key):
+def doc(wire: Wire, key: bytes) -> bytes:
     wire.ok(kv.Set(key=key, value=b'{"a":{"b":[1,2,3]},"n":1}', flags=9))
     return key
 
 
-def one(message_class, key, path, value=b"", flags=0, **more):
+def one(
+    message_class: Callable[..., Message],
+    key: bytes,
+    path: bytes,
+    value: bytes = b"",
+    flags: int = 0,
+    **more: Any,
+) -> Any:
     return message_class(key=key, path_length=len(path), value=path + value, subdoc_flags=flags, **more)
 
 
-def lookup(key, *specs, **more):
+def lookup(key: bytes, *specs: tuple[int, int, bytes], **more: Any) -> SubdocMultiLookup:
     value = b"".join(struct.pack(">BBH", op, flags, len(path)) + path for op, flags, path in specs)
     return subdoc.SubdocMultiLookup(key=key, value=value, **more)
 
 
-def mutation(key, *specs, **more):
+def mutation(key: bytes, *specs: tuple[int, int, bytes, bytes], **more: Any) -> SubdocMultiMutation:
     value = b"".join(
         struct.pack(">BBHI", op, flags, len(path), len(new)) + path + new for op, flags, path, new in specs
     )
     return subdoc.SubdocMultiMutation(key=key, value=value, **more)
 
 
-def looked_up(value):
+def looked_up(value: bytes) -> list[tuple[Status, bytes]]:
     results = []
     while value:
         status, length = struct.unpack_from(">HI", value)
@@ -55,11 +67,11 @@ def looked_up(value):
     return results
 
 
-def body(wire, key):
+def body(wire: Wire, key: bytes) -> Any:
     return json.loads(wire.ok(kv.Get(key=key)).value)
 
 
-def test_one_path_read(wire, doc):
+def test_one_path_read(wire: Wire, doc: bytes) -> None:
     answer = wire.ok(one(subdoc.SubdocGet, doc, b"a.b[1]"))
     assert (answer.value, bool(answer.cas)) == (b"2", True)
     assert wire.ok(one(subdoc.SubdocGetCount, doc, b"a.b")).value == b"3"
@@ -73,7 +85,7 @@ def test_one_path_read(wire, doc):
     assert wire.refused(one(subdoc.SubdocGet, doc, b"a", b"junk")) == Status.EINVAL
 
 
-def test_one_path_written(wire, doc):
+def test_one_path_written(wire: Wire, doc: bytes) -> None:
     before = wire.ok(kv.Get(key=doc))
     answer = wire.ok(one(subdoc.SubdocDictUpsert, doc, b"a.new", b'"x"'))
     assert answer.by_seqno
@@ -93,7 +105,7 @@ def test_one_path_written(wire, doc):
     assert wire.refused(stale) == Status.KEY_EEXISTS
 
 
-def test_documents_are_made(wire, key):
+def test_documents_are_made(wire: Wire, key: bytes) -> None:
     assert wire.refused(one(subdoc.SubdocDictUpsert, key, b"a", b"1")) == Status.KEY_ENOENT
     wire.ok(one(subdoc.SubdocDictUpsert, key, b"a", b"1", doc_flags=UPSERT))
     assert wire.refused(one(subdoc.SubdocDictUpsert, key, b"a", b"1", doc_flags=ADD)) == Status.KEY_EEXISTS
@@ -105,13 +117,13 @@ def test_documents_are_made(wire, key):
         assert wire.refused(message) == Status.SUBDOC_XATTR_INVALID_FLAG_COMBO
 
 
-def test_what_is_no_json(wire, key):
+def test_what_is_no_json(wire: Wire, key: bytes) -> None:
     wire.ok(kv.Set(key=key, value=b"no json"))
     assert wire.refused(one(subdoc.SubdocGet, key, b"a")) == Status.SUBDOC_DOC_NOT_JSON
     assert wire.refused(one(subdoc.SubdocDictUpsert, key, b"a", b"1")) == Status.SUBDOC_DOC_NOT_JSON
 
 
-def test_compressed_documents(wire, key):
+def test_compressed_documents(wire: Wire, key: bytes) -> None:
     text = json.dumps({"list": list(range(500)), "x": 1}).encode()
     wire.ok(kv.Set(key=key, value=snappy.deflate(text), datatype=Datatype.SNAPPY))
     assert wire.ok(one(subdoc.SubdocGet, key, b"list[499]")).value == b"499"
@@ -119,7 +131,7 @@ def test_compressed_documents(wire, key):
     assert body(wire, key)["x"] == 2
 
 
-def test_several_paths_read(wire, doc):
+def test_several_paths_read(wire: Wire, doc: bytes) -> None:
     message = lookup(
         doc,
         (Op.SUBDOC_GET, 0, b"n"),
@@ -154,7 +166,7 @@ def test_several_paths_read(wire, doc):
     assert wire.refused(lookup(doc, (Op.SUBDOC_GET, 0x80, b"n"))) == Status.SUBDOC_XATTR_INVALID_FLAG_COMBO
 
 
-def test_several_paths_written_all_or_none(wire, doc):
+def test_several_paths_written_all_or_none(wire: Wire, doc: bytes) -> None:
     before = wire.ok(kv.Get(key=doc))
     answer = wire.call(
         mutation(doc, (Op.SUBDOC_DICT_UPSERT, 0, b"x", b"1"), (Op.SUBDOC_REPLACE, 0, b"nope", b"1"))
@@ -175,7 +187,7 @@ def test_several_paths_written_all_or_none(wire, doc):
     assert wire.ok(kv.GetMeta(key=doc)).rev_seqno == 2  # one version for all paths
 
 
-def test_the_whole_document(wire, doc):
+def test_the_whole_document(wire: Wire, doc: bytes) -> None:
     wire.ok(
         mutation(doc, (Op.SUBDOC_DICT_UPSERT, XATTR, b"_sync", b'{"r":1}'), (Op.SET, 0, b"", b'{"new":true}'))
     )
@@ -188,7 +200,7 @@ def test_the_whole_document(wire, doc):
     assert (answer.status, answer.value) == (Status.SUBDOC_SUCCESS_DELETED, b"2")
 
 
-def test_xattrs(wire, doc):
+def test_xattrs(wire: Wire, doc: bytes) -> None:
     wire.ok(one(subdoc.SubdocDictUpsert, doc, b"tag", b'{"v":[1]}', XATTR))
     wire.ok(one(subdoc.SubdocArrayPushLast, doc, b"tag.v", b"2", XATTR))
     wire.ok(one(subdoc.SubdocDictUpsert, doc, b"a.deep.er", b"1", XATTR | PARENTS))
@@ -204,7 +216,7 @@ def test_xattrs(wire, doc):
         assert wire.refused(one(subdoc.SubdocDictUpsert, doc, path, b"1", XATTR)) == Status.SUBDOC_PATH_EINVAL
 
 
-def test_virtual_xattrs(wire, doc, shared_node):
+def test_virtual_xattrs(wire: Wire, doc: bytes, shared_node: RunningNode) -> None:
     answer = wire.ok(one(subdoc.SubdocGet, doc, b"$document", flags=XATTR))
     content = json.loads(answer.value)
     assert int(content["CAS"], 16) == answer.cas
@@ -224,7 +236,7 @@ def test_virtual_xattrs(wire, doc, shared_node):
     )
 
 
-def test_macros(wire, doc):
+def test_macros(wire: Wire, doc: bytes) -> None:
     message = mutation(
         doc,
         (Op.SUBDOC_DICT_UPSERT, XATTR | EXPAND, b"_m", b'"${Mutation.seqno}"'),
@@ -245,7 +257,7 @@ def test_macros(wire, doc):
     assert wire.refused(on_body) == Status.SUBDOC_XATTR_INVALID_FLAG_COMBO
 
 
-def test_macros_of_the_document_are_facts_before_the_mutation(wire, doc):
+def test_macros_of_the_document_are_facts_before_the_mutation(wire: Wire, doc: bytes) -> None:
     before = json.loads(wire.ok(one(subdoc.SubdocGet, doc, b"$document", flags=XATTR)).value)
     message = mutation(
         doc,
@@ -267,25 +279,25 @@ def test_macros_of_the_document_are_facts_before_the_mutation(wire, doc):
         assert wire.refused(one(subdoc.SubdocDictUpsert, doc, b"x", macro, XATTR | EXPAND)) == status
 
 
-def test_macros_of_a_document_that_is_made(wire, key):
+def test_macros_of_a_document_that_is_made(wire: Wire, key: bytes) -> None:
     made = one(subdoc.SubdocDictUpsert, key, b"c", b'"${$document.CAS}"', XATTR | EXPAND, doc_flags=ADD)
     wire.ok(made)
     assert wire.ok(one(subdoc.SubdocGet, key, b"c", flags=XATTR)).value == b'"0x0000000000000000"'
 
 
-def test_the_clock_of_a_vbucket_is_now(wire, doc):
+def test_the_clock_of_a_vbucket_is_now(wire: Wire, doc: bytes) -> None:
     wire.ok(kv.SetWithMeta(key=doc, value=b"{}", flags=0, expiry=0, rev_seqno=99, meta_cas=5))
     now = json.loads(wire.ok(one(subdoc.SubdocGet, doc, b"$vbucket.HLC.now", flags=XATTR)).value)
     assert int(now) > 1_700_000_000
 
 
 @pytest.mark.parametrize("doc_flags", [UPSERT, ADD])
-def test_making_a_document_makes_the_parents_too(wire, key, doc_flags):
+def test_making_a_document_makes_the_parents_too(wire: Wire, key: bytes, doc_flags: int) -> None:
     wire.ok(one(subdoc.SubdocDictUpsert, key, b"a.b.c", b"1", doc_flags=doc_flags))
     assert body(wire, key) == {"a": {"b": {"c": 1}}}
 
 
-def test_mkdoc_makes_the_parents_in_a_document_that_is_there_too(wire, doc):
+def test_mkdoc_makes_the_parents_in_a_document_that_is_there_too(wire: Wire, doc: bytes) -> None:
     assert wire.refused(one(subdoc.SubdocDictUpsert, doc, b"x.y", b"1")) == Status.SUBDOC_PATH_ENOENT
     wire.ok(
         mutation(
@@ -299,7 +311,7 @@ def test_mkdoc_makes_the_parents_in_a_document_that_is_there_too(wire, doc):
     assert wire.ok(one(subdoc.SubdocGet, doc, b"t.u.v", flags=XATTR)).value == b"1"
 
 
-def test_expiry(wire, doc):
+def test_expiry(wire: Wire, doc: bytes) -> None:
     wire.ok(kv.Touch(key=doc, expiry=1000))
     expiry = wire.ok(kv.GetMeta(key=doc)).expiry
     wire.ok(one(subdoc.SubdocDictUpsert, doc, b"x", b"1"))
@@ -312,7 +324,7 @@ def test_expiry(wire, doc):
     assert wire.ok(kv.GetMeta(key=doc)).expiry == 0
 
 
-def test_deleted_documents(wire, key):
+def test_deleted_documents(wire: Wire, key: bytes) -> None:
     made = one(subdoc.SubdocDictUpsert, key, b"_s", b"1", XATTR, doc_flags=ADD | AS_DELETED | ACCESS_DELETED)
     assert wire.call(made).status == Status.SUBDOC_SUCCESS_DELETED
     assert wire.refused(kv.Get(key=key)) == Status.KEY_ENOENT
@@ -329,13 +341,13 @@ def test_deleted_documents(wire, key):
     assert wire.refused(alive) == Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS
 
 
-def test_durable_paths(wire, doc):
+def test_durable_paths(wire: Wire, doc: bytes) -> None:
     answer = wire.ok(one(subdoc.SubdocDictUpsert, doc, b"x", b"1", framing=b"\x11\x03"))
     assert answer.by_seqno
 
 
 @pytest.mark.parametrize("opcode", range(0xC5, 0xD3))
-def test_malformed(wire, opcode, key):
+def test_malformed(wire: Wire, opcode: int, key: bytes) -> None:
     for extras, value in ((0, b""), (2, b"a"), (3, b"\xff\xff\x00a"), (5, b"abc"), (9, b"")):
         body_ = bytes(extras) + key + value if value[:2] != b"\xff\xff" else b"\xff\xff\x00" + key + b"a"
         wire.send(HEADER.pack(0x80, opcode, len(key), extras, 0, 0, len(body_), 0, 0) + body_)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +26,7 @@ values = st.recursive(
 indents = st.sampled_from([None, 0, 1, 3])
 
 
-def path_text(steps):
+def path_text(steps: tuple[int | str, ...]) -> bytes:
     """Steps as a client writes them: every name in backticks."""
     out = ""
     for step in steps:
@@ -35,7 +37,7 @@ def path_text(steps):
     return out.encode()
 
 
-def paths_of(value, steps=()):
+def paths_of(value: Any, steps: tuple[int | str, ...] = ()) -> Iterator[tuple[tuple[int | str, ...], Any]]:
     """Every path in a value, with what is there."""
     yield steps, value
     if isinstance(value, dict):
@@ -47,14 +49,14 @@ def paths_of(value, steps=()):
             yield from paths_of(inner, (*steps, at))
 
 
-def at(value, steps):
+def at(value: Any, steps: tuple[int | str, ...]) -> Any:
     for step in steps:
         value = value[step]
     return value
 
 
 @st.composite
-def documents(draw):
+def documents(draw: st.DrawFn) -> tuple[str, Any, tuple[int | str, ...], Any]:
     """A text, what it means, and a path in it that is there."""
     value = draw(st.lists(values, max_size=4) | st.dictionaries(names, values, max_size=4))
     text = json.dumps(value, indent=draw(indents), ensure_ascii=draw(st.booleans()))
@@ -63,7 +65,7 @@ def documents(draw):
 
 
 @given(documents())
-def test_every_path_is_found(document):
+def test_every_path_is_found(document: tuple[str, Any, tuple[int | str, ...], Any]) -> None:
     text, _, steps, member = document
     path = parse_path(path_text(steps))
     assert path == steps
@@ -75,7 +77,7 @@ def test_every_path_is_found(document):
 
 
 @given(documents(), values)
-def test_upsert_replace_delete(document, new):
+def test_upsert_replace_delete(document: tuple[str, Any, tuple[int | str, ...], Any], new: Any) -> None:
     text, value, steps, _ = document
     if not steps:
         return
@@ -94,7 +96,9 @@ def test_upsert_replace_delete(document, new):
 
 
 @given(documents(), names.filter(bool), names.filter(bool), values)
-def test_members_are_made(document, name, deeper, new):
+def test_members_are_made(
+    document: tuple[str, Any, tuple[int | str, ...], Any], name: str, deeper: str, new: Any
+) -> None:
     text, value, steps, member = document
     if not isinstance(member, dict) or name in member:
         return
@@ -113,7 +117,9 @@ def test_members_are_made(document, name, deeper, new):
 
 
 @given(documents(), st.lists(values, min_size=1, max_size=3), st.data())
-def test_arrays_grow(document, new, data):
+def test_arrays_grow(
+    document: tuple[str, Any, tuple[int | str, ...], Any], new: list[Any], data: st.DataObject
+) -> None:
     text, value, steps, member = document
     if not isinstance(member, list):
         return
@@ -134,7 +140,7 @@ def test_arrays_grow(document, new, data):
 
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-(1 << 63), (1 << 63) - 1).filter(bool))
-def test_counters(old, delta):
+def test_counters(old: int, delta: int) -> None:
     text = json.dumps({"n": old})
     if not -(1 << 63) <= old + delta < 1 << 63:
         with pytest.raises(SubdocError) as error:
@@ -146,7 +152,7 @@ def test_counters(old, delta):
     assert result == str(old + delta)
 
 
-def test_what_is_not_touched_keeps_its_bytes():
+def test_what_is_not_touched_keeps_its_bytes() -> None:
     text = '{ "big" : 1e400,\t"exact":1.10000000000000000001, "a":{"b":[ 1 , 2 ]} ,"z":"\\u00e9" }'
     new, _ = subdoc.dict_upsert(text, ("a", "c"), "true", 0)
     assert (
@@ -176,7 +182,7 @@ def test_what_is_not_touched_keeps_its_bytes():
         ("é.ü".encode(), ("é", "ü")),
     ],
 )
-def test_paths(raw, steps):
+def test_paths(raw: bytes, steps: tuple[str, ...]) -> None:
     assert parse_path(raw) == steps
 
 
@@ -184,13 +190,13 @@ BROKEN = b". a. .a a..b a[ a[x] a[01] a[-2] a] `a a`b [0]a \xff a[0]b a[\xd9\xa1
 
 
 @pytest.mark.parametrize("raw", BROKEN)
-def test_broken_paths(raw):
+def test_broken_paths(raw: bytes) -> None:
     with pytest.raises(SubdocError) as error:
         parse_path(raw)
     assert error.value.status == Status.SUBDOC_PATH_EINVAL
 
 
-def test_long_and_deep_paths():
+def test_long_and_deep_paths() -> None:
     assert len(parse_path(b".".join([b"a"] * 32))) == 32
     for raw in (b".".join([b"a"] * 33), b"a" * 1025):
         with pytest.raises(SubdocError) as error:
@@ -241,13 +247,13 @@ DOC = (
         (subdoc.counter, (), "1", Status.SUBDOC_PATH_EINVAL),
     ],
 )
-def test_refusals(operation, path, raw, status):
+def test_refusals(operation: Callable[..., Any], path: tuple[int | str, ...], raw: str, status: int) -> None:
     with pytest.raises(SubdocError) as error:
         operation(DOC, path, raw, 0)
     assert Status(error.value.status) == status
 
 
-def test_unique_elements():
+def test_unique_elements() -> None:
     text, _ = subdoc.array_add_unique('{"a":[1,"x"]}', ("a",), "2", 0)
     assert text == '{"a":[1,"x",2]}'
     for raw in ("2", '"x"', " 1 "):
@@ -257,9 +263,13 @@ def test_unique_elements():
     assert subdoc.array_add_unique("{}", ("new", "list"), "1", CREATE_PARENTS)[0] == '{"new":{"list":[1]}}'
 
 
-def test_deep_documents_are_refused_and_not_a_crash():
+def test_deep_documents_are_refused_and_not_a_crash() -> None:
     deep = "[" * 100_000 + "]" * 100_000
-    for act in (lambda: subdoc.get(deep, (0, 0)), lambda: subdoc.get_count(deep, ())):
+    acts: list[Callable[[], object]] = [
+        lambda: subdoc.get(deep, (0, 0)),
+        lambda: subdoc.get_count(deep, ()),
+    ]
+    for act in acts:
         with pytest.raises(SubdocError) as error:
             act()
         assert error.value.status == Status.SUBDOC_DOC_E2DEEP

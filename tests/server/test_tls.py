@@ -6,18 +6,22 @@ import datetime
 import ipaddress
 import socket
 import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tailrace.testing
 from server.serverkit import TIMEOUT_S, Wire
+from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, kv
 
 x509 = pytest.importorskip("cryptography.x509")
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate for 127.0.0.1 that signs itself, and its key."""
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -51,25 +55,25 @@ def certificate(tmp_path_factory):
     return cert_file, key_file
 
 
-def a_node(certificate, **settings):
+def a_node(certificate: tuple[Path, Path], **settings: Any) -> RunningNode:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     return tailrace.testing.node(vbuckets=4, tls=context, settings=settings)
 
 
 @pytest.fixture
-def node(certificate):
+def node(certificate: tuple[Path, Path]) -> Iterator[RunningNode]:
     with a_node(certificate) as running:
         yield running
 
 
-def trusting(certificate):
+def trusting(certificate: tuple[Path, Path]) -> Callable[..., Any]:
     context = ssl.create_default_context(cafile=str(certificate[0]))
     return lambda plain: context.wrap_socket(plain, server_hostname="127.0.0.1")
 
 
-def test_commands_over_tls(node, certificate):
-    with Wire(node.tls_port, wrap=trusting(certificate)) as secure, Wire(node.port) as plain:
+def test_commands_over_tls(node: RunningNode, certificate: tuple[Path, Path]) -> None:
+    with Wire(node.tls_port or 0, wrap=trusting(certificate)) as secure, Wire(node.port) as plain:
         secure.ok(kv.Set(key=b"a", value=b"x" * 1_000_000))
         assert plain.ok(kv.Get(key=b"a")).value == b"x" * 1_000_000
         assert secure.ok(kv.Get(key=b"a")).value == b"x" * 1_000_000
@@ -77,15 +81,17 @@ def test_commands_over_tls(node, certificate):
         assert f'"kvSSL":{node.tls_port}'.encode() in config
 
 
-def test_pipelined_over_tls(node, certificate):
-    with Wire(node.tls_port, wrap=trusting(certificate)) as secure:
+def test_pipelined_over_tls(node: RunningNode, certificate: tuple[Path, Path]) -> None:
+    with Wire(node.tls_port or 0, wrap=trusting(certificate)) as secure:
         secure.send(*[kv.Set(key=b"k%d" % at, value=b"v" * at, opaque=at) for at in range(2000)])
         assert [secure.frame().opaque for _ in range(2000)] == list(range(2000))
 
 
-def test_the_node_stops_while_a_tls_connection_is_being_closed(node, certificate):
+def test_the_node_stops_while_a_tls_connection_is_being_closed(
+    node: RunningNode, certificate: tuple[Path, Path]
+) -> None:
     """It is closed because of what came, and once more because the node ends."""
-    with Wire(node.tls_port, wrap=trusting(certificate)) as rude:
+    with Wire(node.tls_port or 0, wrap=trusting(certificate)) as rude:
         rude.send(b"\0" * 24)
         rude.is_closed()
         node.restart()
@@ -93,8 +99,8 @@ def test_the_node_stops_while_a_tls_connection_is_being_closed(node, certificate
         plain.ok(admin.Noop())
 
 
-def test_plain_bytes_on_the_tls_port(node):
-    with Wire(node.tls_port) as wrong:
+def test_plain_bytes_on_the_tls_port(node: RunningNode) -> None:
+    with Wire(node.tls_port or 0) as wrong:
         wrong.send(admin.Noop())
         with pytest.raises((EOFError, ConnectionError)):
             while True:
@@ -103,7 +109,7 @@ def test_plain_bytes_on_the_tls_port(node):
         plain.ok(admin.Noop())
 
 
-def test_a_handshake_that_does_not_come_is_given_up(certificate):
+def test_a_handshake_that_does_not_come_is_given_up(certificate: tuple[Path, Path]) -> None:
     with (
         a_node(certificate, auth_timeout=2) as node,
         socket.create_connection(("127.0.0.1", node.tls_port), timeout=TIMEOUT_S) as silent,
@@ -111,7 +117,7 @@ def test_a_handshake_that_does_not_come_is_given_up(certificate):
         assert silent.recv(1) == b""
 
 
-def test_the_sdk_over_tls(node, certificate):
+def test_the_sdk_over_tls(node: RunningNode, certificate: tuple[Path, Path]) -> None:
     pytest.importorskip("couchbase")
     from server.test_sdk import PARTS, make_collections, run_sdk
 

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -70,11 +70,11 @@ async def asyncios(connection: socket.socket, protocol: asyncio.Protocol) -> Non
 
 
 @pytest.fixture(params=[ours, asyncios])
-def connected(request):
+def connected(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """A recorder on one end of a connection, and the other end."""
 
     @asynccontextmanager
-    async def make():
+    async def make() -> AsyncIterator[tuple[Recorder, socket.socket]]:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             peer = socket.create_connection(listener.getsockname())
             connection, _ = listener.accept()
@@ -96,7 +96,7 @@ def connected(request):
     return make
 
 
-async def in_time(what):
+async def in_time(what: Awaitable[Any]) -> Any:
     return await asyncio.wait_for(what, END_S)
 
 
@@ -107,8 +107,8 @@ async def receive(peer: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def test_what_is_written_comes_in_order_however_much_it_is(connected):
-    async def run():
+def test_what_is_written_comes_in_order_however_much_it_is(connected: Callable[..., Any]) -> None:
+    async def run() -> None:
         async with connected() as (recorder, peer):
             transport = recorder.transport
             transport.set_write_buffer_limits(high=100_000)
@@ -128,8 +128,8 @@ def test_what_is_written_comes_in_order_however_much_it_is(connected):
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_many_are_written_in_order_however_much_it_is(connected, waits):
-    async def run():
+def test_many_are_written_in_order_however_much_it_is(connected: Callable[..., Any], waits: bool) -> None:
+    async def run() -> None:
         async with connected() as (recorder, peer):
             transport = recorder.transport
             before = [MUCH, b"before"] if waits else []
@@ -157,8 +157,8 @@ def test_many_are_written_in_order_however_much_it_is(connected, waits):
     asyncio.run(run())
 
 
-def test_a_writer_that_waits_for_room_is_asked_again(connected):
-    async def run():
+def test_a_writer_that_waits_for_room_is_asked_again(connected: Callable[..., Any]) -> None:
+    async def run() -> None:
         async with connected() as (recorder, peer):
             for _ in range(3):
                 recorder.paused.clear()
@@ -172,8 +172,8 @@ def test_a_writer_that_waits_for_room_is_asked_again(connected):
     asyncio.run(run())
 
 
-def test_what_resume_writing_writes_is_sent_too(connected):
-    async def run():
+def test_what_resume_writing_writes_is_sent_too(connected: Callable[..., Any]) -> None:
+    async def run() -> None:
         async with connected() as (recorder, peer):
             recorder.resume_writing = lambda: recorder.transport.write(b"the rest")
             recorder.transport.write(MUCH)
@@ -182,8 +182,8 @@ def test_what_resume_writing_writes_is_sent_too(connected):
     asyncio.run(run())
 
 
-def test_close_sends_what_is_left(connected):
-    async def run():
+def test_close_sends_what_is_left(connected: Callable[..., Any]) -> None:
+    async def run() -> None:
         async with connected() as (recorder, peer):
             recorder.transport.write(MUCH)
             recorder.transport.close()
@@ -196,8 +196,8 @@ def test_close_sends_what_is_left(connected):
     asyncio.run(run())
 
 
-def test_abort_forgets_what_is_left(connected):
-    async def run():
+def test_abort_forgets_what_is_left(connected: Callable[..., Any]) -> None:
+    async def run() -> None:
         async with connected() as (recorder, peer):
             recorder.transport.write(MUCH)
             recorder.transport.abort()
@@ -210,8 +210,8 @@ def test_abort_forgets_what_is_left(connected):
     asyncio.run(run())
 
 
-def test_the_peer_closes(connected):
-    async def run():
+def test_the_peer_closes(connected: Callable[..., Any]) -> None:
+    async def run() -> None:
         async with connected() as (recorder, peer):
             peer.sendall(b"good bye")
             peer.close()
@@ -222,8 +222,8 @@ def test_the_peer_closes(connected):
     asyncio.run(run())
 
 
-def test_the_peer_breaks_off_while_it_is_written_to(connected):
-    async def run():
+def test_the_peer_breaks_off_while_it_is_written_to(connected: Callable[..., Any]) -> None:
+    async def run() -> None:
         async with connected() as (recorder, peer):
             recorder.transport.write(MUCH)
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -236,8 +236,8 @@ def test_the_peer_breaks_off_while_it_is_written_to(connected):
     asyncio.run(run())
 
 
-def test_who_is_not_read_is_read_later(connected):
-    async def run():
+def test_who_is_not_read_is_read_later(connected: Callable[..., Any]) -> None:
+    async def run() -> None:
         async with connected() as (recorder, peer):
             transport = recorder.transport
             await asyncio.sleep(0)
@@ -258,8 +258,10 @@ def test_who_is_not_read_is_read_later(connected):
     asyncio.run(run())
 
 
-def test_a_bug_closes_the_connection_and_is_logged(connected, caplog):
-    async def run():
+def test_a_bug_closes_the_connection_and_is_logged(
+    connected: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
         async with connected() as (recorder, peer):
             peer.sendall(b"bug")
             await in_time(recorder.lost.wait())
@@ -326,43 +328,45 @@ class TestSeveralAreReady:
 
         return asyncio.run(run()), protocols[-1].unsent
 
-    def test_answers_wait_for_each_other(self):
+    def test_answers_wait_for_each_other(self) -> None:
         assert self.exchange([SOME], [2 * SOME], [SOME]) == (
             [SOME, 2 * SOME, SOME],
             [len(SOME), 2 * len(SOME)],
         )
 
-    def test_one_alone_does_not_wait(self):
+    def test_one_alone_does_not_wait(self) -> None:
         assert self.exchange([SOME, SOME]) == ([SOME + SOME], [])
 
-    def test_small_ones_go_at_once(self):
+    def test_small_ones_go_at_once(self) -> None:
         assert self.exchange([b"one"], [SOME], [b"3"]) == ([b"one", SOME, b"3"], [0, len(SOME)])
 
-    def test_large_ones_go_at_once_behind_those_before_them(self):
+    def test_large_ones_go_at_once_behind_those_before_them(self) -> None:
         large = bytes(transport_module._HELD_BYTES + 1)
         got, unsent = self.exchange([SOME], [large], [SOME])
         assert got == [SOME, large, SOME]
         assert unsent[0] == 0
 
-    def test_what_is_written_behind_it_stays_behind_it(self):
+    def test_what_is_written_behind_it_stays_behind_it(self) -> None:
         got, _ = self.exchange([SOME, b"next", b"", SOME, b"last"], [MUCH, SOME, b"end"], [b"3", SOME])
         assert got == [SOME + b"next" + SOME + b"last", MUCH + SOME + b"end", b"3" + SOME]
 
     @pytest.mark.parametrize(("name", "limit"), [("_HELD", 2), ("_HELD_BYTES", 2 * len(SOME))])
-    def test_no_more_than_some_wait(self, monkeypatch, name, limit):
+    def test_no_more_than_some_wait(self, monkeypatch: pytest.MonkeyPatch, name: str, limit: int) -> None:
         monkeypatch.setattr(transport_module, name, limit)
         assert self.exchange(*[[SOME]] * 5) == ([SOME] * 5, [0, 0, 0, 0])
 
-    def test_close_sends_it(self):
+    def test_close_sends_it(self) -> None:
         assert self.exchange([SOME], [b"2"], then="close")[0] == [SOME, b"2"]
 
-    def test_abort_forgets_it(self):
+    def test_abort_forgets_it(self) -> None:
         assert self.exchange([SOME], [b"2"], then="abort")[0] == [b"", b"2"]
 
-    def test_a_bug_in_one_does_not_hold_up_the_others(self, monkeypatch, caplog):
+    def test_a_bug_in_one_does_not_hold_up_the_others(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         write, failed = PlainTransport._write, []
 
-        def buggy(transport):
+        def buggy(transport: PlainTransport) -> None:
             if not failed:
                 failed.append(transport)
                 raise ZeroDivisionError
@@ -374,19 +378,21 @@ class TestSeveralAreReady:
 
 
 class TestAccepting:
-    def test_it_goes_on_when_there_are_descriptors_again(self, monkeypatch, caplog):
+    def test_it_goes_on_when_there_are_descriptors_again(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         monkeypatch.setattr(transport_module, "_RETRY_S", 0.0)
 
         class Listener(socket.socket):
             refusals = 2
 
-            def accept(self):
+            def accept(self) -> tuple[socket.socket, tuple[str, int]]:
                 if self.refusals:
                     self.refusals -= 1
                     raise OSError(errno.EMFILE, "too many open files")
                 return super().accept()
 
-        async def run():
+        async def run() -> None:
             with Listener(socket.AF_INET, socket.SOCK_STREAM) as listener:
                 listener.bind(("127.0.0.1", 0))
                 listener.listen()
@@ -410,8 +416,8 @@ class TestAccepting:
 class TestPoller:
     """Sockets that the loop does not know one by one."""
 
-    def test_who_was_taken_out_in_the_same_turn_is_not_called(self):
-        async def run():
+    def test_who_was_taken_out_in_the_same_turn_is_not_called(self) -> None:
+        async def run() -> None:
             poller, called = Poller(asyncio.get_running_loop()), []
             pairs = [socket.socketpair() for _ in range(3)]
             left = {here.fileno() for here, _ in pairs}
@@ -436,8 +442,8 @@ class TestPoller:
 
         asyncio.run(run())
 
-    def test_reading_and_writing_come_and_go_one_by_one(self):
-        async def run():
+    def test_reading_and_writing_come_and_go_one_by_one(self) -> None:
+        async def run() -> None:
             poller, called = Poller(asyncio.get_running_loop()), []
             here, there = socket.socketpair()
             fd, done = here.fileno(), asyncio.Event()

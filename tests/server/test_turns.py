@@ -11,6 +11,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,7 @@ FLOODS: dict[str, Frame | Message] = {
 
 
 @pytest.mark.parametrize("flood", FLOODS)
-def test_a_flood_is_taken_up_in_turns(flood):
+def test_a_flood_is_taken_up_in_turns(flood: str) -> None:
     users = {"ada": "secret"} if "login" in flood else None
     turns = Turns(Bench(users=users))
     turns.exchange(hello(Feature.XERROR))
@@ -82,7 +83,7 @@ def test_a_flood_is_taken_up_in_turns(flood):
     assert max(map(len, answers)) <= PER_TURN
 
 
-def test_the_answers_of_all_turns_stand_in_the_order_of_the_requests():
+def test_the_answers_of_all_turns_stand_in_the_order_of_the_requests() -> None:
     turns = Turns(Bench())
     requests = b"".join(
         (admin.Version if opaque % 3 else kv.Get)(opaque=opaque, key=b"" if opaque % 3 else b"k").encode()
@@ -92,7 +93,7 @@ def test_the_answers_of_all_turns_stand_in_the_order_of_the_requests():
     assert [frame.opaque for turn in answers for frame in turn] == list(range(1_000))
 
 
-def test_quiet_requests_that_have_no_answer_are_taken_up_too():
+def test_quiet_requests_that_have_no_answer_are_taken_up_too() -> None:
     bench = Bench()
     turns = Turns(bench)
     count = 3_000
@@ -104,7 +105,7 @@ def test_quiet_requests_that_have_no_answer_are_taken_up_too():
     assert bench.engine.buckets["default"].vbuckets[0].item_count == count
 
 
-def test_the_fast_path_looks_at_the_clock_now_and_then():
+def test_the_fast_path_looks_at_the_clock_now_and_then() -> None:
     turns = Turns(Bench())
     request = kv.Set(key=b"key", value=b"v").encode()
     count = 20 * fastpath._TURN_BYTES // len(request)
@@ -118,7 +119,7 @@ def test_the_fast_path_looks_at_the_clock_now_and_then():
     assert out
 
 
-def test_a_thousand_stream_openings_are_taken_up_in_turns():
+def test_a_thousand_stream_openings_are_taken_up_in_turns() -> None:
     turns = Turns(Bench(vbuckets=1024))
     opening = dcp.DcpOpen(key=b"reader", flags=1).encode()
     turns.exchange(hello(Feature.XERROR) + opening)
@@ -132,7 +133,7 @@ def test_a_thousand_stream_openings_are_taken_up_in_turns():
     assert max(map(len, answers)) <= 2 * PER_TURN  # the first two come to one
 
 
-def test_what_waited_behind_an_unfinished_command_is_taken_up_in_turns():
+def test_what_waited_behind_an_unfinished_command_is_taken_up_in_turns() -> None:
     bench = Bench(vbuckets=1024)
     turns = Turns(bench)
     session = turns.session
@@ -151,7 +152,7 @@ def test_what_waited_behind_an_unfinished_command_is_taken_up_in_turns():
     assert max(map(len, versions)) <= PER_TURN
 
 
-def test_a_replica_takes_up_what_comes_in_turns():
+def test_a_replica_takes_up_what_comes_in_turns() -> None:
     bench = Bench()
     bench.clock = bench.node.clock = RunningClock()
     source = ReplicationSource("h", 1, Credentials("a", "b"))
@@ -175,7 +176,7 @@ DCP_OPEN = dcp.DcpOpen(key=b"peer", flags=OpenFlag.PRODUCER)
 
 @pytest.mark.parametrize("piece_bytes", [200, 5_000, 256 << 10])
 @pytest.mark.parametrize("with_framing", [False, True])
-def test_a_large_write_comes_whole_however_it_is_cut(piece_bytes, with_framing):
+def test_a_large_write_comes_whole_however_it_is_cut(piece_bytes: int, with_framing: bool) -> None:
     bench = Bench()
     session = bench.session()
     framing = b"\x50" if with_framing else b""  # preserve ttl
@@ -206,7 +207,7 @@ class Loop:
     def remove_reader(self, *_: object) -> None: ...
 
 
-def test_many_sockets_that_are_always_ready_have_their_turns_one_as_often_as_the_other():
+def test_many_sockets_that_are_always_ready_have_their_turns_one_as_often_as_the_other() -> None:
     loop = Loop()
     poller, served = Poller(loop), Counter[int]()  # type: ignore[arg-type]
     pairs = [socket.socketpair() for _ in range(64)]
@@ -239,7 +240,7 @@ def allocated() -> Iterator[Callable[[Callable[[], object]], int]]:
     tracemalloc.stop()
 
 
-def test_a_large_value_is_copied_once_in_a_turn(allocated):
+def test_a_large_value_is_copied_once_in_a_turn(allocated: Callable[..., Any]) -> None:
     bench = Bench()
     session = bench.session()
     request = kv.Set(key=b"large", value=LARGE).encode()
@@ -251,7 +252,7 @@ def test_a_large_value_is_copied_once_in_a_turn(allocated):
     assert allocated(lambda: session.receive_data(get, bench.now)) < 1.5 * len(LARGE)
 
 
-def test_a_large_value_is_copied_once_for_a_stream(allocated):
+def test_a_large_value_is_copied_once_for_a_stream(allocated: Callable[..., Any]) -> None:
     bench = Bench()
     session = bench.session()
     vbucket = bench.engine.buckets["default"].vbuckets[0]
@@ -262,7 +263,7 @@ def test_a_large_value_is_copied_once_for_a_stream(allocated):
     assert allocated(session.data_to_send) < 1.5 * len(LARGE)
 
 
-def test_a_system_call_sends_a_part_of_what_is_large():
+def test_a_system_call_sends_a_part_of_what_is_large() -> None:
     assert list(map(len, _some([b"small", LARGE, b"small"]))) == [5, (1 << 20) - 5]
     assert list(map(len, _some([b"x"] * 1000))) == [1] * 64
 
@@ -278,7 +279,7 @@ OPENINGS: dict[str, list[Message]] = {
 
 
 @pytest.mark.parametrize("what", OPENINGS)
-def test_a_closed_connection_leaves_nothing_to_the_garbage_collector(what):
+def test_a_closed_connection_leaves_nothing_to_the_garbage_collector(what: str) -> None:
     """It would find a thousand streams at once, and hold everybody up."""
     bench = Bench()
 

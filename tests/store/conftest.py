@@ -14,6 +14,7 @@ from tailrace.rng import source
 from tailrace.store.base import StoreSettings
 from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
+from tailrace.store.format import StoredDocument
 
 
 class Home:
@@ -50,6 +51,12 @@ class Home:
         self.engine.crash()
         self.engine = None
         return self.bucket()
+
+
+def stored(frame: bytes | None) -> StoredDocument:
+    """What a frame holds that must be there."""
+    assert frame is not None
+    return StoredDocument.of(frame)
 
 
 @pytest.fixture(params=["memory", "disk"])

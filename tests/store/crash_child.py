@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from store.crash_script import begin, check_recovered, open_store, rehearse
 from tailrace.clock import SYSTEM
@@ -34,7 +35,7 @@ from tailrace.testing.faulty_files import Fault, FaultyFiles, at_call, kill_myse
 NUMBER = struct.Struct("<Q")
 
 
-def fork(child) -> tuple[int, int]:
+def fork(child: Any) -> tuple[int, int]:
     """Run `child(write)` in a new process; its pid and the pipe's end."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -72,7 +73,7 @@ def every_call(directory: str, seed: int, operations: int) -> int:
         place = Path(directory) / str(call)
         place.mkdir(parents=True)
 
-        def child(tell, place=place, call=call) -> None:
+        def child(tell: Any, place: Any = place, call: Any = call) -> None:
             cut = random.Random(call)
             plan = at_call(call, lambda size: Fault(kill_myself, cut.randint(0, size)))
             files = FaultyFiles(DiskFiles(place), plan, syncs=False)
@@ -107,7 +108,7 @@ def random_kills(directory: str, seed: int, kills: int) -> int:
     written = 0
     uuids: set[int] = set()
 
-    def child(tell, start: int) -> None:
+    def child(tell: Any, start: int) -> None:
         engine = Engine(directory, settings=settings, clock=SYSTEM, rng=source())
         bucket = engine.buckets["default"]
         tell(start)
@@ -166,7 +167,7 @@ def random_kills(directory: str, seed: int, kills: int) -> int:
     return written
 
 
-def start_thread(run) -> threading.Thread:
+def start_thread(run: Any) -> threading.Thread:
     thread = threading.Thread(target=run)
     thread.start()
     return thread

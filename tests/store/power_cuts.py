@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from typing import Any
 
 from store.crash_script import Script, begin, check_recovered, look, open_store, rehearse
 from store.helpers_store import state_of, stream
@@ -24,7 +25,7 @@ from tailrace.wire.codes import VBucketState
 OPERATIONS = 120
 
 
-def check_whole(bucket) -> None:
+def check_whole(bucket: Any) -> None:
     """Every frame that can be read is what was written, and all ways of reading agree."""
     for vb in bucket:
         for memory in (True, False):
@@ -70,7 +71,7 @@ def cut_and_reopen(disk: SimulatedDisk, script: Script, rng: random.Random, seed
         assert (vb.uuid != uuid) == (vb.state == VBucketState.ACTIVE), "an unclean stop begins a new branch"
 
 
-def power_cut_at(rng: random.Random):
+def power_cut_at(rng: random.Random) -> Any:
     return lambda size: Fault(PowerCut(), rng.randint(0, size))
 
 

@@ -5,21 +5,26 @@ file.
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from store.conftest import stored
 from store.crash_script import look, open_store
 from store.helpers_store import stream
 from tailrace.errors import StoreCorrupt, StoreError, StoreLocked, StoreTooNew, TailraceError
 from tailrace.files import DiskFiles, MemoryFile, MemoryFiles
-from tailrace.store.format import LOG, StoredDocument
+from tailrace.store.bucket import EngineBucket
+from tailrace.store.engine import Engine
+from tailrace.store.format import LOG
 from tailrace.store.log import log_header, read_log
 
 DIRECTORY = "bucket.default/"
 SYNCED = DIRECTORY + "SYNCED"
 
 
-def store(files: MemoryFiles):
+def store(files: MemoryFiles) -> tuple[Engine, EngineBucket]:
     engine = open_store(files, 1)
     return engine, engine.buckets.get("default") or engine.create_bucket("default", 2)
 
@@ -61,7 +66,7 @@ def batches_of(path: str, data: bytearray) -> list[int]:
     return [end for end, _ in read_log(file, header, None)]
 
 
-def test_every_byte_of_a_torn_tail(torn) -> None:
+def test_every_byte_of_a_torn_tail(torn: tuple[MemoryFiles, str, int]) -> None:
     files, path, start = torn
     data = bytearray(files.files[path])
     wanted = batches_of(path, data)
@@ -72,7 +77,7 @@ def test_every_byte_of_a_torn_tail(torn) -> None:
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
-def test_every_flipped_byte_of_the_tail(torn, step: int) -> None:
+def test_every_flipped_byte_of_the_tail(torn: tuple[MemoryFiles, str, int], step: int) -> None:
     files, path, start = torn
     whole = bytearray(files.files[path])
     wanted = batches_of(path, whole)
@@ -82,7 +87,7 @@ def test_every_flipped_byte_of_the_tail(torn, step: int) -> None:
         whole[place] ^= 0x40
 
 
-def test_a_store_with_a_torn_tail_opens(torn) -> None:
+def test_a_store_with_a_torn_tail_opens(torn: tuple[MemoryFiles, str, int]) -> None:
     files, path, start = torn
     whole = bytes(files.files[path])
     for length in [*range(start, len(whole), 997), start + 1, len(whole) - 1]:
@@ -90,14 +95,14 @@ def test_a_store_with_a_torn_tail_opens(torn) -> None:
         copy.files[path] = bytearray(whole[:length])
         engine, bucket = store(copy)
         assert [vb.high_seqno for vb in bucket] == [10, 0]
-        assert StoredDocument.of(bucket.vbuckets[0].get(b"\0k3")).value == b"first"
+        assert stored(bucket.vbuckets[0].get(b"\0k3")).value == b"first"
         bucket.vbuckets[1].set(b"\0after", b"")
         engine.close()
         _, bucket = store(copy)
         assert [vb.high_seqno for vb in bucket] == [10, 1]
 
 
-def test_damage_before_the_tail_is_no_torn_tail(torn) -> None:
+def test_damage_before_the_tail_is_no_torn_tail(torn: tuple[MemoryFiles, str, int]) -> None:
     files, path, start = torn
     copy = copy_of(files)
     for place in range(LOG.size, start, 7):
@@ -148,7 +153,7 @@ def sealed() -> MemoryFiles:
     return files
 
 
-def read_all(files: MemoryFiles):
+def read_all(files: MemoryFiles) -> list[Any]:
     """Everything there is, read in every way."""
     engine, bucket = store(files)
     every = [
@@ -163,7 +168,7 @@ def read_all(files: MemoryFiles):
     return every
 
 
-def test_every_flipped_byte_of_everything_else(sealed) -> None:
+def test_every_flipped_byte_of_everything_else(sealed: MemoryFiles) -> None:
     """Nothing is lost or changed in silence: the same is read, or the file is named."""
     wanted = read_all(copy_of(sealed))
     refused = 0
@@ -180,7 +185,7 @@ def test_every_flipped_byte_of_everything_else(sealed) -> None:
     assert refused > 500
 
 
-def test_missing_files_are_named(sealed) -> None:
+def test_missing_files_are_named(sealed: MemoryFiles) -> None:
     for path in sealed.files:
         copy = copy_of(sealed)
         del copy.files[path]
@@ -204,7 +209,7 @@ def test_a_lost_log_in_the_middle_is_named() -> None:
             store(copy)
 
 
-def test_a_newer_format_is_refused_untouched(tmp_path) -> None:
+def test_a_newer_format_is_refused_untouched(tmp_path: Path) -> None:
     engine = open_store(DiskFiles(tmp_path), 1)
     engine.create_bucket("default", 2).vbuckets[0].set(b"\0a", b"1")
     engine.close()
@@ -214,7 +219,7 @@ def test_a_newer_format_is_refused_untouched(tmp_path) -> None:
     version.write_bytes(data)
     (tmp_path / "LOCK").unlink()
 
-    def everything():
+    def everything() -> dict[Path, Any]:
         return {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in tmp_path.rglob("*") if p.is_file()}
 
     before = everything()
@@ -223,20 +228,20 @@ def test_a_newer_format_is_refused_untouched(tmp_path) -> None:
     assert everything() == before
 
 
-def test_a_directory_that_is_no_store_is_left_alone(tmp_path) -> None:
+def test_a_directory_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     with pytest.raises(StoreError, match="precious"):
         open_store(DiskFiles(tmp_path), 1)
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_a_directory_that_cannot_be_used(tmp_path) -> None:
+def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError):
         open_store(DiskFiles(tmp_path / "file"), 1)
 
 
-def test_another_process_is_refused(tmp_path) -> None:
+def test_another_process_is_refused(tmp_path: Path) -> None:
     import subprocess
     import sys
 
@@ -262,7 +267,7 @@ def test_leftovers_are_removed() -> None:
     files.files["bucket.half/log-0000000001"] = bytearray()
     files.files["bucket.halfgone/DELETED"] = bytearray(b"what was the manifest")
     engine, bucket = store(files)
-    assert StoredDocument.of(bucket.vbuckets[0].get(b"\0a")).value == b"1"
+    assert stored(bucket.vbuckets[0].get(b"\0a")).value == b"1"
     assert set(engine.buckets) == {"default"}
     left = set(files.files)
     assert not any("99" in path or path.endswith(".new") or "half" in path for path in left)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from store.conftest import Home
@@ -52,7 +55,7 @@ def test_seqnos_of_a_replica(home: Home, number: int) -> None:
 
 @pytest.mark.parametrize("number", [MAX_REV + 1, (1 << 64) - 1])
 @pytest.mark.parametrize("change", [mutation, deletion])
-def test_revs_and_cas_values_of_a_replica(home: Home, number: int, change) -> None:
+def test_revs_and_cas_values_of_a_replica(home: Home, number: int, change: Callable[..., Any]) -> None:
     vbucket = replica(home)
     vbucket.begin_snapshot(0, 9)
     refuses(vbucket, Status.EINVAL, "receive", change(1, rev=number))

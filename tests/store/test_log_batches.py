@@ -23,7 +23,7 @@ def encoded(frames: list[bytes], piece_bytes: int) -> tuple[list[int], bytes, Ba
     sizes=st.lists(st.integers(0, 3000), max_size=60),
     piece_bytes=st.integers(1, 5000),
 )
-def test_pieces_are_bounded_and_make_the_same_batch(sizes, piece_bytes):
+def test_pieces_are_bounded_and_make_the_same_batch(sizes: list[int], piece_bytes: int) -> None:
     frames = [
         DcpMutation(vbucket=n % 5, by_seqno=n + 1, rev_seqno=1, key=b"\0k", value=bytes(size)).encode()
         for n, size in enumerate(sizes)

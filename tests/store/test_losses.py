@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -205,15 +206,15 @@ def test_what_says_what_must_be_there(node: MemoryFiles, path: str, how: str) ->
 
 
 @pytest.mark.parametrize("how", ["gone", "emptied"])
-def test_a_whole_bucket(node: MemoryFiles, how: str, tmp_path) -> None:
+def test_a_whole_bucket(node: MemoryFiles, how: str, tmp_path: Path) -> None:
     from tailrace.files import DiskFiles
 
     for path, data in node.files.items():
         target = tmp_path / path
         target.parent.mkdir(exist_ok=True)
         target.write_bytes(data)
-    for path in (tmp_path / "bucket.default").iterdir():
-        path.unlink()
+    for file in (tmp_path / "bucket.default").iterdir():
+        file.unlink()
     if how == "gone":
         (tmp_path / "bucket.default").rmdir()
     with pytest.raises(StoreCorrupt, match=r"bucket\.default"):

@@ -6,8 +6,10 @@ from itertools import permutations
 
 import pytest
 
+from store.conftest import Home
 from store.helpers_store import maintain, values
 from tailrace.store.base import Compaction
+from tailrace.store.bucket import EngineBucket
 from tailrace.store.compaction import MergeJob, SealJob
 from tailrace.store.segment import Segment, SegmentPiece
 
@@ -25,7 +27,7 @@ ASKED = {
 }
 
 
-def fill(bucket, start: int, count: int) -> None:
+def fill(bucket: EngineBucket, start: int, count: int) -> None:
     for i in range(start, start + count):
         vb = bucket.vbuckets[i % 4]
         key = b"\0k%d" % (i * 7 % 60)
@@ -35,7 +37,7 @@ def fill(bucket, start: int, count: int) -> None:
             vb.set(key, b"%d " % i * 20)
 
 
-def known(bucket) -> dict[int, object]:
+def known(bucket: EngineBucket) -> dict[int, object]:
     """All that a restart must bring back."""
     return {
         vb.id: (values(vb), values(vb, memory=False), vb.item_count, vb.rollback_floor, vb.purge_seqno)
@@ -45,7 +47,7 @@ def known(bucket) -> dict[int, object]:
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("order", ORDERS, ids=", ".join)
-def test_in_any_order(home, order: tuple[str, ...], asked: str) -> None:
+def test_in_any_order(home: Home, order: tuple[str, ...], asked: str) -> None:
     home.settings.segment_fanout = 3
     home.settings.history_changes = 5
     home.settings.quiet_time = 1e9
@@ -96,7 +98,7 @@ def test_in_any_order(home, order: tuple[str, ...], asked: str) -> None:
     assert {vb.id: values(vb) for vb in home.crash()} == documents
 
 
-def test_a_rollback_in_between_waits_for_the_seal_and_breaks_the_merge_off(home) -> None:
+def test_a_rollback_in_between_waits_for_the_seal_and_breaks_the_merge_off(home: Home) -> None:
     home.settings.segment_fanout = 3
     home.settings.quiet_time = 1e9
     bucket = home.bucket()
@@ -121,7 +123,7 @@ def test_a_rollback_in_between_waits_for_the_seal_and_breaks_the_merge_off(home)
     assert {vb.id: values(vb) for vb in bucket} == documents
 
 
-def test_a_merge_is_planned_without_a_look_at_its_pieces(home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_is_planned_without_a_look_at_its_pieces(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are as many as vbuckets times segments, and the owner's thread has others to serve."""
     bucket = home.bucket()
     for part in range(3):

@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 
+from store.conftest import Home, stored
 from store.helpers_store import maintain, seqno_of, state_of, stream, values
 from tailrace.errors import DocumentRefused, RollbackImpossible, StoreLocked, UsageError
 from tailrace.frames import Trait
 from tailrace.history import FailoverLog
 from tailrace.store.base import Compaction
 from tailrace.store.engine import Engine
-from tailrace.store.format import StoredDocument, canonical
+from tailrace.store.format import canonical
 from tailrace.wire.codes import Datatype, Status, VBucketState
 from tailrace.wire.dcp import DcpDeletion, DcpMutation
 from tailrace.wire.header import Frame
 
 
 @contextmanager
-def refused(status: int):
+def refused(status: int) -> Iterator[None]:
     with pytest.raises(DocumentRefused) as caught:
         yield
     assert caught.value.status == status
 
 
 class TestDocuments:
-    def test_a_document_is_a_dcp_mutation(self, home):
+    def test_a_document_is_a_dcp_mutation(self, home: Home) -> None:
         vb = home.bucket().vbuckets[2]
         written = vb.set(b"\0a", b'{"x":1}', flags=0xCAFE, expiry=2_000_000_000, datatype=Datatype.JSON)
         frame = vb.get(b"\0a")
+        assert frame is not None
         message = DcpMutation.decode(Frame.parse(frame))
-        document = StoredDocument.of(frame)
+        document = stored(frame)
         assert document == (
             b"\0a",
             b'{"x":1}',
@@ -49,19 +53,19 @@ class TestDocuments:
         assert int.from_bytes(frame[8:12], "big") == len(frame) - 24
         assert (message.by_seqno, message.rev_seqno, message.flags) == (written.seqno, 1, 0xCAFE)
 
-    def test_rev_counts_versions_and_survives_deletion(self, home):
+    def test_rev_counts_versions_and_survives_deletion(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         vb.set(b"\0a", b"1")
         vb.set(b"\0a", b"2")
         vb.delete(b"\0a")
-        assert StoredDocument.of(vb.get_any(b"\0a")).rev == 3
+        assert stored(vb.get_any(b"\0a")).rev == 3
         vb.set(b"\0a", b"3")
-        assert StoredDocument.of(vb.get(b"\0a")).rev == 4
+        assert stored(vb.get(b"\0a")).rev == 4
         vb = home.crash().vbuckets[0]
         home.bucket().flush()
         assert vb.get(b"\0a") is None  # it was never flushed
 
-    def test_cas_is_checked(self, home):
+    def test_cas_is_checked(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         first = vb.set(b"\0a", b"1")
         second = vb.set(b"\0a", b"2", cas=first.cas)
@@ -76,7 +80,7 @@ class TestDocuments:
         with refused(Status.KEY_ENOENT):
             vb.delete(b"\0a")
 
-    def test_add_replace_append_prepend(self, home):
+    def test_add_replace_append_prepend(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         with refused(Status.KEY_ENOENT):
             vb.replace(b"\0a", b"1")
@@ -88,23 +92,23 @@ class TestDocuments:
         vb.replace(b"\0a", b"2", flags=7)
         vb.append(b"\0a", b"3")
         vb.append(b"\0a", b"1", front=True)
-        document = StoredDocument.of(vb.get(b"\0a"))
+        document = stored(vb.get(b"\0a"))
         assert (document.value, document.flags, document.rev) == (b"123", 7, 4)
 
-    def test_prepend_stays_behind_the_xattrs(self, home):
+    def test_prepend_stays_behind_the_xattrs(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         xattrs = b"\0\0\0\x09\0\0\0\x05x\0" + b"1\0\0"
         xattrs = (len(xattrs) - 4).to_bytes(4, "big") + xattrs[4:]
         vb.set(b"\0a", xattrs + b"body", datatype=Datatype.XATTR)
         vb.append(b"\0a", b"any", front=True)
-        assert StoredDocument.of(vb.get(b"\0a")).value == xattrs + b"anybody"
+        assert stored(vb.get(b"\0a")).value == xattrs + b"anybody"
 
-    def test_counters(self, home):
+    def test_counters(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         with refused(Status.KEY_ENOENT):
             vb.counter(b"\0n", 1, None)
         assert vb.counter(b"\0n", 1, 10)[0] == 10
-        assert StoredDocument.of(vb.get(b"\0n")).datatype == Datatype.JSON
+        assert stored(vb.get(b"\0n")).datatype == Datatype.JSON
         assert vb.counter(b"\0n", 5, None)[0] == 15
         assert vb.counter(b"\0n", -100, None)[0] == 0
         vb.set(b"\0n", b"%d" % ((1 << 64) - 1))
@@ -114,18 +118,18 @@ class TestDocuments:
             with refused(Status.DELTA_BADVAL):
                 vb.counter(b"\0n", 1, None)
 
-    def test_touch_keeps_the_document(self, home):
+    def test_touch_keeps_the_document(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         vb.set(b"\0a", b"1", flags=3)
         frame, written = vb.touch(b"\0a", 2_000_000_000)
         assert frame == vb.get(b"\0a")
-        assert StoredDocument.of(frame)[:2] == (b"\0a", b"1")
-        assert (StoredDocument.of(frame).flags, StoredDocument.of(frame).expiry) == (3, 2_000_000_000)
+        assert stored(frame)[:2] == (b"\0a", b"1")
+        assert (stored(frame).flags, stored(frame).expiry) == (3, 2_000_000_000)
         assert written.seqno == vb.high_seqno == 2
         with refused(Status.KEY_ENOENT):
             vb.touch(b"\0b", 1)
 
-    def test_a_value_that_is_too_large(self, home):
+    def test_a_value_that_is_too_large(self, home: Home) -> None:
         home.settings.max_value = 100
         vb = home.bucket().vbuckets[0]
         vb.set(b"\0a", b"x" * 100)
@@ -133,7 +137,7 @@ class TestDocuments:
             vb.set(b"\0a", b"x" * 101)
         vb.set(b"\0a", b"x" * 101, datatype=Datatype.XATTR)  # system xattrs have room of their own
 
-    def test_locks(self, home):
+    def test_locks(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         vb.set(b"\0a", b"1")
         _, cas = vb.get_locked(b"\0a", 15)
@@ -154,10 +158,10 @@ class TestDocuments:
         vb.unlock(b"\0a", cas)
         vb.replace(b"\0a", b"4", cas=cas)
 
-    def test_with_meta_resolves_conflicts_by_rev(self, home):
+    def test_with_meta_resolves_conflicts_by_rev(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         vb.set_with_meta(b"\0a", b"1", 0, 0, rev=5, meta_cas=1000)
-        document = StoredDocument.of(vb.get(b"\0a"))
+        document = stored(vb.get(b"\0a"))
         assert (document.rev, document.cas) == (5, 1000)
         for rev, cas in ((4, 9999), (5, 999), (5, 1000)):
             with refused(Status.KEY_EEXISTS):
@@ -165,21 +169,21 @@ class TestDocuments:
         vb.set_with_meta(b"\0a", b"2", 0, 5_000_000_000 & 0xFFFFFFFF, rev=5, meta_cas=1000)  # later expiry
         vb.delete_with_meta(b"\0a", 0, 77, rev=6, meta_cas=1)
         assert vb.get(b"\0a") is None
-        tomb = StoredDocument.of(vb.get_any(b"\0a"))
+        tomb = stored(vb.get_any(b"\0a"))
         assert (tomb.rev, tomb.cas, tomb.expiry, tomb.opcode) == (6, 1, 77, 0x58)
         vb.set_with_meta(b"\0a", b"3", 0, 0, rev=1, meta_cas=2, resolve=False)
-        assert StoredDocument.of(vb.get(b"\0a")).rev == 1
+        assert stored(vb.get(b"\0a")).rev == 1
 
-    def test_with_meta_resolves_conflicts_by_cas_if_asked(self, home):
+    def test_with_meta_resolves_conflicts_by_cas_if_asked(self, home: Home) -> None:
         home.settings.last_write_wins = True
         vb = home.bucket().vbuckets[0]
         vb.set_with_meta(b"\0a", b"1", 0, 0, rev=5, meta_cas=1000)
         with refused(Status.KEY_EEXISTS):
             vb.set_with_meta(b"\0a", b"2", 0, 0, rev=50, meta_cas=999)
         vb.set_with_meta(b"\0a", b"2", 0, 0, rev=1, meta_cas=1001)
-        assert StoredDocument.of(vb.get(b"\0a")).value == b"2"
+        assert stored(vb.get(b"\0a")).value == b"2"
 
-    def test_the_cas_clock_never_goes_back(self, home):
+    def test_the_cas_clock_never_goes_back(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         before = vb.set(b"\0a", b"1").cas
         home.clock.jump(-3600)
@@ -193,7 +197,7 @@ class TestDocuments:
         home.restart()
         assert home.bucket().vbuckets[0].set(b"\0c", b"").cas > last
 
-    def test_foreign_cas_moves_the_clock_but_nonsense_does_not(self, home):
+    def test_foreign_cas_moves_the_clock_but_nonsense_does_not(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         ahead = home.clock.time_ns() + 10**15
         vb.set_with_meta(b"\0a", b"1", 0, 0, rev=5, meta_cas=ahead)
@@ -204,19 +208,19 @@ class TestDocuments:
 
 
 class TestExpiry:
-    def test_reading_makes_an_expiration(self, home):
+    def test_reading_makes_an_expiration(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         now = home.clock.time_ns() // 10**9
         vb.set(b"\0a", b"1", expiry=now + 10)
         assert vb.get(b"\0a") is not None
         home.clock.advance(11)
         assert vb.get(b"\0a") is None
-        tomb = StoredDocument.of(vb.get_any(b"\0a"))
+        tomb = stored(vb.get_any(b"\0a"))
         assert (tomb.opcode, tomb.rev, tomb.expiry, tomb.seqno) == (0x59, 2, now + 10, 2)
         assert vb.item_count == 0
         assert [frame[1] for frame in stream(vb)[0]] == [0x59]
 
-    def test_a_replica_only_hides_it(self, home):
+    def test_a_replica_only_hides_it(self, home: Home) -> None:
         bucket = home.bucket(active=False)
         vb = bucket.set_state(0, VBucketState.ACTIVE)
         vb.set(b"\0a", b"1", expiry=home.clock.time_ns() // 10**9 + 10)
@@ -227,7 +231,7 @@ class TestExpiry:
         assert vb.high_seqno == 1
 
     @pytest.mark.parametrize("sealed", [False, True])
-    def test_the_pager_finds_them(self, home, sealed):
+    def test_the_pager_finds_them(self, home: Home, sealed: bool) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
         now = home.clock.time_ns() // 10**9
@@ -245,27 +249,27 @@ class TestExpiry:
         assert vb.expire_due() == 10
         assert vb.item_count == 1
 
-    def test_add_on_an_expired_document(self, home):
+    def test_add_on_an_expired_document(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         vb.set(b"\0a", b"1", expiry=home.clock.time_ns() // 10**9 + 1)
         home.clock.advance(2)
         with refused(Status.KEY_ENOENT):
             vb.replace(b"\0a", b"2")
         vb.add(b"\0a", b"2")
-        assert StoredDocument.of(vb.get(b"\0a")).rev == 3
+        assert stored(vb.get(b"\0a")).rev == 3
 
 
 class TestStreams:
-    def test_memory_snapshots_fold_repeated_keys(self, home):
+    def test_memory_snapshots_fold_repeated_keys(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         for i in range(100):
             vb.set(b"\0k%d" % (i % 10), b"%d" % i)
         (frames,) = stream(vb)
-        assert [StoredDocument.of(frame).value for frame in frames] == [b"%d" % i for i in range(90, 100)]
+        assert [stored(frame).value for frame in frames] == [b"%d" % i for i in range(90, 100)]
         assert stream(vb, after=100) == []
         assert [seqno_of(f) for f in stream(vb, after=97)[0]] == [98, 99, 100]
 
-    def test_a_snapshot_does_not_cross_a_checkpoint(self, home):
+    def test_a_snapshot_does_not_cross_a_checkpoint(self, home: Home) -> None:
         home.settings.checkpoint_items = 10
         vb = home.bucket().vbuckets[0]
         for i in range(25):
@@ -279,7 +283,7 @@ class TestStreams:
         assert home.restart().vbuckets[0].checkpoint_id > 3
 
     @pytest.mark.parametrize("seals", [False, True])
-    def test_the_highest_rev_of_a_deletion(self, home, seals):
+    def test_the_highest_rev_of_a_deletion(self, home: Home, seals: bool) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
         for key, revs in ((b"\0often", 7), (b"\0once", 2)):
@@ -300,7 +304,7 @@ class TestStreams:
         assert bucket.vbuckets[0].deleted_rev == 0
 
     @pytest.mark.parametrize("max_bytes", [1, 500, 1 << 20])
-    def test_disk_snapshots_are_stable(self, home, max_bytes):
+    def test_disk_snapshots_are_stable(self, home: Home, max_bytes: int) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[1]
         for i in range(300):
@@ -319,10 +323,10 @@ class TestStreams:
             starts = chunk.offsets.tolist()
             for start, stop in zip(starts, [*starts[1:], len(chunk.data)], strict=True):
                 frames.append(chunk.data[start:stop].tobytes())
-        assert {StoredDocument.of(f).value for f in frames} == {b"%d" % i for i in range(100, 300)}
+        assert {stored(f).value for f in frames} == {b"%d" % i for i in range(100, 300)}
         assert seqno_of(frames[-1]) == snapshot.end == 300
 
-    def test_what_is_on_disk_only(self, home):
+    def test_what_is_on_disk_only(self, home: Home) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
         assert vb.snapshot_after(0, memory=False) is None
@@ -334,11 +338,11 @@ class TestStreams:
         bucket.flush()
         vb.set(b"\0k0", b"in memory")
         (frames,) = stream(vb, memory=False)
-        documents = {StoredDocument.of(f).key: StoredDocument.of(f).value for f in frames}
+        documents = {stored(f).key: stored(f).value for f in frames}
         assert documents == {b"\0k%d" % i: b"sealed" if i < 5 else b"flushed" for i in range(15)}
         assert not vb.snapshot_after(0, memory=False).in_memory
 
-    def test_traits_of_chunks(self, home):
+    def test_traits_of_chunks(self, home: Home) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
         vb.set(b"\0a", b"1")
@@ -356,7 +360,7 @@ class TestStreams:
         bucket.forget_memory()
         assert vb.snapshot_after(0).read().traits == want
 
-    def test_the_opaques_are_patched_in_place(self, home):
+    def test_the_opaques_are_patched_in_place(self, home: Home) -> None:
         from tailrace.frames import set_opaques
 
         bucket = home.bucket()
@@ -370,7 +374,7 @@ class TestStreams:
             again = vb.snapshot_after(0, memory=memory).read()
             assert not np.array_equal(chunk.data, again.data)
 
-    def test_readers_are_called(self, home):
+    def test_readers_are_called(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         calls = []
         vb.on_append(lambda: calls.append(vb.high_seqno))
@@ -386,7 +390,7 @@ class TestStreams:
 
 
 class TestDurability:
-    def test_what_is_flushed_survives_a_kill(self, home):
+    def test_what_is_flushed_survives_a_kill(self, home: Home) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[3]
         vb.set(b"\0a", b"1")
@@ -401,7 +405,7 @@ class TestDurability:
         assert vb.failover_log.newest.seqno == 1
         assert uuid in vb.failover_log
 
-    def test_a_clean_stop_changes_nothing(self, home):
+    def test_a_clean_stop_changes_nothing(self, home: Home) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[3]
         vb.set(b"\0a", b"1")
@@ -412,12 +416,12 @@ class TestDurability:
             assert vb.get(b"\0a") == frame
             assert vb.failover_log == log
 
-    def test_a_kill_right_after_a_clean_start_is_unclean(self, home):
+    def test_a_kill_right_after_a_clean_start_is_unclean(self, home: Home) -> None:
         home.bucket().vbuckets[0].set(b"\0a", b"")
         log = home.restart().vbuckets[0].failover_log
         assert home.crash().vbuckets[0].failover_log != log
 
-    def test_waiting_for_the_disk(self, home):
+    def test_waiting_for_the_disk(self, home: Home) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
         answers = []
@@ -433,7 +437,7 @@ class TestDurability:
         home.restart()
         assert answers == [(1, True), (2, True), (3, True), (5, False)]
 
-    def test_jobs_while_writes_go_on(self, home):
+    def test_jobs_while_writes_go_on(self, home: Home) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
         vb.set(b"\0a", b"1")
@@ -446,7 +450,7 @@ class TestDurability:
         assert (vb.persisted_seqno, vb.high_seqno) == (1, 3)
         assert values(home.crash().vbuckets[0]) == {b"\0a": b"1"}
 
-    def test_stopped_persistence(self, home):
+    def test_stopped_persistence(self, home: Home) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
         vb.set(b"\0a", b"1")
@@ -462,7 +466,7 @@ class TestDurability:
         bucket.flush()
         assert values(home.crash().vbuckets[0]) == {b"\0a": b"3"}
 
-    def test_memory_is_limited_when_nothing_is_written(self, home):
+    def test_memory_is_limited_when_nothing_is_written(self, home: Home) -> None:
         home.settings.memory_quota = 100_000
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
@@ -476,7 +480,7 @@ class TestDurability:
         maintain(bucket)
         vb.set(b"\0a", b"")
 
-    def test_generations_seal_and_merge(self, home):
+    def test_generations_seal_and_merge(self, home: Home) -> None:
         home.settings.memory_quota = 300_000
         home.settings.segment_fanout = 3
         home.settings.history_changes = 5
@@ -497,7 +501,7 @@ class TestDurability:
             assert documents == model
             assert sum(vb.item_count for vb in bucket) == len(model)
 
-    def test_a_second_process_is_refused(self, home):
+    def test_a_second_process_is_refused(self, home: Home) -> None:
         home.bucket()
         with pytest.raises(StoreLocked):
             Engine(files=home._files())
@@ -506,7 +510,7 @@ class TestDurability:
 
 class TestRollback:
     @pytest.mark.parametrize("sealed", [None, 100, 250])
-    def test_older_versions_come_back(self, home, sealed):
+    def test_older_versions_come_back(self, home: Home, sealed: int | None) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[1]
         states = [{}]
@@ -517,7 +521,7 @@ class TestRollback:
             else:
                 vb.set(key, b"%d" % i, flags=i)
             state = dict(states[-1])
-            document = StoredDocument.of(vb.get_any(key))
+            document = stored(vb.get_any(key))
             state[key] = document
             states.append(state)
             if i == sealed:
@@ -529,16 +533,16 @@ class TestRollback:
             assert vb.uuid != uuid
             assert vb.failover_log.newest.seqno == target
             live = {k: d for k, d in states[target].items() if not d.deleted}
-            assert {k: StoredDocument.of(vb.get_any(k)) for k in states[target]} == states[target]
+            assert {k: stored(vb.get_any(k)) for k in states[target]} == states[target]
             assert state_of(stream(vb)) == live
             assert vb.item_count == len(live)
             vb = home.crash().vbuckets[1]
             bucket = home.bucket()
             assert vb.high_seqno == target
             assert state_of(stream(vb)) == live
-            assert {k: StoredDocument.of(vb.get_any(k)) for k in states[target]} == states[target]
+            assert {k: stored(vb.get_any(k)) for k in states[target]} == states[target]
 
-    def test_a_branch_with_equal_seqnos(self, home):
+    def test_a_branch_with_equal_seqnos(self, home: Home) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
         for i in range(10):
@@ -553,7 +557,7 @@ class TestRollback:
         bucket.compact()
         assert values(home.restart().vbuckets[0]) == want
 
-    def test_a_replica_keeps_the_log_below(self, home):
+    def test_a_replica_keeps_the_log_below(self, home: Home) -> None:
         bucket = home.bucket(active=False)
         vb = bucket.set_state(0, VBucketState.REPLICA)
         vb.set_failover_log(FailoverLog.from_json([{"id": 9, "seq": 8}, {"id": 7, "seq": 2}]))
@@ -564,7 +568,7 @@ class TestRollback:
         assert vb.failover_log.to_json() == [{"id": 7, "seq": 2}]
         assert home.restart().vbuckets[0].failover_log.to_json() == [{"id": 7, "seq": 2}]
 
-    def test_impossible_targets_change_nothing(self, home):
+    def test_impossible_targets_change_nothing(self, home: Home) -> None:
         home.settings.history_changes = 10
         bucket = home.bucket()
         for vb in bucket:
@@ -587,7 +591,7 @@ class TestRollback:
         assert values(bucket.vbuckets[0]) == {}
         assert bucket.vbuckets[0].rollback_floor == 0
 
-    def test_with_stopped_persistence(self, home):
+    def test_with_stopped_persistence(self, home: Home) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
         vb.set(b"\0a", b"1")
@@ -604,7 +608,7 @@ class TestRollback:
         vb.set(b"\0d", b"4")
         assert vb.high_seqno == 2
 
-    def test_flush_all_begins_at_zero(self, home):
+    def test_flush_all_begins_at_zero(self, home: Home) -> None:
         bucket = home.bucket()
         for vb in bucket:
             vb.set(b"\0a", b"")
@@ -620,7 +624,7 @@ class TestRollback:
 
 
 class TestCache:
-    def test_it_forgets_what_is_no_longer_true(self, home):
+    def test_it_forgets_what_is_no_longer_true(self, home: Home) -> None:
         """The owner holds on to the dictionary itself, so it must stay the same one."""
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
@@ -643,7 +647,7 @@ class TestCache:
 
 
 class TestCompaction:
-    def test_tombstones_are_purged_when_they_are_old(self, home):
+    def test_tombstones_are_purged_when_they_are_old(self, home: Home) -> None:
         home.settings.history_changes = 0
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
@@ -660,9 +664,9 @@ class TestCompaction:
         vb = home.restart().vbuckets[0]
         assert (vb.purge_seqno, vb.tombstone_count, vb.item_count) == (15, 0, 6)
         vb.set(b"\0k0", b"")
-        assert StoredDocument.of(vb.get(b"\0k0")).rev == 3  # as if the tombstone were still known
+        assert stored(vb.get(b"\0k0")).rev == 3  # as if the tombstone were still known
 
-    def test_the_asked_kinds(self, home):
+    def test_the_asked_kinds(self, home: Home) -> None:
         bucket = home.bucket()
         now = home.clock.time_ns() // 10**9
         for vb in bucket:
@@ -687,7 +691,7 @@ class TestCompaction:
         assert [vb.purge_seqno for vb in bucket] == [10] * 4
         assert len(bucket.segments) == 1
 
-    def test_the_newest_change_in_the_segments_stays(self, home):
+    def test_the_newest_change_in_the_segments_stays(self, home: Home) -> None:
         """A snapshot from disk ends with it; without it the snapshot would be of a state after its end."""
         bucket = home.bucket()
         vb = bucket.vbuckets[0]
@@ -703,7 +707,7 @@ class TestCompaction:
         assert vb.sealed_seqno == 3
         assert vb.purge_seqno == 0
 
-    def test_one_vbucket_at_a_time_does_not_pile_up_segments(self, home):
+    def test_one_vbucket_at_a_time_does_not_pile_up_segments(self, home: Home) -> None:
         bucket = home.bucket(vbuckets=64)
         for vb in bucket:
             vb.set(b"\0a", b"")
@@ -715,7 +719,7 @@ class TestCompaction:
 
 
 class TestStates:
-    def test_new_vbuckets(self, home):
+    def test_new_vbuckets(self, home: Home) -> None:
         bucket = home.bucket(active=False)
         assert list(bucket) == []
         vb = bucket.set_state(2, VBucketState.REPLICA, extra={"topology": [["a"]]})
@@ -727,7 +731,7 @@ class TestStates:
         bucket = home.restart()
         assert bucket.vbuckets[2].extra == {"topology": [["a"]]}
 
-    def test_becoming_active_begins_a_branch(self, home):
+    def test_becoming_active_begins_a_branch(self, home: Home) -> None:
         bucket = home.bucket(active=False)
         vb = bucket.set_state(0, VBucketState.REPLICA)
         vb.begin_snapshot(1, 3)
@@ -745,7 +749,7 @@ class TestStates:
         assert vb.failover_log == log
 
     @pytest.mark.parametrize("restart", [False, True])
-    def test_a_partial_snapshot_is_undone_by_promotion(self, home, restart):
+    def test_a_partial_snapshot_is_undone_by_promotion(self, home: Home, restart: bool) -> None:
         bucket = home.bucket(active=False)
         vb = bucket.set_state(0, VBucketState.REPLICA)
         vb.begin_snapshot(0, 2)
@@ -757,14 +761,15 @@ class TestStates:
         assert (vb.complete_seqno, vb.received) == (2, (2, 6))
         if restart:
             bucket.flush()
-            vb = home.crash().vbuckets[0]
-            bucket = home.bucket()
+            restarted = home.crash().vbuckets[0]
+            assert restarted is not None
+            vb, bucket = restarted, home.bucket()
             assert (vb.complete_seqno, vb.received, vb.high_seqno) == (2, (2, 6), 4)
         bucket.set_state(0, VBucketState.ACTIVE)
         assert (vb.high_seqno, vb.failover_log.newest.seqno) == (2, 2)
         assert values(vb) == {b"\0a": b"1", b"\0b": b"2"}
 
-    def test_what_a_replica_refuses(self, home):
+    def test_what_a_replica_refuses(self, home: Home) -> None:
         vb = home.bucket(active=False).set_state(0, VBucketState.REPLICA)
         with refused(Status.EINVAL):
             vb.begin_snapshot(5, 4)
@@ -778,7 +783,7 @@ class TestStates:
             vb.begin_snapshot(1, 4)
         vb.begin_snapshot(4, 9)
 
-    def test_a_replica_is_equal(self, home):
+    def test_a_replica_is_equal(self, home: Home) -> None:
         bucket = home.bucket()
         active = bucket.vbuckets[0]
         for i in range(100):
@@ -795,7 +800,7 @@ class TestStates:
         assert stream(replica) == stream(active)
         assert (replica.item_count, replica.uuid) == (active.item_count, active.uuid)
 
-    def test_deleting_a_vbucket(self, home):
+    def test_deleting_a_vbucket(self, home: Home) -> None:
         bucket = home.bucket()
         vb = bucket.vbuckets[1]
         vb.set(b"\0a", b"old")
@@ -830,7 +835,7 @@ class TestCollections:
         ],
     }
 
-    def test_events_of_a_manifest(self, home):
+    def test_events_of_a_manifest(self, home: Home) -> None:
         bucket = home.bucket()
         bucket.set_manifest(json.dumps(self.MANIFEST).encode())
         assert bucket.manifest == self.MANIFEST
@@ -848,7 +853,7 @@ class TestCollections:
         assert stream(home.bucket().vbuckets[3]) == [frames]
 
     @pytest.mark.parametrize("sealed", [False, True])
-    def test_a_dropped_collection_takes_its_documents_along(self, home, sealed):
+    def test_a_dropped_collection_takes_its_documents_along(self, home: Home, sealed: bool) -> None:
         bucket = home.bucket()
         bucket.set_manifest(json.dumps(self.MANIFEST).encode())
         vb = bucket.vbuckets[0]
@@ -903,7 +908,7 @@ class TestCollections:
             (lambda m: m.update(scopes={}), Status.EINVAL),
         ],
     )
-    def test_manifests_that_are_refused(self, home, change, status):
+    def test_manifests_that_are_refused(self, home: Home, change: Callable[..., Any], status: int) -> None:
         bucket = home.bucket()
         bucket.set_manifest(json.dumps(self.MANIFEST).encode())
         other = json.loads(json.dumps(self.MANIFEST))
@@ -915,18 +920,18 @@ class TestCollections:
             bucket.set_manifest(b"[" * 10_000)
         assert bucket.manifest == self.MANIFEST
 
-    def test_random_keys(self, home):
+    def test_random_keys(self, home: Home) -> None:
         vb = home.bucket().vbuckets[0]
         assert vb.random_key() is None
         vb.set(b"\0a", b"")
         vb.set(b"\x09b", b"")
-        assert StoredDocument.of(vb.random_key()).key == b"\0a"
-        assert StoredDocument.of(vb.random_key(9)).key == b"\x09b"
+        assert stored(vb.random_key()).key == b"\0a"
+        assert stored(vb.random_key(9)).key == b"\x09b"
         assert vb.random_key(10) is None
 
 
 class TestBuckets:
-    def test_several(self, home):
+    def test_several(self, home: Home) -> None:
         home.bucket()
         home.engine.create_bucket("other-%2e", 1)
         home.engine.buckets["other-%2e"].vbuckets[0].set(b"\0a", b"1")
@@ -935,12 +940,12 @@ class TestBuckets:
         assert values(home.engine.buckets["other-%2e"].vbuckets[0]) == {b"\0a": b"1"}
 
     @pytest.mark.parametrize(("name", "count"), [("a/b", 1), ("", 1), ("x", 3), ("x", 2048), ("x", 0)])
-    def test_bad_ones(self, home, name, count):
+    def test_bad_ones(self, home: Home, name: str, count: int) -> None:
         home.bucket()
         with pytest.raises(UsageError):
             home.engine.create_bucket(name, count)
 
-    def test_cursors(self, home):
+    def test_cursors(self, home: Home) -> None:
         bucket = home.bucket()
         bucket.set_cursor("tap", {"0": 5})
         bucket.set_cursor("gone", {"0": 5})
@@ -962,10 +967,10 @@ def mutation(seqno: int, key: bytes = b"k", value: bytes = b"v") -> bytes:
     return canonical(frame, collections=False)
 
 
-def test_canonical_forms():
+def test_canonical_forms() -> None:
     short = DcpDeletion(by_seqno=1, rev_seqno=2, key=b"k", cas=7, opaque=99, vbucket=3).encode()
     frame = canonical(short, collections=False, delete_time=55)
-    document = StoredDocument.of(frame)
+    document = stored(frame)
     assert (document.key, document.rev, document.expiry, document.cas) == (b"\0k", 2, 55, 7)
     assert (frame[4], frame[6:8], frame[12:16]) == (21, b"\0\3", b"\0\0\0\0")
     assert canonical(frame, collections=True) == frame

@@ -10,18 +10,21 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tailrace.testing
 from tailrace.errors import DocumentRefused, RollbackImpossible, TailraceError
+from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, kv
 from tailrace.wire.codes import Status, VBucketState
 from tailrace.wire.framing import Framer
+from tailrace.wire.header import Frame
 
 
-def ask(node, *messages, count=None):
+def ask(node: RunningNode, *messages: Any, count: None = None) -> list[Frame]:
     """Send requests, take answers; fewer if the connection breaks."""
     frames = []
     framer = Framer()
@@ -39,7 +42,7 @@ def ask(node, *messages, count=None):
     return frames
 
 
-def test_documents():
+def test_documents() -> None:
     with tailrace.testing.node(vbuckets=16) as node:
         written = node.set("user::1", {"name": "Ada"})
         assert written.seqno == 1
@@ -56,7 +59,7 @@ def test_documents():
         assert answer.value == b"\xff\x00"
 
 
-def test_many_documents():
+def test_many_documents() -> None:
     with tailrace.testing.node(vbuckets=16) as node:
         documents: dict[str | bytes, Any] = {f"k{at}": at if at % 3 else b"\xff%d" % at for at in range(100)}
         node.set_many(documents)
@@ -66,7 +69,7 @@ def test_many_documents():
         node.set_many({})
 
 
-def test_a_scripted_failover_with_equal_seqnos():
+def test_a_scripted_failover_with_equal_seqnos() -> None:
     """The time machine: two branches with the same seqnos and other changes."""
     with tailrace.testing.node(vbuckets=4) as node:
         for at in range(5):
@@ -86,7 +89,7 @@ def test_a_scripted_failover_with_equal_seqnos():
         assert [node.high_seqno(at) for at in range(4)] == [0, 0, 0, 0]
 
 
-def test_a_kill_loses_what_is_not_on_disk():
+def test_a_kill_loses_what_is_not_on_disk() -> None:
     with tailrace.testing.node(vbuckets=1) as node:
         node.set("kept", 1)
         node.persist()
@@ -105,7 +108,7 @@ def test_a_kill_loses_what_is_not_on_disk():
         assert len(node.failover_log(0)) == len(log) + 1  # an unclean stop begins a branch
 
 
-def test_a_restart_loses_nothing(tmp_path):
+def test_a_restart_loses_nothing(tmp_path: Path) -> None:
     with tailrace.testing.node(vbuckets=1, data=tmp_path / "data") as node:
         node.set("a", 1)
         log = node.failover_log(0)
@@ -117,7 +120,7 @@ def test_a_restart_loses_nothing(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="how sockets share a port is the system's own")
-def test_a_node_that_does_not_run_keeps_its_port():
+def test_a_node_that_does_not_run_keeps_its_port() -> None:
     with tailrace.testing.node() as node, socket.socket() as other:
         port = node.port
         node.stop()
@@ -141,12 +144,12 @@ def test_a_node_that_does_not_run_keeps_its_port():
         pass
 
 
-def test_persistence_and_purge():
+def test_persistence_and_purge() -> None:
     with tailrace.testing.node(vbuckets=1, settings={"flush_interval": "1h"}) as node:
         node.stop_persistence()
         node.set("a", 1)
 
-        def persisted():
+        def persisted() -> int:
             return node.call(lambda inner: inner.buckets["default"].store.vbuckets[0].persisted_seqno)
 
         assert persisted() == 0
@@ -158,7 +161,7 @@ def test_persistence_and_purge():
         assert node.call(lambda inner: inner.buckets["default"].store.vbuckets[0].purge_seqno) == 2
 
 
-def test_flush_and_states():
+def test_flush_and_states() -> None:
     with tailrace.testing.node(vbuckets=2) as node:
         node.set("a", 1, vbucket=0)
         node.flush()
@@ -169,7 +172,7 @@ def test_flush_and_states():
 
 
 @pytest.mark.parametrize("cut", [0, 1, 23, 24, 25, 47, 48, 100])
-def test_a_connection_that_breaks_at_a_byte(cut):
+def test_a_connection_that_breaks_at_a_byte(cut: int) -> None:
     with tailrace.testing.node(vbuckets=1) as node:
         node.cut_after(cut)
         frames = ask(node, *[admin.Noop(opaque=at) for at in range(10)])
@@ -178,7 +181,7 @@ def test_a_connection_that_breaks_at_a_byte(cut):
         assert len(ask(node, admin.Noop())) == 1
 
 
-def test_dropped_connections():
+def test_dropped_connections() -> None:
     with tailrace.testing.node(vbuckets=1) as node:
         with socket.create_connection((node.host, node.port), timeout=30) as connection:
             connection.sendall(admin.Noop().encode())
@@ -190,7 +193,7 @@ def test_dropped_connections():
         assert len(ask(node, admin.Noop())) == 1
 
 
-def test_refused_logins():
+def test_refused_logins() -> None:
     with tailrace.testing.node(vbuckets=1) as node:
         good = admin.SaslAuth(key=b"PLAIN", value=b"\0Administrator\0password")
         assert ask(node, good)[0].status == 0
@@ -200,7 +203,7 @@ def test_refused_logins():
         assert ask(node, good)[0].status == 0
 
 
-def test_a_slow_disk_holds_up_only_who_waits_for_it():
+def test_a_slow_disk_holds_up_only_who_waits_for_it() -> None:
     with tailrace.testing.node(vbuckets=1) as node:
         node.slow_disk(0.5)
         began = time.monotonic()
@@ -211,7 +214,7 @@ def test_a_slow_disk_holds_up_only_who_waits_for_it():
         assert time.monotonic() - began >= 0.5
 
 
-def test_a_clean_stop_answers_what_is_unfinished():
+def test_a_clean_stop_answers_what_is_unfinished() -> None:
     with tailrace.testing.node(vbuckets=1) as node:
         node.slow_disk(0.3)
         with socket.create_connection((node.host, node.port), timeout=30) as connection:
@@ -228,7 +231,7 @@ def test_a_clean_stop_answers_what_is_unfinished():
         assert node.get("b") == 1
 
 
-def statuses(connection, count):
+def statuses(connection: socket.socket, count: int) -> list[int]:
     """What the next answers say."""
     framer, frames = Framer(), []
     while len(frames) < count and (data := connection.recv(1 << 16)):
@@ -237,7 +240,7 @@ def statuses(connection, count):
     return [frame.status for frame in frames]
 
 
-def test_faults_of_the_start_are_raised_here(tmp_path):
+def test_faults_of_the_start_are_raised_here(tmp_path: Path) -> None:
     with (
         tailrace.testing.node(vbuckets=1, data=tmp_path / "data"),
         pytest.raises(TailraceError, match="in use"),
@@ -254,7 +257,7 @@ def test_it(tailrace_node):
 """
 
 
-def test_the_pytest_plugin(tmp_path):
+def test_the_pytest_plugin(tmp_path: Path) -> None:
     (tmp_path / "test_plugin.py").write_text(PLUGIN_TEST)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", *_plugin_arguments(), str(tmp_path)],
@@ -267,7 +270,7 @@ def test_the_pytest_plugin(tmp_path):
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-def _plugin_arguments():
+def _plugin_arguments() -> list[Any]:
     """Where the package is installed its entry point loads the plugin; in a bare tree it is named."""
     from importlib.metadata import entry_points
 
@@ -275,7 +278,7 @@ def _plugin_arguments():
     return [] if installed else ["-p", "tailrace.testing.pytest_plugin"]
 
 
-def test_the_plugin_loads_nothing_heavy():
+def test_the_plugin_loads_nothing_heavy() -> None:
     heavy = "{'numpy', 'pyarrow', 'asyncio'} & set(sys.modules)"
     code = f"import sys, tailrace.testing.pytest_plugin; print({heavy})"
     done = subprocess.run(
@@ -284,7 +287,7 @@ def test_the_plugin_loads_nothing_heavy():
     assert done.stdout.strip() == "set()"
 
 
-def test_who_connects_while_the_node_ends_leaves_no_socket_behind(monkeypatch):
+def test_who_connects_while_the_node_ends_leaves_no_socket_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """asyncio forgets a connection that was accepted just before its server closed; a ResourceWarning of the
     socket would hit whichever test comes next.
     """
@@ -294,7 +297,7 @@ def test_who_connects_while_the_node_ends_leaves_no_socket_behind(monkeypatch):
         with tailrace.testing.node(vbuckets=1) as node:
             enough = threading.Event()
 
-            def connect(node=node, enough=enough):
+            def connect(node: RunningNode = node, enough: threading.Event = enough) -> None:
                 held = []
                 while not enough.is_set():
                     with contextlib.suppress(OSError):

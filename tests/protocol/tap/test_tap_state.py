@@ -5,11 +5,14 @@ reader that answers as it likes.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy import ndarray
 
 from tailrace.clock import ManualClock
 from tailrace.errors import FramingError
@@ -19,20 +22,21 @@ from tailrace.protocol.tap.clients import TapClient, TapClients, TapControl, Tap
 from tailrace.protocol.tap.producer import TapProducer
 from tailrace.server.node import Node
 from tailrace.server.settings import Settings
+from tailrace.store.bucket import EngineBucket
 from tailrace.store.engine import Engine
 from tailrace.wire.codes import TapConnectFlag, VBucketState
 
 LAST = 0xFFFF_FFFF
 
 
-def seqnos(*numbers):
+def seqnos(*numbers: int) -> ndarray:
     return np.array(numbers, np.uint64)
 
 
 # Numbers.
 
 
-def test_numbers_wrap_from_the_last_to_one():
+def test_numbers_wrap_from_the_last_to_one() -> None:
     assert [wire_number(number) for number in (1, LAST, LAST + 1, 2 * LAST, 2 * LAST + 1)] == [
         1,
         LAST,
@@ -44,7 +48,7 @@ def test_numbers_wrap_from_the_last_to_one():
 
 
 @given(st.integers(0, 3 * LAST), st.integers(1, 20_000), st.integers(0, 20_000))
-def test_an_answer_finds_its_message(sent_before, count, which):
+def test_an_answer_finds_its_message(sent_before: int, count: int, which: int) -> None:
     client = TapClient("n", sent=sent_before)
     log = AckLog(client, enabled=True)
     cursor = TapCursor(0, 1)
@@ -58,7 +62,7 @@ def test_an_answer_finds_its_message(sent_before, count, which):
 # Acknowledgements.
 
 
-def test_an_ack_counts_for_everything_before_it():
+def test_an_ack_counts_for_everything_before_it() -> None:
     client = TapClient("n")
     log = AckLog(client, enabled=True)
     first, two = TapCursor(1, 1), TapCursor(2, 1)
@@ -76,7 +80,7 @@ def test_an_ack_counts_for_everything_before_it():
     assert (two.resume_at, log.unacked, len(log)) == (2, 0, 0)
 
 
-def test_going_back_returns_what_was_not_acknowledged():
+def test_going_back_returns_what_was_not_acknowledged() -> None:
     client = TapClient("n")
     log = AckLog(client, enabled=True)
     cursor = TapCursor(1, 1)
@@ -92,7 +96,7 @@ def test_going_back_returns_what_was_not_acknowledged():
     assert log.find(wire_number(3)) is None  # answers that come now are to nothing
 
 
-def test_what_was_sent_before_a_new_beginning_counts_no_more():
+def test_what_was_sent_before_a_new_beginning_counts_no_more() -> None:
     client = TapClient("n")
     log = AckLog(client, enabled=True)
     cursor = TapCursor(1, 1)
@@ -105,7 +109,7 @@ def test_what_was_sent_before_a_new_beginning_counts_no_more():
     assert cursor.position == 0
 
 
-def test_without_acks_nothing_is_kept():
+def test_without_acks_nothing_is_kept() -> None:
     client = TapClient("n")
     log = AckLog(client, enabled=False)
     cursor = TapCursor(1, 1)
@@ -117,13 +121,13 @@ def test_without_acks_nothing_is_kept():
 
 
 @pytest.fixture
-def bucket():
+def bucket() -> Iterator[EngineBucket]:
     engine = Engine(files=MemoryFiles())
     yield engine.create_bucket("default", 4)
     engine.close()
 
 
-def test_ttls_are_remembered_by_runs_and_forgotten_with_the_branch(bucket):
+def test_ttls_are_remembered_by_runs_and_forgotten_with_the_branch(bucket: EngineBucket) -> None:
     hops = TapHops(bucket)
     assert hops.ttls(1, seqnos(1, 2)) is None
     for seqno in (2, 3, 4):
@@ -138,7 +142,7 @@ def test_ttls_are_remembered_by_runs_and_forgotten_with_the_branch(bucket):
     assert hops.ttls(1, seqnos(2, 3)) is None
 
 
-def test_runs_have_a_limit(bucket):
+def test_runs_have_a_limit(bucket: EngineBucket) -> None:
     hops = TapHops(bucket)
     for seqno in range(0, 20_000, 2):
         hops.received(0, seqno, 200)
@@ -150,7 +154,7 @@ def test_runs_have_a_limit(bucket):
 # Readers that are kept.
 
 
-def test_states_are_kept_as_long_as_they_should(bucket):
+def test_states_are_kept_as_long_as_they_should(bucket: EngineBucket) -> None:
     clients = TapClients(bucket, 3)
     plain = clients.find_or_make("plain", 0.0)
     clients.disconnected(plain, 10.0, 0.0)  # type: ignore[arg-type]
@@ -182,7 +186,7 @@ def test_states_are_kept_as_long_as_they_should(bucket):
 class Talk:
     """A session of a node without sockets, and what a reader made of it."""
 
-    def __init__(self, **own_settings):
+    def __init__(self, **own_settings: Any) -> None:
         self.clock = ManualClock()
         made = Settings()
         for name, value in own_settings.items():
@@ -190,14 +194,14 @@ class Talk:
         self.engine = Engine(files=MemoryFiles(), clock=self.clock)
         self.bucket = self.engine.create_bucket("default", 4)
         self.node = Node(self.engine, settings=made, clock=self.clock)
-        self.session = None
-        self.documents = {}
-        self.unanswered = []
-        self.states = []
+        self.session: Any = None
+        self.documents: dict[Any, Any] = {}
+        self.unanswered: list[Any] = []
+        self.states: list[int] = []
         self.data = b""
         self.last = 0
 
-    def connect(self, flags, value=b"", name=b"r"):
+    def connect(self, flags: int, value: bytes = b"", name: bytes = b"r") -> None:
         self.session = self.node.accept("test", self.clock.monotonic())
         extras = flags.to_bytes(4, "big")
         head = struct.pack(">BBHBBHIIQ", 0x80, 0x40, len(name), 4, 0, 0, 4 + len(name) + len(value), 0, 0)
@@ -211,7 +215,7 @@ class Talk:
         assert isinstance(handler, TapProducer)
         return handler
 
-    def pull(self, max_bytes=1 << 16):
+    def pull(self, max_bytes: int = 1 << 16) -> bool:
         """Take what the node has; whether there was something."""
         data = b"".join(self.session.data_to_send(max_bytes, self.clock.monotonic()))
         self.data += data
@@ -223,7 +227,7 @@ class Talk:
             self.data = self.data[size:]
         return bool(data)
 
-    def _take(self, raw):
+    def _take(self, raw: bytes) -> None:
         _, opcode, key_length, extras, _, vbucket, _, opaque, cas = struct.unpack(">BBHBBHIIQ", raw[:24])
         assert opaque == self.last % LAST + 1
         self.last = opaque
@@ -244,7 +248,7 @@ class Talk:
         if raw[27] & 1:
             self.unanswered.append((opcode, opaque))
 
-    def answer(self, which=0, status=0):
+    def answer(self, which: int = 0, status: int = 0) -> None:
         opcode, opaque = self.unanswered[which]
         if status == 0:
             del self.unanswered[: which + 1]
@@ -254,11 +258,11 @@ class Talk:
             struct.pack(">BBHBBHIIQ", 0x81, opcode, 0, 0, 0, status, 0, opaque, 0), self.clock.monotonic()
         )
 
-    def disconnect(self):
+    def disconnect(self) -> None:
         self.session.connection_lost()
         self.session = None
 
-    def settle(self):
+    def settle(self) -> None:
         """Answer everything until nothing comes any more, a back-off included."""
         silent = 0
         for _ in range(10_000):
@@ -271,7 +275,7 @@ class Talk:
                 return
         raise AssertionError("it never settles")
 
-    def stored(self):
+    def stored(self) -> dict[int, Any]:
         state = {}
         for vbucket in self.bucket:
             for at in range(30):
@@ -308,7 +312,9 @@ STEPS = st.lists(
     st.integers(1, 3),
     st.sampled_from([0, LAST - 20]),
 )
-def test_whatever_a_reader_answers_it_ends_with_the_same_documents(steps, flags, interval, window, sent):
+def test_whatever_a_reader_answers_it_ends_with_the_same_documents(
+    steps: list[tuple[str, int, int]], flags: int, interval: int, window: int, sent: int
+) -> None:
     talk = Talk(tap_ack_interval=interval, tap_ack_window=window, tap_keepalive=3600.0, tap_backoff=2.0)
     talk.bucket.vbuckets[0].set(b"\0k1", b"there before")
     talk.connect(flags)
@@ -342,7 +348,7 @@ def test_whatever_a_reader_answers_it_ends_with_the_same_documents(steps, flags,
     talk.node.close()
 
 
-def test_a_takeover_called_off_after_giving_up_makes_nobody_active():
+def test_a_takeover_called_off_after_giving_up_makes_nobody_active() -> None:
     talk = Talk()
     talk.bucket.vbuckets[1].set(b"\0k1", b"v")
     talk.connect(0x1C, struct.pack(">HH", 1, 1))
@@ -363,7 +369,7 @@ def test_a_takeover_called_off_after_giving_up_makes_nobody_active():
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(max_size=80), max_size=4), st.sampled_from([0x40, 0x41, 0x42, 0x44, 0x45, 0x46]))
-def test_any_bytes_end_in_answers_or_a_closed_connection(parts, opcode):
+def test_any_bytes_end_in_answers_or_a_closed_connection(parts: list[bytes], opcode: int) -> None:
     talk = Talk()
     talk.session = talk.node.accept("test", talk.clock.monotonic())
     try:

@@ -5,6 +5,8 @@ may happen to either; and a producer that says anything.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,8 +16,10 @@ from tailrace.clock import ManualClock
 from tailrace.files import MemoryFiles
 from tailrace.protocol.upr import translation
 from tailrace.server.node import Node
-from tailrace.server.upstream import ReplicationSource
+from tailrace.server.session import Session
+from tailrace.server.upstream import ReplicationSource, Upstream
 from tailrace.store.engine import Engine
+from tailrace.store.vbucket import EngineVBucket
 from tailrace.wire.codes import VBucketState
 
 DRAFTS = ("upr-a", "upr-b")
@@ -23,11 +27,11 @@ VBUCKETS = 2
 
 
 @pytest.fixture(autouse=True)
-def _little_is_held(monkeypatch):
+def _little_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translation, "HELD_BYTES", 200)
 
 
-def documents(vbucket):
+def documents(vbucket: EngineVBucket) -> dict[int, Any]:
     """Key to value, CAS and rev of what exists."""
     frames = {}
     for at in range(10):
@@ -38,7 +42,7 @@ def documents(vbucket):
     return frames
 
 
-def branch_at_its_end(vbucket):
+def branch_at_its_end(vbucket: EngineVBucket) -> int:
     """A replica that is not yet there knows of branches that begin further on than it is."""
     log, end = vbucket.failover_log.entries, vbucket.high_seqno
     return next(entry.vb_uuid for entry in log if entry.seqno <= end)
@@ -47,7 +51,7 @@ def branch_at_its_end(vbucket):
 class Machine:
     """A node without sockets."""
 
-    def __init__(self, clock):
+    def __init__(self, clock: ManualClock) -> None:
         self.engine = Engine(files=MemoryFiles(), clock=clock)
         self.bucket = self.engine.create_bucket("default", VBUCKETS)
         self.node = Node(self.engine, clock=clock)
@@ -56,29 +60,30 @@ class Machine:
 class Pair:
     """An active and its replica; bytes go from one to the other when they are told to."""
 
-    def __init__(self, draft):
+    def __init__(self, draft: str) -> None:
         self.clock = ManualClock()
         self.active, self.replica = Machine(self.clock), Machine(self.clock)
         self.replica.node.dial = self._dial
         for number in range(VBUCKETS):
             self.replica.bucket.set_state(number, VBucketState.REPLICA)
-        self.link = self.session = None
+        self.link: Upstream | None = None
+        self.session: Session | None = None
         self.to_active, self.to_replica = bytearray(), bytearray()
         self.orders = dict.fromkeys(range(VBUCKETS), (ReplicationSource("active", 1, dialect=draft), 0))
-        self.seen = {}
+        self.seen: dict[tuple[int, int, int], Any] = {}
         """The documents of each state that the active had, by vbucket, branch and seqno."""
         self.order()
         self.connect()
 
-    def order(self):
+    def order(self) -> None:
         self.replica.node.replication["default"].order(self.orders, self.clock.monotonic())
 
-    def _dial(self, link):
+    def _dial(self, link: Upstream) -> None:
         self.cut()
         self.link = link
         self.session = self.active.node.accept("replica", self.clock.monotonic())
 
-    def connect(self):
+    def connect(self) -> None:
         """Wait until the connection is made again and past its handshake."""
         for _ in range(10):
             if self.link is not None and self.link.handler is not None:
@@ -88,7 +93,7 @@ class Pair:
             self.carry(4096)
         raise AssertionError("there is no connection")
 
-    def cut(self):
+    def cut(self) -> None:
         if self.link is not None:
             link, session, self.link, self.session = self.link, self.session, None, None
             session.connection_lost()
@@ -96,12 +101,12 @@ class Pair:
         self.to_active.clear()
         self.to_replica.clear()
 
-    def note(self):
+    def note(self) -> None:
         """Remember which states the active has."""
         for vbucket in self.active.bucket:
             self.seen[vbucket.id, vbucket.uuid, vbucket.high_seqno] = documents(vbucket)
 
-    def carry(self, size):
+    def carry(self, size: int) -> bool:
         """Let up to so many bytes go each way; whether there were any."""
         moved = False
         for _ in range(2):
@@ -124,7 +129,7 @@ class Pair:
             self.check()
         return moved
 
-    def check(self):
+    def check(self) -> None:
         """What the replica has whole is a state that the active had."""
         for vbucket in self.replica.bucket:
             if vbucket.complete_seqno == vbucket.high_seqno and vbucket.high_seqno:
@@ -133,7 +138,7 @@ class Pair:
                     == self.seen[vbucket.id, branch_at_its_end(vbucket), vbucket.high_seqno]
                 )
 
-    def settle(self):
+    def settle(self) -> None:
         silent = 0
         for _ in range(10_000):
             silent = 0 if self.carry(1 << 16) else silent + 1
@@ -147,7 +152,7 @@ class Pair:
                     self.link.handle_timer(self.clock.monotonic())
         raise AssertionError("it never settles")
 
-    def close(self):
+    def close(self) -> None:
         self.cut()
         self.replica.node.close()
         self.active.node.close()
@@ -183,7 +188,9 @@ STEPS = st.lists(
     ]
 )
 @given(steps=STEPS)
-def test_a_replica_has_only_states_that_the_active_had_and_ends_equal(draft, steps):
+def test_a_replica_has_only_states_that_the_active_had_and_ends_equal(
+    draft: str, steps: list[tuple[str, int, Any]]
+) -> None:
     pair = Pair(draft)
     for number, (what, first, other) in enumerate(steps):
         vbucket = pair.active.bucket.vbuckets[first % VBUCKETS]
@@ -228,7 +235,7 @@ def test_a_replica_has_only_states_that_the_active_had_and_ends_equal(draft, ste
 # a producer that says anything
 
 
-def packet(magic, opcode, half, opaque, byte_5, extras, rest):  # noqa: PLR0917
+def packet(magic: int, opcode: int, half: int, opaque: int, byte_5: int, extras: bytes, rest: bytes) -> bytes:  # noqa: PLR0917
     key = rest[: len(rest) // 2]
     size = len(extras) + len(rest)
     return struct.pack(">BBHBBHIIQ", magic, opcode, len(key), len(extras), byte_5, half, size, opaque, 7) + (
@@ -269,7 +276,7 @@ PACKETS = {
 }
 
 
-def answers_to(draft, asked, log):
+def answers_to(draft: str, asked: bytes, log: int) -> bytes:
     """What a producer says to a log request or a stream request, in its own bytes."""
     head = struct.Struct(">BBHBBHIIQ")
     _, opcode, _, _, byte_5, vbucket, _, opaque, _ = head.unpack_from(asked)
@@ -282,7 +289,7 @@ def answers_to(draft, asked, log):
     return head.pack(0x81, opcode, 0, 0, 0, 0, len(value), opaque, 0) + value
 
 
-def frames_in(data):
+def frames_in(data: bytes) -> Iterator[bytes]:
     while data:
         size = 24 + int.from_bytes(data[8:12], "big")
         yield data[:size]
@@ -292,7 +299,9 @@ def frames_in(data):
 @pytest.mark.parametrize("draft", DRAFTS)
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_whatever_a_producer_says_ends_in_a_closed_connection_or_in_changes(draft, data):
+def test_whatever_a_producer_says_ends_in_a_closed_connection_or_in_changes(
+    draft: str, data: st.DataObject
+) -> None:
     clock = ManualClock()
     machine = Machine(clock)
     links = []
