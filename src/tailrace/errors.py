@@ -9,7 +9,8 @@
     │       └── MalformedMessage        a whole frame, but not what its opcode asks for
     ├── StatusError                     the peer answered with a status that is not success
     ├── ConnectError                    the peer can't be reached or went away for good
-    │   └── LoginError                  ... or refuses the login, or has no such bucket
+    │   ├── LoginError                  ... or refuses the login, or has no such bucket
+    │   └── NotPersistedYet             ... or has changes that not every copy has on disk yet
     ├── StoreError                      the data directory can't do what was asked
     │   ├── StoreLocked                 another process has it
     │   ├── StoreCorrupt                a checksum or a size is wrong; names the file
@@ -63,6 +64,7 @@ __all__ = [
     "MergeCancelled",
     "MergeProcessLost",
     "NotDurable",
+    "NotPersistedYet",
     "ProtocolError",
     "RemoteProtocolError",
     "RollbackImpossible",
@@ -161,6 +163,10 @@ class ConnectError(TailraceError):
 
 class LoginError(ConnectError):
     """The peer refuses the login or has no such bucket."""
+
+
+class NotPersistedYet(ConnectError):
+    """Changes wait until every copy has them on disk, for longer than the reader wants to; says for whom."""
 
 
 class StoreError(TailraceError):

@@ -17,7 +17,7 @@ import pytest
 import tailrace
 from client.fake_server import FakeServer, accepted, marker, mutation
 from tailrace import Mutation, Rollback
-from tailrace.errors import UsageError
+from tailrace.errors import NotPersistedYet, UsageError
 from tailrace.wire.admin import ObserveSeqnoResponse
 from tailrace.wire.codes import DcpOpcode, Op, Status
 from tailrace.wire.header import Frame
@@ -200,6 +200,28 @@ def test_a_replica_that_is_down_is_not_waited_for_longer_than_one_wants(connect:
     pair.replica.stop()
     reader = Delivered(connect(pair.active.url, persisted_only=True, replica_patience_s=0.3))
     assert reader.all() == [b"first", b"second"]
+
+
+def test_somebody_may_not_want_to_wait(connect: Any, pair: Pair) -> None:
+    source = connect(pair.active.url, persisted_only=True, persisted_timeout_s=0.5)
+    with pytest.raises(NotPersistedYet, match=f"the replica at 127.0.0.1:{pair.replica.port}"):
+        for _ in source.changes():
+            pass
+
+
+def test_the_copies_of_a_bucket_can_be_asked(connect: Any, pair: Pair) -> None:
+    source = connect(pair.active.url, persisted_only=True)
+    vb_uuid = source.failover_logs()[0].newest.vb_uuid
+    assert source.persisted_seqnos({0: vb_uuid}).seqnos == {0: 0}
+    pair.persisted = 2
+    copies = source.persisted_seqnos({0: vb_uuid})
+    assert (copies.seqnos, set(copies.slowest)) == ({0: 2}, {0})
+    pair.replica.stop()
+    until(lambda: source.persisted_seqnos({0: vb_uuid}).seqnos == {0: 0})
+    slowest = source.persisted_seqnos({0: vb_uuid}).slowest[0]
+    assert slowest.startswith(f"the replica at 127.0.0.1:{pair.replica.port} (")
+    with pytest.raises(UsageError, match="with persisted_only"):
+        connect(pair.active.url).persisted_seqnos({0: vb_uuid})
 
 
 def test_an_ephemeral_bucket_has_nothing_on_disk(connect: Any, pair: Pair) -> None:

@@ -35,6 +35,7 @@ from .bounds import End, Start
 from .catalog import Catalog
 from .connection import Connection
 from .connections import Connections
+from .copies import CopiesOnDisk, CopySurvey
 from .events import Event
 from .groups.reader import GroupAutosave, GroupReader
 from .keywords import shows_keywords
@@ -372,6 +373,27 @@ class Source:
             logs |= answer
         return dict(sorted(logs.items()))
 
+    async def persisted_seqnos(self, branches: Mapping[int, int]) -> CopiesOnDisk:
+        """How far every copy of vbuckets has a branch on disk; ``branches`` are vb_uuids by vbucket.
+
+        For sources with ``persisted_only``, which keep connections to replicas too.
+        """
+        self._check_usable()
+        if not self.options.persisted_only:
+            raise UsageError("persisted_seqnos is for sources with persisted_only")
+        self._nodes.refuse_ephemeral()
+        self._need_everybody()
+        self._turn()
+        survey = CopySurvey(self._nodes, branches, patience_s=self.options.replica_patience_s)
+
+        def is_answered() -> bool:
+            done = survey.is_answered(self._loop.time())
+            self._connections.flush()
+            return done
+
+        await self._until(is_answered)
+        return survey.result(self._loop.time())
+
     def homes(self) -> dict[int, Address | None]:
         """The node that has each vbucket, by the newest map."""
         return {vbucket: self._home(vbucket) for vbucket in range(self.vbucket_count)}
@@ -397,12 +419,6 @@ class Source:
     def stats(self) -> dict[str, Any]:
         """Figures of this source, and why it waits if it does."""
         now = self._loop.time()
-        links = dict(self._nodes.links())
-        vbuckets = {} if self._reading is None else self._reading.progress
-        states: dict[str, int] = {}
-        for progress in vbuckets.values():
-            name = progress.state.name.lower()
-            states[name] = states.get(name, 0) + 1
         return {
             "name": self._settings.name,
             "bucket": self.where.bucket,
@@ -410,25 +426,15 @@ class Source:
             "changes": self._changes,
             "rollbacks": 0 if self._reading is None else self._reading.rollbacks,
             "lost_connections": self._connections.lost_count,
-            "received_bytes": sum(link.received_bytes for link in links.values()),
-            "acked_bytes": sum(link.acked_bytes for link in links.values()),
-            "queued_bytes": sum(link.queued_bytes for link in links.values()),
-            "vbuckets": states,
+            "vbuckets": {} if self._reading is None else self._reading.states(),
             **({} if self._group is None else {"group": self._group.stats()}),
-            "nodes": {
-                str(node.address): {
-                    "state": node.state(now),
-                    "streams": len(node.link.streams) if node.link is not None else 0,
-                    "queued_bytes": node.link.queued_bytes if node.link is not None else 0,
-                }
-                for node in self._nodes.all()
-            },
+            **self._nodes.stats(now),
         }
 
     def _waits_for(self, now: float) -> str:
         if self._reading is None or self._reading.is_over:
             return "a reading to begin" if self._nodes.map is not None else "the cluster map"
-        if self._is_busy():
+        if self._is_busy() and not self._reading.holds_back:
             return "the application"
         return self._reading.waits_for(now)
 
@@ -552,11 +558,16 @@ class Source:
         node = self._nodes.node_of(vbucket)
         return None if node is None else node.address
 
-    async def _ask_everybody(self, script_for: Callable[[Address], Script[T]]) -> list[T]:
-        """Have a conversation with every node of the bucket."""
+    def _need_everybody(self) -> None:
+        """Have connections to all nodes with vbuckets, unless a reading says which it needs."""
         assert self._nodes.map is not None
         if self._reading is None or self._reading.is_over:
-            self._nodes.need(range(self._nodes.map.vbucket_count))
+            every = range(self._nodes.map.vbucket_count)
+            self._nodes.need(every, copies_of=every if self.options.persisted_only else ())
+
+    async def _ask_everybody(self, script_for: Callable[[Address], Script[T]]) -> list[T]:
+        """Have a conversation with every node of the bucket."""
+        self._need_everybody()
         self._turn()
         await self._until(lambda: self._homes() <= {node.address for node in self._nodes.ready()})
         everybody = Survey(

@@ -27,6 +27,7 @@ from ..history import FailoverLog
 from ..model import Position
 from . import aio
 from .bounds import End, Start
+from .copies import CopiesOnDisk
 from .events import Event
 from .keywords import shows_keywords
 from .options import SourceKeywords, SourceOptions
@@ -219,6 +220,10 @@ class BlockingSource:
     def failover_logs(self, vbuckets: Iterable[int] | None = None) -> dict[int, FailoverLog]:
         """The branches of vbuckets, newest first."""
         return self._await(self._source.failover_logs(vbuckets))
+
+    def persisted_seqnos(self, branches: Mapping[int, int]) -> CopiesOnDisk:
+        """As `Source.persisted_seqnos`."""
+        return self._await(self._source.persisted_seqnos(branches))
 
     def homes(self) -> dict[int, Address | None]:
         """The node that has each vbucket, by the newest map."""

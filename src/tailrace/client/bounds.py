@@ -41,6 +41,8 @@ class ReadOptions:
     """Hold changes back until all copies have them on disk, so that a failover can't take them back."""
     replica_patience_s: float | None = None
     """How long a replica is waited for then that can't be reached; None: as long as the map names it."""
+    persisted_timeout_s: float | None = None
+    """How long changes are held back before that is an error; None: for ever."""
     rollback_points: Callable[[int], Iterable[int | Position]] | None = None
     """The only seqnos of a vbucket that the application can go back to."""
     is_shared: bool = False

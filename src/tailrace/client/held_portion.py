@@ -9,11 +9,15 @@ Rules: docs/spec/servers.md#persistence.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 
 from ..connstr import Address
+from ..errors import NotPersistedYet
+from ..logs import log_event
 from ..protocol.dcp.reader import DcpReader
 from ..protocol.states import ReadingState
+from .copies import counted, in_words
 from .nodes import KnownNode, Nodes
 from .portion import Portion
 from .progress import Progress
@@ -21,7 +25,12 @@ from .questions import persisted_seqno
 
 __all__ = ["HeldPortion"]
 
+_log = logging.getLogger(__name__)
+
 _OBSERVE_S = 0.2
+_SAY_AFTER_S = 5.0
+"""Disks take a moment; what takes longer has a reason that somebody wants to know."""
+_SAY_EVERY_S = 60.0
 
 
 class HeldPortion:
@@ -34,6 +43,7 @@ class HeldPortion:
         now: Callable[[], float],
         *,
         patience_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         self._nodes = nodes
         self._progress = progress
@@ -42,6 +52,11 @@ class HeldPortion:
         self._now = now
         self._patience_s = patience_s
         """How long a replica is waited for that can't be reached; None: until it or another map is there."""
+        self._timeout_s = timeout_s
+        """How long the portion waits before that is an error; None: for ever."""
+        self._since = 0.0
+        self._say_at = 0.0
+        self._has_said = False
         self._persisted: dict[tuple[int, int, Address], int] = {}
         """By vbucket, branch and node."""
         self._map_version: tuple[int, int] | None = None
@@ -63,6 +78,8 @@ class HeldPortion:
     def hold(self, portion: Portion) -> None:
         """Keep a portion back."""
         self._portion = portion
+        self._since = self._now()
+        self._say_at = self._since + _SAY_AFTER_S
 
     def take(self) -> Portion | None:
         """The held portion, if all of it is on disk; otherwise the server is asked."""
@@ -70,6 +87,11 @@ class HeldPortion:
         assert portion is not None
         if not any(self._late_copies(vbucket) for vbucket in portion.ends):
             self._portion = self._observe_at = None
+            if self._has_said:
+                self._has_said = False
+                log_event(
+                    _log, logging.WARNING, "on_disk_everywhere", waited_s=round(self._now() - self._since)
+                )
             return portion
         if self._observe_at is None:
             self._observe_at = self._now()
@@ -97,22 +119,32 @@ class HeldPortion:
 
     def waits_for(self) -> str:
         """What is missing, in words."""
-        reasons: dict[str, int] = {}
+        reasons: dict[int, str] = {}
         for vbucket in self.vbuckets:
-            if self._nodes.node_of(vbucket) is None:
-                reasons["no node has it"] = reasons.get("no node has it", 0) + 1
-            for node in self._late_copies(vbucket):
-                role = "" if node is self._nodes.node_of(vbucket) else "the replica at "
-                trouble = "" if node.is_ready else f" ({node.state(self._now())})"
-                reason = f"{role}{node.address}{trouble}"
-                reasons[reason] = reasons.get(reason, 0) + 1
-        texts = [f"{count} vbuckets: {reason}" for reason, count in list(reasons.items())[:5]]
-        return "; ".join(["waits until the changes are on disk everywhere", *texts])
+            active = self._nodes.node_of(vbucket)
+            late = [
+                in_words(node, self._now(), is_active=node is active) for node in self._late_copies(vbucket)
+            ]
+            if active is None:
+                late.append("no node has it")
+            if late:
+                reasons[vbucket] = ", ".join(late)
+        return f"waits until the changes are on disk everywhere; {counted(reasons)}"
+
+    def check(self) -> None:
+        """Raise `NotPersistedYet` if the portion has waited for too long."""
+        if self._portion is None or self._timeout_s is None:
+            return
+        if self._now() - self._since >= self._timeout_s:
+            raise NotPersistedYet(self.waits_for())
 
     def turn(self) -> None:
         """Ask how far the vbuckets of the held portion are persisted, a few times a second."""
         if self._portion is None or self._observe_at is None or self._now() < self._observe_at:
             return
+        if self._now() >= self._say_at:
+            self._say_at, self._has_said = self._now() + _SAY_EVERY_S, True
+            log_event(_log, logging.WARNING, "held_back", why=self.waits_for())
         self._observe_at = self._now() + _OBSERVE_S
         for vbucket in list(self._portion.ends):
             progress, active = self._progress[vbucket], self._nodes.node_of(vbucket)
@@ -140,17 +172,10 @@ class HeldPortion:
             node
             for node in self._nodes.copies_of(vbucket)
             if self._persisted.get((vbucket, vb_uuid, node.address), -1) < wanted
-            and not self._is_given_up(vbucket, node)
+            and not (
+                node is not self._nodes.node_of(vbucket) and node.is_given_up(self._patience_s, self._now())
+            )
         ]
-
-    def _is_given_up(self, vbucket: int, node: KnownNode) -> bool:
-        """A replica that could not be reached for as long as the application wants to wait."""
-        return (
-            self._patience_s is not None
-            and node is not self._nodes.node_of(vbucket)
-            and node.troubled_since is not None
-            and self._now() - node.troubled_since >= self._patience_s
-        )
 
     def _observer(
         self, progress: Progress, vb_uuid: int, address: Address, *, is_active: bool

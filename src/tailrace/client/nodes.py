@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ..connstr import Address, ConnectionString
-from ..errors import ConnectError, RemoteProtocolError
+from ..errors import ConnectError, RemoteProtocolError, UsageError
 from ..protocol.dcp.reader import DcpReader, ReaderSettings
 from ..protocol.handshake import Credentials, Introduction
 from ..protocol.script import Script
@@ -46,6 +47,14 @@ class KnownNode:
     def is_ready(self) -> bool:
         """Stream requests can be sent."""
         return self.link is not None and self.link.granted is not None
+
+    def is_given_up(self, patience_s: float | None, now: float) -> bool:
+        """Whether it could not be reached for longer than somebody waits for it; None is for ever."""
+        return (
+            patience_s is not None
+            and self.troubled_since is not None
+            and now - self.troubled_since >= patience_s
+        )
 
     def state(self, now: float) -> str:
         """The connection's state in words, for statistics."""
@@ -231,6 +240,13 @@ class Nodes:
         copies = [self.map.node_of(vbucket), *self.map.replicas_of(vbucket)]
         return [self._node(address) for address in dict.fromkeys(copies) if address is not None]
 
+    def refuse_ephemeral(self) -> None:
+        """`UsageError` if the bucket has no disk that somebody could wait for."""
+        if self.map is not None and self.map.is_ephemeral:
+            raise UsageError(
+                "the bucket is ephemeral, nothing of it is ever on disk: read it without persisted_only"
+            )
+
     def node_of(self, vbucket: int) -> KnownNode | None:
         """The node that has a vbucket, by the newest map."""
         address = self.map.node_of(vbucket) if self.map is not None else None
@@ -250,6 +266,23 @@ class Nodes:
         """Every node that is in the map or has a connection."""
         known = set(self.map.nodes) if self.map is not None else set(self.seeds)
         return [node for node in self._nodes.values() if node.link is not None or node.address in known]
+
+    def stats(self, now: float) -> dict[str, Any]:
+        """Figures of the connections."""
+        links = [link for _, link in self.links()]
+        return {
+            "received_bytes": sum(link.received_bytes for link in links),
+            "acked_bytes": sum(link.acked_bytes for link in links),
+            "queued_bytes": sum(link.queued_bytes for link in links),
+            "nodes": {
+                str(node.address): {
+                    "state": node.state(now),
+                    "streams": len(node.link.streams) if node.link is not None else 0,
+                    "queued_bytes": node.link.queued_bytes if node.link is not None else 0,
+                }
+                for node in self.all()
+            },
+        }
 
     # the map
 

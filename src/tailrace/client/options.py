@@ -73,6 +73,8 @@ class SourceOptions:
     """Hold changes back until the active and every replica that the cluster map names have them on disk."""
     replica_patience_s: float | None = None
     """How long to wait for a replica that can't be reached. None: until it is back, or failed over."""
+    persisted_timeout_s: float | None = None
+    """How long changes may be held back before that is a `NotPersistedYet`. None: for ever."""
     rollback_points: Callable[[int], Iterable[int | Position]] | None = None
     """The only seqnos of a vbucket that the application can go back to, if those are not the ends of the
     snapshots that it was given: a table has its own versions. An application that is behind what it was
@@ -124,6 +126,8 @@ class SourceOptions:
             raise UsageError("retry_for_s is 0 or more")
         if self.replica_patience_s is not None and self.replica_patience_s < 0:
             raise UsageError("replica_patience_s is 0 or more")
+        if self.persisted_timeout_s is not None and self.persisted_timeout_s <= 0:
+            raise UsageError("persisted_timeout_s is more than 0")
         if self.out_of_order and self.persisted_only:
             raise UsageError("out_of_order and persisted_only exclude each other")
         if self.connect_timeout_s <= 0:
@@ -206,6 +210,7 @@ class SourceKeywords(TypedDict, total=False):
     connect_timeout_s: float
     persisted_only: bool
     replica_patience_s: float | None
+    persisted_timeout_s: float | None
     rollback_points: Callable[[int], Iterable[int | Position]] | None
     state: StateStore | str | Path | None
     autosave: bool
@@ -287,6 +292,7 @@ def read_options(
         options.retry_for_s,
         options.persisted_only,
         options.replica_patience_s,
+        options.persisted_timeout_s,
         options.rollback_points,
         options.group_store is not None,
     )

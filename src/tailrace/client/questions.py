@@ -5,16 +5,22 @@ Rules: docs/spec/servers.md#observe-seqno.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..errors import MalformedMessage, UsageError
 from ..history import FailoverLog
 from ..protocol.script import Script
-from ..wire.admin import AllVbSeqnosResponse, GetAllVbSeqnos, GetFailoverLog, ObserveSeqno
+from ..wire.admin import (
+    AllVbSeqnosResponse,
+    GetAllVbSeqnos,
+    GetFailoverLog,
+    ObserveSeqno,
+    ObserveSeqnoResponse,
+)
 from ..wire.codes import Status, VBucketState
 from ..wire.message import Response
 
-__all__ = ["failover_logs", "high_seqnos", "persisted_seqno", "seqnos_and_logs"]
+__all__ = ["failover_logs", "high_seqnos", "persisted_seqno", "persisted_seqnos", "seqnos_and_logs"]
 
 
 def high_seqnos() -> Script[dict[int, int]]:
@@ -37,10 +43,24 @@ def seqnos_and_logs(vbuckets: Sequence[int]) -> Script[tuple[dict[int, int], dic
 
 def persisted_seqno(vbucket: int, vb_uuid: int) -> Script[int | None]:
     """How far a branch is on disk; None if the vbucket has left that branch, 0 if it can't be told now."""
-    (answer,) = yield [ObserveSeqno(vbucket=vbucket, value=vb_uuid.to_bytes(8, "big"))]
+    (answer,) = yield [_observe(vbucket, vb_uuid)]
+    return _persisted(answer)
+
+
+def _persisted(answer: ObserveSeqnoResponse) -> int | None:
     if answer.status == Status.SUCCESS:
         return None if answer.old_branch is not None else answer.persisted_seqno
     return None if answer.status == Status.KEY_ENOENT else 0
+
+
+def persisted_seqnos(branches: Mapping[int, int]) -> Script[dict[int, int]]:
+    """How far branches, given by their vbuckets, are on disk; 0 if the node does not know the branch."""
+    answers = yield [_observe(vbucket, vb_uuid) for vbucket, vb_uuid in branches.items()]
+    return {vbucket: _persisted(answer) or 0 for vbucket, answer in zip(branches, answers, strict=True)}
+
+
+def _observe(vbucket: int, vb_uuid: int) -> ObserveSeqno:
+    return ObserveSeqno(vbucket=vbucket, value=vb_uuid.to_bytes(8, "big"))
 
 
 def _active_seqnos() -> GetAllVbSeqnos:

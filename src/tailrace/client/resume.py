@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 from ..connstr import Address
@@ -72,7 +72,11 @@ class Reading:
         self.is_over = False
         """Whether the reading was closed, at its end or before."""
         self._held = HeldPortion(
-            nodes, self.progress, lambda: self._now, patience_s=options.replica_patience_s
+            nodes,
+            self.progress,
+            lambda: self._now,
+            patience_s=options.replica_patience_s,
+            timeout_s=options.persisted_timeout_s,
         )
         self._limits = StreamLimits(nodes, lambda: self._now)
 
@@ -83,6 +87,11 @@ class Reading:
         """Whether every vbucket has reached its end, and the application can have all of it."""
         is_at_end = self._is_begun and self._held.is_empty and self._roster.done == len(self.progress)
         return is_at_end and not self.options.is_shared
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether changes that came wait for the disks of all copies, and others behind them."""
+        return not self._held.is_empty
 
     def positions(self) -> dict[int, Position]:
         """What the application has, by vbucket."""
@@ -97,9 +106,13 @@ class Reading:
         }
         return {**{key: saved for key, saved in self._saved.items() if key not in self.progress}, **delivered}
 
+    def states(self) -> dict[str, int]:
+        """How many vbuckets are in which state."""
+        return dict(Counter(progress.state.name.lower() for progress in self.progress.values()))
+
     def waits_for(self, now: float) -> str:
         """Why nothing comes, in words."""
-        if not self._held.is_empty:
+        if self.holds_back:
             return self._held.waits_for()
         if not self._is_begun:
             return self._catalog.trouble or "waits for the cluster map"
@@ -194,6 +207,7 @@ class Reading:
         """Raise `ConnectError` if a vbucket could not be read for too long."""
         if self.is_over:
             return
+        self._held.check()
         for progress in self._roster.watched(now, self.options.retry_for_s):
             if now < self._error_due(progress) or self._may_be_answered(progress):
                 continue
@@ -390,10 +404,8 @@ class Reading:
         options, count = self.options, self._nodes.map.vbucket_count if self._nodes.map else 0
         chosen: Iterable[int] = range(count) if options.vbuckets is None else options.vbuckets
         check_vbuckets(count, chosen, options.start, options.end)
-        if options.persisted_only and self._nodes.map is not None and self._nodes.map.is_ephemeral:
-            raise UsageError(
-                "the bucket is ephemeral, nothing of it is ever on disk: read it without persisted_only"
-            )
+        if options.persisted_only:
+            self._nodes.refuse_ephemeral()
         if not isinstance(options.end, str):
             chosen = [vbucket for vbucket in chosen if vbucket in options.end]
         for vbucket in () if options.is_shared else chosen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -72,6 +72,18 @@ class BucketWatch:
     def look(self) -> BucketState:
         """Ask everything that a plan needs."""
         return self._answered(self._look)
+
+    def held_back(self, state: BucketState, vbuckets: Iterable[int]) -> dict[int, tuple[int, str]]:
+        """VBuckets that not all copies have on disk as far as the bucket is: how far all have it, and who is
+        last. One with a copy that can't be asked is at 0: nobody knows what it has.
+        """
+        branches = {vbucket: state.failover_logs[vbucket].newest.vb_uuid for vbucket in vbuckets}
+        copies = self._answered(lambda source: source.persisted_seqnos(branches))
+        return {
+            vbucket: (seqno, copies.slowest[vbucket])
+            for vbucket, seqno in copies.seqnos.items()
+            if seqno < state.high_seqnos[vbucket]
+        }
 
     def look_again(self, known: BucketState) -> BucketState:
         """Ask how far the bucket is and nothing else: a request to each node instead of one for each

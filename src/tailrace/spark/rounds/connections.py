@@ -23,6 +23,8 @@ __all__ = ["borrowed_source", "close_idle_sources"]
 _KEPT = 4
 """Sources that wait in a worker, at most."""
 _KEPT_S = 300.0
+_PERSISTED_S = 10.0
+"""How long a task waits for the disks of all copies; others of its vbuckets wait with it."""
 
 
 @dataclass
@@ -43,7 +45,13 @@ def borrowed_source(given: Mapping[str, str]) -> Iterator[BlockingSource]:
     source = _waiting(key)
     if source is None:
         options = parse_options(given)
-        source = open_source(options, "spark-mirror", backfill_order="sequential", rollback_points=_no_points)
+        source = open_source(
+            options,
+            "spark-mirror",
+            backfill_order="sequential",
+            rollback_points=_no_points,
+            persisted_timeout_s=_PERSISTED_S,
+        )
         source.__enter__()
     try:
         yield source

@@ -32,7 +32,7 @@ from .planning import Range, RoundPlan, divided, plan_round
 from .progress import RoundProgress, TableFigures
 from .targets import log_target, planned_branches, table_target, with_branches
 from .task import RoundTask, TaskAnswer
-from .verdicts import Verdicts
+from .verdicts import HeldBack, Verdicts
 
 __all__ = ["Mirror", "MirrorSettings"]
 
@@ -47,6 +47,8 @@ _GATHER_SHARE = 5_000
 """Few is less than one for so many rows of the table."""
 _BACKLOG = 1 << 20
 """Changes of a round at most, about, while there is a backlog: what a kill throws away."""
+_HELD_S = 0.5
+"""How often the copies are asked again whether they have written what is held back."""
 _TASK_RETRY_S = 10.0
 """How long a task takes up a lost connection again before it leaves its vbuckets to the next round."""
 
@@ -125,6 +127,7 @@ class Mirror:
         self._ends: dict[int, int] | None = None
         self._state: BucketState | None = None
         self._committed_at = -1e9
+        self._held = HeldBack(self._trouble)
 
     # the loop
 
@@ -189,7 +192,9 @@ class Mirror:
             self._wait(max(0.0, self._committed_at + _GATHER_S - self.clock.monotonic()))
             return False
         planned_s = self.clock.monotonic() - began
-        if not plan.is_empty:
+        if plan.is_empty and self._held:
+            self._wait(_HELD_S)
+        elif not plan.is_empty:
             if not self._round(state, plan, planned_s):
                 self._wait(_POLL_S)
             self._pause_until(began)
@@ -229,6 +234,22 @@ class Mirror:
         return self._freshness.lag(state) > 0 or bool(self._verdicts)
 
     def _plan(self, state: BucketState) -> RoundPlan:
+        """What to do; of what not every copy has on disk, nothing, if that is asked for."""
+        plan = self._planned(state, self._ends)
+        if not self._options.persisted_only or not plan.ranges:
+            self._held.release()
+            return plan
+        held = self._bucket.held_back(state, plan.ranges)
+        if not held:
+            self._held.release()
+            return plan
+        self._held.hold({vbucket: why for vbucket, (_, why) in held.items()}, self.clock.monotonic())
+        ends = {vbucket: seqno for vbucket, (seqno, _) in held.items()}
+        for vbucket, end in (self._ends or {}).items():
+            ends[vbucket] = min(end, ends.get(vbucket, end))
+        return self._planned(state, ends)
+
+    def _planned(self, state: BucketState, ends: Mapping[int, int] | None) -> RoundPlan:
         now = self.clock.monotonic()
         limit = self.settings.max_changes or _BACKLOG
         return plan_round(
@@ -236,7 +257,7 @@ class Mirror:
             state,
             refused=self._verdicts.refused,
             start_over=self._verdicts.anew,
-            ends=self._ends,
+            ends=ends,
             skipped=self._verdicts.waiting(now),
             max_changes=limit,
             first=self._next_vbucket,

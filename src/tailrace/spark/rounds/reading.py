@@ -12,7 +12,7 @@ import pyarrow as pa
 from ...client.blocking import BlockingSource
 from ...client.bounds import SeenEnd
 from ...client.events import Flush, Rollback, StreamEnd
-from ...errors import ConnectError, LoginError
+from ...errors import ConnectError, LoginError, NotPersistedYet
 from ...model import Position
 from .planning import Range
 
@@ -35,6 +35,10 @@ class Taker(Protocol):
 
     def refuse(self, vbucket: int, requested: Position) -> None:
         """The bucket does not go on from there: what came of the vbucket does not count."""
+        ...
+
+    def hold(self, vbucket: int, why: str) -> None:
+        """Not every copy has a vbucket's changes on disk: what came of it does not count."""
         ...
 
     def fail(self, vbucket: int, why: str) -> None:
@@ -121,6 +125,10 @@ def _read_once(
                     break  # what is paused never comes to an end by itself
     except LoginError:
         raise
+    except NotPersistedYet as error:
+        for vbucket in waited_for:
+            taker.hold(vbucket, str(error))
+        left_out |= waited_for
     except ConnectError as error:
         for vbucket in waited_for:
             taker.fail(vbucket, str(error))

@@ -83,6 +83,8 @@ class TaskAnswer:
     """Table and vbucket of rows that are gone with their collection."""
     refused: dict[int, Position] = field(default_factory=dict)
     """VBuckets that the bucket did not go on with from there."""
+    held: dict[int, str] = field(default_factory=dict)
+    """VBuckets with changes that not every copy has on disk, and for whom they wait."""
     failed: dict[int, str] = field(default_factory=dict)
     """VBuckets that could not be read, and why."""
     read_s: float = 0.0
@@ -225,6 +227,11 @@ class _TaskReader:
     def refuse(self, vbucket: int, requested: Position) -> None:
         """The bucket took back what a vbucket's stream began with."""
         self.answer.refused[vbucket] = requested
+        self._dropped.add(vbucket)
+
+    def hold(self, vbucket: int, why: str) -> None:
+        """Not every copy of a vbucket has its changes on disk."""
+        self.answer.held[vbucket] = why
         self._dropped.add(vbucket)
 
     def fail(self, vbucket: int, why: str) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from ...client.copies import counted
 from ...errors import ConnectError
 from ...model import Position
 from .task import TaskAnswer
 
-__all__ = ["Verdicts"]
+__all__ = ["HeldBack", "Verdicts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,5 +70,40 @@ class Verdicts:
                 since = now if wait is None else wait.since
                 if now - since >= self._retry_for_s:
                     raise ConnectError(f"vbucket {vbucket} can't be read for {self._retry_for_s:g} s: {why}")
-                self._waiting[vbucket] = _Wait(since, now + min(5.0, 0.2 + (now - since) / 2))
+                self._wait(vbucket, now)
                 self._on_trouble(why)
+            for vbucket, why in answer.held.items():  # for as long as it takes: nobody is to blame but a disk
+                self._wait(vbucket, now)
+                self._on_trouble(why)
+
+    def _wait(self, vbucket: int, now: float) -> None:
+        """Leave a vbucket alone for a while, for longer each time."""
+        wait = self._waiting.get(vbucket)
+        since = now if wait is None else wait.since
+        self._waiting[vbucket] = _Wait(since, now + min(5.0, 0.2 + (now - since) / 2))
+
+
+class HeldBack:
+    """Changes that a round leaves for later until every copy has them on disk; says so when it lasts."""
+
+    AFTER_S, EVERY_S = 3.0, 60.0
+
+    def __init__(self, on_trouble: Callable[[str], None]) -> None:
+        self._on_trouble = on_trouble
+        self._say_at: float | None = None
+
+    def __bool__(self) -> bool:
+        """Whether something is held back."""
+        return self._say_at is not None
+
+    def hold(self, reasons: Mapping[int, str], now: float) -> None:
+        """By vbucket: for whom it waits."""
+        if self._say_at is None:
+            self._say_at = now + self.AFTER_S
+        elif now >= self._say_at:
+            self._say_at = now + self.EVERY_S
+            self._on_trouble(f"waits until the changes are on disk everywhere; {counted(reasons)}")
+
+    def release(self) -> None:
+        """Nothing is held back."""
+        self._say_at = None

@@ -206,6 +206,9 @@ class _StateTaker:
     def refuse(self, vbucket: int, requested: Position) -> None:
         self.left_out.add(vbucket)
 
+    def hold(self, vbucket: int, why: str) -> None:
+        self.failed[vbucket] = why
+
     def fail(self, vbucket: int, why: str) -> None:
         self.failed[vbucket] = why
 

@@ -1,0 +1,91 @@
+"""A question to all copies of some vbuckets: how far have they a branch on disk, and who can't say?
+
+Rules: docs/spec/servers.md#persistence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from ..connstr import Address
+from ..model import MAX_U64
+from ..protocol.dcp.reader import DcpReader
+from .nodes import KnownNode, Nodes
+from .questions import persisted_seqnos
+
+__all__ = ["CopiesOnDisk", "CopySurvey", "counted", "in_words"]
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class CopiesOnDisk:
+    """How far vbuckets are on the disks of all nodes that have them."""
+
+    seqnos: Mapping[int, int]
+    """By vbucket: what every copy has. 0 if one can't say, or does not know the branch yet."""
+    slowest: Mapping[int, str]
+    """By vbucket: the node that has least of it, and why if it can't be asked."""
+
+
+class CopySurvey:
+    """Asks the active and the replicas that the map names; ``branches`` are vb_uuids by vbucket."""
+
+    def __init__(self, nodes: Nodes, branches: Mapping[int, int], *, patience_s: float | None) -> None:
+        self._nodes = nodes
+        self._branches = branches
+        self._patience_s = patience_s
+        self._answers: dict[Address, dict[int, int]] = {}
+        self._asked: dict[Address, DcpReader] = {}
+
+    def is_answered(self, now: float) -> bool:
+        """Ask those who were not asked yet; whether all have answered, but for those who can't be reached."""
+        wanted: dict[Address, tuple[KnownNode, dict[int, int]]] = {}
+        for vbucket, vb_uuid in self._branches.items():
+            for node in self._nodes.copies_of(vbucket):
+                wanted.setdefault(node.address, (node, {}))[1][vbucket] = vb_uuid
+        is_done = True
+        for address, (node, branches) in wanted.items():
+            if address in self._answers:
+                continue
+            if node.is_ready and self._asked.get(address) is not node.link:
+                assert node.link is not None
+                self._asked[address] = node.link
+                node.link.ask(persisted_seqnos(branches), partial(self._answers.__setitem__, address), now)
+            is_done = is_done and node.troubled_since is not None
+        return is_done
+
+    def result(self, now: float) -> CopiesOnDisk:
+        """What the copies have in common."""
+        seqnos: dict[int, int] = {}
+        slowest: dict[int, str] = {}
+        for vbucket in self._branches:
+            active = self._nodes.node_of(vbucket)
+            seqnos[vbucket], slowest[vbucket] = MAX_U64, ""
+            for node in self._nodes.copies_of(vbucket):
+                answer = self._answers.get(node.address, {}).get(vbucket)
+                if answer is None and node is not active and node.is_given_up(self._patience_s, now):
+                    continue
+                if (answer or 0) < seqnos[vbucket]:
+                    seqnos[vbucket] = answer or 0
+                    slowest[vbucket] = in_words(node, now, is_active=node is active)
+            if active is None:
+                seqnos[vbucket], slowest[vbucket] = 0, "no node has it"
+        return CopiesOnDisk(seqnos, slowest)
+
+
+def in_words(node: KnownNode, now: float, *, is_active: bool) -> str:
+    """Who holds changes back."""
+    role = "" if is_active else "the replica at "
+    trouble = "" if node.is_ready else f" ({node.state(now)})"
+    return f"{role}{node.address}{trouble}"
+
+
+def counted(reasons: Mapping[int, str]) -> str:
+    """Reasons by vbucket, those first that most have."""
+    numbers: dict[str, int] = {}
+    for reason in reasons.values():
+        numbers[reason] = numbers.get(reason, 0) + 1
+    return "; ".join(f"{count} vbuckets: {reason}" for reason, count in list(numbers.items())[:_SHOWN])
