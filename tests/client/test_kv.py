@@ -310,5 +310,22 @@ def test_commands(
     assert run(capfdbinary, "collections", url, "--drop", "shop.orders")[0] == 1
     assert run(capfdbinary, "collections", url, "--drop", "nowhere")[0] == 1
     assert run(capfdbinary, "collections", url, "--create", "orders")[0] == 2
+    run(capfdbinary, "collections", url, "--create", "shop.orders", "--max-ttl", "60")
+    modified = run(
+        capfdbinary, "collections", url, "--modify", "shop.orders", "--max-ttl", "90", "--no-history"
+    )
+    assert b"expires after 90 s, no history)" in modified[1]
+    assert (
+        b"expires"
+        not in run(capfdbinary, "collections", url, "--modify", "shop.orders", "--max-ttl", "default")[1]
+    )
+    assert run(capfdbinary, "collections", url, "--modify", "shop.none", "--max-ttl", "0")[0] == 1
+    for wrong in (
+        ["--modify", "shop.orders"],
+        ["--max-ttl", "9"],
+        ["--modify", "shop.orders", "--max-ttl", "x"],
+    ):
+        assert run(capfdbinary, "collections", url, *wrong)[0] == 2
     assert run(capfdbinary, "get", "couchbase://127.0.0.1:1", "k")[0] == 3
     assert run(capfdbinary, "get", url.replace("default", "other"), "k")[0] == 3
+    run(capfdbinary, "collections", url, "--drop", "shop")

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import struct
+import time
+import urllib.request
 from typing import Any
+from urllib.parse import urlencode
 
 import tailrace.testing
 from client.fake_server import FakeServer, accepted, marker
+from server.serverkit import Bench, ask, take
 from tailrace.client.events import SystemEvent
 from tailrace.client.jsonlines import json_line
 from tailrace.client.kv import KvClient
+from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse
-from tailrace.wire.codes import ControlKey, DcpOpcode, Status
-from tailrace.wire.dcp import DcpStreamEnd, DcpSystemEvent
+from tailrace.wire.admin import Hello
+from tailrace.wire.codes import ControlKey, DcpOpcode, Feature, OpenFlag, Status, VBucketState
+from tailrace.wire.dcp import DcpControl, DcpOpen, DcpStreamEnd, DcpStreamRequest, DcpSystemEvent
 from tailrace.wire.message import Response
 from wire.test_flatbuffer import EXAMPLE
 
@@ -84,3 +90,72 @@ def test_what_our_node_sends(connect: Any) -> None:
     )
     assert (collection.event, collection.name, collection.max_ttl) == ("collection_created", "orders", 3600)
     assert (collection.scope_id, collection.collection_id, collection.manifest_uid) == (8, 9, 1)
+
+
+def patched(node: Any, path: str, **form: str) -> int:
+    url = f"http://127.0.0.1:{node.port}/pools/default/buckets/default/scopes/{path}"
+    request = urllib.request.Request(url, urlencode(form).encode(), method="PATCH")
+    with urllib.request.urlopen(request) as answer:
+        return int(answer.status)
+
+
+def modifications(source: Any) -> list[tuple[Any, ...]]:
+    return [(event.event, event.name, event.max_ttl, event.history) for event in events(source)]
+
+
+def test_our_node_tells_what_is_modified(connect: Any) -> None:
+    """Over HTTP as by Couchbase; to who reads FlatBuffers, to replicas, and to nobody else."""
+    settings = {"history_retention_bytes": "1g"}
+    with (
+        tailrace.testing.node(vbuckets=1, settings=settings) as node,
+        tailrace.testing.node(vbuckets=1, settings=settings) as other,
+        KvClient(parse(node.url)) as client,
+        KvClient(parse(other.url)) as others,
+    ):
+        client.set_manifest(with_changes(client.manifest(), ["shop.orders"]))
+        assert patched(node, "shop/collections/orders", maxTTL="3600", history="false") == 200
+        assert patched(node, "_default/collections/_default", maxTTL="60") == 200
+        told = modifications(connect(node.url))
+        assert told == [
+            ("scope_created", "shop", None, None),
+            ("collection_created", "orders", None, True),
+            ("collection_modified", "orders", 3600, False),
+            ("collection_modified", "_default", 60, True),
+        ]
+        other.replicate([0], node)
+        while other.high_seqno(0) < node.high_seqno(0):
+            time.sleep(0.01)
+        other.replicate([0], None)
+        others.set_manifest(client.manifest())
+        other.set_vbucket_state(0, VBucketState.ACTIVE)
+        assert modifications(connect(other.url)) == told
+        client.set_manifest(with_changes(client.manifest(), drop=["shop.orders"]))
+        node.persist()
+        last = [event.event for event in events(connect(node.url))]
+        assert last == ["scope_created", "collection_modified", "collection_dropped"], "and no more of orders"
+
+
+def test_who_reads_integers_is_told_nothing_of_it() -> None:
+    bench = Bench()
+    store = bench.node.buckets["default"].store
+    store.set_manifest(json.dumps(with_changes(dict(store.manifest), ["_default.orders"])).encode())
+    modified = with_changes(dict(store.manifest), modify=["_default.orders"], properties={"maxTTL": 9})
+    store.set_manifest(json.dumps(modified).encode())
+    vbucket = store.vbuckets[0]
+    assert vbucket.high_seqno == 2
+    session = bench.session()
+    features = b"".join(int(feature).to_bytes(2, "big") for feature in (Feature.COLLECTIONS, Feature.XERROR))
+    frames = ask(
+        bench,
+        session,
+        Hello(value=features),
+        DcpOpen(flags=OpenFlag.PRODUCER, key=b"reader"),
+        DcpControl(key=ControlKey.ENABLE_NOOP, value=b"true"),
+        DcpStreamRequest(end_seqno=(1 << 64) - 1, vbucket=0, opaque=7),
+    )
+    bench.advance(0.1)
+    frames += take(session)
+    got = [(frame.opcode, frame.extras[:8]) for frame in frames if frame.opaque == 7][1:]
+    opcodes = [opcode for opcode, _ in got]
+    assert opcodes == [DcpOpcode.SNAPSHOT_MARKER, DcpOpcode.SYSTEM_EVENT, DcpOpcode.SEQNO_ADVANCED]
+    assert got[-1][1] == (2).to_bytes(8, "big")

@@ -91,6 +91,34 @@ def test_a_node_with_a_change_history_says_of_which_collections() -> None:
     _, manifest = call(node, "GET", base)
     said = {collection["name"]: collection["history"] for collection in manifest["scopes"][0]["collections"]}
     assert said == {"_default": True, "all": True, "few": False, "unsaid": True}
+    capabilities = call(node, "GET", "/pools/default/b/default")[1]["bucketCapabilities"]
+    assert "nonDedupedHistory" in capabilities
+    assert (
+        "nonDedupedHistory"
+        not in call(Bench().node, "GET", "/pools/default/b/default")[1]["bucketCapabilities"]
+    )
+
+
+def test_collections_are_modified() -> None:
+    node, base = Bench(history_retention_bytes=1 << 20).node, "/pools/default/buckets/default/scopes"
+    call(node, "POST", f"{base}/_default/collections", name="orders", maxTTL="60", history="false")
+
+    def orders() -> tuple[int, bool]:
+        collection = call(node, "GET", base)[1]["scopes"][0]["collections"][1]
+        return collection["maxTTL"], collection["history"]
+
+    assert orders() == (60, False)
+    for form, expected in (
+        ({"history": "true"}, (60, True)),
+        ({"maxTTL": "90"}, (90, True)),
+        ({"maxTTL": "-1", "history": "false"}, (-1, False)),
+        ({"maxTTL": "0"}, (0, False)),
+    ):
+        assert call(node, "PATCH", f"{base}/_default/collections/orders", **form)[0] == 200
+        assert orders() == expected
+    assert call(node, "PATCH", f"{base}/_default/collections/orders", maxTTL="x")[0] == 400
+    assert call(node, "PATCH", f"{base}/_default/collections/none", maxTTL="1")[0] == 404
+    assert orders() == (0, False)
 
 
 @pytest.mark.parametrize(

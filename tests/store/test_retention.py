@@ -197,6 +197,90 @@ def test_a_collection_without_history() -> None:
         assert got == [*every, *newest]
 
 
+def set_history(bucket: Any, uid: int, *, latest: bool | None = None, default: bool | None = None) -> None:
+    """A manifest with the default collection and 8, ``latest``."""
+    collections: list[dict[str, Any]] = [{"name": "_default", "uid": "0"}, {"name": "latest", "uid": "8"}]
+    for collection, history in zip(collections, (default, latest), strict=True):
+        collection |= {} if history is None else {"history": history}
+    scopes = [{"name": "_default", "uid": "0", "collections": collections}]
+    bucket.set_manifest(json.dumps({"uid": f"{uid:x}", "scopes": scopes}).encode())
+
+
+LATEST = [b"\x08a", b"\x08b"]
+
+
+def test_a_collection_without_history_costs_no_room() -> None:
+    """Its old versions go with the next merge; others keep theirs, from the same seqno on."""
+    files = MemoryFiles()
+    engine, bucket = opened(files, history_retention_bytes=1 << 30)
+    set_history(bucket, 1, latest=False)
+    vbucket = bucket.vbuckets[0]
+    every = written(vbucket, 20)
+    written(vbucket, 2_000, keys=LATEST)
+    every += written(vbucket, 20)
+    bucket.seal()
+    before = vbucket.disk_bytes
+    bucket.compact(Compaction())
+    assert vbucket.disk_bytes < before / 10
+    for _ in range(2):
+        assert vbucket.history_start == 1
+        assert vbucket.rollback_floor > 2_000, "states between can't come back"
+        newest = [pair for pair in versions(vbucket) if 20 < pair[0] - 1 <= 2_020]
+        assert versions(vbucket)[1:] == sorted([*every, *newest]) and len(newest) == 2
+        engine.close()
+        engine, bucket = opened(files, history_retention_bytes=1 << 30)
+        vbucket = bucket.vbuckets[0]
+
+
+@pytest.mark.parametrize("place", ["memory", "disk", "merged", "opened again"])
+def test_a_history_is_switched_off_and_on_again(place: str) -> None:
+    """What was made while it was on stays, whatever comes later."""
+    files = MemoryFiles()
+    engine, bucket = opened(files, history_retention_bytes=1 << 30)
+    vbucket = bucket.vbuckets[0]
+    every = written(vbucket, 20)
+    set_history(bucket, 1, default=False)
+    off = vbucket.high_seqno
+    written(vbucket, 20)
+    set_history(bucket, 2, default=True)
+    on = vbucket.high_seqno
+    every += written(vbucket, 20)
+    set_history(bucket, 3, default=False)
+    last = written(vbucket, 20)[-len(KEYS) :]
+    if place != "memory":
+        seal(bucket)
+    if place == "merged":
+        bucket.compact(Compaction())
+    if place == "opened again":
+        engine.close()
+        _, bucket = opened(files, history_retention_bytes=1 << 30)
+    got = versions(bucket.vbuckets[0])
+    assert [pair for pair in got if pair[1].isdigit()] == [*every, *last]
+    assert not [seqno for seqno, value in got if off < seqno < on and value.isdigit()]
+
+
+def test_a_replica_of_mixed_collections_keeps_their_history() -> None:
+    """What is missing in a snapshot with history is what no history should have."""
+    _, source_bucket = opened(history_retention_bytes=1 << 30)
+    set_history(source_bucket, 1, latest=False)
+    active = source_bucket.vbuckets[0]
+    _, bucket = opened(history_retention_bytes=1 << 30)
+    bucket.set_state(0, VBucketState.REPLICA)
+    replica = bucket.vbuckets[0]
+    every = []
+    for _ in range(3):
+        written(active, 5, keys=LATEST)
+        every += written(active, 7)
+        snapshot = active.snapshot_after(replica.high_seqno, history=True)
+        replica.begin_snapshot(snapshot.start, snapshot.end, history=True)
+        for frames in chunks(snapshot):
+            for frame in frames:
+                replica.receive(frame)
+    assert replica.history_start == 1
+    assert [pair for pair in versions(replica) if pair in every] == every
+    assert replica.exact_seqno(10) < 10, "but no state between can come back"
+
+
 def test_a_replica_knows_what_it_lacks() -> None:
     """What whoever sent it had folded away is missing; from there on everything is here."""
     _, source_bucket = opened()

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import MalformedMessage
-from tailrace.protocol.dcp.flatbuffer import system_event_value
 from tailrace.wire.codes import SystemEventId
 from tailrace.wire.dcp import DcpSystemEvent
 from tailrace.wire.flatbuffer import EventContent, flatbuffer_event
@@ -38,8 +37,9 @@ def test_fields_that_are_not_there_have_their_defaults() -> None:
 def test_what_our_node_writes(event: int, uid: int, collection: int, name: bytes) -> None:
     ids = (7,) if event in (3, 4) else (7, collection)
     made = DcpSystemEvent(by_seqno=1, event=event, key=name, value=struct.pack(f">Q{len(ids)}I", uid, *ids))
-    content = flatbuffer_event(event, system_event_value(made))
+    content = flatbuffer_event(event, made.as_flatbuffer().value)
     assert content[:4] == (uid, 7, collection if len(ids) == 2 else None, None)
+    assert made.as_flatbuffer().as_integers() == made
 
 
 @given(st.sampled_from([0, 1, 3, 4, 5]), st.binary(max_size=100))

@@ -7,10 +7,12 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from ..errors import StatusError
+from ..errors import StatusError, UsageError
 from .client import explained, open_kv, tls_options
 from .common import JsonLines, json_option, url_argument
 from .common import command as make_command
+
+_MAX_TTL_S = (1 << 31) - 1
 
 
 @make_command(
@@ -18,6 +20,7 @@ from .common import command as make_command
     example="""
 tailrace collections couchbase://127.0.0.1
 tailrace collections couchbase://127.0.0.1 --create shop.orders --create shop.customers
+tailrace collections couchbase://127.0.0.1 --modify shop.orders --max-ttl 3600
 tailrace collections couchbase://127.0.0.1 --drop shop.orders
 """,
 )
@@ -26,21 +29,48 @@ tailrace collections couchbase://127.0.0.1 --drop shop.orders
     "--create", multiple=True, metavar="SCOPE.NAME", help="Create a collection, and its scope if need be."
 )
 @click.option(
+    "--modify", multiple=True, metavar="SCOPE.NAME", help="Give a collection another --max-ttl or --history."
+)
+@click.option(
     "--drop", multiple=True, metavar="SCOPE.NAME", help="Drop a collection, or without .NAME a whole scope."
+)
+@click.option(
+    "--max-ttl",
+    metavar="SECONDS",
+    help="After so many seconds documents of the collections created or modified expire at the latest; "
+    "0: never, 'default': as in the bucket.",
+)
+@click.option(
+    "--history/--no-history",
+    default=None,
+    help="Whether every version of documents of the collections created or modified is kept, in a bucket "
+    "that does.  [default: yes]",
 )
 @json_option("Write the manifest as JSON.")
 @tls_options
 def command(
-    url: ConnectionString, create: tuple[str, ...], drop: tuple[str, ...], as_json: bool, **tls: Any
+    url: ConnectionString,
+    create: tuple[str, ...],
+    modify: tuple[str, ...],
+    drop: tuple[str, ...],
+    max_ttl: str | None,
+    history: bool | None,
+    as_json: bool,
+    **tls: Any,
 ) -> None:
-    """Show, create and drop scopes and collections."""
+    """Show, create, modify and drop scopes and collections."""
     from ..client.manifest import with_changes
 
+    properties = _properties(max_ttl, history)
+    if properties and not create and not modify:
+        raise UsageError("--max-ttl and --history are of the collections that --create or --modify names")
+    if modify and not properties:
+        raise UsageError("--modify needs --max-ttl, --history or --no-history")
     with open_kv(url, tls) as client:
         manifest = client.manifest()
-        if create or drop:
+        if create or drop or modify:
             try:
-                client.set_manifest(with_changes(manifest, create, drop))
+                client.set_manifest(with_changes(manifest, create, drop, modify, properties))
             except StatusError as error:
                 raise explained(error, "see which names a collection may have") from error
             manifest = client.manifest()
@@ -49,4 +79,26 @@ def command(
         return
     for scope in manifest.get("scopes", []):
         for collection in scope.get("collections", []):
-            click.echo(f"{scope['name']}.{collection['name']}  (id 0x{collection['uid']})")
+            click.echo(f"{scope['name']}.{collection['name']}  ({', '.join(_described(collection))})")
+
+
+def _properties(max_ttl: str | None, history: bool | None) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    if max_ttl is not None:
+        is_number = max_ttl.isascii() and max_ttl.isdigit() and len(max_ttl) < 11
+        if max_ttl != "default" and not (is_number and int(max_ttl) <= _MAX_TTL_S):
+            raise UsageError(f"--max-ttl {max_ttl!r} is neither 'default' nor seconds from 0 to {_MAX_TTL_S}")
+        properties["maxTTL"] = None if max_ttl == "default" else int(max_ttl)
+    if history is not None:
+        properties["history"] = history
+    return properties
+
+
+def _described(collection: dict[str, Any]) -> list[str]:
+    about = [f"id 0x{collection['uid']}"]
+    if "maxTTL" in collection:
+        seconds = collection["maxTTL"]
+        about.append(f"expires after {seconds} s" if seconds else "never expires")
+    if "history" in collection:
+        about.append("with history" if collection["history"] else "no history")
+    return about

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import TailraceError, UsageError
@@ -23,12 +23,20 @@ def collection_ids(manifest: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def with_changes(manifest: dict[str, Any], create: Iterable[str], drop: Iterable[str]) -> dict[str, Any]:
-    """The manifest with collections (``scope.name``) made and dropped, and a higher uid: by one, or by as
-    many ids as are new, so that they can't come back (see `_free_id`).
+def with_changes(
+    manifest: dict[str, Any],
+    create: Iterable[str] = (),
+    drop: Iterable[str] = (),
+    modify: Iterable[str] = (),
+    properties: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The manifest with collections (``scope.name``) made, dropped and modified, and a higher uid: by one, or
+    by as many ids as are new, so that they can't come back (see `_free_id`).
 
+    Those that are made or modified have the properties (``maxTTL``, ``history``); None takes one away.
     `TailraceError` if one is there already, or not there to be dropped; `UsageError` if a path is none.
     """
+    properties = properties or {}
     made = copy.deepcopy(manifest)
     scopes: list[dict[str, Any]] = made["scopes"]
     new_ids = 0
@@ -53,10 +61,26 @@ def with_changes(manifest: dict[str, Any], create: Iterable[str], drop: Iterable
             new_ids += 1
         if _by_name(holder["collections"], name) is not None:
             raise TailraceError(f"the collection {path!r} exists already")
-        holder["collections"].append({"name": name, "uid": _free_id(manifest, made)})
+        collection = {"name": name, "uid": _free_id(manifest, made)}
+        _set_properties(collection, properties)
+        holder["collections"].append(collection)
         new_ids += 1
+    for path in modify:
+        scope, dot, name = path.partition(".")
+        holder = _by_name(scopes, scope or "_default")
+        collection = _by_name(holder["collections"], name) if holder is not None and dot else None
+        if collection is None:
+            raise TailraceError(f"there is no collection {path!r} to modify")
+        _set_properties(collection, properties)
     made["uid"] = f"{int(manifest['uid'], 16) + max(new_ids, 1):x}"
     return made
+
+
+def _set_properties(collection: dict[str, Any], properties: Mapping[str, Any]) -> None:
+    for name, value in properties.items():
+        collection.pop(name, None)
+        if value is not None:
+            collection[name] = value
 
 
 def _by_name(members: list[dict[str, Any]], name: str) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from typing import Any
 from ..clock import SYSTEM, Clock
 from ..errors import TailraceError, UsageError
 from ..files import Files
+from ..server.settings import Settings
 from ..server.topology import NodeAddress, bucket_map
 from ..wire.codes import VBucketState
 from .layout import Chain, balanced, best_copy, is_enough, without
@@ -225,6 +226,7 @@ class Coordinator(ClusterState):
             rev=self.rev,
             this_node=place[name],
             uuid=self.bucket_uuid,
+            keeps_history=Settings.parse(self.settings).for_store().keeps_history,
         )
         self.members[name].set_map(new_map.text, _EPOCH, self.rev)
 

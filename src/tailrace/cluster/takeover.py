@@ -37,7 +37,7 @@ from ..connstr import Address, ConnectionString
 from ..errors import ConnectError, RemoteProtocolError, TailraceError, UsageError
 from ..protocol.handshake import KV_FEATURES, REPLICA_FEATURES, Credentials, Introduction
 from ..protocol.script import Script, ask
-from ..server.topology import OWN_EPOCH, NodeAddress, bucket_map
+from ..server.topology import OWN_EPOCH, NodeAddress, announces_history, bucket_map
 from ..wire.admin import GetClusterConfig
 from ..wire.codes import AddStreamFlag, Feature, TapConnectFlag, VBucketState
 from ..wire.tap import TapConnect, TapConnectOptions
@@ -76,6 +76,7 @@ class _Map:
     clients_map: ClusterMap
     nodes: list[NodeAddress]
     """Its nodes, each with both ports."""
+    keeps_history: bool
 
 
 class _Node(Steering):
@@ -118,7 +119,8 @@ class _Node(Steering):
         if plain is None or tls is None:
             raise RemoteProtocolError(f"{self.address} has no map of its vbuckets")
         pairs = zip(plain.nodes, tls.nodes, strict=True)
-        return _Map(plain, [_place(plain_at, tls_at) for plain_at, tls_at in pairs])
+        nodes = [_place(plain_at, tls_at) for plain_at, tls_at in pairs]
+        return _Map(plain, nodes, announces_history(text))
 
     def place(self, own_map: _Map) -> NodeAddress:
         """Its own entry in its map."""
@@ -377,7 +379,13 @@ class _Takeover:
         uuid = self._maps[0].clients_map.uuid  # readers of the source go on, at whichever node
         for index, (at, node) in enumerate(nodes.items()):
             served = bucket_map(
-                self._old.bucket, list(nodes.values()), owners, rev=rev, this_node=index, uuid=uuid
+                self._old.bucket,
+                list(nodes.values()),
+                owners,
+                rev=rev,
+                this_node=index,
+                uuid=uuid,
+                keeps_history=self._maps[0].keeps_history,
             )
             if at in (old, new):
                 (self._old if at == old else self._new).set_map(served.text, OWN_EPOCH, rev)

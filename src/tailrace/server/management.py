@@ -141,11 +141,11 @@ def _scopes(node: Node, bucket: ServedBucket, request: HttpRequest, rest: list[s
             case ["scopes", scope] if method == "DELETE":
                 manifest["scopes"].remove(_scope(manifest, scope, changes=True))
             case ["scopes", scope, "collections"] if method == "POST":
-                collection = _new_collection(
-                    _scope(manifest, scope, changes=False), manifest, name, request.form
-                )
-                if "history" in request.form:
-                    collection["history"] = _history(request.form["history"], keeps_history)
+                collection = _new_collection(_scope(manifest, scope, changes=False), manifest, name)
+                _set_properties(collection, request.form, keeps_history)
+            case ["scopes", scope, "collections", name] if method == "PATCH":
+                collection = _collection(_scope(manifest, scope, changes=False)["collections"], name)
+                _set_properties(collection, request.form, keeps_history)
             case ["scopes", scope, "collections", name] if method == "DELETE":
                 collections = _scope(manifest, scope, changes=False)["collections"]
                 collections.remove(_collection(collections, name))
@@ -210,22 +210,27 @@ def _create_scope(manifest: dict[str, Any], name: str) -> None:
     manifest["scopes"].append({"name": name, "uid": _free_id(manifest), "collections": []})
 
 
-def _new_collection(
-    scope: dict[str, Any], manifest: dict[str, Any], name: str, form: dict[str, str]
-) -> dict[str, Any]:
+def _new_collection(scope: dict[str, Any], manifest: dict[str, Any], name: str) -> dict[str, Any]:
     _check_name(name)
     if any(collection["name"] == name for collection in scope["collections"]):
         raise _Refusal(400, f"Collection with name {name!r} in scope {scope['name']!r} already exists")
     collection: dict[str, Any] = {"name": name, "uid": _free_id(manifest)}
+    scope["collections"].append(collection)
+    return collection
+
+
+def _set_properties(collection: dict[str, Any], form: dict[str, str], keeps_history: bool) -> None:
+    """What a form says of a collection; what it does not say stays."""
     if text := form.get("maxTTL", ""):
         digits = text.removeprefix("-")
         seconds = int(text) if digits.isascii() and digits.isdigit() and len(digits) < 11 else -2
         if not -1 <= seconds <= _MAX_TTL:
             raise _Refusal(400, f"maxTTL must be an integer from -1 to {_MAX_TTL}")
-        if seconds:
-            collection["maxTTL"] = max(seconds, 0)
-    scope["collections"].append(collection)
-    return collection
+        collection["maxTTL"] = max(seconds, 0)
+        if not seconds:  # as the bucket, which has none
+            del collection["maxTTL"]
+    if "history" in form:
+        collection["history"] = _history(form["history"], keeps_history)
 
 
 def _check_name(name: str) -> None:

@@ -139,8 +139,15 @@ class Node:
                 [0 if vbucket is not None and vbucket.state == VBucketState.ACTIVE else -1]
                 for vbucket in bucket.store.vbuckets
             ]
-            uuid = bucket.store.uuid
-            own_map = bucket_map(bucket.name, [self.address], owners, rev=self._rev, this_node=0, uuid=uuid)
+            own_map = bucket_map(
+                bucket.name,
+                [self.address],
+                owners,
+                rev=self._rev,
+                this_node=0,
+                uuid=bucket.store.uuid,
+                keeps_history=bucket.store.settings.keeps_history,
+            )
             self._own_maps[bucket.name] = own_map
         return own_map
 

@@ -19,7 +19,15 @@ from uuid import NAMESPACE_URL, uuid5
 
 from ..errors import UsageError
 
-__all__ = ["OWN_EPOCH", "AlternateAddress", "NodeAddress", "ServedMap", "bucket_map", "global_map"]
+__all__ = [
+    "OWN_EPOCH",
+    "AlternateAddress",
+    "NodeAddress",
+    "ServedMap",
+    "announces_history",
+    "bucket_map",
+    "global_map",
+]
 
 OWN_EPOCH = 1
 
@@ -48,6 +56,8 @@ _CAPABILITIES = (
     "subdoc.ReplicaRead",
     "subdoc.ReviveDocument",
 )
+
+_HISTORY = "nonDedupedHistory"  # of buckets with a retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +137,11 @@ class ServedMap:
         return ServedMap(self.epoch, self.rev, _text(content))
 
 
+def announces_history(text: bytes) -> bool:
+    """Whether a bucket's map says that every version is kept for a while."""
+    return _HISTORY in json.loads(text).get("bucketCapabilities", ())
+
+
 def bucket_map(
     name: str,
     nodes: Sequence[NodeAddress],
@@ -136,6 +151,7 @@ def bucket_map(
     rev: int,
     this_node: int | None = None,
     uuid: str = "",
+    keeps_history: bool = False,
 ) -> ServedMap:
     """The map of a bucket; ``owners`` has for each vbucket the node of its active and of its replicas (-1:
     nobody). Without a ``uuid`` the bucket is known by its name alone.
@@ -147,7 +163,7 @@ def bucket_map(
         "name": name,
         "uuid": uuid or uuid5(NAMESPACE_URL, f"tailrace:{name}").hex,  # the same on every node
         "nodeLocator": "vbucket",
-        "bucketCapabilities": list(_CAPABILITIES),
+        "bucketCapabilities": [*_CAPABILITIES, *([_HISTORY] if keeps_history else [])],
         "nodes": [
             {"hostname": _at(host, node.mgmt_port), "ports": {"direct": node.port}}
             for host, node in zip(hosts, nodes, strict=True)

@@ -199,7 +199,7 @@ class EngineBucket(SealedStore):
         if extra is not None:
             target.extra = dict(extra)
         if state == VBucketState.ACTIVE:
-            target.apply_manifest(self.collections, 0)
+            target.apply_manifest(self.collections)
         self.queue_meta(target)
         target.changed()
         return target
@@ -269,7 +269,7 @@ class EngineBucket(SealedStore):
         for vbucket in vbuckets:
             if vbucket.state == VBucketState.ACTIVE:
                 # Collections that began later are still there, and its readers must learn of them again.
-                vbucket.apply_manifest(self.collections, 0)
+                vbucket.apply_manifest(self.collections)
         try:
             self._commit_now(
                 {
@@ -382,9 +382,9 @@ class EngineBucket(SealedStore):
         return self.metadata.collections
 
     @property
-    def deduplicated(self) -> frozenset[int]:
-        """The collections without a history."""
-        return self.metadata.deduplicated
+    def histories(self) -> Mapping[int, bool]:
+        """See `Manifest.histories`."""
+        return self.metadata.histories
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -396,7 +396,7 @@ class EngineBucket(SealedStore):
         self.metadata.set_collections(new)
         for vbucket in self:
             if vbucket.state == VBucketState.ACTIVE:
-                vbucket.apply_manifest(new, old.uid)
+                vbucket.apply_manifest(new, old)
 
     def set_cursor(self, name: str, positions: Mapping[str, Any] | None) -> None:
         self.metadata.set_cursor(name, positions)

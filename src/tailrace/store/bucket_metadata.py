@@ -25,7 +25,7 @@ class BucketMetadata:
         self.collections = Manifest()
         self.cursors: dict[str, Mapping[str, Any]] = {}
         self._manifest_json: dict[str, Any] | None = None
-        self._deduplicated = self.collections, self.collections.deduplicated
+        self._histories = self.collections, self.collections.histories
         self._changes: dict[str, Any] = {}  # of the bucket, for the next batch
         self._vbuckets: dict[History, None] = {}  # whose metadata the next batch carries, always in order
 
@@ -37,11 +37,11 @@ class BucketMetadata:
         return self._manifest_json
 
     @property
-    def deduplicated(self) -> frozenset[int]:
-        """See `Manifest.deduplicated`; asked for with every snapshot."""
-        if self._deduplicated[0] is not self.collections:
-            self._deduplicated = self.collections, self.collections.deduplicated
-        return self._deduplicated[1]
+    def histories(self) -> dict[int, bool]:
+        """See `Manifest.histories`; asked for with every snapshot."""
+        if self._histories[0] is not self.collections:
+            self._histories = self.collections, self.collections.histories
+        return self._histories[1]
 
     def set_uuid(self, uuid: str) -> None:
         """The bucket is, or has become a part of, the one with this uuid."""

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import NamedTuple
 
 from ..wire.codes import SCOPE_EVENTS, SystemEventId
-from .format import collection_of, scope_of, system_event, system_key
+from .drops import NO_DROPS, Drops
+from .format import collection_of, event_content, system_event, system_key
 from .index import SEQNO
-from .snapshot import NO_DROPS, Drops
 
-__all__ = ["CollectionEvents", "KnownEvent"]
+__all__ = ["UNKNOWN_TTL", "CollectionEvents", "KnownEvent"]
 
-KnownEvent: TypeAlias = tuple[int, int, int, int]
-"""Seqno, event, collection or scope id, scope id."""
+UNKNOWN_TTL = -1
+"""Stores made before max TTLs were remembered with the events."""
 
-_BEGAN_OR_ENDED = (SystemEventId.COLLECTION_BEGIN, SystemEventId.COLLECTION_END)
+_BEGINS_AND_CHANGES = (SystemEventId.COLLECTION_BEGIN, SystemEventId.COLLECTION_MODIFIED)
+
+
+class KnownEvent(NamedTuple):
+    """What is remembered of an event."""
+
+    seqno: int
+    event: int
+    subject: int
+    """The collection, or scope."""
+    scope: int
+    max_ttl: int | None = None
+    history: bool | None = None
+    """None: that is not known."""
+
+    @classmethod
+    def of_json(cls, members: list[int | None]) -> KnownEvent:
+        """As it stands in a store's files; older ones have the first four members."""
+        known = cls(*members)  # type: ignore[arg-type]
+        return known._replace(max_ttl=UNKNOWN_TTL) if len(members) == 4 else known
 
 
 class CollectionEvents:
@@ -32,21 +51,16 @@ class CollectionEvents:
     def add(self, frame: bytes, seqno: int) -> int | None:
         """A new event; the collection whose documents are gone by it, if any."""
         event, subject = system_event(frame)
-        scope = scope_of(frame) if event in _BEGAN_OR_ENDED else subject
-        self.known = [*self.known, (seqno, event, subject, scope)]
+        content = event_content(frame)
+        known = KnownEvent(seqno, event, subject, content.scope_id, content.max_ttl, content.history)
+        self.known = [*self.known, known]
         return subject if (seqno, subject) in self.drops else None
 
     def last_of(self, event: int, subject: int) -> int:
-        """The seqno of the last event of the same collection or scope as another; 0 if there is none."""
-        is_scope = event in SCOPE_EVENTS
-        return max(
-            (
-                seqno
-                for seqno, known, which, _ in self.known
-                if which == subject and (known in SCOPE_EVENTS) == is_scope
-            ),
-            default=0,
-        )
+        """The seqno of the last event that another one replaces; 0 if there is none."""
+        key = system_key(event, subject)
+        same = (seen.seqno for seen in self.known if system_key(seen.event, seen.subject) == key)
+        return max(same, default=0)
 
     @property
     def drops(self) -> list[tuple[int, int]]:
@@ -55,7 +69,7 @@ class CollectionEvents:
         """
         drops = []
         begun: set[int] = {0}
-        for seqno, event, subject, _ in self.known:
+        for seqno, event, subject, *_ in self.known:
             if event == SystemEventId.COLLECTION_END or (
                 event == SystemEventId.COLLECTION_BEGIN and subject in begun
             ):
@@ -66,9 +80,7 @@ class CollectionEvents:
 
     def count_in(self, index: Mapping[bytes, int]) -> int:
         """How many keys of an index are those of events."""
-        return sum(
-            key in index for key in {system_key(event, subject) for _, event, subject, _ in self.known}
-        )
+        return sum(key in index for key in {system_key(seen.event, seen.subject) for seen in self.known})
 
     def drops_up_to(self, seqno: int) -> Drops:
         return Drops(self.drops, seqno) if self.known else NO_DROPS
@@ -86,12 +98,12 @@ class CollectionEvents:
         """The last change, or event, in any of these collections; `count_highs` must have been called."""
         assert self.highs is not None
         events = [
-            seqno
-            for seqno, event, subject, _ in self.known
-            if event in _BEGAN_OR_ENDED and subject in collections
+            seen.seqno
+            for seen in self.known
+            if seen.event not in SCOPE_EVENTS and seen.subject in collections
         ]
         return max([self.highs.get(collection, 0) for collection in collections] + events, default=0)
 
     def up_to(self, seqno: int) -> CollectionEvents:
         """What is left after a rollback."""
-        return CollectionEvents(event for event in self.known if event[0] <= seqno)
+        return CollectionEvents(seen for seen in self.known if seen.seqno <= seqno)

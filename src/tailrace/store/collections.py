@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from ..errors import DocumentRefused
 from ..wire.codes import Status, SystemEventId
-from ..wire.dcp import COLLECTION_EVENT
+from ..wire.dcp import EVENT_VALUES
+from ..wire.flatbuffer import EventContent, event_flatbuffer
+from .collection_events import UNKNOWN_TTL, KnownEvent
 
 __all__ = ["Collection", "Manifest", "Scope", "is_legal_name"]
 
@@ -21,11 +23,6 @@ _SYSTEM = "_system"
 MAX_COLLECTIONS = 10_000
 _NAME = re.compile(r"[A-Za-z0-9_\-%]{1,251}", re.ASCII)
 _HEX = re.compile(r"[0-9a-fA-F]{1,16}", re.ASCII)
-_EVENT_VALUES = {  # by the number of ids: of a scope; of a collection; and its longest time to live
-    1: COLLECTION_EVENT.until("collection_id").struct,
-    2: COLLECTION_EVENT.until("max_ttl").struct,
-    3: COLLECTION_EVENT.struct,
-}
 _FIRST_USER_ID = 8  # 0 is the default scope and collection, 1 to 7 are reserved
 
 Event = tuple[int, int, bytes, bytes]
@@ -120,9 +117,9 @@ class Manifest:
                     )
 
     @property
-    def deduplicated(self) -> frozenset[int]:
-        """The collections of which only the newest versions are wanted, in a bucket that keeps all."""
-        return frozenset(c.uid for scope in self.scopes for c in scope.collections if c.history is False)
+    def histories(self) -> dict[int, bool]:
+        """Whether every version is kept, of the collections that have a setting of their own."""
+        return {c.uid: c.history for scope in self.scopes for c in scope.collections if c.history is not None}
 
     def collection(self, uid: int) -> tuple[Scope, Collection] | None:
         """A collection by its id."""
@@ -151,44 +148,73 @@ class Manifest:
             ],
         }
 
-    def events_from(self, known: Iterable[tuple[int, int, int, int]], previous_uid: int) -> Iterator[Event]:
+    def events_from(
+        self, known: Iterable[KnownEvent], previous: Manifest | None, *, keeps_history: bool
+    ) -> Iterator[Event]:
         """The events that lead here from those that a vbucket has seen (see `CollectionEvents`).
 
         Only the last one has this manifest's uid, the others have the one before: a reader that stops in the
         middle must not believe that it has seen all.
         """
-        collections: dict[int, int] = {0: 0}
+        collections: dict[int, KnownEvent] = {0: KnownEvent(0, SystemEventId.COLLECTION_BEGIN, 0, 0)}
         scopes: set[int] = {0}
-        for _, event, subject, scope_id in known:
-            match event:
-                case SystemEventId.COLLECTION_BEGIN:
-                    collections[subject] = scope_id
+        for seen in known:
+            match seen.event:
+                case SystemEventId.COLLECTION_BEGIN | SystemEventId.COLLECTION_MODIFIED:
+                    collections[seen.subject] = seen
                 case SystemEventId.COLLECTION_END:
-                    collections.pop(subject, None)
+                    collections.pop(seen.subject, None)
                 case SystemEventId.SCOPE_CREATED:
-                    scopes.add(subject)
+                    scopes.add(seen.subject)
                 case SystemEventId.SCOPE_DROPPED:
-                    scopes.discard(subject)
+                    scopes.discard(seen.subject)
         wanted = {c.uid for scope in self.scopes for c in scope.collections}
-        steps: list[tuple[int, bytes, tuple[int, ...]]] = []
-        for uid, scope_id in collections.items():
+        steps: list[tuple[int, bytes, EventContent]] = []
+        for uid, begun in collections.items():
             if uid not in wanted:
-                steps.append((SystemEventId.COLLECTION_END, b"", (scope_id, uid)))
+                steps.append((SystemEventId.COLLECTION_END, b"", EventContent(0, begun.scope, uid)))
         for uid in sorted(scopes - {scope.uid for scope in self.scopes}):
-            steps.append((SystemEventId.SCOPE_DROPPED, b"", (uid,)))
+            steps.append((SystemEventId.SCOPE_DROPPED, b"", EventContent(0, uid)))
         for scope in self.scopes:
             if scope.uid not in scopes:
-                steps.append((SystemEventId.SCOPE_CREATED, scope.name.encode(), (scope.uid,)))
+                steps.append((SystemEventId.SCOPE_CREATED, scope.name.encode(), EventContent(0, scope.uid)))
         for scope in self.scopes:
             for c in scope.collections:
+                history = c.history if c.history is not None else keeps_history or None
+                content = EventContent(0, scope.uid, c.uid, c.max_ttl, history)
                 if c.uid not in collections:
-                    ttl = () if c.max_ttl is None else (c.max_ttl,)
-                    ids = (scope.uid, c.uid, *ttl)
-                    steps.append((SystemEventId.COLLECTION_BEGIN, c.name.encode(), ids))
-        for place, (event, name, ids) in enumerate(steps, 1):
-            uid = self.uid if place == len(steps) else previous_uid
-            value = _EVENT_VALUES[len(ids)].pack(uid, *ids)
-            yield event, int(len(ids) == 3), name, value
+                    steps.append((SystemEventId.COLLECTION_BEGIN, c.name.encode(), content))
+                elif _is_modified(c, collections[c.uid], previous, keeps_history=keeps_history):
+                    steps.append((SystemEventId.COLLECTION_MODIFIED, c.name.encode(), content))
+        for place, (event, name, content) in enumerate(steps, 1):
+            is_last = place == len(steps)
+            uid = self.uid if is_last else 0 if previous is None else previous.uid
+            yield _event(event, name, content._replace(manifest_uid=uid))
+
+
+def _is_modified(
+    collection: Collection, seen: KnownEvent, previous: Manifest | None, *, keeps_history: bool
+) -> bool:
+    """Whether a collection is another than a vbucket's readers know. What events don't tell, the manifest
+    before does.
+    """
+    found = None if previous is None else previous.collection(collection.uid)
+    before = collection if found is None else found[1]
+    if collection.max_ttl != (before.max_ttl if seen.max_ttl == UNKNOWN_TTL else seen.max_ttl):
+        return True
+    if collection.history is None and before.history is None:
+        return False  # as the bucket does, before and now
+    histories = (collection.history, before.history if seen.history is None else seen.history)
+    now, then = (keeps_history if history is None else history for history in histories)
+    return now != then
+
+
+def _event(event: int, name: bytes, content: EventContent) -> Event:
+    """An event as it is stored: as integers, unless they can't tell all of it."""
+    if event == SystemEventId.COLLECTION_MODIFIED or content.history is not None:
+        return event, 2, name, event_flatbuffer(event, content, name)
+    ids = [number for number in content[:4] if number is not None]
+    return event, int(len(ids) == 4), name, EVENT_VALUES[len(ids)].pack(*ids)
 
 
 def is_legal_name(name: str, scope: str | None = None) -> bool:

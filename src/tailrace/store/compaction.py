@@ -4,8 +4,8 @@ Both are jobs that only read what never changes (frames, sealed files) and write
 replacement is the moment at which they count. Writers are never stopped.
 
 What may go: versions that were superseded before the promised history (`history_changes`, and `retention` if
-every version is kept for a while), documents of
-collections that were dropped before it, and tombstones that are old enough or that somebody asks to drop.
+every version is kept for a while, but for collections that do without), documents of collections that were
+dropped before it, and tombstones that are old enough or that somebody asks to drop.
 Every loss of a version raises the vbucket's rollback floor, every loss of a tombstone its purge seqno. The
 frame with a vbucket's highest seqno always stays: a snapshot must end with it.
 """
@@ -24,6 +24,7 @@ from ..errors import MergeCancelled, MergeProcessLost
 from ..files import DiskFile, DiskFiles, File
 from .base import Compaction
 from .checkpoint import Tail
+from .deduplication import Deduplicated
 from .format import NOTE_SHIFT, NOTE_TRAITS
 from .generations import Generation
 from .journal import BaseJob
@@ -81,6 +82,7 @@ class SealJob(BaseJob):
                     **states[vbucket.id],
                     "purge_seqno": forgotten.purge_seqno,
                     "rollback_floor": forgotten.rollback_floor,
+                    "history_floor": forgotten.history_floor,
                     "rev_floor": forgotten.rev_floor,
                 }
         base = {
@@ -176,6 +178,7 @@ class _Standing(NamedTuple):
     floor: int
     complete_seqno: int
     drops: list[tuple[int, int]]
+    deduplicated: Deduplicated
 
 
 @dataclass(slots=True)
@@ -199,18 +202,28 @@ class MergePlan:
     def work_out(self) -> None:
         """Find the pieces of each vbucket."""
         self.vbuckets = []
-        for number, floor, complete, drops in self.standings:
+        for number, promised, complete, drops, deduplicated in self.standings:
             pieces = [piece for segment in self.all_segments if (piece := segment.piece(number)) is not None]
             pieces.sort(key=lambda piece: piece.first)
             merged = tuple(piece for piece in pieces if piece.segment in self.segments)
             if merged:
-                if self.retention is not None:
-                    floor = min(floor, self.retention.floor(pieces))
+                retention = self.retention
+                floor = promised if retention is None else min(promised, retention.floor(pieces))
                 others = tuple(piece for piece in pieces if piece.segment not in self.segments)
                 sealed = max(piece.last for piece in pieces)
                 self.vbuckets.append(
                     PiecePlan(
-                        number, merged, others, floor, sealed, complete, drops, self.asked, self.purge_time_s
+                        number,
+                        merged,
+                        others,
+                        floor,
+                        promised,
+                        deduplicated,
+                        sealed,
+                        complete,
+                        drops,
+                        self.asked,
+                        self.purge_time_s,
                     )
                 )
 
@@ -278,7 +291,7 @@ def _plan(bucket: SealedStore, segments: list[Segment], asked: Compaction | None
             # A replica must be able to go back to the end of its last complete snapshot.
             complete = vbucket.complete_seqno
             floor = max(min(vbucket.high_seqno - kept, complete), 0)
-            standings.append(_Standing(vbucket.id, floor, complete, vbucket.drops))
+            standings.append(_Standing(vbucket.id, floor, complete, vbucket.drops, vbucket.deduplicated))
     return MergePlan(
         list(segments),
         list(bucket.segments),
@@ -354,6 +367,9 @@ class MergeJob(BaseJob):
             states[number] = {
                 **stored,
                 "rollback_floor": max(stored["rollback_floor"], losses.floor),
+                "history_floor": max(
+                    stored.get("history_floor", stored["rollback_floor"]), losses.history_floor
+                ),
                 "purge_seqno": max(stored["purge_seqno"], losses.purge_seqno),
                 "rev_floor": max(stored["rev_floor"], losses.rev),
             }

@@ -16,6 +16,8 @@ class Forgotten:
 
     purge_seqno: int = 0  # tombstones up to here may be missing
     rollback_floor: int = 0  # states before this one can't come back, but for the empty one
+    history_floor: int = 0
+    """Before this one versions are missing that a history should have; never above ``rollback_floor``."""
     rev_floor: int = 0
     """Highest rev of a tombstone that was purged: a document that comes back goes on from there."""
     deleted_rev: int = 0  # highest rev of a tombstone that is or was here
@@ -24,10 +26,12 @@ class Forgotten:
         """A merge has forgotten more."""
         self.purge_seqno = max(self.purge_seqno, losses.purge_seqno)
         self.rollback_floor = max(self.rollback_floor, losses.floor)
+        self.history_floor = max(self.history_floor, losses.history_floor)
         self.rev_floor = max(self.rev_floor, losses.rev)
 
     def take_json(self, meta: dict[str, Any]) -> None:
         """What the manifest says."""
         self.rollback_floor = meta["rollback_floor"]
+        self.history_floor = meta.get("history_floor", self.rollback_floor)
         self.rev_floor = meta["rev_floor"]
         self.deleted_rev = meta.get("deleted_rev", self.rev_floor)  # before it was kept: of those purged

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from ..errors import DocumentRefused, MalformedMessage
 from ..frames import CHUNK_BYTES, OPCODE_AT, Bytes, Offsets, Trait, field_everywhere
 from ..wire import dcp
-from ..wire.codes import SCOPE_EVENTS, Datatype, DcpOpcode, Magic, Status
+from ..wire.codes import SCOPE_EVENTS, Datatype, DcpOpcode, Magic, Status, SystemEventId
 from ..wire.fields import decode_leb128
-from ..wire.header import HEADER, HEADER_LAYOUT, HEADER_SIZE
+from ..wire.flatbuffer import EventContent
+from ..wire.header import HEADER, HEADER_LAYOUT, HEADER_SIZE, Frame
 from ..wire.layout import Field, record
 
 __all__ = [
@@ -61,7 +62,6 @@ __all__ = [
     "index_key",
     "rev_of",
     "revs_at",
-    "scope_of",
     "seqno_of",
     "vbucket_of",
     "vbuckets_at",
@@ -160,8 +160,7 @@ _HEAD = (
     .struct
 )
 _EVENT = _EVENT_LAYOUT.only("event").struct
-_COLLECTION_ID = dcp.COLLECTION_EVENT.field("collection_id").place
-_SCOPE_ID = dcp.COLLECTION_EVENT.field("scope_id").place
+_MODIFIED = SystemEventId.COLLECTION_MODIFIED
 
 
 class StoredDocument(NamedTuple):
@@ -246,8 +245,9 @@ def value_of(frame: bytes) -> bytes:
 def index_key(frame: bytes) -> bytes:
     """The key under which a frame is found again.
 
-    A system event is about a collection or a scope; the next about the same one replaces it. Its key begins
-    with collection id 1, which no document can have.
+    A system event is about a collection or a scope; the next about the same one replaces it, but that a
+    collection was modified replaces only what told so before. Its key begins with collection id 1, which no
+    document can have.
     """
     if frame[OPCODE_AT] != _SYSTEM_EVENT:
         return frame_key(frame)
@@ -256,19 +256,20 @@ def index_key(frame: bytes) -> bytes:
 
 def system_key(event: int, subject: int) -> bytes:
     """The key of an event about a collection or scope."""
-    return (b"\x01s" if event in SCOPE_EVENTS else b"\x01c") + _U32.pack(subject)
+    kind = b"\x01s" if event in SCOPE_EVENTS else b"\x01m" if event == _MODIFIED else b"\x01c"
+    return kind + _U32.pack(subject)
 
 
 def system_event(frame: bytes) -> tuple[int, int]:
     """Which event, and of which collection or scope id."""
     (event,) = _EVENT.unpack_from(frame)
-    place = _SCOPE_ID if event in SCOPE_EVENTS else _COLLECTION_ID
-    return event, int.from_bytes(value_of(frame)[place], "big")
+    content = event_content(frame)
+    return event, content.scope_id if content.collection_id is None else content.collection_id
 
 
-def scope_of(frame: bytes) -> int:
-    """The scope id of a system event about a collection."""
-    return int.from_bytes(value_of(frame)[_SCOPE_ID], "big")
+def event_content(frame: bytes) -> EventContent:
+    """What a system event says, in whichever form it is stored."""
+    return dcp.DcpSystemEvent.decode(Frame.parse(frame)).content()
 
 
 def collection_of(key: bytes) -> int:

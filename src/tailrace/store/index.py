@@ -11,7 +11,7 @@ import numpy as np
 
 from ..wire.codes import SystemEventId
 from ..wire.header import HEADER_SIZE
-from .format import SYSTEM, TOMBSTONE, collection_of, index_key, rev_of, revs_at, system_event
+from .format import SYSTEM, TOMBSTONE, collection_of, index_key, rev_of, revs_at, system_event, system_key
 from .segment import Frames
 
 __all__ = [
@@ -48,12 +48,15 @@ def entry_of(frame: bytes, seqno: int, traits: int) -> int:
 
 
 def forget_collection(index: dict[bytes, int], collection: int, seqno: int) -> None:
-    """A collection ended or was emptied: its documents from before are gone."""
+    """A collection ended or was emptied: its documents from before are gone, and that it was modified."""
     gone = [
         key
         for key, entry in index.items()
         if key[0] != 1 and collection_of(key) == collection and entry & SEQNO < seqno
     ]
+    modified = system_key(SystemEventId.COLLECTION_MODIFIED, collection)
+    if modified in index and index[modified] & SEQNO < seqno:
+        gone.append(modified)
     for key in gone:
         del index[key]
 

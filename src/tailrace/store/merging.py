@@ -14,11 +14,13 @@ import numpy.typing as npt
 
 from ..frames import Mask
 from .base import Compaction
+from .deduplication import Deduplicated
+from .drops import Drops
 from .format import TOMBSTONE, delete_times_at, index_key, revs_at
 from .piece_reading import Scattered, gather
 from .segment import Frames, SegmentPiece, Seqnos, concatenate
 from .segment_writer import Pieces, SegmentWriter, full_blocks
-from .snapshot import Drops, in_sorted
+from .snapshot import in_sorted
 
 __all__ = ["GROUP_BYTES", "Losses", "PiecePlan", "merge"]
 
@@ -41,6 +43,8 @@ class PiecePlan:
     pieces: tuple[SegmentPiece, ...]  # of the segments that are merged
     others: tuple[SegmentPiece, ...]  # of the segments that are not
     floor: int  # versions superseded up to here may go
+    floor_without_history: int  # ... and those of collections that do without, up to here
+    deduplicated: Deduplicated
     sealed_seqno: int  # the newest change in any segment stays: a snapshot from disk ends with it
     complete_seqno: int  # tombstones from here on stay: a promotion goes back to this
     drops: list[tuple[int, int]]
@@ -58,9 +62,16 @@ class Losses:
     """What a merge took from a vbucket for good."""
 
     floor: int = 0
+    history_floor: int = 0
+    """The same, but for versions that no history should have."""
     purge_seqno: int = 0
     rev: int = 0
     purged: list[tuple[bytes, int]] = field(default_factory=list)
+
+    def raise_floors(self, seqno: int) -> None:
+        """What came before a seqno is not whole any more."""
+        self.floor = max(self.floor, seqno)
+        self.history_floor = max(self.history_floor, seqno)
 
 
 def merge(plans: Iterable[PiecePlan], writer: SegmentWriter, go_on: Callable[[], None]) -> dict[int, Losses]:
@@ -72,7 +83,7 @@ def merge(plans: Iterable[PiecePlan], writer: SegmentWriter, go_on: Callable[[],
             losses = sieve.losses
             if losses.purge_seqno:
                 # One above, so that the change with which a rolled back vbucket ends is there.
-                losses.floor = max(losses.floor, losses.purge_seqno + 1)
+                losses.raise_floors(losses.purge_seqno + 1)
             if losses.floor:
                 lost_by_vbucket[sieve.plan.vbucket] = losses
     return lost_by_vbucket
@@ -172,27 +183,39 @@ class _Sieve:
         self._own = pairs
         others = [piece.pairs() for piece in plan.others if piece.pair_count]
         news, olds = _joined([self._own, *others]) if others else self._own
-        droppable = news <= floor
-        olds = olds[droppable]
-        by_old = np.argsort(olds)
-        self._dead, self._killers = olds[by_old], news[droppable][by_old]
+        self._dead = _superseded(news, olds, news <= floor)
+        wanted = bool(plan.deduplicated) and floor < plan.floor_without_history
+        self._few = (
+            _superseded(news, olds, (news > floor) & (news <= plan.floor_without_history))
+            if wanted
+            else (_NO_SEQNOS, _NO_SEQNOS)
+        )
         self._drops = Drops(plan.drops, floor)
 
     def keep(self, frames: _Frames) -> Mask:
         """Which of some frames stay."""
         losses, seqnos = self.losses, frames.seqnos
         keep = np.ones(len(seqnos), np.bool_)
-        if len(self._dead) and len(seqnos):
-            keep &= ~in_sorted(seqnos, self._dead)
+        dead, killers = self._dead
+        if len(dead) and len(seqnos):
+            keep &= ~in_sorted(seqnos, dead)
             gone = seqnos[~keep]
             if len(gone):
-                losses.floor = max(losses.floor, int(self._killers[np.searchsorted(self._dead, gone)].max()))
+                losses.raise_floors(int(killers[np.searchsorted(dead, gone)].max()))
+        dead, killers = self._few
+        if len(dead) and len(seqnos):
+            going = in_sorted(seqnos, dead) & self.plan.deduplicated.mask(frames) & keep
+            going &= seqnos != self.plan.sealed_seqno
+            keep &= ~going
+            gone = seqnos[going]
+            if len(gone):
+                losses.floor = max(losses.floor, int(killers[np.searchsorted(dead, gone)].max()))
         if len(self._purged) and len(seqnos):
             keep &= ~in_sorted(seqnos, self._purged)
         left = self._drops.keep_mask(frames)
         if left is not None:
             keep &= left
-            losses.floor = max(losses.floor, self._drops.latest)
+            losses.raise_floors(self._drops.latest)
         keep |= seqnos == self.plan.sealed_seqno
         return keep
 
@@ -203,6 +226,13 @@ class _Sieve:
         if not self.plan.covers_oldest:
             needed |= olds < self.plan.pieces[0].first
         return news[needed], olds[needed]
+
+
+def _superseded(news: Seqnos, olds: Seqnos, which: Mask) -> _Pairs:
+    """The versions of some pairs, rising, and what superseded each."""
+    olds = olds[which]
+    by_old = np.argsort(olds)
+    return olds[by_old], news[which][by_old]
 
 
 def _joined(pairs: list[_Pairs]) -> _Pairs:

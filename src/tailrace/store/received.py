@@ -45,11 +45,13 @@ class ReceivedHistory(History):
 
     # Collections.
 
-    def apply_manifest(self, manifest: Manifest, previous_uid: int) -> None:
+    def apply_manifest(self, manifest: Manifest, previous: Manifest | None = None) -> None:
         """Append the system events that lead from the collections that this vbucket knows to the
         manifest's.
         """
-        for event, version, name, value in list(manifest.events_from(self._events.known, previous_uid)):
+        keeps_history = self._bucket.settings.keeps_history
+        events = list(manifest.events_from(self._events.known, previous, keeps_history=keeps_history))
+        for event, version, name, value in events:
             self._append_event(event, version, name, value)
 
     def _append_event(self, event: int, version: int, name: bytes, value: bytes) -> None:
@@ -81,7 +83,9 @@ class ReceivedHistory(History):
 
     # A replica's side.
 
-    def begin_snapshot(self, start: int, end: int, purge_seqno: int = 0) -> None:
+    def begin_snapshot(
+        self, start: int, end: int, purge_seqno: int = 0, *, history: bool = False
+    ) -> None:
         if start > end:
             raise DocumentRefused(Status.EINVAL, f"a snapshot from {start} to {end}")
         if end > MAX_SEQNO or purge_seqno > MAX_SEQNO:
@@ -93,7 +97,7 @@ class ReceivedHistory(History):
                 Status.ERANGE, f"a snapshot from {start} to {end} when {self.high_seqno} is here"
             )
         # Until it is complete, the vbucket can only be trusted up to what it has now.
-        self._received.begin(self.complete_seqno, self.high_seqno, end, purge_seqno)
+        self._received.begin(self.complete_seqno, self.high_seqno, end, purge_seqno, history=history)
         self._bucket.queue_meta(self)
 
     def receive(self, frame: bytes) -> None:
@@ -136,7 +140,7 @@ class ReceivedHistory(History):
 
     def _needed_seqno(self) -> int:
         """Nobody asks for a state before this."""
-        return min(self.forgotten.rollback_floor, self.sealed_seqno)
+        return min(self.forgotten.history_floor, self.sealed_seqno)
 
     def set_failover_log(self, log: FailoverLog) -> None:
         self.failover_log = log

@@ -43,12 +43,17 @@ def rewrite_what_is_left(bucket: EngineBucket) -> None:
 
     segment = bucket.sealed.write(number, write)
     for vbucket in bucket:
-        vbucket.forgotten.rollback_floor = vbucket.high_seqno
+        vbucket.forgotten.rollback_floor = vbucket.forgotten.history_floor = vbucket.high_seqno
     floors = {vbucket.id: vbucket.high_seqno for vbucket in bucket}
 
     def edit(base: Base, _: Table) -> tuple[Base, Table]:
         states = {
-            vbucket: {**state, "rollback_floor": floors.get(vbucket, 0), "items": None}
+            vbucket: {
+                **state,
+                "rollback_floor": floors.get(vbucket, 0),
+                "history_floor": floors.get(vbucket, 0),
+                "items": None,
+            }
             for vbucket, state in base["vbuckets"].items()
         }
         return {**base, "vbuckets": states}, [(segment.name, {})]

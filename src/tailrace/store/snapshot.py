@@ -2,61 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ..frames import CHUNK_BYTES, Chunk, Offsets, collections_at, seqnos_at
+from ..frames import CHUNK_BYTES, Chunk, Offsets, seqnos_at
 from ..wire.header import HEADER_SIZE
-from .format import NOTE_SHIFT, NOTE_TRAITS, SYSTEM, collection_of, frame_key
-from .piece_reading import Scattered
+from .deduplication import NOTHING_DEDUPLICATED, Deduplicated
+from .drops import Drops
+from .format import NOTE_SHIFT, NOTE_TRAITS
 from .segment import Frames, SegmentPiece
 
-__all__ = ["NO_DROPS", "DiskSnapshot", "Drops", "MemorySnapshot", "superseded"]
+__all__ = ["DiskSnapshot", "MemorySnapshot", "superseded"]
 
 STREAM_TRAITS = 0x7F
 """What a producer wants to know of a chunk: all but REPLACES."""
 
 _NO_SEQNOS = np.empty(0, np.uint64)
 _FEW = 32
-
-
-class Drops:
-    """Collections that ended or were emptied, as of a seqno: their earlier documents are gone without a
-    deletion each.
-    """
-
-    __slots__ = ("_by_collection",)
-
-    def __init__(self, drops: Iterable[tuple[int, int]], up_to: int) -> None:
-        self._by_collection = {collection: seqno for seqno, collection in sorted(drops) if seqno <= up_to}
-
-    def __bool__(self) -> bool:
-        return bool(self._by_collection)
-
-    @property
-    def latest(self) -> int:
-        """The last seqno at which a collection was dropped."""
-        return max(self._by_collection.values(), default=0)
-
-    def hides(self, key: bytes, seqno: int) -> bool:
-        """Whether a document's change is gone with its collection."""
-        return seqno < self._by_collection.get(collection_of(key), 0)
-
-    def keep_mask(self, frames: Frames | Scattered) -> npt.NDArray[np.bool_] | None:
-        """Which frames are left; None for all of them."""
-        if not self._by_collection:
-            return None
-        ids = collections_at(frames.data, frames.offsets)
-        hidden = np.zeros(len(ids), np.bool_)
-        for collection, seqno in self._by_collection.items():
-            hidden |= (ids == collection) & (frames.seqnos < seqno)
-        hidden &= (frames.traits & SYSTEM) == 0
-        return ~hidden if hidden.any() else None
-
-
-NO_DROPS = Drops((), 0)
 
 
 def superseded(
@@ -144,10 +108,10 @@ def fold(
     seqnos: Sequence[int],
     notes: Sequence[int],
     drops: Drops,
-    only: frozenset[int] | None = None,
+    only: Deduplicated | None = None,
 ) -> tuple[list[bytes], bytes]:
     """Only the newest version of each key, of changes that stand in order; and their traits. With ``only``
-    every version of all other collections.
+    every version of all others.
     """
     first = seqnos[0]
     if len(notes) < _FEW:  # most snapshots of a live stream are this short: not worth an array
@@ -161,16 +125,15 @@ def fold(
     if dead and only is not None:
         dead = {
             seqno
-            for frame, seqno in zip(frames, seqnos, strict=True)
-            if only and seqno in dead and collection_of(frame_key(frame)) in only
+            for frame, seqno, trait in zip(frames, seqnos, traits, strict=True)
+            if only and seqno in dead and only.has(frame, seqno, trait)
         }
     if not dead and not drops:
         return frames, traits
     kept = [
         place
         for place, seqno in enumerate(seqnos)
-        if seqno not in dead
-        and not (drops and not traits[place] & SYSTEM and drops.hides(frame_key(frames[place]), seqno))
+        if seqno not in dead and not (drops and drops.hides(frames[place], seqno, traits[place]))
     ]
     return [frames[place] for place in kept], bytes([traits[place] for place in kept])
 
@@ -196,16 +159,13 @@ class DiskSnapshot:
         rest: MemorySnapshot | None = None,
         history_start: int = 0,
         dead_where_deduplicated: npt.NDArray[np.uint64] = _NO_SEQNOS,
-        deduplicated: frozenset[int] = frozenset(),
+        deduplicated: Deduplicated = NOTHING_DEDUPLICATED,
     ) -> None:
-        """``dead`` are not read. Those that are dead in some collections only are not read there."""
+        """``dead`` are not read. Those that are dead where no history is kept are not read there."""
         self.start = after + 1
         self.end = end
         self.history_start = history_start
-        self._few = (
-            np.fromiter(deduplicated, np.int64),
-            dead_where_deduplicated if deduplicated else _NO_SEQNOS,
-        )
+        self._few = deduplicated, dead_where_deduplicated if deduplicated else _NO_SEQNOS
         self.checkpoint = True
         self._seqno = after
         self._pieces = [piece for piece in pieces if piece.count and piece.last > after]
@@ -249,10 +209,10 @@ class DiskSnapshot:
         mask = None
         if len(self._dead):
             mask = ~in_sorted(frames.seqnos, self._dead)
-        collections, dead = self._few
+        deduplicated, dead = self._few
         if len(dead):
             gone = in_sorted(frames.seqnos, dead)
-            gone &= np.isin(collections_at(frames.data, frames.offsets), collections)
+            gone &= deduplicated.mask(frames)
             mask = ~gone if mask is None else mask & ~gone
         kept = self._drops.keep_mask(frames)
         if kept is not None:

@@ -18,7 +18,8 @@ from ..history import FailoverLog
 from ..wire.codes import VBucketState
 from .base import ReceivedRange, VBucketSnapshot
 from .checkpoint import Checkpoints, Tail
-from .collection_events import CollectionEvents
+from .collection_events import CollectionEvents, KnownEvent
+from .deduplication import Deduplicated
 from .forgotten import Forgotten
 from .format import (
     EXPIRES,
@@ -128,7 +129,12 @@ class History:
     def history_start(self) -> int:
         if not self._bucket.settings.keeps_history:
             return 0
-        return max(1, self.forgotten.rollback_floor, self._received.folded_up_to(self.high_seqno))
+        return max(1, self.forgotten.history_floor, self._received.folded_up_to(self.high_seqno))
+
+    @property
+    def deduplicated(self) -> Deduplicated:
+        """Which changes go as soon as they are superseded, in spite of the bucket's history."""
+        return Deduplicated.of(self._events.known, self._bucket.histories)
 
     @property
     def deleted_rev(self) -> int:
@@ -366,7 +372,7 @@ class History:
             return None
         # The last change up to `end`: a replica's checkpoint may end in a gap.
         last = seqnos[-1]
-        only = self._bucket.deduplicated if history else None
+        only = self.deduplicated if history else None
         kept, traits = fold(frames, seqnos, notes, self._events.drops_up_to(last), only)
         return MemorySnapshot(
             after + 1,
@@ -424,7 +430,7 @@ class History:
             rest=rest,
             history_start=history_start,
             dead_where_deduplicated=dead,
-            deduplicated=self._bucket.deduplicated,
+            deduplicated=self.deduplicated,
         )
 
     def on_append(self, callback: Callable[[], None] | None) -> None:
@@ -552,6 +558,7 @@ class History:
         if whole:
             meta["high_seqno"] = self.high_seqno
             meta["rollback_floor"] = self.forgotten.rollback_floor
+            meta["history_floor"] = self.forgotten.history_floor
             meta["rev_floor"] = self.forgotten.rev_floor
             meta["deleted_rev"] = self.forgotten.deleted_rev
             meta["items"] = self._items
@@ -571,7 +578,7 @@ class History:
             self.high_seqno = self.persisted_seqno = start = meta["high_seqno"]
             self.forgotten.take_json(meta)
             self._items = meta["items"]
-            self._events = CollectionEvents((s, e, i, p) for s, e, i, p in meta["events"])
+            self._events = CollectionEvents(map(KnownEvent.of_json, meta["events"]))
             self._next_expiry = meta["next_expiry"]
             self._tail = Tail(self.high_seqno + 1)
         self._checkpoints = self._checkpoints.numbered(meta["checkpoint"], start)

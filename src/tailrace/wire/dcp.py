@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ..errors import MalformedMessage
 from .codes import (
@@ -25,7 +25,7 @@ from .codes import (
     VBucketState,
 )
 from .fields import decode_failover_log, encode_failover_log
-from .flatbuffer import EventContent, flatbuffer_event
+from .flatbuffer import EventContent, event_flatbuffer, flatbuffer_event
 from .header import Frame
 from .layout import layout
 from .message import DOCUMENT, Direction, Message, Part, Response, message
@@ -559,6 +559,13 @@ _WITH_TTL, _OF_COLLECTION, _OF_SCOPE = (
     COLLECTION_EVENT.at("max_ttl"),
     COLLECTION_EVENT.at("collection_id"),
 )
+EVENT_VALUES = {
+    2: COLLECTION_EVENT.until("collection_id").struct,
+    3: COLLECTION_EVENT.until("max_ttl").struct,
+    4: COLLECTION_EVENT.struct,
+}
+"""By the number of integers: of a scope; of a collection; and with its longest time to live."""
+
 _EVENT_SIZES: dict[int, dict[int, int]] = {
     SystemEventId.COLLECTION_BEGIN: {0: _OF_COLLECTION, 1: _WITH_TTL},
     SystemEventId.COLLECTION_END: {0: _OF_COLLECTION},
@@ -596,29 +603,30 @@ class DcpSystemEvent(Message):
     @property
     def manifest_uid(self) -> int:
         """The manifest that the event belongs to."""
-        return self._content().manifest_uid
+        return self.content().manifest_uid
 
     @property
     def scope_id(self) -> int:
         """The scope."""
-        return self._content().scope_id
+        return self.content().scope_id
 
     @property
     def collection_id(self) -> int | None:
         """The collection, if the event is about one."""
-        return self._content().collection_id
+        return self.content().collection_id
 
     @property
     def max_ttl(self) -> int | None:
         """The collection's longest time to live in seconds, if it has one."""
-        return self._content().max_ttl
+        return self.content().max_ttl
 
     @property
     def history(self) -> bool | None:
         """Whether every version of the collection's documents is kept, if the event tells."""
-        return self._content().history
+        return self.content().history
 
-    def _content(self) -> EventContent:
+    def content(self) -> EventContent:
+        """All that the value says; ValueError if it is none."""
         if self.version == 2:
             return flatbuffer_event(self.event, self.value)
         places = (_MANIFEST_UID, _SCOPE_ID, _COLLECTION_ID, _MAX_TTL)
@@ -630,6 +638,24 @@ class DcpSystemEvent(Message):
             collection if size >= _OF_COLLECTION else None,
             max_ttl if size == _WITH_TTL else None,
         )
+
+    def as_flatbuffer(self) -> Self:
+        """The same in version 2."""
+        if self.version == 2:
+            return self
+        value = event_flatbuffer(self.event, self.content(), self.key)
+        event: Self = replace(self, version=2, value=value)
+        return event
+
+    def as_integers(self) -> Self:
+        """The same in version 0 or 1, in which there is no history; not for a collection that is modified."""
+        if self.version != 2:
+            return self
+        content = self.content()
+        ids = [content.manifest_uid, content.scope_id]
+        ids += [number for number in (content.collection_id, content.max_ttl) if number is not None]
+        event: Self = replace(self, version=int(len(ids) == 4), value=EVENT_VALUES[len(ids)].pack(*ids))
+        return event
 
     def check_fields(self) -> None:
         check_seqno("dcp system event", self.by_seqno)
@@ -644,7 +670,7 @@ class DcpSystemEvent(Message):
         if self.version not in sizes and self.version != 2:
             raise MalformedMessage(f"dcp system event {self.event}: there is no version {self.version}")
         try:
-            self._content()
+            self.content()
         except ValueError as error:
             raise MalformedMessage(f"dcp system event {self.event}: {error}") from None
 

@@ -1,21 +1,30 @@
-"""Reading the FlatBuffers in system events: one table of numbers and at most one text.
+"""The FlatBuffers in system events: one table of numbers and at most one text.
 
 A table is a signed distance back to its vtable and then its fields; the vtable says at which byte of the
-table each field is (0, or a vtable that is too short: it has its default). All numbers are little-endian. The
-value comes from outside, so every place is checked.
+table each field is (0, or a vtable that is too short: it has its default). All numbers are little-endian, and
+aligned to their own size. What is read comes from outside, so every place is checked.
 
-Rules: docs/spec/servers.md#reading-a-flatbuffer.
+    Collection (created, flushed, modified)  0 uid u64, 1 scope u32, 2 collection u32, 3 has max TTL bool,
+                                             4 max TTL u32, 5 name, 6 history bool
+    DroppedCollection                        0 uid u64, 1 scope u32, 2 collection u32
+    Scope (created)                          0 uid u64, 1 scope u32, 2 name
+    DroppedScope                             0 uid u64, 1 scope u32
+
+Rules: docs/spec/servers.md#flatbuffers-system-events, docs/spec/servers.md#reading-a-flatbuffer.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .codes import SCOPE_EVENTS, SystemEventId
 
-__all__ = ["EventContent", "flatbuffer_event"]
+__all__ = ["EventContent", "event_flatbuffer", "flatbuffer_event"]
 
+_SIZES = {"Q": 8, "I": 4, "?": 1}
+_TEXT = "s"
 _U16, _U32, _I32 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i")
 
 
@@ -55,3 +64,57 @@ def _number(data: bytes, slot: int, code: str) -> int:
         return int(struct.unpack_from("<" + code, data, table + offset)[0]) if offset else 0
     except struct.error:
         raise ValueError("no FlatBuffer: a field is outside of it") from None
+
+
+def event_flatbuffer(event: int, content: EventContent, name: bytes) -> bytes:
+    """What `flatbuffer_event` reads, with the name of what it is about."""
+    ids: list[_Field] = [("Q", content.manifest_uid), ("I", content.scope_id)]
+    if event == SystemEventId.SCOPE_DROPPED:
+        return _table(ids)
+    if event == SystemEventId.SCOPE_CREATED:
+        return _table([*ids, (_TEXT, name)])
+    ids.append(("I", content.collection_id or 0))
+    if event == SystemEventId.COLLECTION_END:
+        return _table(ids)
+    max_ttl = content.max_ttl
+    return _table(
+        [*ids, ("?", max_ttl is not None), ("I", max_ttl or 0), (_TEXT, name), ("?", bool(content.history))]
+    )
+
+
+_Field = tuple[str, int | bytes]
+"""The code of a number and the number, or a text."""
+
+
+def _table(fields: Sequence[_Field]) -> bytes:
+    """A buffer with one table, and its text behind it."""
+    count = len(fields)
+    vtable_size = 4 + 2 * count
+    vtable_at = 4
+    table_at = _aligned(vtable_at + vtable_size, 8)
+    # Largest fields first, behind the distance and a gap: the u64 is then aligned. A text is a distance.
+    places = [0] * count
+    at = 8
+    for size in (8, 4, 1):
+        for slot, (code, _) in enumerate(fields):
+            if _SIZES.get(code, 4) == size:
+                places[slot] = at
+                at += size
+    text_at = _aligned(table_at + at, 4)
+
+    out = bytearray(text_at)
+    struct.pack_into("<I", out, 0, table_at)
+    struct.pack_into(f"<HH{count}H", out, vtable_at, vtable_size, at, *places)
+    struct.pack_into("<i", out, table_at, table_at - vtable_at)
+    for (code, content), place in zip(fields, places, strict=True):
+        if isinstance(content, bytes):
+            struct.pack_into("<I", out, table_at + place, text_at - (table_at + place))
+            out += struct.pack("<I", len(content)) + content + b"\0"
+            out += bytes(-len(out) % 4)
+        else:
+            struct.pack_into("<" + code, out, table_at + place, content)
+    return bytes(out)
+
+
+def _aligned(at: int, size: int) -> int:
+    return at + -at % size

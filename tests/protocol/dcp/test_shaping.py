@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.producer_fakes import COLLECTIONS, PRODUCER, FakeBucket, FakeReader
-from tailrace.protocol.dcp.flatbuffer import system_event_value
 from tailrace.snappy import deflate, inflate
 from tailrace.wire.codes import Datatype, Feature, OpenFlag, StreamEndStatus, SystemEventId
 from tailrace.wire.dcp import DcpSystemEvent
@@ -248,8 +247,15 @@ VALUE = struct.pack(">QII", 0x1122334455667788, 10, 128)
 @pytest.mark.parametrize(
     ("event", "version", "name", "value", "shapes", "expected"),
     [
-        (SystemEventId.COLLECTION_BEGIN, 0, b"coll", VALUE, "QII?Is", [10, 128, False, 0, b"coll"]),
-        (SystemEventId.COLLECTION_BEGIN, 1, b"", VALUE + b"\0\0\0\x3c", "QII?Is", [10, 128, True, 60, b""]),
+        (SystemEventId.COLLECTION_BEGIN, 0, b"coll", VALUE, "QII?Is?", [10, 128, False, 0, b"coll", False]),
+        (
+            SystemEventId.COLLECTION_BEGIN,
+            1,
+            b"",
+            VALUE + b"\0\0\0\x3c",
+            "QII?Is?",
+            [10, 128, True, 60, b"", False],
+        ),
         (SystemEventId.COLLECTION_END, 0, b"", VALUE, "QII?", [10, 128, None]),
         (SystemEventId.SCOPE_CREATED, 0, b"scope", VALUE[:12], "QIs", [10, b"scope"]),
         (SystemEventId.SCOPE_DROPPED, 0, b"", VALUE[:12], "QI?", [10, None]),
@@ -258,14 +264,16 @@ VALUE = struct.pack(">QII", 0x1122334455667788, 10, 128)
 def test_flatbuffer(
     *, event: int, version: int, name: bytes, value: bytes, shapes: str, expected: list[object]
 ) -> None:
-    made = system_event_value(DcpSystemEvent(by_seqno=1, event=event, version=version, key=name, value=value))
+    made = (
+        DcpSystemEvent(by_seqno=1, event=event, version=version, key=name, value=value).as_flatbuffer().value
+    )
     assert read_table(made, shapes) == [0x1122334455667788, *expected]
 
 
 def test_flatbuffer_bytes() -> None:
     """Read back with the reference library (flatbuffers 25.12) as what it says here, field by field."""
     event = DcpSystemEvent(by_seqno=1, event=0, version=1, key=b"name5", value=VALUE + b"\0\0\0\x3c")
-    assert system_event_value(event).hex() == (
-        "1800000010002100080010001400200018001c00000000001400000000000000"
+    assert event.as_flatbuffer().value.hex() == (
+        "1800000012002200080010001400200018001c00210000001400000000000000"
         "88776655443322110a000000800000003c0000000800000001000000050000006e616d6535000000"
     )

@@ -91,6 +91,7 @@ _BEFORE_V7: Mapping[int, int] = {
     Status.DCP_STREAM_NOT_FOUND: Status.KEY_ENOENT,
     Status.OPAQUE_NO_MATCH: Status.KEY_EEXISTS,
 }
+_HISTORY_IN_MEMORY = MarkerFlag.HISTORY | MarkerFlag.MEMORY
 _RECEIVING = (VBucketState.REPLICA, VBucketState.PENDING)
 
 _log = logging.getLogger(__name__)
@@ -392,7 +393,9 @@ class DcpReplica:
             # say up to where that was.
             is_first = message.flags & MarkerFlag.DISK and not stream.vbucket.complete_seqno
             purge_seqno = message.end if is_first else 0
-        stream.vbucket.begin_snapshot(message.start, message.end, purge_seqno)
+        # One from a disk may begin behind versions that are gone, and does not say so.
+        history = message.flags & _HISTORY_IN_MEMORY == _HISTORY_IN_MEMORY
+        stream.vbucket.begin_snapshot(message.start, message.end, purge_seqno, history=history)
         stream.marker_start, stream.marker_end = message.start, message.end
         stream.ack_at = message.end if message.flags & MarkerFlag.ACK else 0
 

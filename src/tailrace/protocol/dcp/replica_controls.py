@@ -50,6 +50,7 @@ class ReplicaControls:
                 (ControlKey.INCLUDE_DELETED_USER_XATTRS, b"true"),
                 (ControlKey.V7_STATUS_CODES, b"true"),
                 (ControlKey.MAX_MARKER_VERSION, b"2.2"),
+                (ControlKey.FLATBUFFERS_SYSTEM_EVENTS, b"true"),
                 # what is not folded here can be handed on when this node is the active one
                 (ControlKey.CHANGE_STREAMS, b"true"),
                 (ControlKey.CONNECTION_BUFFER_SIZE, str(settings.replication_buffer).encode()),

@@ -28,6 +28,7 @@ _EVENTS = frozenset(
         SystemEventId.COLLECTION_END,
         SystemEventId.SCOPE_CREATED,
         SystemEventId.SCOPE_DROPPED,
+        SystemEventId.COLLECTION_MODIFIED,
     }
 )
 
@@ -76,5 +77,5 @@ def check_change(message: Message) -> None:
     if isinstance(message, DcpMutation | DcpDeletion):
         if message.nmeta:
             raise MalformedMessage("extended metadata was not asked for")
-    elif isinstance(message, DcpSystemEvent) and (message.event not in _EVENTS or message.version > 1):
+    elif isinstance(message, DcpSystemEvent) and message.event not in _EVENTS:
         raise MalformedMessage(f"system event {message.event} in version {message.version}")

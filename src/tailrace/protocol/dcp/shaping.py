@@ -36,13 +36,12 @@ from ...frames import (
     set_opaques,
 )
 from ...snappy import deflate, inflate
-from ...wire.codes import Datatype, DcpOpcode, Magic, RequestFrameId
+from ...wire.codes import Datatype, DcpOpcode, Magic, RequestFrameId, SystemEventId
 from ...wire.dcp import DELETION_V1, DELETION_V2, EXPIRATION, DcpSystemEvent
 from ...wire.fields import FrameInfo, encode_frame_infos, join_xattrs, split_xattrs
 from ...wire.header import HEADER, HEADER_LAYOUT, HEADER_SIZE, MAX_FRAME, Frame
 from ..stream_filter import StreamFilter
 from .controls import ConnectionOptions
-from .flatbuffer import system_event_value
 
 __all__ = ["ShapedFrames", "Shaper", "stream_id_framing"]
 
@@ -51,6 +50,8 @@ _DATATYPE_AT = HEADER_LAYOUT.at("datatype")
 _DATATYPES = 8
 _SEQNO = struct.Struct(">Q")
 _SYSTEM_XATTR = "_"
+_EVENT = DcpSystemEvent.LAYOUTS[0].field("event")
+_SYSTEM_EVENT = int(Trait.SYSTEM_EVENT)
 _TOMBSTONES = int(Trait.DELETION | Trait.EXPIRATION)
 
 
@@ -96,7 +97,6 @@ class Shaper:
                 snappy=options.snappy,
                 no_value=options.no_value,
                 force_compression=options.force_compression,
-                flatbuffers=options.flatbuffers,
             )
         )
 
@@ -122,6 +122,9 @@ class Shaper:
             opcodes = data[offsets + OPCODE_AT]
             living = (opcodes != DcpOpcode.DELETION) & (opcodes != DcpOpcode.EXPIRATION)
             wanted = living if wanted is None else wanted & living
+        if chunk.traits & _SYSTEM_EVENT and not self._options.flatbuffers:
+            unmodified = ~_modified(data, offsets)
+            wanted = unmodified if wanted is None else wanted & unmodified
         if wanted is not None and not wanted.all():
             data, offsets = frames_of(data, offsets, wanted)
         if len(offsets) and (chunk.traits & self._rewritten_traits or self._rewritten_traits < 0):
@@ -153,7 +156,8 @@ class Shaper:
         """One frame as this reader wants it, still with its prefix."""
         _, opcode, key_length, extras_length, datatype, vbucket, _, _, cas = HEADER.unpack_from(frame)
         if opcode == DcpOpcode.SYSTEM_EVENT:
-            return _flatbuffer_event(frame)
+            event = DcpSystemEvent.decode(Frame.parse(frame))
+            return (event.as_flatbuffer() if self._options.flatbuffers else event.as_integers()).encode()
         key_at = HEADER_SIZE + extras_length
         value_at = key_at + key_length
         extras = frame[HEADER_SIZE:key_at]
@@ -222,12 +226,6 @@ def _compressed(value: bytes, datatype: int) -> tuple[bytes, int]:
     return value, datatype
 
 
-def _flatbuffer_event(frame: bytes) -> bytes:
-    event = DcpSystemEvent.decode(Frame.parse(frame))
-    event.version, event.value = 2, system_event_value(event)
-    return event.encode()
-
-
 class _Taken(NamedTuple):
     """What a reader takes or wants, as far as it decides which frames have to be made anew."""
 
@@ -238,7 +236,6 @@ class _Taken(NamedTuple):
     snappy: bool
     no_value: bool
     force_compression: bool
-    flatbuffers: bool
 
 
 @cache
@@ -259,10 +256,10 @@ def _rewritten(taken: _Taken) -> tuple[npt.NDArray[np.bool_], int]:
         table[DcpOpcode.MUTATION, bits] = taken.no_value or inside or compress
         table[DcpOpcode.DELETION, bits] = not taken.delete_times or inside or pruned
         table[DcpOpcode.EXPIRATION, bits] = not taken.expirations or inside or pruned
-        table[DcpOpcode.SYSTEM_EVENT, bits] = taken.flatbuffers
+        table[DcpOpcode.SYSTEM_EVENT, bits] = True  # or found to be as it must
     if taken.no_value or taken.force_compression:
         return table, -1
-    traits = Trait(0)
+    traits = Trait.SYSTEM_EVENT
     if not taken.delete_times:
         traits |= Trait.DELETION
     if not taken.expirations:
@@ -271,9 +268,17 @@ def _rewritten(taken: _Taken) -> tuple[npt.NDArray[np.bool_], int]:
         traits |= Trait.SNAPPY
     if not taken.xattrs or not taken.deleted_user_xattrs:
         traits |= Trait.XATTR  # of deletions; mutations with xattrs are then found to need nothing
-    if taken.flatbuffers:
-        traits |= Trait.SYSTEM_EVENT
     return table, int(traits)
+
+
+def _modified(data: Bytes, offsets: Offsets) -> npt.NDArray[np.bool_]:
+    """Which frames tell that a collection was modified: those who read integers know no such event."""
+    is_event: npt.NDArray[np.bool_] = data[offsets + OPCODE_AT] == DcpOpcode.SYSTEM_EVENT
+    for place in np.flatnonzero(is_event).tolist():
+        start = int(offsets[place]) + HEADER_SIZE + _EVENT.offset
+        event = int.from_bytes(data[start : start + _EVENT.size].tobytes(), "big")
+        is_event[place] = event == SystemEventId.COLLECTION_MODIFIED
+    return is_event
 
 
 def _without_prefix(data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
