@@ -27,6 +27,7 @@
     │   ├── Fenced                      another mirror has taken it over
     │   ├── TableChanged                somebody else's commit came between; compute again
     │   ├── ForeignRows                 somebody who is no mirror changed its rows
+    │   ├── BucketReplaced              its bucket was deleted and made again
     │   └── TokensNotHeld               it does not hold changes that somebody waits for
     ├── GroupFenced                     a reader was given up by the others of its group
     ├── ChangesTakenBack                the bucket took changes back, and the query was told to fail then
@@ -48,6 +49,7 @@ from __future__ import annotations
 from typing import Self
 
 __all__ = [
+    "BucketReplaced",
     "ChangesTakenBack",
     "ConnectError",
     "DataLoss",
@@ -254,6 +256,24 @@ class TableChanged(TableError):
 
 class ForeignRows(TableError):
     """Somebody who is no mirror changed rows, so that the table is no longer a state of the bucket."""
+
+
+class BucketReplaced(TableError):
+    """A table's bucket was deleted and made again; nothing of the table is in the one that is there now."""
+
+    def __init__(self, table: str, bucket: str, known: str, found: str) -> None:
+        super().__init__(table, bucket, known, found)
+        self.table = table
+        self.bucket = bucket
+        self.known = known
+        self.found = found
+
+    def __str__(self) -> str:
+        return (
+            f"the table at {self.table} is of a bucket {self.bucket!r} that was deleted and made again (its "
+            f"uuid was {self.known} and is {self.found}): mirror it into a new table, or replace all rows of "
+            "this one with 'tailrace mirror --accept-new-bucket'"
+        )
 
 
 class ChangesTakenBack(TailraceError):

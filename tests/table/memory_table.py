@@ -90,6 +90,8 @@ class MemoryTable:
     def commit(self, commit: Commit) -> int:
         self.schema = commit.schema or self.schema
         self.documents = commit.documents or self.documents
+        if commit.bucket_uuid is not None:
+            self.source = {**self.source, "uuid": commit.bucket_uuid}
         held = dict(self._files[-1])
         for path in commit.removed:
             del held[path]

@@ -81,6 +81,11 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @left_out_options
 @every_version_option
 @undo_options
+@click.option(
+    "--accept-new-bucket",
+    is_flag=True,
+    help="Go on with a bucket that was deleted and made again: all rows are replaced by what it holds.",
+)
 @click.option("--no-maintenance", is_flag=True, help="Leave compaction and cleaning to 'tailrace maintain'.")
 @click.option(
     "--metrics-file",
@@ -114,6 +119,7 @@ def command(
     include_transactions: bool,
     undo: float | None,
     undo_size: int | None,
+    accept_new_bucket: bool,
     no_maintenance: bool,
     metrics_file: str | None,
     storage_options: tuple[str, ...],
@@ -174,6 +180,7 @@ def command(
             undo_s=undo,
             undo_bytes=undo_size,
             maintenance=not no_maintenance,
+            accept_new_bucket=accept_new_bucket,
             options=source_options_of(url, options, more),
             storage_options=parse_storage_options(storage_options),
             on_progress=view.show,

@@ -30,10 +30,12 @@ def command(
     """
     from ..client.blocking import connect_sync
     from ..spark.rounds.forecast import forecast, summary
+    from ..spark.rounds.same_bucket import check_same_bucket
     from ..table.opening import TableOptions, open_table
 
     mirror = open_table(table, TableOptions(parse_storage_options(storage_options)))
     with connect_sync(url, purpose="plan", tls=tls_from(tls) if url.tls else None) as source:
+        check_same_bucket(mirror, source.bucket_uuid)
         logs, high = source.failover_logs(), source.high_seqnos()
     with open_kv(url, tls) as client:
         stats = dict(client.stats("vbucket-seqno"))

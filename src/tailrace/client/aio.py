@@ -355,6 +355,13 @@ class Source:
         assert self._nodes.map is not None
         return self._nodes.map.vbucket_count
 
+    @property
+    def bucket_uuid(self) -> str:
+        """The bucket's: another one of its name has another. Empty where the server says none."""
+        self._check_usable()
+        assert self._nodes.map is not None
+        return self._nodes.map.uuid
+
     async def high_seqnos(self) -> dict[int, int]:
         """The newest seqno of every vbucket."""
         seqnos: dict[int, int] = {}

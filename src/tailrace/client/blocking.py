@@ -213,6 +213,11 @@ class BlockingSource:
         """How many vbuckets the bucket has."""
         return self._call(lambda: self._source.vbucket_count)
 
+    @property
+    def bucket_uuid(self) -> str:
+        """The bucket's: another one of its name has another. Empty where the server says none."""
+        return self._call(lambda: self._source.bucket_uuid)
+
     def high_seqnos(self) -> dict[int, int]:
         """The newest seqno of every vbucket."""
         return self._await(self._source.high_seqnos())

@@ -69,6 +69,8 @@ def mirror(
         long it keeps them
     ``undo_s``, ``undo_bytes``
         for how long, and with how many bytes at most, earlier versions are kept that a rollback can return to
+    ``accept_new_bucket``
+        a bucket that was deleted and made again is an error, unless this is True: then all rows are replaced
     ``maintenance``
         False leaves compaction and cleaning to `tailrace maintain`
     ``options``

@@ -386,9 +386,7 @@ class VBucket(Protocol):
 
     # A replica's side. The frames' seqno, CAS and rev are taken as they are.
 
-    def begin_snapshot(
-        self, start: int, end: int, purge_seqno: int = 0, *, history: bool = False
-    ) -> None:
+    def begin_snapshot(self, start: int, end: int, purge_seqno: int = 0, *, history: bool = False) -> None:
         """A marker came: DocumentRefused(ERANGE) if it lies wholly in the past, EINVAL if start > end.
 
         Deletions up to ``purge_seqno`` may be missing in it, and then here too once a part of it has come.

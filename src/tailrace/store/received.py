@@ -83,9 +83,7 @@ class ReceivedHistory(History):
 
     # A replica's side.
 
-    def begin_snapshot(
-        self, start: int, end: int, purge_seqno: int = 0, *, history: bool = False
-    ) -> None:
+    def begin_snapshot(self, start: int, end: int, purge_seqno: int = 0, *, history: bool = False) -> None:
         if start > end:
             raise DocumentRefused(Status.EINVAL, f"a snapshot from {start} to {end}")
         if end > MAX_SEQNO or purge_seqno > MAX_SEQNO:

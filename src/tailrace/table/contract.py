@@ -178,6 +178,8 @@ class Commit:
     """The table's columns from now on, if they change; columns can only be added."""
     documents: DocumentColumns | None = None
     """Which of them are made of documents, if that changes."""
+    bucket_uuid: str | None = None
+    """The bucket that the table is of from now on, if that changes."""
     repaired: bool = False
     """The rows are right again after `ForeignRows`."""
 
@@ -231,7 +233,7 @@ class Table(Protocol):
 
     @property
     def source(self) -> Mapping[str, Any]:
-        """The bucket and collection that it mirrors."""
+        """The bucket and collection that it mirrors: ``bucket``, its ``uuid`` if that is known, and more."""
         ...
 
     @property

@@ -49,12 +49,16 @@ class BucketWatch:
         clock: Clock = SYSTEM,
         wait: Callable[[float], bool],
         on_trouble: Callable[[str], None] = lambda _: None,
+        on_open: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``wait`` waits so many seconds, and says whether to give up."""
+        """``wait`` waits so many seconds, and says whether to give up. ``on_open`` gets the uuid of
+        the bucket that a new connection found, and raises if it is the wrong one.
+        """
         self._options = options
         self._clock = clock
         self._wait = wait
         self._on_trouble = on_trouble
+        self._on_open = on_open
         self._source: BlockingSource | None = None
         self._vbucket_count = 0
 
@@ -125,6 +129,7 @@ class BucketWatch:
             source = open_source(self._options, "spark-mirror")
             source.__enter__()
             self._source = source
+            self._on_open(source.bucket_uuid)
         return self._source
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from ...clock import SYSTEM, Clock
 from ...history import Action
 from ...table.contract import Table
 from .forecast import VBucketForecast, forecast
+from .same_bucket import UUID, is_replaced
 
 __all__ = ["examine_table"]
 
@@ -27,6 +28,13 @@ def examine_table(table: Table, bucket: str, facts: BucketFacts, clock: Clock = 
             "table",
             f"the table mirrors bucket {mirrored!r}, not {bucket!r}",
             f"write the URL of {mirrored!r}, or give {bucket!r} a table of its own",
+        )
+        return
+    if is_replaced(table, facts.map.uuid):
+        yield error(
+            "table",
+            f"the bucket was deleted and made again: its uuid was {source[UUID]} and is {facts.map.uuid}",
+            "mirror it into a new table, or replace all rows with 'tailrace mirror --accept-new-bucket'",
         )
         return
     if source.get("vbuckets") != facts.map.vbucket_count:

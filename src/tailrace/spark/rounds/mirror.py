@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from ...clock import SYSTEM, Clock
 from ...crashpoints import crash_point
-from ...errors import ConnectError, LoginError, StorageError, TailraceError, UsageError
+from ...errors import BucketReplaced, ConnectError, LoginError, StorageError, TailraceError, UsageError
 from ...table.compaction import CompactionPolicy
 from ...table.contract import Fenced, Table, TableChanged
 from ...table.document_columns import DocumentColumns
@@ -30,6 +30,7 @@ from .housekeeping import Housekeeping
 from .jobs import Jobs
 from .planning import Range, RoundPlan, divided, plan_round
 from .progress import RoundProgress, TableFigures
+from .same_bucket import check_same_bucket, note_bucket
 from .targets import log_target, planned_branches, table_target, with_branches
 from .task import RoundTask, TaskAnswer
 from .verdicts import HeldBack, Verdicts
@@ -93,12 +94,18 @@ class Mirror:
     """When compaction is due."""
     in_background: bool = True
     """Whether compaction runs beside the rounds."""
+    bucket_uuid: str = ""
+    """Of the bucket that the tables are of, or are to be of from now on; empty if it is not known."""
 
     def __post_init__(self) -> None:
         self.handle = MirrorHandle(f"tailrace mirror of {self.bucket_name}")
         self._options = parse_options(self.given)
         self._bucket = BucketWatch(
-            self._options, clock=self.clock, wait=self.handle.stopping.wait, on_trouble=self._trouble
+            self._options,
+            clock=self.clock,
+            wait=self.handle.stopping.wait,
+            on_trouble=self._trouble,
+            on_open=self._check_bucket,
         )
         self.housekeeping = Housekeeping(
             self.tables,
@@ -143,9 +150,15 @@ class Mirror:
             raise UsageError("a mirror needs at least one table")
         for table in self._all:
             table.claim(accept_foreign=bool(self.start_over))
+            note_bucket(table, self.bucket_uuid)
         crash_point("mirror.in-recovery")
         self._committer.add_columns(self.columns)
         self._committer.empty_dropped(self.missing)
+
+    def _check_bucket(self, bucket_uuid: str) -> None:
+        """There is a new connection, to a bucket of that name."""
+        for table in self._all:
+            check_same_bucket(table, bucket_uuid)
 
     def run(self) -> None:
         """Rounds until it is stopped, or has caught up."""
@@ -155,7 +168,7 @@ class Mirror:
                 try:
                     is_done = self.turn()
                     attempts = 0
-                except (Fenced, UsageError, LoginError):
+                except (BucketReplaced, Fenced, UsageError, LoginError):
                     raise
                 except Exception as error:
                     attempts += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from ...clock import SYSTEM, Clock
 from ...connstr import ConnectionString, parse
@@ -21,6 +21,7 @@ from .contents import mirror_contents, source_note
 from .jobs import Jobs
 from .mirror import Mirror, MirrorSettings
 from .progress import RoundProgress
+from .same_bucket import UUID, check_same_bucket, is_replaced
 from .typed_tables import TypedWish, sample_documents, show_schema, shown_schema
 
 __all__ = ["MirrorKeywords", "StrPath", "build_mirror", "source_options"]
@@ -63,6 +64,7 @@ class MirrorKeywords(TypedDict, total=False):
     on_progress: Callable[[RoundProgress], None] | None
     on_trouble: Callable[[str], None]
     start_over: Iterable[int]
+    accept_new_bucket: bool
     policy: CompactionPolicy | None
     schema: str | None
     value_column: bool
@@ -99,6 +101,7 @@ def build_mirror(
     on_progress: Callable[[RoundProgress], None] | None = None,
     on_trouble: Callable[[str], None] = lambda _: None,
     start_over: Iterable[int] = (),
+    accept_new_bucket: bool = False,
     policy: CompactionPolicy | None = None,
     schema: str | None = None,
     value_column: bool = True,
@@ -120,9 +123,11 @@ def build_mirror(
     )
     parsed = parse_mirror_options(given)
     with open_source(parsed, "spark-mirror") as source:
-        vbucket_count = source.vbucket_count
+        vbucket_count, bucket_uuid = source.vbucket_count, source.bucket_uuid
     missing = _missing(chosen, parsed, given["bucket"], how)
-    about = {"bucket": given["bucket"], "vbuckets": vbucket_count}
+    about: dict[str, Any] = {"bucket": given["bucket"], "vbuckets": vbucket_count}
+    if bucket_uuid:
+        about[UUID] = bucket_uuid
     wish = TypedWish(schema, evolve, value_column)
     opened, columns = [], []
     note = source_note(has_transactions=has_transactions)
@@ -155,6 +160,12 @@ def build_mirror(
     if changes is not None:
         source_of_log = {**about, "scope": "*", "collection": "*", "changes": True}
         log = open_or_create(changes, schema=CHANGES_SCHEMA, source=source_of_log, options=how)
+    every = [*opened, *([] if log is None else [log])]
+    if any(is_replaced(table, bucket_uuid) for table in every):
+        if not accept_new_bucket:
+            for table in every:
+                check_same_bucket(table, bucket_uuid)
+        start_over = range(vbucket_count)
     return Mirror(
         jobs,
         given,
@@ -176,6 +187,7 @@ def build_mirror(
         clock,
         policy,
         in_background,
+        bucket_uuid,
     )
 
 

@@ -34,6 +34,7 @@ from .contents import options_of_table
 from .jobs import Jobs
 from .planning import Range, divided
 from .reading import read_ranges
+from .same_bucket import check_same_bucket
 
 __all__ = ["Verdict", "verify_table"]
 
@@ -233,6 +234,7 @@ def verify_table(jobs: Jobs, given: Mapping[str, str], table: Table) -> Verdict:
         )
     given = options_of_table(given, table)
     with open_source(options, "spark-verify") as client:
+        check_same_bucket(table, client.bucket_uuid)
         ends, homes = client.high_seqnos(), client.homes()
     files = tuple(table.files())
     task = _VerifyTask(

@@ -15,7 +15,7 @@ from ...errors import UsageError
 from ..contract import FOREIGN, Commit, DataFile, TableChanged, Vector
 from ..nested import is_part
 from .actions import Action, AddFile, CommitInfo, DomainMetadata, Metadata
-from .opening import DOCUMENTS
+from .opening import DOCUMENTS, SOURCE
 from .positions import BRANCHES, RESETS, SEQNOS, Reset, format_resets, parse_resets
 from .schema import schema_from_json, schema_to_json
 from .state import RUN, TableState
@@ -143,8 +143,8 @@ def build_commit(
         RUN: run,
     }
     actions: list[Action] = [CommitInfo(info)]
-    if commit.schema is not None or commit.documents is not None:
-        actions.append(_with_columns(state, commit))
+    if any(new is not None for new in (commit.schema, commit.documents, commit.bucket_uuid)):
+        actions.append(_new_metadata(state, commit))
     for domain, text in changed.items():
         if text is not None:
             actions.append(DomainMetadata(domain, text))
@@ -307,7 +307,7 @@ def parse_repairs(state: TableState) -> list[tuple[int, int | None]]:
     return [(since, at) for since, at in json.loads(state.domains.get(REPAIR, "[]"))]
 
 
-def _with_columns(state: TableState, commit: Commit) -> Metadata:
+def _new_metadata(state: TableState, commit: Commit) -> Metadata:
     assert state.metadata is not None
     metadata = state.metadata
     if commit.schema is not None:
@@ -319,6 +319,10 @@ def _with_columns(state: TableState, commit: Commit) -> Metadata:
         metadata = replace(metadata, schema_string=schema_to_json(commit.schema))
     if commit.documents is not None:
         configuration = {**metadata.configuration, DOCUMENTS: commit.documents.to_json()}
+        metadata = replace(metadata, configuration=configuration)
+    if commit.bucket_uuid is not None:
+        source = json.loads(metadata.configuration[SOURCE]) | {"uuid": commit.bucket_uuid}
+        configuration = {**metadata.configuration, SOURCE: json.dumps(source)}
         metadata = replace(metadata, configuration=configuration)
     return metadata
 

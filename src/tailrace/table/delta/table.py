@@ -42,7 +42,16 @@ from .cleaning import Cleaner
 from .commits import REPAIR, build_commit, data_file, parse_repairs
 from .log import DeltaLog, parse_listing
 from .masks import MaskCache
-from .opening import DOCUMENTS, SECRET, SOURCE, check_mirror, create_mirror, load_mirror, source_text
+from .opening import (
+    DOCUMENTS,
+    SECRET,
+    SOURCE,
+    check_mirror,
+    create_mirror,
+    is_same_source,
+    load_mirror,
+    source_text,
+)
 from .positions import RESETS, parse_resets
 from .schema import schema_from_json
 from .state import RUN, FileChanges, TableState, check_writable
@@ -133,7 +142,7 @@ class DeltaMirrorTable:
             assert state is not None
         table = cls(store, state, clock=clock, undo=undo, checkpoint_every=checkpoint_every)
         table._look_back()
-        if table.source != dict(source):
+        if not is_same_source(table.source, source):
             raise UsageError(
                 f"the table at {store.uri} mirrors {source_text(table.source)}, not {source_text(source)}; "
                 "choose another path"
