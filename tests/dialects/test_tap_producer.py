@@ -143,6 +143,22 @@ def test_only_the_listed_vbuckets(node: RunningNode, reader: TapReader) -> None:
     assert reader.documents.keys() == {1, 5}
 
 
+def test_a_replica_that_was_active_a_moment_ago_is_silent() -> None:
+    """Its reader may not have the new map yet, and would stay with it."""
+    with RunningNode(2, settings={"former_active_silence": 60}) as node, Peer(node) as peer:
+        reader = TapReader(peer)
+        node.set("before", b"v", vbucket=0)
+        reader.connect(b"node1", LIST, vbucket_list(0, 1))
+        reader.read_until(lambda: documents_of(node, 0) == reader.documents.get(0))
+        node.set_vbucket_state(0, VBucketState.REPLICA)
+        with Peer(node) as second:
+            late = TapReader(second)
+            late.connect(b"node2", LIST, vbucket_list(0, 1))
+            node.set("after", b"v", vbucket=1)
+            late.read_until(lambda: documents_of(node, 1) == late.documents.get(1))
+            assert not late.documents.get(0)
+
+
 def test_an_empty_list_means_all(node: RunningNode, reader: TapReader) -> None:
     fill(node)
     reader.connect(b"node1", LIST, vbucket_list())

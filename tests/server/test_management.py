@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -12,16 +13,17 @@ from urllib.parse import urlencode
 import pytest
 
 from server.serverkit import Bench, Wire, ask
-from tailrace.server.http import HttpRequestBuffer, respond_to
+from tailrace.server.http import HttpRequestBuffer, HttpStream, HttpStreaming, respond_to
 from tailrace.server.management import management_service
 from tailrace.server.node import Node
 from tailrace.server.topology import NodeAddress, bucket_map
+from tailrace.testing.running import RunningNode
 from tailrace.wire import admin, kv
-from tailrace.wire.codes import Feature, Status
+from tailrace.wire.codes import Feature, Status, VBucketState
 
 
 def call(node: Node, method: str, path: str, *headers: str, **form: str) -> tuple[int, Any]:
-    head = "\r\n".join([f"{method} {path} HTTP/1.1", "Host: here", *headers])
+    head = "\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *headers])
     answer, _, body = respond_to(head.encode(), urlencode(form).encode(), management_service(node)).partition(
         b"\r\n\r\n"
     )
@@ -174,7 +176,8 @@ def test_a_request_comes_in_pieces(piece_bytes: int) -> None:
     buffer = HttpRequestBuffer()
     pieces = [request[at : at + piece_bytes] for at in range(0, len(request), piece_bytes)]
     assert [buffer.add(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert buffer.answer(management_service(node)).startswith(b"HTTP/1.1 200 ")
+    answer = buffer.answer(management_service(node))
+    assert isinstance(answer, bytes) and answer.startswith(b"HTTP/1.1 200 ")
     assert "shop" in scopes_of(node)
 
 
@@ -184,7 +187,8 @@ def test_what_comes_behind_a_request_is_not_its_body(behind: bytes) -> None:
     request = b"POST /pools/default/buckets/default/scopes HTTP/1.1\r\nContent-Length: 9\r\n\r\nname=shop"
     buffer = HttpRequestBuffer()
     assert buffer.add(request + behind)
-    assert buffer.answer(management_service(node)).startswith(b"HTTP/1.1 200 ")
+    answer = buffer.answer(management_service(node))
+    assert isinstance(answer, bytes) and answer.startswith(b"HTTP/1.1 200 ")
     assert "shop" in scopes_of(node)
 
 
@@ -216,3 +220,63 @@ def test_on_the_node_s_own_port(shared_node: Any) -> None:
         urllib.request.urlopen(f"{address}/nothing", timeout=60)
     with Wire(shared_node.port) as wire:
         wire.ok(admin.Noop())
+
+
+class ConfigStream:
+    """A client of the endpoints that never end."""
+
+    def __init__(self, port: int, path: str, method: str = "GET") -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._connection.request(method, path)
+        self.answer = self._connection.getresponse()
+        self._text = b""
+
+    def next(self) -> Any:
+        """The next config; None at the end."""
+        while b"\n\n\n\n" not in self._text:
+            piece = self.answer.read1(65_536)
+            if not piece:
+                return None
+            self._text += piece
+        text, _, self._text = self._text.partition(b"\n\n\n\n")
+        return json.loads(text) if text else ""
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def test_configs_are_streamed() -> None:
+    """At once, whenever they change, and with signs of life."""
+    with RunningNode(2) as node, Wire(node.port) as wire:
+        port = node.port
+        stream = ConfigStream(port, "/pools/default/bs/default")
+        first = stream.next()
+        assert first == json.loads(wire.ok(admin.GetClusterConfig()).value)
+        node.set_vbucket_state(1, VBucketState.REPLICA)
+        second = stream.next()
+        assert second["rev"] > first["rev"] and second["vBucketServerMap"]["vBucketMap"][1][0] == -1
+        stream.close()
+        beating = ConfigStream(port, "/pools/default/nodeServicesStreaming?heartbeat=1")
+        assert beating.next()["nodesExt"] and beating.next() == ""
+        beating.close()
+        assert ConfigStream(port, "/pools/default/bs/none").answer.status == 404
+        assert ConfigStream(port, "/pools/default/bs/default?heartbeat=x").answer.status == 400
+        only_head = ConfigStream(port, "/pools/default/bs/default", "HEAD")
+        assert only_head.answer.status == 200 and not only_head.answer.read()
+        other = ConfigStream(port, "/poolsStreaming/default")
+        assert other.next()["name"] == "default"
+        other.close()
+
+
+def test_a_stream_ends_with_its_bucket() -> None:
+    node = Bench(buckets=("default", "short")).node
+    buffer = HttpRequestBuffer()
+    assert buffer.add(b"GET /pools/default/bs/short HTTP/1.1\r\n\r\n")
+    answer = buffer.answer(management_service(node))
+    assert isinstance(answer, HttpStream)
+    streaming = HttpStreaming(answer)
+    part = streaming.next_part(0.0)
+    assert part is not None and part.endswith(b"\r\n4\r\n\n\n\n\n\r\n")
+    assert streaming.next_part(100.0) == b"", "nothing new"
+    del node.buckets["short"]
+    assert streaming.next_part(101.0) is None

@@ -10,14 +10,24 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Awaitable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.serverkit import Bench, ask
-from tailrace.server.http import respond_to
+from tailrace.server.http import (
+    HttpContent,
+    HttpRequest,
+    HttpRequestBuffer,
+    HttpStream,
+    respond_to,
+    response,
+)
 from tailrace.server.node import Node
+from tailrace.server.topology import AlternateAddress
 from tailrace.web import connection_handler, http, node_service
 from tailrace.web.node_view import gather_node_view
 from tailrace.wire import admin, kv
@@ -25,12 +35,25 @@ from tailrace.wire import admin, kv
 
 def get(node: Node, target: str, *headers: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
     """Status, headers by their lower-case names, body."""
-    request = [f"{method} {target} HTTP/1.1", "Host: here", *headers, "", ""]
+    request = [f"{method} {target} HTTP/1.1", "Host: localhost", *headers, "", ""]
     return parsed(respond(node, "\r\n".join(request).encode()))
 
 
 def respond(node: Node, head: bytes) -> bytes:
-    return respond_to(head, b"", node_service(node))
+    service, buffer = node_service(node), HttpRequestBuffer()
+    assert buffer.add(head)
+    request = buffer.understood(service)
+    if not isinstance(request, HttpRequest):
+        return response(request)
+    answer = service.serve(request)
+
+    async def awaited() -> HttpContent:
+        assert isinstance(answer, Awaitable)
+        return await answer
+
+    content = asyncio.run(awaited()) if isinstance(answer, Awaitable) else answer
+    assert not isinstance(content, HttpStream)
+    return response(content, with_body=request.with_body)
 
 
 def parsed(response: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -208,23 +231,76 @@ def test_a_node_that_is_asked_for_a_page(tmp_path: Path) -> None:
     ("headers", "status"),
     [
         ((), 200),
-        (("Origin: http://here:8091",), 200),
+        (("Origin: http://127.0.0.1:8091",), 200),
         (("Origin: null", "Sec-Fetch-Site: same-origin"), 200),
         (("Origin: http://elsewhere",), 403),
         (("Origin: null",), 403),
-        (("Origin: http://here:8091", "Sec-Fetch-Site: cross-site"), 403),
+        (("Origin: http://127.0.0.1:8091", "Sec-Fetch-Site: cross-site"), 403),
         (("Sec-Fetch-Site: same-site",), 403),
     ],
 )
 def test_a_page_of_somebody_else_changes_nothing(headers: tuple[str, ...], status: int) -> None:
     """A browser sends forms anywhere, and a user's login with them."""
     node = Bench().node
-    head = ["POST /pools/default/buckets/default/scopes HTTP/1.1", "Host: here:8091", *headers]
+    head = ["POST /pools/default/buckets/default/scopes HTTP/1.1", "Host: 127.0.0.1:8091", *headers]
     answer = respond_to("\r\n".join(head).encode(), b"name=new", node_service(node))
     assert parsed(answer)[0] == status
     assert ("new" in [scope["name"] for scope in node.buckets["default"].store.manifest["scopes"]]) == (
         status == 200
     )
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8091", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8091", 200),
+        ("192.0.2.7:8091", 200),
+        ("node.example.com:8091", 200),
+        ("evil.example.com", 403),
+        ("evil.example.com:8091", 403),
+        ("127.0.0.1.evil.example.com", 403),
+    ],
+)
+def test_a_node_without_users_is_not_read_under_a_strange_name(host: str, status: int) -> None:
+    """The page of somebody else whose name resolves to this machine: a browser takes it for ours."""
+    node = Bench().node
+    node.address = replace(node.address, alternates=(AlternateAddress("external", "Node.example.com"),))
+    for path in ("/api/events", "/pools/default/b/default"):
+        head = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nSec-Fetch-Site: same-origin\r\n\r\n"
+        assert parsed(respond(node, head.encode()))[0] == status
+    with_users = Bench(users={"ada": "secret"}).node
+    head = f"GET /api/events HTTP/1.1\r\nHost: {host}\r\n{basic('ada', 'secret')}\r\n\r\n"
+    assert parsed(respond(with_users, head.encode()))[0] == 200
+
+
+def test_configs_are_streamed_here_too() -> None:
+    async def run() -> None:
+        node = Bench().node
+        server = await asyncio.start_server(connection_handler(node_service(node)), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"GET /pools/default/bs/default HTTP/1.1\r\n\r\n")
+        begun = await reader.readuntil(b"\n\n\n\n\r\n")
+        assert b"Transfer-Encoding: chunked" in begun and b'"nodeLocator"' in begun
+        bucket = node.buckets.pop("default")
+        assert (await reader.read()).endswith(b"0\r\n\r\n")
+        node.buckets["default"] = bucket
+        writer.close()
+        server.close()
+
+    asyncio.run(run())
+
+
+def test_refused_logins_push_nothing_else_out_of_the_events() -> None:
+    events = Bench().node.events
+    events.record("failover", vbucket=3)
+    for number in range(500):
+        events.record("login_refused", peer=f"10.0.0.{number % 256}")
+    events.record("rollback", vbucket=3)
+    kept = [event["event"] for event in events.recent]
+    assert (kept[0], kept[-1], len(kept)) == ("failover", "rollback", 200)
+    assert events.counts["login_refused"] == 500
 
 
 def test_who_says_nothing_does_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:

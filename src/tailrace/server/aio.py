@@ -15,7 +15,16 @@ from typing import Any, TypeAlias
 
 from ..store.base import Job
 from .held_bytes import HeldBytes
-from .http import HTTP_STARTS, HttpRequestBuffer
+from .http import (
+    HTTP_STARTS,
+    LAST_CHUNK,
+    STREAM_POLL_S,
+    STREAM_UNREAD_BYTES,
+    HttpRequestBuffer,
+    HttpStream,
+    HttpStreaming,
+    stream_head,
+)
 from .management import management_service
 from .node import Node
 from .session import Session
@@ -357,8 +366,34 @@ class ServerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is not None and request.add(data):
             self._http = None  # one request a connection
-            transport.write(request.answer(self._server.management))
+            answer = request.answer(self._server.management)
+            if isinstance(answer, HttpStream):
+                if self._timer is not None:
+                    self._timer.cancel()
+                transport.write(stream_head())
+                if answer.with_body:
+                    self._stream_http(HttpStreaming(answer))
+                    return
+            else:
+                transport.write(answer)
             transport.close()
+
+    def _stream_http(self, streaming: HttpStreaming) -> None:
+        """The next part of an answer without an end, and so on."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        part = streaming.next_part(self._monotonic())
+        if part is None:
+            transport.write(LAST_CHUNK)
+            transport.close()
+        elif transport.get_write_buffer_size() > STREAM_UNREAD_BYTES:
+            self.abort()
+        else:
+            if part:
+                transport.write(part)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(STREAM_POLL_S, self._stream_http, streaming)
 
     def eof_received(self) -> bool:
         return False  # half a connection is no connection

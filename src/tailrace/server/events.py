@@ -21,13 +21,15 @@ class EventLog:
 
     def __init__(self, clock: Clock) -> None:
         self.counts: Counter[str] = Counter()
-        self.recent: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self.recent: deque[dict[str, Any]] = deque()
         self._clock = clock
         self._log = logging.getLogger("tailrace.server")
 
     def record(self, event: str, *, level: int = logging.WARNING, **facts: Any) -> None:
         """Something has happened; facts are names and figures, never what is in documents."""
         self.counts[event] += 1
+        if len(self.recent) >= _KEPT:
+            self._forget_one()
         self.recent.append(
             {
                 "time": self._clock.time_ns() / 1e9,
@@ -41,6 +43,13 @@ class EventLog:
             }
         )
         log_event(self._log, level, event, **facts)
+
+    def _forget_one(self) -> None:
+        """The oldest of the kind that there is most of: refused logins, of which anybody can make any number,
+        push nothing out but each other.
+        """
+        ((most, _),) = Counter(kept["event"] for kept in self.recent).most_common(1)
+        del self.recent[next(at for at, kept in enumerate(self.recent) if kept["event"] == most)]
 
 
 def shown_ranges(numbers: Iterable[int]) -> str:

@@ -1,4 +1,5 @@
-"""HTTP, as much of it as is needed: one request a connection, understood, and one response.
+"""HTTP, as much of it as is needed: one request a connection, understood, and one response, which may have
+no end.
 
 Sans-IO: a `HttpRequestBuffer` takes what comes and an `HttpService` answers it, on the node's own port (see
 `management`), on the port of the page, and beside commands that have no node (`tailrace.web`).
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,17 +19,30 @@ from urllib.parse import parse_qs
 
 __all__ = [
     "HTTP_STARTS",
+    "LAST_CHUNK",
+    "STREAM_POLL_S",
+    "STREAM_UNREAD_BYTES",
     "HttpAnswer",
     "HttpContent",
     "HttpRequest",
     "HttpRequestBuffer",
     "HttpService",
+    "HttpStream",
+    "HttpStreaming",
     "basic_login",
     "http_error",
+    "is_address",
     "respond_to",
     "response",
+    "stream_head",
 ]
 
+STREAM_POLL_S = 0.25
+"""How often `HttpStreaming` is asked for its next part."""
+STREAM_UNREAD_BYTES = 1 << 20
+"""Who leaves so much of a stream unread is not waited for."""
+LAST_CHUNK = b"0\r\n\r\n"
+_SEPARATOR = b"\n\n\n\n"
 HTTP_STARTS = frozenset(b"GPHDO")
 """First letters of HTTP's methods; no frame of ours begins with one."""
 MAX_HEAD_BYTES = 8 << 10
@@ -63,6 +79,44 @@ class HttpContent(NamedTuple):
         return cls("application/json", json.dumps(content).encode() + b"\n", status)
 
 
+class HttpStream(NamedTuple):
+    """An answer without an end: JSON now, and again whenever it is another."""
+
+    text: Callable[[], bytes | None]
+    """What it says now; None: there is nothing more to say."""
+    heartbeat_s: float = 0.0
+    """After so long without anything new, a sign of life; 0: none."""
+    with_body: bool = True
+
+
+class HttpStreaming:
+    """The chunks of one such answer; four newlines behind each text: docs/spec/servers.md#management-http."""
+
+    __slots__ = ("_last", "_said_at", "_stream")
+
+    def __init__(self, stream: HttpStream) -> None:
+        self._stream = stream
+        self._last: bytes | None = None
+        self._said_at = 0.0
+
+    def next_part(self, now: float) -> bytes | None:
+        """What to send now, if anything; None when it is over and `LAST_CHUNK` is to be sent."""
+        text = self._stream.text()
+        if text is None:
+            return None
+        if text != self._last:
+            self._last, self._said_at = text, now
+            return _chunk(text) + _chunk(_SEPARATOR)
+        if self._stream.heartbeat_s and now - self._said_at >= self._stream.heartbeat_s:
+            self._said_at = now
+            return _chunk(_SEPARATOR)
+        return b""
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
     """A request, understood."""
@@ -81,7 +135,7 @@ class HttpRequest:
     """Whether the response has one."""
 
 
-HttpAnswer: TypeAlias = "HttpContent | Awaitable[HttpContent] | None"
+HttpAnswer: TypeAlias = "HttpContent | HttpStream | Awaitable[HttpContent] | None"
 """None: there is nothing at the path."""
 
 
@@ -94,6 +148,8 @@ class HttpService:
     """Who it is that sends this ``Authorization``; None: nobody who may."""
     is_open: Callable[[str], bool] = lambda _path: False
     """Whether a path needs no login."""
+    is_host: Callable[[str], bool] = lambda _name: True
+    """Whether this is reached under such a name; see `is_address`."""
 
 
 def basic_login(check_password: Callable[[str, str], bool], authorization: str) -> str | None:
@@ -133,20 +189,25 @@ class HttpRequestBuffer:
         head, _, body = self._data[: self._need].partition(b"\r\n\r\n")
         return _understood(head, body, service)
 
-    def answer(self, service: HttpService) -> bytes:
+    def answer(self, service: HttpService) -> bytes | HttpStream:
         """The whole response, where nothing takes time; nothing for a request without end."""
-        if self._need is None:
-            return b""
-        head, _, body = self._data[: self._need].partition(b"\r\n\r\n")
-        return respond_to(head, body, service)
+        request = self.understood(service)
+        return b"" if request is None else _answer(request, service)
 
 
 def respond_to(head: bytes, body: bytes, service: HttpService) -> bytes:
-    """The response to a request, where nothing takes time."""
-    request = _understood(head, body, service)
+    """The response to a request, where nothing takes time and it has an end."""
+    answer = _answer(_understood(head, body, service), service)
+    assert isinstance(answer, bytes)
+    return answer
+
+
+def _answer(request: HttpRequest | HttpContent, service: HttpService) -> bytes | HttpStream:
     if isinstance(request, HttpContent):
         return response(request)
     content = service.serve(request)
+    if isinstance(content, HttpStream):
+        return content._replace(with_body=request.with_body)
     assert content is None or isinstance(content, HttpContent)
     return response(content, with_body=request.with_body)
 
@@ -161,6 +222,11 @@ def _understood(head: bytes, body: bytes, service: HttpService) -> HttpRequest |
     method, target, _ = words
     path, _, query = target.partition("?")
     authorization = _header(text, "authorization")
+    host = _host_name(_header(text, "host"))
+    if not service.is_host(host):
+        return http_error(
+            403, f"this is not {host[:100]!r}: use an address or localhost, or start it with users"
+        )
     user = "" if service.is_open(path) else service.login(authorization)
     if user is None:
         return http_error(401, "log in with Basic authentication")
@@ -174,6 +240,26 @@ def _understood(head: bytes, body: bytes, service: HttpService) -> HttpRequest |
     return HttpRequest(
         "GET" if is_head else method, path, user, form, asked, body, authorization, with_body=not is_head
     )
+
+
+def _host_name(header: str) -> str:
+    """The name or address in a Host header, without the port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].lower()
+
+
+def is_address(host: str) -> bool:
+    """Whether a name in a Host header can only mean this machine's address. Where nobody logs in, others are
+    refused: a page of somebody else can have its own name resolve to this address (DNS rebinding), and would
+    be let in as if it were ours. Programs that send no Host at all are no browsers.
+    """
+    if not host or host == "localhost" or host.endswith(".localhost"):
+        return True
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return True
+    return False
 
 
 def _is_cross_site(head: str) -> bool:
@@ -209,19 +295,27 @@ def http_error(status: int, text: str) -> HttpContent:
     return HttpContent.of_json({"error": text}, status)
 
 
+def stream_head() -> bytes:
+    """What goes out before the chunks of an `HttpStream`."""
+    return _head(200, "application/json", "Transfer-Encoding: chunked").encode()
+
+
 def response(content: HttpContent | None, *, with_body: bool = True) -> bytes:
     """What goes out."""
     if content is None:
         content = http_error(404, "there is nothing here")
-    status = content.status
-    head = (
+    head = _head(content.status, content.kind, f"Content-Length: {len(content.body)}")
+    return head.encode() + (content.body if with_body else b"")
+
+
+def _head(status: int, kind: str, length: str) -> str:
+    return (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\n"
-        f"Content-Type: {content.kind}\r\n"
-        f"Content-Length: {len(content.body)}\r\n"
+        f"Content-Type: {kind}\r\n"
+        f"{length}\r\n"
         "Cache-Control: no-store\r\n"
         f"Content-Security-Policy: {_POLICY}\r\n"
         "X-Content-Type-Options: nosniff\r\n"
         + ('WWW-Authenticate: Basic realm="tailrace"\r\n' if status == 401 else "")
         + "Connection: close\r\n\r\n"
     )
-    return head.encode() + (content.body if with_body else b"")

@@ -10,16 +10,17 @@ Rules: docs/spec/servers.md#management-http.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
 from ..errors import DocumentRefused
 from ..store.collections import DEFAULT, is_legal_name
 from .bucket import ServedBucket
-from .http import HttpContent, HttpRequest, HttpService, basic_login, http_error
+from .http import HttpContent, HttpRequest, HttpService, HttpStream, basic_login, http_error, is_address
 from .node import DEFAULT_USER, Node
 
-__all__ = ["login_of", "management_service", "serve_management"]
+__all__ = ["is_host_of", "login_of", "management_service", "serve_management"]
 
 _VERSION = "7.6.0-1000-enterprise"
 _COMPATIBILITY = 7 << 16 | 6
@@ -36,14 +37,24 @@ def login_of(node: Node, authorization: str) -> str | None:
 def management_service(node: Node) -> HttpService:
     """What a node answers on its own port."""
     return HttpService(
-        lambda request: serve_management(node, request), lambda authorization: login_of(node, authorization)
+        lambda request: serve_management(node, request),
+        lambda authorization: login_of(node, authorization),
+        is_host=lambda host: is_host_of(node, host),
     )
+
+
+def is_host_of(node: Node, host: str) -> bool:
+    """Whether a node without users is reached under a name: an address, or one that it announces."""
+    if node.needs_login or is_address(host):
+        return True
+    announced = (node.address.host, *(alternate.host for alternate in node.address.alternates))
+    return host in (name.lower() for name in announced if name is not None)
 
 
 # what there is
 
 
-def serve_management(node: Node, request: HttpRequest) -> HttpContent | None:
+def serve_management(node: Node, request: HttpRequest) -> HttpContent | HttpStream | None:
     """The management paths; None if it is none of them."""
     match [unquote(part) for part in request.path.strip("/").split("/")]:
         case ["whoami"]:
@@ -58,6 +69,14 @@ def serve_management(node: Node, request: HttpRequest) -> HttpContent | None:
             if (bucket := node.buckets.get(name)) is None:
                 return HttpContent.of_json("Bucket not found", 404)
             return _only_get(request, HttpContent("application/json", node.map_of(bucket).text))
+        case ["pools", "default", "bs", name] | ["pools", "default", "bucketsStreaming", name]:
+            if (bucket := node.buckets.get(name)) is None:
+                return HttpContent.of_json("Bucket not found", 404)
+            return _streamed(request, _config_of(node, bucket))
+        case ["pools", "default", "nodeServicesStreaming"]:
+            return _streamed(request, lambda: node.map_without_bucket().text)
+        case ["poolsStreaming", "default"]:
+            return _streamed(request, lambda: _cluster(node).body)
         case ["pools", "default", "buckets"]:
             buckets = [_bucket(node, bucket) for bucket in node.buckets.values()]
             return _only_get(request, HttpContent.of_json(buckets))
@@ -72,6 +91,20 @@ def serve_management(node: Node, request: HttpRequest) -> HttpContent | None:
 
 def _only_get(request: HttpRequest, content: HttpContent) -> HttpContent:
     return content if request.method == "GET" else http_error(405, "only GET")
+
+
+def _streamed(request: HttpRequest, text: Callable[[], bytes | None]) -> HttpContent | HttpStream:
+    if request.method != "GET":
+        return http_error(405, "only GET")
+    seconds = request.query.get("heartbeat", "0")
+    if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 6):
+        return http_error(400, "heartbeat must be a number of seconds")
+    return HttpStream(text, float(seconds))
+
+
+def _config_of(node: Node, bucket: ServedBucket) -> Callable[[], bytes | None]:
+    """The config of a bucket as long as it is there; another one of its name is another one."""
+    return lambda: node.map_of(bucket).text if node.buckets.get(bucket.name) is bucket else None
 
 
 def _who(node: Node, request: HttpRequest) -> HttpContent:

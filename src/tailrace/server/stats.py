@@ -59,25 +59,22 @@ class Histogram:
                 yield f"{(1 << at) >> 1},{1 << at}", count
 
 
-def snapshot(node: Node) -> dict[str, Any]:
-    """Everything as one JSON object."""
-    return {
-        "node": dict(_general(node)),
-        "buckets": {
-            bucket.name: {
-                **dict(_bucket(bucket)),
-                "vbuckets": {str(vbucket.id): _vbucket(vbucket) for vbucket in bucket.store},
-            }
-            for bucket in node.buckets.values()
-        },
-        "connections": [
-            {
-                **dict(_connection(session)),
-                "stream": None if session.handler is None else session.handler.stats(),
-            }
-            for session in node.sessions
-        ],
-    }
+def snapshot(node: Node) -> Iterator[dict[str, Any]]:
+    """Everything as one JSON object, step by step; it is whole with the last one."""
+    buckets: dict[str, Any] = {}
+    connections: list[dict[str, Any]] = []
+    everything = {"node": dict(_general(node)), "buckets": buckets, "connections": connections}
+    for bucket in list(node.buckets.values()):
+        vbuckets: dict[str, Any] = {}
+        buckets[bucket.name] = {**dict(_bucket(bucket)), "vbuckets": vbuckets}
+        for vbucket in list(bucket.store):
+            vbuckets[str(vbucket.id)] = _vbucket(vbucket)
+            yield everything
+    for session in list(node.sessions):
+        stream = None if session.handler is None else session.handler.stats()
+        connections.append({**dict(_connection(session)), "stream": stream})
+        yield everything
+    yield everything
 
 
 def group(node: Node, bucket: ServedBucket | None, text: str) -> Stats:

@@ -13,7 +13,15 @@ from types import TracebackType
 from typing import Any
 
 from ..server.aio import listen
-from ..server.http import HttpAnswer, HttpContent, HttpRequest, HttpService, basic_login, http_error
+from ..server.http import (
+    HttpAnswer,
+    HttpContent,
+    HttpRequest,
+    HttpService,
+    basic_login,
+    http_error,
+    is_address,
+)
 from .catalog import FigureSheet
 from .http import Route, connection_handler, exposition, is_open, page_routes, routed
 
@@ -92,9 +100,11 @@ class HttpBeside:
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
-        loop = self._loop
+        loop, users = self._loop, self._options.users
         assert loop is not None
-        handle = connection_handler(HttpService(self._serve, self._login, is_open))
+        handle = connection_handler(
+            HttpService(self._serve, self._login, is_open, lambda host: bool(users) or is_address(host))
+        )
         servers = [
             loop.run_until_complete(
                 asyncio.start_server(handle, sock=listener, limit=8 << 10, ssl=self._options.tls)

@@ -20,13 +20,19 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from ..clock import SYSTEM
 from ..server.http import (
+    LAST_CHUNK,
+    STREAM_POLL_S,
+    STREAM_UNREAD_BYTES,
     HttpAnswer,
     HttpContent,
     HttpRequest,
     HttpRequestBuffer,
     HttpService,
+    HttpStream,
+    HttpStreaming,
     http_error,
     response,
+    stream_head,
 )
 from .catalog import FigureSheet
 
@@ -81,13 +87,9 @@ def connection_handler(service: HttpService) -> HandleConnection:
                 request = buffer.understood(service)
                 if request is None:
                     return
-                if isinstance(request, HttpContent):
-                    writer.write(response(request))
-                else:
-                    answer = service.serve(request)
-                    content = await answer if isinstance(answer, Awaitable) else answer
-                    writer.write(response(content, with_body=request.with_body))
-                await writer.drain()
+                stream = await _respond(request, service, writer)
+            if stream is not None:
+                await _stream(stream, reader, writer)
         except (TimeoutError, OSError):
             pass  # a peer that is too slow or gone gets nothing
         finally:
@@ -95,6 +97,35 @@ def connection_handler(service: HttpService) -> HandleConnection:
             writer.close()
 
     return handle
+
+
+async def _respond(
+    request: HttpRequest | HttpContent, service: HttpService, writer: asyncio.StreamWriter
+) -> HttpStream | None:
+    """The response, or its beginning and what follows."""
+    stream = None
+    if isinstance(request, HttpContent):
+        writer.write(response(request))
+    elif isinstance(answer := service.serve(request), HttpStream):
+        writer.write(stream_head())
+        stream = answer if request.with_body else None
+    else:
+        content = await answer if isinstance(answer, Awaitable) else answer
+        writer.write(response(content, with_body=request.with_body))
+    await writer.drain()
+    return stream
+
+
+async def _stream(stream: HttpStream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An answer without an end, as long as the peer takes it."""
+    streaming, transport = HttpStreaming(stream), writer.transport
+    while (part := streaming.next_part(SYSTEM.monotonic())) is not None:
+        is_behind = transport.get_write_buffer_size() > STREAM_UNREAD_BYTES
+        if transport.is_closing() or reader.at_eof() or is_behind:
+            return
+        writer.write(part)
+        await asyncio.sleep(STREAM_POLL_S)
+    writer.write(LAST_CHUNK)
 
 
 def routed(routes: Mapping[str, Route], request: HttpRequest) -> HttpAnswer:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..server import stats
 from ..server.http import HttpAnswer, HttpContent, HttpRequest, HttpService, http_error
-from ..server.management import login_of, serve_management
+from ..server.management import is_host_of, login_of, serve_management
 from .faults import PREFIX as FAULTS
 from .faults import FaultKit
 from .http import Route, exposition, is_open, page_routes, routed, stepwise
@@ -28,7 +28,7 @@ def node_service(node: Node, server: Server | None = None, faults: FaultKit | No
     def needs_no_login(path: str) -> bool:
         return is_open(path) or (faults is not None and _is_fault(path))  # the kit has its token
 
-    return HttpService(answers.serve, answers.login, needs_no_login)
+    return HttpService(answers.serve, answers.login, needs_no_login, lambda host: is_host_of(node, host))
 
 
 def _is_fault(path: str) -> bool:
@@ -46,7 +46,7 @@ class _NodeAnswers:
             **page_routes("dashboard.html", "node.js"),
             "/api/view": self._view,
             "/api/vbucket": self._vbucket,
-            "/api/stats": lambda _request: HttpContent.of_json(stats.snapshot(node)),
+            "/api/stats": self._stats,
             "/api/events": lambda _request: HttpContent.of_json({"events": list(node.events.recent)}),
             "/metrics": self._metrics,
             "/healthz": lambda _request: HttpContent("text/plain", b"ok\n"),
@@ -79,6 +79,9 @@ class _NodeAnswers:
     async def _view(self, _request: HttpRequest) -> HttpContent:
         steps = gather_node_view(self._node, has_faults=self._faults is not None)
         return HttpContent.of_json(await stepwise(steps))
+
+    async def _stats(self, _request: HttpRequest) -> HttpContent:
+        return await asyncio.to_thread(HttpContent.of_json, await stepwise(stats.snapshot(self._node)))
 
     def _vbucket(self, request: HttpRequest) -> HttpContent:
         bucket = self._node.buckets.get(request.query.get("bucket", ""))

@@ -288,7 +288,9 @@ class TapSender:
     # Cursors.
 
     def _served(self, number: int) -> VBucket | None:
-        """A vbucket that this reader gets now."""
+        """A vbucket that this reader gets now. One that was the active a moment ago says nothing to a reader
+        that may not have the new map yet.
+        """
         vbucket = self._host.bucket.vbuckets[number]
         if vbucket is None:
             return None
@@ -296,6 +298,7 @@ class TapSender:
             vbucket.state == VBucketState.REPLICA
             and self._wanted.vbuckets is not None
             and self._takeover is None
+            and not self._host.is_former_active(number)
         ):
             return vbucket
         return vbucket if self._takeover is not None and number in self._takeover.given_up else None
