@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..errors import DocumentRefused
 from ..wire.codes import Status, SystemEventId
-from ..wire.dcp import EVENT_VALUES
+from ..wire.event_forms import integers_of
 from ..wire.flatbuffer import EventContent, event_flatbuffer
 from .collection_events import UNKNOWN_TTL, KnownEvent
 
@@ -198,8 +198,8 @@ def _is_modified(
     """Whether a collection is another than a vbucket's readers know. What events don't tell, the manifest
     before does.
     """
-    found = None if previous is None else previous.collection(collection.uid)
-    before = collection if found is None else found[1]
+    place = None if previous is None else previous.collection(collection.uid)
+    before = collection if place is None else place[1]
     if collection.max_ttl != (before.max_ttl if seen.max_ttl == UNKNOWN_TTL else seen.max_ttl):
         return True
     if collection.history is None and before.history is None:
@@ -213,8 +213,8 @@ def _event(event: int, name: bytes, content: EventContent) -> Event:
     """An event as it is stored: as integers, unless they can't tell all of it."""
     if event == SystemEventId.COLLECTION_MODIFIED or content.history is not None:
         return event, 2, name, event_flatbuffer(event, content, name)
-    ids = [number for number in content[:4] if number is not None]
-    return event, int(len(ids) == 4), name, EVENT_VALUES[len(ids)].pack(*ids)
+    version, value = integers_of(content)
+    return event, version, name, value
 
 
 def is_legal_name(name: str, scope: str | None = None) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from ..errors import MalformedMessage
 from .codes import (
@@ -25,7 +25,7 @@ from .codes import (
     VBucketState,
 )
 from .fields import decode_failover_log, encode_failover_log
-from .flatbuffer import EventContent, event_flatbuffer, flatbuffer_event
+from .flatbuffer import EventContent, flatbuffer_event
 from .header import Frame
 from .layout import layout
 from .message import DOCUMENT, Direction, Message, Part, Response, message
@@ -559,13 +559,6 @@ _WITH_TTL, _OF_COLLECTION, _OF_SCOPE = (
     COLLECTION_EVENT.at("max_ttl"),
     COLLECTION_EVENT.at("collection_id"),
 )
-EVENT_VALUES = {
-    2: COLLECTION_EVENT.until("collection_id").struct,
-    3: COLLECTION_EVENT.until("max_ttl").struct,
-    4: COLLECTION_EVENT.struct,
-}
-"""By the number of integers: of a scope; of a collection; and with its longest time to live."""
-
 _EVENT_SIZES: dict[int, dict[int, int]] = {
     SystemEventId.COLLECTION_BEGIN: {0: _OF_COLLECTION, 1: _WITH_TTL},
     SystemEventId.COLLECTION_END: {0: _OF_COLLECTION},
@@ -638,24 +631,6 @@ class DcpSystemEvent(Message):
             collection if size >= _OF_COLLECTION else None,
             max_ttl if size == _WITH_TTL else None,
         )
-
-    def as_flatbuffer(self) -> Self:
-        """The same in version 2."""
-        if self.version == 2:
-            return self
-        value = event_flatbuffer(self.event, self.content(), self.key)
-        event: Self = replace(self, version=2, value=value)
-        return event
-
-    def as_integers(self) -> Self:
-        """The same in version 0 or 1, in which there is no history; not for a collection that is modified."""
-        if self.version != 2:
-            return self
-        content = self.content()
-        ids = [content.manifest_uid, content.scope_id]
-        ids += [number for number in (content.collection_id, content.max_ttl) if number is not None]
-        event: Self = replace(self, version=int(len(ids) == 4), value=EVENT_VALUES[len(ids)].pack(*ids))
-        return event
 
     def check_fields(self) -> None:
         check_seqno("dcp system event", self.by_seqno)

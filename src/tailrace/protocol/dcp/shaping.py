@@ -38,6 +38,7 @@ from ...frames import (
 from ...snappy import deflate, inflate
 from ...wire.codes import Datatype, DcpOpcode, Magic, RequestFrameId, SystemEventId
 from ...wire.dcp import DELETION_V1, DELETION_V2, EXPIRATION, DcpSystemEvent
+from ...wire.event_forms import as_flatbuffer, as_integers
 from ...wire.fields import FrameInfo, encode_frame_infos, join_xattrs, split_xattrs
 from ...wire.header import HEADER, HEADER_LAYOUT, HEADER_SIZE, MAX_FRAME, Frame
 from ..stream_filter import StreamFilter
@@ -157,7 +158,7 @@ class Shaper:
         _, opcode, key_length, extras_length, datatype, vbucket, _, _, cas = HEADER.unpack_from(frame)
         if opcode == DcpOpcode.SYSTEM_EVENT:
             event = DcpSystemEvent.decode(Frame.parse(frame))
-            return (event.as_flatbuffer() if self._options.flatbuffers else event.as_integers()).encode()
+            return (as_flatbuffer(event) if self._options.flatbuffers else as_integers(event)).encode()
         key_at = HEADER_SIZE + extras_length
         value_at = key_at + key_length
         extras = frame[HEADER_SIZE:key_at]
