@@ -261,17 +261,17 @@ class ForeignRows(TableError):
 class BucketReplaced(TableError):
     """A table's bucket was deleted and made again; nothing of the table is in the one that is there now."""
 
-    def __init__(self, table: str, bucket: str, known: str, found: str) -> None:
-        super().__init__(table, bucket, known, found)
+    def __init__(self, table: str, bucket: str, known: str, now: str) -> None:
+        super().__init__(table, bucket, known, now)
         self.table = table
         self.bucket = bucket
         self.known = known
-        self.found = found
+        self.now = now
 
     def __str__(self) -> str:
         return (
             f"the table at {self.table} is of a bucket {self.bucket!r} that was deleted and made again (its "
-            f"uuid was {self.known} and is {self.found}): mirror it into a new table, or replace all rows of "
+            f"uuid was {self.known} and is {self.now}): mirror it into a new table, or replace all rows of "
             "this one with 'tailrace mirror --accept-new-bucket'"
         )
 

@@ -93,9 +93,9 @@ def create_mirror(
     DeltaLog(store).commit(0, [CommitInfo(info), PROTOCOL, metadata, DomainMetadata(RUN, "")])
 
 
-def is_same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def is_same_source(held: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two have the same name. Which bucket of that name it is, its uuid says; others look at that."""
-    return {**one, "uuid": None} == {**other, "uuid": None}
+    return {**held, "uuid": None} == {**other, "uuid": None}
 
 
 def source_text(source: Mapping[str, Any]) -> str:
