@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,12 @@ __all__ = ["CAMPAIGNS"]
 ROUNDS = 4
 KILLS = 6
 CLUSTER_SECONDS = 30.0
+KILL = re.compile(r"\bkill\b|is killed|loses power")
+FAULT = re.compile(
+    rf"{KILL.pattern}|^cut |is stopped|can't reach|s off$|is torn|^rewind of|coordinator is restarted"
+)
+REAL_FAULT = re.compile(r"^(kill|stop|nobody reaches|cut|rewind)")
+"""Of what a simulated cluster notes, most are writes, answers and published states."""
 
 
 def play_node(seed: int, directory: Path) -> Tally:
@@ -49,10 +56,15 @@ def play_cluster(seed: int, directory: Path) -> Tally:
     """A simulated one, and now and then one of real processes."""
     if seed % 200 == 199:
         spark = shutil.which("java") is not None and seed % 1000 == 999
-        test_campaign.play(seed, CLUSTER_SECONDS, directory, spark=spark)
-        return Tally(schedules=1, faults=int(CLUSTER_SECONDS / 3))
+        trace = test_campaign.play(seed, CLUSTER_SECONDS, directory, spark=spark)
+        return Tally(schedules=1, kills=_count(KILL, trace), faults=_count(REAL_FAULT, trace))
     world = simulation.run(seed)
-    return Tally(schedules=1, faults=len(world.trace))
+    kills, faults = (_count(of, world.trace) for of in (KILL, FAULT))
+    return Tally(schedules=1, kills=kills, frames=world.network.frames, faults=faults)
+
+
+def _count(pattern: re.Pattern[str], trace: list[str]) -> int:
+    return sum(pattern.search(text) is not None for text in trace)
 
 
 CAMPAIGNS = (

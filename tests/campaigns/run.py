@@ -64,20 +64,27 @@ def _play(campaign: Campaign, seed: int) -> Tally:
 
 def _catch(campaign: Campaign, bug: Bug, first: int, until: float) -> dict[str, Any]:
     """Play until a bug is found; schedules that are known to find it come last."""
-    began, played = time.monotonic(), 0
+    began, played, said, is_caught = time.monotonic(), 0, "", False
     for seed in chain(_while_there_is_time(first, until), [bug.seed], range(LAST_SCHEDULES)):
         played += 1
         try:
             with bug.plant():
                 _play(campaign, seed)
-        except campaign.catches as error:
+        except Exception as error:  # noqa: BLE001 - what is planted may itself be broken, which is told too
+            is_caught = isinstance(error, campaign.catches)
             text = str(error).splitlines()
             said = (text[0] if text else type(error).__name__)[:200]
+            if not is_caught:
+                said = f"{type(error).__name__}: {said}, which is no finding: is what is planted broken?"
             break
-    else:
-        said = None
-    seconds = time.monotonic() - began
-    return {"bug": bug.name, "schedules": played, "seconds": seconds, "error": said, "seed": seed}
+    return {
+        "bug": bug.name,
+        "schedules": played,
+        "seconds": time.monotonic() - began,
+        "is_caught": is_caught,
+        "said": said,
+        "seed": seed,
+    }
 
 
 def _while_there_is_time(first: int, until: float) -> Iterator[int]:
@@ -97,7 +104,7 @@ def run_campaign(name: str, first: int, seconds: float, schedules: int | None, *
         share = BUG_SHARE * seconds / len(campaign.bugs)
         for bug in campaign.bugs:
             caught = _catch(campaign, bug, first, time.monotonic() + share)
-            differences += caught["error"] is None
+            differences += not caught["is_caught"]
             _say(caught)
     seed = first
     while schedules is not None or time.monotonic() < began + seconds:
@@ -168,6 +175,15 @@ class Running:
         elif "seed" in said:
             self.seed = said["seed"]
 
+    def say_how_it_ended(self) -> None:
+        """Once, and at once: a campaign that is gone finds nothing for the rest of the night."""
+        self.listen()
+        if not self.is_over:
+            self.is_over = True
+            self.tally.differences += 1
+            said = self.output.with_suffix(".err").read_text()[-2000:]
+            print(f"{self.name} ended with {self.process.returncode}: WRONG\n{said}", flush=True)
+
     def end(self) -> None:
         """It, and whatever it started."""
         with contextlib.suppress(ProcessLookupError):
@@ -177,9 +193,8 @@ class Running:
 
 def _bug_line(said: dict[str, Any]) -> str:
     how = f"{said['schedules']} schedules, {said['seconds']:.1f} s"
-    if said["error"] is None:
-        return f"{said['bug']}: NOT CAUGHT in {how}"
-    return f"{said['bug']}: caught after {how}, seed {said['seed']}: {said['error']}"
+    what = "caught after" if said["is_caught"] else "NOT CAUGHT in"
+    return f"{said['bug']}: {what} {how}, seed {said['seed']}: {said['said']}"
 
 
 def run_all(names: list[str], first: int, seconds: float, *, bugs: bool) -> int:
@@ -198,7 +213,7 @@ def run_all(names: list[str], first: int, seconds: float, *, bugs: bool) -> int:
             for campaign in running:
                 campaign.end()
     print(_table(running))
-    missed = sum(said["error"] is None for campaign in running for said in campaign.bugs)
+    missed = sum(not said["is_caught"] for campaign in running for said in campaign.bugs)
     differences = sum(campaign.tally.differences for campaign in running)
     return 1 if missed or differences else 0
 
@@ -222,7 +237,9 @@ def _wait(running: list[Running]) -> None:
         for campaign in running:
             campaign.listen()
             silent_s = time.monotonic() - campaign.last_word
-            if campaign.process.poll() is None and silent_s > STUCK_S:
+            if campaign.process.poll() is not None:
+                campaign.say_how_it_ended()
+            elif silent_s > STUCK_S:
                 print(
                     f"{campaign.name}, seed {campaign.seed}: nothing for {silent_s:.0f} s: WRONG", flush=True
                 )
@@ -232,11 +249,7 @@ def _wait(running: list[Running]) -> None:
             told = time.monotonic()
             print(_table(running), flush=True)
     for campaign in running:
-        campaign.listen()
-        if not campaign.is_over:
-            campaign.tally.differences += 1
-            said = campaign.output.with_suffix(".err").read_text()[-2000:]
-            print(f"{campaign.name} ended with {campaign.process.returncode}: WRONG\n{said}", flush=True)
+        campaign.say_how_it_ended()
 
 
 def _table(running: list[Running]) -> str:
@@ -247,7 +260,7 @@ def _table(running: list[Running]) -> str:
     lines.append("|---|---|---|---|---|---|---|---|")
     for campaign in running:
         tally = campaign.tally
-        caught = sum(said["error"] is not None for said in campaign.bugs)
+        caught = sum(said["is_caught"] for said in campaign.bugs)
         counts = (tally.schedules, tally.kills, tally.frames, tally.faults, tally.differences)
         cells = [campaign.name, f"{campaign.first} to {campaign.seed}", *(f"{count:,}" for count in counts)]
         lines.append(f"| {' | '.join(cells)} | {caught} of {len(campaign.bugs)} |")

@@ -5,11 +5,13 @@ Those of the mirror and of the cluster are in `chaos.test_planted_bugs` and `clu
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from campaigns.bug import Bug, Campaign
+from campaigns import run
+from campaigns.bug import Bug, Campaign, Tally
 from campaigns.registry import CAMPAIGNS
 
 NODE, CONSUMER, MIRROR, CLUSTER = CAMPAIGNS
@@ -53,6 +55,22 @@ def test_a_planted_bug_is_caught(campaign: Campaign, bug: Bug, tmp_path: Path) -
         except campaign.catches:
             return
     pytest.fail(f"{SCHEDULES} schedules did not catch it: {bug.about}")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_caught"), [(AssertionError("wrong"), True), (AttributeError("no such thing"), False)]
+)
+def test_a_planted_bug_that_is_broken_is_not_caught(error: Exception, *, is_caught: bool) -> None:
+    """What is planted changes the product's code, which may have changed since."""
+
+    def play(_seed: int, _directory: Path) -> Tally:
+        raise error
+
+    campaign = Campaign("some", "", play)
+    told = run._catch(campaign, Bug("bug", "", contextlib.nullcontext), 0, 0.0)
+    assert told["is_caught"] is is_caught
+    assert str(error) in told["said"]
+    assert ("broken" in told["said"]) is not is_caught
 
 
 def test_every_bug_that_was_asked_for_is_planted() -> None:

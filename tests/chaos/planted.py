@@ -93,7 +93,9 @@ def _partial_snapshot_published() -> AbstractContextManager[Any]:
 
         def __init__(self, source: Any) -> None:
             self._source = source
-            self.options = source.options
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._source, name)
 
         def portions(self, *where: Any, **how: Any) -> Iterator[Any]:
             with contextlib.closing(self._source.portions(*where, **how)) as portions:

@@ -13,7 +13,7 @@ from typing import Protocol
 from tailrace.server.call import Pending
 from tailrace.server.session import Session
 from tailrace.server.upstream import Upstream
-from tailrace.wire.header import frame_size
+from tailrace.wire.header import HEADER_SIZE, frame_size
 
 
 class End(Protocol):
@@ -72,6 +72,28 @@ class UpstreamEnd:
         self.link.connection_lost()
 
 
+class FrameCount:
+    """How many frames were sent in one direction."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self._begun = bytearray()
+        self._rest = 0
+
+    def add(self, data: bytes | bytearray | memoryview) -> None:
+        at = self._rest
+        if at >= len(data):
+            self._rest = at - len(data)
+            return
+        self._begun += memoryview(data)[at:]
+        at = 0
+        while len(self._begun) - at >= HEADER_SIZE:
+            at += frame_size(memoryview(self._begun)[at : at + HEADER_SIZE])
+            self.frames += 1
+        self._rest = max(0, at - len(self._begun))
+        self._begun = self._begun[at:]
+
+
 class Wire:
     """A connection from one place to another."""
 
@@ -80,11 +102,15 @@ class Wire:
         self.there = bytearray()
         self.back = bytearray()
         self.is_open = True
+        self.counted = (FrameCount(), FrameCount())
 
     def _collect(self) -> None:
-        self.there += self.end.take()
+        sent = self.end.take()
+        self.counted[0].add(sent)
+        self.there += sent
         while parts := self.session.data_to_send(1 << 16):
             for part in parts:
+                self.counted[1].add(part)
                 self.back += part
 
     def deliver(self, rng: random.Random | None, now: float) -> bool:
@@ -174,6 +200,7 @@ class Network:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.wires: list[Wire] = []
+        self._counts: list[FrameCount] = []
         self.partitions: set[frozenset[str]] = set()
 
     def reaches(self, here: str, other: str) -> bool:
@@ -181,6 +208,12 @@ class Network:
 
     def connect(self, wire: Wire) -> None:
         self.wires.append(wire)
+        self._counts += wire.counted
+
+    @property
+    def frames(self) -> int:
+        """How many were sent on all connections that there ever were."""
+        return sum(count.frames for count in self._counts)
 
     def of(self, place: str) -> list[Wire]:
         return [wire for wire in self.wires if place in wire.places]

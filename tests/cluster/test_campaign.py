@@ -99,7 +99,8 @@ class Watch:
         assert done or seconds < PROGRESS_S, f"the mirror did nothing in {seconds:g} s of faults"
 
 
-def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> None:
+def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> list[str]:
+    """The faults that there were."""
     with Campaign(seed, directory) as campaign, ExitStack() as stack:
         where = campaign.url
         writers = [Writer(where, seed + number) for number in range(2)]
@@ -130,6 +131,7 @@ def play(seed: int, seconds: float, directory: Path, *, spark: bool) -> None:
             writes = sum(writer.acknowledged for writer in writers)
             print(f"{len(campaign.trace)} things happened, {writes} writes, {len(expected)} documents")
             print(f"{mirror.batches() if mirror is not None else 0} batches on Spark")
+            return campaign.trace
         except BaseException as error:
             story = "\n  ".join(campaign.trace)
             error.add_note(f"what happened:\n  {story}")
