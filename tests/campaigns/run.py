@@ -199,6 +199,8 @@ def _bug_line(said: dict[str, Any]) -> str:
 
 def run_all(names: list[str], first: int, seconds: float, *, bugs: bool) -> int:
     """The table at the end; whether something was wrong."""
+    # the campaigns are in sessions of their own, and would outlive us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     cores = sorted(os.sched_getaffinity(0))[:CORES]
     os.sched_setaffinity(0, cores)
     print(
