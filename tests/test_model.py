@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tailrace.errors import MalformedMessage, UsageError
 from tailrace.model import (
+    MAX_SEQNO,
     MAX_U64,
     Position,
     SnapshotRange,
@@ -19,11 +20,12 @@ from tailrace.model import (
 )
 
 u64 = st.integers(0, MAX_U64)
+seqnos = st.integers(0, MAX_SEQNO)
 
 
 @st.composite
 def positions(draw: st.DrawFn) -> Position:
-    start, seqno, end = sorted(draw(st.tuples(u64, u64, u64)))
+    start, seqno, end = sorted(draw(st.tuples(seqnos, seqnos, seqnos)))
     return Position(draw(u64), seqno, start, end)
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "MAX_U64",
     "Position",
     "SnapshotRange",
+    "check_seqno",
     "check_u64",
     "parse_positions",
     "parse_u64",
@@ -54,6 +55,14 @@ def check_u64(value: object, what: str) -> int:
     if type(value) is not int or not 0 <= value <= MAX_U64:
         raise UsageError(f"{what} is {_shown(value)}, but must be an integer from 0 to 2^64-1")
     return value
+
+
+def check_seqno(value: object, what: str) -> int:
+    """``value`` if it is a seqno that a change can have; a position beyond all of them is never reached."""
+    seqno = check_u64(value, what)
+    if seqno > MAX_SEQNO:
+        raise UsageError(f"{what} is {seqno}, beyond all seqnos")
+    return seqno
 
 
 def parse_u64(text: object, what: str) -> int:
@@ -238,9 +247,9 @@ class Position:
             raise UsageError(f"snapshot is {_shown(snapshot)}, but must be a list of two seqnos")
         return cls(
             parse_u64(value["vb_uuid"], "vb_uuid"),
-            check_u64(value["seqno"], "seqno"),
-            check_u64(snapshot[0], "snapshot start"),
-            check_u64(snapshot[1], "snapshot end"),
+            check_seqno(value["seqno"], "seqno"),
+            check_seqno(snapshot[0], "snapshot start"),
+            check_seqno(snapshot[1], "snapshot end"),
         )
 
 

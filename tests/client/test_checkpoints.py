@@ -16,18 +16,19 @@ from tailrace.client.checkpoints import parse_state
 from tailrace.client.progress import MAX_POINTS, Points, SavedPosition
 from tailrace.errors import StoreError, UsageError
 from tailrace.history import FailoverEntry, FailoverLog
-from tailrace.model import Position
+from tailrace.model import MAX_SEQNO, Position
 
 u64 = st.integers(0, (1 << 64) - 1)
+seqnos = st.integers(0, MAX_SEQNO)
 
 
 @st.composite
 def saved_positions(draw: st.DrawFn) -> SavedPosition:
-    start, seqno, end = sorted((draw(u64), draw(u64), draw(u64)))
+    start, seqno, end = sorted((draw(seqnos), draw(seqnos), draw(seqnos)))
     entries = draw(st.lists(st.builds(FailoverEntry, u64, u64), min_size=1, max_size=5))
     log = draw(st.one_of(st.none(), st.just(FailoverLog(tuple(entries)))))
-    points = tuple(draw(st.lists(u64, max_size=10)))
-    return SavedPosition(Position(draw(u64), seqno, start, end), log, points, draw(u64), draw(u64))
+    points = tuple(draw(st.lists(seqnos, max_size=10)))
+    return SavedPosition(Position(draw(u64), seqno, start, end), log, points, draw(seqnos), draw(u64))
 
 
 @settings(deadline=None, max_examples=25)
@@ -55,6 +56,10 @@ def test_what_is_saved_is_loaded(
         b'{"01":{"vb_uuid":"1","seqno":1,"snapshot":[1,1]}}',
         b'{"1":{"vb_uuid":1,"seqno":1,"snapshot":[1,1]}}',
         b'{"1":{"vb_uuid":"1","seqno":1,"snapshot":[2,1]}}',
+        b'{"1":{"vb_uuid":"1","seqno":1,"snapshot":[1,36028797018963968]}}',
+        b'{"1":{"vb_uuid":"1","seqno":18446744073709551615,"snapshot":[1,18446744073709551615]}}',
+        b'{"1":{"vb_uuid":"1","seqno":1,"snapshot":[1,1],"points":[36028797018963968]}}',
+        b'{"1":{"vb_uuid":"1","seqno":1,"snapshot":[1,1],"purge_seqno":36028797018963968}}',
         b'{"1":{"vb_uuid":"1","seqno":1,"snapshot":[1,1],"more":1}}',
         b'{"1":{"vb_uuid":"1","seqno":1,"snapshot":[1,1],"points":["1"]}}',
         b'{"1":{"vb_uuid":"1","seqno":1,"snapshot":[1,1],"failover_log":[{"id":1}]}}',

@@ -20,6 +20,7 @@ from client.fake_server import Connection as FakeConnection
 from tailrace import Mutation, Snapshot, StreamEnd
 from tailrace.client.checkpoints import MemoryState
 from tailrace.client.connection import Connection
+from tailrace.client.kv import KvClient
 from tailrace.errors import (
     ConnectError,
     FramingError,
@@ -28,6 +29,7 @@ from tailrace.errors import (
     StatusError,
     TailraceError,
 )
+from tailrace.model import MAX_SEQNO
 from tailrace.wire.admin import ClustermapChangeNotification, SaslResponse
 from tailrace.wire.codes import DcpOpcode, Magic, Op, Status
 from tailrace.wire.dcp import (
@@ -134,6 +136,12 @@ HOSTILE = {
         marker(r, 1, 9),
         mutation(r, 5, datatype=4, value=b"\xff\xff\xff\xff"),
     ],
+    "a purge beyond all seqnos": lambda r: [
+        accepted(r),
+        raw(r, 0x56, extras=b"\2", value=struct.pack(">QQIQQQQ", 1, 9, 1, 9, 0, MAX_SEQNO + 1, 0)),
+        mutation(r, 5),
+    ],
+    "a snapshot beyond all seqnos": lambda r: [accepted(r), marker(r, 1, MAX_SEQNO + 1), mutation(r, 5)],
     "no magic": lambda r: [accepted(r), b"\x42" * 24],
     "frame of 2 GiB": lambda r: [
         accepted(r),
@@ -163,6 +171,18 @@ def test_a_server_that_breaks_the_rules(name: str, connect: Callable[..., Any]) 
             assert delivered in ([], [SOUND.get(name)])
             source.close()
             source = connect(server.url, retry_for_s=2)
+
+
+@pytest.mark.parametrize("seqno", [MAX_SEQNO + 1, (1 << 64) - 1])
+def test_a_server_that_is_further_than_anybody_can_be(seqno, connect):
+    with FakeServer(lambda connection, request: None) as server:
+        server.high_seqnos = {0: seqno}
+        with pytest.raises(RemoteProtocolError, match="beyond all seqnos"):
+            connect(server.url, retry_for_s=2).high_seqnos()
+        with pytest.raises(RemoteProtocolError, match="beyond all seqnos"):
+            list(connect(server.url, retry_for_s=2).changes(end="now"))
+        with KvClient(server.url) as client, pytest.raises(RemoteProtocolError):
+            client.high_seqnos()
 
 
 CHEATS = {

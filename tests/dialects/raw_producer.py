@@ -128,8 +128,8 @@ class Connection(Peer):
         }[word]
         return packet(0x80, opcode, extras, **header)
 
-    def mutation(self, key: bytes, seqno: int, value: bytes = b"v", **header: int) -> bytes:
-        extras = struct.pack(">QQIII", seqno, 3, 9, 0, 0)
+    def mutation(self, key: bytes, seqno: int, value: bytes = b"v", *, rev: int = 3, **header: int) -> bytes:
+        extras = struct.pack(">QQIII", seqno, rev, 9, 0, 0)
         header = {"half": self.vbucket, "opaque": self.opaque, "cas": 77, **header}
         if self.draft.name == "upr-a":
             return packet(0x81, 0x04, extras, key, value, byte_5=3, **header)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -22,6 +23,7 @@ from dialects.raw_peer import (
     tap_push,
 )
 from dialects.stored import all_documents, documents_of
+from tailrace.model import MAX_CAS, MAX_REV
 from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import VBucketState
 from vectors.corpus import vectors
@@ -143,6 +145,19 @@ def test_what_can_not_be_stored(node: RunningNode, peer: Peer) -> None:
     assert peer.ask(tap_push(0x42, 0, b"k", b"value")).half == 0x04
     assert documents_of(node, 0, deletions=True) == {}
     assert is_ok(peer.ask(mutation(b"k", b"v", 1, 5)))  # the connection lives on
+
+
+@pytest.mark.parametrize("make", [lambda rev, cas: mutation(b"k", b"v", rev, cas), partial(delete, b"k")])
+def test_numbers_that_are_too_high_are_refused_when_they_come(
+    node: RunningNode, peer: Peer, make: Callable[[int, int], bytes]
+) -> None:
+    for rev, cas in ((MAX_REV + 1, 5), (5, MAX_CAS + 1), ((1 << 64) - 1, (1 << 64) - 1)):
+        assert peer.ask(make(rev, cas)).half == 0x04
+    assert documents_of(node, 0, deletions=True) == {}
+    everything = 0xFFFF_FFFF  # of flags and expiry
+    assert is_ok(peer.ask(mutation(b"k", b"v", MAX_REV, MAX_CAS, item=(everything, everything))))
+    node.set("k", b"new", vbucket=0)
+    node.persist()
 
 
 def test_a_locked_document_asks_for_time(node: RunningNode, peer: Peer) -> None:

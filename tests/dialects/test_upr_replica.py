@@ -15,6 +15,7 @@ import tailrace.testing
 from dialects.raw_peer import NEVER, Peer, Upr, UprReader, packet, until
 from dialects.raw_producer import UUID, Connection, RawProducer, asked_for
 from dialects.stored import documents_of
+from tailrace.model import MAX_CAS, MAX_REV, MAX_SEQNO
 from tailrace.server.node import Node
 from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import VBucketState
@@ -654,6 +655,9 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
     "a vbucket that nobody has": _in_stream(lambda stream: stream.mutation(b"k", 1, half=999)),
     "the same seqno twice": _in_stream(lambda stream: stream.mutation(b"k", 1) * 2),
     "the last of all seqnos": _in_stream(lambda stream: stream.mutation(b"k", NEVER)),
+    "a seqno beyond all": _in_stream(lambda stream: stream.mutation(b"k", MAX_SEQNO + 1)),
+    "a rev beyond all": _in_stream(lambda stream: stream.mutation(b"k", 1, rev=MAX_REV + 1)),
+    "a CAS beyond all": _in_stream(lambda stream: stream.mutation(b"k", 1, cas=MAX_CAS + 1)),
     "seqno 0": _in_stream(lambda stream: stream.mutation(b"k", 0)),
     "no key": _in_stream(lambda stream: stream.mutation(b"", 1)),
     "a key that is too long": _in_stream(lambda stream: stream.mutation(b"k" * 252, 1)),
@@ -684,6 +688,24 @@ def test_a_producer_that_can_not_be_followed_is_left(
     assert (complete(replica), documents_of(replica, 0)) == (0, {})
     second.send(second.snapshot(1, 3))
     stands_at(replica, 3)
+
+
+@both
+def test_the_highest_numbers_are_taken_and_others_follow_them(
+    replica: RunningNode, producer: RawProducer, draft: Upr
+) -> None:
+    replica.replicate([0], producer, dialect=draft.name)
+    stream = producer.accept()
+    stream.open(log=[(NEVER, MAX_SEQNO), (UUID, 0)])
+    highest = stream.mutation(b"k", MAX_SEQNO, rev=MAX_REV, cas=MAX_CAS)
+    stream.send(stream.word("start") + highest + stream.word("end"))
+    stands_at(replica, MAX_SEQNO)
+    replica.set_vbucket_state(0, VBucketState.ACTIVE)
+    replica.set("k", b"new", vbucket=0)
+    replica.persist()
+    replica.restart()
+    assert replica.get("k", vbucket=0) == b"new"
+    assert replica.high_seqno(0) == MAX_SEQNO + 1
 
 
 @pytest.mark.parametrize("draft", [B], ids=["b"])

@@ -381,6 +381,21 @@ def test_numbers_that_are_too_high_are_refused_when_they_come(replica: RunningNo
     replica.call(lambda node: node.buckets["default"].store.flush())
 
 
+@pytest.mark.parametrize("number", [MAX_SEQNO, MAX_SEQNO + 1, 1 << 63, (1 << 64) - 1])
+def test_a_failover_log_with_any_number(replica: RunningNode, number: int) -> None:
+    """It is kept as it came, says nothing about what can be written, and is on disk."""
+    with Controller(replica.port) as peer:
+        opaque = peer.begin(log=[(number, number), (0xAAAA, 0)])
+        assert peer.status_of(marker(opaque, 0, 5)) == 0
+        assert peer.status_of(mutation(opaque, 5)) == 0
+    replica.set_vbucket_state(0, VBucketState.ACTIVE)
+    replica.set("k", b"v", vbucket=0)
+    replica.persist()
+    replica.restart()
+    assert replica.high_seqno(0) == 6
+    assert replica.get("k", vbucket=0) == b"v"
+
+
 @pytest.mark.parametrize("v7", [True, False])
 def test_what_does_not_fit_is_refused_and_nothing_of_it_is_stored(replica: RunningNode, v7: bool) -> None:
     refuse = Status.SUCCESS if v7 else Status.EINVAL

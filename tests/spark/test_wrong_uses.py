@@ -27,7 +27,7 @@ from spark.too_slow import PATIENT
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse
-from tailrace.errors import ConnectError, LoginError, TailraceError, UsageError
+from tailrace.errors import ConnectError, InputError, LoginError, TailraceError, UsageError
 from tailrace.spark import api, spark_session
 from tailrace.spark.rounds.jobs import SparkJobs
 from tailrace.spark.rounds.setup import build_mirror
@@ -351,6 +351,9 @@ def test_on_an_executor_and_in_a_running_stream(spark: Any, node: Any, tmp_path:
         writer.trigger(availableNow=True).start().awaitTermination()
 
     run("default")
+    assert ts.check_checkpoint(checkpoint, "default")
+    with pytest.raises(InputError, match="is of bucket 'default', not of 'other'"):
+        ts.check_checkpoint(checkpoint, "other")
     with pytest.raises(Exception) as caught:
         run("other")
     first_line = str(caught.value).splitlines()[0]

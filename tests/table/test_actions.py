@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import UsageError
-from tailrace.model import Position
+from tailrace.model import MAX_SEQNO, Position
 from tailrace.table.contract import TableDamaged, Vector
 from tailrace.table.delta.actions import (
     Action,
@@ -113,7 +113,7 @@ def test_columns() -> None:
 u64 = st.integers(0, (1 << 64) - 1)
 
 
-@given(st.dictionaries(st.integers(0, 1023), st.tuples(u64, u64)))
+@given(st.dictionaries(st.integers(0, 1023), st.tuples(u64, st.integers(0, MAX_SEQNO))))
 def test_positions(given_positions: dict[int, tuple[int, int]]) -> None:
     positions = {vb: Position.at(*pair) for vb, pair in given_positions.items() if pair != (0, 0)}
     array = PositionArray().moved(positions)
@@ -136,7 +136,7 @@ def test_positions_of_a_large_bucket_are_short() -> None:
     assert len(branches) < 10_000
 
 
-@pytest.mark.parametrize("text", ["*", "gA==", "gICAgICAgICAgIAB", "abc"])
+@pytest.mark.parametrize("text", ["*", "gA==", "gICAgICAgICAgIAB", "abc", "gICAgICAgIAB"])
 def test_damaged_positions(text: str) -> None:
     with pytest.raises(TableDamaged, match=r"tailrace\.seqnos"):
         PositionArray.of_texts(text, "")

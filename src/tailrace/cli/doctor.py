@@ -28,10 +28,14 @@ _COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
     example="""
 tailrace doctor couchbases://cb.example.com/travel
 tailrace doctor couchbase://127.0.0.1/default ./people --json
+tailrace doctor couchbase://127.0.0.1/default --checkpoint ./query.checkpoint
 """,
 )
 @url_argument
 @click.argument("table", required=False)
+@click.option(
+    "--checkpoint", metavar="DIR", help="Look at the checkpoint of a streaming query on the bucket, too."
+)
 @click.option("--strict", is_flag=True, help="Exit code 1 on a warning too.")
 @click.option(
     "--timeout", "timeout_s", type=DURATION, default=5.0, help="How long to wait for a node.  [default: 5s]"
@@ -42,6 +46,7 @@ tailrace doctor couchbase://127.0.0.1/default ./people --json
 def command(
     url: ConnectionString,
     table: str | None,
+    checkpoint: str | None,
     strict: bool,
     timeout_s: float,
     storage_options: tuple[str, ...],
@@ -80,6 +85,8 @@ def command(
         storage = parse_storage_options(storage_options)
         for finding in _of_table(table, storage, url.bucket, examination.facts):
             show(finding)
+    if checkpoint is not None:
+        show(_of_checkpoint(checkpoint, url.bucket))
     if as_json:
         lines.write({"errors": counts["error"], "warnings": counts["warning"], "ok": counts["ok"]})
         lines.flush()
@@ -99,6 +106,18 @@ def _of_table(uri: str, storage: dict[str, str], bucket: str, facts: BucketFacts
         return
     if facts is not None:
         yield from examine_table(opened, bucket, facts)
+
+
+def _of_checkpoint(path: str, bucket: str) -> Finding:
+    from ..client.doctor.findings import error, ok
+    from ..spark.source.checkpoint import check_checkpoint
+
+    try:
+        batches = check_checkpoint(path, bucket)
+    except TailraceError as problem:
+        what, _, way_out = str(problem).rpartition(": ")
+        return error("checkpoint", what or way_out, way_out if what else "check the path")
+    return ok("checkpoint", f"whole, with {counted(batches, 'commit')}")
 
 
 def _printable(text: str) -> str:

@@ -39,6 +39,7 @@ from ..wire.kv import Delete, Get, GetMeta, Set
 from .cluster_map import vbucket_of
 from .kv_connection import KvConnection
 from .kv_nodes import KvNodes
+from .questions import seqnos_of
 from .retry import RETRIED, Backoff
 from .tls import TlsOptions, tls_context
 
@@ -246,7 +247,7 @@ class KvClient:
         seqnos: dict[int, int] = {}
         for connection in self._nodes.everywhere():
             answer = connection.run(ask(GetAllVbSeqnos(state=VBucketState.ACTIVE), "get all vb seqnos"))
-            seqnos |= answer.seqnos
+            seqnos |= seqnos_of(answer)
         return seqnos
 
     def failover_log(self, vbucket: int) -> FailoverLog:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..history import FailoverLog, rollback_seqno
-from ..model import MAX_U64, Position, check_u64
+from ..model import MAX_U64, Position, check_seqno, check_u64
 from ..protocol.dcp.reader import DcpReader
 from ..protocol.dcp.received_stream import Stream
 from ..protocol.questions import ANSWER_S
@@ -85,14 +85,14 @@ class SavedPosition:
         members = dict(value)
         log = members.pop("failover_log", None)
         points = members.pop("points", [])
-        purge_seqno = check_u64(members.pop("purge_seqno", 0), "purge_seqno")
+        purge_seqno = check_seqno(members.pop("purge_seqno", 0), "purge_seqno")
         origin = check_u64(members.pop("origin", 0), "origin")
         if not isinstance(points, list) or len(points) > 16 * MAX_POINTS:
             raise UsageError("points of a saved position is not a list of a few seqnos")
         return cls(
             Position.from_json(members),
             None if log is None else FailoverLog.from_json(log),
-            tuple(check_u64(point, "a point") for point in points),
+            tuple(check_seqno(point, "a point") for point in points),
             purge_seqno,
             origin,
         )

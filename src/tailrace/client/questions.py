@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..errors import MalformedMessage, UsageError
+from ..errors import MalformedMessage, RemoteProtocolError, UsageError
 from ..history import FailoverLog
+from ..model import MAX_SEQNO
 from ..protocol.script import Script
 from ..wire.admin import (
     AllVbSeqnosResponse,
@@ -20,7 +21,14 @@ from ..wire.admin import (
 from ..wire.codes import Status, VBucketState
 from ..wire.message import Response
 
-__all__ = ["failover_logs", "high_seqnos", "persisted_seqno", "persisted_seqnos", "seqnos_and_logs"]
+__all__ = [
+    "failover_logs",
+    "high_seqnos",
+    "persisted_seqno",
+    "persisted_seqnos",
+    "seqnos_and_logs",
+    "seqnos_of",
+]
 
 
 def high_seqnos() -> Script[dict[int, int]]:
@@ -68,7 +76,15 @@ def _active_seqnos() -> GetAllVbSeqnos:
 
 
 def _seqnos(answer: AllVbSeqnosResponse) -> dict[int, int]:
-    return answer.seqnos if answer.status == Status.SUCCESS else {}
+    return seqnos_of(answer) if answer.status == Status.SUCCESS else {}
+
+
+def seqnos_of(answer: AllVbSeqnosResponse) -> dict[int, int]:
+    """The seqnos of an answer; one that nobody could come to is an error of the server."""
+    seqnos = answer.seqnos
+    if seqnos and (highest := max(seqnos.values())) > MAX_SEQNO:
+        raise RemoteProtocolError(f"a high seqno of {highest} is beyond all seqnos")
+    return seqnos
 
 
 def _logs(vbuckets: Sequence[int], answers: Sequence[Response]) -> dict[int, FailoverLog]:

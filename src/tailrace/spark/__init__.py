@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .documents import infer_schema, rescued_count, typed
     from .live_table import table
     from .rounds.changes import live_changes
+    from .source.checkpoint import check_checkpoint
     from .source.data_source import register
     from .source.lag import Lag, LagListener
     from .spark_session import prepare_environment, session
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Lag",
     "LagListener",
+    "check_checkpoint",
     "infer_schema",
     "live_changes",
     "mirror",
@@ -48,6 +50,7 @@ _HOMES = {
     "live_changes": ".rounds.changes",
     "Lag": ".source.lag",
     "LagListener": ".source.lag",
+    "check_checkpoint": ".source.checkpoint",
     "infer_schema": ".documents",
     "rescued_count": ".documents",
     "typed": ".documents",

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..clock import SYSTEM, Clock
 from ..errors import TokensNotHeld, UsageError
-from ..model import Position, check_u64, parse_u64
+from ..model import Position, check_seqno, check_u64, parse_u64
 from .contract import Table
 from .hashing import KeyHash
 from .opening import TableOptions, open_table
@@ -60,7 +60,7 @@ class MutationToken:
         return cls(
             check_u64(vbucket, "the vbucket of a token"),
             check_u64(vb_uuid, "the vb_uuid of a token"),
-            check_u64(seqno, "the seqno of a token"),
+            check_seqno(seqno, "the seqno of a token"),
         )
 
     def __str__(self) -> str:

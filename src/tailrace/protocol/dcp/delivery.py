@@ -466,6 +466,8 @@ class _Runs:
         self._check_vbucket(self._vbuckets[control], work)
         work.marker = work.position.received_marker(start, end)
         if purge_seqno is not None:
+            if purge_seqno > MAX_SEQNO:
+                raise RemoteProtocolError(f"a purge up to {purge_seqno} is beyond all seqnos")
             work.purge_seqno = purge_seqno
         if flags & MarkerFlag.ACK:
             work.answer_at = end

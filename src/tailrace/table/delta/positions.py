@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import UsageError
-from ...model import Position
+from ...model import MAX_SEQNO, Position
 from ..contract import TableDamaged
 
 __all__ = ["BRANCHES", "RESETS", "SEQNOS", "PositionArray", "Reset", "format_resets", "parse_resets"]
@@ -46,7 +46,10 @@ class PositionArray(Mapping[int, Position]):
     @classmethod
     def of_texts(cls, seqnos: str, branches: str) -> PositionArray:
         """Reads the two texts; TableDamaged."""
-        return cls(_decode(seqnos, SEQNOS), _decode(branches, BRANCHES))
+        decoded = _decode(seqnos, SEQNOS)
+        if len(decoded) and int(decoded.max()) > MAX_SEQNO:
+            raise TableDamaged(f"the domain {SEQNOS} in the table's log has a number beyond all seqnos")
+        return cls(decoded, _decode(branches, BRANCHES))
 
     def to_texts(self) -> tuple[str, str]:
         """The text of the seqnos and that of the branches."""
