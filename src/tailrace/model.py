@@ -23,6 +23,8 @@ from .wire.codes import Status
 
 __all__ = [
     "MAX_CAS",
+    "MAX_CLOCK_CAS",
+    "MAX_REPLICA_REV",
     "MAX_REV",
     "MAX_SEQNO",
     "MAX_U64",
@@ -44,9 +46,13 @@ MAX_SEQNO = (1 << 55) - 1
 one that becomes active at this limit has as many left.
 """
 MAX_REV = (1 << 63) - 1
-"""The highest rev seqno; the versions made here count on from it."""
+"""The highest rev seqno that a client may give a document; the versions made here count on from it."""
+MAX_REPLICA_REV = (1 << 64) - (1 << 57)
+"""The highest rev seqno that a replica takes from its active, which has counted on."""
 MAX_CAS = (1 << 63) - 1
-"""The highest CAS; as nanoseconds it is the year 2262. The clock of a node follows what it has seen."""
+"""The highest CAS; as nanoseconds it is the year 2262."""
+MAX_CLOCK_CAS = 1 << 62
+"""How far the clock of a node follows the CAS of others, the year 2116: what it makes is taken everywhere."""
 _MAX_VBUCKET = 0xFFFF
 
 

@@ -15,7 +15,7 @@ import tailrace.testing
 from dialects.raw_peer import NEVER, Peer, Upr, UprReader, packet, until
 from dialects.raw_producer import UUID, Connection, RawProducer, asked_for
 from dialects.stored import documents_of
-from tailrace.model import MAX_CAS, MAX_REV, MAX_SEQNO
+from tailrace.model import MAX_CAS, MAX_REPLICA_REV, MAX_SEQNO
 from tailrace.server.node import Node
 from tailrace.testing.running import RunningNode
 from tailrace.wire.codes import VBucketState
@@ -656,7 +656,7 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
     "the same seqno twice": _in_stream(lambda stream: stream.mutation(b"k", 1) * 2),
     "the last of all seqnos": _in_stream(lambda stream: stream.mutation(b"k", NEVER)),
     "a seqno beyond all": _in_stream(lambda stream: stream.mutation(b"k", MAX_SEQNO + 1)),
-    "a rev beyond all": _in_stream(lambda stream: stream.mutation(b"k", 1, rev=MAX_REV + 1)),
+    "a rev beyond all": _in_stream(lambda stream: stream.mutation(b"k", 1, rev=MAX_REPLICA_REV + 1)),
     "a CAS beyond all": _in_stream(lambda stream: stream.mutation(b"k", 1, cas=MAX_CAS + 1)),
     "seqno 0": _in_stream(lambda stream: stream.mutation(b"k", 0)),
     "no key": _in_stream(lambda stream: stream.mutation(b"", 1)),
@@ -697,7 +697,7 @@ def test_the_highest_numbers_are_taken_and_others_follow_them(
     replica.replicate([0], producer, dialect=draft.name)
     stream = producer.accept()
     stream.open(log=[(NEVER, MAX_SEQNO), (UUID, 0)])
-    highest = stream.mutation(b"k", MAX_SEQNO, rev=MAX_REV, cas=MAX_CAS)
+    highest = stream.mutation(b"k", MAX_SEQNO, rev=MAX_REPLICA_REV, cas=MAX_CAS)
     stream.send(stream.word("start") + highest + stream.word("end"))
     stands_at(replica, MAX_SEQNO)
     replica.set_vbucket_state(0, VBucketState.ACTIVE)

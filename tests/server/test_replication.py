@@ -13,7 +13,7 @@ import pytest
 import tailrace.testing
 from server.controller import Controller, marker, mutation, until
 from server.serverkit import Bench, Wire
-from tailrace.model import MAX_SEQNO
+from tailrace.model import MAX_REPLICA_REV, MAX_SEQNO
 from tailrace.protocol.handshake import Credentials
 from tailrace.server.node import Node
 from tailrace.server.topology import NodeAddress, bucket_map
@@ -369,8 +369,7 @@ def test_numbers_that_are_too_high_are_refused_when_they_come(replica: RunningNo
         assert peer.status_of(marker(opaque, 0, number)) == Status.ERANGE
         assert peer.status_of(marker(opaque, 0, MAX_SEQNO)) == 0
         assert peer.status_of(mutation(opaque, number)) == Status.ERANGE
-        high = max(number, 1 << 63)
-        for rev, cas in ((high, 1), (1, high)):
+        for rev, cas in ((max(number, MAX_REPLICA_REV + 1), 1), (1, max(number, 1 << 63))):
             change = DcpMutation(key=b"k", by_seqno=1, rev_seqno=rev, cas=cas, vbucket=0, opaque=opaque)
             assert peer.status_of(change) == Status.EINVAL
         assert peer.status_of(mutation(opaque, MAX_SEQNO)) == 0

@@ -43,12 +43,12 @@ def test_one_that_is_whole(checkpoint: Path, tmp_path: Path) -> None:
         ts.check_checkpoint(tmp_path / "nowhere")
 
 
-def emptied(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes(b"") and None
+def emptied(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(b"")
 
 
-def junk(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes(b"\0junk\xff") and None
+def junk(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(b"\0junk\xff")
 
 
 def cut(name: str) -> Callable[[Path], None]:
@@ -80,7 +80,7 @@ def both_gone(folder: Path) -> None:
     gone("offsets/2")(folder)
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], None], str, str]] = {
+DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "metadata emptied": (emptied("metadata"), "metadata", "restore"),
     "metadata is junk": (junk("metadata"), "metadata", "restore"),
     "metadata gone": (gone("metadata"), "metadata", "restore"),

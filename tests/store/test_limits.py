@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from store.conftest import Home
+from store.test_replica_store import frames_after
 from tailrace.errors import DocumentRefused
-from tailrace.model import MAX_CAS, MAX_REV, MAX_SEQNO
-from tailrace.store.format import DELETION, MUTATION, MUTATION_START
+from tailrace.model import MAX_CAS, MAX_REPLICA_REV, MAX_REV, MAX_SEQNO
+from tailrace.store.format import DELETION, MUTATION, MUTATION_START, rev_of
 from tailrace.store.vbucket import EngineVBucket
 from tailrace.wire.codes import DcpOpcode, Status, VBucketState
 
@@ -53,14 +54,36 @@ def test_seqnos_of_a_replica(home: Home, number: int) -> None:
     refuses(vbucket, Status.ERANGE, "receive", mutation(number))
 
 
-@pytest.mark.parametrize("number", [MAX_REV + 1, (1 << 64) - 1])
+@pytest.mark.parametrize("number", [1, (1 << 64) - 1])
 @pytest.mark.parametrize("change", [mutation, deletion])
 def test_revs_and_cas_values_of_a_replica(home: Home, number: int, change: Callable[..., Any]) -> None:
     vbucket = replica(home)
     vbucket.begin_snapshot(0, 9)
-    refuses(vbucket, Status.EINVAL, "receive", change(1, rev=number))
-    refuses(vbucket, Status.EINVAL, "receive", change(1, cas=number))
-    vbucket.receive(change(1, rev=MAX_REV, cas=MAX_CAS))
+    refuses(vbucket, Status.EINVAL, "receive", change(1, rev=max(number, MAX_REPLICA_REV + 1)))
+    refuses(vbucket, Status.EINVAL, "receive", change(1, cas=max(number, MAX_CAS + 1)))
+    vbucket.receive(change(1, rev=MAX_REPLICA_REV, cas=MAX_CAS))
+
+
+def test_a_replica_takes_what_its_active_has_made(home: Home) -> None:
+    """Somebody writes a document with the highest numbers, and others write on."""
+    bucket = home.bucket(2)
+    vbucket = bucket.vbuckets[0]
+    assert vbucket is not None
+    vbucket.set_with_meta(b"\0k", b"", 0, 0, MAX_REV, MAX_CAS)
+    vbucket.delete_with_meta(b"\0gone", 0, 0, MAX_REV, MAX_CAS)
+    for key in (b"\0k", b"\0gone", b"\0new"):
+        vbucket.set(key, b"2")
+    vbucket.delete(b"\0k")
+    bucket.set_many([0], [b"\0k"], [b"3"])
+    frames, _ = frames_after(vbucket, 0)
+    assert max(map(rev_of, frames)) > MAX_REV
+    bucket.set_state(1, VBucketState.REPLICA)
+    other = bucket.vbuckets[1]
+    assert other is not None
+    other.begin_snapshot(0, vbucket.high_seqno)
+    for frame in frames:
+        other.receive(frame)
+    assert other.high_seqno == vbucket.high_seqno
 
 
 @pytest.mark.parametrize("number", [MAX_REV + 1, (1 << 64) - 1])
@@ -80,8 +103,8 @@ def test_a_vbucket_at_its_limits_goes_on(home: Home) -> None:
     """
     vbucket = replica(home)
     vbucket.begin_snapshot(0, MAX_SEQNO)
-    vbucket.receive(mutation(MAX_SEQNO - 1, MAX_REV, MAX_CAS, b"\0a"))
-    vbucket.receive(deletion(MAX_SEQNO, MAX_REV, MAX_CAS, b"\0b"))
+    vbucket.receive(mutation(MAX_SEQNO - 1, MAX_REPLICA_REV, MAX_CAS, b"\0a"))
+    vbucket.receive(deletion(MAX_SEQNO, MAX_REPLICA_REV, MAX_CAS, b"\0b"))
     bucket = home.bucket()
     bucket.set_state(0, VBucketState.ACTIVE)
     bucket.vbuckets[1].set(b"\0other", b"1")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..clock import Clock
 from ..errors import StoreError
 from ..files import Files
-from ..model import MAX_CAS
+from ..model import MAX_CLOCK_CAS
 from .log import Batch, LogHeader, LogWriter, log_name
 from .synced_file import Mark, SyncedFile
 
@@ -49,7 +49,7 @@ class HybridClock:
 
     def observe(self, cas: int) -> None:
         """Another node made this one."""
-        if self.last < cas <= MAX_CAS:
+        if self.last < cas <= MAX_CLOCK_CAS:
             self.last = cas
 
     def now_s(self) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import DocumentRefused
 from ..history import FailoverLog
-from ..model import MAX_CAS, MAX_REV, MAX_SEQNO
+from ..model import MAX_CAS, MAX_REPLICA_REV, MAX_REV, MAX_SEQNO
 from ..wire.codes import DcpOpcode, Status
 from .format import (
     EVENT_EXTRAS,
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["ReceivedHistory"]
 
 
-def check_metadata(rev: int, cas: int) -> None:
+def check_metadata(rev: int, cas: int, max_rev: int = MAX_REV) -> None:
     """`DocumentRefused` for numbers from elsewhere that are so high that no later version could follow."""
-    if rev > MAX_REV:
+    if rev > max_rev:
         raise DocumentRefused(Status.EINVAL, f"rev {rev} is too high")
     if cas > MAX_CAS:
         raise DocumentRefused(Status.EINVAL, f"CAS {cas} is too high")
@@ -106,7 +106,7 @@ class ReceivedHistory(History):
                 f"seqno {seqno} after {self.high_seqno}, in a snapshot up to {self.received.end}",
             )
         traits = traits_of(frame)
-        check_metadata(0 if traits & SYSTEM else rev_of(frame), cas_of(frame))
+        check_metadata(0 if traits & SYSTEM else rev_of(frame), cas_of(frame), MAX_REPLICA_REV)
         self._take_purge()
         if seqno != self.high_seqno + 1:
             self._received.has_gaps = True

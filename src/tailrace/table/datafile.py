@@ -33,6 +33,7 @@ __all__ = [
     "MAX_FILE_ROWS",
     "TIER",
     "DataFileWriter",
+    "FileStatistics",
     "new_name",
     "size_of",
 ]
@@ -82,11 +83,40 @@ class _Range:
     low: Any = None
     high: Any = None
 
-    def add(self, column: pa.ChunkedArray) -> None:
+    def add(self, column: pa.ChunkedArray | pa.Array) -> None:
         low, high = pc.min_max(column).as_py().values()
         if low is not None:
             self.low = low if self.low is None else min(self.low, low)
             self.high = high if self.high is None else max(self.high, high)
+
+
+class FileStatistics:
+    """What Delta's log says of the rows of a file: how many, and the range of some columns."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.rows = 0
+        self._ranges = {name: _Range() for name in _with_statistics(schema)}
+        self._nulls = dict.fromkeys(self._ranges, 0)
+
+    def add(self, rows: pa.Table | pa.RecordBatch) -> None:
+        """More rows of the file."""
+        self.rows += rows.num_rows
+        for name, values in self._ranges.items():
+            values.add(rows[name])
+            self._nulls[name] += rows[name].null_count
+
+    def to_json(self) -> str:
+        """As it stands in the log."""
+        ranges = {name: values for name, values in self._ranges.items() if values.low is not None}
+        return json.dumps(
+            {
+                "numRecords": self.rows,
+                "minValues": {name: _smallest(values.low) for name, values in ranges.items()},
+                "maxValues": {name: _largest(values.high) for name, values in ranges.items()},
+                "nullCount": self._nulls,
+            },
+            separators=(",", ":"),
+        )
 
 
 class DataFileWriter:
@@ -109,9 +139,7 @@ class DataFileWriter:
         self._out = self._creating.__enter__()
         self._h1: list[Hashes] = []
         self._h2: list[Hashes] = []
-        self._ranges = {name: _Range() for name in _with_statistics(schema)}
-        self._nulls = dict.fromkeys(self._ranges, 0)
-        self.rows = 0
+        self._statistics = FileStatistics(schema)
         self.bytes = 0
         """Of the rows in memory."""
         try:
@@ -125,19 +153,21 @@ class DataFileWriter:
         if not rows.num_rows:
             return
         try:
-            for name, values in self._ranges.items():
-                values.add(rows[name])
-                self._nulls[name] += rows[name].null_count
             size = size_of(rows)
             per_group = max(1, min(_GROUP_ROWS, _GROUP_BYTES * rows.num_rows // max(1, size)))
             self._parquet.write_table(rows, row_group_size=per_group)
         except BaseException as error:
             self._abandon(error)
             raise
+        self._statistics.add(rows)
         self._h1.append(h1)
         self._h2.append(h2)
-        self.rows += rows.num_rows
         self.bytes += size
+
+    @property
+    def rows(self) -> int:
+        """How many were written."""
+        return self._statistics.rows
 
     def close(self) -> DataFile:
         """Write index and footer; the file is durable when this returns."""
@@ -161,7 +191,7 @@ class DataFileWriter:
             low=int(h1[0]) if self.rows else 0,
             high=int(h1[-1]) if self.rows else 0,
             index_offset=offset,
-            stats=self._stats(),
+            stats=self._statistics.to_json(),
             modified_ms=self._clock.time_ns() // 1_000_000,
         )
 
@@ -176,18 +206,6 @@ class DataFileWriter:
         except BaseException as raised:
             if raised is not error:
                 raise
-
-    def _stats(self) -> str:
-        ranges = {name: values for name, values in self._ranges.items() if values.low is not None}
-        return json.dumps(
-            {
-                "numRecords": self.rows,
-                "minValues": {name: _smallest(values.low) for name, values in ranges.items()},
-                "maxValues": {name: _largest(values.high) for name, values in ranges.items()},
-                "nullCount": self._nulls,
-            },
-            separators=(",", ":"),
-        )
 
 
 class _Abandoned(Exception):

@@ -6,6 +6,7 @@ files changes its place with a new one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,17 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .. import rng
+from ..clock import SYSTEM
 from ..errors import StorageError, TailraceError, UsageError
 from ..files import DiskFiles, remove_tree, whole_file
 from ..paths import location
-from .datafile import MAX_FILE_BYTES, MAX_FILE_ROWS
+from .datafile import MAX_FILE_BYTES, MAX_FILE_ROWS, FileStatistics, new_name
 from .reading import LiveRows, PositionVector, read_table
+from .store import TableStore
 
 __all__ = ["ExportReport", "check_engine_path", "export_table"]
 
 _NAME = "tailrace export"
-_GROUP_ROWS = 128 << 10
-_GROUP_BYTES = 16 << 20
 _MARK = "_tailrace_export.json"
 """In a folder of Parquet files, so that nobody's own folder is replaced."""
 
@@ -68,21 +69,16 @@ def export_table(
 
 
 class _CountedRows:
-    """Rows on their way, counted. What goes wrong with them is kept: an engine wraps it in its own words."""
+    """Rows on their way, counted."""
 
     def __init__(self, rows: LiveRows) -> None:
         self.rows = 0
-        self.error: TailraceError | None = None
         self._source = rows
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        try:
-            for batch in self._source.batches():
-                self.rows += batch.num_rows
-                yield batch
-        except TailraceError as error:
-            self.error = error
-            raise
+        for batch in self._source.batches():
+            self.rows += batch.num_rows
+            yield batch
 
 
 def check_engine_path(path: str, instead: str) -> None:
@@ -94,42 +90,52 @@ def check_engine_path(path: str, instead: str) -> None:
         )
 
 
-def _rows_per_group(rows: LiveRows) -> int:
-    """As many rows as have about `_GROUP_BYTES`, going by the files of the table."""
-    files = rows.table.files()
-    row_count, size = sum(file.rows for file in files), sum(file.size for file in files)
-    return max(1, min(_GROUP_ROWS, _GROUP_BYTES * row_count // max(1, size)))
-
-
 def _to_delta(rows: LiveRows, target: str, storage_options: Mapping[str, str] | None) -> int:
-    from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
+    """The files are ours, written batch by batch; the engine would hold all of the table in memory."""
+    from deltalake import CommitProperties, DeltaTable
+    from deltalake import Schema as DeltaSchema
     from deltalake.exceptions import DeltaError
+    from deltalake.transaction import AddAction, create_table_with_add_actions
 
     options = dict(storage_options or {}) or None
-    if (
-        DeltaTable.is_deltatable(target, options)
-        and DeltaTable(target, storage_options=options).metadata().name != _NAME
-    ):
+    is_there = DeltaTable.is_deltatable(target, options)
+    if is_there and DeltaTable(target, storage_options=options).metadata().name != _NAME:
         raise UsageError(f"there is a table at {target} that is no export; choose another path")
+    store = TableStore(target, storage_options or {})
     counted = _CountedRows(rows)
-    version = {"tailrace.version": str(rows.table.version)}
+    written: list[AddAction] = []
     try:
-        write_deltalake(
-            target,
-            pa.RecordBatchReader.from_batches(rows.schema, counted),
-            mode="overwrite",
-            schema_mode="overwrite",
-            name=_NAME,
-            description=f"live rows of {rows.table.uri}",
-            storage_options=options,
-            commit_properties=CommitProperties(custom_metadata=version),
-            # The engine holds a group of rows in memory, and by default a million of them.
-            writer_properties=WriterProperties(max_row_group_size=_rows_per_group(rows)),
-            target_file_size=MAX_FILE_BYTES,
-        )
+        batches = iter(counted)
+        for first in batches:  # a part takes more of them
+            name = new_name(rng.source())
+            statistics = FileStatistics(rows.schema)
+            with store.create(name) as out:
+                _write_part(first, batches, out, rows.schema, statistics)
+                size = out.tell()
+            modified_ms = SYSTEM.time_ns() // 1_000_000
+            written.append(AddAction(name, size, {}, modified_ms, True, statistics.to_json()))
+    except BaseException:
+        with contextlib.suppress(TailraceError, OSError):
+            store.delete([action.path for action in written])
+        raise
+    # From here on the files stay: a commit whose answer was lost may have taken place.
+    properties = CommitProperties(custom_metadata={"tailrace.version": str(rows.table.version)})
+    try:
+        if is_there:
+            DeltaTable(target, storage_options=options).create_write_transaction(
+                list(written), "overwrite", rows.schema, commit_properties=properties
+            )
+        else:
+            create_table_with_add_actions(
+                target,
+                DeltaSchema.from_arrow(rows.schema),
+                written,
+                name=_NAME,
+                description=f"live rows of {rows.table.uri}",
+                storage_options=options,
+                commit_properties=properties,
+            )
     except (DeltaError, OSError) as error:
-        if counted.error is not None:
-            raise counted.error from error
         reason = str(error).partition("\n")[0]
         raise StorageError(f"the export could not be written to {target}: {reason}") from error
     return counted.rows
@@ -146,7 +152,7 @@ def _to_parquet(rows: LiveRows, target: Path) -> int:
         batches = iter(counted)
         for number, first in enumerate(batches):  # a part takes more of them
             with whole_file(beside / f"part-{number:05d}.parquet") as out:
-                _write_part(first, batches, out, rows.schema)
+                _write_part(first, batches, out, rows.schema, FileStatistics(rows.schema))
         with whole_file(beside / _MARK) as out:
             out.write(json.dumps({"table": rows.table.uri, "version": rows.table.version}).encode())
         if target.exists():
@@ -164,15 +170,20 @@ def _to_parquet(rows: LiveRows, target: Path) -> int:
 
 
 def _write_part(
-    first: pa.RecordBatch, batches: Iterator[pa.RecordBatch], out: object, schema: pa.Schema
+    first: pa.RecordBatch,
+    batches: Iterator[pa.RecordBatch],
+    out: object,
+    schema: pa.Schema,
+    statistics: FileStatistics,
 ) -> None:
     """As many rows as one file takes."""
     with pq.ParquetWriter(out, schema, compression="snappy") as writer:
-        rows, size = 0, 0
+        size = 0
         batch: pa.RecordBatch | None = first
         while batch is not None:
             writer.write_batch(batch)
-            rows, size = rows + batch.num_rows, size + batch.nbytes
-            if rows >= MAX_FILE_ROWS or size >= MAX_FILE_BYTES:
+            statistics.add(batch)
+            size += batch.nbytes
+            if statistics.rows >= MAX_FILE_ROWS or size >= MAX_FILE_BYTES:
                 return
             batch = next(batches, None)
