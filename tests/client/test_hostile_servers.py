@@ -174,7 +174,7 @@ def test_a_server_that_breaks_the_rules(name: str, connect: Callable[..., Any]) 
 
 
 @pytest.mark.parametrize("seqno", [MAX_SEQNO + 1, (1 << 64) - 1])
-def test_a_server_that_is_further_than_anybody_can_be(seqno, connect):
+def test_a_server_that_is_further_than_anybody_can_be(seqno: int, connect: Callable[..., Any]) -> None:
     with FakeServer(lambda connection, request: None) as server:
         server.high_seqnos = {0: seqno}
         with pytest.raises(RemoteProtocolError, match="beyond all seqnos"):

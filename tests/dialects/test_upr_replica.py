@@ -694,7 +694,7 @@ def test_a_producer_that_can_not_be_followed_is_left(
 def test_the_highest_numbers_are_taken_and_others_follow_them(
     replica: RunningNode, producer: RawProducer, draft: Upr
 ) -> None:
-    replica.replicate([0], producer, dialect=draft.name)
+    replica.replicate([0], producer, dialect=draft.name)  # type: ignore[arg-type]  # it has a port too
     stream = producer.accept()
     stream.open(log=[(NEVER, MAX_SEQNO), (UUID, 0)])
     highest = stream.mutation(b"k", MAX_SEQNO, rev=MAX_REPLICA_REV, cas=MAX_CAS)
