@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,3 +159,21 @@ def test_from_our_node(connect: Any) -> None:
 def test_not_with_rollback_mitigation() -> None:
     with pytest.raises(UsageError, match="exclude"):
         tailrace.connect("couchbase://127.0.0.1", out_of_order=True, persisted_only=True)
+
+
+def test_our_node_sends_one_too(connect: Any, tmp_path: Path) -> None:
+    """From disk, in the order of keys; what is written meanwhile and after it comes in its own."""
+    with tailrace.testing.node(vbuckets=1, data=tmp_path, settings={"memory_quota": "1m"}) as node:
+        for number in range(200):
+            node.set(f"k{number * 7 % 200:03}", {"n": number})
+        node.persist()
+        node.compact()
+        node.restart()  # nothing is in memory
+        node.set("last", b"v")
+        source = connect(node.url, out_of_order=True, collections=["_default._default"])
+        events = list(source.changes(end="now"))
+        keys = [event.key for event in events if isinstance(event, Mutation)]
+        seqnos = [event.seqno for event in events if isinstance(event, Mutation)]
+        assert sorted(keys) == sorted([*(b"k%03d" % number for number in range(200)), b"last"])
+        assert seqnos != sorted(seqnos)
+        assert source.positions()[0].seqno == max(seqnos) == 201

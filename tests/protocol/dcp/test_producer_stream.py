@@ -546,6 +546,19 @@ def test_oso(bucket: FakeBucket, mode: str) -> None:
     assert [item.by_seqno for item in stream.items] == [1, 3]
 
 
+def test_oso_comes_in_the_order_of_keys(bucket: FakeBucket) -> None:
+    """The reader is then at the highest seqno, which was not the last; nothing else is to be told."""
+    bucket.use_collections()
+    vbucket = bucket.vbuckets[0]
+    for key in (b"c", b"a", b"d", b"b"):
+        vbucket.set(key, collection=8)
+    vbucket.to_disk()
+    reader = opened(bucket, enable_out_of_order_snapshots="true_with_seqno_advanced")
+    stream = reader.stream(value={"collections": ["8"]})
+    assert [item.by_seqno for item in stream.items] == [2, 4, 1, 3]
+    assert not any(isinstance(m, DcpSeqnoAdvanced) for _, m in reader.received)
+
+
 @pytest.mark.parametrize("value", [None, {"collections": ["8", "9"]}, {"scope": "0"}])
 def test_oso_only_for_one_collection(bucket: FakeBucket, value: object) -> None:
     bucket.use_collections()

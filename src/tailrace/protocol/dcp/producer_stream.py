@@ -383,7 +383,7 @@ class ProducerStream:
         if chunk is None:
             self._finish(snapshot)
             return 0
-        batch = self._shaper.shape(chunk, skip_deletes=reading.skips_deletes)
+        batch = self._shaper.shape(chunk, skip_deletes=reading.skips_deletes, by_key=self._marker.is_oso)
         if batch is not None:
             self._announce(snapshot, batch.first_seqno)
             self._queue.put(batch)

@@ -101,13 +101,17 @@ class Shaper:
             )
         )
 
-    def shape(self, chunk: Chunk, *, skip_deletes: bool = False) -> ShapedFrames | None:
-        """What of a chunk is for the stream, as its reader wants it; None if nothing is."""
+    def shape(self, chunk: Chunk, *, skip_deletes: bool = False, by_key: bool = False) -> ShapedFrames | None:
+        """What of a chunk is for the stream, as its reader wants it; None if nothing is. In the order of the
+        keys, if that is wanted, with system events first.
+        """
         data, offsets = self.choose(chunk, skip_deletes=skip_deletes)
         if not len(offsets):
             return None
         first_seqno = _seqno_of(data, offsets.item(0))
         last_seqno = chunk.last_seqno if data is chunk.data else _seqno_of(data, offsets.item(-1))
+        if by_key:
+            data, offsets = _in_key_order(data, offsets)
         set_opaques(data, offsets, self._opaque)
         if self._filter.is_legacy:
             data, offsets = _without_prefix(data, offsets)
@@ -280,6 +284,19 @@ def _modified(data: Bytes, offsets: Offsets) -> npt.NDArray[np.bool_]:
         event = int.from_bytes(data[start : start + _EVENT.size].tobytes(), "big")
         is_event[place] = event == SystemEventId.COLLECTION_MODIFIED
     return is_event
+
+
+def _in_key_order(data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
+    starts = keys_at(data, offsets)
+    stops = starts + field_everywhere(data, _KEY_LENGTH)[offsets]
+    is_document = (data[offsets + OPCODE_AT] != DcpOpcode.SYSTEM_EVENT).tolist()
+    view = data.data
+    keys = [view[start:stop].tobytes() for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    order = sorted(range(len(keys)), key=lambda place: (is_document[place], keys[place]))
+    ends = np.append(offsets[1:], len(data))
+    sizes = (ends - offsets)[order]
+    pieces = [view[offsets.item(place) : ends.item(place)] for place in order]
+    return np.frombuffer(bytearray().join(pieces), np.uint8), np.cumsum(sizes) - sizes
 
 
 def _without_prefix(data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
