@@ -38,6 +38,21 @@ def client(node: RunningNode) -> Iterator[KvClient]:
         yield client
 
 
+def test_values_are_compressed_if_the_connection_string_says_so(node: RunningNode, client: KvClient) -> None:
+    """And come back as they were, also to who does not."""
+    values = {"long": b'{"text":"' + b"a" * 1000 + b'"}', "short": b'{"n":1}', "random": bytes(range(256))}
+    with KvClient(f"{node.url}?compression=true") as packing:
+        for key, value in values.items():
+            packing.set(key, value)
+    kept = {}
+    for key, value in values.items():
+        document, meta = client.get(key), client.get_meta(key)
+        assert document is not None and meta is not None
+        assert document.value == value and not document.datatype & Datatype.SNAPPY
+        kept[key] = bool(meta.datatype & Datatype.SNAPPY)
+    assert kept == {"long": True, "short": False, "random": False}
+
+
 def test_documents_come_back_as_they_were_stored(client: KvClient) -> None:
     stored = client.set("user::1", {"name": "Ada"}, flags=7)
     assert stored.vbucket == client.vbucket_of("user::1")

@@ -38,6 +38,19 @@ def nodes() -> Iterator[list[RunningNode]]:
         yield [stack.enter_context(tailrace.testing.node(vbuckets=VBUCKETS)) for _ in range(3)]
 
 
+def test_a_target_that_gets_values_compressed(nodes: list[RunningNode]) -> None:
+    source, target, _ = nodes
+    for number in range(20):
+        source.set(f"k{number}", {"text": "x" * number * 100})
+    source.delete("k3")
+    with Replicator(source.url, f"{target.url}?compression=true") as replicator:
+        list(replicator.run(end="now"))
+    assert documents(target, deleted=True) == documents(source, deleted=True)
+    with KvClient(target.url) as client:
+        metas = [client.get_meta(f"k{number}") for number in (1, 19)]
+    assert all(meta is not None and meta.datatype & Datatype.SNAPPY for meta in metas)
+
+
 def documents(node: RunningNode, *, deleted: bool = False) -> dict[tuple[str, bytes], Any]:
     """All documents with all that they consist of, and if asked for the tombstones too."""
     documents = {}

@@ -109,7 +109,7 @@ def command(
             total = made_up.writes
         else:
             ids = collection_ids(client.manifest()) if client.collections else {}
-            shape |= {"collection_ids": ids, "xattrs": client.xattrs}
+            shape |= {"collection_ids": ids, "xattrs": client.xattrs, "pack": client.packed}
             batches = from_json_lines(_lines(source), client.vbucket_count, **shape)
         begin_s = SYSTEM.monotonic()
         taken = needless = 0

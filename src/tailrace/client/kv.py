@@ -22,6 +22,7 @@ from ..errors import ConnectError, RemoteProtocolError, StatusError, UsageError
 from ..history import FailoverLog
 from ..protocol.handshake import KV_FEATURES, Credentials, Introduction
 from ..protocol.script import Script, ask, expect
+from ..snappy import deflate, inflate
 from ..wire.admin import (
     Flush,
     GetAllVbSeqnos,
@@ -99,6 +100,10 @@ def stats(group: str = "") -> Script[dict[str, str]]:
     }
 
 
+_MIN_PACKED_BYTES, _WORTH_IT = 32, 0.83
+"""As SDKs have it: smaller values are sent as they are, and those that would not become this much smaller."""
+
+
 class KvClient:
     """Reads and writes documents of one bucket, wherever in the cluster they are.
 
@@ -169,6 +174,18 @@ class KvClient:
         """Whether the server accepts xattrs with a document."""
         return Feature.XATTR in self._nodes.anywhere().session.features
 
+    def packed(self, value: bytes, datatype: int) -> tuple[bytes, int]:
+        """A value as it is sent, and its datatype: compressed where the connection string says
+        ``compression=true``, if the server takes that and it becomes smaller.
+        """
+        if not self._where.compression or len(value) < _MIN_PACKED_BYTES or datatype & Datatype.SNAPPY:
+            return value, datatype
+        if Feature.SNAPPY not in self._nodes.anywhere().session.features:
+            return value, datatype
+        smaller = deflate(value)
+        is_worth_it = len(smaller) < _WORTH_IT * len(value)
+        return (smaller, datatype | int(Datatype.SNAPPY)) if is_worth_it else (value, datatype)
+
     def vbucket_of(self, key: bytes | str) -> int:
         """Where a key lives."""
         return vbucket_of(_bytes(key), self._nodes.map.vbucket_count)
@@ -179,7 +196,12 @@ class KvClient:
         """The document, or None."""
         vbucket, wire_key = self._place(key, collection)
         answer = self._on(vbucket, lambda: _found(Get(vbucket=vbucket, key=wire_key)))
-        return None if answer is None else Document(answer.value, answer.flags, answer.cas, answer.datatype)
+        if answer is None:
+            return None
+        value, datatype = answer.value, answer.datatype
+        if datatype & Datatype.SNAPPY:  # as whoever wrote it sent it
+            value, datatype = inflate(value), datatype & ~Datatype.SNAPPY
+        return Document(value, answer.flags, answer.cas, datatype)
 
     def get_meta(self, key: bytes | str, *, collection: str = "") -> Meta | None:
         """The document's metadata, also that of a tombstone; None if nothing is known of the key."""
@@ -206,6 +228,7 @@ class KvClient:
         body, kind = _value(value, datatype)
         if not self._nodes.connection_for(vbucket).session.features & {Feature.JSON}:
             kind &= ~Datatype.JSON
+        body, kind = self.packed(body, kind)
         return self._write(
             vbucket,
             lambda: ask(

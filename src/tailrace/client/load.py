@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -218,13 +218,14 @@ def from_json_lines(
     xattrs: bool = False,
     most: int,
     collection_ids: Mapping[str, int] = MappingProxyType({}),
+    pack: Callable[[bytes, int], tuple[bytes, int]] = lambda value, datatype: (value, datatype),
 ) -> Iterator[FrameBatch]:
     """Writes from lines ``{"key":…,"value":…}``, and from what `tail --json` and `dump` write.
 
     ``key_base64`` and ``value_base64`` stand for bytes that are no text; flags and expiry are taken over, and
     where the server takes ``xattrs`` those, in place of what the document had. An op ``deletion`` or
     ``expiration`` deletes, other ops than ``mutation`` are passed over. A line that names a collection goes
-    there; ``collection_ids`` has those of the target, by ``scope.name``.
+    there; ``collection_ids`` has those of the target, by ``scope.name``. ``pack`` compresses a value.
     """
     parser = _Parser()
     ids = {_DEFAULT: 0, **collection_ids} if collections else {}
@@ -244,6 +245,8 @@ def from_json_lines(
             if made is not None:
                 request, key = made
                 request.vbucket = vbucket_of(key, vbucket_count)
+                if isinstance(request, Set):
+                    request.value, request.datatype = pack(request.value, request.datatype)
                 yield request
 
     return batched(requests(), most)

@@ -171,6 +171,8 @@ class Replicator:
             if not change.rev:  # older than revisions: the last one to come is the newest
                 how |= WithMetaOption.SKIP_CONFLICT_RESOLUTION
                 how |= 0 if change.cas else WithMetaOption.REGENERATE_CAS
+            if is_live:
+                value, datatype = self._target.packed(value, datatype)
             yield self._request(
                 SetWithMeta if is_live else DelWithMeta,
                 place,

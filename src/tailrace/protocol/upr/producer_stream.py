@@ -150,9 +150,7 @@ class UprShaper(Shaper):
         self._forms = forms
         self._datatypes = datatypes
 
-    def shape(
-        self, chunk: Chunk, *, skip_deletes: bool = False, by_key: bool = False
-    ) -> ShapedFrames | None:
+    def shape(self, chunk: Chunk, *, skip_deletes: bool = False, by_key: bool = False) -> ShapedFrames | None:
         data, offsets = self.choose(chunk)
         if not len(offsets):
             return None
