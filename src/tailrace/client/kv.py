@@ -175,9 +175,7 @@ class KvClient:
         return Feature.XATTR in self._nodes.anywhere().session.features
 
     def packed(self, value: bytes, datatype: int) -> tuple[bytes, int]:
-        """A value as it is sent, and its datatype: compressed where the connection string says
-        ``compression=true``, if the server takes that and it becomes smaller.
-        """
+        """A value as it is sent: compressed if the connection string and the server say so, and it helps."""
         if not self._where.compression or len(value) < _MIN_PACKED_BYTES or datatype & Datatype.SNAPPY:
             return value, datatype
         if Feature.SNAPPY not in self._nodes.anywhere().session.features:
