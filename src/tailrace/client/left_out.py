@@ -50,7 +50,7 @@ class LeftOut:
 def _transaction_records(frames: ScannedFrames) -> NDArray[np.bool_] | None:
     """Rows whose key begins with ``_txn:``, in whichever collection."""
     # a key of no bytes may stand at the very end of the data
-    first = frames.data[np.minimum(frames.key_start, len(frames.data) - 1)]
+    first = frames.data.take(frames.key_start, mode="clip")
     candidates = np.flatnonzero(first == _TRANSACTION[0])
     starts = frames.key_start[candidates]
     is_long = frames.value_start[candidates] - starts >= len(_TRANSACTION)

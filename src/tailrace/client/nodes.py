@@ -371,9 +371,10 @@ class Nodes:
         return tuple(node.address for node in self.ready()[:1]) or self.map.nodes[:1]
 
     def _node(self, address: Address) -> KnownNode:
-        if address not in self._nodes:
-            self._nodes[address] = KnownNode(address, Backoff(self._rng))
-        return self._nodes[address]
+        node = self._nodes.get(address)
+        if node is None:
+            node = self._nodes[address] = KnownNode(address, Backoff(self._rng))
+        return node
 
 
 def _config() -> Script[bytes | None]:

@@ -8,7 +8,7 @@ that the store has replaced can't be removed while somebody reads them.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import Protocol
 
 __all__ = ["BackfillSlots", "Backfiller"]
@@ -35,7 +35,7 @@ class BackfillSlots:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._held: dict[Backfiller, tuple[int, float] | None] = {}  # bytes sent at a time, once looked at
-        self._waiting: deque[Backfiller] = deque()
+        self._waiting: OrderedDict[Backfiller, None] = OrderedDict()
         self._looked_at: float | None = None  # when the oldest figure was taken; None: one never was
 
     def __len__(self) -> int:
@@ -48,19 +48,18 @@ class BackfillSlots:
         if len(self._held) < self.limit:
             self._held[stream] = self._looked_at = None
             return True
-        if stream not in self._waiting:
-            self._waiting.append(stream)
+        self._waiting.setdefault(stream)
         return False
 
     def release(self, stream: Backfiller) -> None:
         """A stream needs no slot (any more)."""
         if stream in self._held:
             del self._held[stream]
-        elif stream in self._waiting:
-            self._waiting.remove(stream)
+        else:
+            self._waiting.pop(stream, None)
         free = self.limit - len(self._held)
         while self._waiting and free > 0:
-            self._waiting.popleft().set_ready()
+            self._waiting.popitem(last=False)[0].set_ready()
             free -= 1
 
     def stalled(self, now: float, timeout_s: float) -> list[Backfiller]:

@@ -41,8 +41,10 @@ HandleHttp: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], C
 """Handles an HTTP connection, see `tailrace.web`."""
 
 _BACKLOG = 1024
+_GATHERED_BYTES = 1 << 20
+"""What is gathered for one system call: backfills of small vbuckets go together."""
 _WRITE_BYTES = 256 << 10
-"""About how much is handed to the transport at once, and how much may wait in it."""
+"""How much may wait in a transport before no more is handed to it."""
 _TURN_BYTES = 1 << 20
 """What one connection sends in a turn, at most."""
 _SMALL = 16 << 10
@@ -487,7 +489,7 @@ class ServerConnection(asyncio.Protocol):
         left, turn_ends = _TURN_BYTES, self._monotonic() + TURN_S
         try:
             while not self._full:
-                parts = session.data_to_send(_WRITE_BYTES)
+                parts = session.data_to_send(_GATHERED_BYTES)
                 if parts:
                     self.send(transport, parts)
                     left -= sum(map(len, parts))

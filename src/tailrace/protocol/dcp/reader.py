@@ -62,6 +62,7 @@ MAX_FRAME_BEFORE_OPEN = 4 << 20
 """The largest answer of a handshake is a cluster map."""
 
 _LEAST_BLOCK = 256 << 10
+_STREAM_REQUEST, _REQUEST_EXTRAS = int(DcpStreamRequest.OPCODE), DcpStreamRequest.LAYOUTS[0].struct
 _STREAM_REQUESTS = frozenset(
     {DcpOpcode.SNAPSHOT_MARKER, DcpOpcode.STREAM_END, DcpOpcode.SYSTEM_EVENT, DcpOpcode.SEQNO_ADVANCED}
 )
@@ -335,17 +336,20 @@ class DcpReader:
         opaque = self._streams.add(stream)
         position = stream.position
         wanted = position.request_range()
-        request = DcpStreamRequest(
-            opaque=opaque,
-            vbucket=stream.vbucket,
-            flags=flags,
-            start_seqno=position.seqno,
-            end_seqno=max(end_seqno, position.seqno),
-            vb_uuid=position.vb_uuid,
-            snapshot_start=wanted.start,
-            snapshot_end=wanted.end,
-            value=value,
-        ).encode()
+        extras = _REQUEST_EXTRAS.pack(
+            flags,
+            0,
+            position.seqno,
+            max(end_seqno, position.seqno),
+            position.vb_uuid,
+            wanted.start,
+            wanted.end,
+        )
+        size = len(extras) + len(value)
+        header = HEADER.pack(
+            Magic.REQUEST, _STREAM_REQUEST, 0, len(extras), 0, stream.vbucket, size, opaque, 0
+        )
+        request = header + extras + value
         if self.on_wire is not None:
             self.on_wire(True, request)
         self._send(request)
