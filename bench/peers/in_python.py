@@ -1,11 +1,13 @@
 """Reads a bucket in Python as often as it is asked to, and says how long that took.
 
-Arguments: batches|changes|async|floor|bytes HOST:PORT BUCKET USER PASSWORD CA-FILE|- snappy|plain. A line on
-stdin is a reading, ``read DOCUMENTS`` or ``check DOCUMENTS``; a line of JSON on stdout is its answer.
+Arguments: batches|changes|async|floor|bytes|loopback HOST:PORT BUCKET USER PASSWORD CA-FILE|- snappy|plain.
+A line on stdin is a reading, ``read DOCUMENTS`` or ``check DOCUMENTS``; a line of JSON on stdout is its
+answer.
 ``batches`` are Arrow's, ``changes`` an object a message from `connect_sync`, ``async`` the same from
 `connect`; ``floor`` reads one message at a time, as the scripts of the old tools do: no flow control, no
 check, no resume, no TLS. ``bytes`` is no reader: it takes as many bytes as its ``check`` found and
 acknowledges them, without a look at them. Nobody can be faster than that: it is what the node can send.
+``loopback`` does not ask the node: a process of its own sends it as many bytes, over loopback, too.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import resource
 import socket
 import struct
@@ -58,6 +61,8 @@ class Answer:
     first_s: float = 0.0
     cpu_s: float = 0.0
     peak_kib: int = 0
+    sender_cpu_s: float = 0.0
+    """Of a sender that is not the node."""
     began: float = field(default_factory=time.perf_counter)
     cpu_before: float = field(default_factory=time.process_time)
 
@@ -96,12 +101,11 @@ class Answer:
 
 
 def options(arguments: list[str]) -> tuple[str, dict[str, Any]]:
-    where, bucket, user, password, authorities, compression = arguments
+    where, bucket, user, password, authorities, _ = arguments  # ours always takes compressed values
     scheme = "couchbase" if authorities == "-" else "couchbases"
     keywords: dict[str, Any] = {
         "username": user,
         "password": password,
-        "compression": compression == "snappy",
     }
     if authorities != "-":
         keywords["tls"] = tailrace.TlsOptions(ca_file=authorities)
@@ -201,6 +205,28 @@ def count_bytes(arguments: list[str], answer: Answer, wanted: int) -> int:
     return total
 
 
+def read_loopback(answer: Answer, wanted_bytes: int) -> None:
+    """Take as many bytes from a process that does nothing but send them."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        child = os.fork()
+        if not child:
+            with socket.create_connection(listener.getsockname()) as connection:
+                piece = memoryview(bytes(1 << 20))
+                for left in range(wanted_bytes, 0, -len(piece)):
+                    connection.sendall(piece[:left])
+            os._exit(0)
+        connection, _ = listener.accept()
+    taken, block = 0, bytearray(4 << 20)
+    with connection:
+        while count := connection.recv_into(block):
+            if not taken:
+                answer.first()
+            taken += count
+    answer.seconds = time.perf_counter() - answer.began
+    usage = os.wait4(child, 0)[2]
+    answer.sender_cpu_s = usage.ru_utime + usage.ru_stime
+
+
 def read_floor(arguments: list[str], answer: Answer, check: bool, wanted: int) -> None:
     with requested(arguments, {}) as (_, stream):
         while answer.documents < wanted:
@@ -243,8 +269,10 @@ def main() -> None:
             asyncio.run(read_async(url, keywords, answer, check, wanted))
         elif level == "floor":
             read_floor(arguments, answer, check, wanted)
-        elif level == "bytes" and check:
+        elif level in ("bytes", "loopback") and check:
             wanted_bytes = count_bytes(arguments, answer, wanted)
+        elif level == "loopback":
+            read_loopback(answer, wanted_bytes)
         elif level == "bytes":
             read_bytes(arguments, answer, wanted_bytes)
         else:

@@ -1,7 +1,7 @@
 """Readers of others beside ours, on one node, in one run: documents/s, CPU, memory, time to the first change.
 
-    python bench/peers/run.py [--docs 1000000] [--sizes 64,256,1024,65536] [--vbuckets 64,1024] [--rounds 5]
-                              [--over plain,snappy,tls] [--readers NAME;…] [--json FILE]
+    python bench/peers/run.py [--docs 1000000,5000000] [--sizes 64,256,1024,65536] [--vbuckets 64,1024]
+                              [--over plain,snappy,tls] [--rounds 5] [--readers NAME;…] [--json FILE]
                               [--markdown docs/benchmarks.md]
 
 The node is a `tailrace serve` of its own whose documents are on disk and in no memory but the page cache.
@@ -13,9 +13,15 @@ CAS as the others'. A figure is the median of the rounds; a ratio is the median 
 round.
 
 The node's own CPU time is taken from the system, for each reading. "bytes only" is no reader: it takes the
-bytes and acknowledges them, so it shows what the node can send.
+bytes and acknowledges them, so it shows what the node can send. "raw loopback" does not even have a node: a
+process sends as many bytes from its memory, and that is what the system can move.
 
-java-dcp-client comes by Maven, gocbcore by Go. What a machine lacks is left out, and said.
+With snappy the documents are compressed in the bucket, and every reader takes them so; ours gives them to
+the application as they were written, as gocbcore and go-dcp do. java-dcp-client's low level, and its high
+level, are asked for the bytes only, and leave them compressed if they can.
+
+java-dcp-client comes by Maven, gocbcore and go-dcp by Go. What a machine lacks is left out, and said. go-dcp
+asks for compressed values in any case, finds its node by HTTP, and is left out with TLS.
 """
 
 from __future__ import annotations
@@ -25,37 +31,54 @@ import contextlib
 import json
 import os
 import platform
+import random
 import re
 import shlex
 import shutil
 import signal
+import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tailrace import __version__
+from tailrace.snappy import deflate
 from tailrace.store.engine import Engine
+from tailrace.wire.codes import Datatype, Feature, Op
+from tailrace.wire.header import HEADER, Frame
 
 HERE = Path(__file__).parent
 USER, PASSWORD = "Administrator", "password"
 SAME = ("documents", "value_bytes", "seqnos", "cas")
-JAVA_LOW, JAVA_HIGH, GO = "java-dcp-client, low level", "java-dcp-client, high level", "gocbcore"
+JAVA_LOW, JAVA_HIGH = "java-dcp-client, low level", "java-dcp-client, high level"
+GO, GO_DCP = "gocbcore", "go-dcp"
 BATCHES, CHANGES, ASYNC, FLOOR = "batches", "changes", "changes, async", "one message at a time"
-BYTES = "bytes only"
+BYTES, LOOPBACK = "bytes only", "raw loopback"
+NO_READERS = (BYTES, LOOPBACK)
+AT_MOST = ("CPU", "first change")
 TARGETS = [
     ("documents/s", BATCHES, JAVA_LOW, 1.8),
     ("documents/s", BATCHES, JAVA_HIGH, 2.5),
     ("documents/s", BATCHES, GO, 4.0),
     ("documents/s", CHANGES, JAVA_HIGH, 1.2),
     ("CPU", BATCHES, JAVA_LOW, 0.6),
+    *(("first change", BATCHES, theirs, 1.0) for theirs in (JAVA_LOW, JAVA_HIGH, GO, GO_DCP)),
 ]
-"""What is compared, ours, with whom, and the ratio to reach (CPU: at most)."""
+"""What is compared, ours, with whom, and the ratio to reach (CPU and first change: at most)."""
+LOOPBACK_SHARES = {64: 0.35, 256: 0.45, 1024: 0.6}
+"""By the size of a document: from the node's disk into Arrow, of what loopback can move."""
+MANY_VBUCKETS_SHARE = 0.8
+"""Of the rate with 64 vbuckets, with 1,024."""
+_COMPRESSED_JSON = int(Datatype.JSON | Datatype.SNAPPY)
+_LOADED_AT_ONCE = 500
 COLUMNS = ("reader", "documents/s", "its CPU a million", "the node's", "first change", "peak memory")
 BEGIN, END = "<!-- begin: peers -->", "<!-- end: peers -->"
 
@@ -102,6 +125,7 @@ def programs(build: Path, wanted: set[str]) -> dict[str, list[str]]:
         ASYNC: [*python, "async"],
         FLOOR: [*python, "floor"],
         BYTES: [*python, "bytes"],
+        LOOPBACK: [*python, "loopback"],
     }
     if missing := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
         print(f"left out: java-dcp-client, for want of {' and '.join(missing)}")
@@ -113,10 +137,13 @@ def programs(build: Path, wanted: set[str]) -> dict[str, list[str]]:
         java = ["java", "-Xmx2g", "-cp", f"{build}/classes:{build}/dependency/*", "tailrace.Peer"]
         commands |= {JAVA_LOW: [*java, "low"], JAVA_HIGH: [*java, "high"]}
     if shutil.which("go") is None:
-        print("left out: gocbcore, for want of go")
+        print("left out: gocbcore and go-dcp, for want of go")
     else:
-        subprocess.run(["go", "build", "-o", str(build / "gocbcore"), "."], cwd=HERE / "go", check=True)
-        commands[GO] = [str(build / "gocbcore")]
+        for name, folder in ((GO, "go"), (GO_DCP, "go-dcp")):
+            if not wanted or name in wanted:
+                command = ["go", "build", "-o", str(build / name), "."]
+                subprocess.run(command, cwd=HERE / folder, check=True)
+            commands[name] = [str(build / name)]
     if unknown := wanted - set(commands):
         raise SystemExit(f"no such reader: {', '.join(sorted(unknown))}; there are {', '.join(commands)}")
     return {name: command for name, command in commands.items() if not wanted or name in wanted}
@@ -145,14 +172,49 @@ def node(
             process.wait(60)
 
 
-def fill(directory: Path, docs: int, size: int, vbuckets: int) -> None:
+def fill(directory: Path, docs: int, size: int, vbuckets: int, *, is_compressed: bool = False) -> None:
     with node(directory, vbuckets) as ports:
+        if is_compressed:
+            load_compressed(ports["port"], docs, size, vbuckets)
+            docs = 0
         url = f"couchbase://{USER}:{PASSWORD}@127.0.0.1:{ports['port']}"
         command = [sys.executable, "-m", "tailrace", "load", url, "--docs", str(docs), "--size", str(size)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if docs:
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     engine = Engine(directory / "data")
     engine.buckets["default"].compact()
     engine.close()
+
+
+def load_compressed(port: int, docs: int, size: int, vbuckets: int) -> None:
+    """JSON of words that repeat, as those of documents do, compressed by the writer."""
+    rng = random.Random(1)
+    words = ["amount", "city", "customer", "order", "paid", "street", "total", "2024-05-01", "12.50", "Main"]
+
+    def store(number: int) -> Frame:
+        key = b"doc-%08d" % number
+        text = " ".join(rng.choices(words, k=size // 4))[: size - len('{"d":""}')]
+        value = deflate(f'{{"d":"{text}"}}'.encode())
+        vbucket = (zlib.crc32(key) >> 16 & 0x7FFF) % vbuckets
+        return Frame(0x80, Op.SET, len(key), 8, _COMPRESSED_JSON, vbucket, body=bytes(8) + key + value)
+
+    with socket.create_connection(("127.0.0.1", port)) as connection, connection.makefile("rb") as stream:
+
+        def exchange(frames: list[Frame]) -> None:
+            connection.sendall(b"".join(frame.encode() for frame in frames))
+            for frame in frames:
+                fields = HEADER.unpack(stream.read(HEADER.size))
+                stream.read(fields[6])
+                if fields[5]:
+                    raise SystemExit(f"opcode 0x{frame.opcode:02x} is answered with status 0x{fields[5]:02x}")
+
+        features = struct.pack(">3H", Feature.XERROR, Feature.SNAPPY, Feature.JSON)
+        login = f"PLAIN\0{USER}\0{PASSWORD}".encode()
+        exchange([Frame(0x80, Op.HELLO, body=features)])
+        exchange([Frame(0x80, Op.SASL_AUTH, key_length=len("PLAIN"), body=login)])
+        exchange([Frame(0x80, Op.SELECT_BUCKET, key_length=len("default"), body=b"default")])
+        for begin in range(0, docs, _LOADED_AT_ONCE):
+            exchange([store(number) for number in range(begin, min(begin + _LOADED_AT_ONCE, docs))])
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:
@@ -185,12 +247,16 @@ def measure(
         words.append("snappy" if over == "snappy" else "plain")
         readers: list[Reader] = []
         for name, command in commands.items():
-            if name in (FLOOR, BYTES) and over != "plain":
+            if (name in (FLOOR, *NO_READERS) and over != "plain") or (name == GO_DCP and secured):
                 continue
             errors = directory / f"{len(readers)}.err"
             with errors.open("w") as file:
                 process = subprocess.Popen(
-                    [*command, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True
+                    [*command, *words],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                    text=True,
                 )
             reader = Reader(name, process, errors)
             stack.callback(reader.close)
@@ -201,7 +267,7 @@ def measure(
             for reader in readers if number % 2 else reversed(readers):
                 before = node_cpu_s(ports["pid"])
                 answer = reader.ask("read", docs)
-                answer["node_cpu_s"] = node_cpu_s(ports["pid"]) - before
+                answer["node_cpu_s"] = answer.get("sender_cpu_s") or node_cpu_s(ports["pid"]) - before
                 reader.answers.append(answer)
             agree({reader.name: reader.answers[-1] for reader in readers}, SAME)
     return readers
@@ -218,7 +284,9 @@ def node_cpu_s(pid: int) -> float:
 
 def agree(answers: dict[str, dict[str, Any]], names: tuple[str, ...]) -> None:
     seen = {
-        name: tuple(answer[column] for column in names) for name, answer in answers.items() if name != BYTES
+        name: tuple(answer[column] for column in names)
+        for name, answer in answers.items()
+        if name not in NO_READERS
     }
     if len(set(seen.values())) > 1:
         raise SystemExit(f"the readers do not agree on {names}: {seen}")
@@ -232,10 +300,12 @@ def ratio(what: str, ours: Reader, theirs: Reader) -> float:
     pairs = zip(ours.answers, theirs.answers, strict=True)
     if what == "CPU":
         return float(statistics.median(mine["cpu_s"] / other["cpu_s"] for mine, other in pairs))
+    if what == "first change":
+        return float(statistics.median(mine["first_s"] / other["first_s"] for mine, other in pairs))
     return float(statistics.median(other["seconds"] / mine["seconds"] for mine, other in pairs))
 
 
-def show(readers: list[Reader], docs: int) -> list[dict[str, Any]]:
+def show(readers: list[Reader], docs: int, ratios: list[str]) -> list[dict[str, Any]]:
     rows = []
     for reader in readers:
         row = {
@@ -253,24 +323,42 @@ def show(readers: list[Reader], docs: int) -> list[dict[str, Any]]:
             f" first change {row['first_change_s'] * 1000:6.0f} ms, peak {row['peak_mib']:>5} MiB",
             flush=True,
         )
-    for line in verdicts(readers):
+    for line in ratios:
         print(f"  {line}", flush=True)
     return rows
 
 
-def verdicts(readers: list[Reader]) -> list[str]:
+def verdicts(readers: list[Reader], size: int) -> list[str]:
     """Our ratios, beside what they are to be."""
     by_name = {reader.name: reader for reader in readers}
-    lines = []
-    for what, ours, theirs, target in TARGETS:
-        if ours in by_name and theirs in by_name:
-            reached = ratio(what, by_name[ours], by_name[theirs])
-            met = reached <= target if what == "CPU" else reached >= target
-            lines.append(
-                f"{what} of {ours}: {reached:.2f} of {theirs}"
-                f" (target {'at most ' if what == 'CPU' else ''}{target}: {'ok' if met else 'MISSED'})"
-            )
-    return lines
+    share = LOOPBACK_SHARES.get(size)
+    targets = [*TARGETS, *([("documents/s", BATCHES, LOOPBACK, share)] if share else [])]
+    return [
+        verdict(f"{what} of {ours}", ratio(what, by_name[ours], by_name[theirs]), theirs, what, target)
+        for what, ours, theirs, target in targets
+        if ours in by_name and theirs in by_name
+    ]
+
+
+def verdict(whose: str, reached: float, theirs: str, what: str, target: float) -> str:
+    met = reached <= target if what in AT_MOST else reached >= target
+    wanted = f"{'at most ' if what in AT_MOST else ''}{target}"
+    return f"{whose}: {reached:.2f} of {theirs} (target {wanted}: {'ok' if met else 'MISSED'})"
+
+
+def many_vbuckets(results: list[dict[str, Any]], case: dict[str, Any]) -> list[str]:
+    """The rate with many vbuckets beside that with few, which was measured before."""
+    few = {**case, "reader": BATCHES, "vbuckets": 64}
+    rates = [
+        row["documents_per_s"]
+        for wanted in ({**few, "vbuckets": case["vbuckets"]}, few)
+        for row in results
+        if all(row[name] == value for name, value in wanted.items())
+    ]
+    if case["vbuckets"] == few["vbuckets"] or len(rates) < 2:
+        return []
+    whose = f"documents/s of {BATCHES} with {case['vbuckets']:,} vbuckets"
+    return [verdict(whose, rates[0] / rates[-1], "that with 64", "documents/s", MANY_VBUCKETS_SHARE)]
 
 
 def machine() -> str:
@@ -294,10 +382,11 @@ def versions() -> str:
     ).stdout.strip()
     java = re.search(r"<version>([\d.]+\.\d+)</version>", (HERE / "java" / "pom.xml").read_text())
     go = re.search(r"gocbcore/v10 v(\S+)", (HERE / "go" / "go.mod").read_text())
-    assert java is not None and go is not None
+    go_dcp = re.search(r"go-dcp v(\S+)", (HERE / "go-dcp" / "go.mod").read_text())
+    assert java is not None and go is not None and go_dcp is not None
     return (
         f"Tailrace {__version__} (commit {commit or 'unknown'}), Python {platform.python_version()}; "
-        f"java-dcp-client {java[1]}, gocbcore {go[1]}"
+        f"java-dcp-client {java[1]}, gocbcore {go[1]}, go-dcp {go_dcp[1]}"
     )
 
 
@@ -321,9 +410,20 @@ def write_markdown(page: Path, ran_on: str, cases: list[Case]) -> None:
     page.write_text(before + begin + "\n".join(lines) + "\n\n" + end + behind)
 
 
+def shapes(options: argparse.Namespace) -> list[tuple[int, int, int]]:
+    """Documents, their size and vbuckets of the buckets to measure, each once."""
+    wanted = [
+        (min(docs, (options.most_mib << 20) // size), size, vbuckets)
+        for docs in map(int, options.docs.split(","))
+        for size in map(int, options.sizes.split(","))
+        for vbuckets in map(int, options.vbuckets.split(","))
+    ]
+    return list(dict.fromkeys(wanted))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--docs", type=int, default=1_000_000)
+    parser.add_argument("--docs", default="1000000", help="several with commas")
     parser.add_argument("--sizes", default="64,256,1024,65536")
     parser.add_argument("--vbuckets", default="64,1024")
     parser.add_argument("--over", default="plain", help="plain, snappy, tls; several with commas")
@@ -343,21 +443,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         commands = programs(scratch, {word for word in options.readers.split(";") if word})
-        for size in map(int, options.sizes.split(",")):
-            for vbuckets in map(int, options.vbuckets.split(",")):
+        for docs, size, vbuckets in shapes(options):
+            for is_compressed in (False, True):
+                words = [over for over in options.over.split(",") if (over == "snappy") == is_compressed]
+                if not words:
+                    continue
                 directory = Path(tempfile.mkdtemp(dir=scratch))
-                docs = min(options.docs, (options.most_mib << 20) // size)
-                fill(directory, docs, size, vbuckets)
-                for over in options.over.split(","):
+                fill(directory, docs, size, vbuckets, is_compressed=is_compressed)
+                for over in words:
                     title = f"{docs:,} documents of {size} B in {vbuckets} vbuckets, {over}"
                     print(f"{title}:", flush=True)
                     readers = measure(
                         commands, directory, docs, vbuckets=vbuckets, over=over, rounds=options.rounds
                     )
                     case = {"documents": docs, "size": size, "vbuckets": vbuckets, "over": over}
-                    rows = show(readers, docs)
+                    ratios = verdicts(readers, size)
+                    rows = show(readers, docs, ratios)
                     results += [case | row for row in rows]
-                    cases.append((title, rows, verdicts(readers)))
+                    for line in many_vbuckets(results, case):
+                        print(f"  {line}", flush=True)
+                        ratios.append(line)
+                    cases.append((title, rows, ratios))
                 shutil.rmtree(directory)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
