@@ -22,12 +22,17 @@ BENCHES = {
     "stream": ("a node's stream from disk, beside raw loopback", ["--docs", "100000", "--rounds", "3"]),
     "frontend": ("key-value requests, beside memcached", ["--rounds", "3"]),
     "peers": (
-        "java-dcp-client and gocbcore beside this client, by Maven and Go; only if named",
+        "java-dcp-client, gocbcore and go-dcp beside this client, by Maven and Go; only if named",
         ["--docs", "100000", "--sizes", "256", "--rounds", "3"],
+    ),
+    "growth": (
+        "what everything costs with more documents, vbuckets and readers; only if named",
+        ["--docs", "10000,100000", "--rounds", "1", "--taken-mib", "64"],
     ),
     "store": ("updates with fsync, beside RocksDB", ["--docs", "50000", "--updates", "100000"]),
 }
 """What each answers, and with which options it does so in well under a minute."""
+ONLY_IF_NAMED = ("peers", "growth")
 
 
 @make_command(
@@ -51,7 +56,7 @@ def command(names: tuple[str, ...], full: bool, only_list: bool) -> None:
         for name, (about, _) in BENCHES.items():
             click.echo(f"{name:<10}{about}")
         return
-    for name in names or [name for name in BENCHES if name != "peers"]:
+    for name in names or [name for name in BENCHES if name not in ONLY_IF_NAMED]:
         about, quick = BENCHES[name]
         note(f"{name}: {about}")
         done = subprocess.run([sys.executable, script(name), *([] if full else quick)], check=False)
