@@ -22,6 +22,8 @@ def _codec() -> Any:
 
 def inflated_size(data: bytes | memoryview) -> int:
     """What the data says that it inflates to: a LEB128 number of up to 32 bits at its start."""
+    if len(data) > 1 and data[1] < 0x80 <= data[0]:  # as most documents say it: 128 bytes to 16 KiB
+        return data[1] << 7 | data[0] & 0x7F
     size = 0
     for at, byte in enumerate(data[:5]):
         size |= (byte & 0x7F) << (7 * at)

@@ -355,17 +355,20 @@ def _unpack(frames: ScannedFrames, rows: slice | NDArray[Any], values: pa.Array)
     bodies: list[bytes] = []
     texts: list[str] = []
     has_xattrs = packed & ((datatype & XATTR) != 0)
-    for index in np.flatnonzero(packed):
-        content = values[int(index)].as_py()
+    where = np.flatnonzero(packed)
+    kinds = datatype[where].tolist()
+    starts, ends = (places[rows][where].tolist() for places in (frames.value_start, frames.value_end))
+    view = frames.data.data
+    for index, kind, start, end in zip(where.tolist(), kinds, starts, ends, strict=True):
+        content: bytes | memoryview = view[start:end]
         try:
-            if datatype[index] & SNAPPY:
-                content = inflate(content)
-            if has_xattrs[index]:
+            content = inflate(content) if kind & SNAPPY else bytes(content)
+            if kind & XATTR:
                 text, content = _split_xattrs(content)
                 texts.append(text)
         except MalformedMessage as error:
-            where = f"vbucket {frames.vbucket[rows][index]}, seqno {frames.seqno[rows][index]}"
-            raise MalformedMessage(f"{where}: {error.what}", error.status) from None
+            place = f"vbucket {frames.vbucket[rows][index]}, seqno {frames.seqno[rows][index]}"
+            raise MalformedMessage(f"{place}: {error.what}", error.status) from None
         bodies.append(content)
     if packed.all():
         values = pa.array(bodies, pa.binary())

@@ -111,10 +111,10 @@ def test_stretch_by_stretch_is_the_same_as_sorted(seed: int) -> None:
     rng = random.Random(seed)
     wire = _wire(rng, 8)
     retired = {_FIRST_OPAQUE + 4} if seed % 5 == 0 else set()
-    one = _delivered(wire, 8, set(retired), in_stretches=True)
-    other = _delivered(wire, 8, set(retired), in_stretches=False)
-    if isinstance(one[0], type):
-        assert isinstance(other[0], type)
-        assert one[2] == other[2]  # nothing has moved
+    stretched = _delivered(wire, 8, set(retired), in_stretches=True)
+    in_order = _delivered(wire, 8, set(retired), in_stretches=False)
+    if isinstance(stretched[0], type):
+        assert isinstance(in_order[0], type)
+        assert stretched[2] == in_order[2]  # nothing has moved
     else:
-        assert one == other
+        assert stretched == in_order

@@ -253,21 +253,21 @@ def _deliver_in_stretches(
     columns = (begins, opaque[begins], counts, seqno[begins], seqno[stops - 1])
     stretches = zip(*(column.tolist() for column in columns), strict=True)
     controls = zip(stands.tolist(), chunk.headers["opaque"][ordered].tolist(), strict=True)
-    found: list[_FoundRun] = []
+    pieces: list[_FoundRun] = []
     newest: dict[int, int] = {}
     run_of_stretch: list[int] = []
     control, (stand, of) = 0, next(controls, (rows + 1, 0))
     for begin, mine, count, first, last in (*stretches, (rows, -1, 0, 0, 0)):
         while stand <= begin:
-            newest[of] = len(found)
-            found.append(_FoundRun(of, control, 0, 0, 0, stand))
+            newest[of] = len(pieces)
+            pieces.append(_FoundRun(of, control, 0, 0, 0, stand))
             control, (stand, of) = control + 1, next(controls, (rows + 1, 0))
         if not count:
             break
-        number = newest.setdefault(mine, len(found))
-        if number == len(found):
-            found.append(_FoundRun(mine, -1, 0, first, last, begin))
-        run = found[number]
+        number = newest.setdefault(mine, len(pieces))
+        if number == len(pieces):
+            pieces.append(_FoundRun(mine, -1, 0, first, last, begin))
+        run = pieces[number]
         if run.items and first <= run.last:
             return None
         run.first = run.first if run.items else first
@@ -277,7 +277,7 @@ def _deliver_in_stretches(
     numbers = np.array(
         [
             made.add(ordered, run.opaque, run.control, run.items, run.first, run.last, run.row)
-            for run in found
+            for run in pieces
         ],
         dtype=np.int32,
     )
