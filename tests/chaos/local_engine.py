@@ -25,6 +25,7 @@ from chaos.tidying import tidy
 from chaos.world import VBUCKETS, World
 from spark.local_jobs import LocalJobs
 from spark.naive import table_state
+from tailrace.client.blocking import BlockingSource
 from tailrace.clock import SYSTEM
 from tailrace.spark.rounds import committing, housekeeping, mirror, planning, task
 from tailrace.spark.rounds.connections import close_idle_sources
@@ -179,6 +180,7 @@ class Chaos:
         self._asleep: list[Sleeper] = []
         """Drivers that were taken for dead, and are not."""
         self._is_damaged = False
+        self._sources: list[BlockingSource] = []
 
     def run(self, rounds: int) -> None:
         """All of it; raises `NotEqual`, or whatever a mirror must not raise."""
@@ -193,6 +195,9 @@ class Chaos:
             for sleeper in self._asleep:
                 sleeper.end()
             close_idle_sources()
+            for source in self._sources:  # a process takes its connections along, a life in a thread does not
+                with contextlib.suppress(Exception):
+                    source.close()
 
     def tally(self) -> Tally:
         """What happened."""
@@ -339,6 +344,13 @@ class Chaos:
             for name in ("create", "put", "put_if_absent"):
                 write = self._until_the_disk_is_full(getattr(TableStore, name))
                 stack.enter_context(mock.patch.object(TableStore, name, write))
+            enter = BlockingSource.__enter__
+
+            def remember(source: BlockingSource) -> BlockingSource:
+                self._sources.append(source)
+                return enter(source)
+
+            stack.enter_context(mock.patch.object(BlockingSource, "__enter__", remember))
             begin = MirrorHandle.__init__
 
             def begin_impatiently(handle: MirrorHandle, name: str) -> None:

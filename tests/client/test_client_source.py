@@ -17,6 +17,7 @@ import tailrace.testing
 from client.application import Application, server_state, writing
 from client.conftest import AsyncAsSync, Blocking
 from tailrace import Deletion, Mutation, Position, Rollback, Snapshot, StreamEnd
+from tailrace.client.aio import Source
 from tailrace.client.bounds import SeenEnd
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
@@ -642,3 +643,32 @@ def test_an_ended_reading_says_so(node: RunningNode, connect: Callable[..., Any]
 def test_streams_end_with_a_reason(node: RunningNode, connect: Callable[..., Any]) -> None:
     events = list(connect(node.url).changes(end="now"))
     assert events == [StreamEnd(vbucket, "ok") for vbucket in range(VBUCKETS)]
+
+
+def test_a_lost_node_costs_a_paused_application_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the lost connection had brought waits for the application. The limit on that connection's silence
+    was over by then, and was looked at without end: a core, for as long as the pause took.
+    """
+    rings = 0
+    ring = Source._ring
+
+    def counted(source: Source) -> None:
+        nonlocal rings
+        rings += 1
+        ring(source)
+
+    monkeypatch.setattr(Source, "_ring", counted)
+    with tailrace.testing.node(vbuckets=1) as node:
+        for number in range(20):
+            node.set(f"k{number}", b"v" * 1_000)
+        options: dict[str, Any] = {"noop_interval_s": 0.1, "flow_control_buffer": 1_024, "retry_for_s": 60}
+        with tailrace.connect_sync(node.url, **options) as source:
+            changes = source.changes()
+            next(changes)
+            node.stop()
+            while not source._source._connections.unheeded():
+                time.sleep(0.01)
+            time.sleep(1.0)
+            before = rings
+            time.sleep(1.0)
+            assert rings - before < 20

@@ -155,12 +155,14 @@ class Connections:
         ]
 
     def next_timers(self) -> list[float | None]:
-        """When `handle_timers` is due for each."""
-        return [connection.link.next_timer() for connection in self._open.values()]
+        """When `handle_timers` is due for each; one that is gone has no more to do than to be emptied."""
+        return [connection.link.next_timer() for connection in self._open.values() if connection.lost is None]
 
     def handle_timers(self, now: float) -> None:
         """Give up those that were silent for too long."""
         for connection in self:
+            if connection.lost is not None:
+                continue
             try:
                 connection.link.handle_timer(now)
             except ConnectError as error:
