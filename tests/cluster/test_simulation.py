@@ -20,7 +20,10 @@ from cluster.simulation import STEPS, run
 from tailrace.errors import TailraceError
 
 SEED = os.environ.get("SIMULATE")
-SEEDS = 200
+SEEDS = 80
+"""For `make test`; `make soak` plays the next ten thousand."""
+MOST_SEEDS = 200
+"""For a bug that its own seed does not catch any more."""
 CAUTIOUS_SEEDS = 30
 MANY_SEEDS = 10_000
 BATCH = 10
@@ -85,13 +88,13 @@ def test_a_seed_plays_the_same_in_every_process() -> None:
 
 @pytest.mark.parametrize("bug", [pytest.param(bug, id=bug.name) for bug in BUGS])
 def test_a_planted_bug_is_caught(bug: Bug) -> None:
-    for seed in (bug.seed, *range(SEEDS)):
+    for seed in (bug.seed, *range(MOST_SEEDS)):
         try:
             with bug.plant():
                 run(seed)
         except (Wrong, TailraceError):
             return
-    pytest.fail(f"{SEEDS} seeds did not catch it: {bug.about}")
+    pytest.fail(f"{MOST_SEEDS} seeds did not catch it: {bug.about}")
 
 
 def test_the_page_lists_the_bugs() -> None:

@@ -41,6 +41,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def no_leaked_queries(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that forgets its query must not disturb the next one."""
+    if "spark" in request.fixturenames:
+        group = request.node.get_closest_marker("xdist_group")
+        assert group is not None and group.args == ("spark",), "each worker would start a Java of its own"
     yield
     if "spark" in request.fixturenames:
         for query in request.getfixturevalue("spark").streams.active:

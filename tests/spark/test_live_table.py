@@ -17,7 +17,7 @@ from tailrace.table.contract import Commit
 from tailrace.table.delta.table import DeltaMirrorTable
 from tailrace.table.rows import TABLE_SCHEMA
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 class PositionedWorld(World):

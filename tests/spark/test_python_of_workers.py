@@ -67,6 +67,7 @@ def test_where_the_command_is_missing_this_python_will_do(
 
 
 @pytest.mark.spark
+@pytest.mark.xdist_group("spark")
 def test_workers_of_a_session_do_not_know_the_archive(spark: Any) -> None:
     def seen(_: int) -> list[str]:
         import sys
