@@ -154,7 +154,7 @@ BUGS = (
         "failover entry at the high seqno instead of the snapshot's end",
         "A promotion begins its branch at the last change instead of the last complete snapshot.",
         _branches_at_the_last_seqno,
-        14,
+        2,
     ),
     Bug(
         "a part taken for the whole",
@@ -172,13 +172,13 @@ BUGS = (
         "a copy forgets its snapshot",
         "A replica that resumes inside a snapshot asks for the next change and does not tell which snapshot.",
         _a_copy_forgets_its_snapshot,
-        3,
+        17,
     ),
     Bug(
         "a reader forgets its snapshot",
         "A reader that resumes inside a snapshot does the same.",
         _a_reader_forgets_its_snapshot,
-        0,
+        13,
     ),
     Bug(
         "a copy believes the second marker",
@@ -190,7 +190,7 @@ BUGS = (
         "a reader believes the second marker",
         "A reader does the same, and publishes it.",
         _a_reader_believes_the_second_marker,
-        11,
+        36,
     ),
     Bug(
         "saved inside a snapshot",
