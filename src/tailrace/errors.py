@@ -9,7 +9,8 @@
     │       └── MalformedMessage        a whole frame, but not what its opcode asks for
     ├── StatusError                     the peer answered with a status that is not success
     ├── ConnectError                    the peer can't be reached or went away for good
-    │   ├── LoginError                  ... or refuses the login, or has no such bucket
+    │   ├── LoginError                  ... or refuses the login
+    │   │   └── NoSuchBucket            ... or has no such bucket, or none for this user
     │   └── NotPersistedYet             ... or has changes that not every copy has on disk yet
     ├── StoreError                      the data directory can't do what was asked
     │   ├── StoreLocked                 another process has it
@@ -65,6 +66,7 @@ __all__ = [
     "MalformedMessage",
     "MergeCancelled",
     "MergeProcessLost",
+    "NoSuchBucket",
     "NotDurable",
     "NotPersistedYet",
     "ProtocolError",
@@ -165,6 +167,10 @@ class ConnectError(TailraceError):
 
 class LoginError(ConnectError):
     """The peer refuses the login or has no such bucket."""
+
+
+class NoSuchBucket(LoginError):
+    """The server has no such bucket, or none for this user; one that has just started may get it yet."""
 
 
 class NotPersistedYet(ConnectError):

@@ -848,6 +848,43 @@ def test_a_dead_seed_is_passed_over(cluster: list[FakeServer], connect: Callable
         connect("couchbase://127.0.0.1:1,127.0.0.1:2/default")
 
 
+def missing_bucket(_: Any, frame: Frame) -> bytes:
+    return Response(opcode=Op.SELECT_BUCKET, opaque=frame.opaque, status=Status.EACCESS).encode()
+
+
+def test_a_seed_that_does_not_have_the_bucket_yet(
+    cluster: list[FakeServer], connect: Callable[..., Any]
+) -> None:
+    with FakeServer(lambda *_: None) as added:
+        added.answers[Op.SELECT_BUCKET] = missing_bucket
+        where = f"couchbase://127.0.0.1:{added.port},127.0.0.1:{cluster[0].port}/default"
+        assert len(take(connect(where).changes(), 60)) == 60
+        with pytest.raises(LoginError, match="has no bucket 'default'"):
+            connect(added.url)
+
+
+def test_a_node_that_has_started_and_gets_the_bucket_a_moment_later(
+    cluster: list[FakeServer], connect: Callable[..., Any]
+) -> None:
+    """Once there is a map, it is a node in trouble like any other."""
+    source = connect(cluster[0].url)
+    changes = source.changes()
+    take(changes, 60)
+    left = [missing_bucket] * 2
+
+    def select(server: FakeServer, frame: Frame) -> bytes:
+        return left.pop()(server, frame) if left else server.answer(frame)
+
+    cluster[1].answers[Op.SELECT_BUCKET] = select
+    for server in cluster:
+        server.high_seqnos = dict.fromkeys(range(12), 9)
+    for connection in list(cluster[1].connections):
+        connection.close()
+    held = {vbucket for vbucket in range(12) if cluster[0].owners[vbucket] == [1]}
+    assert {vbucket for vbucket, _ in take(changes, 4 * len(held))} == held
+    assert not left
+
+
 @pytest.mark.parametrize("push", [True, False])
 def test_a_vbucket_moves(cluster: list[FakeServer], connect: Callable[..., Any], push: bool) -> None:
     """By a pushed map, or because the old node no longer has it."""

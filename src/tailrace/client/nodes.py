@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..connstr import Address, ConnectionString
-from ..errors import ConnectError, RemoteProtocolError, UsageError
+from ..errors import ConnectError, NoSuchBucket, RemoteProtocolError, UsageError
 from ..protocol.dcp.reader import DcpReader, ReaderSettings
 from ..protocol.handshake import Credentials, Introduction
 from ..protocol.script import Script
@@ -191,7 +191,8 @@ class Nodes:
             node.troubled_since = now
         node.retry_at = now + node.backoff.next_s()
         self.on_change()
-        if not is_temporary(error):
+        is_missing = isinstance(error, NoSuchBucket)  # not yet: another seed has it, or this one later
+        if not is_temporary(error) and not is_missing:
             raise error
         if self.map is None:
             self._next_seed(error)
@@ -357,7 +358,8 @@ class Nodes:
         if self._seed >= len(self.seeds):
             self._seed = 0
             if len(self._seeds_failed) >= len(self.seeds):
-                raise ConnectError("; ".join(dict.fromkeys(self._seeds_failed)))
+                kind = NoSuchBucket if isinstance(error, NoSuchBucket) else ConnectError
+                raise kind("; ".join(dict.fromkeys(self._seeds_failed)))
 
     def _wanted(self) -> tuple[Address, ...]:
         """The nodes to be connected to: those that we need, or a seed that may know the map."""

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..errors import LoginError, RemoteProtocolError
+from ..errors import LoginError, NoSuchBucket, RemoteProtocolError
 from ..wire.admin import (
     GetClusterConfig,
     Hello,
@@ -180,12 +180,12 @@ def _check_selected(answer: Response, introduction: Introduction) -> None:
         return
     if answer.status == Status.EACCESS and introduction.credentials is None:
         # Servers don't tell one from the other, so that nobody can find out which buckets there are.
-        raise LoginError(
+        raise NoSuchBucket(
             f"the server has no bucket {bucket!r}, or wants a login for it; "
             "check the name, or give user name and password"
         )
     if answer.status in (Status.KEY_ENOENT, Status.EACCESS):
-        raise LoginError(f"the server has no bucket {bucket!r} for this user; check the name")
+        raise NoSuchBucket(f"the server has no bucket {bucket!r} for this user; check the name")
     if answer.status == Status.UNKNOWN_COMMAND and bucket == "default":
         return  # a server with one bucket
     raise LoginError(f"the server refuses bucket {bucket!r} ({status_name(answer.status)})")
