@@ -46,8 +46,10 @@ type answer struct {
 // Every reading begins anew: nothing is kept of the last one.
 type nothingKept struct{}
 
-func (nothingKept) Save(map[uint16]*models.CheckpointDocument, map[uint16]bool, string) error { return nil }
-func (nothingKept) Clear([]uint16) error                                                      { return nil }
+func (nothingKept) Save(map[uint16]*models.CheckpointDocument, map[uint16]bool, string) error {
+	return nil
+}
+func (nothingKept) Clear([]uint16) error { return nil }
 
 func (nothingKept) Load(vbuckets []uint16, uuid string) (
 	*wrapper.ConcurrentSwissMap[uint16, *models.CheckpointDocument], bool, error,
@@ -134,6 +136,11 @@ func read(wanted uint64, check bool) answer {
 }
 
 func main() {
+	// go-dcp writes to the standard output, too: that goes elsewhere, so that only answers are there
+	number, err := syscall.Dup(1)
+	die("output:", err)
+	die("output:", syscall.Dup3(2, 1, 0))
+	answers := os.NewFile(uintptr(number), "answers")
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
 		words := strings.Fields(lines.Text())
@@ -141,6 +148,6 @@ func main() {
 		die("documents:", err)
 		text, err := json.Marshal(read(wanted, words[0] == "check"))
 		die("answer:", err)
-		fmt.Println(string(text))
+		fmt.Fprintln(answers, string(text))
 	}
 }
