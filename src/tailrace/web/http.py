@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.resources
+import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
@@ -42,6 +43,8 @@ __all__ = [
     "connection_handler",
     "exposition",
     "is_open",
+    "json_in_steps",
+    "json_pieces",
     "page_routes",
     "routed",
     "stepwise",
@@ -168,6 +171,35 @@ def exposition_text(sheet: FigureSheet) -> bytes:
 def exposition(sheet: FigureSheet) -> HttpContent:
     """Figures as they are answered, with those of the process."""
     return HttpContent(CONTENT_TYPE_PLAIN_0_0_4, exposition_text(sheet) + generate_latest(_process))
+
+
+def json_pieces(value: Any, depth: int) -> Iterator[str]:
+    """A value as JSON in pieces that each take a moment: down to this depth members come one by one. The
+    encoder of the standard library makes the whole text in one call, and nothing else runs meanwhile.
+    """
+    if depth and isinstance(value, dict) and value:
+        for at, (name, member) in enumerate(value.items()):
+            yield f"{'{' if at == 0 else ', '}{json.dumps(name)}: "
+            yield from json_pieces(member, depth - 1)
+        yield "}"
+    elif depth and isinstance(value, list) and value:
+        for at, member in enumerate(value):
+            yield "[" if at == 0 else ", "
+            yield from json_pieces(member, depth - 1)
+        yield "]"
+    else:
+        yield json.dumps(value)
+
+
+_DEPTH = 4
+
+
+async def json_in_steps(steps: Iterator[Any]) -> HttpContent:
+    """An object that may be large: others have their turn while it is gathered, and while it becomes text."""
+    whole = await stepwise(steps)
+    pieces: list[str] = []
+    await stepwise(pieces.append(piece) for piece in json_pieces(whole, _DEPTH))
+    return HttpContent("application/json", "".join([*pieces, "\n"]).encode())
 
 
 async def stepwise(steps: Iterator[T]) -> T:

@@ -10,7 +10,7 @@ from ..server.http import HttpAnswer, HttpContent, HttpRequest, HttpService, htt
 from ..server.management import is_host_of, login_of, serve_management
 from .faults import PREFIX as FAULTS
 from .faults import FaultKit
-from .http import Route, exposition, is_open, page_routes, routed, stepwise
+from .http import Route, exposition, is_open, json_in_steps, page_routes, routed, stepwise
 from .node_figures import gather_node_figures
 from .node_view import gather_node_view, vbucket_view
 
@@ -46,7 +46,7 @@ class _NodeAnswers:
             **page_routes("dashboard.html", "node.js"),
             "/api/view": self._view,
             "/api/vbucket": self._vbucket,
-            "/api/stats": self._stats,
+            "/api/stats": lambda _request: json_in_steps(stats.snapshot(node)),
             "/api/events": lambda _request: HttpContent.of_json({"events": list(node.events.recent)}),
             "/metrics": self._metrics,
             "/healthz": lambda _request: HttpContent("text/plain", b"ok\n"),
@@ -76,12 +76,8 @@ class _NodeAnswers:
             return HttpContent("text/plain", b"the node waits for its cluster map\n", 503)
         return HttpContent("text/plain", b"ok\n")
 
-    async def _view(self, _request: HttpRequest) -> HttpContent:
-        steps = gather_node_view(self._node, has_faults=self._faults is not None)
-        return HttpContent.of_json(await stepwise(steps))
-
-    async def _stats(self, _request: HttpRequest) -> HttpContent:
-        return await asyncio.to_thread(HttpContent.of_json, await stepwise(stats.snapshot(self._node)))
+    def _view(self, _request: HttpRequest) -> HttpAnswer:
+        return json_in_steps(gather_node_view(self._node, has_faults=self._faults is not None))
 
     def _vbucket(self, request: HttpRequest) -> HttpContent:
         bucket = self._node.buckets.get(request.query.get("bucket", ""))
