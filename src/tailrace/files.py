@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeAlias, cast
 
 from .errors import NotDurable, StoreCorrupt, StoreLocked
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 __all__ = [
     "Buffer",
@@ -309,6 +312,38 @@ def scratch_folder() -> Path:
     return Path(tempfile.gettempdir())
 
 
+# what not every system has: macOS lacks fdatasync, Windows all of it
+
+_PLAIN: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+"""Not for the processes that we start, and no line ends made of bytes."""
+_seeking = threading.Lock()
+
+
+def _seek_and_read(fd: int, size: int, offset: int) -> bytes:
+    with _seeking:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.read(fd, size)
+
+
+def _write_some(fd: int, parts: list[memoryview]) -> int:
+    if hasattr(os, "writev"):
+        return os.writev(fd, parts)
+    with _seeking:  # a file only grows at its end, wherever it was read
+        return os.write(fd, b"".join(parts))
+
+
+def _read_into(fd: int, buffer: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [buffer], offset)
+    data = _read_at(fd, len(buffer), offset)
+    buffer[: len(data)] = data
+    return len(data)
+
+
+_read_at: Callable[[int, int, int], bytes] = getattr(os, "pread", _seek_and_read)
+_sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+
+
 class DiskFile:
     """A file in a directory."""
 
@@ -322,7 +357,7 @@ class DiskFile:
     def append(self, parts: Iterable[Buffer]) -> None:
         rest = [memoryview(part).cast("B") for part in parts if len(part)]
         while rest:
-            written = os.writev(self._fd, rest[:IOV_MAX])
+            written = _write_some(self._fd, rest[:IOV_MAX])
             if not written:
                 raise OSError(errno.EIO, "nothing was written", self.path)
             self.size += written
@@ -335,10 +370,10 @@ class DiskFile:
                 rest[0] = rest[0][written:]
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        _sync_data(self._fd)
 
     def read(self, size: int, offset: int) -> bytes:
-        data = os.pread(self._fd, size, offset)
+        data = _read_at(self._fd, size, offset)
         if len(data) == size:
             return data
         buffer = bytearray(size)
@@ -348,7 +383,7 @@ class DiskFile:
     def read_into(self, buffer: memoryview, offset: int) -> None:
         done = 0
         while done < len(buffer):
-            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            count = _read_into(self._fd, buffer[done:], offset + done)
             if not count:
                 raise _too_short(self.path, offset + len(buffer))
             done += count
@@ -373,23 +408,25 @@ class DiskFiles:
         self.root = Path(root)
         self._mode = mode
         self._directory_mode = mode | mode >> 2 & 0o111  # who may read a directory may enter it
-        self._lock_fd = -1
+        self._lock: BaseFileLock | None = None
 
     def lock(self, path: str) -> None:
-        fd = os.open(self.root / path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        from filelock import FileLock, Timeout
+
+        # of the process, not of a thread: whoever opens a store need not be the one who closes it
+        lock = FileLock(self.root / path, mode=_PRIVATE, thread_local=False)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
+            lock.acquire(timeout=0)
+        except Timeout:
             raise StoreLocked(
                 f"{self.root} is in use by another process: stop that one, or use another directory"
             ) from None
-        self._lock_fd = fd
+        self._lock = lock
 
     def unlock(self) -> None:
-        fd, self._lock_fd = self._lock_fd, -1
-        if fd >= 0:
-            os.close(fd)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release(force=True)
 
     def names(self, directory: str) -> list[str]:
         try:
@@ -398,11 +435,11 @@ class DiskFiles:
             return []
 
     def create(self, path: str) -> File:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | _PLAIN
         return DiskFile(path, os.open(self.root / path, flags, self._mode))
 
     def open(self, path: str) -> File:
-        return DiskFile(path, os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC))
+        return DiskFile(path, os.open(self.root / path, os.O_RDONLY | _PLAIN))
 
     def rename(self, old: str, new: str) -> None:
         (self.root / old).replace(self.root / new)
@@ -547,7 +584,9 @@ class MemoryFiles:
 
 
 def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if not hasattr(os, "O_DIRECTORY"):
+        return  # Windows, where directories are not opened, and names are durable with the file system's log
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _PLAIN)
     try:
         os.fsync(fd)
     finally:

@@ -26,6 +26,7 @@ from ..errors import TailraceError, UsageError
 from ..logs import LEVELS, configure_logging
 from ..units import parse_duration_s, parse_integer, parse_share, parse_size
 from . import configuration
+from .signals import on_signal, run_loop
 
 __all__ = [
     "CAS",
@@ -354,15 +355,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             terminated = True
             task.cancel()
 
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, terminate)
-        try:
+        with on_signal(asyncio.get_running_loop(), signal.SIGTERM, terminate):
             return await work
-        finally:
-            loop.remove_signal_handler(signal.SIGTERM)
 
     try:
-        return asyncio.run(supervised())
+        return run_loop(supervised())
     except asyncio.CancelledError:
         if terminated:
             raise SystemExit(0) from None

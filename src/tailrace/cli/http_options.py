@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import ssl
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..errors import UsageError
+from ..logs import log_event
 from .common import EXISTING_FILE, Integer, cant_listen, note
+from .signals import on_hangup
 
 if TYPE_CHECKING:
     from ..web import HttpFigures
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["http_options", "reading_over_http", "serving_http"]
 
+_log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PARAMETERS = ("http_port", "http_host", "http_users", "http_users_file", "http_cert", "http_key")
@@ -68,7 +72,21 @@ def serving_http(options: dict[str, Any], figures: HttpFigures) -> Iterator[None
         beside = HttpBeside(HttpOptions(port, host, who, context), figures)
     except OSError as error:
         raise cant_listen(host, port, error, "--http-port") from None
-    with beside:
+
+    def reload() -> None:
+        try:
+            again = users_from(users, users_file, option="--http-users-file")
+            if bool(again) != bool(who):
+                raise UsageError("whether users have to log in is settled at the start, start again")
+            tls_context(cert, key, names=("--http-cert", "--http-key"))
+        except (UsageError, OSError) as error:
+            log_event(_log, logging.ERROR, "reload_failed", reason=str(error))
+            return
+        beside.replace(again, None if cert is None else (cert, key))
+        log_event(_log, logging.INFO, "reloaded", users=len(again), certificate=str(cert is not None).lower())
+
+    has_files = users_file is not None or cert is not None
+    with beside, on_hangup(reload) if has_files else contextlib.nullcontext():
         note(f"figures on http{'s' if context else ''}://{host}:{beside.port}")
         yield
 

@@ -334,6 +334,8 @@ def _sigterm_ends_with_0() -> Iterator[None]:
 
 def _reader_of_stdout_has_gone() -> bool:
     """Whether it is stdout's pipe that broke, and not a socket."""
+    if not hasattr(select, "poll"):  # Windows: sockets have errors of their own there
+        return True
     poll = select.poll()
     try:
         poll.register(sys.stdout.fileno(), select.POLLOUT)

@@ -9,9 +9,7 @@ import ipaddress
 import json
 import logging
 import os
-import resource
 import shutil
-import signal
 import socket
 import ssl
 import sys
@@ -26,6 +24,7 @@ from ..errors import StoreError, UsageError
 from ..units import format_size
 from .common import DIRECTORY, EXISTING_FILE, FILE, SIZE, Integer, cant_listen
 from .common import command as make_command
+from .signals import HANGUP, STOPS, on_signal, run_loop
 
 if TYPE_CHECKING:
     from ..server.aio import Server
@@ -44,6 +43,16 @@ _MAX_USERS_FILE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class _ReloadedFiles:
+    """What is read again on SIGHUP, with the users that the command line has itself."""
+
+    users: tuple[str, ...]
+    users_file: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Options:
     """The options of the command line, parsed."""
 
@@ -54,6 +63,7 @@ class _Options:
     buckets: tuple[str, ...]
     vbuckets: int | None
     users: dict[str, str]
+    files: _ReloadedFiles
     tls: ssl.SSLContext | None
     tls_port: int
     web_port: int | None
@@ -197,6 +207,7 @@ def command(  # the options, in the order of the help
         buckets=tuple(dict.fromkeys(buckets)) or ("default",),
         vbuckets=vbuckets,
         users=who,
+        files=_ReloadedFiles(users, users_file, tls_cert, tls_key),
         tls=_tls_context(tls_cert, tls_key, tls_port),
         tls_port=11207 if tls_port is None else tls_port,
         web_port=web_port,
@@ -208,7 +219,7 @@ def command(  # the options, in the order of the help
     )
     _raise_file_limit(settings.max_connections)
     _tune_interpreter()
-    asyncio.run(_serve(options))
+    run_loop(_serve(options))
     return None
 
 
@@ -291,6 +302,10 @@ def _alternates(texts: tuple[str, ...]) -> tuple[AlternateAddress, ...]:
 
 def _raise_file_limit(connections: int) -> None:
     """Raise the limit of open files: every connection is one, and the soft limit is often 1,024."""
+    try:
+        import resource
+    except ImportError:
+        return  # Windows, where there is no such limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + 1024
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -323,18 +338,72 @@ def _tune_interpreter() -> None:
 async def _serve(options: _Options) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    server, web_port = await _start(options)
-    _give_memory_back(loop, server, 0)
-    try:
-        _tell(options, server, web_port)
-        await stopped.wait()
-    finally:
+    with contextlib.ExitStack() as handlers:
+        for number in STOPS:
+            handlers.enter_context(on_signal(loop, number, stopped.set))
+        server, web_port = await _start(options)
+        _give_memory_back(loop, server, 0)
+        if HANGUP is not None and (options.files.users_file is not None or options.tls is not None):
+            reloading = _Reloading(server, options)
+            handlers.enter_context(on_signal(loop, HANGUP, reloading.ask))
         try:
-            await server.stop()
-        except StoreError as error:
-            raise StoreError(f"{error}; the node has stopped, and what was not on disk is lost") from error
+            _tell(options, server, web_port)
+            await stopped.wait()
+        finally:
+            try:
+                await server.stop()
+            except StoreError as error:
+                raise StoreError(
+                    f"{error}; the node has stopped, and what was not on disk is lost"
+                ) from error
+
+
+class _Reloading:
+    """Users and certificates from their files, again; all of them, or none if one is wrong."""
+
+    def __init__(self, server: Server, options: _Options) -> None:
+        self._node = server.node
+        self._options = options
+        self._task: asyncio.Task[None] | None = None
+        self._is_asked = False
+
+    def ask(self) -> None:
+        """Somebody wants it; once more after the one that is under way."""
+        self._is_asked = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while self._is_asked:
+            self._is_asked = False
+            try:
+                await self._reload()
+            except (UsageError, OSError) as error:
+                self._node.events.record("reload_failed", level=logging.ERROR, reason=str(error))
+
+    async def _reload(self) -> None:
+        files, node, context = self._options.files, self._node, self._options.tls
+        names = users_from(files.users, files.users_file)
+        if bool(names) != node.needs_login:
+            raise UsageError("whether users have to log in is settled at the start, start the node again")
+        tls_context(files.tls_cert, files.tls_key)  # in one of its own first: half a change is the worst
+        closed = 0
+        if names:
+            from ..protocol.sasl import Users
+
+            users = Users(names, node.rng)
+            await asyncio.to_thread(users.derive)
+            closed = node.replace_users(users)
+        if context is not None:
+            assert files.tls_cert is not None
+            context.load_cert_chain(files.tls_cert, files.tls_key)
+        node.events.record(
+            "reloaded",
+            level=logging.INFO,
+            users=len(names),
+            certificate=str(context is not None).lower(),
+            connections_closed=closed,
+        )
 
 
 def _give_memory_back(loop: asyncio.AbstractEventLoop, server: Server, moved_before: int) -> None:

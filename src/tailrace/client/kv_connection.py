@@ -180,6 +180,10 @@ def wait(connections: Sequence[KvConnection], timeout_s: float) -> list[KvConnec
     """Those that have something to read, or room for what they have to send."""
     if ready := [connection for connection in connections if connection.is_pending()]:
         return ready
+    if not hasattr(select, "poll"):  # Windows
+        senders = [connection for connection in connections if connection.waits_to_send]
+        readable, writable, _ = select.select(connections, senders, [], max(0.0, timeout_s))
+        return list(dict.fromkeys([*readable, *writable]))
     poll, by_number = select.poll(), {}
     for connection in connections:
         by_number[connection.fileno()] = connection

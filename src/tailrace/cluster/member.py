@@ -72,7 +72,7 @@ class Member(Steering):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - the coordinator has one thread
+                preexec_fn=_die_with_parent if hasattr(os, "setpgrp") else None,  # noqa: PLW1509 - one thread
             )
         deadline = SYSTEM.monotonic() + _START_S
         while not ready.exists():
@@ -90,8 +90,9 @@ class Member(Steering):
         if self._process is None:
             return
         if self.is_running:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+            if hasattr(signal, "SIGCONT"):
+                self._process.send_signal(signal.SIGCONT)
             try:
                 self._process.wait(_STOP_S)
             except subprocess.TimeoutExpired:

@@ -230,6 +230,14 @@ class Users:
         for mechanism in _HASHES:
             self._keys_of(mechanism)
 
+    def become(self, other: Users) -> frozenset[str]:
+        """Let in whom the other one lets in, from now on; the names whose old login is not good any more."""
+        before = self._passwords
+        self._passwords, self._iterations = other._passwords, other._iterations
+        self._secret, self._nobody = other._secret, other._nobody
+        self._digests, self._keys = other._digests, other._keys
+        return frozenset(name for name, password in before.items() if self._passwords.get(name) != password)
+
     def check_password(self, username: str, password: str) -> bool:
         """Whether PLAIN may let this user in."""
         expected = self._digests.get(username, self._nobody)

@@ -7,6 +7,7 @@ import logging
 import shutil
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -33,7 +34,7 @@ from .transport import PlainTransport, accept_plain
 from .turn import TURN_S
 from .upstream import Upstream
 
-__all__ = ["Server", "listen"]
+__all__ = ["Server", "listen", "new_loop"]
 
 log = logging.getLogger("tailrace.server")
 
@@ -56,6 +57,11 @@ _JOB_THREADS = 12
 """At most; they are made when they are needed. A bucket commits, seals and merges at the same time, and no
 commit should wait for another bucket's merge.
 """
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """A loop that can wait for plain sockets: on Windows that is not the usual one."""
+    return asyncio.SelectorEventLoop() if sys.platform == "win32" else asyncio.new_event_loop()
 
 
 def listen(host: str, port: int) -> list[socket.socket]:

@@ -96,6 +96,16 @@ class Node:
 
     # connections
 
+    def replace_users(self, users: Users) -> int:
+        """Let these in from now on. Connections whose user is gone, or has another password, are closed;
+        returns how many. A node that needs no login stays so, and one that does stays that.
+        """
+        outdated = self.users.become(users)
+        closed = [session for session in self.sessions if session.login.sasl.username in outdated]
+        for session in closed:
+            session.close("its user was taken away or has a new password")
+        return len(closed)
+
     def accept(self, peer: str, now: float, *, tls: bool = False) -> Session | None:
         """A connection came in; None if there are too many."""
         if len(self.sessions) >= self.settings.max_connections:

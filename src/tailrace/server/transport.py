@@ -152,6 +152,16 @@ def _some(pieces: Iterable[bytes | bytearray | memoryview]) -> list[bytes | byte
     return some
 
 
+def _send_joined(to: socket.socket, pieces: list[bytes | bytearray | memoryview]) -> int:
+    return to.send(b"".join(pieces))
+
+
+_send: Callable[[socket.socket, list[bytes | bytearray | memoryview]], int] = getattr(
+    socket.socket, "sendmsg", _send_joined
+)
+"""Several pieces in one system call; Windows has none for it."""
+
+
 class PlainTransport(asyncio.Transport):
     """A connected, non-blocking socket and its protocol; see asyncio's documentation for what each method
     promises.
@@ -278,7 +288,7 @@ class PlainTransport(asyncio.Transport):
         pieces = list(list_of_data)
         if not self._unsent and not self._is_lost:
             try:
-                sent = self._socket.sendmsg(_some(pieces))
+                sent = _send(self._socket, _some(pieces))
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError as error:
@@ -297,7 +307,7 @@ class PlainTransport(asyncio.Transport):
     def _write(self) -> None:
         unsent = self._unsent
         try:
-            sent = self._socket.sendmsg(_some(unsent))
+            sent = _send(self._socket, _some(unsent))
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:

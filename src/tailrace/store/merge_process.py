@@ -68,6 +68,8 @@ def merge_in_a_process(
     """`merge` into this empty file, which is whole and synced then. `go_on` may break it off."""
     if getattr(sys, "frozen", False):
         raise MergeProcessLost("no process for a merge: this program brings its own Python along")
+    if not hasattr(select, "poll"):
+        raise MergeProcessLost("no process for a merge: Windows hands no open file to another process")
     order = io.BytesIO()
     pickle.dump((os.fspath(files.root.absolute()), file.path, file.fileno(), number), order)
     _Pickler(order).dump(plans)

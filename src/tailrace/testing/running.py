@@ -22,7 +22,7 @@ from ..clock import SYSTEM, Clock
 from ..errors import StoreError, TailraceError, UsageError
 from ..files import DiskFiles, Files, MemoryFiles
 from ..protocol.sasl import Users
-from ..server.aio import Server, ServerConnection, listen
+from ..server.aio import Server, ServerConnection, listen, new_loop
 from ..server.bucket import ServedBucket
 from ..server.node import Node
 from ..server.settings import Settings
@@ -125,7 +125,7 @@ class RunningNode:
         self.start()
 
     def _run(self, ready: concurrent.futures.Future[None]) -> None:
-        loop = asyncio.new_event_loop()
+        loop = new_loop()
         try:
             try:
                 loop.run_until_complete(self._start(loop))

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -58,6 +59,7 @@ class HttpBeside:
 
     def __init__(self, options: HttpOptions, figures: HttpFigures) -> None:
         self._options = options
+        self._users = dict(options.users)
         self._figures = figures
         self._sockets = listen(options.host, options.port)
         self.port: int = self._sockets[0].getsockname()[1]
@@ -76,6 +78,18 @@ class HttpBeside:
             "/healthz": lambda _request: HttpContent("text/plain", b"ok\n"),
             "/readyz": self._on_thread(self._ready),
         }
+
+    def replace(self, users: Mapping[str, str], certificate: tuple[Path, Path] | None) -> None:
+        """Let these users in from now on, and show this certificate; called on any thread."""
+        context = self._options.tls
+
+        def act() -> None:
+            self._users = dict(users)
+            if context is not None and certificate is not None:
+                context.load_cert_chain(*certificate)
+
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(act)
 
     def _on_thread(self, answer: Callable[[HttpRequest], HttpContent]) -> Route:
         """A route that may take a while, and nobody else waits for it: one thread, so one at a time."""
@@ -121,7 +135,7 @@ class HttpBeside:
             loop.close()
 
     def _login(self, authorization: str) -> str | None:
-        users = self._options.users
+        users = self._users
         if not users:
             return ""
 

@@ -198,7 +198,13 @@ async def json_in_steps(steps: Iterator[Any]) -> HttpContent:
     """An object that may be large: others have their turn while it is gathered, and while it becomes text."""
     whole = await stepwise(steps)
     pieces: list[str] = []
-    await stepwise(pieces.append(piece) for piece in json_pieces(whole, _DEPTH))
+
+    def write() -> Iterator[None]:
+        for piece in json_pieces(whole, _DEPTH):
+            pieces.append(piece)
+            yield
+
+    await stepwise(write())
     return HttpContent("application/json", "".join([*pieces, "\n"]).encode())
 
 
