@@ -24,6 +24,7 @@ from .. import paths
 from ..connstr import parse
 from ..errors import TailraceError, UsageError
 from ..logs import LEVELS, configure_logging
+from ..tracing import configure_tracing
 from ..units import parse_duration_s, parse_integer, parse_share, parse_size
 from . import configuration
 from .signals import on_signal, run_loop
@@ -153,6 +154,8 @@ class _Documented(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         session = ctx.find_root().ensure_object(ProgramRun)
         configure_logging(sys.stderr, session.log_level, as_json=session.log_json)
+        if trouble := configure_tracing():
+            note(trouble)
         return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

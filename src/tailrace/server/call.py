@@ -19,6 +19,7 @@ from ..wire.fields import Durability, checked_key, decode_frame_infos
 from ..wire.header import HEADER
 from ..wire.kv import MutationResponse
 from ..wire.message import Message
+from .slow_commands import note_answer
 
 if TYPE_CHECKING:
     from .bucket import ServedBucket
@@ -79,12 +80,14 @@ class Pending:
         """The answer is there; b"" where the command stays silent."""
         if self.answer is None and not self.cancelled:
             self.answer = b"" if self._call.command.silent_success else answer
+            note_answer(self._call, self.answer)
             self._call.session.answered()
 
     def fail(self, status: int, context: str = "") -> None:
         """The command could not be done."""
         if self.answer is None and not self.cancelled:
             self.answer = self._call.session.refusal(self._call.request, Refused(status, context)) or b""
+            note_answer(self._call, self.answer)
             self._call.session.answered()
 
 

@@ -8,9 +8,8 @@
 Requests are answered in their order. An answer that takes time (the disk, a compaction) keeps its place in a
 queue, and the answers behind it wait there, unless the peer takes them in any order; nothing else waits. A
 change stream's answers are not in that queue, so beside one the requests wait themselves. A peer that has too
-many unfinished commands, or does not read its answers, is not read any further: `wants_data` says so. Nor is
-one that has sent more than fits into its turn (see `turn`): `has_backlog` says so, and `data_to_send` goes on
-with it.
+many unfinished commands, or does not read its answers, is not read any further (`wants_data`), nor one that
+has sent more than fits its turn (`has_backlog`).
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from .call import COMMANDS, Call, Pending, Refused, encode_response
 from .inbox import Inbox
 from .login import Login
 from .negotiate import GrantedFeatures
+from .slow_commands import note_answer
 from .streams import StreamHost, may_overtake, open_handler
 from .turn import TURN_S
 
@@ -259,7 +259,7 @@ class Session:
             self.handler is not None or held or self._is_stream_frame(frame)
         )
         if waits and not may_overtake(frame, self.dialect):
-            # its answer would not be in our queue, and overtake that of the unfinished command
+            # its answer would not be in our queue, and overtake that of the unfinished one
             self._inbox.hold(frame)
         else:
             self._take_request(frame, now)
@@ -309,8 +309,10 @@ class Session:
             else:
                 if isinstance(reply, Pending):
                     self._answers.add_pending(reply, is_barrier=call.is_barrier)
-                elif reply is not None and not command.silent_success:
-                    self.send_answer(reply)
+                else:
+                    note_answer(call, reply)
+                    if reply is not None and not command.silent_success:
+                        self.send_answer(reply)
                 self._maybe_finish()
 
     # change streams

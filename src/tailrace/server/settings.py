@@ -105,6 +105,7 @@ class Settings:
     answer_cache: int = _setting(_SIZE, 32 << 20, "cache of ready-made answers to gets, per bucket")
     persist_timeout: float = _setting(_SECONDS, 30.0, "a command may wait for the disk", 0.001)
 
+    slow_command: float = _setting(_SECONDS, 1.0, "a command may take before it is told as slow")
     compact_timeout: float = _setting(
         _SECONDS, 600.0, "a compaction or rewind may take while a command waits for it", 0.001
     )

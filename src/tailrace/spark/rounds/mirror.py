@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...clock import SYSTEM, Clock
 from ...crashpoints import crash_point
@@ -20,6 +21,7 @@ from ...errors import BucketReplaced, ConnectError, LoginError, StorageError, Ta
 from ...table.compaction import CompactionPolicy
 from ...table.contract import Fenced, Table, TableChanged
 from ...table.document_columns import DocumentColumns
+from ...tracing import add_span, span
 from ..java_process import lost_java
 from ..source.options import parse_options
 from .bucket import BucketState, BucketWatch
@@ -313,12 +315,21 @@ class Mirror:
 
     def _round(self, state: BucketState, plan: RoundPlan, planned_s: float) -> bool:
         """Whether anything was committed."""
+        with span("tailrace.mirror.round", bucket=self.bucket_name, batch=self._batch) as told:
+            now_ns = self.clock.time_ns()
+            add_span("tailrace.mirror.plan", now_ns - int(planned_s * 1e9), now_ns)
+            return self._traced_round(state, plan, planned_s, told)
+
+    def _traced_round(
+        self, state: BucketState, plan: RoundPlan, planned_s: float, told: dict[str, Any]
+    ) -> bool:
         began = self.clock.monotonic()
         number = self._batch
         self.handle.say(
             f"round {number}: {sum(span.changes for span in plan.ranges.values())} changes to read"
         )
-        rolled_back, rows_rolled_back = self._committer.go_back(plan)
+        with span("tailrace.mirror.go_back"):
+            rolled_back, rows_rolled_back = self._committer.go_back(plan)
         self._verdicts.went_back(rolled_back)
         back_s = self.clock.monotonic() - began
         decisions = plan.decisions
@@ -340,24 +351,35 @@ class Mirror:
             ]
             branches = planned_branches(state, targets, log)
             task = RoundTask(self._task_options, tuple(targets), log, branches)
-            answers: list[TaskAnswer] = self.jobs.run(task, pieces, description)
+            with span("tailrace.mirror.read_and_write", tasks=len(pieces), planned_changes=changes):
+                answers: list[TaskAnswer] = self.jobs.run(task, pieces, description)
             if not self._committer.settle_columns(answers):
                 break
         answered_s = self.clock.monotonic() - asking
         self._verdicts.note(answers, self.clock.monotonic())
         committing = self.clock.monotonic()
-        counted = self._committer.commit(plan, answers, log)
+        with span("tailrace.mirror.commit"):
+            counted = self._committer.commit(plan, answers, log)
         self._verdicts.committed(answers)
         self._committed_at = self.clock.monotonic()
         rolled_back.update(counted.started_over)
         self._advance(plan)
         maintaining = self.clock.monotonic()
-        compacted, failure = self._keep_house()
+        with span("tailrace.mirror.maintain"):
+            compacted, failure = self._keep_house()
         if rolled_back:
             self._freshness.went_back(state)
         self._freshness.reached(state)
         done = self.clock.monotonic()
         has_moved = counted.committed or bool(rolled_back)
+        told.update(
+            changes=counted.changes,
+            rolled_back_vbuckets=len(rolled_back),
+            rows_written=counted.rows_written,
+            rows_masked=counted.rows_masked,
+            bytes_written=counted.bytes_written,
+            version=self.tables[0].version,
+        )
         if has_moved:
             self._report(
                 RoundProgress(

@@ -1,0 +1,88 @@
+"""Traces by OpenTelemetry, of rounds of a mirror and of slow commands of a node. An extra: without
+``pip install "tailrace[otel]"``, or if nobody wants traces, all of this is nothing.
+
+A program that has set up OpenTelemetry gets them through its own provider. The command line sets it up from
+the usual variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_EXPORTER``, ``OTEL_SERVICE_NAME``, …).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["add_span", "configure_tracing", "span", "use_provider"]
+
+_NAME = "tailrace"
+_WANTED_BY = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_provider: Any = None
+
+
+def use_provider(provider: Any) -> None:
+    """Send spans to this provider; None: to the one of the whole process."""
+    global _provider  # noqa: PLW0603
+    _provider = provider
+
+
+def configure_tracing() -> str:
+    """Set OpenTelemetry up as the environment says; what is wrong, for people, or empty."""
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
+    is_off = exporter == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if is_off or not any(os.environ.get(name) for name in _WANTED_BY):
+        return ""
+    try:
+        from opentelemetry import trace
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+
+        made: SpanExporter
+        if exporter == "console":
+            made = ConsoleSpanExporter(out=sys.stderr)
+        elif exporter == "otlp":
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+            made = OTLPSpanExporter()
+        else:
+            return f"OTEL_TRACES_EXPORTER {exporter!r} is not known: otlp, console or none"
+    except ImportError:
+        return 'traces are wanted (OTEL_…) but not installed: pip install "tailrace[otel]"'
+    named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": _NAME}
+    provider = TracerProvider(resource=Resource.create(named))
+    provider.add_span_processor(BatchSpanProcessor(made))
+    trace.set_tracer_provider(provider)
+    return ""
+
+
+def _tracer() -> Any:
+    """None if there is nobody to tell: OpenTelemetry is imported by whoever wants it."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    return trace.get_tracer(_NAME, tracer_provider=_provider)
+
+
+@contextlib.contextmanager
+def span(name: str, **attributes: Any) -> Iterator[dict[str, Any]]:
+    """What the block does; what is put into the dictionary is told too. Spans inside of it are its parts."""
+    told: dict[str, Any] = {}
+    tracer = _tracer()
+    if tracer is None:
+        yield told
+        return
+    with tracer.start_as_current_span(name, attributes=_named(attributes)) as current:
+        yield told
+        current.set_attributes(_named(told))
+
+
+def add_span(name: str, began_ns: int, ended_ns: int, **attributes: Any) -> None:
+    """Something that is over, between two times since 1970."""
+    tracer = _tracer()
+    if tracer is not None:
+        tracer.start_span(name, start_time=began_ns, attributes=_named(attributes)).end(end_time=ended_ns)
+
+
+def _named(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {f"tailrace.{name}": value for name, value in attributes.items()}
