@@ -30,6 +30,7 @@ from tailrace.server.http import (
 from tailrace.server.node import Node
 from tailrace.server.topology import AlternateAddress
 from tailrace.web import connection_handler, http, node_service
+from tailrace.web.http import page_routes
 from tailrace.web.node_view import gather_node_view
 from tailrace.wire import admin, kv
 
@@ -82,10 +83,13 @@ def test_the_page_is_whole() -> None:
 def test_pages_bring_all_that_they_need_and_use_what_is_there(name: str) -> None:
     """No address of elsewhere; every id that a script looks for is on its page."""
     html = http.page(name).body.decode()
-    scripts = re.findall(r'<script src="([\w.]+)">', html)
+    library, *scripts = re.findall(r'<script src="([\w./]+)">', html)
     assert scripts[0] == "page.js" and len(scripts) == 2
+    assert http.page(library).status == 200, "run 'pip install -e .': the build puts the chart library there"
+    assert b"Copyright (c) 2021, Leon Sorokin" in http.page(library).body
+    assert set(page_routes(name, scripts[1])) >= {f"/{part}" for part in (library, *scripts)}
     texts = [html, *(http.page(part).body.decode() for part in (*scripts, "page.css"))]
-    assert "//" not in re.sub(r"http://www\.w3\.org/2000/svg", "", "".join(texts))
+    assert "//" not in "".join(texts)
     ids = set(re.findall(r'id="(\w+)"', html))
     own = texts[2]
     wanted = set(re.findall(r'(?:show|chart|events|\$)\("(\w+)"', own)) | {"verdict"}

@@ -144,13 +144,20 @@ _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 def page(name: str) -> HttpContent:
     """A page of the package, or a part of one."""
-    content = importlib.resources.files(__package__).joinpath(name).read_bytes()
+    place = importlib.resources.files(__package__).joinpath(name)
+    try:
+        content = place.read_bytes()
+    except FileNotFoundError:  # see hatch_build.py
+        return http_error(404, "this source tree has no chart library: pip install -e . puts it there")
     return HttpContent(f"{_KINDS[name.rpartition('.')[2]]}; charset=utf-8", content)
+
+
+_CHARTS = ("vendor/uPlot.iife.js", "vendor/uPlot.min.css")
 
 
 def page_routes(name: str, script: str) -> dict[str, Route]:
     """A page at ``/``, with all that it brings."""
-    parts = {"/": name, **{f"/{part}": part for part in ("page.css", "page.js", script)}}
+    parts = {"/": name, **{f"/{part}": part for part in ("page.css", "page.js", script, *_CHARTS)}}
     return {path: lambda _request, part=part: page(part) for path, part in parts.items()}  # type: ignore[misc]
 
 

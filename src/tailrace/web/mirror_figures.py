@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM, Clock
@@ -16,6 +17,14 @@ __all__ = ["MirrorFigures"]
 
 _KEPT = 500
 _BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+_SHOWN_VBUCKETS = 20
+
+
+def _few(went_back: Mapping[int, tuple[int, int]]) -> dict[str, list[int]]:
+    """The first of them, from where to where."""
+    return {str(number): list(ends) for number, ends in sorted(went_back.items())[:_SHOWN_VBUCKETS]}
 
 
 class _Durations:
@@ -42,6 +51,8 @@ class MirrorFigures:
         self.changes = self.rollbacks = self.rows_rolled_back = self.rescued = 0
         self.rows_written = self.rows_masked = self.bytes_written = self.compactions = self.troubles = 0
         self.version = 0
+        self.last_verdict: Callable[[], dict[str, Any] | None] = lambda: None
+        """What `tailrace verify` found last, if anybody knows."""
         self.message = "starting"
         """What it does now."""
         self._clock = clock
@@ -64,7 +75,7 @@ class MirrorFigures:
             self.rows_masked += progress.rows_masked
             self.bytes_written += progress.bytes_written
             self.compactions += bool(progress.compacted)
-            self.version = progress.versions[0]
+            version_before, self.version = self.version, progress.versions[0]
             for phase, spent_s in progress.seconds.items():
                 if phase != "compaction" or progress.compacted:
                     self._phases.setdefault(phase, _Durations()).add(spent_s)
@@ -77,6 +88,9 @@ class MirrorFigures:
                         "event": "rollback",
                         "vbuckets": list(progress.rolled_back),
                         "rows": progress.rows_rolled_back,
+                        "changes": sum(max(0, stood - to) for stood, to in progress.went_back.values()),
+                        "from_to": _few(progress.went_back),
+                        "version_before": version_before,
                         "version": progress.versions[0],
                         "text": f"{len(progress.rolled_back)} vbuckets, {progress.rows_rolled_back} rows",
                     }
@@ -98,8 +112,10 @@ class MirrorFigures:
 
     def stats(self) -> dict[str, Any]:
         """As one object, for the page."""
+        verdict = self.last_verdict()
         with self._lock:
             return {
+                "verify": verdict,
                 "mirror": {
                     "bucket": self.bucket,
                     "table": self.table,

@@ -1,7 +1,7 @@
 "use strict";
 const KEEP = 300, rates = { writes: [], reads: [], sent: [] };
 let before = null, chosen = null;
-const colours = { writes: "var(--blue)", reads: "var(--green)", sent: "var(--violet)" };
+const colours = { writes: "--blue", reads: "--green", sent: "--violet" };
 function measure(now) {
   if (before && now.time > before.time) {
     const passed = now.time - before.time;

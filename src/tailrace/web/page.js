@@ -1,5 +1,5 @@
 "use strict";
-/* What the pages share: words for figures, a line chart with marked events, and one request at a time.
+/* What the pages share: words for figures, line charts with marked events, and one request at a time.
    Names and texts come from peers: they only ever become text, never markup. */
 const $ = id => document.getElementById(id);
 const count = n => Math.round(Number(n)).toLocaleString("en");
@@ -29,33 +29,47 @@ function verdict(problems, fine) {
   box.className = problems.length ? "bad" : "";
   box.textContent = problems.length ? problems.join(" ") : fine;
 }
-const SVG = "http://www.w3.org/2000/svg";
-function svg(tag, attributes) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  return made;
-}
-/* A chart of lines over time: series are {name, colour, points: [[t, value], ...]}, marks are {t, text}. */
+const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const HEIGHT = 150, charts = {};
+/* A chart of lines over time, drawn by uPlot (see uPlot-license.txt). Series are {name, colour, points: [[t, value], ...]} with
+   the same times, marks are {t, text}. What it says is also in the caption, for whoever can't see or point at lines. */
 function chart(id, title, series, marks, format) {
-  const W = 300, H = 80, all = series.flatMap(s => s.points);
-  const t1 = Math.max(...all.map(p => p[0]), 1), t0 = Math.min(...all.map(p => p[0]), t1 - 1);
-  const top = Math.max(...all.map(p => p[1]), 1e-9);
-  const x = t => (t - t0) / Math.max(1e-9, t1 - t0) * W, y = v => H - v / top * H;
-  const drawing = svg("svg", { class: "chart", viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", role: "img", "aria-label": title });
-  drawing.append(svg("line", { x1: 0, x2: W, y1: H, y2: H, stroke: "currentColor", "stroke-opacity": .3, "vector-effect": "non-scaling-stroke" }));
-  for (const s of series) {
-    const d = s.points.map((p, at) => `${at ? "L" : "M"}${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
-    drawing.append(svg("path", { d, fill: "none", stroke: s.colour, "stroke-width": 2, "vector-effect": "non-scaling-stroke" }));
+  const all = series.flatMap(s => s.points), figure = $(id);
+  const last = s => `${s.name ? s.name + " " : ""}${s.points.length ? format(s.points.at(-1)[1]) : "-"}`;
+  const said = `${series.map(last).join(", ")} · most ${format(Math.max(0, ...all.map(p => p[1])))}`;
+  const caption = make("figcaption", [make("b", title), make("span", said, { class: "dim" })]);
+  const marked = marks.map(m => `${clock(m.t)} ${m.text}`).join("; ");
+  if (figure.firstElementChild) figure.firstElementChild.replaceWith(caption);
+  else figure.append(caption, make("div", undefined, { class: "plot" }));
+  figure.lastElementChild.setAttribute("role", "img");
+  figure.lastElementChild.setAttribute("aria-label", `${title}: ${said}${marked ? "; marked: " + marked : ""}`);
+  if (!window.uPlot) return;
+  const data = [series[0].points.map(p => p[0]), ...series.map(s => s.points.map(p => p[1]))];
+  if (!charts[id]) charts[id] = drawn(figure.lastElementChild, title, series, format);
+  charts[id].marks = marks;
+  charts[id].setData(data);
+}
+function drawn(place, title, series, format) {
+  const axis = { stroke: () => colour("--dim"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
+  const plot = new uPlot({
+    width: place.clientWidth, height: HEIGHT, legend: { show: series.length > 1 }, cursor: { drag: { x: false, y: false } },
+    scales: { y: { range: (_, low, high) => [0, Math.max(high, 1e-9) * 1.05] } },
+    axes: [{ ...axis, space: 90 }, { ...axis, size: 62, space: 35, values: (_, values) => values.map(v => v === null ? "" : format(v)) }],
+    series: [{}, ...series.map(s => ({ label: s.name || title, stroke: () => colour(s.colour), width: 2, points: { show: false }, value: (_, v) => v === null || v === undefined ? "-" : format(v) }))],
+    hooks: { draw: [u => place_marks(u)] },
+  }, undefined, place);
+  new ResizeObserver(() => { if (place.clientWidth !== plot.width) plot.setSize({ width: place.clientWidth, height: HEIGHT }); }).observe(place);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot.redraw());
+  return plot;
+}
+function place_marks(u) {
+  const { min, max } = u.scales.x;
+  for (const old of u.over.querySelectorAll(".mark")) old.remove();
+  for (const m of (u.marks || []).filter(m => m.t >= min && m.t <= max)) {
+    const line = make("i", undefined, { class: "mark", title: `${clock(m.t)} ${m.text}` });
+    line.style.left = `${u.valToPos(m.t, "x")}px`;
+    u.over.append(line);
   }
-  for (const m of marks.filter(m => m.t >= t0 && m.t <= t1)) {
-    const line = svg("line", { x1: x(m.t), x2: x(m.t), y1: 0, y2: H, stroke: "var(--red)", "stroke-width": 2, "stroke-dasharray": "4 3", "vector-effect": "non-scaling-stroke", class: "mark" });
-    const text = svg("title", {});
-    text.textContent = `${clock(m.t)} ${m.text}`;
-    line.append(text);
-    drawing.append(line);
-  }
-  const now = series.map(s => `${s.name ? s.name + " " : ""}${s.points.length ? format(s.points.at(-1)[1]) : "-"}`).join(", ");
-  show(id, make("figcaption", [make("b", title), make("span", `${now} · most ${format(all.length ? top : 0)}`, { class: "dim" })]), drawing);
 }
 function events(id, list) {
   const rows = [...list].reverse().map(e => make("li", [make("span", clock(e.time) + " ", { class: "dim" }), make("span", e.text.startsWith(e.event) ? e.text : `${e.event}: ${e.text}`)], { "data-event": e.event }));
