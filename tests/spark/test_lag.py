@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql import functions as sf
 
 import tailrace.testing
+from spark.local_jobs import LocalJobs
 from tailrace.model import Position
+from tailrace.spark.rounds.setup import build_mirror
 from tailrace.spark.source.lag import Lag, LagListener, lag_by_vbucket
 from tailrace.spark.source.offsets import to_offset
 
@@ -31,6 +34,68 @@ def test_the_time_that_is_left() -> None:
         return Lag("q", 1, 10, rate, {0: changes}, {})
 
     assert (lag(100, 50.0).eta_s, lag(0, 0.0).eta_s, lag(3, 0.0).eta_s) == (2.0, 0.0, None)
+
+
+def test_a_mirror_tells_a_listener_the_same_figures(tmp_path: Path) -> None:
+    """It is no streaming query, and Spark's listeners never hear of it."""
+    heard: list[Lag] = []
+    listener = LagListener(heard.append)
+    with tailrace.testing.node(vbuckets=4) as node:
+        for number in range(20):
+            node.set(f"k{number}", {"n": number}, vbucket=number % 4)
+        options = {"maxOffsetsPerTrigger": "8"}
+        for _ in range(2):
+            build_mirror(
+                LocalJobs(),
+                node.url,
+                tmp_path / "t",
+                once=True,
+                options=options,
+                on_progress=listener.of_mirror("people"),
+            ).start().awaitTermination()
+            node.rewind(vbucket=1, to_seqno=2)
+    assert [lag.query for lag in heard] == ["people"] * len(heard) and len(heard) > 2
+    assert sum(lag.rows for lag in heard) >= 20 and heard[0].changes > 0
+    last = heard[-1]
+    assert (last.changes, set(last.by_vbucket)) == (0, {0, 1, 2, 3})
+    assert last.observed["rolled_back"] == [1] and last.observed["went_back"] == {"1": [5, 2]}
+    assert last.lag_s is not None and listener.lags == {"people": last}
+
+
+class _Time:
+    """A clock that is set by hand."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_how_long_a_query_has_been_behind() -> None:
+    time, heard = _Time(), list[Lag]()
+    listener = LagListener(heard.append, clock=time)  # type: ignore[arg-type]
+
+    def report(now: float, end: str, latest: str) -> float | None:
+        time.now = now
+        source = SimpleNamespace(endOffset=end, latestOffset=latest)
+        progress = SimpleNamespace(
+            name="q",
+            id=1,
+            runId="r",
+            batchId=1,
+            numInputRows=1,
+            processedRowsPerSecond=1.0,
+            observedMetrics={},
+            sources=[source],
+        )
+        listener.onQueryProgress(SimpleNamespace(progress=progress))  # type: ignore[arg-type]
+        return heard[-1].lag_s
+
+    assert report(100.0, offset(v0=0), offset(v0=9)) == 0.0
+    assert report(105.0, offset(v0=4), offset(v0=20)) == 5.0
+    assert report(110.0, offset(v0=9), offset(v0=30)) == 10.0, "it has what the bucket had at 100"
+    assert report(112.0, offset(v0=30), offset(v0=40)) == 2.0, "... and now what it had at 110"
+    assert report(113.0, offset(v0=40), offset(v0=40)) == 0.0
 
 
 @pytest.mark.spark
@@ -79,3 +144,4 @@ def test_a_listener_hears_of_every_batch_of_a_query(spark: Any, tmp_path: Path) 
     assert len(seen) > 2
     assert seen[-1].changes == 0 < seen[0].changes
     assert set(seen[-1].by_vbucket) == {0, 1, 2, 3}
+    assert seen[-1].lag_s == 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +153,11 @@ def command(
     from ..web.mirror_figures import MirrorFigures
 
     figures = MirrorFigures(url.bucket, table)
+    paths = collection_paths(table, collections)
+    first_table = paths if isinstance(paths, str) else next(iter(paths.values()))
+    storage = parse_storage_options(storage_options)
+
+    figures.last_verdict = _remembered(first_table, storage)
     shown = HttpFigures("mirror", figures.stats, figures.metrics, figures.why_not_ready)
     with (
         serving_http(options, shown),
@@ -167,7 +172,7 @@ def command(
         mirror = prepare_mirror(
             spark,
             url,
-            collection_paths(table, collections),
+            paths,
             once=once or end == "now",
             trigger_s=trigger,
             schema=schema,
@@ -182,7 +187,7 @@ def command(
             maintenance=not no_maintenance,
             accept_new_bucket=accept_new_bucket,
             options=source_options_of(url, options, more),
-            storage_options=parse_storage_options(storage_options),
+            storage_options=storage,
             on_progress=view.show,
             on_trouble=view.tell_trouble,
         )
@@ -211,6 +216,25 @@ def command(
         note(f"{counted(figures.changes, 'change')} in {seconds:.1f} s; {tables} at version {versions}")
         if figures.rescued:
             note(f"{counted(figures.rescued, 'row')} with values that don't fit their columns: see _rescued")
+
+
+_VERDICT_S = 10.0
+"""How often a page may ask for the last verdict, which is a request to an object store."""
+
+
+def _remembered(table: str, storage: dict[str, str]) -> Callable[[], dict[str, Any] | None]:
+    known: tuple[float, dict[str, Any] | None] = (-_VERDICT_S, None)
+
+    def verdict() -> dict[str, Any] | None:
+        nonlocal known
+        from ..table.last_verdict import last_verdict
+
+        now = SYSTEM.monotonic()
+        if now - known[0] >= _VERDICT_S:
+            known = now, last_verdict(table, storage)
+        return known[1]
+
+    return verdict
 
 
 class _View:

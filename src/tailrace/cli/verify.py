@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ..clock import SYSTEM
 from ..connstr import ConnectionString
 from .client import tls_options
 from .common import command as make_command
@@ -85,16 +86,19 @@ def command(
         f"{answer}: {verdict.documents} documents in the bucket, {verdict.rows} rows in the table at version "
         f"{verdict.table_version}{behind}; the bucket was read up to seqno {_newest(verdict.bucket_seqnos)}"
     )
+    from ..table.last_verdict import keep_verdict
+
+    summary = {
+        "equal": not differences,
+        "differences": len(differences) + (verdict.omitted if differences else 0),
+        "documents": verdict.documents,
+        "rows": verdict.rows,
+        "table_version": verdict.table_version,
+        "behind": verdict.behind,
+        "rescued": verdict.rescued,
+    }
+    keep_verdict(table, storage, {"time": SYSTEM.time_ns() / 1e9, **summary})  # for the mirror's page
     if as_json:
-        summary = {
-            "equal": not differences,
-            "differences": len(differences) + (verdict.omitted if differences else 0),
-            "documents": verdict.documents,
-            "rows": verdict.rows,
-            "table_version": verdict.table_version,
-            "behind": verdict.behind,
-            "rescued": verdict.rescued,
-        }
         click.echo(json.dumps(summary))
     if verdict.rescued:
         note(f"{counted(verdict.rescued, 'row')} with values that don't fit their columns: see _rescued")

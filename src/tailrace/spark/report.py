@@ -6,10 +6,11 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Moment", "Sample", "render"]
+__all__ = ["LostChange", "Moment", "Plot", "Sample", "drawing", "plots", "render"]
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 860, 260, 64, 28, 34
 _LEGEND = 10
+_SHOWN_LOST, _SHOWN_TEXT = 40, 60
 _BEFORE_S = 2.0
 """What is shown before the first change arrived: Spark's start is no part of the picture."""
 
@@ -37,6 +38,22 @@ class Moment:
     is_rollback: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class LostChange:
+    """A change that the bucket took back: the document as the table showed it before and after."""
+
+    key: str
+    vbucket: int
+    seqno: int
+    before: str
+    after: str | None
+    """None: there was no such document before the change."""
+
+    def __str__(self) -> str:
+        after = "is gone" if self.after is None else f"is {_shortened(self.after)} again"
+        return f"{self.key} was {_shortened(self.before)} and {after}"
+
+
 @dataclass
 class Plot:
     """Lines over time in one frame."""
@@ -47,9 +64,56 @@ class Plot:
     """Name, colour, value."""
 
 
-def render(samples: Sequence[Sample], moments: Sequence[Moment], *, title: str, summary: str) -> str:
+def render(
+    samples: Sequence[Sample],
+    moments: Sequence[Moment],
+    *,
+    title: str,
+    summary: str,
+    lost: Sequence[LostChange] = (),
+) -> str:
     """The report."""
-    plots = [
+    figures = "\n".join(
+        f'<h2>{html.escape(plot.title)}</h2><p class="about">{html.escape(plot.about)}</p>'
+        + drawing(plot, samples, moments)
+        for plot in plots()
+    )
+    events = "\n".join(
+        f'<tr class="{"back" if moment.is_rollback else ""}"><td>{moment.at_s:.1f} s</td>'
+        f"<td>{html.escape(moment.text)}</td></tr>"
+        for moment in moments
+    )
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
+<style>
+ body {{ font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 920px;
+   margin: 2rem auto; padding: 0 1rem }}
+ h1 {{ font-size: 1.5rem }} h2 {{ font-size: 1.1rem; margin: 2rem 0 0 }}
+ p.about {{ color: #52606d; margin: .2rem 0 .4rem }}
+ .summary {{ background: #e6fcf5; border: 1px solid #96f2d7; border-radius: 6px; padding: .7rem 1rem }}
+ table {{ border-collapse: collapse; width: 100% }}
+ td, th {{ padding: .25rem .6rem; border-top: 1px solid #e4e7eb; text-align: left }}
+ code {{ overflow-wrap: anywhere; font-size: .85em }}
+ td:first-child {{ color: #52606d; white-space: nowrap; width: 5rem }}
+ tr.back td {{ background: #fff4e6 }}
+ @media (prefers-color-scheme: dark) {{ body {{ background: #16191d; color: #dde2e8 }} .summary, tr.back td {{
+   background: #24303a; border-color: #3b4a57 }} svg text {{ fill: #b6c0cb }}
+   td, th {{ border-color: #333b44 }} }}
+ svg {{ width: 100%; height: auto }}
+</style></head><body>
+<h1>{html.escape(title)}</h1>
+<p class="summary">{html.escape(summary)}</p>
+{figures}
+<h2>What happened</h2>
+<table>{events}</table>
+{_lost_changes(lost)}
+</body></html>
+"""
+
+
+def plots() -> list[Plot]:
+    """What is drawn of a run."""
+    return [
         Plot(
             "Documents",
             "What the bucket holds and what the table holds. The dip is the failover: the bucket lost "
@@ -75,35 +139,44 @@ def render(samples: Sequence[Sample], moments: Sequence[Moment], *, title: str, 
             [("version", "#5f3dc4", lambda sample: sample.version)],
         ),
     ]
-    figures = "\n".join(_figure(plot, samples, moments) for plot in plots)
-    events = "\n".join(
-        f'<tr class="{"back" if moment.is_rollback else ""}"><td>{moment.at_s:.1f} s</td>'
-        f"<td>{html.escape(moment.text)}</td></tr>"
-        for moment in moments
+
+
+def _lost_changes(lost: Sequence[LostChange]) -> str:
+    """By name, those first that are again what they were."""
+    if not lost:
+        return ""
+    gone = sum(change.after is None for change in lost)
+    shown = sorted(lost, key=lambda change: (change.after is None, change.vbucket, change.seqno))
+    part = max(1, _SHOWN_LOST // 2)
+    shown = [*shown[: len(lost) - gone][:part], *shown[len(lost) - gone :][:part]]
+    rows = "\n".join(
+        f"<tr><td>{html.escape(change.key)}</td><td>{change.vbucket}</td><td>{change.seqno}</td>"
+        f"<td><code>{html.escape(_shortened(change.before))}</code></td>"
+        f"<td>{'gone' if change.after is None else f'<code>{html.escape(_shortened(change.after))}</code>'}"
+        "</td></tr>"
+        for change in shown
     )
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
-<style>
- body {{ font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 920px;
-   margin: 2rem auto; padding: 0 1rem }}
- h1 {{ font-size: 1.5rem }} h2 {{ font-size: 1.1rem; margin: 2rem 0 0 }}
- p.about {{ color: #52606d; margin: .2rem 0 .4rem }}
- .summary {{ background: #e6fcf5; border: 1px solid #96f2d7; border-radius: 6px; padding: .7rem 1rem }}
- table {{ border-collapse: collapse; width: 100% }}
- td {{ padding: .25rem .6rem; border-top: 1px solid #e4e7eb }}
- td:first-child {{ color: #52606d; white-space: nowrap; width: 5rem }}
- tr.back td {{ background: #fff4e6 }} svg {{ width: 100%; height: auto }}
-</style></head><body>
-<h1>{html.escape(title)}</h1>
-<p class="summary">{html.escape(summary)}</p>
-{figures}
-<h2>What happened</h2>
-<table>{events}</table>
-</body></html>
-"""
+    left = len(lost) - len(shown)
+    more = f'<p class="about">And {left} more.</p>' if left else ""
+    about = (
+        f"{len(lost)} changes that the table had taken, and gave back with the bucket: {gone} documents "
+        f"never happened, {len(lost) - gone} are again what they were."
+    )
+    head = "".join(
+        f"<th>{name}</th>" for name in ("document", "vbucket", "seqno", "before the failover", "after it")
+    )
+    return (
+        f'<h2>What the failover took back</h2><p class="about">{about}</p>'
+        f"<table><tr>{head}</tr>{rows}</table>{more}"
+    )
 
 
-def _figure(plot: Plot, samples: Sequence[Sample], moments: Sequence[Moment]) -> str:
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_TEXT else f"{text[: _SHOWN_TEXT - 1]}…"
+
+
+def drawing(plot: Plot, samples: Sequence[Sample], moments: Sequence[Moment]) -> str:
+    """A plot as SVG, with the rollbacks marked."""
     first = max(0.0, next((sample.at_s for sample in samples if sample.changes), 0.0) - _BEFORE_S)
     samples = [sample for sample in samples if sample.at_s >= first]
     last = max((sample.at_s for sample in samples), default=first + 1.0)
@@ -146,7 +219,7 @@ def _figure(plot: Plot, samples: Sequence[Sample], moments: Sequence[Moment]) ->
             f'<text x="{at + 18}" y="{_LEGEND + 5}" font-size="12" fill="#1f2933">{html.escape(name)}</text>'
         )
     parts.append("</svg>")
-    return f'<h2>{html.escape(plot.title)}</h2><p class="about">{html.escape(plot.about)}</p>{"".join(parts)}'
+    return "".join(parts)
 
 
 def _short(number: float) -> str:

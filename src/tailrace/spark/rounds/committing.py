@@ -58,11 +58,11 @@ class RoundCommitter:
     high_seqno: Callable[[int], int]
     """Of a vbucket, when the bucket was last asked."""
 
-    def go_back(self, plan: RoundPlan) -> tuple[set[int], int]:
-        """VBuckets return to earlier versions of their tables: a state that the bucket had. Which, and how
-        many rows went or came back with that.
+    def go_back(self, plan: RoundPlan) -> tuple[dict[int, tuple[int, int]], int]:
+        """VBuckets return to earlier versions of their tables: a state that the bucket had. Which, from where
+        to where, and how many rows went or came back with that.
         """
-        rolled_back: set[int] = set()
+        rolled_back: dict[int, tuple[int, int]] = {}
         rows = 0
         for index, table in enumerate(self.tables):
             back = plan.going_back(index)
@@ -84,8 +84,9 @@ class RoundCommitter:
                 )
             )
             crash_point("mirror.after-rollback")
-            rolled_back.update(back)
             targets = {vbucket: decision.request.seqno for vbucket, decision in back.items()}
+            for vbucket, seqno in targets.items():
+                rolled_back.setdefault(vbucket, (table_before[vbucket], seqno))
             _log_rollback(table, table_before, targets, pieces)
             rows += pieces.rows_back + pieces.rows_gone
         return rolled_back, rows

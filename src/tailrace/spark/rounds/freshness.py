@@ -37,12 +37,17 @@ class Freshness:
 
     def lag(self, state: BucketState) -> int:
         """Changes that the bucket had and the table furthest behind has not."""
+        return sum(self.behind(state).values())
+
+    def behind(self, state: BucketState) -> dict[int, int]:
+        """The same, of each vbucket that is behind."""
         stands = [self._stands.of(table) for table in self._tables]
-        behind = 0
+        behind: dict[int, int] = {}
         for vbucket, high in state.high_seqnos.items():
             for stand in stands:
                 if stand.get(vbucket, Position.BEGINNING).seqno < high:
-                    behind += high - min(held.get(vbucket, Position.BEGINNING).seqno for held in stands)
+                    least = min(held.get(vbucket, Position.BEGINNING).seqno for held in stands)
+                    behind[vbucket] = high - least
                     break
         return behind
 

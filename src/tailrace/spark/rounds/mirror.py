@@ -329,8 +329,10 @@ class Mirror:
             f"round {number}: {sum(span.changes for span in plan.ranges.values())} changes to read"
         )
         with span("tailrace.mirror.go_back"):
-            rolled_back, rows_rolled_back = self._committer.go_back(plan)
+            went_back, rows_rolled_back = self._committer.go_back(plan)
+        rolled_back = set(went_back)
         self._verdicts.went_back(rolled_back)
+        stood = self.tables[0].current.positions
         back_s = self.clock.monotonic() - began
         decisions = plan.decisions
         ranges: Mapping[int, Range] = plan.ranges
@@ -362,6 +364,8 @@ class Mirror:
             counted = self._committer.commit(plan, answers, log)
         self._verdicts.committed(answers)
         self._committed_at = self.clock.monotonic()
+        for vbucket in counted.started_over - rolled_back:
+            went_back[vbucket] = (stood[vbucket].seqno if vbucket in stood else 0, 0)
         rolled_back.update(counted.started_over)
         self._advance(plan)
         maintaining = self.clock.monotonic()
@@ -403,6 +407,8 @@ class Mirror:
                         "maintain": done - maintaining,
                         "compaction": self.housekeeping.step_s if compacted else 0.0,
                     },
+                    went_back=went_back,
+                    behind=self._freshness.behind(state),
                     positions=self.tables[0].current.positions,
                     compacted=compacted,
                     tables=tuple(self._figures_of(table) for table in self.tables),

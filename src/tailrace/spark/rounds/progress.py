@@ -52,6 +52,10 @@ class RoundProgress:
     """Where the time went: plan, read, write, schedule (what the job took beside these two), commit, maintain
     (cleaning, and the compaction's commit); and compaction, which ran beside the rounds.
     """
+    went_back: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Of vbuckets that went back: the seqno at which they stood, and the one to which they went."""
+    behind: Mapping[int, int] = field(default_factory=dict)
+    """Changes by vbucket of those that the tables have not."""
     positions: Mapping[int, Position] = field(default_factory=dict)
     """Of the first table."""
     compacted: str = ""
@@ -68,7 +72,8 @@ class RoundProgress:
     def to_json(self) -> dict[str, Any]:
         """For scripts."""
         report = asdict(self)
-        del report["positions"]
+        del report["positions"], report["behind"]
+        report["went_back"] = {str(number): list(ends) for number, ends in self.went_back.items()}
         report["tables"] = list(report["tables"])
         report["lag_s"] = round(self.lag_s, 3)
         report["seconds"] = {name: round(spent, 4) for name, spent in self.seconds.items()}

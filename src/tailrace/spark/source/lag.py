@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -20,8 +20,12 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from ...clock import SYSTEM, Clock
 from ...errors import TailraceError
 from .offsets import from_offset
+
+if TYPE_CHECKING:
+    from ..rounds.progress import RoundProgress
 
 __all__ = ["Lag", "LagListener", "lag_by_vbucket"]
 
@@ -38,7 +42,9 @@ class Lag:
     rows_per_second: float
     by_vbucket: Mapping[int, int]
     observed: Mapping[str, Any]
-    """Figures that the query observes, such as ``changes`` and ``rollbacks`` of a mirror."""
+    """Figures that the query observes; of a mirror all that a commit reports, such as ``rolled_back``."""
+    lag_s: float | None = None
+    """How long it has been behind, or how old what a mirror's table shows is; None if that is not known."""
 
     @property
     def changes(self) -> int:
@@ -53,30 +59,53 @@ class Lag:
         return self.changes / self.rows_per_second if self.rows_per_second > 0 else None
 
 
+class _Behind:
+    """Since when a query has not had all that the bucket had at some moment that was looked at."""
+
+    def __init__(self, now: float) -> None:
+        self._as_of = now
+        self._unreached: tuple[float, Mapping[int, int]] | None = None
+
+    def seconds(self, now: float, end: Mapping[int, int], latest: Mapping[int, int]) -> float:
+        """How long by now."""
+        at, wanted = self._unreached or (now, latest)
+        if all(end.get(vbucket, 0) >= seqno for vbucket, seqno in wanted.items()):
+            self._as_of, at, wanted = at, now, latest
+        if all(end.get(vbucket, 0) >= seqno for vbucket, seqno in latest.items()):
+            self._as_of, self._unreached = now, None
+            return 0.0
+        self._unreached = (at, wanted)
+        return now - self._as_of
+
+
+def _seqnos(offset: str | None) -> dict[int, int]:
+    positions = from_offset(json.loads(offset or "null") or {})
+    return {vbucket: position.seqno for vbucket, position in positions.items()}
+
+
 def lag_by_vbucket(end_offset: str | None, latest_offset: str | None) -> dict[int, int]:
     """Changes between two offsets as Spark reports them."""
-    end = from_offset(json.loads(end_offset or "null") or {})
-    latest = from_offset(json.loads(latest_offset or "null") or {})
-    return {
-        vbucket: max(0, position.seqno - (end[vbucket].seqno if vbucket in end else 0))
-        for vbucket, position in latest.items()
-    }
+    end = _seqnos(end_offset)
+    return {vbucket: max(0, seqno - end.get(vbucket, 0)) for vbucket, seqno in _seqnos(latest_offset).items()}
 
 
 class LagListener(StreamingQueryListener):
     """Keeps the `Lag` of every query that reads from Tailrace: ``spark.streams.addListener(LagListener())``.
 
-    ``on_lag`` is called with each, in Spark's listener thread.
+    ``on_lag`` is called with each, in Spark's listener thread. A mirror is no streaming query, but it
+    reports the same figures: ``ts.mirror(…, on_progress=listener.of_mirror("people"))``.
     """
 
-    def __init__(self, on_lag: Callable[[Lag], None] | None = None) -> None:
+    def __init__(self, on_lag: Callable[[Lag], None] | None = None, *, clock: Clock = SYSTEM) -> None:
         self._on_lag = on_lag
         self._lock = threading.Lock()
         self._lags: dict[str, Lag] = {}
+        self._clock = clock
+        self._behind: dict[str, _Behind] = {}
 
     @property
     def lags(self) -> dict[str, Lag]:
-        """The last report of every running query, by the query's run id."""
+        """The last report of every running query, by the query's run id, and of mirrors by their names."""
         with self._lock:
             return dict(self._lags)
 
@@ -95,18 +124,40 @@ class LagListener(StreamingQueryListener):
         observed = {
             name: value for row in progress.observedMetrics.values() for name, value in row.asDict().items()
         }
-        measured = Lag(
-            progress.name or str(progress.id),
-            progress.batchId,
-            progress.numInputRows,
-            progress.processedRowsPerSecond or 0.0,
-            lag,
-            observed,
+        run = str(progress.runId)
+        end, latest = (
+            _seqnos(offset) for offset in (progress.sources[0].endOffset, progress.sources[0].latestOffset)
         )
+        since = self._behind.setdefault(run, _Behind(self._clock.monotonic()))
+        self._keep(
+            run,
+            Lag(
+                progress.name or str(progress.id),
+                progress.batchId,
+                progress.numInputRows,
+                progress.processedRowsPerSecond or 0.0,
+                lag,
+                observed,
+                since.seconds(self._clock.monotonic(), end, latest),
+            ),
+        )
+
+    def of_mirror(self, name: str) -> Callable[[RoundProgress], None]:
+        """What to hand to a mirror as ``on_progress``; its lag is then among the others, under this name."""
+
+        def report(progress: RoundProgress) -> None:
+            behind = {**dict.fromkeys(progress.positions, 0), **progress.behind}
+            figures = progress.to_json()
+            lag = Lag(name, progress.batch, progress.changes, progress.rate, behind, figures, progress.lag_s)
+            self._keep(name, lag)
+
+        return report
+
+    def _keep(self, run: str, lag: Lag) -> None:
         with self._lock:
-            self._lags[str(progress.runId)] = measured
+            self._lags[run] = lag
         if self._on_lag is not None:
-            self._on_lag(measured)
+            self._on_lag(lag)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """The last report still holds."""
@@ -115,3 +166,4 @@ class LagListener(StreamingQueryListener):
         """Forget the query."""
         with self._lock:
             self._lags.pop(str(event.runId), None)
+        self._behind.pop(str(event.runId), None)

@@ -1,0 +1,33 @@
+"""What `tailrace verify` found last, kept beside the table for whoever looks at the mirror's page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import StorageError
+from .store import TableStore
+
+__all__ = ["keep_verdict", "last_verdict"]
+
+_PATH = "_tailrace/verdict.json"
+_MAX_BYTES = 64 << 10
+
+
+def keep_verdict(uri: str, storage_options: Mapping[str, str], verdict: Mapping[str, Any]) -> bool:
+    """Whether it could be kept: who verifies need not be allowed to write."""
+    try:
+        TableStore(uri, storage_options).put(_PATH, json.dumps(dict(verdict)).encode())
+    except (OSError, StorageError):
+        return False
+    return True
+
+
+def last_verdict(uri: str, storage_options: Mapping[str, str]) -> dict[str, Any] | None:
+    """None if there is none, or none that can be read. Of an object store it is a request."""
+    try:
+        verdict = json.loads(TableStore(uri, storage_options).read(_PATH, 0, _MAX_BYTES))
+    except (OSError, StorageError, ValueError):
+        return None
+    return verdict if isinstance(verdict, dict) else None
