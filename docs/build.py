@@ -1,5 +1,5 @@
 """Makes the pages that come from declarations: ``docs/protocol/*.md``, ``cli.md``, ``settings.md``,
-``spark-options.md`` and ``dialect-coverage.md``.
+``metrics.md``, ``spark-options.md`` and ``dialect-coverage.md``, and the pictures that are drawn from data.
 
     python docs/build.py            write them
     python docs/build.py --check    exit 1 if one of them is not up to date
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,7 @@ from dialects.coverage_table import implemented, rows  # noqa: E402
 from tailrace.cli.main import COMMAND_GROUPS, COMMANDS, cli  # noqa: E402
 from tailrace.protocol.states import MACHINES  # noqa: E402
 from tailrace.server.settings import table  # noqa: E402
+from tailrace.spark.report import Moment, Sample, drawing, plots  # noqa: E402
 from tailrace.spark.source.options import OPTIONS  # noqa: E402
 from tailrace.web import catalog  # noqa: E402
 from tailrace.wire import admin, codes, dcp, dcp_replication, describe, header, kv, subdoc, tap, upr  # noqa: E402
@@ -550,7 +552,20 @@ def pages() -> dict[Path, str]:
     for name, title, dialect, modules, about in GROUPS:
         messages = messages_of(dialect, modules)
         pages[folder / "protocol" / f"{name}.md"] = protocol_page(title, about, dialect, messages)
-    return pages
+    return pages | pictures(folder / "pictures")
+
+
+def pictures(folder: Path) -> dict[Path, str]:
+    """Drawn from what a run of `make demo` left behind (its ``report.json``)."""
+    run = json.loads((folder / "demo.json").read_text())
+    samples = [Sample(**sample) for sample in run["samples"]]
+    moments = [Moment(**moment) for moment in run["moments"]]
+    drawn = {plot.title.lower(): drawing(plot, samples, moments) for plot in plots()}
+    svg = '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif"'
+    return {
+        folder / f"demo-{name}.svg": drawn[name].replace("<svg", svg, 1) + "\n"
+        for name in ("documents", "lag")
+    }
 
 
 def main(arguments: list[str]) -> int:

@@ -36,3 +36,7 @@ def test_the_demo_loses_changes_repairs_itself_and_proves_it(tmp_path: Path) -> 
     version = re.findall(r"at version (\d+)", done.stdout)[0]
     assert f">{version}</text>" in page.partition("<h2>Table version</h2>")[2]
     assert "Try next" in done.stdout
+    # what was lost is named, in both places, with the same figures
+    assert "the failover took 96 changes back" in done.stdout
+    assert "and is gone" in done.stdout and " again\n" in done.stdout
+    assert "96 changes that the table had taken" in page and "before the failover" in page

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tailrace.spark.report import Moment, Sample, render
+from tailrace.spark.report import LostChange, Moment, Sample, render
 
 VOID = {"meta", "line", "rect", "polyline"}
 
@@ -61,6 +61,18 @@ def test_four_plots_and_the_story() -> None:
     assert "failover! <5> lost" in made.text
     assert "equal: 100 documents" in made.text
     assert [row["class"] for row in made.all("tr")] == ["", "back"]
+
+
+def test_lost_changes_are_named_with_what_was_before_and_after() -> None:
+    lost = [LostChange(f"new::{number}", 3, 90 + number, '{"new":1}', None) for number in range(50)]
+    lost.append(LostChange("old<1>", 2, 7, '{"v":"' + "x" * 99, '{"v":"was"}'))
+    made = Page(render(samples(1, 2), [], title="t", summary="s", lost=lost))
+    assert (
+        "51 changes" in made.text and "50 documents never happened, 1 are again what they were" in made.text
+    )
+    assert "old<1>" in made.text and '{"v":"was"}' in made.text
+    assert "And 30 more." in made.text and made.text.count("gone") == 20
+    assert str(lost[0]) == 'new::0 was {"new":1} and is gone'
 
 
 def test_the_dip_is_to_be_seen() -> None:

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from .spark_options import need_spark, open_spark
 
 if TYPE_CHECKING:
     from ..client.kv import KvClient
-    from ..spark.report import Moment, Sample
+    from ..spark.report import LostChange, Moment, Sample
     from ..spark.rounds.progress import RoundProgress
     from ..spark.rounds.verify import Verdict
 
@@ -106,6 +107,9 @@ class _Demo:
         self.count_rows: Callable[[], int] = lambda: 0
         self.version = 0
         self.phase = ""
+        self._version_before = 0
+        self._kept: dict[int, int] = {}
+        """The seqno of each vbucket up to which the failover lost nothing."""
         self._lock = threading.Lock()
         self._done = threading.Event()
 
@@ -142,7 +146,7 @@ class _Demo:
             )
             self._say(f"verify: {summary}")
             self._add_last_sample(verdict)
-        self._finish(summary)
+        self._finish(summary, self._lost_changes())
         return 0 if verdict.equal else 1
 
     # the story
@@ -154,18 +158,23 @@ class _Demo:
         self._say(f"{changed} documents are changed, {deleted} deleted")
         numbers = self.rng.sample(range(self.docs), changed + deleted)
         self._write(writer, numbers[:changed], {"changed": True}, deleted=numbers[changed:])
+        alive = sorted({*range(self.docs)} - {*numbers[changed:]})
         self._wait_equal(watcher, failure)
-        new = self.docs // 5
-        self._say(f"{new} new documents arrive, and the mirror takes them")
+        new, again = self.docs // 5, self.docs // 20
+        self._say(f"{new} new documents arrive and {again} are changed again, and the mirror takes them")
         self._write(writer, range(self.docs, self.docs + new), {"new": True})
+        numbers = self.rng.sample(alive, again + 200)
+        self._write(writer, numbers[:again], {"changed": "again"})
         self._wait_equal(watcher, failure)
         lost = new // (VBUCKETS * 2)
+        self._version_before = self.version
+        self._kept = {vbucket: seqno - lost for vbucket, seqno in watcher.high_seqnos().items()}
         self._say(
             f"failover! the last {lost} changes of each vbucket are lost, others are made instead",
             is_rollback=True,
         )
         writer.rewind(None, lose=lost)
-        self._write(writer, self.rng.sample(range(self.docs), 200), {"made": "after the failover"})
+        self._write(writer, numbers[again:], {"made": "after the failover"})
         # the new branch may be at the very seqno that the table has reached on the old one
         self._wait_equal(watcher, failure, rolled_back=VBUCKETS)
         self._say("the mirror went back with the bucket, and is in step again")
@@ -264,6 +273,23 @@ class _Demo:
             )
         )
 
+    def _lost_changes(self) -> list[LostChange]:
+        """By name, from two versions of the table: what it showed before the failover, and shows now."""
+        from ..spark.report import LostChange
+        from ..table.reading import read_table
+
+        def rows(version: int | None) -> dict[str, dict[str, Any]]:
+            columns = ["key", "value", "vbucket", "seqno"]
+            read = read_table(self.table, version=version, columns=columns).to_arrow()
+            return {row["key"]: row for row in read.to_pylist()}
+
+        after = rows(None)
+        return [
+            LostChange(key, row["vbucket"], row["seqno"], row["value"], after.get(key, {}).get("value"))
+            for key, row in rows(self._version_before).items()
+            if row["seqno"] > self._kept[row["vbucket"]]
+        ]
+
     def _now(self) -> float:
         return SYSTEM.monotonic() - self.began
 
@@ -313,15 +339,28 @@ class _Demo:
         )
         return Group(panels, Panel(story, title="what happens", width=100))
 
-    def _finish(self, summary: str) -> None:
+    def _finish(self, summary: str, lost: list[LostChange]) -> None:
         from ..spark.report import render
 
         report = self.home / "report.html"
         text = render(
-            self.samples, self.moments, title="Tailrace demo: a mirror that stays true", summary=summary
+            self.samples,
+            self.moments,
+            title="Tailrace demo: a mirror that stays true",
+            summary=summary,
+            lost=lost,
         )
         atomic_write(report, text.encode())
+        drawn = {"samples": list(map(asdict, self.samples)), "moments": list(map(asdict, self.moments))}
+        atomic_write(self.home / "report.json", json.dumps(drawn).encode())
         click.echo(f"verify: {summary}")
+        gone = sum(change.after is None for change in lost)
+        click.echo(
+            f"the failover took {counted(len(lost), 'change')} back: {counted(gone, 'document')} never "
+            f"happened, {len(lost) - gone} are again what they were. Among them:"
+        )
+        for change in [*_first(lost, is_gone=False), *_first(lost, is_gone=True)]:
+            click.echo(f"  {change}")
         click.echo(f"report: {report}")
         click.echo(f"table:  {self.table}")
         click.echo(
@@ -331,3 +370,7 @@ class _Demo:
             "  tailrace tail couchbase://127.0.0.1 --from now            # watch it change\n"
             "  tailrace mirror couchbase://127.0.0.1 ./people            # and keep a table in step"
         )
+
+
+def _first(lost: list[LostChange], *, is_gone: bool) -> list[LostChange]:
+    return [change for change in lost if (change.after is None) == is_gone][:2]
