@@ -6,6 +6,8 @@ import json
 import operator
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import click
@@ -95,3 +97,14 @@ def test_files_that_are_named_are_there() -> None:
         assert all((DEPLOY.parent / name).exists() for name in source.split())
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+@pytest.mark.parametrize("unit", ["tailrace-node.service", "tailrace-mirror@people.service"])
+def test_systemd_understands_the_units(unit: str, tmp_path: Path) -> None:
+    template = re.sub("@.*[.]", "@.", unit)
+    text = (DEPLOY / "systemd" / template).read_text()
+    (tmp_path / unit).write_text(text.replace("/opt/tailrace/bin/tailrace", "/bin/true"))
+    command = ["systemd-analyze", "verify", "--man=no", f"./{unit}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -17,7 +17,7 @@ import pytest
 from ports import ReservedPort
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "prometheus"
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 pytestmark = [
     pytest.mark.interop,
