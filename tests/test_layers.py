@@ -175,6 +175,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "cli/http_options.py": "what a certificate is handed over as",
         "cli/common.py": "runs the coroutine of a command, and ends it on a signal",
         "cli/replay.py": "waits until it is stopped; client/replay.py has the sockets",
+        "cli/signals.py": "the loop that a signal is told to",
     },
     "clocks": {},
     "sleeping": {},
@@ -193,6 +194,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     },
     "threads": {
         "cli/demo.py": "the writer and the sampler of a demonstration",
+        "cli/serve.py": "what is derived of new passwords, beside the loop",
         "client/aio.py": "a lookup of names, beside the loop",
         "client/autosave.py": "a state's own I/O, beside the loop",
         "client/blocking.py": "the loop of a blocking source",
