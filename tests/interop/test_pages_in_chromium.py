@@ -97,14 +97,26 @@ def test_a_mirror_after_a_rollback(tmp_path: Path) -> None:
             lag_changes=20 - number,
             lag_s=0.5 + number / 10,
             rows_rolled_back=17 if back else 0,
+            went_back={vbucket: (120 + vbucket, 100) for vbucket in back},
             seconds=seconds,
             tables=tables,
         )
         figures.add(round_done)
         time.sleep(0.01)
+    figures.last_verdict = lambda: {
+        "time": time.time() - 86_400,
+        "equal": True,
+        "differences": 0,
+        "documents": 2_190,
+        "rows": 2_190,
+        "table_version": 21,
+        "behind": 0,
+    }
     shown = HttpFigures("mirror", figures.stats, figures.metrics, figures.why_not_ready)
     with HttpBeside(HttpOptions(0), shown) as beside:
         page = browse(f"http://127.0.0.1:{beside.port}/", tmp_path / "one", "mirror-after-rollback")
     assert "the table went with it: 17 rows" in page
     assert page.count('class="mark"') == 4, "the rollback is marked in every chart"
     assert re.search(r"<td class=\"n\">17</td>", page)
+    assert "3: 123 → 100, 4: 124 → 100" in page and "13 → 14" in page
+    assert "equal</span> on " in page

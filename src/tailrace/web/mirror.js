@@ -5,9 +5,11 @@ function draw(all) {
   const problems = [];
   if (m.lag_s > 300) problems.push(`The table is ${seconds(m.lag_s)} behind the bucket.`);
   if (all.verify && !all.verify.equal) problems.push(`The last verify found ${count(all.verify.differences)} differences.`);
-  const recent = all.events.filter(e => e.event === "rollback");
-  if (recent.length) problems.push(`The bucket took changes back ${recent.length === 1 ? "once" : recent.length + " times"}, the table went with it: ${count(m.rows_rolled_back)} rows. 'tailrace verify' proves that both agree.`);
-  verdict(problems, last ? `In step: ${count(m.lag_changes)} changes behind, ${seconds(m.lag_s)} old.` : `Nothing is committed yet: ${m.message}.`);
+  const back = all.events.filter(e => e.event === "rollback");
+  const told = back.length ? `The bucket took changes back ${back.length === 1 ? "once" : back.length + " times"}, the table went with it: ${count(m.rows_rolled_back)} rows. ` : "";
+  const proved = back.length && all.verify && all.verify.equal && all.verify.time > back.at(-1).time;
+  if (told && !proved) problems.push(`${told}'tailrace verify' proves that both agree.`);
+  verdict(problems, last ? `In step: ${count(m.lag_changes)} changes behind, ${seconds(m.lag_s)} old. ${proved ? told + "Verify has found both equal since." : ""}` : `Nothing is committed yet: ${m.message}.`);
   show("head", `bucket ${m.bucket}, table ${m.table}, version ${count(m.version)}; ${m.message}`);
   show("tiles", tile("changes behind", count(m.lag_changes)), tile("age of the table", seconds(m.lag_s), m.lag_s > 300), tile("changes applied", count(m.changes)), tile("rows written", count(m.rows_written)), tile("rows masked", count(m.rows_masked)), tile("bytes written", bytes(m.bytes_written)),
     tile("vbuckets rolled back", count(m.rollbacks), m.rollbacks), tile("rows taken back", count(m.rows_rolled_back), m.rows_rolled_back), tile("compactions", count(m.compactions)), tile("trouble", count(m.troubles), m.troubles));
@@ -17,9 +19,9 @@ function draw(all) {
   chart("phases", "Time of rounds by phase", Object.entries(PHASES).map(([name, colour]) => ({ name, colour, points: rounds.map(r => [r.time, r.seconds[name] || 0]) })), marks, seconds);
   chart("undo", "Undo depth", [{ name: "", colour: "--green", points: rounds.filter(r => r.tables.length).map(r => [r.time, Math.min(...r.tables.map(t => t.undo_s))]) }], marks, seconds);
   show("tables", ...tables.map(t => make("tr", [make("td", t.table), make("td", count(t.files), { class: "n" }), make("td", count(t.masked_rows), { class: "n" }), make("td", count(t.undo_versions), { class: "n" }), make("td", seconds(t.undo_s), { class: "n" })])));
-  const back = all.events.filter(e => e.event === "rollback").reverse().map(e => make("tr", [make("td", clock(e.time)), make("td", count(e.vbuckets.length), { class: "n" }), make("td", count(e.changes), { class: "n" }), make("td", count(e.rows), { class: "n" }), make("td", `${count(e.version_before)} → ${count(e.version)}`),
+  const rows = [...back].reverse().map(e => make("tr", [make("td", clock(e.time)), make("td", count(e.vbuckets.length), { class: "n" }), make("td", count(e.changes), { class: "n" }), make("td", count(e.rows), { class: "n" }), make("td", `${count(e.version_before)} → ${count(e.version)}`),
     make("td", Object.entries(e.from_to).map(([vb, [from, to]]) => `${vb}: ${count(from)} → ${count(to)}`).join(", ") + (e.vbuckets.length > Object.keys(e.from_to).length ? ", …" : ""))]));
-  show("rollbacks", ...(back.length ? back : [make("tr", make("td", "none", { class: "dim", colspan: 6 }))]));
+  show("rollbacks", ...(rows.length ? rows : [make("tr", make("td", "none", { class: "dim", colspan: 6 }))]));
   if (all.verify) {
     const v = all.verify, behind = v.behind ? `, ${count(v.behind)} changes behind` : "";
     show("verify", make("span", v.equal ? "equal" : `${count(v.differences)} differences`, { class: v.equal ? "good" : "bad" }), ` on ${new Date(v.time * 1000).toLocaleString()}: ${count(v.documents)} documents in the bucket, ${count(v.rows)} rows in the table at version ${count(v.table_version)}${behind}`);

@@ -53,7 +53,7 @@ function drawn(place, title, series, format) {
   const axis = { stroke: () => colour("--dim"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   const plot = new uPlot({
     width: place.clientWidth, height: HEIGHT, legend: { show: series.length > 1 }, cursor: { drag: { x: false, y: false } },
-    scales: { y: { range: (_, low, high) => [0, Math.max(high, 1e-9) * 1.05] } },
+    scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
     axes: [{ ...axis, space: 90 }, { ...axis, size: 62, space: 35, values: (_, values) => values.map(v => v === null ? "" : format(v)) }],
     series: [{}, ...series.map(s => ({ label: s.name || title, stroke: () => colour(s.colour), width: 2, points: { show: false }, value: (_, v) => v === null || v === undefined ? "-" : format(v) }))],
     hooks: { draw: [u => place_marks(u)] },
