@@ -428,6 +428,7 @@ METRICS_SECTIONS = (
         "Of `tailrace mirror`. Of several tables, what is said of each has the table's own address as label.",
         catalog.MIRROR,
     ),
+    ("VBuckets of a reader", "Only with `/metrics?vbuckets=1`.", catalog.READER_VBUCKETS),
     ("VBuckets of a mirror", "Only with `/metrics?vbuckets=1`.", catalog.MIRROR_VBUCKETS),
 )
 

@@ -18,7 +18,10 @@ from tailrace.cli.main import cli
 from tailrace.web import catalog
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
-METRICS = (*catalog.NODE, *catalog.VBUCKETS, *catalog.READER, *catalog.MIRROR, *catalog.MIRROR_VBUCKETS)
+METRICS = (
+    *(*catalog.NODE, *catalog.VBUCKETS, *catalog.READER, *catalog.READER_VBUCKETS),
+    *(*catalog.MIRROR, *catalog.MIRROR_VBUCKETS),
+)
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 DASHBOARD = DEPLOY / "grafana" / "tailrace.json"
 NAME = operator.attrgetter("name")

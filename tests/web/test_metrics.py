@@ -34,6 +34,7 @@ from tailrace.web.catalog import (
     MIRROR_VBUCKETS,
     NODE,
     READER,
+    READER_VBUCKETS,
     VBUCKETS,
     FigureSheet,
     MetricDeclaration,
@@ -175,6 +176,7 @@ def test_a_mirror_exports_all_that_is_declared() -> None:
             lag_s=0.5,
             seconds={"plan": 0.1, "read": 2.0},
             positions={0: Position(1, 12, 12, 12)},
+            behind={1: 7},
             compacted="12 files",
             tables=tables,
         )
@@ -185,6 +187,7 @@ def test_a_mirror_exports_all_that_is_declared() -> None:
     assert exported["tailrace_mirror_rolled_back_rows_total"] == {place: 9}
     assert exported["tailrace_mirror_undo_depth_seconds"] == {place: 120}
     assert exported["tailrace_mirror_vbucket_seqno"] == {(*place, "0"): 12}
+    assert exported["tailrace_mirror_vbucket_lag_changes"] == {(*place, "0"): 0, (*place, "1"): 7}
     assert exported["tailrace_mirror_round_duration_seconds_sum"]["default", "read", "people"] == 2
     assert exported["tailrace_mirror_lag_seconds"][place] >= 0.5
     assert [event["event"] for event in mirror.stats()["events"]] == ["rollback", "compaction"]
@@ -194,11 +197,11 @@ def test_a_mirror_exports_all_that_is_declared() -> None:
 def test_the_page_has_every_metric() -> None:
     names = re.findall(r"^\| `(tailrace_\w+)` \|", (DOCS / "metrics.md").read_text(), re.M)
     assert len(names) == len(set(names))
-    assert set(names) == declared(NODE, VBUCKETS, READER, MIRROR, MIRROR_VBUCKETS)
+    assert set(names) == declared(NODE, VBUCKETS, READER, READER_VBUCKETS, MIRROR, MIRROR_VBUCKETS)
 
 
 def test_names_and_units_are_those_of_prometheus() -> None:
-    for metric in (*NODE, *VBUCKETS, *READER, *MIRROR, *MIRROR_VBUCKETS):
+    for metric in (*NODE, *VBUCKETS, *READER, *READER_VBUCKETS, *MIRROR, *MIRROR_VBUCKETS):
         assert re.fullmatch(r"tailrace(_[a-z]+)+", metric.name), metric.name
         assert (metric.kind == "counter") == metric.name.endswith("_total"), metric.name
         assert metric.kind != "histogram" or metric.name.endswith("_seconds"), metric.name
@@ -240,6 +243,7 @@ def test_a_reader_serves_its_figures_with_a_login() -> None:
                 ("/metrics", "", 401),
                 ("/metrics", "ada:wrong", 401),
                 ("/metrics", "ada:secret", 200),
+                ("/metrics?vbuckets=1", "ada:secret", 200),
                 ("/", "ada:secret", 200),
                 ("/nothing", "ada:secret", 404),
             ):
@@ -256,6 +260,11 @@ def test_a_reader_serves_its_figures_with_a_login() -> None:
             node.set("late", 1)
             with opened(f"{base}/api/stats", "ada:secret") as answer:
                 assert json.load(answer)["lag_changes"] == 1
+            with opened(f"{base}/metrics?vbuckets=1", "ada:secret") as answer:
+                exported = figures(answer.read())
+            behind = exported["tailrace_reader_vbucket_lag_changes"]
+            assert (len(behind), sum(behind.values())) == (4, 1)
+            assert sum(exported["tailrace_reader_vbucket_seqno"].values()) == 20
         with opened(f"{base}/metrics", "ada:secret") as answer:
             assert figures(answer.read())["tailrace_reader_changes_total"] == {("default",): 20}, (
                 "the last known"

@@ -17,7 +17,16 @@ from prometheus_client.core import (
     Metric,
 )
 
-__all__ = ["MIRROR", "MIRROR_VBUCKETS", "NODE", "READER", "VBUCKETS", "FigureSheet", "MetricDeclaration"]
+__all__ = [
+    "MIRROR",
+    "MIRROR_VBUCKETS",
+    "NODE",
+    "READER",
+    "READER_VBUCKETS",
+    "VBUCKETS",
+    "FigureSheet",
+    "MetricDeclaration",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +133,12 @@ READER = (
 )
 """Of commands that read a bucket: `tail`, `replicate`, `invalidate`, `index`."""
 
+READER_VBUCKETS = (
+    _gauge("reader_vbucket_seqno", "How far a vbucket was read.", "bucket", "vbucket"),
+    _gauge("reader_vbucket_lag_changes", "Changes of a vbucket that were not read.", "bucket", "vbucket"),
+)
+"""Of the same, with ``/metrics?vbuckets=1``."""
+
 MIRROR = (
     _counter("mirror_changes", "Changes applied in this run.", *_TABLE),
     _counter("mirror_rollbacks", "VBuckets that went back.", *_TABLE),
@@ -150,6 +165,7 @@ MIRROR = (
 
 MIRROR_VBUCKETS = (
     _gauge("mirror_vbucket_seqno", "Where a vbucket stands in the table.", *_TABLE, "vbucket"),
+    _gauge("mirror_vbucket_lag_changes", "Changes of a vbucket that it has not.", *_TABLE, "vbucket"),
 )
 """Of `tailrace mirror`, with ``/metrics?vbuckets=1``."""
 

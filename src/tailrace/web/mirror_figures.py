@@ -184,3 +184,5 @@ class MirrorFigures:
         if vbuckets and last is not None:
             for vbucket, position in sorted(last.positions.items()):
                 sheet.add("mirror_vbucket_seqno", position.seqno, *labels, vbucket)
+            for vbucket, changes in sorted({**dict.fromkeys(last.positions, 0), **last.behind}.items()):
+                sheet.add("mirror_vbucket_lag_changes", changes, *labels, vbucket)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..clock import SYSTEM, Clock
 from ..errors import TailraceError
-from .catalog import READER, FigureSheet
+from .catalog import READER, READER_VBUCKETS, FigureSheet
 
 if TYPE_CHECKING:
     from ..client.aio import Source
@@ -33,6 +33,8 @@ class ReaderFigures:
         self._last: dict[str, Any] = {}
         self._as_of = clock.monotonic()
         self._unreached: tuple[float, Mapping[int, int]] | None = None
+        self._stands: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {})
+        """How far vbuckets were read, and how far they are."""
 
     def watch(self, source: Source) -> None:
         """The source is connected; called on its loop."""
@@ -69,6 +71,7 @@ class ReaderFigures:
         asked_at = self._clock.monotonic()
         high_seqnos = await source.high_seqnos()
         reached = source.reached_seqnos()
+        self._stands = reached, high_seqnos
         figures = {"command": self._command, **source.stats()}
         if reached or not high_seqnos:
             figures["lag_changes"] = _behind(reached, high_seqnos)
@@ -87,9 +90,9 @@ class ReaderFigures:
         self._unreached = unreached
         return self._clock.monotonic() - self._as_of
 
-    def metrics(self, _vbuckets: bool) -> FigureSheet:
+    def metrics(self, vbuckets: bool) -> FigureSheet:
         """For Prometheus."""
-        sheet = FigureSheet(READER)
+        sheet = FigureSheet((*READER, *READER_VBUCKETS) if vbuckets else READER)
         sheet.add("reader_info", 1, self._command, __version__)
         figures, bucket = self.stats(), self._bucket
         if not figures:
@@ -106,6 +109,10 @@ class ReaderFigures:
             sheet.add("reader_lag_seconds", figures["lag_s"], bucket)
         for state, count in figures["vbuckets"].items():
             sheet.add("reader_vbuckets", count, bucket, state)
+        reached, high_seqnos = self._stands if vbuckets else ({}, {})
+        for vbucket, seqno in sorted(high_seqnos.items()):
+            sheet.add("reader_vbucket_seqno", reached.get(vbucket, 0), bucket, vbucket)
+            sheet.add("reader_vbucket_lag_changes", max(0, seqno - reached.get(vbucket, 0)), bucket, vbucket)
         is_open = [node["state"] == "open" for node in figures["nodes"].values()]
         sheet.add("reader_nodes", is_open.count(True), bucket, "open")
         sheet.add("reader_nodes", is_open.count(False), bucket, "away")
