@@ -95,7 +95,7 @@ def test_a_slow_command_is_a_trace_and_an_event(exporter: InMemorySpanExporter) 
     assert [span.attributes["tailrace.command"] for span in spans] == ["Append", "Noop"]
     assert spans[0].attributes["tailrace.status"] == "0x00" and spans[0].attributes["tailrace.vbucket"] == 1
     assert [event["event"] for event in bench.node.events.recent] == ["slow_command"] * 2
-    assert "secret" not in json.dumps([bench.node.events.recent, *(dict(span.attributes) for span in spans)])
+    assert "secret" not in json.dumps([*bench.node.events.recent, *(dict(span.attributes) for span in spans)])
 
 
 def test_the_command_line_sends_them_where_the_environment_says(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_large_figures_are_gathered_and_written_in_steps() -> None:
     """With 1,024 vbuckets they took 40 ms in one step, in which the node did nothing else."""
     bench = Bench(vbuckets=256)
     *steps, whole = stats.snapshot(bench.node)
-    assert len(steps) > 256 and all(step is whole for step in steps)
+    assert len(steps) >= 256 and all(step is whole for step in steps)
     pieces = list(http.json_pieces(whole, 4))
     assert json.loads("".join(pieces)) == whole
     assert max(map(len, pieces)) < 2000
