@@ -31,7 +31,7 @@ from tailrace.errors import (
 )
 from tailrace.model import MAX_SEQNO
 from tailrace.wire.admin import ClustermapChangeNotification, SaslResponse
-from tailrace.wire.codes import DcpOpcode, Magic, Op, Status
+from tailrace.wire.codes import DcpOpcode, Feature, Magic, Op, Status
 from tailrace.wire.dcp import (
     DcpNoop,
     DcpSeqnoAdvanced,
@@ -913,6 +913,35 @@ def test_a_node_goes_and_the_others_know(cluster: list[FakeServer], connect: Cal
     move(cluster[:2], owners)
     moved = [vb for vb in range(12) if vb % 3 == 2]
     assert sorted(take(changes, 8)) == [(vb, seqno) for vb in moved for seqno in (6, 7)]
+
+
+@pytest.mark.parametrize("knows_it", [True, False])
+def test_a_map_is_asked_for_with_the_one_that_is_known(
+    cluster: list[FakeServer], connect: Callable[..., Any], knows_it: bool
+) -> None:
+    """Where the server takes that; an answer without a map says that there is no newer one."""
+    for server in cluster:
+        server.features = (
+            *server.features,
+            *((Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION,) if knows_it else ()),
+        )
+    changes = connect(cluster[0].url).changes()
+    take(changes, 60)
+    for server in cluster:
+        server.high_seqnos[1] = 9
+
+    def asked() -> list[bytes]:
+        frames = [frame for server in cluster for frame in server.requests]
+        return [frame.extras for frame in frames if frame.opcode == Op.GET_CLUSTER_CONFIG]
+
+    known = struct.pack(">qq", 1, cluster[0].revision)
+    assert known not in asked()
+    for connection in list(cluster[1].connections):
+        connection.close()
+    assert take(changes, 4) == [(1, seqno) for seqno in range(6, 10)]
+    while knows_it and known not in asked():
+        time.sleep(0.01)
+    assert (known in asked()) == knows_it
 
 
 def test_a_node_is_added(connect: Callable[..., Any]) -> None:

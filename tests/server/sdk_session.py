@@ -29,7 +29,7 @@ from couchbase.exceptions import (
     ScopeNotFoundException,
     TransactionFailed,
 )
-from couchbase.management.collections import CreateCollectionSettings
+from couchbase.management.collections import CreateCollectionSettings, UpdateCollectionSettings
 from couchbase.options import (
     ClusterOptions,
     ClusterTimeoutOptions,
@@ -217,6 +217,9 @@ def management(bucket: Bucket) -> None:
     things = bucket.scope("made").collection("things")
     things.upsert("doc", {"n": 1})
     assert things.get("doc", GetOptions(with_expiry=True)).expiry_time is not None
+    manager.update_collection("made", "things", UpdateCollectionSettings(max_expiry=timedelta(seconds=900)))
+    (made,) = (scope for scope in manager.get_all_scopes() if scope.name == "made")
+    assert [collection.max_expiry for collection in made.collections] == [timedelta(seconds=900)]
     manager.drop_collection("made", "things")
     assert refused(CollectionNotFoundException, lambda: manager.drop_collection("made", "things"))
     manager.drop_scope("made")

@@ -17,7 +17,7 @@ from ..protocol.dcp.reader import DcpReader, ReaderSettings
 from ..protocol.handshake import Credentials, Introduction
 from ..protocol.script import Script
 from ..wire.admin import GetAllVbSeqnos, GetClusterConfig
-from ..wire.codes import Status
+from ..wire.codes import Feature, Status
 from .cluster_map import ClusterMap, MapContext
 from .dialects import DCP_SPEECH, Speech
 from .retry import Backoff, is_temporary
@@ -331,7 +331,17 @@ class Nodes:
                 self.apply(text, node.address)
             self.on_change()
 
-        node.link.ask(_config(), answered, now)
+        node.link.ask(_config(self._known_version(node.link)), answered, now)
+
+    def _known_version(self, link: DcpReader) -> tuple[int, int] | None:
+        """What to tell a node of our map, so that it answers only with a newer one; None: nothing."""
+        takes_it = link.granted is not None and (
+            Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION in link.granted.session.features
+        )
+        # another cluster, to which the name leads now, counts on its own
+        if self.map is None or self._has_moved or not takes_it or min(self.map.version) < 1:
+            return None
+        return self.map.version
 
     def _ask_others(self, now: float) -> None:
         """A node is gone: the others may know where its vbuckets went."""
@@ -344,7 +354,11 @@ class Nodes:
             return
         node = self._node(address)
         if node.link is not None:
-            node.link.ask(_config(), lambda text: self._pushed(address, text, now) if text else None, now)
+            node.link.ask(
+                _config(self._known_version(node.link)),
+                lambda text: self._pushed(address, text, now) if text else None,
+                now,
+            )
 
     def _take_single(self, address: Address, count: int) -> None:
         if count and self.map is None:
@@ -379,8 +393,9 @@ class Nodes:
         return node
 
 
-def _config() -> Script[bytes | None]:
-    (answer,) = yield [GetClusterConfig()]
+def _config(known: tuple[int, int] | None) -> Script[bytes | None]:
+    epoch, revision = known or (None, None)
+    (answer,) = yield [GetClusterConfig(epoch=epoch, revision=revision)]
     return answer.value if answer.status == Status.SUCCESS else None
 
 

@@ -63,7 +63,12 @@ REPLICA_FEATURES = (
 )
 """Of a node that receives vbuckets: it takes what is stored as it is, and gets its maps from elsewhere."""
 
-READER_FEATURES = (*REPLICA_FEATURES, Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION)
+READER_FEATURES = (
+    *REPLICA_FEATURES,
+    Feature.DUPLEX,
+    Feature.CLUSTERMAP_CHANGE_NOTIFICATION,
+    Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION,
+)
 
 _NEEDS = {
     Feature.CLUSTERMAP_CHANGE_NOTIFICATION: Feature.DUPLEX,
