@@ -108,14 +108,30 @@ def _read(
         per_batch = max(1, min(_BATCH_ROWS, batch_bytes * group.num_rows // max(1, group.total_byte_size)))
         done = 0
         with damage_named(file):
-            for batch in parquet.iter_batches(batch_size=per_batch, row_groups=[number], columns=names):
+            for batch in _batches(parquet, number, per_batch, names):
                 own = chosen[done : done + batch.num_rows]
                 done += batch.num_rows
                 # our types first: others, such as the views that somebody else may write, have no filter
                 rows = _shaped(batch, fields)
                 rows = rows if own.all() else rows.filter(pa.array(own))
-                if rows.num_rows:
-                    yield rows
+                # whoever reads many files at once waits here with all but one of them, and holds nothing
+                handed_on = [rows] if rows.num_rows else []
+                del batch, rows
+                while handed_on:
+                    yield handed_on.pop()
+
+
+def _batches(parquet: pq.ParquetFile, group: int, rows: int, names: list[str]) -> Iterable[pa.RecordBatch]:
+    """A row group in batches of so many rows. Of one that is a batch no decoder keeps its pages."""
+    if rows >= parquet.metadata.row_group(group).num_rows:
+        return _each(parquet.read_row_group(group, columns=names).to_batches())
+    return parquet.iter_batches(batch_size=rows, row_groups=[group], columns=names)
+
+
+def _each(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    batches.reverse()
+    while batches:
+        yield batches.pop()
 
 
 def _may_fit(
