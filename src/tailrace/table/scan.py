@@ -121,14 +121,12 @@ def _read(
                     yield handed_on.pop()
 
 
-def _batches(parquet: pq.ParquetFile, group: int, rows: int, names: list[str]) -> Iterable[pa.RecordBatch]:
+def _batches(parquet: pq.ParquetFile, group: int, rows: int, names: list[str]) -> Iterator[pa.RecordBatch]:
     """A row group in batches of so many rows. Of one that is a batch no decoder keeps its pages."""
-    if rows >= parquet.metadata.row_group(group).num_rows:
-        return _each(parquet.read_row_group(group, columns=names).to_batches())
-    return parquet.iter_batches(batch_size=rows, row_groups=[group], columns=names)
-
-
-def _each(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if rows < parquet.metadata.row_group(group).num_rows:
+        yield from parquet.iter_batches(batch_size=rows, row_groups=[group], columns=names)
+        return
+    batches = parquet.read_row_group(group, columns=names).to_batches()
     batches.reverse()
     while batches:
         yield batches.pop()
