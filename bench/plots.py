@@ -14,7 +14,7 @@ from html import escape
 __all__ = ["Panel", "picture"]
 
 WIDTH, HEIGHT, COLUMNS = 360, 250, 2
-LEFT, RIGHT, TOP, BOTTOM = 62, 16, 34, 44
+LEFT, RIGHT, TOP, BOTTOM = 62, 16, 48, 44
 COLOURS = ("#3b82c4", "#d97706", "#2f9e62", "#b0489c")
 TEXT, LINE = "#7a7a7a", "#9a9a9a55"
 
@@ -84,7 +84,7 @@ def _panel(panel: Panel, left: int, top: int) -> list[str]:
             )
         if name:
             at = left + LEFT + 8 + 130 * number
-            out.append(f'<text x="{at}" y="{top + TOP}" fill="{colour}">● {escape(name)}</text>')
+            out.append(f'<text x="{at}" y="{top + TOP - 12}" fill="{colour}">● {escape(name)}</text>')
     return out
 
 
