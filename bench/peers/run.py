@@ -16,9 +16,8 @@ The node's own CPU time is taken from the system, for each reading. "bytes only"
 bytes and acknowledges them, so it shows what the node can send. "raw loopback" does not even have a node: a
 process sends as many bytes from its memory, and that is what the system can move.
 
-With snappy the documents are compressed in the bucket, and every reader takes them so; ours gives them to
-the application as they were written, as gocbcore and go-dcp do. java-dcp-client's low level, and its high
-level, are asked for the bytes only, and leave them compressed if they can.
+With snappy the documents are compressed in the bucket, every reader takes them so and gives them to the
+application as they were written: that is compared, too.
 
 java-dcp-client comes by Maven, gocbcore and go-dcp by Go. What a machine lacks is left out, and said. go-dcp
 asks for compressed values in any case, finds its node by HTTP, and is left out with TLS.
