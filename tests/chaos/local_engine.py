@@ -264,6 +264,7 @@ class Chaos:
             self._life = None
 
     def _live_to_the_end(self, life: Life, start_over: Iterable[int]) -> None:
+        woken = self.woken
         try:
             made = build_mirror(
                 ChaosJobs(self.rng),
@@ -285,7 +286,9 @@ class Chaos:
         except Killed:
             pass
         except (Fenced, TableChanged):  # whoever comes back finds the table another's, or far ahead
-            if not Sleeper.is_risen():
+            # ... and so may whoever has it, if the other one fell asleep while it claimed the tables: who
+            # starts takes over, however long the start took
+            if not Sleeper.is_risen() and self.woken == woken:
                 raise
         except (OSError, StorageError) as error:
             if "no space left" not in str(error).lower() and getattr(error, "errno", 0) != errno.ENOSPC:
