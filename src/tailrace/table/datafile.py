@@ -20,10 +20,11 @@ import pyarrow.parquet as pq
 
 from .. import rng as dice
 from ..clock import SYSTEM, Clock
+from ..files import Buffer
 from .contract import DataFile
 from .hashing import Hashes
 from .nested import leaf_paths
-from .store import TableStore
+from .store import TableStore, Writable
 from .typed import RESCUED
 
 __all__ = [
@@ -51,6 +52,8 @@ MAX_FILE_BYTES = 96 << 20
 _GROUP_ROWS = 64 << 10
 _GROUP_BYTES = 8 << 20
 """A row group: what a reader of a few rows of a file must decode."""
+
+_GATHERED_BYTES = 1 << 20
 
 _STATISTICS = ("key", "vbucket", "seqno", "event_time")
 """Columns by whose smallest and largest value engines skip files."""
@@ -136,7 +139,7 @@ class DataFileWriter:
         self._clock = clock
         self._schema = schema
         self._creating = store.create(self.path)
-        self._out = self._creating.__enter__()
+        self._out = _GatheredWrites(self._creating.__enter__())
         self._h1: list[Hashes] = []
         self._h2: list[Hashes] = []
         self._statistics = FileStatistics(schema)
@@ -178,6 +181,7 @@ class DataFileWriter:
             for part in self._h2:
                 self._out.write(part.astype("<u8", copy=False).tobytes())
             self._parquet.close()
+            self._out.flush()
             size = self._out.tell()
         except BaseException as error:
             self._abandon(error)
@@ -206,6 +210,49 @@ class DataFileWriter:
         except BaseException as raised:
             if raised is not error:
                 raise
+
+
+class _GatheredWrites:
+    """Arrow writes every page and its header by itself: thousands of calls for a file of many columns.
+
+    They are passed on a mebibyte or so at a time.
+    """
+
+    closed = False
+
+    def __init__(self, out: Writable) -> None:
+        self._out = out
+        self._parts: list[bytes] = []
+        self._waiting = 0
+
+    def write(self, data: Buffer) -> int:
+        part = bytes(data)  # Arrow uses its own memory again; bytes are not copied
+        self._parts.append(part)
+        self._waiting += len(part)
+        if self._waiting >= _GATHERED_BYTES:
+            self.flush()
+        return len(part)
+
+    def flush(self) -> None:
+        """Pass on what waits."""
+        parts, self._parts, self._waiting = self._parts, [], 0
+        if parts:
+            self._out.write(b"".join(parts))
+
+    def tell(self) -> int:
+        return self._out.tell() + self._waiting
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """The file is closed at the end of its block."""
 
 
 class _Abandoned(Exception):

@@ -34,8 +34,8 @@ __all__ = ["RESCUED", "DocumentShape", "ParsedDocuments"]
 RESCUED = "_rescued"
 """The column of what does not fit."""
 
-_BLOCK = 2048
-"""Documents that are read at once."""
+_BLOCK = 4096
+"""Documents that are read at once: what a call costs is shared by so many."""
 _STRIKES = 3
 """A field in which more documents of a block don't fit is read apart, document by document."""
 _SOME = 256
@@ -49,10 +49,13 @@ _BRACKETS = 400
 """A document with more of them is taken alone: Arrow's reader dies of deep nesting when it infers."""
 _GROUP = 32
 """So many documents are looked at together for that."""
+_CASE_BIT = ord("[") ^ ord("{")
+"""The one bit in which the two brackets differ."""
 _IN_ROW = re.compile(r" in row (\d+)$")
 _OF_TYPE = re.compile(r"Failed to convert JSON to (\w+)")
 _IN_FIELD = re.compile(r"Column\(/([^/)]+)")
 _NO_NUMBER = "NaN|Inf"
+_WINDOW = 64 << 10
 _BLANKS = " \t\r\n"
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The years 1 to 9999, which every engine has."""
@@ -266,11 +269,12 @@ def _odd_documents(values: pa.Array) -> NDArray[np.bool_]:
     data, offsets = _bytes_of(values)
     if _has(data, b"NaN") or _has(data, b"Inf"):
         odd |= _as_mask(pc.match_substring_regex(values, _NO_NUMBER), null=False)
+    edges = offsets.tolist()
     for first in range(0, len(values), _GROUP):
         last = min(first + _GROUP, len(values))
-        if _brackets(data[offsets[first] : offsets[last]]) > _BRACKETS:
+        if _brackets(data[edges[first] : edges[last]]) > _BRACKETS:
             for row in range(first, last):
-                odd[row] |= _brackets(data[offsets[row] : offsets[row + 1]]) > _BRACKETS
+                odd[row] |= _brackets(data[edges[row] : edges[row + 1]]) > _BRACKETS
     return odd
 
 
@@ -288,14 +292,19 @@ def _bytes_of(values: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
 
 
 def _brackets(data: NDArray[np.uint8]) -> int:
-    return int(np.count_nonzero(data == ord("[")) + np.count_nonzero(data == ord("{")))
+    return int(np.count_nonzero((data | _CASE_BIT) == ord("{")))
 
 
 def _has(data: NDArray[np.uint8], word: bytes) -> bool:
     """Whether a word of three letters stands in there; much faster than ``in`` of bytes."""
-    places = np.flatnonzero(data[: max(0, len(data) - 2)] == word[0])
-    places = places[data[places + 1] == word[1]]
-    return bool((data[places + 2] == word[2]).any())
+    for first in range(0, len(data), _WINDOW):  # what is compared stays in the processor's cache
+        window = data[first : first + _WINDOW + 2]
+        places = np.flatnonzero(window[: max(0, len(window) - 2)] == word[0])
+        if len(places):
+            places = places[window[places + 1] == word[1]]
+            if (window[places + 2] == word[2]).any():
+                return True
+    return False
 
 
 # together
