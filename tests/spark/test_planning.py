@@ -118,6 +118,17 @@ def test_a_task_reads_from_one_node() -> None:
     assert sorted(vbucket for task in tasks for vbucket in task) == list(range(64))
 
 
+def test_a_first_load_keeps_neighbours_together_whoever_has_them() -> None:
+    """Files of different tasks would overlap, and those of a first load are taken for ones that don't."""
+    homes = {vbucket: f"node {vbucket % 3}" for vbucket in range(64)}
+    tasks = divided(ranges(*[10_000] * 64), homes, 4, fresh=set(range(48)))
+    whole = [task for task in tasks if min(task) < 48]
+    assert [vbucket for task in whole for vbucket in task] == list(range(48))
+    assert len(whole) == 3
+    rest = [task for task in tasks if min(task) >= 48]
+    assert all(len({homes[vbucket] for vbucket in task}) == 1 for task in rest), "as ever"
+
+
 def test_work_that_is_not_even_is_divided_by_what_it_costs() -> None:
     tasks = divided(ranges(100_000, *[1_000] * 100), {}, 2)
     assert [len(task) for task in tasks] == [2, 99], "a stream costs something, too"

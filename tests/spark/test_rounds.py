@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,8 @@ from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.clock import SYSTEM
 from tailrace.connstr import parse
-from tailrace.spark.rounds.bucket import BucketWatch
+from tailrace.spark.rounds import planning
+from tailrace.spark.rounds.bucket import BucketState, BucketWatch
 from tailrace.spark.rounds.changes import CHANGES_SCHEMA
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.mirror import Mirror, MirrorSettings
@@ -104,10 +106,22 @@ def test_documents_overwrites_and_deletes_arrive(node: Any, table: MemoryTable) 
     assert_equal(node, table)
 
 
-def test_a_first_load_needs_no_compaction(table: MemoryTable, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_first_load_needs_no_compaction(
+    table: MemoryTable, monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
     """Its files hold neighbours and don't overlap, however many vbuckets there are and in whatever order a
-    server sends them: otherwise all of the table is written again by the next rounds.
+    server sends them: otherwise all of the table is written again by the next rounds. It is divided among
+    tasks, and nodes have every third vbucket each.
     """
+    monkeypatch.setattr(planning, "_TASK_CHANGES", 500)
+    look = BucketWatch.look
+
+    def look_elsewhere(watch: BucketWatch) -> BucketState:
+        state = look(watch)
+        return replace(state, homes={vbucket: f"node {vbucket % nodes}" for vbucket in state.homes})
+
+    monkeypatch.setattr(BucketWatch, "look", look_elsewhere)
     monkeypatch.setattr("tailrace.spark.rounds.targets.TableWriter", partial(TableWriter, max_rows=500))
     monkeypatch.setattr(_Waves, "FIRST_CHANGES", 60)
     monkeypatch.setattr(_Waves, "MOST_CHANGES", 100)

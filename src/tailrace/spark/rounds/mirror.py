@@ -342,7 +342,8 @@ class Mirror:
             ranges = with_branches(plan, state, self.tables, self.log, waiting)
             log = log_target(self.log, self._stands.of(self.log), state, decisions[-1], ranges)
         crash_point("mirror.after-plan")
-        pieces = divided(ranges, state.homes, self.jobs.parallelism)
+        fresh = {vbucket for vbucket, span in ranges.items() if not span.start.seqno}
+        pieces = divided(ranges, state.homes, self.jobs.parallelism, fresh)
         changes = sum(span.changes for span in ranges.values())
         description = f"tailrace mirror of {self.bucket_name}: round {number}, {changes} changes"
         asking = self.clock.monotonic()

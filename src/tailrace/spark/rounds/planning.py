@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -222,9 +223,17 @@ def _limited(ranges: Mapping[int, Range], max_changes: int, first: int) -> dict[
     return chosen
 
 
-def divided(ranges: Mapping[int, Range], homes: Mapping[int, str], parallelism: int) -> list[Ranges]:
+def divided(
+    ranges: Mapping[int, Range],
+    homes: Mapping[int, str],
+    parallelism: int,
+    fresh: AbstractSet[int] = frozenset(),
+) -> list[Ranges]:
     """Ranges as tasks of about equal work: neighbours of one node each, so that a task needs few connections
     and writes files whose rows lie close together.
+
+    ``fresh`` are vbuckets of which a table has nothing: they become files of the base, which must not overlap.
+    Neighbours among them stay together whoever has them, since nodes often have every third one or so.
     """
     if not ranges:
         return []
@@ -232,9 +241,10 @@ def divided(ranges: Mapping[int, Range], homes: Mapping[int, str], parallelism: 
     total = sum(costs.values())
     useful = max(1, total // _TASK_CHANGES)
     wanted = max(min(parallelism, useful), min(total // _LONG_TASK_CHANGES, 8 * parallelism))
-    by_home: dict[str, list[int]] = {}
+    by_home: dict[str | None, list[int]] = {}
     for vbucket in sorted(ranges):
-        by_home.setdefault(homes.get(vbucket, ""), []).append(vbucket)
+        home = None if vbucket in fresh else homes.get(vbucket, "")
+        by_home.setdefault(home, []).append(vbucket)
     tasks: list[Ranges] = []
     for vbuckets in by_home.values():
         cost = sum(costs[vbucket] for vbucket in vbuckets)
