@@ -33,6 +33,7 @@ from tailrace.spark.rounds.jobs import SparkJobs
 from tailrace.spark.rounds.setup import build_mirror
 from tailrace.spark.source.columns import COLUMN_TYPES
 from tailrace.spark.source.data_source import TailraceDataSource
+from tailrace.spark.stream_failures import with_the_reason_last
 
 ALL_COLUMNS = ", ".join(COLUMN_TYPES)
 
@@ -362,6 +363,38 @@ def test_on_an_executor_and_in_a_running_stream(spark: Any, node: Any, tmp_path:
         "checkpointLocation of its own SQLSTATE: 38000 SQLSTATE: XXKST"
     )
     assert "Traceback" not in str(caught.value)
+    assert str(caught.value).splitlines()[-1] == (
+        "tailrace.errors.UsageError: the checkpoint is of bucket 'default', but this query reads 'other'; "
+        "give each query a checkpointLocation of its own"
+    )
+    # columns that the source has not got
+    frame = spark.readStream.format("tailrace").options(**given(node)).schema("name STRING").load()
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "another"))
+    query = writer.trigger(availableNow=True).start()
+    with pytest.raises(Exception) as caught:
+        query.awaitTermination()
+    for failure in (caught.value, query.exception()):
+        lines = str(failure).splitlines()
+        reason = (
+            f"tailrace.errors.UsageError: the source has no column 'name'; it has {ALL_COLUMNS}. Fields of "
+            "documents become columns by ts.typed(frame, schema)"
+        )
+        assert reason in lines[0]
+        assert lines[-1] == reason
+
+
+def test_the_reason_of_a_failed_stream_stands_below_the_page_of_spark() -> None:
+    page = "\n=== Streaming Query ===\nIdentifier: [id = 1]\n\nLogical Plan:\nScan tailrace\n\n"
+    reason = "tailrace.errors.LoginError: the server refuses the login"
+    failed = "[STREAM_FAILED] Query [id = 1] terminated with exception: "
+    for said in (f"{failed}{reason} SQLSTATE: 38000 SQLSTATE: XXKST", f"{failed}Traceback\n x\n{reason}\n y"):
+        assert with_the_reason_last(said + page).splitlines() == [
+            *(said + page).rstrip().splitlines(),
+            "",
+            reason,
+        ]
+    for text in (failed + "something else" + page, reason, ""):
+        assert with_the_reason_last(text) == text
 
 
 @pytest.mark.spark

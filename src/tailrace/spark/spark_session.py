@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..files import DiskFiles
 from ..rng import unique_name
+from .stream_failures import end_with_the_reason
 from .worker_python import python_of_workers
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def session(app_name: str = "tailrace", *, master: str | None = None, **config: 
     for name, value in (_SETTINGS | config).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
+    end_with_the_reason()
     if not _is_found_by_spark():
         from .source.data_source import register
 

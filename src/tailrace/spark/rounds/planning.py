@@ -232,7 +232,7 @@ def divided(
     """Ranges as tasks of about equal work: neighbours of one node each, so that a task needs few connections
     and writes files whose rows lie close together.
 
-    ``fresh`` are vbuckets of which a table has nothing: they become files of the base, which must not overlap.
+    ``fresh`` are vbuckets of which a table has nothing: they become files of the base, which don't overlap.
     Neighbours among them stay together whoever has them, since nodes often have every third one or so.
     """
     if not ranges:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
-from ...errors import UsageError
+from ...errors import TailraceError, UsageError
 from ..archived_modules import forget_packages_in_archives
 from .columns import COLUMN_TYPES, column_types, ddl
 from .plain_errors import plain_errors
@@ -26,15 +26,18 @@ _NO_STREAMS = "readStream needs Spark 4.2 or newer; read, ts.mirror and ts.table
 
 
 class NoStreamReader(DataSourceStreamReader):
-    """In place of a stream's reader where Spark is too old for ours.
+    """In place of a stream's reader that can't be made.
 
     Spark hides what goes wrong while a reader is made, and shows what its calls raise.
     """
 
+    def __init__(self, why: TailraceError) -> None:
+        self._why = why
+
     def initialOffset(self) -> dict[str, Any]:
         """Refuse."""
         with plain_errors():
-            raise UsageError(_NO_STREAMS)
+            raise self._why
 
     def latestOffset(self, *_: Any) -> dict[str, Any]:
         """Refuse: a query that has a checkpoint begins here."""
@@ -42,7 +45,7 @@ class NoStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Nothing gets here."""
-        raise UsageError(_NO_STREAMS)
+        raise self._why
 
 
 class TailraceDataSource(DataSource):
@@ -89,10 +92,12 @@ class TailraceDataSource(DataSource):
         except ModuleNotFoundError as error:
             if error.name != "pyspark.sql.streaming.datasource":
                 raise
-            return NoStreamReader()
+            return NoStreamReader(UsageError(_NO_STREAMS))
         forget_packages_in_archives()
-        with plain_errors():
+        try:
             return StreamReader(self._given, schema)
+        except TailraceError as error:
+            return NoStreamReader(error.bare())
 
 
 def register(spark: SparkSession) -> None:
@@ -102,8 +107,10 @@ def register(spark: SparkSession) -> None:
     set.
     """
     from ..spark_session import check_python_of
+    from ..stream_failures import end_with_the_reason
 
     check_python_of(spark)
+    end_with_the_reason()
     try:
         spark.dataSource.register(TailraceDataSource)
     except Exception as error:
