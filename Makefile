@@ -35,7 +35,7 @@ check: $(STAMP) caches
 # Environments and jars are made below build/ and used again.
 interop: $(STAMP)
 	@for tool in java mvn go node npm; do command -v $$tool >/dev/null || echo "left out: what needs $$tool, which is not installed"; done
-	$(BIN)/pytest -n 2 --dist loadgroup -m interop tests/interop
+	$(BIN)/pytest -n 2 --dist loadgroup -m interop tests/interop tests/table/test_object_store.py
 
 # Readers of others beside ours, on one node in one run; PEERS='--docs 100000 --sizes 256' makes it short.
 peers: $(STAMP)

@@ -1,21 +1,39 @@
-"""An S3 server on loopback, and a proxy before it that loses answers, refuses and dawdles."""
+"""Object stores on loopback, and a proxy before them that loses answers, refuses and dawdles.
+
+An S3 API is served by moto. Google's XML API has the same requests and answers but for the login and one
+condition, which the proxy translates for the same server. (The emulators of Google's store know neither that
+condition in the XML API nor its uploads in parts.)
+"""
 
 from __future__ import annotations
 
+import base64
+import email.utils
+import hmac
 import http.client
 import http.server
+import json
+import re
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import boto3
+import pytest
 
 from ports import ReservedPort
+from table.independent import Row, check_rows, own_rows
+from tailrace.rng import unique_name
+from tailrace.table.contract import Table
 
 Fault = Literal["lost", "refused", "slow", "dropped"]
 Plan = Callable[[str, str], "Fault | None"]
@@ -75,10 +93,36 @@ def options_for(port: int, **more: str) -> dict[str, str]:
     }
 
 
+def google_options_for(port: int, **more: str) -> dict[str, str]:
+    account = {
+        "gcs_base_url": f"http://127.0.0.1:{port}",
+        "disable_oauth": True,
+        "client_email": "",
+        "private_key": "hush-hush-hush",
+        "private_key_id": "",
+    }
+    return {"google_service_account_key": json.dumps(account), "allow_http": "true", **more}
+
+
+_S3_LOGIN = (
+    "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+)
+
+
+def _as_s3(headers: dict[str, str]) -> dict[str, str]:
+    """The headers of a request to Google's store, for one to S3."""
+    given = {name.lower(): value for name, value in headers.items()}
+    generation = given.pop("x-goog-if-generation-match", None)
+    assert generation in (None, "0")
+    assert not any(name.startswith("x-goog-") for name in given)
+    condition = {} if generation is None else {"if-none-match": "*"}
+    return given | condition | {"authorization": _S3_LOGIN}
+
+
 class Proxy:
     """Stands before the server; ``plan`` can be set at any time."""
 
-    def __init__(self, upstream: int) -> None:
+    def __init__(self, upstream: int, *, is_google: bool = False) -> None:
         self.plan: Plan = lambda method, path: None
         self.struck: list[tuple[Fault, str, str]] = []
         proxy = self
@@ -88,9 +132,10 @@ class Proxy:
 
             def forward(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
-                fault = proxy.plan(self.command, self.path)
+                path = urllib.parse.unquote(self.path)  # Google's has its dots as %2E
+                fault = proxy.plan(self.command, path)
                 if fault:
-                    proxy.struck.append((fault, self.command, self.path))
+                    proxy.struck.append((fault, self.command, path))
                 if fault == "refused":
                     self.send_response(503)
                     self.send_header("content-length", "0")
@@ -103,7 +148,7 @@ class Proxy:
                 headers = {
                     name: value for name, value in self.headers.items() if name.lower() != "connection"
                 }
-                connection.request(self.command, self.path, body, headers)
+                connection.request(self.command, self.path, body, _as_s3(headers) if is_google else headers)
                 answer = connection.getresponse()
                 content = answer.read()
                 connection.close()
@@ -139,6 +184,124 @@ class Proxy:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """An object store on loopback."""
+
+    scheme: str
+    upstream: int
+    """The server itself."""
+    port: int
+    """Where it is asked."""
+    options_for: Callable[..., dict[str, str]]
+
+    @property
+    def options(self) -> dict[str, str]:
+        return self.options_for(self.port)
+
+    def check_rows(self, table: Table, expected: Mapping[str, Row]) -> None:
+        """All readers agree. That of delta-rs would not let the proxy run that translates for Google."""
+        if self.scheme == "gs":
+            assert own_rows(table) == dict(expected)
+        else:
+            check_rows(table, expected, self.options)
+
+    def place(self) -> str:
+        """For a table of its own."""
+        return f"{self.scheme}://{BUCKET}/{unique_name()}/table"
+
+    @contextmanager
+    def proxy(self) -> Iterator[Proxy]:
+        proxy = Proxy(self.upstream, is_google=self.scheme == "gs")
+        try:
+            yield proxy
+        finally:
+            proxy.close()
+
+
+@contextmanager
+def s3_cloud(port: int) -> Iterator[Cloud]:
+    """``port`` is that of a moto server."""
+    yield Cloud("s3", port, port, options_for)
+
+
+@contextmanager
+def google_cloud(port: int) -> Iterator[Cloud]:
+    """``port`` is that of a moto server."""
+    proxy = Proxy(port, is_google=True)
+    yield Cloud("gs", port, proxy.port, google_options_for)
+    proxy.close()
+
+
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""What every Azurite has; they are no secret."""
+
+
+def azure_options_for(port: int, **more: str) -> dict[str, str]:
+    return {
+        "azure_storage_account_name": AZURE_ACCOUNT,
+        "azure_storage_account_key": AZURE_KEY,
+        "azure_storage_endpoint": f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}",
+        "allow_http": "true",
+        **more,
+    }
+
+
+@contextmanager
+def azure_cloud(folder: Path) -> Iterator[Cloud]:
+    """Azurite, the emulator of Azure's store, by npm; skips the test if it can't be had."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("node and npm are not installed")
+    install = [
+        npm,
+        "install",
+        "--no-audit",
+        "--no-fund",
+        "--no-package-lock",
+        "--loglevel=error",
+        "azurite@3",
+    ]
+    done = subprocess.run(install, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"azurite can't be installed: {(done.stderr.strip().splitlines() or ['npm failed'])[-1]}")
+    program = folder / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+    settings = ["--blobHost", "127.0.0.1", "--blobPort", "0", "--inMemoryPersistence"]
+    settings += ["--skipApiVersionCheck", "--disableTelemetry"]
+    process = subprocess.Popen([node, str(program), *settings], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        said = ""
+        while not (listens := re.search(r"listens on http://127\.0\.0\.1:(\d+)", said)):
+            said = process.stdout.readline()
+            assert said, "azurite ended"
+        port = int(listens[1])
+        threading.Thread(target=process.stdout.read, daemon=True).start()  # so that it never waits
+        _make_container(port)
+        yield Cloud("az", port, port, azure_options_for)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _make_container(port: int) -> None:
+    date, version = email.utils.formatdate(usegmt=True), "2021-08-06"
+    signed = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:{version}\n"
+    signed += f"/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/{BUCKET}\nrestype:container"
+    signature = hmac.digest(base64.b64decode(AZURE_KEY), signed.encode(), "sha256")
+    headers = {
+        "x-ms-date": date,
+        "x-ms-version": version,
+        "Authorization": f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(signature).decode()}",
+        "Content-Length": "0",
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("PUT", f"/{AZURE_ACCOUNT}/{BUCKET}?restype=container", headers=headers)
+    assert connection.getresponse().status == 201
+    connection.close()
 
 
 def once(fault: Fault, method: str, part: str) -> Plan:

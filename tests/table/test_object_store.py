@@ -1,4 +1,7 @@
-"""Tables on an S3 API that is served on loopback: races, lost answers, refusals."""
+"""Tables on object stores that are served on loopback: races, lost answers, refusals.
+
+S3 and Google's store in every run, Azure's by its emulator in `make interop`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,18 @@ from collections.abc import Iterator
 import pytest
 
 from table.independent import SCHEMA, SOURCE, NaiveMirror, check_rows, own_rows
-from table.s3 import BUCKET, Fault, Proxy, moto_server, once, options_for
+from table.s3 import (
+    BUCKET,
+    Cloud,
+    Fault,
+    Proxy,
+    azure_cloud,
+    google_cloud,
+    moto_server,
+    once,
+    options_for,
+    s3_cloud,
+)
 from tailrace.clock import ManualClock
 from tailrace.model import Position
 from tailrace.rng import unique_name
@@ -33,6 +47,26 @@ def proxy(port: int) -> Iterator[Proxy]:
     proxy.close()
 
 
+AZURE = pytest.param("az", marks=[pytest.mark.interop, pytest.mark.timeout(1800)])
+"""Its emulator comes by npm, which may take a while."""
+
+
+@pytest.fixture(scope="module", params=["s3", "gs", AZURE])
+def cloud(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    if request.param == "az":
+        with azure_cloud(tmp_path_factory.mktemp("azurite")) as cloud:
+            yield cloud
+        return
+    with {"s3": s3_cloud, "gs": google_cloud}[request.param](request.getfixturevalue("port")) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def cloud_proxy(cloud: Cloud) -> Iterator[Proxy]:
+    with cloud.proxy() as proxy:
+        yield proxy
+
+
 def place() -> str:
     return f"s3://{BUCKET}/{unique_name()}/table"
 
@@ -45,9 +79,9 @@ def keys(numbers: range) -> list[str]:
     return [f"key::{number}" for number in numbers]
 
 
-def test_rounds_checkpoint_and_cleaning(port: int) -> None:
-    options = options_for(port)
-    uri = place()
+def test_rounds_checkpoint_and_cleaning(cloud: Cloud) -> None:
+    options = cloud.options
+    uri = cloud.place()
     table = DeltaMirrorTable.open_or_create(
         uri, schema=SCHEMA, source=SOURCE, storage_options=options, checkpoint_every=4
     )
@@ -56,7 +90,7 @@ def test_rounds_checkpoint_and_cleaning(port: int) -> None:
     mirror.change(keys(range(2000)))
     mirror.change(keys(range(0, 2000, 2)))
     mirror.change(keys(range(0, 2000, 3)), deleted=keys(range(1, 50, 2)))
-    check_rows(table, mirror.rows, options)
+    cloud.check_rows(table, mirror.rows)
     again = DeltaMirrorTable.open(uri, storage_options=options)
     assert again.files() == table.files()
     assert own_rows(again) == mirror.rows
@@ -66,8 +100,8 @@ def test_rounds_checkpoint_and_cleaning(port: int) -> None:
     assert table.maintain(force=True).versions_kept == 5
 
 
-def test_a_store_keeps_its_promises_on_s3(port: int) -> None:
-    store = TableStore(place(), options_for(port))
+def test_a_store_keeps_its_promises(cloud: Cloud) -> None:
+    store = TableStore(cloud.place(), cloud.options)
     assert store.put_if_absent("log/1", b"a")
     assert not store.put_if_absent("log/1", b"b")
     assert store.read("log/1") == b"a"
@@ -85,8 +119,8 @@ def test_a_store_keeps_its_promises_on_s3(port: int) -> None:
     assert list(store.list()) == []
 
 
-def test_two_mirrors_race(port: int) -> None:
-    options, uri = options_for(port), place()
+def test_two_mirrors_race(cloud: Cloud) -> None:
+    options, uri = cloud.options, cloud.place()
     start = threading.Barrier(2)
     tables: dict[str, DeltaMirrorTable] = {}
     ends: dict[str, BaseException | None] = {}
@@ -122,25 +156,25 @@ def test_two_mirrors_race(port: int) -> None:
 
 
 @pytest.mark.parametrize("fault", ["lost", "dropped", "refused", "slow"])
-def test_a_commit_whose_answer_goes_wrong(port: int, proxy: Proxy, fault: Fault) -> None:
-    uri = place()
-    table = make(uri, options_for(proxy.port))
+def test_a_commit_whose_answer_goes_wrong(cloud: Cloud, cloud_proxy: Proxy, fault: Fault) -> None:
+    uri = cloud.place()
+    table = make(uri, cloud.options_for(cloud_proxy.port))
     table.claim()
     mirror = NaiveMirror(table)
     mirror.change(keys(range(10)))
-    proxy.plan = once(fault, "PUT", f"{table.version + 1:020d}.json")
+    cloud_proxy.plan = once(fault, "PUT", f"{table.version + 1:020d}.json")
     before = table.version
     assert mirror.change(keys(range(5))) == before + 1
-    assert proxy.struck
-    check_rows(table, mirror.rows, options_for(port))
+    assert cloud_proxy.struck
+    cloud.check_rows(table, mirror.rows)
     mirror.change(keys(range(5)))
-    check_rows(DeltaMirrorTable.open(uri, storage_options=options_for(port)), mirror.rows, options_for(port))
+    cloud.check_rows(DeltaMirrorTable.open(uri, storage_options=cloud.options), mirror.rows)
 
 
-def test_a_commit_that_is_lost_for_good(port: int, proxy: Proxy) -> None:
+def test_a_commit_that_is_lost_for_good(cloud: Cloud, cloud_proxy: Proxy) -> None:
     """The store can't be reached any more; whether the commit stands shows when it can."""
-    uri = place()
-    table = make(uri, options_for(proxy.port, max_retries="1", retry_timeout="5"))
+    uri = cloud.place()
+    table = make(uri, cloud.options_for(cloud_proxy.port, max_retries="1", retry_timeout="5"))
     table.claim()
     mirror = NaiveMirror(table)
     mirror.change(keys(range(10)))
@@ -152,18 +186,17 @@ def test_a_commit_that_is_lost_for_good(port: int, proxy: Proxy) -> None:
             return "lost"
         return "dropped" if down.is_set() else None
 
-    proxy.plan = plan
-    with pytest.raises(StorageError, match=r"^can't \w+ s3://") as error:
+    cloud_proxy.plan = plan
+    with pytest.raises(StorageError, match=r"^can't \w+ (s3|gs|az)://") as error:
         mirror.change(keys(range(5)))
     assert "hush" not in str(error.value) and "\n" not in str(error.value)
-    proxy.plan = lambda method, path: None
+    cloud_proxy.plan = lambda method, path: None
     # it had been made: the round is found as done, and is not made a second time
     with pytest.raises(TableChanged):
         table.commit(Commit("TAILRACE ROUND"))
     assert own_rows(table) == mirror.rows
     assert (
-        table.current.positions
-        == DeltaMirrorTable.open(uri, storage_options=options_for(port)).current.positions
+        table.current.positions == DeltaMirrorTable.open(uri, storage_options=cloud.options).current.positions
     )
     table.commit(Commit("TAILRACE ROUND"))
 
