@@ -1,8 +1,8 @@
-"""A program: ``small_engines_read.py TABLE STAGES``. DataFusion and DuckDB read each stage and compare.
+"""A program: ``small_engines_read.py TABLE STAGES``. DataFusion, DuckDB and Daft read each stage and compare.
 
-Both take the Arrow rows of `tailrace.read_table`. Handed delta-rs' table provider, DataFusion 55 refuses
-where deletion vectors have to be applied, with an error and never with a wrong row. DuckDB has an extension
-for Delta, which it downloads from its own site: it is used where it can be had.
+DuckDB's extension for Delta, here from PyPI, reads the table itself. Handed delta-rs' table provider,
+DataFusion 55 refuses where deletion vectors have to be applied, and so does Daft: with an error and never
+with a wrong row. All three take the Arrow rows of `tailrace.read_table`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import daft
 import datafusion
 import duckdb
 from deltalake import DeltaTable
+from duckdb_extensions import import_extension
 
 import tailrace
 from table.aged_table import COLUMNS, Stage, load_stages, rows_by_key
@@ -32,32 +34,37 @@ def by_datafusion(table: str, stage: Stage) -> None:
     assert rows_by_key(rows) == stage.rows, stage.name
 
 
-def by_duckdb(table: str, stage: Stage, *, has_extension: bool) -> None:
-    if has_extension:
-        relation = duckdb.sql(f"select {COLUMNS} from delta_scan('{table}', version => {stage.version})")
-    else:
-        mirrored = tailrace.read_table(table, stage.version).to_arrow()
-        relation = duckdb.sql(f"select {COLUMNS} from mirrored")
-        del mirrored
-    assert relation is not None
-    rows = [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+def by_duckdb(table: str, stage: Stage) -> None:
+    mirrored = tailrace.read_table(table, stage.version).to_arrow()
+    for place in (f"delta_scan('{table}', version => {stage.version})", "mirrored"):
+        relation = duckdb.sql(f"select {COLUMNS} from {place}")
+        assert relation is not None
+        rows = [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+        assert rows_by_key(rows) == stage.rows, (stage.name, place)
+    del mirrored
+
+
+def by_daft(table: str, stage: Stage) -> None:
+    names = COLUMNS.split(", ")
+    try:
+        frame = daft.read_deltalake(table, version=stage.version).select(*names)
+        rows = frame.to_pylist()
+    except NotImplementedError as error:
+        assert "deletion vectors" in str(error), error
+        rows = (
+            daft.from_arrow(tailrace.read_table(table, stage.version).to_arrow()).select(*names).to_pylist()
+        )
     assert rows_by_key(rows) == stage.rows, stage.name
 
 
-def has_delta_extension() -> bool:
-    try:
-        duckdb.sql("install delta; load delta")
-    except duckdb.Error:
-        return False
-    return True
-
-
 def main(table: str, stages: str) -> None:
-    extension = has_delta_extension()
+    import_extension("delta")
+    duckdb.sql("load delta")
     for stage in load_stages(Path(stages)):
         by_datafusion(table, stage)
-        by_duckdb(table, stage, has_extension=extension)
-    print(f"datafusion {datafusion.__version__}, duckdb {duckdb.__version__}, its extension: {extension}")
+        by_duckdb(table, stage)
+        by_daft(table, stage)
+    print(f"datafusion {datafusion.__version__}, duckdb {duckdb.__version__}, daft {daft.__version__}")
 
 
 if __name__ == "__main__":

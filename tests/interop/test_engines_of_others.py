@@ -1,4 +1,4 @@
-"""Engines that the suite does not install read a mirrored table: delta-spark, DataFusion, DuckDB."""
+"""Engines that the suite does not install read a mirrored table: delta-spark, DataFusion, DuckDB, Daft."""
 
 from __future__ import annotations
 
@@ -38,13 +38,23 @@ def test_delta_spark(aged: tuple[Path, Path]) -> None:
     assert said.split()[-1].startswith(SPARK)
 
 
-def test_duckdb_and_datafusion(aged: tuple[Path, Path]) -> None:
+SMALL_ENGINES = (
+    "duckdb==1.5.5",
+    "duckdb-extensions==1.5.5",
+    "duckdb-extension-delta==1.5.5",
+    "datafusion==55.0.0",
+    "daft==0.7.26",
+)
+"""DuckDB's extension for Delta is on PyPI for this version and not yet for 2.0."""
+
+
+def test_duckdb_datafusion_and_daft(aged: tuple[Path, Path]) -> None:
     path, saved = aged
-    folder = ROOT / "build" / "interop" / "engines"
+    folder = ROOT / "build" / "interop" / f"engines-{'-'.join(SMALL_ENGINES)}"
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        install_or_skip(python, "duckdb==2.0.0", "datafusion==55.0.0")
+        install_or_skip(python, *SMALL_ENGINES)
         own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
         (own / "of_the_suite.pth").write_text(sysconfig.get_path("purelib") + "\n")
         (folder / "ready").touch()
