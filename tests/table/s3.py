@@ -271,15 +271,14 @@ def azure_cloud(folder: Path) -> Iterator[Cloud]:
     program = folder / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     settings = ["--blobHost", "127.0.0.1", "--blobPort", "0", "--inMemoryPersistence"]
     settings += ["--skipApiVersionCheck", "--disableTelemetry"]
-    process = subprocess.Popen([node, str(program), *settings], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    log = folder / "azurite.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen([node, str(program), *settings], stdout=out)
     try:
-        said = ""
-        while not (listens := re.search(r"listens on http://127\.0\.0\.1:(\d+)", said)):
-            said = process.stdout.readline()
-            assert said, "azurite ended"
+        while not (listens := re.search(r"listens on http://127\.0\.0\.1:(\d+)", log.read_text())):
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
         port = int(listens[1])
-        threading.Thread(target=process.stdout.read, daemon=True).start()  # so that it never waits
         _make_container(port)
         yield Cloud("az", port, port, azure_options_for)
     finally:
