@@ -86,11 +86,13 @@ def test_mypy_sees_names_and_types(tmp_path: Path) -> None:
         "tailrace.testing.node(vbukets=16)\n"
         "tailrace.testing.node(vbuckets='16')\n"
     )
+    # with our settings, so that what `make lint` has found out about the package need not be found out again
+    options = ["--config-file", "pyproject.toml", "--strict", "--no-error-summary"]
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(code)],
+        [sys.executable, "-m", "mypy", *options, str(code)],
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=Path(__file__).parents[2],
         check=False,
     )
     lines = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]

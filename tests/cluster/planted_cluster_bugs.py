@@ -196,7 +196,7 @@ BUGS = (
         "saved inside a snapshot",
         "A reader saves a position inside a snapshot as one where it is whole.",
         _saves_inside_a_snapshot,
-        10,
+        48,
     ),
     Bug(
         "folded changes forgotten",
@@ -238,6 +238,6 @@ BUGS = (
         "any copy promoted",
         "A failover promotes some copy, not the one with the most.",
         _promotes_the_first,
-        155,
+        71,
     ),
 )
