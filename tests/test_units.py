@@ -101,3 +101,8 @@ def test_a_message_stays_short_and_on_one_line() -> None:
     with pytest.raises(UsageError) as caught:
         units.parse_size("x\n" * 10_000)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+def test_numbers_are_shown_in_few_words() -> None:
+    assert units.shown_ranges([7, 2, 1, 0, 3]) == "0-3,7"
+    assert units.shown_ranges(range(0, 20, 2)) == "0,2,4,6,8,10,12,14,…"

@@ -1,12 +1,13 @@
 """Numbers, sizes, durations, shares and vbucket lists as people write them: in options, URLs and settings.
 
 The rules are written out by hand, because `int` and `float` also take ``1_000``, Arabic digits and ``nan``.
-Every function raises `UsageError` with a text that shows what would have been right.
+Every parser raises `UsageError` with a text that shows what would have been right.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from .errors import UsageError
 
@@ -19,6 +20,7 @@ __all__ = [
     "parse_share",
     "parse_size",
     "parse_vbuckets",
+    "shown_ranges",
 ]
 
 MAX_VBUCKETS = 1024
@@ -26,6 +28,8 @@ MAX_VBUCKETS = 1024
 
 KAFKA_PLACES = {"earliest": "beginning", "latest": "now"}
 """Where a reading begins, in words that people know from Kafka, and what they are called here."""
+
+_SHOWN_RANGES = 8
 
 _DIGITS = 20  # what a 64-bit number needs; more would only be work for int()
 _INTEGER = re.compile(rf"-?[0-9]{{1,{_DIGITS}}}")
@@ -107,3 +111,15 @@ def format_size(size: int) -> str:
 def _quoted(text: str) -> str:
     """The text as it came, but short and on one line."""
     return repr(text if len(text) <= 40 else text[:40] + "…")
+
+
+def shown_ranges(numbers: Iterable[int]) -> str:
+    """Numbers in few words: ``0-3,7``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
+    return ",".join(shown[:_SHOWN_RANGES]) + (",…" if len(shown) > _SHOWN_RANGES else "")

@@ -228,7 +228,7 @@ def group_options(function: F) -> F:
             "--group-timeout",
             type=DURATION,
             default=30.0,
-            help="Members that are silent for so long are given up.  [default: 30s]",
+            help="Give up members that are silent for this long.  [default: 30s]",
         ),
         click.option(
             "--slot",

@@ -52,7 +52,7 @@ def command(
 ) -> None:
     """Store a document.
 
-    Without VALUE it is read from stdin, byte for byte. What is JSON is stored as JSON.
+    Without VALUE, the value is read from stdin, byte for byte. What is JSON is stored as JSON.
     """
     data = standard_input().read() if value is None else value.encode("utf-8", "surrogateescape")
     expires_at_s = 0 if expiry is None else max(1, int(SYSTEM.time_ns() / 1e9 + expiry))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable
 from typing import Any
 
 from ..clock import Clock
 from ..logs import event_text, log_event
 
-__all__ = ["EventLog", "shown_ranges"]
+__all__ = ["EventLog"]
 
 _KEPT = 200
-_SHOWN_RANGES = 8
 
 
 class EventLog:
@@ -50,15 +48,3 @@ class EventLog:
         """
         ((most, _),) = Counter(kept["event"] for kept in self.recent).most_common(1)
         del self.recent[next(at for at, kept in enumerate(self.recent) if kept["event"] == most)]
-
-
-def shown_ranges(numbers: Iterable[int]) -> str:
-    """Numbers in few words: ``0-3,7``."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
-    return ",".join(shown[:_SHOWN_RANGES]) + (",…" if len(shown) > _SHOWN_RANGES else "")

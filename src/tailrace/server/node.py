@@ -20,11 +20,12 @@ from .. import rng as rng_
 from ..clock import SYSTEM, Clock
 from ..errors import UsageError
 from ..protocol.sasl import Users
+from ..units import shown_ranges
 from ..wire.admin import ClustermapChangeNotification
 from ..wire.codes import Datatype, Feature, VBucketState
 from ..wire.dialect import Role
 from .bucket import RunJob, ServedBucket, run_inline
-from .events import EventLog, shown_ranges
+from .events import EventLog
 from .replication import Dial, Replication
 from .session import Session
 from .settings import Settings

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
 from ...errors import TailraceError
 from ...rng import unique_name
+from ...units import shown_ranges
 from .progress import RoundProgress
 
 __all__ = ["MirrorHandle"]
 
 _KEPT_PROGRESS = 100
 _STOP_S = 60.0
-_SHOWN_RANGES = 8
 
 
 class MirrorHandle:
@@ -105,6 +105,7 @@ class MirrorHandle:
         if self._error is not None and not self.isActive:
             state = "failed"
         back = self._last_rollback
+        vbuckets = shown_ranges(back.rolled_back).replace(",", ", ") if back else ""
         return [
             ("state", state),
             ("error", str(self._error) if state == "failed" else ""),
@@ -114,9 +115,7 @@ class MirrorHandle:
             ("table version", ", ".join(map(str, last.versions)) if last else ""),
             (
                 "last rollback",
-                f"commit {back.batch}: {len(back.rolled_back)} vbuckets ({_ranges(back.rolled_back)})"
-                if back
-                else "none",
+                f"commit {back.batch}: {len(back.rolled_back)} vbuckets ({vbuckets})" if back else "none",
             ),
         ]
 
@@ -147,15 +146,3 @@ class MirrorHandle:
         self._changes += progress.changes
         if progress.rolled_back:
             self._last_rollback = progress
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers in few words: ``0-3, 7``."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
-    return ", ".join(shown[:_SHOWN_RANGES]) + (", …" if len(shown) > _SHOWN_RANGES else "")
