@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import click
@@ -21,15 +22,20 @@ from tailrace.store.base import StoreSettings
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tailrace"
 MODULES = {str(path.relative_to(SOURCE)): path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
-ACCESSES = {
-    name: {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
-    for name, text in MODULES.items()
-}
+
+
+@cache
+def accesses() -> dict[str, set[str]]:
+    """The attributes that each module reads. Not found out when this is imported, which every worker does."""
+    return {
+        name: {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+        for name, text in MODULES.items()
+    }
 
 
 def readers(attribute: str, *, without: str) -> list[str]:
     """The modules that read an attribute of this name, but for the one that declares it."""
-    return [name for name, attributes in ACCESSES.items() if attribute in attributes and name != without]
+    return [name for name, attributes in accesses().items() if attribute in attributes and name != without]
 
 
 def test_options_of_the_spark_source() -> None:
