@@ -43,7 +43,7 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
         "tail": "Show changes as they come.",
         "get": "Show a document.",
         "stats": "Show the server's figures.",
-        "collections": "Show, create and drop scopes and collections.",
+        "collections": "Show, create, modify and drop scopes and collections.",
     },
     "Move data": {
         "load": "Write documents, made up or from a file.",
