@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from .client.blocking import connect_sync as connect_sync
     from .client.checkpoints import FileState as FileState
     from .client.checkpoints import MemoryState as MemoryState
+    from .client.events import Aborted as Aborted
+    from .client.events import Committed as Committed
     from .client.events import Deletion as Deletion
     from .client.events import Expiration as Expiration
     from .client.events import Flush as Flush
     from .client.events import Mutation as Mutation
+    from .client.events import Prepared as Prepared
     from .client.events import Rollback as Rollback
     from .client.events import SeqnoAdvanced as SeqnoAdvanced
     from .client.events import Snapshot as Snapshot
@@ -45,10 +48,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _EVENTS = (
+    "Aborted",
+    "Committed",
     "Deletion",
     "Expiration",
     "Flush",
     "Mutation",
+    "Prepared",
     "Rollback",
     "SeqnoAdvanced",
     "Snapshot",

@@ -60,7 +60,7 @@ class Trait(IntFlag):
 
     DELETION = 0x01
     EXPIRATION = 0x02
-    SYSTEM_EVENT = 0x04
+    SYSTEM_EVENT = 0x04  # ... or a prepare or abort of a durable write: no document by itself
     XATTR = 0x08
     SNAPPY = 0x10
     COLLECTION = 0x20  # not the default one: the prefix is not the single byte 00

@@ -119,16 +119,16 @@ def _activates_too_early() -> AbstractContextManager[Any]:
 
 
 def _answers_without_a_majority() -> AbstractContextManager[Any]:
-    return mock.patch.object(CopyTracker, "_is_true", lambda self, vbucket, waiter: True)
+    return mock.patch.object(CopyTracker, "has_majority", lambda self, vbucket, seqno: True)
 
 
 def _counts_memory_as_disk() -> AbstractContextManager[Any]:
-    original = CopyTracker.reached
+    original = EngineVBucket.prepared_up_to
 
-    def reached(self: CopyTracker, vbucket: int, name: str, seqno: int, *, on_disk: bool) -> None:
-        original(self, vbucket, name, seqno, on_disk=True)
+    def prepared_up_to(self: EngineVBucket, in_memory: int, on_disk: int) -> int:
+        return original(self, in_memory, in_memory)
 
-    return mock.patch.object(CopyTracker, "reached", reached)
+    return mock.patch.object(EngineVBucket, "prepared_up_to", prepared_up_to)
 
 
 @contextmanager
@@ -220,13 +220,13 @@ BUGS = (
         "durable without a majority",
         "A durable write is answered when the active has it.",
         _answers_without_a_majority,
-        1,
+        367,
     ),
     Bug(
         "memory counted as disk",
         "What a replica has in memory is counted as persisted.",
         _counts_memory_as_disk,
-        62,
+        200,
     ),
     Bug(
         "failed over and still alive",

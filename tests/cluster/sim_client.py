@@ -35,6 +35,8 @@ class Ack:
     level: DurabilityLevel | None
     vb_uuid: int = 0
     seqno: int = 0
+    cas: int = 0
+    deleted: bool = False
     failures: set[str] = field(default_factory=set)
     """Nodes that were lost since it was answered."""
     is_void: bool = False
@@ -83,6 +85,7 @@ class _Connection:
             elif (ack := self.operations.pop(frame.opaque, None)) is not None:
                 if frame.status == Status.SUCCESS and not ack.is_void:
                     ack.vb_uuid, ack.seqno = struct.unpack_from(">QQ", frame.body)
+                    ack.cas = frame.cas
                     self._client.on_ack(ack)
                 elif frame.status == Status.NOT_MY_VBUCKET:
                     self._client.learn(frame.body, self.port)
@@ -160,7 +163,9 @@ class Client:
                 opaque=self._opaque,
                 framing=framing,
             )
-        connection.operations[self._opaque] = Ack(vbucket, wire_key, self.name_of(port), level)
+        connection.operations[self._opaque] = Ack(
+            vbucket, wire_key, self.name_of(port), level, deleted=isinstance(request, Delete)
+        )
         connection.out += request.encode()
         durably = "" if level is None else f", {level.name}"
         return f"write {self._number} of {key.decode()} to {self.name_of(port)}{durably}"

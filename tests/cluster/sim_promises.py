@@ -9,6 +9,7 @@ from collections.abc import Callable
 from cluster.sim_client import Ack, Client
 from cluster.sim_network import Network
 from cluster.sim_truth import Wrong
+from tailrace.store.format import cas_of
 from tailrace.store.vbucket_history import History
 from tailrace.wire.codes import DurabilityLevel
 
@@ -70,11 +71,31 @@ class Promises:
         for ack in self._acks:
             if ack.vbucket != active.id:
                 continue
+            if ack.level is not None:
+                self._check_durable(ack, active)
+                continue
             branch = active.failover_log.branch_of(ack.seqno)
             if ack.seqno > active.high_seqno or branch not in (ack.vb_uuid, 0):
-                level = "answered" if ack.level is None else f"answered as {ack.level.name}"
-                raise Wrong(
-                    f"{ack.key!r} at {ack.seqno} of {ack.vb_uuid:#x} in vbucket {ack.vbucket} was {level} by "
-                    f"{ack.by} and is lost; the active has {active.high_seqno} of "
-                    f"{active.failover_log.to_json()}"
-                )
+                raise self._lost(ack, active)
+
+    def _check_durable(self, ack: Ack, active: History) -> None:
+        """A new active may have committed it once more, with another seqno, or be about to."""
+        frame = active.get_any(ack.key)  # type: ignore[attr-defined]
+        newest = 0 if frame is None else cas_of(frame)
+        prepared = [prepare.seqno for prepare in active.undecided if prepare.key == ack.key]  # type: ignore[attr-defined]
+        for seqno in prepared:
+            frame = active.frame_at(seqno)
+            assert frame is not None
+            newest = max(newest, cas_of(frame))
+        if not newest and ack.deleted and active.purge_seqno:
+            return  # it was, and the tombstone is forgotten
+        if newest < ack.cas:
+            raise self._lost(ack, active)
+
+    @staticmethod
+    def _lost(ack: Ack, active: History) -> Wrong:
+        level = "answered" if ack.level is None else f"answered as {ack.level.name}"
+        return Wrong(
+            f"{ack.key!r} at {ack.seqno} of {ack.vb_uuid:#x} in vbucket {ack.vbucket} was {level} by "
+            f"{ack.by} and is lost; the active has {active.high_seqno} of {active.failover_log.to_json()}"
+        )

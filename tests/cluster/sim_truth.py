@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from hashlib import sha256
 
 from cluster.sim_nodes import Machine
+from tailrace.frames import OPCODE_AT
 from tailrace.history import FailoverLog
-from tailrace.store.format import StoredDocument
+from tailrace.store.format import UNSEEN, StoredDocument, aborted, frame_key, rev_of
 from tailrace.store.vbucket_history import History
-from tailrace.wire.codes import VBucketState
+from tailrace.wire.codes import DcpOpcode, VBucketState
 
 VBUCKETS = 4
 KEYS = [b"key-%d" % number for number in range(16)]
@@ -94,6 +95,8 @@ class Truth:
         branch = vbucket.failover_log.branch_of(seqno)
         if frame is None or not branch:
             return
+        if frame[OPCODE_AT] == DcpOpcode.ABORT:  # when it was made is not told to others
+            frame = aborted(vbucket.id, frame_key(frame), seqno, rev_of(frame), 0)
         name = vbucket.id, branch, seqno
         if may_be_new:
             self._changes.setdefault(name, frame)
@@ -125,7 +128,7 @@ class Truth:
         state: dict[bytes, bytes] = {}
         for at in range(1, seqno + 1):
             frame = self._changes.get((number, log.branch_of(at), at))
-            if frame is not None:
+            if frame is not None and frame[OPCODE_AT] not in UNSEEN:
                 document = StoredDocument.of(frame)
                 if document.deleted:
                     state.pop(document.key, None)

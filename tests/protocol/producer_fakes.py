@@ -127,6 +127,12 @@ class FakeVBucket:
         self.waiting: dict[Callable[[], None], None] = {}
         self.fails_with: Exception | None = None
         self.high_seqno = 0
+        self.has_unseen = False
+        self.undecided: list[Any] = []
+
+    @property
+    def visible_seqno(self) -> int:
+        return self.high_seqno
 
     @property
     def uuid(self) -> int:
@@ -362,11 +368,11 @@ class FakeHost:
         self.disk_share = 0.1
         self.rewrites: list[tuple[Callable[[Any], Any], Callable[[str | None], None]]] | None = None
         """Not None: kept here for the test, instead of being done at once."""
-        self.reached: list[tuple[int, str, int, bool]] = []
+        self.reached: list[tuple[int, str, int]] = []
         self.replicas_gone: list[str] = []
 
-    def replica_reached(self, vbucket: int, name: str, seqno: int, *, on_disk: bool) -> None:
-        self.reached.append((vbucket, name, seqno, on_disk))
+    def replica_reached(self, vbucket: int, name: str, seqno: int) -> None:
+        self.reached.append((vbucket, name, seqno))
 
     def replica_gone(self, name: str) -> None:
         self.replicas_gone.append(name)

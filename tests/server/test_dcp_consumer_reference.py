@@ -89,9 +89,10 @@ def test_system_xattrs_have_a_limit(replica: RunningNode) -> None:
 @pytest.mark.parametrize(
     ("message", "status"),
     [
-        (DcpPrepare(key=b"k", by_seqno=1, rev_seqno=1, cas=1), Status.NOT_SUPPORTED),
-        (DcpCommit(key=b"k", prepared_seqno=1, commit_seqno=2), Status.KEY_ENOENT),
-        (DcpAbort(key=b"k", prepared_seqno=1, abort_seqno=2), Status.KEY_ENOENT),
+        # before any marker
+        (DcpPrepare(key=b"k", by_seqno=1, rev_seqno=1, cas=1), Status.ERANGE),
+        (DcpCommit(key=b"k", prepared_seqno=1, commit_seqno=2), Status.ERANGE),
+        (DcpAbort(key=b"k", prepared_seqno=1, abort_seqno=2), Status.ERANGE),
         (DcpOsoSnapshot(flags=1), Status.NOT_SUPPORTED),
         (
             DcpCacheTransfer(value=CacheTransferRecord(1, 1, 1, 0, 0, 0, 0, b"\0k", b"v").encode()),

@@ -66,13 +66,13 @@ def test_a_majority_has_it_when_it_is_answered(nodes: list[RunningNode], level: 
     for number in range(5):
         key = b"key-%d" % number
         assert write(active, key, level, 60_000) == Status.SUCCESS
-        assert replica.get(key, vbucket=0) is not None
-        seqno = active.high_seqno(0)
+        assert active.get(key) is not None
+        prepared = active.high_seqno(0) - 1  # and then the commit
         row = replica.replication_status()["0"]
-        assert row["complete_seqno"] >= seqno
-        assert active.replication_status()["0"]["persisted_seqno"] >= seqno
+        assert row["complete_seqno"] >= prepared
+        assert active.replication_status()["0"]["persisted_seqno"] >= prepared
         if level == DurabilityLevel.PERSIST_TO_MAJORITY:
-            assert row["persisted_seqno"] >= seqno
+            assert row["persisted_seqno"] >= prepared
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -140,14 +140,13 @@ def test_it_is_answered_when_all_is_true_at_once() -> None:
     copies = server_durability.CopyTracker()
     addresses = [NodeAddress(port=port, host="127.0.0.1") for port in (1, 2, 3)]
     copies.set_map(bucket_map("default", addresses, [[0, 1, 2]], epoch=2, rev=1, this_node=0))
-    answers: list[bool] = []
-    copies.wait(0, 5, DurabilityLevel.MAJORITY, answers.append, lambda: False)
-    copies.reached(0, "127.0.0.1:2", 5, on_disk=False)
+    copies.reached(0, "127.0.0.1:2", 5)
     copies.gone("127.0.0.1:2")
     copies.persisted(0, 5)
-    assert answers == []
-    copies.reached(0, "127.0.0.1:3", 5, on_disk=False)
-    assert answers == [True]
+    assert not copies.has_majority(0, 5)
+    copies.reached(0, "127.0.0.1:3", 5)
+    assert copies.has_majority(0, 5)
+    assert not copies.has_majority(0, 6)
 
 
 class TestOutOfOrder:
@@ -168,7 +167,7 @@ class TestOutOfOrder:
 
     def durable(self, opaque: int) -> Set:
         framing = encode_frame_infos([Durability(DurabilityLevel.MAJORITY, 60_000).encode()])
-        return Set(key=b"k", value=b"1", framing=framing, opaque=opaque)
+        return Set(key=b"k%d" % opaque, value=b"1", framing=framing, opaque=opaque)
 
     def test_others_overtake_it(self) -> None:
         bench, session = self.open(Feature.UNORDERED_EXECUTION)
@@ -179,7 +178,7 @@ class TestOutOfOrder:
         (refused,) = ask(bench, session, admin.Hello(opaque=5))
         assert refused.status == Status.NOT_SUPPORTED, "what it would change is in use"
         bench.run_jobs()
-        bench.node.buckets["default"].durability.reached(0, "b:2", 2, on_disk=False)
+        bench.node.buckets["default"].durability.reached(0, "b:2", 2)
         assert [(frame.opaque, frame.status) for frame in take(session)] == [(1, 0), (3, 0)]
         assert session.unfinished == 0
 
@@ -187,7 +186,7 @@ class TestOutOfOrder:
         bench, session = self.open()
         assert ask(bench, session, self.durable(1), admin.Noop(opaque=2)) == []
         bench.run_jobs()
-        bench.node.buckets["default"].durability.reached(0, "b:2", 1, on_disk=False)
+        bench.node.buckets["default"].durability.reached(0, "b:2", 1)
         assert [frame.opaque for frame in take(session)] == [1, 2]
 
     def test_nor_does_a_stream_begin_before_it_is_answered(self) -> None:
@@ -197,7 +196,7 @@ class TestOutOfOrder:
         assert ask(bench, session, *requests) == []
         assert ask(bench, session, Get(key=b"k", opaque=4), admin.Noop(opaque=5)) == []
         bench.run_jobs()
-        bench.node.buckets["default"].durability.reached(0, "b:2", 1, on_disk=False)
+        bench.node.buckets["default"].durability.reached(0, "b:2", 1)
         answers: list[int] = []
         for _ in range(5):  # each in a turn of its own, at the most
             answers += [frame.opaque for frame in take(session)]
@@ -221,7 +220,7 @@ class TestOutOfOrder:
         ask(bench, session, self.durable(1), admin.Quit(opaque=2))
         assert not session.closed
         bench.run_jobs()
-        bench.node.buckets["default"].durability.reached(0, "b:2", 1, on_disk=False)
+        bench.node.buckets["default"].durability.reached(0, "b:2", 1)
         assert [frame.opaque for frame in take(session)] == [1]
         assert session.closed
 
@@ -239,9 +238,9 @@ class TestOutOfOrder:
         assert [frame.opaque for frame in ask(bench, session, *requests)] == [2]
         bench.run_jobs()
         copies = bench.node.buckets["default"].durability
-        copies.reached(0, "b:2", 1, on_disk=False)
+        copies.reached(0, "b:2", 1)
         assert [frame.opaque for frame in take(session)] == [1, 3, 5]
-        copies.reached(0, "b:2", 2, on_disk=False)
+        copies.reached(0, "b:2", 2)
         assert [frame.opaque for frame in take(session)] == [4]
 
     def test_a_durable_write_is_a_barrier_itself(self) -> None:
@@ -251,7 +250,7 @@ class TestOutOfOrder:
         assert ask(bench, session, self.durable(1), barrier, admin.Noop(opaque=3)) == []
         assert session.unfinished == 2
         bench.run_jobs()
-        bench.node.buckets["default"].durability.reached(0, "b:2", 2, on_disk=False)
+        bench.node.buckets["default"].durability.reached(0, "b:2", 2)
         assert [frame.opaque for frame in take(session)] == [1, 2, 3]
         assert session.unfinished == 0
 
@@ -275,9 +274,7 @@ def test_a_node_that_the_map_leaves_out_is_no_copy() -> None:
     copies = server_durability.CopyTracker()
     addresses = [NodeAddress(port=port, host="127.0.0.1") for port in (1, 2, 3, 4)]
     copies.set_map(bucket_map("default", addresses, [[0, 1, 2]], epoch=2, rev=1, this_node=0))
-    answers: list[bool] = []
-    copies.wait(0, 5, DurabilityLevel.MAJORITY, answers.append, lambda: False)
     copies.persisted(0, 5)
     copies.set_map(bucket_map("default", addresses, [[1, 2, 3]], epoch=2, rev=2, this_node=0))
-    copies.reached(0, "127.0.0.1:4", 5, on_disk=False)
-    assert answers == [], "one of three copies has it"
+    copies.reached(0, "127.0.0.1:4", 5)
+    assert not copies.has_majority(0, 5), "one of three copies has it"

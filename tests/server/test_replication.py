@@ -265,7 +265,7 @@ def test_a_controller_adds_a_stream_and_pushes_a_snapshot(replica: RunningNode) 
         row = replica.replication_status()["0"]
         assert (row["high_seqno"], row["complete_seqno"]) == (9, 9)
         assert peer.status_of(marker(opaque, 10, 11)) == 0
-        assert peer.seqnos and set(peer.seqnos) == {9}
+        assert not peer.seqnos, "there was nothing to prepare"
     assert replica.failover_log(0) == [(0xBBBB, 5), (0xAAAA, 0)]
     frames, _ = contents(replica, 0)
     assert [int.from_bytes(frame[24:32], "big") for frame in frames] == [6, 8, 9]

@@ -566,6 +566,7 @@ class TestStats:
         assert names == {
             "high_seqno", "abs_high_seqno", "last_persisted_seqno", "uuid", "purge_seqno",
             "last_persisted_snap_start", "last_persisted_snap_end", "max_visible_seqno",
+            "high_prepared_seqno",
         }  # fmt: skip
         assert set(stats(wire, b"vbucket-seqno 2")) == {f"vb_2:{name}" for name in names}
         log = shared_node.failover_log(1)

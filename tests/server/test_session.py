@@ -114,9 +114,10 @@ def test_an_answer_that_waits_for_the_disk_keeps_its_place() -> None:
 def test_one_commit_for_all_that_wait() -> None:
     bench = Bench()
     sessions = [bench.session() for _ in range(3)]
-    for session in sessions:
+    for number, session in enumerate(sessions):
         for at in range(5):
-            ask(bench, session, kv.Set(key=b"k%d" % at, value=b"v", opaque=at, framing=durable()))
+            key = b"k%d-%d" % (number, at)
+            ask(bench, session, kv.Set(key=key, value=b"v", opaque=at, framing=durable()))
     assert len(bench.jobs) == 1  # the first began one; the others are taken by the next
     bench.run_jobs()
     assert bench.node.buckets["default"].work.flush_times.count == 2
@@ -126,7 +127,7 @@ def test_one_commit_for_all_that_wait() -> None:
 def test_too_many_unfinished_commands_hold_up_the_rest() -> None:
     bench = Bench(max_in_flight=3)
     session = bench.session()
-    requests = [kv.Set(key=b"k", value=b"v", opaque=at, framing=durable()) for at in range(10)]
+    requests = [kv.Set(key=b"k%d" % at, value=b"v", opaque=at, framing=durable()) for at in range(10)]
     assert ask(bench, session, *requests) == []
     assert session.unfinished == 3
     assert not session.wants_data

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 
 import tailrace.testing
+from server.controller import until
+from server.serverkit import Wire
 from spark.local_jobs import LocalJobs
 from spark.naive import Doc, bucket_state
 from table.memory_table import MemoryTable
@@ -32,6 +34,9 @@ from tailrace.table.contract import Commit, TableChanged
 from tailrace.table.datafile import BASE
 from tailrace.table.rows import key_bytes, table_schema
 from tailrace.table.sink import TableWriter
+from tailrace.wire.codes import DurabilityLevel, Feature
+from tailrace.wire.fields import Durability, encode_frame_infos
+from tailrace.wire.kv import Delete, Set
 
 VBUCKETS = 8
 
@@ -159,6 +164,44 @@ def test_a_failover_that_loses_changes(node: Any, table: MemoryTable) -> None:
     assert {vbucket for progress in said for vbucket in progress.rolled_back} == set(range(VBUCKETS))
     assert [commit.operation for commit in table.commits][-2:] == ["TAILRACE ROLLBACK", "TAILRACE ROUND"]
     assert_equal(node, table)
+
+
+def test_durable_writes_and_a_failover(node: Any, table: MemoryTable) -> None:
+    """One is undecided when a round ends; its commit is taken back, and it is committed again."""
+    framing = encode_frame_infos([Durability(DurabilityLevel.MAJORITY, 60_000).encode()])
+
+    def place(number: int) -> dict[str, Any]:
+        key = f"k{number}"
+        return {"key": key.encode(), "vbucket": node.vbucket_of(key), "framing": framing}
+
+    def undecided() -> Any:
+        return node.call(lambda n: sum(len(vbucket.undecided) for vbucket in n.buckets["default"].store))
+
+    fill(node, 40)
+    with Wire(node.port) as wire:
+        wire.hello(Feature.ALT_REQUEST_SUPPORT, Feature.SYNC_REPLICATION, Feature.XERROR)
+        for number in range(0, 40, 4):
+            wire.ok(Set(value=b'{"durable":1}', **place(number)))
+            wire.ok(Delete(**place(number + 1)))
+        once(node, table)
+        assert_equal(node, table)
+        node.stop_persistence()
+        wire.send(Set(value=b'{"durable":2}', opaque=5, **place(2)))
+        until(undecided, "nothing was prepared")
+        fill(node, 40, 8, "plain")
+        once(node, table)
+        assert_equal(node, table)
+        node.start_persistence()
+        assert wire.frame().status == 0
+    once(node, table)
+    assert_equal(node, table)
+    vbucket = node.vbucket_of("k2")
+    node.rewind(vbucket, node.high_seqno(vbucket) - 1)
+    until(lambda: not undecided(), "it was not committed again")
+    said = once(node, table)
+    assert {number for progress in said for number in progress.rolled_back} == {vbucket}
+    assert_equal(node, table)
+    assert b'{"durable":2}' in {document.value for document in documents(table.rows()).values()}
 
 
 def test_a_rollback_is_noticed_where_nothing_else_is_new(node: Any, table: MemoryTable) -> None:

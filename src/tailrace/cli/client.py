@@ -32,6 +32,7 @@ __all__ = [
     "source_options",
     "start_option",
     "state_option",
+    "sync_replication_option",
     "tls_from",
     "tls_options",
 ]
@@ -138,6 +139,15 @@ def persisted_options(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def sync_replication_option(function: F) -> F:
+    """The option ``--sync-replication``."""
+    return click.option(
+        "--sync-replication",
+        is_flag=True,
+        help="Show durable writes as they go: prepare, commit and abort.",
+    )(function)
 
 
 class _StartChoice(click.Choice[str]):
@@ -278,6 +288,7 @@ def connect_options(url: ConnectionString, options: dict[str, Any], **more: Any)
         "scope": options["scope"],
         "collections": options["collections"],
         "every_version": options.get("every_version", False),
+        "sync_replication": options.get("sync_replication", False),
         "include_system": options.get("include_system", False),
         "include_transactions": options.get("include_transactions", False),
         "persisted_only": options.get("persisted_only", False),

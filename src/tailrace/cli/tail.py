@@ -27,6 +27,7 @@ from .client import (
     source_options,
     start_option,
     state_option,
+    sync_replication_option,
     tap_name_option,
     tls_options,
 )
@@ -74,6 +75,7 @@ tailrace tail couchbase://127.0.0.1 --group billing --group-store /shared/groups
 @left_out_options
 @persisted_options
 @every_version_option
+@sync_replication_option
 @tls_options
 @http_options
 def command(

@@ -14,13 +14,14 @@ import numpy as np
 
 from ..protocol.dcp.delivery import ChangeDelivery
 from ..snappy import inflate
-from ..wire.codes import Datatype, DcpOpcode, Magic
+from ..wire.codes import Datatype, DcpOpcode, DurabilityLevel, Magic
 from ..wire.dcp import DELETION_V1, DELETION_V2, EXPIRATION
-from ..wire.fields import split_xattrs
+from ..wire.dcp_replication import DcpAbort, DcpCommit, DcpPrepare
+from ..wire.fields import decode_leb128, split_xattrs
 from ..wire.header import HEADER_LAYOUT, HEADER_SIZE
-from .events import Change, Deletion, Expiration, Mutation
+from .events import Aborted, Change, Committed, Deletion, DurableWrite, Expiration, Mutation, Prepared
 
-__all__ = ["make_changes"]
+__all__ = ["make_changes", "make_durable_write"]
 
 _EXTRAS_LENGTH_AT = HEADER_LAYOUT.at("extras_length")
 _FRAMING_LENGTH_AT = HEADER_LAYOUT.at("key_length")  # of a flexible frame: its first byte
@@ -149,6 +150,43 @@ def any_changes(delivery: ChangeDelivery) -> Iterator[Change]:
             (time_s,) = _unpack_delete_time(data, _extras_at(data, start))
         made = Deletion if opcode == DcpOpcode.DELETION else Expiration
         yield made(vbucket, vb_uuid, seqno, rev, cas, key, time_s, snapshot, collection, xattrs)
+
+
+def make_durable_write(
+    message: DcpPrepare | DcpCommit | DcpAbort, vb_uuid: int, snapshot: tuple[int, int], *, collections: bool
+) -> DurableWrite:
+    """The event of a message about a durable write."""
+    key, collection = message.key, 0
+    if collections:
+        collection, size = decode_leb128(key)
+        key = key[size:]
+    match message:
+        case DcpCommit():
+            seqno, prepared = message.commit_seqno, message.prepared_seqno
+            return Committed(message.vbucket, vb_uuid, seqno, prepared, key, snapshot, collection)
+        case DcpAbort():
+            seqno, prepared = message.abort_seqno, message.prepared_seqno
+            return Aborted(message.vbucket, vb_uuid, seqno, prepared, key, snapshot, collection)
+    value, xattrs = message.value, None
+    if message.datatype & _PACKED and value:
+        value, xattrs = _unpack(value, message.datatype)
+    return Prepared(
+        message.vbucket,
+        vb_uuid,
+        message.by_seqno,
+        message.rev_seqno,
+        message.cas,
+        key,
+        value,
+        message.flags,
+        message.expiry,
+        message.datatype & _JSON,
+        bool(message.deleted),
+        DurabilityLevel(message.durability).name.lower(),
+        snapshot,
+        collection,
+        xattrs,
+    )
 
 
 def _extras_at(data: memoryview, start: int) -> int:

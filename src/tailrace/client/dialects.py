@@ -25,6 +25,7 @@ _NOT_OLD = (
     "priority",
     "backfill_order",
     "every_version",
+    "sync_replication",
     "out_of_order",
     "on_wire",
     "group_store",

@@ -14,12 +14,16 @@ from typing import Any, TypeAlias
 from ..wire.codes import Datatype
 
 __all__ = [
+    "Aborted",
     "Change",
+    "Committed",
     "Deletion",
+    "DurableWrite",
     "Event",
     "Expiration",
     "Flush",
     "Mutation",
+    "Prepared",
     "Rollback",
     "SeqnoAdvanced",
     "Snapshot",
@@ -148,6 +152,59 @@ class SystemEvent:
 
 
 @dataclass(slots=True)
+class Prepared:
+    """A durable write has begun (``sync_replication=True``).
+
+    Nobody reads it before it is committed: by a `Committed`, or by any other change of the document where the
+    server no longer tells them apart.
+    """
+
+    vbucket: int
+    vb_uuid: int
+    seqno: int
+    rev: int
+    cas: int
+    key: bytes
+    value: bytes = field(repr=False)
+    flags: int
+    expiry: int
+    """Of a deletion the time of it."""
+    datatype: int
+    deleted: bool
+    level: str
+    """``majority``, ``majority_and_persist_on_active`` or ``persist_to_majority``."""
+    snapshot: tuple[int, int]
+    collection_id: int = 0
+    xattrs: dict[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class Committed:
+    """A prepared write is true: the document is as its `Prepared` says, with this seqno."""
+
+    vbucket: int
+    vb_uuid: int
+    seqno: int
+    prepared_seqno: int
+    key: bytes
+    snapshot: tuple[int, int]
+    collection_id: int = 0
+
+
+@dataclass(slots=True)
+class Aborted:
+    """A prepared write was given up; its `Prepared` may not have come."""
+
+    vbucket: int
+    vb_uuid: int
+    seqno: int
+    prepared_seqno: int
+    key: bytes
+    snapshot: tuple[int, int]
+    collection_id: int = 0
+
+
+@dataclass(slots=True)
 class SeqnoAdvanced:
     """The position moved on although the change there is not for this stream."""
 
@@ -169,5 +226,10 @@ class StreamEnd:
 Change: TypeAlias = Mutation | Deletion | Expiration
 """What happened to a document."""
 
-Event: TypeAlias = Change | Snapshot | Rollback | Flush | SystemEvent | SeqnoAdvanced | StreamEnd
+DurableWrite: TypeAlias = Prepared | Committed | Aborted
+"""What becomes of a durable write."""
+
+Event: TypeAlias = (
+    Change | DurableWrite | Snapshot | Rollback | Flush | SystemEvent | SeqnoAdvanced | StreamEnd
+)
 """Anything that `changes()` gives."""

@@ -15,11 +15,15 @@ from typing import Any
 from ..wire.codes import Datatype
 from ..wire.fields import is_json
 from .events import (
+    Aborted,
+    Change,
+    Committed,
     Deletion,
     Event,
     Expiration,
     Flush,
     Mutation,
+    Prepared,
     Rollback,
     SeqnoAdvanced,
     Snapshot,
@@ -61,6 +65,21 @@ def _object(event: Event, names: Names, *, no_value: bool) -> str:
                 f'{{"op":"{op}",{_change(event)},"flags":0,"expiry":0,"datatype":"raw",'
                 f'"delete_time":{event.delete_time},{_snapshot(event.snapshot)}{_more(event, names)}}}'
             )
+        case Prepared():
+            value = "" if no_value or event.deleted else f"{value_member(event.value, event.datatype)},"
+            return (
+                f'{{"op":"prepare",{_change(event)},{value}'
+                f'"flags":{event.flags},"expiry":{event.expiry},"datatype":"{_type_name(event.datatype)}",'
+                f'"deleted":{_text(event.deleted)},"level":"{event.level}",'
+                f"{_snapshot(event.snapshot)}{_more(event, names)}}}"
+            )
+        case Committed() | Aborted():
+            op = "commit" if isinstance(event, Committed) else "abort"
+            return (
+                f'{{"op":"{op}","vbucket":{event.vbucket},"vb_uuid":"{event.vb_uuid}","seqno":{event.seqno},'
+                f'"prepared_seqno":{event.prepared_seqno},{key_member(event.key)},'
+                f"{_snapshot(event.snapshot)}{_collection(event.collection_id, names)}}}"
+            )
         case Snapshot():
             return (
                 f'{{"op":"snapshot","vbucket":{event.vbucket},"vb_uuid":"{event.vb_uuid}",'
@@ -85,7 +104,7 @@ def _object(event: Event, names: Names, *, no_value: bool) -> str:
             return f'{{"op":"end","vbucket":{event.vbucket},"reason":{_text(event.reason)}}}'
 
 
-def _change(event: Mutation | Deletion | Expiration) -> str:
+def _change(event: Change | Prepared) -> str:
     return (
         f'"vbucket":{event.vbucket},"vb_uuid":"{event.vb_uuid}","seqno":{event.seqno},"rev":{event.rev},'
         f'"cas":"{event.cas}",{key_member(event.key)}'
@@ -96,14 +115,18 @@ def _snapshot(snapshot: tuple[int, int]) -> str:
     return f'"snapshot":[{snapshot[0]},{snapshot[1]}]'
 
 
-def _more(event: Mutation | Deletion | Expiration, names: Names) -> str:
+def _more(event: Change | Prepared, names: Names) -> str:
     """Members that most changes don't have."""
-    collection = f',"collection_id":{event.collection_id}' if event.collection_id else ""
-    if collection and event.collection_id in names:
-        scope, name = names[event.collection_id]
-        collection += f',"scope":{_text(scope)},"collection":{_text(name)}'
     xattrs = f',"xattrs":{_text(event.xattrs)}' if event.xattrs else ""
-    return collection + xattrs
+    return _collection(event.collection_id, names) + xattrs
+
+
+def _collection(collection_id: int, names: Names) -> str:
+    collection = f',"collection_id":{collection_id}' if collection_id else ""
+    if collection and collection_id in names:
+        scope, name = names[collection_id]
+        collection += f',"scope":{_text(scope)},"collection":{_text(name)}'
+    return collection
 
 
 def _system(event: SystemEvent) -> str:

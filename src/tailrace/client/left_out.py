@@ -12,7 +12,8 @@ from ..columns.scanner import ScannedFrames
 
 __all__ = ["LeftOut", "is_system_scope"]
 
-_TRANSACTION = np.frombuffer(b"_txn:", dtype=np.uint8)
+_TRANSACTION_KEY = b"_txn:"
+_TRANSACTION = np.frombuffer(_TRANSACTION_KEY, dtype=np.uint8)
 
 
 def is_system_scope(name: str) -> bool:
@@ -36,6 +37,10 @@ class LeftOut:
     def hides_scope(self, name: str) -> bool:
         """Whether events about a scope are left out."""
         return self.system and is_system_scope(name)
+
+    def hides_document(self, collection_id: int, key: bytes) -> bool:
+        """Whether what is told of a document is left out."""
+        return collection_id in self._collections or (self.transactions and key.startswith(_TRANSACTION_KEY))
 
     def rows(self, frames: ScannedFrames) -> NDArray[np.bool_] | None:
         """Which rows of received frames are left out; None: not one."""

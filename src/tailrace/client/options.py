@@ -57,6 +57,9 @@ class SourceOptions:
     every_version: bool = False
     """Every version of each document, as far back as the bucket keeps its history (`Snapshot.history` tells);
     an error if the server can't keep one."""
+    sync_replication: bool = False
+    """Durable writes as they go: `Prepared`, `Committed` and `Aborted` events. Without it a durable write is
+    a change like any other, when it is committed. For streams of a whole bucket, and not for `batches`."""
     no_value: bool = False
     """Keys and metadata only."""
     compression: bool = False
@@ -130,6 +133,8 @@ class SourceOptions:
             raise UsageError("persisted_timeout_s is more than 0")
         if self.out_of_order and self.persisted_only:
             raise UsageError("out_of_order and persisted_only exclude each other")
+        if self.sync_replication and (self.scope or self.collections):
+            raise UsageError("sync_replication is for a whole bucket; leave out scope and collections")
         if self.connect_timeout_s <= 0:
             raise UsageError("connect_timeout_s is more than 0")
         self._check_group()
@@ -171,6 +176,7 @@ class SourceOptions:
             backfill_order=self.backfill_order,
             every_version=self.every_version,
             out_of_order=self.out_of_order,
+            sync_writes=self.sync_replication,
         )
 
     def speech(self) -> Speech:
@@ -202,6 +208,7 @@ class SourceKeywords(TypedDict, total=False):
     include_transactions: bool
     out_of_order: bool
     every_version: bool
+    sync_replication: bool
     no_value: bool
     compression: bool
     flow_control_buffer: int

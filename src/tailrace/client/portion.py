@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..columns.batch import Names, to_batch
 from ..columns.row_kinds import FLUSH, ROLLBACK, SYSTEM, signed, single_row
+from ..errors import UsageError
 from ..model import Position
 from ..protocol.dcp.delivery import ChangeDelivery
 from ..protocol.dcp.reader import DcpReader
@@ -25,9 +26,10 @@ from ..protocol.dcp.received_stream import (
     StreamOpened,
     VBucketFlushed,
 )
+from ..protocol.dcp.request_checks import seqno_of
 from ..wire.codes import MarkerFlag, StreamEndStatus, SystemEventId
 from ..wire.dcp import DcpSeqnoAdvanced, DcpSystemEvent
-from .changes import make_changes
+from .changes import make_changes, make_durable_write
 from .events import (
     Event,
     Flush,
@@ -152,7 +154,13 @@ class Portion:
     def _carried(self, carried: Carried) -> Event | None:
         run, message = carried.run, carried.message
         snapshot = (run.snapshot.start, run.snapshot.end)
-        vbucket, vb_uuid = carried.stream.vbucket, run.log.branch_of(message.by_seqno)
+        vbucket, vb_uuid = carried.stream.vbucket, run.log.branch_of(seqno_of(message))
+        if not isinstance(message, DcpSystemEvent | DcpSeqnoAdvanced):
+            granted = self.link.granted
+            collections = granted is not None and granted.session.collections
+            write = make_durable_write(message, vb_uuid, snapshot, collections=collections)
+            hidden = self._catalog.left_out.hides_document(write.collection_id, write.key)
+            return None if hidden else write
         if isinstance(message, DcpSeqnoAdvanced):
             return SeqnoAdvanced(vbucket, vb_uuid, message.by_seqno, snapshot)
         self._learn(message)
@@ -278,6 +286,8 @@ class Portion:
         Unless ``by_snapshot`` is False, a batch ends where a snapshot does: with every batch each vbucket
         stands at the end of a snapshot, or inside the one that is still being received.
         """
+        if self.link.settings.sync_writes:
+            raise UsageError("sync_replication is for changes(): a batch has no prepares and commits")
         ends = self._snapshot_ends() if by_snapshot else []
         first = 0
         for told in self.told:

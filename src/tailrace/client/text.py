@@ -10,11 +10,16 @@ from __future__ import annotations
 from datetime import datetime
 
 from .events import (
+    Aborted,
+    Change,
+    Committed,
     Deletion,
+    DurableWrite,
     Event,
     Expiration,
     Flush,
     Mutation,
+    Prepared,
     Rollback,
     SeqnoAdvanced,
     Snapshot,
@@ -28,6 +33,9 @@ _COLOURS = {
     "set": "32",
     "delete": "31",
     "expire": "33",
+    "prepare": "33",
+    "commit": "32",
+    "abort": "31",
     "rollback": "1;35",
     "flush": "1;35",
     "system": "36",
@@ -55,6 +63,12 @@ class TextLines:
                 text = self._made("delete", event, _shown(event.key), event.cas)
             case Expiration():
                 text = self._made("expire", event, _shown(event.key), event.cas)
+            case Prepared():
+                what = "delete" if event.deleted else _value(event.value)
+                text = self._made("prepare", event, f"{_shown(event.key)}  {what}", event.cas)
+            case Committed() | Aborted():
+                word = "commit" if isinstance(event, Committed) else "abort"
+                text = self._made(word, event, f"{_shown(event.key)}  of {event.prepared_seqno}")
             case Rollback():
                 text = self._made("rollback", event, f"on branch {event.vb_uuid}: undo what lies above")
             case Flush():
@@ -75,7 +89,7 @@ class TextLines:
     def _made(
         self,
         word: str,
-        event: Mutation | Deletion | Expiration | Rollback | SystemEvent | SeqnoAdvanced,
+        event: Change | DurableWrite | Rollback | SystemEvent | SeqnoAdvanced,
         rest: str,
         cas: int = 0,
     ) -> str:

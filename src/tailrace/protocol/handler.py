@@ -172,8 +172,8 @@ class Host(Protocol):
         """What the cluster calls this node: host and port."""
         ...
 
-    def replica_reached(self, vbucket: int, name: str, seqno: int, *, on_disk: bool) -> None:
-        """A replica of that name has everything up to a seqno, in memory or even on disk."""
+    def replica_reached(self, vbucket: int, name: str, seqno: int) -> None:
+        """A replica of that name has every prepare up to a seqno as safe as its level wants."""
         ...
 
     def replica_gone(self, name: str) -> None:

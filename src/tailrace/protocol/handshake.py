@@ -65,6 +65,7 @@ REPLICA_FEATURES = (
 
 READER_FEATURES = (
     *REPLICA_FEATURES,
+    Feature.SYNC_REPLICATION,  # a stream with collections goes on to the last prepare, so do its high seqnos
     Feature.DUPLEX,
     Feature.CLUSTERMAP_CHANGE_NOTIFICATION,
     Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION,

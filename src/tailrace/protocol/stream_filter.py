@@ -120,7 +120,7 @@ def _stream_id(members: Mapping[str, Any]) -> int | None:
 class StreamFilter:
     """Decides frame by frame, in bulk; keeps up with collections that come and go."""
 
-    __slots__ = ("_collections", "_scope", "is_empty", "is_legacy")
+    __slots__ = ("_collections", "_scope", "is_empty", "is_legacy", "shows_unseen")
 
     def __init__(
         self, collections: frozenset[int] | None = None, *, scope: int | None = None, legacy: bool = False
@@ -128,6 +128,8 @@ class StreamFilter:
         self._collections: set[int] | None = None if collections is None else set(collections)
         self._scope = scope
         self.is_legacy = legacy
+        self.shows_unseen = False
+        """Prepares and aborts pass, too."""
         self.is_empty = False
         """All that was asked for has been dropped: the stream has nothing to wait for."""
 
@@ -167,6 +169,17 @@ class StreamFilter:
 
     def wanted(self, chunk: Chunk) -> Mask | None:
         """Which frames of a chunk pass; None: all of them."""
+        wanted = self._wanted(chunk)
+        if self.shows_unseen or not chunk.traits & Trait.SYSTEM_EVENT:
+            return wanted
+        opcodes = chunk.data[chunk.offsets + OPCODE_AT]
+        seen: Mask = (opcodes != DcpOpcode.PREPARE) & (opcodes != DcpOpcode.ABORT)
+        if seen.all():
+            return wanted
+        return seen if wanted is None else wanted & seen
+
+    def _wanted(self, chunk: Chunk) -> Mask | None:
+        """As `wanted`, by collections alone."""
         if self._collections is None:
             return None
         if self._collections == _DEFAULT and not chunk.traits & _NOT_PLAIN:

@@ -9,7 +9,7 @@ from ..protocol.tap.clients import TapClients
 from ..store.base import Bucket
 from ..store.collections import Manifest
 from .background import BackgroundWork, RunJob, run_inline
-from .durability import CopyTracker
+from .durability import DurableWrites
 from .events import EventLog
 from .former_actives import FormerActives
 from .range_scans import RangeScans
@@ -40,7 +40,7 @@ class ServedBucket:
         self.collections = ServedCollections(store)
         self.answers = AnswerCache(store, settings.answer_cache)
         self.tap = TapClients(store, settings.max_tap_clients)
-        self.durability = CopyTracker()
+        self.durability = DurableWrites(store, self.work)
         self.former_actives = FormerActives(store, clock, settings.former_active_silence)
         self.range_scans = RangeScans(settings.max_range_scans, settings.range_scan_lifetime)
         self.map: ServedMap | None = None

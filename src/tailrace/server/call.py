@@ -141,6 +141,7 @@ class Call(Generic[M_co]):
         "durability",
         "is_barrier",
         "now",
+        "preparing",
         "preserve_ttl",
         "request",
         "session",
@@ -152,6 +153,8 @@ class Call(Generic[M_co]):
         self.request = request
         self.now = now
         self.durability: Durability | None = None
+        self.preparing: VBucket | None = None
+        """What the command writes there is only prepared, until it is over."""
         self.is_barrier = False
         self.preserve_ttl = False
         self.collection = 0
@@ -206,11 +209,23 @@ class Call(Generic[M_co]):
         vbucket = self.any_vbucket()
         if vbucket.state != VBucketState.ACTIVE:
             raise self.session.not_my_vbucket_refusal()
-        if self.durability is not None and not self.bucket.durability.is_possible(vbucket.id):
+        copies = self.bucket.durability.copies
+        if self.durability is not None and not copies.is_possible(vbucket.id):
             raise Refused(Status.DURABILITY_IMPOSSIBLE, "too few nodes have a copy of this vbucket")
         if self.command.writes and vbucket.id in self.bucket.held_vbuckets:
             raise Refused(Status.ETMPFAIL, "the vbucket is being taken over")
+        if self.durability is not None and self.command.writes:
+            self.preparing = vbucket
+            vbucket.begin_durable(self.durability.level)
         return vbucket
+
+    def run(self) -> Reply:
+        """Run the command; its answer may come later."""
+        try:
+            return self.command.run(self)
+        finally:
+            if self.preparing is not None:
+                self.preparing.end_durable()
 
     def replica(self) -> VBucket:
         """The request's vbucket, which must be a replica here; 0x07 otherwise."""
@@ -271,34 +286,29 @@ class Call(Generic[M_co]):
         with_cas: bool = True,
     ) -> Reply:
         """The answer to a write: at once, or when it is as durable as the request asks for."""
-        extras = b""
-        if Feature.MUTATION_SEQNO in self.session.features:
-            extras = vbucket.uuid.to_bytes(8, "big") + written.seqno.to_bytes(8, "big")
-        cas = written.cas if with_cas or extras else 0
         request = self.request
-        answer = encode_response(request.OPCODE, request.opaque, status, cas, extras, b"", value)
+
+        def answer(written: Written) -> bytes:
+            extras = b""
+            if Feature.MUTATION_SEQNO in self.session.features:
+                extras = vbucket.uuid.to_bytes(8, "big") + written.seqno.to_bytes(8, "big")
+            cas = written.cas if with_cas or extras else 0
+            return encode_response(request.OPCODE, request.opaque, status, cas, extras, b"", value)
+
         if self.durability is None:
-            return answer
+            return answer(written)
         timeout_ms = self.durability.timeout_ms
         timeout_s = self.node.settings.persist_timeout if timeout_ms is None else timeout_ms / 1000
         pending = self.defer(timeout_s, Status.SYNC_WRITE_AMBIGUOUS)
-        copies, seqno = self.bucket.durability, written.seqno
 
-        def decided(ok: bool) -> None:
-            if ok:
-                pending.succeed(answer)
+        def decided(committed: Written | None) -> None:
+            if committed is not None:
+                pending.succeed(answer(committed))
             else:
-                why = "the write was rolled back, the vbucket moved, or it has too few copies now"
+                why = "the write was given up or rolled back, or the vbucket moved"
                 pending.fail(Status.SYNC_WRITE_AMBIGUOUS, why)
 
-        def persisted(ok: bool) -> None:
-            if ok:
-                copies.persisted(vbucket.id, seqno)
-            else:
-                decided(False)
-
-        copies.wait(vbucket.id, seqno, self.durability.level, decided, lambda: pending.is_over)
-        self.wait_for_disk(vbucket, seqno, persisted, pending)
+        self.bucket.durability.prepared(vbucket, written.seqno, pending.deadline, decided)
         return pending
 
     def wait_for_disk(

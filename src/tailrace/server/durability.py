@@ -1,9 +1,13 @@
-"""When a durable write is true: how far the copies of each vbucket are.
+"""When a durable write is true: it is prepared, and decided by how far the copies of its vbucket are.
 
-A write with a durability is answered at a moment when it is on the active's own disk and a majority of the
-copies that the cluster map names, the active among them, have it too: in memory, or (persist to majority) on
-disk. Replicas say how far they are; what they say is forgotten when their connection ends or the vbucket
-changes.
+A write with a durability is prepared in the active. It is committed, and answered, when its prepare is on the
+active's own disk and a majority of the copies that the cluster map names, the active among them, have it as
+safe as its level wants: in memory, or (persist to majority) on disk. Replicas say up to which prepare that is
+so; what they say is forgotten when their connection ends or the vbucket changes. It is aborted when its time
+is up, or when the map leaves too few copies.
+
+A node that has become the active, or comes back as it, finishes what it has prepared: the active before it
+may have committed it, so it is only ever committed.
 
 Without a map the node is alone, and its own disk is the majority.
 
@@ -15,53 +19,32 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from ..wire.codes import DurabilityLevel
+from ..store.base import Bucket, VBucket, Written
+from ..wire.codes import VBucketState
+from .background import BackgroundWork
 from .topology import ServedMap
 
-__all__ = ["CopyTracker"]
+__all__ = ["CopyTracker", "DurableWrites"]
 
-Done = Callable[[bool], None]
-
-
-@dataclass(slots=True)
-class _Reached:
-    """How far a copy is."""
-
-    in_memory: int = 0
-    on_disk: int = 0
-
-
-@dataclass(slots=True)
-class _Waiter:
-    seqno: int
-    needs_disk: bool
-    done: Done
-    is_over: Callable[[], bool]
+Done = Callable[[Written | None], None]
 
 
 class CopyTracker:
-    """The copies of one bucket's vbuckets, and who waits for them."""
+    """How far the copies of one bucket's vbuckets are."""
 
     def __init__(self) -> None:
         self.own_name = ""
         """What the map calls this node."""
         self._chains: list[list[str | None]] = []
         self._persisted: dict[int, int] = {}
-        """How far a durable write is known to be on our own disk, by vbucket."""
-        self._reached: dict[int, dict[str, _Reached]] = {}
-        self._waiters: dict[int, list[_Waiter]] = {}
+        """How far prepares are known to be on our own disk, by vbucket."""
+        self._reached: dict[int, dict[str, int]] = {}
 
     def set_map(self, new: ServedMap) -> None:
-        """Another map: other copies may count, or too few are left for what is under way ever to be true.
-        Whoever waits for that is told, and can decide what to do.
-        """
+        """Another map: other copies count."""
         self._chains, self.own_name = _chains(new)
-        for vbucket in list(self._waiters):
-            self._look(vbucket)
-            if not self.is_possible(vbucket):
-                for waiter in self._waiters.pop(vbucket, []):
-                    waiter.done(False)
 
     def _chain(self, vbucket: int) -> list[str | None]:
         return self._chains[vbucket] if vbucket < len(self._chains) else [self.own_name]
@@ -71,60 +54,28 @@ class CopyTracker:
         chain = self._chain(vbucket)
         return sum(name is not None for name in chain) >= _majority(chain)
 
-    # what the copies say
-
     def persisted(self, vbucket: int, seqno: int) -> None:
         """Our own disk has everything up to a seqno."""
         self._persisted[vbucket] = max(self._persisted.get(vbucket, 0), seqno)
-        if vbucket in self._waiters:
-            self._look(vbucket)
 
-    def reached(self, vbucket: int, name: str, seqno: int, *, on_disk: bool) -> None:
-        """A copy has everything up to a seqno."""
-        reached = self._reached.setdefault(vbucket, {}).setdefault(name, _Reached())
-        reached.in_memory = max(reached.in_memory, seqno)
-        if on_disk:
-            reached.on_disk = max(reached.on_disk, seqno)
-        if vbucket in self._waiters:
-            self._look(vbucket)
+    def reached(self, vbucket: int, name: str, seqno: int) -> None:
+        """A copy has every prepare up to a seqno as safe as it is to be."""
+        copies = self._reached.setdefault(vbucket, {})
+        copies[name] = max(copies.get(name, 0), seqno)
 
     def gone(self, name: str) -> None:
         """A replica's connection ended: it may come back with less."""
         for copies in self._reached.values():
             copies.pop(name, None)
 
-    def vbucket_changed(self, vbucket: int) -> None:
-        """Its state or history is another one: nothing that was said before counts."""
+    def forget(self, vbucket: int) -> None:
+        """Nothing that was said of it before counts."""
         self._persisted.pop(vbucket, None)
         self._reached.pop(vbucket, None)
-        for waiter in self._waiters.pop(vbucket, []):
-            waiter.done(False)
 
-    # who waits
-
-    def wait(
-        self, vbucket: int, seqno: int, level: DurabilityLevel, done: Done, is_over: Callable[[], bool]
-    ) -> None:
-        """Call back when enough copies, the active among them, have a seqno; with False if that can't be
-        any more. ``is_over`` says that nobody waits any longer.
-        """
-        waiter = _Waiter(seqno, level == DurabilityLevel.PERSIST_TO_MAJORITY, done, is_over)
-        if self._is_true(vbucket, waiter):
-            done(True)
-            return
-        waiting = [other for other in self._waiters.get(vbucket, []) if not other.is_over()]
-        self._waiters[vbucket] = [*waiting, waiter]
-
-    def _look(self, vbucket: int) -> None:
-        waiting = self._waiters.pop(vbucket, [])
-        true = [waiter for waiter in waiting if self._is_true(vbucket, waiter)]
-        if left := [waiter for waiter in waiting if waiter not in true]:
-            self._waiters[vbucket] = left
-        for waiter in true:
-            waiter.done(True)
-
-    def _is_true(self, vbucket: int, waiter: _Waiter) -> bool:
-        if self._persisted.get(vbucket, 0) < waiter.seqno:
+    def has_majority(self, vbucket: int, seqno: int) -> bool:
+        """Whether a prepare is where it has to be."""
+        if self._persisted.get(vbucket, 0) < seqno:
             return False
         chain = self._chain(vbucket)
         copies = self._reached.get(vbucket, {})
@@ -132,11 +83,127 @@ class CopyTracker:
         count = 1  # our own
         if self.own_name and self.own_name not in chain:
             others, count = chain, 0  # the vbucket goes to others, and we don't know it yet
-        for name in others:
-            reached = copies.get(name) if name is not None else None
-            if reached is not None:
-                count += (reached.on_disk if waiter.needs_disk else reached.in_memory) >= waiter.seqno
+        count += sum(name is not None and copies.get(name, 0) >= seqno for name in others)
         return count >= _majority(chain)
+
+
+@dataclass(slots=True)
+class _Undecided:
+    """A prepare of an active vbucket."""
+
+    vbucket: VBucket
+    deadline: float | None
+    """When it is aborted; None: never, it may have been committed before."""
+    done: Done
+    """Gets what the commit made, or None if it is not committed, or nobody knows."""
+
+
+class DurableWrites:
+    """The undecided prepares of one bucket's active vbuckets, and their decisions."""
+
+    def __init__(self, store: Bucket, work: BackgroundWork) -> None:
+        self.copies = CopyTracker()
+        self._store = store
+        self._work = work
+        self._undecided: dict[int, dict[int, _Undecided]] = {}  # by vbucket and seqno, rising
+        self._is_fenced = False
+
+    def begin(self, *, fenced: bool) -> None:
+        """The node starts: prepares are left from the last time. A fenced one decides nothing before it has
+        a map: others may have done that.
+        """
+        self._is_fenced = fenced
+        for vbucket in self._store:
+            self._adopt(vbucket.id)
+
+    def prepared(self, vbucket: VBucket, seqno: int, deadline: float, done: Done) -> None:
+        """A client waits for the decision over a prepare, until a deadline."""
+        self._track(vbucket, seqno, _Undecided(vbucket, deadline, done))
+
+    def _adopt(self, number: int) -> None:
+        """Finish what is prepared in a vbucket that is active now."""
+        vbucket = self._store.vbuckets[number] if number < len(self._store.vbuckets) else None
+        if vbucket is not None and vbucket.state == VBucketState.ACTIVE:
+            for prepare in vbucket.undecided:
+                self._track(vbucket, prepare.seqno, _Undecided(vbucket, None, lambda _: None))
+
+    def _track(self, vbucket: VBucket, seqno: int, undecided: _Undecided) -> None:
+        self._undecided.setdefault(vbucket.id, {})[seqno] = undecided
+        persisted = partial(self._persisted, vbucket, seqno)
+        vbucket.when_persisted(seqno, persisted, lambda: self._find(vbucket.id, seqno) is not undecided)
+        self._work.flush_wanted = True
+
+    def _find(self, vbucket: int, seqno: int) -> _Undecided | None:
+        return self._undecided.get(vbucket, {}).get(seqno)
+
+    # what happens
+
+    def _persisted(self, vbucket: VBucket, seqno: int, ok: bool) -> None:
+        if ok:
+            self.copies.persisted(vbucket.id, seqno)
+            self._look(vbucket.id)
+        elif (undecided := self._take(vbucket.id, seqno)) is not None:
+            undecided.done(None)
+
+    def reached(self, vbucket: int, name: str, seqno: int) -> None:
+        """A copy has every prepare up to a seqno as safe as it is to be."""
+        self.copies.reached(vbucket, name, seqno)
+        self._look(vbucket)
+
+    def set_map(self, new: ServedMap) -> None:
+        """Another map: other copies may count, or too few are left for what is under way ever to be true."""
+        self._is_fenced = False
+        self.copies.set_map(new)
+        for vbucket in list(self._undecided):
+            self._look(vbucket)
+            if not self.copies.is_possible(vbucket):
+                self._abort(vbucket, lambda undecided: undecided.deadline is not None)
+
+    def vbucket_changed(self, vbucket: int) -> None:
+        """Its state or history is another one: nothing that was said before counts, and nobody knows what
+        becomes of what is prepared.
+        """
+        self.copies.forget(vbucket)
+        for undecided in self._undecided.pop(vbucket, {}).values():
+            undecided.done(None)
+        self._adopt(vbucket)
+
+    def next_timer(self) -> float | None:
+        """When `handle_timer` has something to do."""
+        deadlines = (
+            undecided.deadline for of_vbucket in self._undecided.values() for undecided in of_vbucket.values()
+        )
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def handle_timer(self, now: float) -> None:
+        """Give up what has waited too long."""
+        for vbucket in list(self._undecided):
+            self._abort(vbucket, lambda each: each.deadline is not None and each.deadline <= now)
+
+    # decisions
+
+    def _take(self, vbucket: int, seqno: int) -> _Undecided | None:
+        of_vbucket = self._undecided.get(vbucket, {})
+        taken = of_vbucket.pop(seqno, None)
+        if not of_vbucket:
+            self._undecided.pop(vbucket, None)
+        return taken
+
+    def _look(self, vbucket: int) -> None:
+        """Commit what is true now, in order."""
+        for seqno in list(self._undecided.get(vbucket, ())):
+            if self._is_fenced or not self.copies.has_majority(vbucket, seqno):
+                return
+            undecided = self._take(vbucket, seqno)
+            if undecided is not None:
+                undecided.done(undecided.vbucket.commit(seqno))
+
+    def _abort(self, vbucket: int, due: Callable[[_Undecided], bool]) -> None:
+        for seqno, undecided in list(self._undecided.get(vbucket, {}).items()):
+            if due(undecided):
+                self._take(vbucket, seqno)
+                undecided.vbucket.abort(seqno)
+                undecided.done(None)
 
 
 def _majority(chain: list[str | None]) -> int:

@@ -179,7 +179,10 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
             else:
                 answer = None
                 vbucket = _owner(vbuckets, vbucket_id, key)
-                if vbucket is None or (bucket.xattrs_seen and _has_xattrs(vbucket.get(key))):
+                try:
+                    if vbucket is None or (bucket.xattrs_seen and _has_xattrs(vbucket.get(key))):
+                        break
+                except DocumentRefused:
                     break
             datatype = _JSON if value[:1] in JSON_STARTS and is_json(value) else 0
             try:
@@ -219,7 +222,10 @@ def run(session: Session, bucket: ServedBucket, data: bytes, at: int) -> tuple[i
                 vbucket = _owner(vbuckets, vbucket_id, key)
                 if vbucket is None or vbucket.is_locked(key):
                     break
-                frame = vbucket.get(key)
+                try:
+                    frame = vbucket.get(key)
+                except DocumentRefused:
+                    break
                 if frame is None:
                     misses += 1
                     if opcode == _GET:

@@ -89,6 +89,7 @@ class Node:
         for store in engine.buckets.values():
             self.buckets[store.name] = ServedBucket(store, self.settings, clock, run_job, self.events)
             self.replication[store.name] = Replication(self, self.buckets[store.name])
+            self.buckets[store.name].durability.begin(fenced=fenced)
 
     @property
     def pid(self) -> int:
@@ -257,13 +258,15 @@ class Node:
     def next_timer(self) -> float | None:
         """When `handle_timer` wants to be called; sessions have their own."""
         timers = [bucket.work.next_timer() for bucket in self.buckets.values()]
-        replication = (orders.next_timer() for orders in self.replication.values())
-        timers += [timer for timer in replication if timer is not None]
+        others: list[float | None] = [bucket.durability.next_timer() for bucket in self.buckets.values()]
+        others += [orders.next_timer() for orders in self.replication.values()]
+        timers += [timer for timer in others if timer is not None]
         return min(timers, default=None)
 
     def handle_timer(self, now: float) -> None:
         """Begin the work that is due."""
         for bucket in self.buckets.values():
+            bucket.durability.handle_timer(now)
             if bucket.work.next_timer() <= now:
                 bucket.work.handle_timer(now)
         for orders in self.replication.values():

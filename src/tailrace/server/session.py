@@ -295,7 +295,7 @@ class Session:
                     self._answers.add_barrier()
                 if command.needs_bucket and self.bucket is None:
                     raise Refused(Status.NO_BUCKET, "select a bucket first")
-                reply = command.run(call)
+                reply = call.run()
             except (Refused, DocumentRefused, MalformedMessage) as error:
                 answer = self.refusal(request, error)
                 if answer is not None:

@@ -122,7 +122,10 @@ def _seqno_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
         yield f"vb_{vbucket.id}:purge_seqno", vbucket.purge_seqno
         yield f"vb_{vbucket.id}:last_persisted_snap_start", start
         yield f"vb_{vbucket.id}:last_persisted_snap_end", end
-        yield f"vb_{vbucket.id}:max_visible_seqno", vbucket.high_seqno
+        yield f"vb_{vbucket.id}:max_visible_seqno", vbucket.visible_seqno
+        complete = vbucket.complete_seqno
+        on_disk = complete if persisted >= complete else 0
+        yield f"vb_{vbucket.id}:high_prepared_seqno", vbucket.prepared_up_to(complete, on_disk)
 
 
 def _failovers_group(node: Node, bucket: ServedBucket, words: list[str]) -> Stats:
@@ -268,6 +271,7 @@ def _vbucket(vbucket: VBucket) -> dict[str, object]:
         "num_items": vbucket.item_count,
         "num_tombstones": vbucket.tombstone_count,
         "high_seqno": vbucket.high_seqno,
+        "undecided_prepares": len(vbucket.undecided),
         "persisted_seqno": vbucket.persisted_seqno,
         "purge_seqno": vbucket.purge_seqno,
         "rollback_floor": vbucket.rollback_floor,

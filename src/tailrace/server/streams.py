@@ -18,6 +18,7 @@ from ..store.base import Bucket
 from ..store.format import StoredDocument, canonical
 from ..wire.codes import Datatype, DcpOpcode, Status
 from ..wire.dcp import DcpMutation
+from ..wire.dcp_replication import DcpCommit
 from ..wire.dialect import DCP, TAP, UPR_A, UPR_B, Dialect, Role
 from ..wire.fields import checked_key, join_xattrs
 from .settings import Settings
@@ -147,13 +148,13 @@ class StreamHost:
     @property
     def own_name(self) -> str:
         address = self._session.node.address
-        return self._bucket.durability.own_name or f"127.0.0.1:{address.port}"
+        return self._bucket.durability.copies.own_name or f"127.0.0.1:{address.port}"
 
-    def replica_reached(self, vbucket: int, name: str, seqno: int, *, on_disk: bool) -> None:
-        self._bucket.durability.reached(vbucket, name, seqno, on_disk=on_disk)
+    def replica_reached(self, vbucket: int, name: str, seqno: int) -> None:
+        self._bucket.durability.reached(vbucket, name, seqno)
 
     def replica_gone(self, name: str) -> None:
-        self._bucket.durability.gone(name)
+        self._bucket.durability.copies.gone(name)
 
     def claim_vbucket(self, vbucket: int, by: object) -> bool:
         if vbucket in self._bucket.receiving:
@@ -177,6 +178,11 @@ class StreamHost:
             frame.cas = int.from_bytes(frame.body[_SEQNO], "big")
         node = self._session.node
         now_s = node.clock.time_ns() // 1_000_000_000
+        if frame.opcode == DcpOpcode.COMMIT:
+            commit = DcpCommit.decode(frame)
+            key = commit.key if collections else b"\0" + commit.key
+            vbucket.receive(vbucket.commit_for(key, commit.prepared_seqno, commit.commit_seqno))
+            return
         change = canonical(frame.encode(), collections=collections, delete_time=now_s)
         if frame.datatype & ~Datatype.JSON:
             # A value that is not what its datatype says would end every stream that has to convert it.

@@ -7,7 +7,8 @@ seqno.
 **Frames.** Every change is one DCP frame, made once: magic 0x80, opaque 0, the vbucket's id, header CAS =
 document CAS, the datatype as stored, document keys with their collection prefix (LEB128; the default
 collection is ``00``). Mutations are 0x57 with 31 bytes of extras, deletions 0x58 in the V2 layout (21 bytes,
-with delete time), expirations 0x59 (20 bytes), system events 0x5f (13 bytes, key without prefix). `get`
+with delete time), expirations 0x59 (20 bytes), system events 0x5f (13 bytes, key without prefix), prepares
+0x60 (31 bytes) and aborts 0x63 (laid out like a deletion, see `format.aborted`). `get`
 returns such a frame, snapshots hand out many at a time. `format.StoredDocument.of(frame)` takes one apart.
 All *keys* in this interface have the prefix.
 
@@ -37,6 +38,7 @@ from ..frames import CHUNK_BYTES, Chunk, Trait
 
 if TYPE_CHECKING:
     from ..history import FailoverLog
+    from .format import StoredPrepare
 
 __all__ = [
     "Bucket",
@@ -327,6 +329,47 @@ class VBucket(Protocol):
 
     def expire_due(self, limit: int = 1_000) -> int:
         """The pager: turn up to `limit` documents whose time has come into expirations; returns how many."""
+        ...
+
+    # Durable writes, see `prepares`.
+
+    @property
+    def undecided(self) -> Sequence[StoredPrepare]:
+        """Durable writes that are prepared and neither committed nor aborted, oldest first."""
+        ...
+
+    def prepared_up_to(self, in_memory: int, on_disk: int) -> int:
+        """The newest of them that is as safe as its level wants, and so are all before it, if snapshots up to
+        these seqnos are whole here in memory and on disk; 0 if there is none.
+        """
+        ...
+
+    @property
+    def visible_seqno(self) -> int:
+        """The highest seqno of a change that is no prepare and no abort."""
+        ...
+
+    @property
+    def has_unseen(self) -> bool:
+        """There may be prepares or aborts among the changes."""
+        ...
+
+    def begin_durable(self, level: int) -> None:
+        """What is written until `end_durable` is only prepared. `Written.seqno` is then the prepare's."""
+        ...
+
+    def end_durable(self) -> None: ...
+
+    def commit(self, prepared_seqno: int) -> Written | None:
+        """Make a prepare visible; None if it is decided or gone."""
+        ...
+
+    def abort(self, prepared_seqno: int) -> bool:
+        """Give a prepare up; False if it is decided or gone."""
+        ...
+
+    def commit_for(self, key: bytes, prepared_seqno: int, seqno: int) -> bytes:
+        """The change that a replica is to `receive` for a commit; KEY_ENOENT if it has no such prepare."""
         ...
 
     # Streams.

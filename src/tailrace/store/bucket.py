@@ -91,6 +91,8 @@ class EngineBucket(SealedStore):
         bucket = cls(*args)
         clean = recover(bucket, LossPolicy(accept=accept_loss), has_marks=has_marks)
         for vbucket in bucket:
+            if vbucket.state == VBucketState.ACTIVE:
+                vbucket.doubt_prepares()
             log = vbucket.failover_log
             if bucket.sealed.is_incomplete:
                 # Changes of any age are gone: there is no seqno from which a reader, or a replica's active,
@@ -200,6 +202,7 @@ class EngineBucket(SealedStore):
             target.extra = dict(extra)
         if state == VBucketState.ACTIVE:
             target.apply_manifest(self.collections)
+            target.doubt_prepares()
         self.queue_meta(target)
         target.changed()
         return target
@@ -270,6 +273,7 @@ class EngineBucket(SealedStore):
             if vbucket.state == VBucketState.ACTIVE:
                 # Collections that began later are still there, and its readers must learn of them again.
                 vbucket.apply_manifest(self.collections)
+                vbucket.doubt_prepares()
         try:
             self._commit_now(
                 {

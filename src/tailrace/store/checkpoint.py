@@ -29,13 +29,16 @@ class Tail:
     `format.note`.
     """
 
-    __slots__ = ("first", "generation", "items", "seqnos")
+    __slots__ = ("decisions", "first", "generation", "items", "seqnos")
 
     def __init__(self, first: int) -> None:
         self.first = first  # no change before this is here, and all from it on are here or in a later tail
         self.items: list[Any] = []
         self.seqnos: array[int] | None = None  # None: they follow each other from `first` on
         self.generation: Generation | None = None
+        self.decisions: dict[int, int] = {}
+        """Changes that committed a prepare: their seqnos, and that of the prepare, which is superseded, too.
+        A note has room for one superseded seqno, and that is the document's."""
 
     def __len__(self) -> int:
         return len(self.items) >> 1
@@ -78,6 +81,8 @@ class Tail:
 
     def cut(self, stop: int) -> None:
         """Keep only the changes before a place."""
+        if self.decisions:
+            self.decisions = self._decisions(0, stop)
         del self.items[2 * stop :]
         if self.seqnos is not None:
             del self.seqnos[stop:]
@@ -90,7 +95,17 @@ class Tail:
             tail.seqnos = self.seqnos[start:stop]
         elif stop > start and self.first + start != first:
             tail.seqnos = array("Q", self.numbers(start, stop))
+        if self.decisions:
+            tail.decisions = self._decisions(start, stop)
         return tail
+
+    def _decisions(self, start: int, stop: int) -> dict[int, int]:
+        """Those made between two places."""
+        numbers = self.numbers(start, stop)
+        if not len(numbers):
+            return {}
+        low, high = numbers[0], numbers[-1]
+        return {new: old for new, old in self.decisions.items() if low <= new <= high}
 
 
 class Checkpoints:

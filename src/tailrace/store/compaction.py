@@ -161,14 +161,14 @@ def _sealed(tails: list[tuple[int, Tail]], columns: LoggedColumns) -> Pieces:
     replaced = notes >> np.uint64(NOTE_SHIFT)
     has_old = replaced != 0
     stops = np.cumsum([len(tail) for _, tail in tails])
-    return Pieces(
-        [vbucket for vbucket, _ in tails],
-        whole,
-        stops.tolist(),
-        seqnos[has_old],
-        replaced[has_old],
-        np.cumsum(has_old)[stops - 1].tolist(),
-    )
+    news, olds, pair_stops = seqnos[has_old], replaced[has_old], np.cumsum(has_old)[stops - 1]
+    for place, (_, tail) in enumerate(tails):
+        if tail.decisions:
+            pairs = sorted(tail.decisions.items())
+            news = np.insert(news, pair_stops[place], np.array([new for new, _ in pairs], np.uint64))
+            olds = np.insert(olds, pair_stops[place], np.array([old for _, old in pairs], np.uint64))
+            pair_stops[place:] += len(pairs)
+    return Pieces([vbucket for vbucket, _ in tails], whole, stops.tolist(), news, olds, pair_stops.tolist())
 
 
 class _Standing(NamedTuple):

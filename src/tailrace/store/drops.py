@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from ..frames import collections_at
+from ..frames import OPCODE_AT, collections_at
 from ..wire.codes import SystemEventId
-from .format import SYSTEM, collection_of, frame_key, system_event
+from .format import SYSTEM, UNSEEN, collection_of, frame_key, system_event
 from .piece_reading import Scattered
 from .segment import Frames
 
@@ -37,8 +37,10 @@ class Drops:
         return max(self._by_collection.values(), default=0)
 
     def hides(self, frame: bytes, seqno: int, traits: int) -> bool:
-        """Whether a document's change is gone with its collection, or an event that modified it."""
-        if not traits & SYSTEM:
+        """Whether a document's change is gone with its collection, a prepare or an abort of one, or an event
+        that modified it.
+        """
+        if not traits & SYSTEM or frame[OPCODE_AT] in UNSEEN:
             return seqno < self._by_collection.get(collection_of(frame_key(frame)), 0)
         event, subject = system_event(frame)
         return event == _MODIFIED and seqno < self._by_collection.get(subject, 0)

@@ -18,6 +18,7 @@ from ..errors import DocumentRefused, MalformedMessage
 from ..frames import CHUNK_BYTES, OPCODE_AT, Bytes, Offsets, Trait, field_everywhere
 from ..wire import dcp
 from ..wire.codes import SCOPE_EVENTS, Datatype, DcpOpcode, Magic, Status, SystemEventId
+from ..wire.dcp_replication import DcpAbort, DcpPrepare
 from ..wire.fields import decode_leb128
 from ..wire.flatbuffer import EventContent
 from ..wire.header import HEADER, HEADER_LAYOUT, HEADER_SIZE, Frame
@@ -46,15 +47,21 @@ __all__ = [
     "MUTATION",
     "MUTATION_EXTRAS",
     "MUTATION_HEADS",
+    "PREPARE",
+    "PREPARE_EXTRAS",
     "REPLACES",
     "SYSTEM",
     "SYSTEM_EVENT",
     "TOMBSTONE",
+    "UNSEEN",
     "StoredDocument",
+    "StoredPrepare",
+    "aborted",
     "canonical",
     "cas_of",
     "checksum",
     "collection_of",
+    "committed",
     "counted",
     "expiries_at",
     "expiry_of",
@@ -92,14 +99,17 @@ _STORED_MUTATION = _MUTATION_LAYOUT.only(
 _DELETION_LAYOUT = HEADER_LAYOUT + dcp.DELETION_V2
 _EXPIRATION_LAYOUT = HEADER_LAYOUT + dcp.EXPIRATION
 _EVENT_LAYOUT = HEADER_LAYOUT + dcp.DcpSystemEvent.LAYOUTS[0]
+_PREPARE_LAYOUT = HEADER_LAYOUT + DcpPrepare.LAYOUTS[0]
 MUTATION = _STORED_MUTATION.struct
 DELETION = _DELETION_LAYOUT.struct
 EXPIRATION = _EXPIRATION_LAYOUT.struct
 SYSTEM_EVENT = _EVENT_LAYOUT.struct
+PREPARE = _PREPARE_LAYOUT.struct
 MUTATION_EXTRAS = dcp.MUTATION.size
 DELETION_EXTRAS = dcp.DELETION_V2.size
 EXPIRATION_EXTRAS = dcp.EXPIRATION.size
 EVENT_EXTRAS = dcp.DcpSystemEvent.LAYOUTS[0].size
+PREPARE_EXTRAS = DcpPrepare.LAYOUTS[0].size
 MUTATION_HEADS = record(_STORED_MUTATION)
 """`MUTATION` for many frames at once: a row has its bytes."""
 
@@ -109,6 +119,8 @@ _DELETE_TIME = _DELETION_LAYOUT.field("delete_time")
 # Mutations and tombstones have seqno and rev at the same place, and tombstones of both kinds their time.
 assert _REV.offset == _DELETION_LAYOUT.at("rev_seqno") == _EXPIRATION_LAYOUT.at("rev_seqno")
 assert _DELETE_TIME.offset == _EXPIRATION_LAYOUT.at("delete_time")
+# A prepare has its flags and expiry, too, where the mutation has them that it may become.
+assert all(_PREPARE_LAYOUT.at(name) == _MUTATION_LAYOUT.at(name) for name in ("rev_seqno", "flags", "expiry"))
 
 
 def _bytes_of(field: Field) -> slice:
@@ -144,11 +156,19 @@ _MUTATION = int(DcpOpcode.MUTATION)
 _DELETION = int(DcpOpcode.DELETION)
 _EXPIRATION = int(DcpOpcode.EXPIRATION)
 _SYSTEM_EVENT = int(DcpOpcode.SYSTEM_EVENT)
+_PREPARE = int(DcpOpcode.PREPARE)
+_ABORT = int(DcpOpcode.ABORT)
+UNSEEN = frozenset({_PREPARE, _ABORT})
+"""Opcodes of the changes that no document follows from: durable writes that are not decided, and those that
+were given up. They are system events to whoever looks at traits alone.
+"""
 _OPCODE_TRAITS = {
     _MUTATION: 0,
     _DELETION: DELETED,
     _EXPIRATION: EXPIRED,
     _SYSTEM_EVENT: SYSTEM,
+    _PREPARE: SYSTEM,
+    _ABORT: SYSTEM,
 }
 MUTATION_START = Magic.REQUEST << 8 | DcpOpcode.MUTATION
 _U32 = struct.Struct(">I")
@@ -184,11 +204,11 @@ class StoredDocument(NamedTuple):
 
     @classmethod
     def of(cls, frame: bytes) -> StoredDocument:
-        """Take a mutation, deletion or expiration of this store apart."""
+        """Take a mutation, deletion, expiration or prepare of this store apart."""
         opcode, key_length, extras_length, datatype, cas, seqno, rev = _HEAD.unpack_from(frame)
         start = HEADER_SIZE + extras_length
         flags, expiry = 0, 0
-        if opcode == _MUTATION:
+        if opcode in (_MUTATION, _PREPARE):
             flags, expiry = _FLAGS_AND_EXPIRY.unpack_from(frame)
         elif opcode != _SYSTEM_EVENT:
             (expiry,) = _U32.unpack_from(frame, _DELETE_TIME.offset)
@@ -203,6 +223,46 @@ class StoredDocument(NamedTuple):
             datatype,
             opcode,
         )
+
+
+class StoredPrepare(NamedTuple):
+    """A durable write that is not decided."""
+
+    key: bytes
+    seqno: int
+    level: int
+
+    @classmethod
+    def of(cls, frame: bytes) -> StoredPrepare:
+        """Take a prepare of this store apart."""
+        return cls(frame_key(frame), seqno_of(frame), frame[_PREPARE_LAYOUT.at("durability")])
+
+
+def committed(prepare: bytes, seqno: int) -> bytes:
+    """The change that a prepare's commit makes: a mutation, or a deletion at the time in its expiry."""
+    document = StoredDocument.of(prepare)
+    vbucket, key_length, datatype = vbucket_of(prepare), len(document.key), document.datatype
+    size = key_length + len(document.value)
+    if prepare[_PREPARE_LAYOUT.at("deleted")]:
+        body = DELETION_EXTRAS + size
+        header = (0x80, _DELETION, key_length, DELETION_EXTRAS, datatype, vbucket, body, 0, document.cas)
+        made = DELETION.pack(*header, seqno, document.rev, document.expiry, 0)
+    else:
+        body = MUTATION_EXTRAS + size
+        start = (MUTATION_START, key_length, MUTATION_EXTRAS, datatype, vbucket, body, document.cas)
+        made = MUTATION.pack(*start, seqno, document.rev, document.flags, document.expiry)
+    return made + document.key + document.value
+
+
+def aborted(  # noqa: PLR0917
+    vbucket: int, key: bytes, seqno: int, prepared_seqno: int, time_s: int, cas: int = 0
+) -> bytes:
+    """An abort as it is stored: like a deletion, with the prepare's seqno in place of the rev. So its own
+    seqno stands where every change has it, and it is forgotten when deletions of its age are.
+    """
+    body = DELETION_EXTRAS + len(key)
+    start = 0x80, _ABORT, len(key), DELETION_EXTRAS, 0, vbucket, body, 0, cas
+    return DELETION.pack(*start, seqno, prepared_seqno, time_s, 0) + key
 
 
 def frame_key(frame: bytes) -> bytes:
@@ -339,6 +399,12 @@ def canonical(frame: bytes, *, collections: bool, delete_time: int = 0) -> bytes
         seqno, rev, meta_length = dcp.DELETION_V1.struct.unpack(extras)
         value = value[: len(value) - meta_length]
         extras = dcp.DELETION_V2.struct.pack(seqno, rev, delete_time, 0)
+    elif opcode == _PREPARE and extras_length == PREPARE_EXTRAS:
+        seqno, rev, flags, expiry, _, _, deleted, level = DcpPrepare.LAYOUTS[0].struct.unpack(extras)
+        extras = DcpPrepare.LAYOUTS[0].struct.pack(seqno, rev, flags, expiry, 0, 0, deleted, level)
+    elif opcode == _ABORT and extras_length == DcpAbort.LAYOUTS[0].size:
+        prepared_seqno, seqno = DcpAbort.LAYOUTS[0].struct.unpack(extras)
+        return aborted(vbucket, key, seqno, prepared_seqno, delete_time)
     elif opcode == _DELETION and extras_length == DELETION_EXTRAS:
         extras = dcp.DELETION_V2.struct.pack(*dcp.DELETION_V2.struct.unpack(extras)[:-1], 0)
     elif (opcode, extras_length) not in ((_EXPIRATION, EXPIRATION_EXTRAS), (_SYSTEM_EVENT, EVENT_EXTRAS)):

@@ -9,9 +9,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..frames import OPCODE_AT
 from ..wire.codes import SystemEventId
 from ..wire.header import HEADER_SIZE
-from .format import SYSTEM, TOMBSTONE, collection_of, index_key, rev_of, revs_at, system_event, system_key
+from .format import (
+    SYSTEM,
+    TOMBSTONE,
+    UNSEEN,
+    collection_of,
+    index_key,
+    rev_of,
+    revs_at,
+    system_event,
+    system_key,
+)
 from .segment import Frames
 
 __all__ = [
@@ -23,6 +34,7 @@ __all__ = [
     "count_documents",
     "entry_of",
     "forget_collection",
+    "index_change",
     "index_frames",
 ]
 
@@ -45,6 +57,12 @@ def entry_of(frame: bytes, seqno: int, traits: int) -> int:
         return seqno | (EXISTS if system_event(frame)[0] in BEGINS else 0)
     exists = 0 if traits & TOMBSTONE else EXISTS
     return rev_of(frame) << REV_SHIFT | exists | seqno
+
+
+def index_change(index: dict[bytes, int], frame: bytes, seqno: int, traits: int) -> None:
+    """Put the key of a change into an index. Prepares and aborts change nothing that can be read."""
+    if frame[OPCODE_AT] not in UNSEEN:
+        index[index_key(frame)] = entry_of(frame, seqno, traits)
 
 
 def forget_collection(index: dict[bytes, int], collection: int, seqno: int) -> None:
@@ -73,9 +91,12 @@ def index_frames(index: dict[bytes, int], frames: Frames) -> None:
     marked = frames.seqnos | np.where(traits & _NO_DOCUMENT, np.uint64(0), np.uint64(EXISTS))
     revs = revs_at(data, offsets).tolist()
     entries = [rev << REV_SHIFT | low for rev, low in zip(revs, marked.tolist(), strict=True)]
-    for place in np.flatnonzero(traits & SYSTEM).tolist():
+    for place in reversed(np.flatnonzero(traits & SYSTEM).tolist()):
         start = int(offsets[place])
         frame = raw[start : start + int(frames.lengths[place])]
+        if frame[OPCODE_AT] in UNSEEN:
+            del keys[place], entries[place]
+            continue
         keys[place] = index_key(frame)
         entries[place] = entry_of(frame, int(frames.seqnos[place]), int(traits[place]))
     index.update(zip(keys, entries, strict=True))

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..frames import Mask
+from ..frames import OPCODE_AT, Mask
+from ..wire.codes import DcpOpcode
 from .base import Compaction
 from .deduplication import Deduplicated
 from .drops import Drops
-from .format import TOMBSTONE, delete_times_at, index_key, revs_at
+from .format import SYSTEM, TOMBSTONE, delete_times_at, index_key, revs_at
 from .piece_reading import Scattered, gather
 from .segment import Frames, SegmentPiece, Seqnos, concatenate
 from .segment_writer import Pieces, SegmentWriter, full_blocks
@@ -135,7 +136,7 @@ def _merge_together(plans: list[PiecePlan], writer: SegmentWriter) -> list[_Siev
 
 
 def _merge_alone(plan: PiecePlan, writer: SegmentWriter) -> list[_Sieve]:
-    with_tombstones = (piece for piece in plan.pieces if piece.traits & TOMBSTONE)
+    with_tombstones = (piece for piece in plan.pieces if piece.traits & (TOMBSTONE | SYSTEM))
     sieve = _Sieve(
         plan,
         (frames for piece in with_tombstones for frames in piece.blocks()),
@@ -244,7 +245,10 @@ def _tombstones_to_purge(plan: PiecePlan, blocks: Iterable[_Frames], losses: Los
     asked = plan.purge
     going = []
     for frames in blocks:
-        places = np.flatnonzero(frames.traits & TOMBSTONE)
+        places = np.flatnonzero(frames.traits & (TOMBSTONE | SYSTEM))
+        # Aborts are forgotten as tombstones are; whoever has the prepare and not the abort must begin anew.
+        opcodes = frames.data[frames.offsets[places] + OPCODE_AT]
+        places = places[(frames.traits[places] & TOMBSTONE != 0) | (opcodes == DcpOpcode.ABORT)]
         if not len(places):
             continue
         offsets = frames.offsets[places]
@@ -260,7 +264,8 @@ def _tombstones_to_purge(plan: PiecePlan, blocks: Iterable[_Frames], losses: Los
         if goes.any():
             going.append(seqnos[goes])
             losses.purge_seqno = max(losses.purge_seqno, int(seqnos[goes].max()))
-            losses.rev = max(losses.rev, int(revs_at(frames.data, offsets[goes]).max()))
+            documents = offsets[goes & (frames.traits[places] & TOMBSTONE != 0)]
+            losses.rev = max([losses.rev, *revs_at(frames.data, documents).tolist()])
     return np.concatenate(going) if going else _NO_SEQNOS
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import DocumentRefused
+from ..frames import OPCODE_AT
 from ..history import FailoverLog
 from ..model import MAX_CAS, MAX_REPLICA_REV, MAX_REV, MAX_SEQNO
 from ..wire.codes import DcpOpcode, Status
@@ -14,6 +15,7 @@ from .format import (
     EVENT_EXTRAS,
     SYSTEM,
     SYSTEM_EVENT,
+    UNSEEN,
     cas_of,
     index_key,
     rev_of,
@@ -22,7 +24,7 @@ from .format import (
     traits_of,
 )
 from .index import BEGINS, EXISTS, entry_of
-from .vbucket_history import History
+from .prepares import PreparingHistory
 
 if TYPE_CHECKING:
     from .collections import Manifest
@@ -38,7 +40,7 @@ def check_metadata(rev: int, cas: int, max_rev: int = MAX_REV) -> None:
         raise DocumentRefused(Status.EINVAL, f"CAS {cas} is too high")
 
 
-class ReceivedHistory(History):
+class ReceivedHistory(PreparingHistory):
     """A vbucket's history, as far as others decide what is in it."""
 
     __slots__ = ()
@@ -112,11 +114,15 @@ class ReceivedHistory(History):
             self._received.has_gaps = True
         self._tail.expect(seqno)
         self._bucket.clock.observe(cas_of(frame))
-        if traits & SYSTEM:
+        if frame[OPCODE_AT] in UNSEEN:
+            self._receive_unseen(frame, seqno)
+        elif traits & SYSTEM:
             self._append_system(frame, seqno)
         else:
             index = self._index if self._index is not None else self._load()
             key = index_key(frame)
+            if self._locks:
+                self._decide(key, seqno)
             self._append(key, frame, seqno, entry_of(frame, seqno, traits), index.get(key, 0), traits)
             self._bucket.cache.pop(key, None)
         if seqno == self._received.newest.end:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..frames import CHUNK_BYTES, Chunk, Offsets, seqnos_at
+from ..frames import CHUNK_BYTES, OPCODE_AT, Chunk, Offsets, seqnos_at
+from ..wire.codes import DcpOpcode
 from ..wire.header import HEADER_SIZE
 from .deduplication import NOTHING_DEDUPLICATED, Deduplicated
 from .drops import Drops
-from .format import NOTE_SHIFT, NOTE_TRAITS
+from .format import NOTE_SHIFT, NOTE_TRAITS, SYSTEM
 from .segment import Frames, SegmentPiece
 
 __all__ = ["DiskSnapshot", "MemorySnapshot", "superseded"]
@@ -19,6 +20,7 @@ __all__ = ["DiskSnapshot", "MemorySnapshot", "superseded"]
 STREAM_TRAITS = 0x7F
 """What a producer wants to know of a chunk: all but REPLACES."""
 
+_PREPARE = int(DcpOpcode.PREPARE)
 _NO_SEQNOS = np.empty(0, np.uint64)
 _FEW = 32
 
@@ -128,6 +130,9 @@ def fold(
             for frame, seqno, trait in zip(frames, seqnos, traits, strict=True)
             if only and seqno in dead and only.has(frame, seqno, trait)
         }
+    if dead and any(trait & SYSTEM for trait in traits):
+        # A copy that was not told of a prepare would not know what to make of its abort.
+        dead -= {seqno for frame, seqno in zip(frames, seqnos, strict=True) if frame[OPCODE_AT] == _PREPARE}
     if not dead and not drops:
         return frames, traits
     kept = [

@@ -60,6 +60,8 @@ class EngineVBucket(ReceivedHistory):
     def get(self, key: bytes) -> bytes | None:
         index = self._index if self._index is not None else self._load()
         entry = index.get(key, 0)
+        if self._locks:
+            self._locks.check_readable(key)
         if not entry & EXISTS:
             return None
         frame = self._newest(entry)
@@ -120,7 +122,8 @@ class EngineVBucket(ReceivedHistory):
         rev: int | None = None,
         new_cas: int = 0,
     ) -> tuple[int, int]:
-        if cas or self._locks:
+        locks = self._locks
+        if cas or locks:
             self._check_cas(key, cas)
         queue, index = self._queue, self._index
         size, key_length = len(value), len(key)
@@ -134,6 +137,8 @@ class EngineVBucket(ReceivedHistory):
         if rev is None:
             rev = (old >> REV_SHIFT if old else self.forgotten.rev_floor) + 1
             new_cas = queue.clock.next()
+        if locks and locks.level:
+            return self._prepare(key, value, flags, expiry, datatype, rev, new_cas)
         seqno = self.high_seqno + 1
         frame = (
             _pack_mutation(
@@ -204,11 +209,16 @@ class EngineVBucket(ReceivedHistory):
     def delete(self, key: bytes, cas: int = 0) -> Written:
         frame = self._existing(key, cas)
         value, datatype = self._tombstone_value(frame)
-        entry = self._entry(key)
-        rev = (entry >> REV_SHIFT) + 1
-        return self._bury(
-            key, _DELETION, value, datatype, rev, self._queue.clock.next(), self._queue.clock.now_s()
-        )
+        rev, clock = (self._entry(key) >> REV_SHIFT) + 1, self._queue.clock
+        return self._end(key, _DELETION, value, datatype, rev, clock.next(), clock.now_s())
+
+    def _end(  # noqa: PLR0917
+        self, key: bytes, opcode: int, value: bytes, datatype: int, rev: int, cas: int, delete_time: int
+    ) -> Written:
+        """The end of a document, or its preparation."""
+        if self._locks.level:
+            return self._prepare(key, value, 0, delete_time, datatype, rev, cas, deleted=True)
+        return self._bury(key, opcode, value, datatype, rev, cas, delete_time)
 
     def _bury(  # noqa: PLR0917
         self, key: bytes, opcode: int, value: bytes, datatype: int, rev: int, cas: int, delete_time: int
@@ -347,7 +357,7 @@ class EngineVBucket(ReceivedHistory):
         new_cas = self._meta_cas(meta_cas, regenerate=regenerate_cas)
         opcode = _EXPIRATION if expiration else _DELETION
         time_s = delete_time or self._queue.clock.now_s()
-        return self._bury(key, opcode, value, datatype, rev, new_cas, time_s)
+        return self._end(key, opcode, value, datatype, rev, new_cas, time_s)
 
     def _meta_cas(self, meta_cas: int, *, regenerate: bool) -> int:
         if regenerate or not meta_cas:
@@ -389,6 +399,8 @@ class EngineVBucket(ReceivedHistory):
     def _expire(self, key: bytes, frame: bytes, entry: int) -> None:
         if self._queue.memory_bytes > self._queue.memory_limit:
             return  # a reader is not to blame; the next one tries again
+        if self._locks.prepare(key) is not None:
+            return  # what is prepared decides over it
         self._queue.expirations += 1
         value, datatype = self._tombstone_value(frame)
         time_s = expiry_of(frame)

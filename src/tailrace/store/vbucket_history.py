@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,11 +31,10 @@ from .format import (
     TOMBSTONE,
     collection_of,
     expiry_of,
-    index_key,
     rev_of,
     seqno_of,
 )
-from .index import EXISTS, SEQNO, count_documents, entry_of, forget_collection, index_frames
+from .index import EXISTS, SEQNO, count_documents, forget_collection, index_change, index_frames
 from .listeners import Listeners
 from .locks import Locks
 from .received_snapshots import ReceivedSnapshots
@@ -47,9 +46,18 @@ if TYPE_CHECKING:
     from .bucket import EngineBucket
     from .generations import Generation
 
-__all__ = ["History"]
+__all__ = ["History", "Unseen"]
 
 _MEANINGFUL = TOMBSTONE | EXPIRES | SYSTEM
+
+
+class Unseen(NamedTuple):
+    """Prepares and aborts (see `prepares`) have seqnos that nobody sees who does not ask for them."""
+
+    visible: int = 0
+    """The last change before the newest of them that is none of them."""
+    last: int = 0
+    """The newest of them; 0: there never was one."""
 
 
 class History:
@@ -76,6 +84,7 @@ class History:
         "_old",
         "_pieces",
         "_received",
+        "_unseen",
         "extra",
         "failover_log",
     )
@@ -88,6 +97,7 @@ class History:
         self.high_seqno = 0
         self.forgotten = Forgotten()
         self._received = ReceivedSnapshots()
+        self._unseen = Unseen()
         self._bucket = bucket
         self._queue: WriteQueue = bucket.queue
         self._index: dict[bytes, int] | None = None
@@ -296,7 +306,7 @@ class History:
         for tail in self.tails():
             for place in range(tail.after(sealed), len(tail)):
                 frame, note = tail.items[2 * place : 2 * place + 2]
-                index[index_key(frame)] = entry_of(frame, seqno_of(frame), note)
+                index_change(index, frame, seqno_of(frame), note)
         for seqno, collection in self.drops:
             forget_collection(index, collection, seqno)
         self._index = index

@@ -332,9 +332,9 @@ class DcpSnapshotMarker(Message):
         return 1, b"\2" + _MARKER_V2_2.pack(*common, self.purge_seqno, self.high_prepared_seqno)
 
     @staticmethod
-    def body_v2_2(start: int, end: int, flags: int, purge_seqno: int) -> bytes:
-        """Extras and value in V2.2, where everything is visible and nothing prepared."""
-        return b"\2" + _MARKER_V2_2.pack(start, end, flags, end, 0, purge_seqno, 0)
+    def body_v2_2(*fields: int) -> bytes:
+        """Extras and value in V2.2, of its fields in their order."""
+        return b"\2" + _MARKER_V2_2.pack(*fields)
 
     @classmethod
     def read_range(cls, body: memoryview, extras_length: int) -> tuple[int, int, int, int | None] | None:

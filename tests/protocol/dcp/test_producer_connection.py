@@ -16,7 +16,6 @@ from protocol.producer_fakes import (
     FakeReader,
 )
 from tailrace.frames import CHUNK_BYTES
-from tailrace.protocol.dcp.producer import ON_DISK_OPAQUE
 from tailrace.wire.codes import DcpOpcode, Feature, OpenFlag, Status, StreamEndStatus
 from tailrace.wire.dcp import (
     DcpBufferAck,
@@ -226,10 +225,8 @@ def test_seqno_acknowledged(bucket: FakeBucket) -> None:
     reader.send(ack)
     reader.pull()
     assert len(reader.answers) == before
-    ack.opaque = ON_DISK_OPAQUE
-    reader.send(ack)
     high = bucket.vbuckets[0].high_seqno
-    assert reader.host.reached == [(0, "r", min(3, high), False), (0, "r", min(3, high), True)]
+    assert reader.host.reached == [(0, "r", min(3, high))]
     ack.vbucket = 99
     reader.send(ack)
     assert reader.status_of_last() == Status.NOT_MY_VBUCKET
@@ -237,8 +234,7 @@ def test_seqno_acknowledged(bucket: FakeBucket) -> None:
     assert reader.host.replicas_gone == ["r"]
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_a_seqno_that_was_acknowledged_before_a_rewind(bucket: FakeBucket, on_disk: bool) -> None:
+def test_a_seqno_that_was_acknowledged_before_a_rewind(bucket: FakeBucket) -> None:
     """What a replica said of the other branch comes late: of the new branch it has nothing."""
     vbucket = bucket.vbuckets[0]
     for number in range(5):
@@ -248,7 +244,7 @@ def test_a_seqno_that_was_acknowledged_before_a_rewind(bucket: FakeBucket, on_di
     reader.stream()
     vbucket.rollback(3, 0x77)
     vbucket.set(b"new", b"v")
-    reader.send(DcpSeqnoAcknowledged(prepared_seqno=5, opaque=ON_DISK_OPAQUE if on_disk else 0))
+    reader.send(DcpSeqnoAcknowledged(prepared_seqno=5))
     assert reader.host.reached == []
 
 

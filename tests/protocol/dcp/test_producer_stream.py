@@ -638,6 +638,22 @@ def test_replica_with_disk_across_its_open_snapshot(bucket: FakeBucket) -> None:
     assert [(marker.start, marker.end) for marker in stream.markers][1:] == [(5, 9)]
 
 
+def test_replica_of_whose_open_snapshot_nothing_is_for_the_stream(bucket: FakeBucket) -> None:
+    """Its end is told behind a marker, also if it came in parts."""
+    bucket.use_collections()
+    vbucket = bucket.vbuckets[0]
+    vbucket.set(b"a", collection=9)
+    vbucket.state = VBucketState.REPLICA
+    vbucket.received = SnapshotRange(1, 3)
+    reader = opened(bucket)
+    stream = reader.stream(value={"collections": ["9"]})
+    for key in (b"b", b"c"):
+        vbucket.set(key, collection=8)
+        reader.pull_all()
+    assert [marker.end for marker in stream.markers] == [1, 3]
+    assert stream.is_complete
+
+
 # Stream ids.
 
 

@@ -25,6 +25,7 @@ from ...wire.dcp import (
     DcpSeqnoAdvanced,
     DcpSystemEvent,
 )
+from ...wire.dcp_replication import DcpCommit
 from ...wire.header import HEADER_LAYOUT
 from ...wire.layout import record
 from .chunk_runs import ChunkRuns, ReceivedChunk
@@ -47,7 +48,11 @@ assert all(
     shape.at("by_seqno") == DcpSeqnoAdvanced.LAYOUTS[0].at("by_seqno") for shape in DcpSystemEvent.LAYOUTS
 )
 
-_SYSTEM_EVENT, _SEQNO_ADVANCED = int(DcpOpcode.SYSTEM_EVENT), int(DcpOpcode.SEQNO_ADVANCED)
+_CARRIES_SEQNO = np.zeros(256, dtype=bool)
+_CARRIES_SEQNO[[DcpOpcode.SYSTEM_EVENT, DcpOpcode.SEQNO_ADVANCED]] = True
+_CARRIES_SEQNO[[DcpOpcode.PREPARE, DcpOpcode.COMMIT, DcpOpcode.ABORT]] = True
+_DECIDES = record(HEADER_LAYOUT + DcpCommit.LAYOUTS[0])
+"""A commit or an abort, whose own seqno stands behind that of its prepare."""
 _REQUEST = int(Magic.REQUEST)
 _ROWS_IN_A_STRETCH = 8
 """With fewer of them on the average, it is better not to look at one stretch after the other."""
@@ -120,8 +125,7 @@ def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[in
     ordered = np.flatnonzero(chunk.ordered)
     headers = chunk.headers[ordered]
     opcodes = headers["opcode"]
-    carries = (opcodes == _SYSTEM_EVENT) | (opcodes == _SEQNO_ADVANCED)
-    carrying = np.flatnonzero(carries & (headers["magic"] == _REQUEST))
+    carrying = np.flatnonzero(_CARRIES_SEQNO[opcodes] & (headers["magic"] == _REQUEST))
     if not len(carrying):
         in_stretches = _deliver_in_stretches(chunk, ordered, streams, retired)
         if in_stretches is not None:
@@ -138,6 +142,10 @@ def deliver(chunk: ReceivedChunk, streams: Mapping[int, Stream], retired: set[in
     if len(carrying):
         at = frames.control_start[ordered[carrying]]
         seqno[control_at[carrying]] = gather(frames.data, at, _WITH_SEQNO)["by_seqno"]
+        decides = np.isin(opcodes[carrying], (DcpOpcode.COMMIT, DcpOpcode.ABORT))
+        if decides.any():
+            own = gather(frames.data, at[decides], _DECIDES)["commit_seqno"]
+            seqno[control_at[carrying[decides]]] = own
     is_boundary = ~is_row
     is_boundary[control_at[carrying]] = False
 

@@ -1,7 +1,7 @@
 """A look through a snapshot before it is announced: where is the last change that is for this stream?
 
-A stream without collections, of a bucket that has some, sends only a part of each snapshot. Its marker must
-end at a change that is sent: there is no other message that could end the snapshot.
+A stream without collections, of a bucket that has some or that has durable writes, sends only a part of each
+snapshot. Its marker must end at a change that is sent: there is no other message that could end the snapshot.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ class Preview:
 
     __slots__ = ("_filter", "_snapshot", "last_seqno")
 
-    def __init__(self, snapshot: VBucketSnapshot) -> None:
+    def __init__(self, snapshot: VBucketSnapshot, *, shows_unseen: bool = False) -> None:
         self.last_seqno = 0
         """Of the last change that is for the stream; 0: none so far."""
         self._snapshot = snapshot
         self._filter = StreamFilter.of_old_clients()
+        self._filter.shows_unseen = shows_unseen
 
     def read(self) -> int | None:
         """Look through the next chunk: its size, or None at the end."""

@@ -41,10 +41,7 @@ from .stream_producer import StreamProducer
 from .stream_request import StreamRefused, decide
 from .takeover import DcpTakeover
 
-__all__ = ["ON_DISK_OPAQUE", "DcpProducer"]
-
-ON_DISK_OPAQUE = 0x6469736B
-"""Of a Seqno Acknowledged of one of our own replicas: what it speaks of is on disk, not only in memory."""
+__all__ = ["DcpProducer"]
 
 # What a receiver may answer to a message of a stream without losing the connection:
 # docs/spec/dcp.md#answers-that-keep-the-connection
@@ -237,8 +234,7 @@ class DcpProducer(StreamProducer):
         self._window.acknowledge(message.acked_bytes)
 
     def _receive_seqno_acknowledged(self, frame: Frame, message: Message) -> None:
-        """How far a replica is: durable writes wait for that. There are no prepares: a durable write is
-        visible at once, and answered when enough replicas have it.
+        """Up to which prepare a replica is: durable writes wait for that.
 
         It counts for the stream that brought it there. Of one that has ended it may come late: the vbucket
         was rewound, say, and the replica speaks of the other branch.
@@ -254,8 +250,7 @@ class DcpProducer(StreamProducer):
         if not self._has_live_stream(vbucket.id, 0):
             return
         seqno = min(message.prepared_seqno, vbucket.high_seqno)
-        on_disk = frame.opaque == ON_DISK_OPAQUE
-        self._host.replica_reached(vbucket.id, self._options.consumer_name, seqno, on_disk=on_disk)
+        self._host.replica_reached(vbucket.id, self._options.consumer_name, seqno)
 
     def close(self, reason: str) -> None:
         if self._options.sync_replication:

@@ -90,8 +90,8 @@ class ProducerStream:
         self._ends_after_batch: StreamEndStatus | None = None
         self._reading: _SnapshotReading | None = None
         self._marker = SnapshotMarker(accepted, options)
-        # Legacy streams of a bucket with collections look through each snapshot before they announce it.
-        self._looks_ahead = accepted.filter.is_legacy and int(host.bucket.manifest["uid"], 16) > 0
+        self._is_cut = accepted.filter.is_legacy
+        """No message but a change can end a snapshot."""
         self._preview: Preview | None = None
         self._watched = self.WATCHED(accepted.vbucket, host, self.changed)
         self.takeover = (
@@ -296,8 +296,17 @@ class ProducerStream:
             return None
         if self._looks_ahead:
             again = vbucket.snapshot_after(self.position, memory=not disk_only, history=history)
-            self._preview = None if again is None else Preview(again)
+            shows_unseen = accepted.filter.shows_unseen
+            self._preview = None if again is None else Preview(again, shows_unseen=shows_unseen)
         return 0
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """It looks through each snapshot before it announces it: there may be changes that are not for it."""
+        if not self._is_cut:
+            return False
+        hides = not self._accepted.filter.shows_unseen and self._accepted.vbucket.has_unseen
+        return hides or int(self._host.bucket.manifest["uid"], 16) > 0
 
     def _enter_memory(self) -> None:
         self._slots.release(self)
@@ -383,7 +392,12 @@ class ProducerStream:
         if chunk is None:
             self._finish(snapshot)
             return 0
-        batch = self._shaper.shape(chunk, skip_deletes=reading.skips_deletes, by_key=self._marker.is_oso)
+        batch = self._shaper.shape(
+            chunk,
+            skip_deletes=reading.skips_deletes,
+            by_key=self._marker.is_oso,
+            may_commit=snapshot.in_memory,
+        )
         if batch is not None:
             self._announce(snapshot, batch.first_seqno)
             self._queue.put(batch)

@@ -40,6 +40,7 @@ from ..script import Script
 from .delivery import ChangeDelivery, ReceivedChunk, control_headers, deliver
 from .reader_streams import FIRST_STREAM_OPAQUE, ReaderStreams
 from .received_stream import Stream
+from .sync_writes import PREPARE_SURCHARGE
 
 __all__ = [
     "MAX_FRAME_BEFORE_OPEN",
@@ -66,6 +67,7 @@ _STREAM_REQUEST, _REQUEST_EXTRAS = int(DcpStreamRequest.OPCODE), DcpStreamReques
 _STREAM_REQUESTS = frozenset(
     {DcpOpcode.SNAPSHOT_MARKER, DcpOpcode.STREAM_END, DcpOpcode.SYSTEM_EVENT, DcpOpcode.SEQNO_ADVANCED}
 )
+_SYNC_WRITES = frozenset({DcpOpcode.PREPARE, DcpOpcode.COMMIT, DcpOpcode.ABORT})
 _REQUEST_MAGICS = (Magic.REQUEST, Magic.FLEX_REQUEST)
 
 
@@ -90,6 +92,8 @@ class ReaderSettings:
     """Take a first backfill in whichever order the server likes best."""
     every_version: bool = False
     """Have the change history, where the bucket keeps one."""
+    sync_writes: bool = False
+    """Be told of durable writes before they are decided, and of their decisions."""
 
     @property
     def flags(self) -> int:
@@ -124,6 +128,8 @@ class ReaderSettings:
             wanted.append((ControlKey.ENABLE_OSO, b"true_with_seqno_advanced", False))
         if self.every_version:
             wanted.append((ControlKey.CHANGE_STREAMS, b"true", True))
+        if self.sync_writes:
+            wanted.append((ControlKey.ENABLE_SYNC_WRITES, b"true", True))
         if self.backfill_order:
             wanted.append((ControlKey.BACKFILL_ORDER, self.backfill_order.encode(), False))
         return wanted
@@ -278,9 +284,11 @@ class DcpReader:
                 if opcode == DcpOpcode.NOOP:
                     self._reply(opcode, opaque)
                     continue
-                counted += sizes[index]
-                if opcode in self.ORDERED or (
-                    self.settings.out_of_order and opcode == DcpOpcode.OSO_SNAPSHOT
+                counted += sizes[index] + PREPARE_SURCHARGE * (opcode == DcpOpcode.PREPARE)
+                if (
+                    opcode in self.ORDERED
+                    or (self.settings.out_of_order and opcode == DcpOpcode.OSO_SNAPSHOT)
+                    or (self.settings.sync_writes and opcode in _SYNC_WRITES)
                 ):
                     ordered[index] = True
                 else:

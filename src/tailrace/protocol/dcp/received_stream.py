@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 from ...history import FailoverLog
 from ...model import Position, SnapshotRange
 from ...wire.dcp import DcpSeqnoAdvanced, DcpSystemEvent
+from ...wire.dcp_replication import DcpAbort, DcpCommit, DcpPrepare
 from ..states import READER_STREAM_TRANSITIONS, Machine, ReaderStreamInput, ReaderStreamState
 
 __all__ = [
@@ -106,10 +107,12 @@ class VBucketFlushed(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """A system event or a seqno that advanced: a message with a place in the history."""
+    """A message with a place in the history that is no change of a document: a system event, a seqno that
+    advanced, or what becomes of a durable write.
+    """
 
     stream: Stream
-    message: DcpSystemEvent | DcpSeqnoAdvanced
+    message: DcpSystemEvent | DcpSeqnoAdvanced | DcpPrepare | DcpCommit | DcpAbort
     run: SnapshotRun
 
 

@@ -54,7 +54,6 @@ from ...wire.dcp import (
     DcpStreamRequestResponse,
     DcpSystemEvent,
 )
-from ...wire.dcp_replication import DcpSeqnoAcknowledged
 from ...wire.header import MAX_NAME_BYTES, Frame
 from ...wire.message import Message, Response
 from ..flow_control import ReceiveWindow
@@ -67,11 +66,11 @@ from ..states import (
     ReplicaStreamInput,
     ReplicaStreamState,
 )
-from .producer import ON_DISK_OPAQUE
 from .replica_controls import ReplicaControls
 from .replica_stream import ReplicaStream
 from .replica_streams import ReplicaStreams
-from .request_checks import UNASKED, check_change, check_request
+from .request_checks import SYNC_WRITES, UNASKED, check_change, check_request, seqno_of
+from .sync_writes import PREPARE_SURCHARGE
 
 if TYPE_CHECKING:
     from ...store.base import Bucket
@@ -140,7 +139,7 @@ class DcpReplica:
             self._receive_answer(frame)
             return
         if self.is_open and frame.opcode not in (DcpOpcode.NOOP, DcpOpcode.ADD_STREAM):
-            self._count(frame.size)
+            self._count(frame.size + PREPARE_SURCHARGE * (frame.opcode == DcpOpcode.PREPARE))
         try:
             self._receive_request(frame)
         except (MalformedMessage, DocumentRefused) as error:
@@ -307,7 +306,7 @@ class DcpReplica:
             self._disconnect(f"a stream request was answered with nonsense: {error}")
             return
         if answer.status == Status.SUCCESS:
-            self._tell_seqno(stream)
+            self._tell_prepared(stream)
             stream.done(Status.SUCCESS, stream.opaque)
         else:
             self._forget(stream.vbucket.id, status_name(answer.status), tell=False)
@@ -404,11 +403,15 @@ class DcpReplica:
         stream = self._receiving(frame)
         if stream is None:
             return
-        seqno = int.from_bytes(frame.body[:8], "big")
+        seqno = seqno_of(message)
         stream.check_seqno(seqno, stream.marker_start)
         self._host.receive_change(stream.vbucket, frame, collections=Feature.COLLECTIONS in self._features)
         self._figures["received_changes"] += 1
         self._reached(stream, seqno)
+
+    def _receive_sync_write(self, frame: Frame, message: Message) -> None:
+        """A prepare, commit or abort; a producer may have refused to send them, and none comes then."""
+        (self._receive_change if self._controls.sync_writes else self._receive_unasked)(frame, message)
 
     def _receive_unasked(self, frame: Frame, message: Message) -> None:
         """What a producer sends only on request; it must belong to a stream all the same."""
@@ -434,31 +437,18 @@ class DcpReplica:
             stream.ack_at = 0
             self._send(Response(opcode=DcpOpcode.SNAPSHOT_MARKER, opaque=stream.opaque))
         if seqno == stream.marker_end:
-            self._tell_seqno(stream)
+            self._tell_prepared(stream)
 
-    def _tell_seqno(self, stream: ReplicaStream) -> None:
-        """Tell the active how far we are: at once what is in memory, when it is on disk that too."""
-        vbucket = stream.vbucket
-        complete = vbucket.complete_seqno
-        if not complete or not self._controls.tells_seqnos:
-            return
-        self._send(DcpSeqnoAcknowledged(prepared_seqno=complete, vbucket=vbucket.id))
-        if stream.waits_for_disk:
-            return
-        stream.waits_for_disk = True
+    def _tell_prepared(self, stream: ReplicaStream) -> None:
+        """Tell the active which durable writes are here."""
 
-        def persisted(ok: bool) -> None:
-            stream.waits_for_disk = False
-            if not ok or self._is_closed or not self._streams.has(stream):
-                return
-            self._send(
-                DcpSeqnoAcknowledged(prepared_seqno=complete, vbucket=vbucket.id, opaque=ON_DISK_OPAQUE)
-            )
-            if vbucket.complete_seqno > complete:
-                self._tell_seqno(stream)
-            self._wake()
+        def tell(message: Message) -> None:
+            if not self._is_closed and self._streams.has(stream):
+                self._send(message)
+                self._wake()
 
-        vbucket.when_persisted(complete, persisted)
+        if self._controls.sync_writes:
+            stream.tell_prepared(tell)
 
     def _receive_state(self, frame: Frame, message: Message) -> None:
         """A takeover: the vbucket gets the state that the producer says, keeping its branch."""
@@ -568,8 +558,9 @@ _REQUESTS: Mapping[int, tuple[type[Message], Callable[[DcpReplica, Frame, Messag
     DcpOpcode.DELETION: (DcpDeletion, DcpReplica._receive_change),
     DcpOpcode.EXPIRATION: (DcpExpiration, DcpReplica._receive_change),
     DcpOpcode.SYSTEM_EVENT: (DcpSystemEvent, DcpReplica._receive_change),
+    **{shape.OPCODE: (shape, DcpReplica._receive_sync_write) for shape in SYNC_WRITES},
     DcpOpcode.SEQNO_ADVANCED: (DcpSeqnoAdvanced, DcpReplica._receive_advanced),
     DcpOpcode.SET_VBUCKET_STATE: (DcpSetVBucketState, DcpReplica._receive_state),
     DcpOpcode.STREAM_END: (DcpStreamEnd, DcpReplica._receive_end),
-    **{shape.OPCODE: (shape, DcpReplica._receive_unasked) for shape in UNASKED},
+    **{shape.OPCODE: (shape, DcpReplica._receive_unasked) for shape in UNASKED if shape not in SYNC_WRITES},
 }

@@ -30,8 +30,8 @@ class ReplicaControls:
 
     def __init__(self) -> None:
         self.v7_status_codes = False
-        self.tells_seqnos = False
-        """The producer wants to know how far we are."""
+        self.sync_writes = False
+        """The producer tells of durable writes before they are decided, and wants to know which are here."""
         self._left: deque[tuple[bytes, bytes]] = deque()
 
     def begin(self, host: Host) -> None:
@@ -74,7 +74,7 @@ class ReplicaControls:
         key, _ = self._left.popleft()
         if status == Status.SUCCESS:
             self.v7_status_codes |= key == ControlKey.V7_STATUS_CODES
-            self.tells_seqnos |= key == ControlKey.ENABLE_SYNC_WRITES
+            self.sync_writes |= key == ControlKey.ENABLE_SYNC_WRITES
             return None
         if key == ControlKey.CONNECTION_BUFFER_SIZE:
             return "the producer knows no flow control"

@@ -11,6 +11,7 @@ from ...history import FailoverLog, Retreat, retreat
 from ...model import MAX_U64, Position
 from ...wire.codes import Status
 from ...wire.dcp import DcpStreamRequest
+from ...wire.dcp_replication import DcpSeqnoAcknowledged
 from ..states import REPLICA_STREAM_TRANSITIONS, Machine, ReplicaStreamInput, ReplicaStreamState
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class ReplicaStream:
     ack_at: int = 0
     """The seqno after which the marker is to be answered; 0: it is not."""
     waits_for_disk: bool = False
+    on_disk: int = 0
+    """The end of a snapshot that is on disk, as far as somebody has waited for that."""
+    acknowledged: int = 0
+    """The last prepare that the active was told of."""
 
     @property
     def state(self) -> ReplicaStreamState:
@@ -58,6 +63,34 @@ class ReplicaStream:
             raise DocumentRefused(
                 Status.ERANGE, f"seqno {seqno}, from {least} to {self.marker_end} was to come"
             )
+
+    # durable writes
+
+    def tell_prepared(self, tell: Callable[[DcpSeqnoAcknowledged], None]) -> None:
+        """Tell the active which durable writes are as safe here as they are to be, now or when they are on
+        disk.
+        """
+        vbucket = self.vbucket
+        undecided = vbucket.undecided
+        if not undecided:
+            return
+        complete = vbucket.complete_seqno
+        prepared = vbucket.prepared_up_to(complete, self.on_disk)
+        if prepared > self.acknowledged:
+            self.acknowledged = prepared
+            tell(DcpSeqnoAcknowledged(prepared_seqno=prepared, vbucket=vbucket.id))
+        if self.waits_for_disk or not any(prepared < each.seqno <= complete for each in undecided):
+            return
+        self.waits_for_disk = True
+
+        def persisted(ok: bool) -> None:
+            self.waits_for_disk = False
+            if ok:
+                self.on_disk = complete
+                self.tell_prepared(tell)
+
+        # all of its snapshot: a promotion takes a part of one back
+        vbucket.when_persisted(complete, persisted)
 
     # asking for it
 
@@ -82,6 +115,7 @@ class ReplicaStream:
     def accepted(self, log: FailoverLog) -> None:
         """The producer accepted the request; the active's branches are ours."""
         vbucket = self.vbucket
+        self.acknowledged = self.on_disk = 0
         vbucket.set_failover_log(log)
         if vbucket.complete_seqno == vbucket.high_seqno < vbucket.received.end:
             # A snapshot that was announced on another connection, and nothing of it came: this active may not

@@ -6,7 +6,7 @@ Rules: docs/spec/dcp.md#connection, docs/spec/dcp.md#errors-by-message.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import MalformedMessage
 from ...wire.codes import DcpOpcode, Feature, RequestFrameId, Status, SystemEventId
@@ -19,7 +19,7 @@ from ...wire.message import Message
 if TYPE_CHECKING:
     from ..handler import Host
 
-__all__ = ["UNASKED", "check_change", "check_request", "stream_id_of"]
+__all__ = ["SYNC_WRITES", "UNASKED", "check_change", "check_request", "seqno_of", "stream_id_of"]
 
 _SIZES: dict[int, int] = {RequestFrameId.BARRIER: 0, RequestFrameId.DCP_STREAM_ID: 2}
 _EVENTS = frozenset(
@@ -31,6 +31,8 @@ _EVENTS = frozenset(
         SystemEventId.COLLECTION_MODIFIED,
     }
 )
+
+SYNC_WRITES: tuple[type[Message], ...] = (DcpPrepare, DcpCommit, DcpAbort)
 
 UNASKED: Mapping[type[Message], Status | None] = {
     DcpPrepare: Status.NOT_SUPPORTED,
@@ -70,6 +72,17 @@ def stream_id_of(frame: Frame) -> int | None:
             if info.id == RequestFrameId.DCP_STREAM_ID:
                 stream_id = int.from_bytes(info.data, "big")
     return stream_id
+
+
+def seqno_of(message: Any) -> int:
+    """The place of a change in its vbucket."""
+    match message:
+        case DcpCommit():
+            return message.commit_seqno
+        case DcpAbort():
+            return message.abort_seqno
+    seqno: int = message.by_seqno
+    return seqno
 
 
 def check_change(message: Message) -> None:

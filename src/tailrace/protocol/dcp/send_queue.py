@@ -86,5 +86,6 @@ class SendQueue:
         if stop == count:
             self._batch = None
             self.last_seqno = batch.last_seqno
+            self._window.sent(batch.surcharge)
         self._at = stop
         return end - start, stop - at

@@ -8,8 +8,9 @@ the whole chunk, and each left out where nothing has to be done:
 
 1. drop the frames that the stream's filter does not want;
 2. make those frames anew that this reader can't take as they are (the only step frame by frame);
-3. cut the collection prefix off, for a reader without collections;
-4. put the stream's opaque in, and its stream id.
+3. make commits and aborts of prepares, for a reader that asked for them (`sync_writes`);
+4. cut the collection prefix off, for a reader without collections;
+5. put the stream's opaque in, and its stream id.
 
 A deletion from memory has its delete time here too, where servers send 0.
 """
@@ -43,6 +44,7 @@ from ...wire.fields import FrameInfo, encode_frame_infos, join_xattrs, split_xat
 from ...wire.header import HEADER, HEADER_LAYOUT, HEADER_SIZE, MAX_FRAME, Frame
 from ..stream_filter import StreamFilter
 from .controls import ConnectionOptions
+from .sync_writes import PREPARED_DELETION_AT, SyncWriteShaping
 
 __all__ = ["ShapedFrames", "Shaper", "stream_id_framing"]
 
@@ -63,6 +65,8 @@ class ShapedFrames(NamedTuple):
     offsets: Offsets
     first_seqno: int
     last_seqno: int
+    surcharge: int = 0
+    """What flow control counts beyond the bytes: docs/spec/dcp.md#counted-bytes."""
 
 
 def _seqno_of(data: Bytes, offset: int) -> int:
@@ -80,7 +84,15 @@ def stream_id_framing(stream_id: int) -> bytes:
 class Shaper:
     """Makes batches for one stream of chunks of its vbucket."""
 
-    __slots__ = ("_filter", "_framing", "_opaque", "_options", "_rewritten", "_rewritten_traits")
+    __slots__ = (
+        "_decisions",
+        "_filter",
+        "_framing",
+        "_opaque",
+        "_options",
+        "_rewritten",
+        "_rewritten_traits",
+    )
 
     def __init__(
         self, options: ConnectionOptions, filter_: StreamFilter, opaque: int, stream_id: int = 0
@@ -89,6 +101,7 @@ class Shaper:
         self._filter = filter_
         self._opaque = opaque
         self._framing = stream_id_framing(stream_id)
+        self._decisions = SyncWriteShaping() if options.sync_writes else None
         self._rewritten, self._rewritten_traits = _rewritten(
             _Taken(
                 xattrs=options.xattrs,
@@ -98,12 +111,16 @@ class Shaper:
                 snappy=options.snappy,
                 no_value=options.no_value,
                 force_compression=options.force_compression,
+                sync_writes=options.sync_writes,
             )
         )
 
-    def shape(self, chunk: Chunk, *, skip_deletes: bool = False, by_key: bool = False) -> ShapedFrames | None:
+    def shape(
+        self, chunk: Chunk, *, skip_deletes: bool = False, by_key: bool = False, may_commit: bool = False
+    ) -> ShapedFrames | None:
         """What of a chunk is for the stream, as its reader wants it; None if nothing is. In the order of the
-        keys, if that is wanted, with system events first.
+        keys, if that is wanted, with system events first. Commits are told as such only where that is said,
+        in snapshots from memory.
         """
         data, offsets = self.choose(chunk, skip_deletes=skip_deletes)
         if not len(offsets):
@@ -112,12 +129,15 @@ class Shaper:
         last_seqno = chunk.last_seqno if data is chunk.data else _seqno_of(data, offsets.item(-1))
         if by_key:
             data, offsets = _in_key_order(data, offsets)
+        surcharge = 0
+        if self._decisions is not None:
+            data, offsets, surcharge = self._decisions.shape(data, offsets, may_commit=may_commit)
         set_opaques(data, offsets, self._opaque)
         if self._filter.is_legacy:
             data, offsets = _without_prefix(data, offsets)
         elif self._framing:
             data, offsets = _with_framing(data, offsets, self._framing)
-        return ShapedFrames(data, offsets, first_seqno, last_seqno)
+        return ShapedFrames(data, offsets, first_seqno, last_seqno, surcharge)
 
     def choose(self, chunk: Chunk, *, skip_deletes: bool = False) -> tuple[Bytes, Offsets]:
         """The first two steps: the frames that are for the stream, with values that its reader can take."""
@@ -167,8 +187,11 @@ class Shaper:
         value_at = key_at + key_length
         extras = frame[HEADER_SIZE:key_at]
         value = frame[value_at:]
-        if opcode == DcpOpcode.MUTATION:
+        is_deleted = opcode == DcpOpcode.PREPARE and extras[PREPARED_DELETION_AT]
+        if opcode == DcpOpcode.MUTATION or (opcode == DcpOpcode.PREPARE and not is_deleted):
             value, datatype = self._document(value, datatype)
+        elif is_deleted:
+            value, datatype = self._tombstone_value(value, datatype)
         else:
             opcode, extras = self._tombstone(opcode, extras)
             value, datatype = self._tombstone_value(value, datatype)
@@ -241,6 +264,7 @@ class _Taken(NamedTuple):
     snappy: bool
     no_value: bool
     force_compression: bool
+    sync_writes: bool
 
 
 @cache
@@ -259,6 +283,7 @@ def _rewritten(taken: _Taken) -> tuple[npt.NDArray[np.bool_], int]:
             datatype & Datatype.XATTR and taken.xattrs and taken.deleted_user_xattrs
         )
         table[DcpOpcode.MUTATION, bits] = taken.no_value or inside or compress
+        table[DcpOpcode.PREPARE, bits] = taken.sync_writes  # rare, and it may be a deletion
         table[DcpOpcode.DELETION, bits] = not taken.delete_times or inside or pruned
         table[DcpOpcode.EXPIRATION, bits] = not taken.expirations or inside or pruned
         table[DcpOpcode.SYSTEM_EVENT, bits] = True  # or found to be as it must

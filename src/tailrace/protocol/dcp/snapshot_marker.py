@@ -57,8 +57,8 @@ class SnapshotMarker:
         """The stream takes a snapshot up that ends there. It is announced, unless it goes on with what the
         last marker has announced.
         """
-        self.is_due = end > self.announced_end
-        if self.is_due:
+        if end > self.announced_end:
+            self.is_due = True  # ... or still is: perhaps nothing of the last one was for the reader
             self.announced_end = self.end = end
         self.is_oso = (
             self._options.oso is not Oso.OFF
@@ -103,7 +103,7 @@ class SnapshotMarker:
         if self._without_history:
             # The two parts are one snapshot: docs/spec/servers.md#change-history.
             self._without_history = False
-            return says.marker(self._start, self.end, flags, purge_seqno)
+            return says.marker(self._start, self.end, flags, vbucket)
         self._without_history = bool(snapshot.history_start and first_seqno < snapshot.history_start)
         if self._is_first:
             start = min(start, self._accepted.snapshot_start)
@@ -112,7 +112,7 @@ class SnapshotMarker:
             # Keys that came before the replica's open snapshot may come again in its rest.
             flags |= _DUPLICATES
         self._start = start
-        return says.marker(start, self.end, flags, purge_seqno)
+        return says.marker(start, self.end, flags, vbucket)
 
     def finish(self, end: int, last_sent_seqno: int, says: StreamMessages) -> list[bytes]:
         """What is said behind a snapshot that has been sent whole, if it came in any order."""

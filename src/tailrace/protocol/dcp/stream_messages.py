@@ -5,6 +5,8 @@ Rules: docs/spec/dcp.md#snapshots, docs/spec/dcp.md#stream-end.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...wire.codes import Magic, MarkerFlag, OsoFlag, StreamEndStatus, VBucketState
 from ...wire.dcp import (
     DcpOsoSnapshot,
@@ -16,6 +18,9 @@ from ...wire.dcp import (
 from ...wire.header import Frame
 from .controls import ConnectionOptions
 from .shaping import stream_id_framing
+
+if TYPE_CHECKING:
+    from ...store.base import VBucket
 
 __all__ = ["StreamMessages"]
 
@@ -49,23 +54,29 @@ class StreamMessages:
             body=extras,
         ).encode()
 
-    def marker(self, start: int, end: int, flags: int, purge_seqno: int) -> bytes:
-        """A snapshot begins. Which layout: docs/spec/dcp.md#snapshot-marker.
-
-        Without sync writes every change is visible, and none is or was prepared.
-        """
+    def marker(self, start: int, end: int, flags: int, vbucket: VBucket) -> bytes:
+        """A snapshot of a vbucket begins. Which layout: docs/spec/dcp.md#snapshot-marker."""
+        purge_seqno = vbucket.purge_seqno
         has_v2_2 = self._options.marker_v2_2 and flags & _DISK
         if not has_v2_2 and not self._options.sync_replication:
             return self._frame(_MARKER, _MARKER_V1.pack(start, end, flags))
+        visible, completed, prepared = end, 0, 0
+        if self._options.sync_replication:
+            undecided = vbucket.undecided
+            visible = min(end, vbucket.visible_seqno)
+            if flags & _DISK and vbucket.has_unseen:
+                completed = min([end, *(prepare.seqno - 1 for prepare in undecided[:1])])
+                prepared = max([prepare.seqno for prepare in undecided if prepare.seqno <= end], default=0)
         if has_v2_2:
-            return self._frame(_MARKER, DcpSnapshotMarker.body_v2_2(start, end, flags, purge_seqno), 1)
+            body = DcpSnapshotMarker.body_v2_2(start, end, flags, visible, completed, purge_seqno, prepared)
+            return self._frame(_MARKER, body, 1)
         return DcpSnapshotMarker(
             version=_V2_0,
             start=start,
             end=end,
             flags=flags,
-            max_visible_seqno=end,
-            high_completed_seqno=0,
+            max_visible_seqno=visible,
+            high_completed_seqno=completed,
             vbucket=self._vbucket,
             opaque=self._opaque,
             framing=self._framing,

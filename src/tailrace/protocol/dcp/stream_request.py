@@ -166,4 +166,5 @@ def _filter(
         filter_ = StreamFilter.make(value, host.bucket.manifest, collections=options.collections)
     except MalformedMessage as error:
         raise StreamRefused(Status(error.status)) from None
+    filter_.shows_unseen = options.sync_writes
     return value, filter_

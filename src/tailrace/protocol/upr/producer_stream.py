@@ -150,7 +150,9 @@ class UprShaper(Shaper):
         self._forms = forms
         self._datatypes = datatypes
 
-    def shape(self, chunk: Chunk, *, skip_deletes: bool = False, by_key: bool = False) -> ShapedFrames | None:
+    def shape(
+        self, chunk: Chunk, *, skip_deletes: bool = False, by_key: bool = False, may_commit: bool = False
+    ) -> ShapedFrames | None:
         data, offsets = self.choose(chunk)
         if not len(offsets):
             return None
@@ -212,7 +214,7 @@ class UprStream(ProducerStream):
         self._says: UprMessages = messages(options, self.vbucket, self.opaque)
         self._shaper = UprShaper(options, accepted, messages.FORMS, datatypes)
         # The drafts' snapshots have no range, so none needs to end where its last message is.
-        self._looks_ahead = False
+        self._is_cut = False
         self._group = group
         self._queue.say(self._says.say(messages.BEGIN))
 

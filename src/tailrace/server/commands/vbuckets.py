@@ -94,9 +94,11 @@ def delete_vbucket(call: Call[admin.DelVBucket]) -> Reply:
 @command(admin.GetAllVbSeqnos)
 def get_all_vb_seqnos(call: Call[admin.GetAllVbSeqnos]) -> Reply:
     """For an active vbucket the high seqno, for others the end of the snapshot that they are receiving; of
-    one collection the last seqno in it. A peer without collections sees the default one and no other.
+    one collection the last seqno in it. A peer without collections sees the default one and no other; and no
+    prepares, of which it hears nothing: it would wait for them for ever.
     """
     request, has_collections = call.request, Feature.COLLECTIONS in call.session.features
+    hears_of_prepares = has_collections and Feature.SYNC_REPLICATION in call.session.features
     if request.state is None:
         states: tuple[int, ...] = (VBucketState.ACTIVE,)  # what older readers mean
     else:
@@ -110,6 +112,8 @@ def get_all_vb_seqnos(call: Call[admin.GetAllVbSeqnos]) -> Reply:
     def seqno(vbucket: VBucket) -> int:
         if request.collection_id is not None or not is_plain:
             return vbucket.collection_high_seqno([request.collection_id or 0])
+        if not hears_of_prepares and vbucket.high_seqno >= vbucket.received.end:
+            return vbucket.visible_seqno
         return max(vbucket.high_seqno, vbucket.received.end)  # one that was active has received nothing
 
     vbuckets = [vbucket for vbucket in call.bucket.store if vbucket.state in states]

@@ -1,0 +1,287 @@
+"""Durable writes in a vbucket: prepares, commits and aborts.
+
+A durable write is first *prepared*: a change with a seqno of its own, which streams to copies that ask for it
+and which nobody reads. When it is decided it is *committed*, and then a plain change of the document with the
+next seqno, or *aborted*. An undecided prepare keeps other writes from its key (`locks`). It is superseded by
+what decides it, and by nothing else, so no compaction drops it before.
+
+Whoever decides is not here: see `server.durability`. Why it is stored like this:
+docs/decisions/0022-prepares-are-changes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import DocumentRefused
+from ..frames import OPCODE_AT
+from ..wire.codes import DcpOpcode, DurabilityLevel, Status
+from .base import Written
+from .format import (
+    NOTE_SHIFT,
+    PREPARE,
+    PREPARE_EXTRAS,
+    SYSTEM,
+    UNSEEN,
+    StoredDocument,
+    StoredPrepare,
+    aborted,
+    cas_of,
+    collection_of,
+    committed,
+    frame_key,
+    rev_of,
+    seqno_of,
+    traits_of,
+)
+from .index import SEQNO, entry_of
+from .snapshot import superseded
+from .vbucket_history import History, Unseen
+
+__all__ = ["PreparingHistory"]
+
+_MAX_UNDECIDED = 10_000
+"""Of a vbucket. Each has a client that waits, or is left from one that did."""
+
+_PREPARE = int(DcpOpcode.PREPARE)
+
+
+class PreparingHistory(History):
+    """A vbucket's history, with durable writes."""
+
+    __slots__ = ()
+
+    # What there is.
+
+    @property
+    def undecided(self) -> list[StoredPrepare]:
+        return self._locks.prepares if self._locks else []
+
+    def prepared_up_to(self, in_memory: int, on_disk: int) -> int:
+        reached = 0
+        for prepare in self.undecided:
+            if prepare.seqno > (
+                on_disk if prepare.level == DurabilityLevel.PERSIST_TO_MAJORITY else in_memory
+            ):
+                break
+            reached = prepare.seqno
+        return reached
+
+    @property
+    def visible_seqno(self) -> int:
+        visible, last = self._unseen
+        return visible if last == self.high_seqno else self.high_seqno
+
+    @property
+    def has_unseen(self) -> bool:
+        return self._unseen.last > 0
+
+    # Making them.
+
+    def begin_durable(self, level: int) -> None:
+        self._locks.begin_durable(level)
+
+    def end_durable(self) -> None:
+        self._locks.end_durable()
+
+    def _prepare(  # noqa: PLR0917
+        self,
+        key: bytes,
+        value: bytes,
+        flags: int,
+        expiry: int,
+        datatype: int,
+        rev: int,
+        cas: int,
+        *,
+        deleted: bool = False,
+    ) -> Written:
+        """A new version of a document, or its end, that is only prepared."""
+        queue, level = self._queue, self._locks.level
+        if queue.memory_bytes > queue.memory_limit:
+            raise queue.full()
+        if len(self._locks) > _MAX_UNDECIDED:
+            raise DocumentRefused(Status.ETMPFAIL, "too many durable writes are undecided")
+        newest = self.load_index().get(key, 0) & SEQNO
+        if newest > self._checkpoints.open_start and any(newest in tail.decisions for tail in self.tails()):
+            # Its commit must not be folded away, so what comes now is in another snapshot.
+            self.close_checkpoint()
+        seqno = self.high_seqno + 1
+        body = PREPARE_EXTRAS + len(key) + len(value)
+        start = 0x80, _PREPARE, len(key), PREPARE_EXTRAS, datatype, self.id, body, 0, cas
+        head = PREPARE.pack(*start, seqno, rev, flags, expiry, 0, 0, deleted, level)
+        self._append_unseen(head + key + value, seqno, 0)
+        return Written(cas, seqno)
+
+    def _append_unseen(self, frame: bytes, seqno: int, old: int) -> None:
+        """A prepare or an abort, and the seqno that it supersedes. The index knows nothing of it."""
+        note = old << NOTE_SHIFT | SYSTEM
+        tail, queue = self._tail, self._queue
+        tail.items += (frame, note)
+        if tail.seqnos is not None:
+            tail.seqnos.append(seqno)
+        queue.frames.append(frame)
+        queue.notes.append(note)
+        queue.memory_bytes += len(frame)
+        self._note(frame, seqno, SYSTEM)
+        self.high_seqno = seqno
+        if seqno >= self._checkpoints.full_at:
+            self._close_checkpoint(seqno)
+        if self._listeners.on_append is not None:
+            self._listeners.on_append()
+
+    # Deciding them.
+
+    def commit(self, prepared_seqno: int) -> Written | None:
+        prepare = self._undecided_at(prepared_seqno)
+        if prepare is None:
+            return None
+        seqno = self.high_seqno + 1
+        frame = self._committed(prepare, seqno)
+        index = self._index if self._index is not None else self._load()
+        self._decide(prepare.key, seqno)
+        traits = traits_of(frame)
+        entry = entry_of(frame, seqno, traits)
+        self._append(prepare.key, frame, seqno, entry, index.get(prepare.key, 0), traits)
+        self._bucket.cache.pop(prepare.key, None)
+        return Written(cas_of(frame), seqno)
+
+    def abort(self, prepared_seqno: int) -> bool:
+        prepare = self._undecided_at(prepared_seqno)
+        if prepare is None:
+            return False
+        clock, seqno = self._queue.clock, self.high_seqno + 1
+        frame = aborted(self.id, prepare.key, seqno, prepared_seqno, clock.now_s(), clock.next())
+        self._append_unseen(frame, seqno, prepared_seqno)
+        return True
+
+    def _undecided_at(self, prepared_seqno: int) -> StoredPrepare | None:
+        return self._locks.prepare_at(prepared_seqno)
+
+    def _committed(self, prepare: StoredPrepare, seqno: int) -> bytes:
+        frame = self.frame_at(prepare.seqno)
+        if frame is None:
+            raise self._bucket.corrupt(f"the prepare {prepare.seqno} of vbucket {self.id} is missing")
+        return committed(frame, seqno)
+
+    def _decide(self, key: bytes, seqno: int) -> None:
+        """The document's change with this seqno, which comes next, is what an undecided prepare led to."""
+        prepare = self._locks.prepare(key)
+        if prepare is not None:
+            self._tail.decisions[seqno] = prepare.seqno
+            self._locks.decided(prepare)
+
+    def doubt_prepares(self) -> None:
+        """Another active may have committed what is undecided here."""
+        self._locks.doubtful.update(prepare.key for prepare in self.undecided)
+
+    # Receiving them.
+
+    def _receive_unseen(self, frame: bytes, seqno: int) -> None:
+        key = frame_key(frame)
+        before = self._locks.prepare(key)
+        if frame[OPCODE_AT] != _PREPARE:
+            # from a disk an abort may come without its prepare
+            time_s, cas = StoredDocument.of(frame).expiry, self._queue.clock.next()
+            frame = aborted(self.id, key, seqno, rev_of(frame), time_s, cas)
+        self._append_unseen(frame, seqno, 0 if before is None else before.seqno)
+
+    def commit_for(self, key: bytes, prepared_seqno: int, seqno: int) -> bytes:
+        prepare = self._locks.prepare(key)
+        if prepare is None or prepare.seqno != prepared_seqno:
+            raise DocumentRefused(Status.KEY_ENOENT, f"no prepare {prepared_seqno} of this key")
+        return self._committed(prepare, seqno)
+
+    # What a change means, and what is left of it.
+
+    def _note(self, frame: bytes, seqno: int, traits: int) -> None:
+        if not traits & SYSTEM or frame[OPCODE_AT] not in UNSEEN:
+            super()._note(frame, seqno, traits)
+            if traits & SYSTEM and self._locks:
+                self._forget_dropped()
+            return
+        self._unseen = Unseen(self.visible_seqno, seqno)
+        before = self._locks.prepare(frame_key(frame))
+        if before is not None:
+            self._locks.decided(before)
+        if frame[OPCODE_AT] == _PREPARE:
+            self._locks.add_prepare(StoredPrepare.of(frame))
+
+    def _forget_dropped(self) -> None:
+        """Prepares are gone with their collection."""
+        dropped = {collection: seqno for seqno, collection in self.drops}
+        for prepare in self.undecided:
+            if prepare.seqno < dropped.get(collection_of(prepare.key), 0):
+                self._locks.decided(prepare)
+
+    def replay(self, frames: Sequence[bytes], notes: Sequence[int]) -> None:
+        if not self._locks and not any(note & SYSTEM for note in notes):
+            super().replay(frames, notes)
+            return
+        for frame, note in zip(frames, notes, strict=True):
+            if self._locks and not note & SYSTEM:
+                self._decide(frame_key(frame), seqno_of(frame))
+            super().replay([frame], [note])
+
+    def drop_after(self, seqno: int) -> None:
+        super().drop_after(seqno)
+        if self.has_unseen:
+            self._find_unseen()
+
+    def _find_unseen(self) -> None:
+        """Which prepares are undecided, and what is the last change that is not unseen: from the changes."""
+        frames: dict[int, bytes] = {}
+        decided: set[int] = set()
+        last_seen = last_unseen = 0
+        for piece in self.pieces:
+            if piece.traits & SYSTEM:
+                for block in piece.blocks():
+                    opcodes = block.data[block.offsets + OPCODE_AT]
+                    for place, opcode in enumerate(opcodes.tolist()):
+                        number = int(block.seqnos[place])
+                        if opcode not in UNSEEN:
+                            last_seen = number
+                            continue
+                        last_unseen = number
+                        if opcode == _PREPARE:
+                            start = int(block.offsets[place])
+                            stop = start + int(block.lengths[place])
+                            frames[number] = block.data[start:stop].tobytes()
+            else:
+                last_seen = max(last_seen, piece.last)
+        decided.update(superseded(self.pieces).tolist())
+        sealed = self.sealed_seqno
+        for tail in self.tails():
+            for place in range(tail.after(sealed), len(tail)):
+                frame, note = tail.items[2 * place : 2 * place + 2]
+                decided.add(note >> NOTE_SHIFT)
+                number = seqno_of(frame)
+                if frame[OPCODE_AT] not in UNSEEN:
+                    last_seen = number
+                    continue
+                last_unseen = number
+                if frame[OPCODE_AT] == _PREPARE:
+                    frames[number] = frame
+            decided.update(tail.decisions.values())
+        self._unseen = Unseen(last_seen, last_unseen)
+        for number, frame in sorted(frames.items()):
+            if number not in decided:
+                self._locks.add_prepare(StoredPrepare.of(frame))
+        self._forget_dropped()
+
+    def to_json(self, *, whole: bool) -> dict[str, Any]:
+        meta = super().to_json(whole=whole)
+        if whole and self.has_unseen:
+            meta["unseen"] = list(self._unseen)
+            meta["prepares"] = [prepare.seqno for prepare in self.undecided]
+        return meta
+
+    def take_json(self, meta: dict[str, Any]) -> None:
+        super().take_json(meta)
+        if "unseen" in meta:
+            self._unseen = Unseen(*meta["unseen"])
+            for number in meta["prepares"]:
+                frame = self.frame_at(number)
+                if frame is not None:  # otherwise it is lost, as somebody has accepted
+                    self._locks.add_prepare(StoredPrepare.of(frame))
