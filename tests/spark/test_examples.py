@@ -63,7 +63,7 @@ def test_the_notebook_in_a_real_kernel(tmp_path: Path, monkeypatch: pytest.Monke
     assert_all_told(shown[-2])
     (error,) = wrong.outputs
     assert (error.ename, error.evalue) == (
-        "LoginError",
+        "NoSuchBucket",
         "the server has no bucket 'nope', or wants a login for it; check the name, or give user name and "
         "password",
     )

@@ -27,7 +27,7 @@ from spark.too_slow import PATIENT
 from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse
-from tailrace.errors import ConnectError, InputError, LoginError, TailraceError, UsageError
+from tailrace.errors import ConnectError, InputError, LoginError, NoSuchBucket, TailraceError, UsageError
 from tailrace.spark import api, spark_session
 from tailrace.spark.rounds.jobs import SparkJobs
 from tailrace.spark.rounds.setup import build_mirror
@@ -133,7 +133,7 @@ WRONG = (
     Wrong(
         "bucket",
         {"bucket": "nope"},
-        LoginError,
+        NoSuchBucket,
         "the server has no bucket 'nope' for this user; check the name",
         True,
     ),
@@ -419,9 +419,9 @@ def test_by_spark_submit(node: Any, tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     said = done.stdout[done.stdout.index("Traceback") :].splitlines()  # Spark puts both into one
-    told = [line for line in said if "LoginError" in line]
+    told = [line for line in said if "NoSuchBucket" in line]
     assert told == [
-        "tailrace.errors.LoginError: the server has no bucket 'nope' for this user; check the name"
+        "tailrace.errors.NoSuchBucket: the server has no bucket 'nope' for this user; check the name"
     ]
     assert said.index(told[0]) < 28  # a third of it is how the test runs the job
     assert_all_told(done.stdout)
