@@ -72,8 +72,8 @@ def _a_reader_forgets_its_snapshot() -> AbstractContextManager[Any]:
 def _a_copy_believes_the_second_marker() -> AbstractContextManager[Any]:
     original = ReceivedHistory.begin_snapshot
 
-    def begin_snapshot(self: ReceivedHistory, start: int, end: int, purge_seqno: int = 0) -> None:
-        original(self, start, end, purge_seqno)
+    def begin_snapshot(self: ReceivedHistory, start: int, end: int, *given: Any, **more: Any) -> None:
+        original(self, start, end, *given, **more)
         self._received.newest = ReceivedRange(self._received.newest.start, end)
 
     return mock.patch.object(ReceivedHistory, "begin_snapshot", begin_snapshot)
@@ -184,7 +184,7 @@ BUGS = (
         "a copy believes the second marker",
         "A snapshot that is taken up again is cut shorter, and a replica believes that it is whole there.",
         _a_copy_believes_the_second_marker,
-        59,
+        134,
     ),
     Bug(
         "a reader believes the second marker",
@@ -238,6 +238,6 @@ BUGS = (
         "any copy promoted",
         "A failover promotes some copy, not the one with the most.",
         _promotes_the_first,
-        71,
+        367,
     ),
 )
