@@ -20,6 +20,7 @@ import tailrace.testing
 from client.conftest import AsyncAsSync, Blocking
 from client.fake_server import UUID, FakeServer
 from tailrace import Deletion, Expiration, Flush, Mutation, Rollback, StreamEnd, TapSettings
+from tailrace.client.connection import Connection
 from tailrace.client.replicate import Replicator
 from tailrace.errors import TailraceError
 from tailrace.wire.codes import Feature, Status
@@ -190,15 +191,21 @@ def test_tap_with_every_wish_of_the_reader(connect: Callable[..., Any]) -> None:
 
 
 @pytest.mark.covers("tap.connect.flag.0x02")
-def test_a_tap_dump_ends_when_the_server_closes(connect: Callable[..., Any]) -> None:
-    """A server that says nothing of the backfill's end."""
+def test_a_tap_dump_ends_when_the_server_closes(
+    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that says nothing of the backfill's end. Nobody has looked at what it sent when it closes."""
     pushed = numbered([TapMutation(key=b"k", value=b"1", cas=1)])
+    is_pushed: list[Frame] = []
 
     def dump(server: FakeServer, frame: Frame) -> None:
+        is_pushed.append(frame)
         connection = server.connections[-1]
         connection.send(pushed)
         connection.close()
 
+    watch = Connection._watch
+    monkeypatch.setattr(Connection, "_watch", lambda self: watch(self) if not is_pushed else None)
     with old_server({0x40: dump}) as server:
         events = taken(connect(server.url, dialect="tap"), 9, end="now")
         assert [type(event).__name__ for event in events] == ["Mutation", "StreamEnd"]

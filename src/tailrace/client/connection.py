@@ -153,9 +153,10 @@ class Connection(asyncio.BufferedProtocol):
             self.closed.set_result(None)
         if self.lost is not None:
             return
-        if exc is None:
+        self._process()  # what came before the end may not have been looked at yet
+        if exc is None and self.lost is None:
             self.link.close_received()
-        self._process()
+            self._process()
         if self.lost is None:
             reason = (exc and (getattr(exc, "strerror", None) or str(exc))) or "closed by the server"
             self.lost = ConnectError(f"the connection to {self.address} was lost: {reason}")
