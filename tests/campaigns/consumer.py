@@ -93,7 +93,7 @@ class LyingServer:
         error: Exception | None = None
         kind = rng.choice((AsyncAsSync, Blocking))
         with FakeServer(on_stream) as server:
-            server.high_seqnos = {0: 1 << 56 if lies else self._told[-1][0]}
+            server.high_seqnos = {0: MAX_SEQNO if lies else self._told[-1][0]}
             with kind(server.url, retry_for_s=1) as source:
                 try:
                     if rng.random() < 0.5:

@@ -62,7 +62,7 @@ SPARK_OPTIONS = (
 
 def _command(words: str) -> tuple[click.Command, click.Context]:
     command: click.Command = cli
-    ctx = click.Context(cli, info_name="tailrace")
+    ctx = click.Context(cli, info_name="tailrace", help_option_names=["-h", "--help"])
     for word in words.split():
         assert isinstance(command, click.Group)
         member = command.get_command(ctx, word)

@@ -148,7 +148,13 @@ def test_without_such_files_a_hangup_ends_a_node_as_ever(tmp_path: Path) -> None
     """Whoever closes a terminal closes what runs in it."""
     ready = tmp_path / "ready.json"
     command = [sys.executable, "-m", "tailrace", "serve", "--memory", "--port", "0", "--vbuckets", "2"]
-    with subprocess.Popen([*command, "--ready-file", str(ready)], stdout=subprocess.DEVNULL) as node:
+    # whoever runs the suite may ignore hangups, and children inherit that
+    kept = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        started = subprocess.Popen([*command, "--ready-file", str(ready)], stdout=subprocess.DEVNULL)
+    finally:
+        signal.signal(signal.SIGHUP, kept)
+    with started as node:
         try:
             wait_for(ready.exists)
             node.send_signal(signal.SIGHUP)

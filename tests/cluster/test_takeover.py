@@ -632,6 +632,7 @@ class Waiting:
             high_seqno=0,
             complete_seqno=0,
             received=SnapshotRange(0, 0),
+            undecided=(),
             set_failover_log=lambda log: None,
         )
         self.bucket = SimpleNamespace(vbuckets=[vbucket], set_state=self.set_state)

@@ -77,7 +77,7 @@ class Controller(Wire):
         assert added.extras == request.opaque.to_bytes(4, "big")
         return request.opaque
 
-    def status_of(self, message: Message) -> int:
+    def status_of(self, message: Message | bytes) -> int:
         """What the node answers to a message of a stream; it says nothing to a good one but to the no-op
         behind it.
         """

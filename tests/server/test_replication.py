@@ -40,6 +40,7 @@ from tailrace.wire.dcp import (
     DcpSetVBucketState,
     DcpStreamEnd,
     DcpStreamRequest,
+    DcpSystemEvent,
 )
 from tailrace.wire.header import Frame
 from tailrace.wire.kv import Get, Set
@@ -69,9 +70,18 @@ def contents(node: RunningNode, vbucket: int) -> tuple[list[bytes], list[tuple[i
             )
             newest.pop(key, None)
             newest[key] = frame
-        return sorted(newest.values(), key=lambda frame: frame[24:32])
+        return [_plain(frame) for frame in sorted(newest.values(), key=lambda frame: frame[24:32])]
 
     return node.call(read), node.failover_log(vbucket)
+
+
+def _plain(frame: bytes) -> bytes:
+    """A frame; of a system event, which has two forms that say the same, what it says."""
+    if frame[1] != DcpOpcode.SYSTEM_EVENT:
+        return frame
+    event = DcpSystemEvent.decode(Frame.parse(frame))
+    says = (event.cas, event.by_seqno, event.event, event.key, event.content()[:4])
+    return repr(says).encode()
 
 
 def same(node: RunningNode, other: RunningNode, vbucket: int) -> bool:

@@ -54,9 +54,11 @@ def _number(data: bytes, slot: int, code: str) -> int:
     try:
         (table,) = _U32.unpack_from(data)
         vtable = table - _I32.unpack_from(data, table)[0]
-        if vtable < 0:
+        if table < _U32.size or vtable < _U32.size:
             raise ValueError("no FlatBuffer: its vtable is outside of it")
         (vtable_size,) = _U16.unpack_from(data, vtable)
+        if vtable_size < 4 or vtable_size % 2 or vtable + vtable_size > len(data):
+            raise ValueError("no FlatBuffer: its vtable has no such size")
         place = 4 + 2 * slot
         if place + 2 > vtable_size:
             return 0

@@ -100,4 +100,4 @@ def is_same_source(held: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def source_text(source: Mapping[str, Any]) -> str:
     name = ".".join(str(source.get(part)) for part in ("bucket", "scope", "collection"))
-    return f"{name} ({source.get('vbuckets')} vbuckets)"
+    return f"{name} ({source['vbuckets']} vbuckets)" if "vbuckets" in source else name
