@@ -5,6 +5,7 @@ Rules: docs/spec/servers.md#persistence.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -85,7 +86,5 @@ def in_words(node: KnownNode, now: float, *, is_active: bool) -> str:
 
 def counted(reasons: Mapping[int, str]) -> str:
     """Reasons by vbucket, those first that most have."""
-    numbers: dict[str, int] = {}
-    for reason in reasons.values():
-        numbers[reason] = numbers.get(reason, 0) + 1
-    return "; ".join(f"{count} vbuckets: {reason}" for reason, count in list(numbers.items())[:_SHOWN])
+    most = Counter(reasons.values()).most_common(_SHOWN)
+    return "; ".join(f"{count} vbuckets: {reason}" for reason, count in most)

@@ -13,11 +13,16 @@ from .task import TaskAnswer
 __all__ = ["HeldBack", "Verdicts"]
 
 
+_HELD_S = 1.0
+"""How long a vbucket is left alone of which a task found out that not every copy has it on disk."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Wait:
     """A vbucket that could not be read."""
 
     since: float
+    """When it began to fail, or was last held back."""
     until: float
 
 
@@ -60,27 +65,28 @@ class Verdicts:
 
     def note(self, answers: Iterable[TaskAnswer], now: float) -> None:
         """What the tasks of a round say; `ConnectError` if a vbucket can't be read for too long."""
+        reasons: dict[str, None] = {}  # each once, however many vbuckets have it
         for answer in answers:
             for vbucket in answer.positions:
                 self.refused.pop(vbucket, None)
                 self._waiting.pop(vbucket, None)
             self.refused.update(answer.refused)
             for vbucket, why in answer.failed.items():
-                wait = self._waiting.get(vbucket)
-                since = now if wait is None else wait.since
-                if now - since >= self._retry_for_s:
+                if now - self._wait(vbucket, now) >= self._retry_for_s:
                     raise ConnectError(f"vbucket {vbucket} can't be read for {self._retry_for_s:g} s: {why}")
-                self._wait(vbucket, now)
-                self._on_trouble(why)
-            for vbucket, why in answer.held.items():  # for as long as it takes: nobody is to blame but a disk
-                self._wait(vbucket, now)
-                self._on_trouble(why)
+                reasons[why] = None
+            for vbucket, why in answer.held.items():  # for as long as it takes: this is no failure
+                self._waiting[vbucket] = _Wait(now, now + _HELD_S)
+                reasons[why] = None
+        for why in reasons:
+            self._on_trouble(why)
 
-    def _wait(self, vbucket: int, now: float) -> None:
-        """Leave a vbucket alone for a while, for longer each time."""
+    def _wait(self, vbucket: int, now: float) -> float:
+        """Leave a vbucket alone for a while, for longer each time; since when it waits."""
         wait = self._waiting.get(vbucket)
         since = now if wait is None else wait.since
         self._waiting[vbucket] = _Wait(since, now + min(5.0, 0.2 + (now - since) / 2))
+        return since
 
 
 class HeldBack:

@@ -1,0 +1,30 @@
+"""VBuckets that a round left out: how long they wait, when that is an error, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace.errors import ConnectError
+from tailrace.spark.rounds.task import TaskAnswer
+from tailrace.spark.rounds.verdicts import Verdicts
+
+
+def test_what_waits_for_a_disk_is_no_failure_and_does_not_count_as_one_later() -> None:
+    said: list[str] = []
+    verdicts = Verdicts(retry_for_s=60.0, on_trouble=said.append)
+    for now in range(0, 300, 10):
+        verdicts.note([TaskAnswer(held={7: "the replica at n3", 8: "the replica at n3"})], float(now))
+        assert verdicts.waiting(float(now)) == [7, 8]
+    assert said == ["the replica at n3"] * 30, "once a round, however many vbuckets wait"
+    verdicts.note([TaskAnswer(failed={7: "connection lost"})], 300.0)
+    with pytest.raises(ConnectError, match="vbucket 7 can't be read for 60 s: connection lost"):
+        verdicts.note([TaskAnswer(failed={7: "connection lost"})], 360.0)
+
+
+def test_a_failure_is_tried_again_less_and_less_often() -> None:
+    verdicts = Verdicts(retry_for_s=60.0)
+    verdicts.note([TaskAnswer(failed={7: "connection lost"})], 0.0)
+    assert (verdicts.waiting(0.1), verdicts.waiting(0.3)) == ([7], [])
+    verdicts.note([TaskAnswer(failed={7: "connection lost"})], 20.0)
+    assert (verdicts.waiting(24.9), verdicts.waiting(25.1)) == ([7], [])
+    assert verdicts, "somebody waits"
