@@ -1,7 +1,8 @@
 """Nothing grows too large for one sitting: a module has up to 24 KiB, an object up to about twenty
 attributes of its own and of its bases.
 
-Declared values are no such objects: a dataclass with a field for each setting may have as many as there are.
+A record is no such object: a dataclass of which no method assigns anything may have as many fields as there
+are settings. One whose methods assign has state, and its fields count as well.
 """
 
 from __future__ import annotations
@@ -32,6 +33,23 @@ def own_attributes(node: ast.ClassDef) -> set[str]:
     return assigned - {inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)}
 
 
+def fields(node: ast.ClassDef) -> set[str]:
+    """What a dataclass declares."""
+    if not is_dataclass(node):
+        return set()
+    return {
+        line.target.id
+        for line in node.body
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(line.target, ast.Name)
+        and "ClassVar" not in ast.unparse(line.annotation)
+    }
+
+
+def is_record(node: ast.ClassDef) -> bool:
+    return is_dataclass(node) and not own_attributes(node)
+
+
 @cache
 def classes() -> dict[str, ast.ClassDef]:
     trees = (ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py"))
@@ -44,15 +62,17 @@ def attributes(name: str) -> frozenset[str]:
     if node is None:
         return frozenset()
     bases = (ast.unparse(base).split("[")[0] for base in node.bases)
-    return frozenset(own_attributes(node)).union(*(attributes(base) for base in bases if base != name))
+    own = own_attributes(node) | fields(node)
+    return frozenset(own).union(*(attributes(base) for base in bases if base != name))
 
 
 def test_no_object_is_large() -> None:
-    assert len(attributes("EngineBucket")) > 10 and len(attributes("TapReader")) > 10, "nothing is counted"
+    counted = [len(attributes(name)) for name in ("EngineBucket", "TapReader", "Progress", "Settings")]
+    assert min(counted) > 10, "nothing is counted"
     large = {
         name: sorted(attributes(name))
         for name, node in classes().items()
-        if len(attributes(name)) > MAX_ATTRIBUTES and not is_dataclass(node)
+        if len(attributes(name)) > MAX_ATTRIBUTES and not is_record(node)
     }
     assert large == {}
 

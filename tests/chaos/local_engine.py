@@ -27,7 +27,7 @@ from spark.local_jobs import LocalJobs
 from spark.naive import table_state
 from tailrace.client.blocking import BlockingSource
 from tailrace.clock import SYSTEM
-from tailrace.spark.rounds import committing, housekeeping, mirror, planning, task
+from tailrace.spark.rounds import committing, housekeeping, mirror, planning, round_runner, task
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.handle import MirrorHandle
 from tailrace.spark.rounds.setup import build_mirror, source_options
@@ -320,7 +320,7 @@ class Chaos:
                 if is_last:
                     return
                 # branches are asked for once a second, and another one may have come to the same seqnos
-                running._state, is_last = None, True
+                running._lookout._state, is_last = None, True
                 continue
             is_last = False
             if self.clock.monotonic() > patience:
@@ -333,6 +333,7 @@ class Chaos:
         with contextlib.ExitStack() as stack:
             for module in (
                 mirror,
+                round_runner,
                 committing,
                 task,
                 housekeeping,

@@ -9,8 +9,9 @@ from pyroaring import BitMap
 import tailrace.testing
 from chaos.planted import BUGS
 from spark.local_jobs import LocalJobs
+from tailrace.spark.rounds.assignment import Assignment, MirrorSettings
 from tailrace.spark.rounds.connections import close_idle_sources
-from tailrace.spark.rounds.mirror import Mirror, MirrorSettings
+from tailrace.spark.rounds.mirror import Mirror
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table.contract import Commit
 from tailrace.table.opening import open_or_create
@@ -31,13 +32,15 @@ def differences(directory: Path) -> int:
 
         def mirror(*start_over: int) -> None:
             running = Mirror(
-                LocalJobs(),
-                options,
-                [table],
-                "default",
-                MirrorSettings(once=True),
-                in_background=False,
-                start_over=frozenset(start_over),
+                Assignment(
+                    LocalJobs(),
+                    options,
+                    [table],
+                    "default",
+                    MirrorSettings(once=True),
+                    in_background=False,
+                    start_over=frozenset(start_over),
+                )
             )
             running.prepare()
             running.run()

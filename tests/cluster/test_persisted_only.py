@@ -22,6 +22,7 @@ from tailrace.client.events import Mutation, Rollback
 from tailrace.client.kv import KvClient
 from tailrace.cluster.coordinator import Coordinator
 from tailrace.errors import UsageError
+from tailrace.spark.rounds.assignment import Assignment
 from tailrace.spark.rounds.connections import close_idle_sources
 from tailrace.spark.rounds.mirror import Mirror
 from tailrace.spark.rounds.progress import RoundProgress
@@ -59,13 +60,15 @@ def mirrored(where: str, directory: Path) -> Iterator[tuple[MemoryTable, list[Ro
     table, rounds, said = MemoryTable(directory), list[RoundProgress](), list[str]()
     given = {"connectionString": where, "bucket": "default", "persistedOnly": "true", "retryFor": "600"}
     mirror = Mirror(
-        LocalJobs(),
-        given,
-        [table],
-        "default",
-        on_progress=rounds.append,
-        on_trouble=said.append,
-        in_background=False,
+        Assignment(
+            LocalJobs(),
+            given,
+            [table],
+            "default",
+            on_progress=rounds.append,
+            on_trouble=said.append,
+            in_background=False,
+        )
     )
     handle = mirror.start()
     try:

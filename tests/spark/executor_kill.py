@@ -16,7 +16,7 @@ from unittest import mock
 import tailrace.spark as ts
 import tailrace.testing
 from spark.core_scenario import assert_equal
-from tailrace.spark.rounds import mirror
+from tailrace.spark.rounds import round_runner
 from tailrace.spark.rounds.planning import Range
 from tailrace.spark.rounds.task import RoundTask, TaskAnswer
 
@@ -58,7 +58,7 @@ def run(spark: Any, node: Any, directory: Path) -> int:
 
     def once() -> None:
         nonlocal killed
-        with mock.patch.object(mirror, "RoundTask", KillsItsExecutor):
+        with mock.patch.object(round_runner, "RoundTask", KillsItsExecutor):
             ts.mirror(spark, node.url, table, once=True).awaitTermination()
         if (directory / "killed").exists():
             killed += 1

@@ -89,5 +89,5 @@ def test_a_collection_that_was_dropped_is_said(node: Any, client: KvClient, tmp_
     client.set("o1", {"n": 1}, collection=ORDERS)
     once(node, tables)
     client.set_manifest(with_changes(client.manifest(), [], [ORDERS]))
-    assert once(node, tables).missing == (ORDERS,)
+    assert once(node, tables).asked.missing == (ORDERS,)
     assert keys(tables[ORDERS]) == set()

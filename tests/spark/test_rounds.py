@@ -23,10 +23,11 @@ from tailrace.client.manifest import with_changes
 from tailrace.clock import SYSTEM
 from tailrace.connstr import parse
 from tailrace.spark.rounds import planning
+from tailrace.spark.rounds.assignment import Assignment, MirrorSettings
 from tailrace.spark.rounds.bucket import BucketState, BucketWatch
 from tailrace.spark.rounds.changes import CHANGES_SCHEMA
 from tailrace.spark.rounds.connections import close_idle_sources
-from tailrace.spark.rounds.mirror import Mirror, MirrorSettings
+from tailrace.spark.rounds.mirror import Mirror
 from tailrace.spark.rounds.progress import RoundProgress
 from tailrace.spark.rounds.reading import _Waves
 from tailrace.spark.rounds.verify import verify_table
@@ -61,14 +62,16 @@ def once(node: Any, *tables: MemoryTable, **more: Any) -> list[RoundProgress]:
     said: list[RoundProgress] = []
     settings = MirrorSettings(once=True, max_changes=more.pop("max_changes", None))
     mirror = Mirror(
-        LocalJobs(),
-        given(node),
-        tables,
-        "default",
-        settings,
-        on_progress=said.append,
-        in_background=False,
-        **more,
+        Assignment(
+            LocalJobs(),
+            given(node),
+            tables,
+            "default",
+            settings,
+            on_progress=said.append,
+            in_background=False,
+            **more,
+        )
     )
     mirror.prepare()
     mirror.run()
@@ -242,7 +245,9 @@ def test_failover_logs_are_not_asked_for_every_round(
     monkeypatch.setattr(BucketWatch, "look", counted)
     settings = MirrorSettings(trigger_s=0.0)
     mirror = Mirror(
-        LocalJobs(), given(node), [table], "default", settings, clock=StandingClock(), in_background=False
+        Assignment(
+            LocalJobs(), given(node), [table], "default", settings, clock=StandingClock(), in_background=False
+        )
     )
     mirror.prepare()
     for what in ("a", "b", "c"):
@@ -277,14 +282,16 @@ def test_a_failover_that_the_table_furthest_behind_does_not_notice(
     log = MemoryTable(tmp_path / "log", CHANGES_SCHEMA)
     settings = MirrorSettings(trigger_s=0.0)
     mirror = Mirror(
-        LocalJobs(),
-        given(node),
-        [ahead, behind],
-        "default",
-        settings,
-        log=log,
-        clock=StandingClock(),
-        in_background=False,
+        Assignment(
+            LocalJobs(),
+            given(node),
+            [ahead, behind],
+            "default",
+            settings,
+            log=log,
+            clock=StandingClock(),
+            in_background=False,
+        )
     )
     mirror.prepare()
     for what in ("a", "b"):

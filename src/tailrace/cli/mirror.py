@@ -191,7 +191,7 @@ def command(
             on_progress=view.show,
             on_trouble=view.tell_trouble,
         )
-        for path in mirror.missing:
+        for path in mirror.asked.missing:
             note(f"the bucket has no collection {path!r} any more: its table is emptied")
         started = SYSTEM.monotonic()
         with _signals() as received:

@@ -16,10 +16,11 @@ from ...table.opening import TableOptions, open_or_create, open_table, table_exi
 from ...table.rows import table_schema
 from ..source.feed import collection_paths, open_source
 from ..source.options import Options, parse_mirror_options
+from .assignment import Assignment, MirrorSettings
 from .changes import CHANGES_SCHEMA
 from .contents import mirror_contents, source_note
 from .jobs import Jobs
-from .mirror import Mirror, MirrorSettings
+from .mirror import Mirror
 from .progress import RoundProgress
 from .same_bucket import UUID, check_same_bucket, is_replaced
 from .typed_tables import TypedWish, sample_documents, show_schema, shown_schema
@@ -167,27 +168,29 @@ def build_mirror(
                 check_same_bucket(table, bucket_uuid)
         start_over = range(vbucket_count)
     return Mirror(
-        jobs,
-        given,
-        opened,
-        given["bucket"],
-        MirrorSettings(
-            trigger_s=trigger_s,
-            once=once,
-            max_changes=parsed.max_rows,
-            maintenance=maintenance,
-            changes_keep_s=changes_keep_s,
-        ),
-        log,
-        missing,
-        frozenset(start_over),
-        columns,
-        on_progress,
-        on_trouble,
-        clock,
-        policy,
-        in_background,
-        bucket_uuid,
+        Assignment(
+            jobs,
+            given,
+            opened,
+            given["bucket"],
+            MirrorSettings(
+                trigger_s=trigger_s,
+                once=once,
+                max_changes=parsed.max_rows,
+                maintenance=maintenance,
+                changes_keep_s=changes_keep_s,
+            ),
+            log=log,
+            missing=missing,
+            start_over=frozenset(start_over),
+            columns=columns,
+            on_progress=on_progress,
+            on_trouble=on_trouble,
+            clock=clock,
+            policy=policy,
+            in_background=in_background,
+            bucket_uuid=bucket_uuid,
+        )
     )
 
 

@@ -1,0 +1,139 @@
+"""What there is to do: how far the bucket is, where the tables stand, and the plan that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..source.options import Options
+from .assignment import Assignment
+from .bucket import BucketState, BucketWatch
+from .freshness import Freshness, Stands
+from .planning import RoundPlan, plan_round
+from .same_bucket import check_same_bucket
+from .verdicts import HeldBack, Verdicts
+
+__all__ = ["Lookout"]
+
+_LOOK_S = 1.0
+"""How often it asks for failover logs although nothing is new."""
+_BACKLOG = 1 << 20
+"""Changes of a round at most, about, while there is a backlog: what a kill throws away."""
+
+
+class Lookout:
+    """Asks the bucket before each round, and plans the round."""
+
+    def __init__(
+        self,
+        asked: Assignment,
+        options: Options,
+        verdicts: Verdicts,
+        stands: Stands,
+        freshness: Freshness,
+        *,
+        wait: Callable[[float], bool],
+        on_trouble: Callable[[str], None],
+    ) -> None:
+        """``wait`` waits so many seconds, and says whether to give up."""
+        self._asked = asked
+        self._tables = asked.all_tables
+        self._clock = asked.clock
+        self._options = options
+        self._verdicts = verdicts
+        self._stands = stands
+        self._freshness = freshness
+        self._bucket = BucketWatch(
+            options, clock=asked.clock, wait=wait, on_trouble=on_trouble, on_open=self._check_bucket
+        )
+        self._held = HeldBack(on_trouble)
+        self._state: BucketState | None = None
+        self._ends: dict[int, int] | None = None
+        self._next_vbucket = 0
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether there is something that not every copy has on disk yet."""
+        return bool(self._held)
+
+    def look(self) -> BucketState | None:
+        """How far the bucket is; None if nothing has changed since it was last asked."""
+        known = self._state
+        if (
+            known is None
+            or self._verdicts.refused  # by a log that we have not seen, or nothing but a purge explains it
+            or self._clock.monotonic() - known.logs_at >= _LOOK_S
+        ):
+            state = self._bucket.look()
+        else:
+            state = self._bucket.look_again(known)
+            if (
+                not self._asked.settings.once
+                and state.high_seqnos == known.high_seqnos
+                and not self._is_behind(known)
+            ):
+                return None
+        self._state = state
+        if self._asked.settings.once and self._ends is None:
+            self._ends = dict(state.high_seqnos)
+        return state
+
+    def plan(self, state: BucketState) -> tuple[BucketState, RoundPlan]:
+        """What to do, and the state of the bucket that this was planned for."""
+        plan = self._plan(state)
+        if state.has_old_logs and (any(plan.decisions) or (self._asked.settings.once and plan.is_empty)):
+            # what looks taken back may only be newer than the logs, and the end is the bucket's as it is
+            state = self._state = self._bucket.look()
+            plan = self._plan(state)
+        return state, plan
+
+    def high_seqno(self, vbucket: int) -> int:
+        """Of a vbucket, when the bucket was last asked."""
+        assert self._state is not None
+        return self._state.high_seqnos.get(vbucket, 0)
+
+    def advance(self, plan: RoundPlan) -> None:
+        """A round was done: the next begins where it left something."""
+        self._next_vbucket = list(plan.ranges)[-1] if plan.left_over and plan.ranges else 0
+
+    def close(self) -> None:
+        """Let go of the bucket."""
+        self._bucket.close()
+
+    def _check_bucket(self, bucket_uuid: str) -> None:
+        """There is a new connection, to a bucket of that name."""
+        for table in self._tables:
+            check_same_bucket(table, bucket_uuid)
+
+    def _is_behind(self, state: BucketState) -> bool:
+        return self._freshness.lag(state) > 0 or bool(self._verdicts)
+
+    def _plan(self, state: BucketState) -> RoundPlan:
+        """What to do; of what not every copy has on disk, nothing, if that is asked for."""
+        plan = self._planned(state, self._ends)
+        if not self._options.persisted_only or not plan.ranges:
+            self._held.release()
+            return plan
+        held = self._bucket.held_back(state, plan.ranges)
+        if not held:
+            self._held.release()
+            return plan
+        self._held.hold({vbucket: why for vbucket, (_, why) in held.items()}, self._clock.monotonic())
+        ends = {vbucket: seqno for vbucket, (seqno, _) in held.items()}
+        for vbucket, end in (self._ends or {}).items():
+            ends[vbucket] = min(end, ends.get(vbucket, end))
+        return self._planned(state, ends)
+
+    def _planned(self, state: BucketState, ends: Mapping[int, int] | None) -> RoundPlan:
+        now = self._clock.monotonic()
+        limit = self._asked.settings.max_changes or _BACKLOG
+        return plan_round(
+            self._tables,
+            state,
+            refused=self._verdicts.refused,
+            start_over=self._verdicts.anew,
+            ends=ends,
+            skipped=self._verdicts.waiting(now),
+            max_changes=limit,
+            first=self._next_vbucket,
+            held=[self._stands.of(table) for table in self._tables],
+        )
