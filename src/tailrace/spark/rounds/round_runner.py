@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
+from ...clock import Clock
 from ...crashpoints import crash_point
+from ...model import Position
 from ...table.contract import Table
 from ...tracing import add_span, span
 from .assignment import Assignment
 from .bucket import BucketState
-from .committing import RoundCommitter
+from .changes import ChangeLogTarget
+from .committing import RoundCommitter, RoundCounts
 from .freshness import Freshness, Stands
 from .handle import MirrorHandle
 from .housekeeping import Housekeeping
@@ -59,106 +63,83 @@ class RoundRunner:
         with span("tailrace.mirror.round", bucket=self._asked.bucket_name, batch=self._batch) as told:
             now_ns = self._clock.time_ns()
             add_span("tailrace.mirror.plan", now_ns - int(planned_s * 1e9), now_ns)
-            return self._traced_round(state, plan, planned_s, told)
+            changes = sum(piece.changes for piece in plan.ranges.values())
+            self._handle.say(f"round {self._batch}: {changes} changes to read")
+            time = _Spent(self._clock, planned_s)
+            with time.spent("commit"):
+                back = self._go_back(plan)
+            answers, log = self._read_and_write(state, plan, time)
+            self._verdicts.note(answers, self._clock.monotonic())
+            with time.spent("commit"):
+                counted = self._commit(plan, answers, log, back)
+            with time.spent("maintain"):
+                with span("tailrace.mirror.maintain"):
+                    compacted, failure = self._keep_house()
+                if back.vbuckets:
+                    self._freshness.went_back(state)
+                self._freshness.reached(state)
+            time.compaction_s = self._housekeeping.step_s if compacted else 0.0
+            told.update(
+                changes=counted.changes,
+                rolled_back_vbuckets=len(back.vbuckets),
+                rows_written=counted.rows_written,
+                rows_masked=counted.rows_masked,
+                bytes_written=counted.bytes_written,
+                version=self._asked.tables[0].version,
+            )
+            has_moved = counted.committed or bool(back.vbuckets)
+            if has_moved:
+                self._report(self._progress(state, counted, back, time.phases(answers), compacted))
+            if failure is not None:
+                raise failure
+            return has_moved
 
-    def _traced_round(
-        self, state: BucketState, plan: RoundPlan, planned_s: float, told: dict[str, Any]
-    ) -> bool:
-        began = self._clock.monotonic()
-        number = self._batch
-        self._handle.say(
-            f"round {number}: {sum(span.changes for span in plan.ranges.values())} changes to read"
-        )
+    def _go_back(self, plan: RoundPlan) -> _WentBack:
         with span("tailrace.mirror.go_back"):
-            went_back, rows_rolled_back = self._committer.go_back(plan)
-        rolled_back = set(went_back)
-        self._verdicts.went_back(rolled_back)
-        stood = self._asked.tables[0].current.positions
-        back_s = self._clock.monotonic() - began
-        decisions = plan.decisions
-        ranges: Mapping[int, Range] = plan.ranges
-        log = None
-        if self._asked.log is not None:
-            waiting = self._verdicts.waiting(self._clock.monotonic())
-            ranges = with_branches(plan, state, self._asked.tables, self._asked.log, waiting)
-            log = log_target(self._asked.log, self._stands.of(self._asked.log), state, decisions[-1], ranges)
-        crash_point("mirror.after-plan")
-        fresh = {vbucket for vbucket, span in ranges.items() if not span.start.seqno}
-        pieces = divided(ranges, state.homes, self._asked.jobs.parallelism, fresh)
-        changes = sum(span.changes for span in ranges.values())
-        description = f"tailrace mirror of {self._asked.bucket_name}: round {number}, {changes} changes"
-        asking = self._clock.monotonic()
-        while True:
-            targets = [
-                table_target(table, self._stands.of(table), decisions[index], ranges)
-                for index, table in enumerate(self._asked.tables)
-            ]
-            branches = planned_branches(state, targets, log)
-            task = RoundTask(self._task_options, tuple(targets), log, branches)
-            with span("tailrace.mirror.read_and_write", tasks=len(pieces), planned_changes=changes):
-                answers: list[TaskAnswer] = self._asked.jobs.run(task, pieces, description)
-            if not self._committer.settle_columns(answers):
-                break
-        answered_s = self._clock.monotonic() - asking
-        self._verdicts.note(answers, self._clock.monotonic())
-        committing = self._clock.monotonic()
+            vbuckets, rows = self._committer.go_back(plan)
+        self._verdicts.went_back(vbuckets)
+        return _WentBack(vbuckets, rows, self._asked.tables[0].current.positions)
+
+    def _read_and_write(
+        self, state: BucketState, plan: RoundPlan, time: _Spent
+    ) -> tuple[list[TaskAnswer], ChangeLogTarget | None]:
+        """What the tasks answer, and where they wrote changes if there is a log of them."""
+        asked = self._asked
+        with time.spent("plan"):
+            ranges: Mapping[int, Range] = plan.ranges
+            log = None
+            if asked.log is not None:
+                waiting = self._verdicts.waiting(self._clock.monotonic())
+                ranges = with_branches(plan, state, asked.tables, asked.log, waiting)
+                log = log_target(asked.log, self._stands.of(asked.log), state, plan.decisions[-1], ranges)
+            crash_point("mirror.after-plan")
+            fresh = {vbucket for vbucket, piece in ranges.items() if not piece.start.seqno}
+            pieces = divided(ranges, state.homes, asked.jobs.parallelism, fresh)
+            changes = sum(piece.changes for piece in ranges.values())
+        description = f"tailrace mirror of {asked.bucket_name}: round {self._batch}, {changes} changes"
+        with time.spent("tasks"):
+            while True:
+                targets = [
+                    table_target(table, self._stands.of(table), plan.decisions[index], ranges)
+                    for index, table in enumerate(asked.tables)
+                ]
+                branches = planned_branches(state, targets, log)
+                task = RoundTask(self._task_options, tuple(targets), log, branches)
+                with span("tailrace.mirror.read_and_write", tasks=len(pieces), planned_changes=changes):
+                    answers: list[TaskAnswer] = asked.jobs.run(task, pieces, description)
+                if not self._committer.settle_columns(answers):
+                    return answers, log
+
+    def _commit(
+        self, plan: RoundPlan, answers: list[TaskAnswer], log: ChangeLogTarget | None, back: _WentBack
+    ) -> RoundCounts:
         with span("tailrace.mirror.commit"):
             counted = self._committer.commit(plan, answers, log)
         self._verdicts.committed(answers)
         self.committed_at = self._clock.monotonic()
-        for vbucket in counted.started_over - rolled_back:
-            went_back[vbucket] = (stood[vbucket].seqno if vbucket in stood else 0, 0)
-        rolled_back.update(counted.started_over)
+        back.add_started_over(counted)
         self._on_committed(plan)
-        maintaining = self._clock.monotonic()
-        with span("tailrace.mirror.maintain"):
-            compacted, failure = self._keep_house()
-        if rolled_back:
-            self._freshness.went_back(state)
-        self._freshness.reached(state)
-        done = self._clock.monotonic()
-        has_moved = counted.committed or bool(rolled_back)
-        told.update(
-            changes=counted.changes,
-            rolled_back_vbuckets=len(rolled_back),
-            rows_written=counted.rows_written,
-            rows_masked=counted.rows_masked,
-            bytes_written=counted.bytes_written,
-            version=self._asked.tables[0].version,
-        )
-        if has_moved:
-            self._report(
-                RoundProgress(
-                    batch=number,
-                    changes=counted.changes,
-                    rolled_back=tuple(sorted(rolled_back)),
-                    versions=tuple(table.version for table in self._asked.tables),
-                    rows_written=counted.rows_written,
-                    rows_masked=counted.rows_masked,
-                    bytes_written=counted.bytes_written,
-                    rows_rolled_back=rows_rolled_back + counted.rows_rolled_back,
-                    rescued=counted.rescued,
-                    lag_changes=self._freshness.lag(state),
-                    lag_s=done - self._freshness.as_of,
-                    seconds={
-                        "plan": planned_s + asking - began - back_s,
-                        "read": max((answer.read_s for answer in answers), default=0.0),
-                        "write": max((answer.write_s for answer in answers), default=0.0),
-                        "schedule": _waited_s(answers, answered_s),
-                        "commit": back_s + maintaining - committing,
-                        "maintain": done - maintaining,
-                        "compaction": self._housekeeping.step_s if compacted else 0.0,
-                    },
-                    went_back=went_back,
-                    behind=self._freshness.behind(state),
-                    positions=self._asked.tables[0].current.positions,
-                    compacted=compacted,
-                    tables=tuple(self._figures_of(table) for table in self._asked.tables),
-                )
-            )
-        if failure is not None:
-            raise failure
-        return has_moved
+        return counted
 
     def _keep_house(self) -> tuple[str, Exception | None]:
         """Compaction and cleaning; what was compacted, or went wrong: the round is done all the same."""
@@ -170,6 +151,35 @@ class RoundRunner:
         except Exception as error:  # noqa: BLE001 - raised when the round has been reported
             return "", error
         return compacted, None
+
+    def _progress(
+        self,
+        state: BucketState,
+        counted: RoundCounts,
+        back: _WentBack,
+        seconds: Mapping[str, float],
+        compacted: str,
+    ) -> RoundProgress:
+        tables = self._asked.tables
+        return RoundProgress(
+            batch=self._batch,
+            changes=counted.changes,
+            rolled_back=tuple(sorted(back.vbuckets)),
+            versions=tuple(table.version for table in tables),
+            rows_written=counted.rows_written,
+            rows_masked=counted.rows_masked,
+            bytes_written=counted.bytes_written,
+            rows_rolled_back=back.rows,
+            rescued=counted.rescued,
+            lag_changes=self._freshness.lag(state),
+            lag_s=self._clock.monotonic() - self._freshness.as_of,
+            seconds=seconds,
+            went_back=back.vbuckets,
+            behind=self._freshness.behind(state),
+            positions=tables[0].current.positions,
+            compacted=compacted,
+            tables=tuple(self._figures_of(table) for table in tables),
+        )
 
     def _report(self, progress: RoundProgress) -> None:
         self._batch += 1
@@ -189,8 +199,50 @@ class RoundRunner:
         )
 
 
-def _waited_s(answers: Sequence[TaskAnswer], answered_s: float) -> float:
-    """Of the time until all tasks had answered, that in which the longest was not at work: what it takes to
-    start a job and its tasks, and to wait for a place.
-    """
-    return max(0.0, answered_s - max((answer.read_s + answer.write_s for answer in answers), default=0.0))
+@dataclass
+class _WentBack:
+    """VBuckets that are no longer where they stood before the round."""
+
+    vbuckets: dict[int, tuple[int, int]]
+    """From which seqno to which."""
+    rows: int
+    """Rows that went or came back with that."""
+    stood: Mapping[int, Position]
+    """Where the first table stood afterwards."""
+
+    def add_started_over(self, counted: RoundCounts) -> None:
+        """Those that the tasks read again from the beginning."""
+        for vbucket in counted.started_over - self.vbuckets.keys():
+            self.vbuckets[vbucket] = (self.stood[vbucket].seqno if vbucket in self.stood else 0, 0)
+        self.rows += counted.rows_rolled_back
+
+
+class _Spent:
+    """Where the time of a round goes."""
+
+    def __init__(self, clock: Clock, planned_s: float) -> None:
+        self._clock = clock
+        self._seconds = {"plan": planned_s}
+        self.compaction_s = 0.0
+
+    @contextmanager
+    def spent(self, name: str) -> Iterator[None]:
+        """The block belongs to this phase."""
+        began = self._clock.monotonic()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.monotonic() - began
+
+    def phases(self, answers: Sequence[TaskAnswer]) -> dict[str, float]:
+        """As a report has it. Of the time until all tasks had answered, ``schedule`` is that in which the
+        longest was not at work: what it takes to start a job and its tasks, and to wait for a place.
+        """
+        at_work = max((answer.read_s + answer.write_s for answer in answers), default=0.0)
+        return {
+            "plan": self._seconds["plan"],
+            "read": max((answer.read_s for answer in answers), default=0.0),
+            "write": max((answer.write_s for answer in answers), default=0.0),
+            "schedule": max(0.0, self._seconds["tasks"] - at_work),
+            "commit": self._seconds["commit"],
+            "maintain": self._seconds["maintain"],
+            "compaction": self.compaction_s,
+        }
