@@ -151,15 +151,15 @@ class Paths:
         with (
             Watch(self.node_pid) as node_watch,
             subprocess.Popen(
-                [*program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                [*program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             ) as process,
             Watch(process.pid) as watch,
         ):
-            said, _ = process.communicate()
+            said, aside = process.communicate()
         held = {**watch.most, "node": max(node_watch.most.values())}
         figures = ", ".join(f"{kind} {size >> 20} MiB" for kind, size in sorted(held.items()))
         print(f"{name}: {time.monotonic() - began:.1f} s, {figures}", flush=True)
-        assert process.returncode == 0, f"{name}: {said[-4000:]}"
+        assert process.returncode == 0, f"{name}: {said[-2000:]}{aside[-4000:]}"
         for kind, most in (("python", PYTHON_BYTES), ("java", JAVA_BYTES), ("node", NODE_BYTES)):
             assert held.get(kind, 0) <= most, f"{name}: {figures}"
         return said
@@ -194,6 +194,11 @@ def test_every_path(tmp_path: Path, size: int, total: int, vbuckets: int) -> Non
         paths.check("ts.table", table, code=LIVE)
         counted = paths.run("query", "query", table, "select count(*) n from t", "--json")
         assert json.loads(counted) == {"n": documents}
+        sizes = "select count(*) n, sum(octet_length(value)) bytes from t"
+        summed = paths.run("query, all values", "query", table, sizes, "--json")
+        assert json.loads(summed) == {"n": documents, "bytes": total}
+        listed = paths.run("query, every value", "query", table, "select left(value, 1) v from t", "--json")
+        assert len(listed.splitlines()) == documents
         for form in ("delta", "parquet"):
             out = tmp_path / form
             paths.run(f"export, {form}", "export", table, str(out), "--format", form)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import polars
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -107,3 +109,23 @@ def test_wait(people: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_secret_is_not_shown(people: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["query", str(people), "select 1", "--storage-option", "hunter2"]) == 2
     assert "hunter2" not in capsys.readouterr().err
+
+
+def test_a_query_takes_long_rows_few_at_a_time(
+    people: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine gathers what a filter leaves until it has a batch: of rows, however long they are."""
+    sizes: list[int] = []
+
+    def taken(batches: Iterable[pa.RecordBatch]) -> int:
+        sizes.extend(batch.num_rows for batch in batches)
+        return sum(sizes)
+
+    monkeypatch.setattr("tailrace.cli.query._as_json", taken)
+    command = ["query", str(people), "select key, value from t where seqno <> 10", "--json"]
+    assert main(command) == 0
+    assert max(sizes) > 1
+    monkeypatch.setattr("tailrace.table.scan._BATCH_BYTES", 1)
+    sizes.clear()
+    assert main(command) == 0
+    assert sizes == [1] * 8

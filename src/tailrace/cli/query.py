@@ -16,6 +16,9 @@ from .common import command as make_command
 from .common import counted, json_option, note
 from .spark_options import parse_storage_options, storage_option
 
+_ENGINE_ROWS = 8192
+"""In a batch of the engine, unless rows are long: each of its threads holds several batches."""
+
 
 @make_command(
     "query",
@@ -39,12 +42,15 @@ def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...
     from ..table.contract import TableDamaged
     from ..table.exporting import check_engine_path
     from ..table.opening import TableOptions, open_table
+    from ..table.scan import rows_per_batch
 
     storage = parse_storage_options(storage_options)
     opened = open_table(table, TableOptions(storage))
     check_engine_path(opened.uri, "read it with Spark")
+    at_once = rows_per_batch(opened.store, opened.files(), _ENGINE_ROWS)
     delta = DeltaTable(opened.uri, storage_options=storage or None)
     builder = QueryBuilder().register("t", delta)
+    builder.execute(f"set datafusion.execution.batch_size = {at_once}")
     name = PurePosixPath(opened.uri).name
     if re.fullmatch(r"[A-Za-z_]\w*", name) and name.lower() != "t":
         builder = builder.register(name, delta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -19,10 +20,11 @@ from .index import open_index, row_numbers
 from .nested import with_parts
 from .store import TableStore
 
-__all__ = ["read_rows_at", "scan"]
+__all__ = ["read_rows_at", "rows_per_batch", "scan"]
 
 _BATCH_BYTES = 8 << 20
 _BATCH_ROWS = 64 << 10
+_MOST_FOOTERS = 64
 
 
 def scan(
@@ -83,6 +85,20 @@ def read_rows_at(
             fitting = rows.filter(where)
             if fitting.num_rows:
                 yield fitting.select(names)
+
+
+def rows_per_batch(store: TableStore, files: Iterable[DataFile], most: int) -> int:
+    """How many rows at a time are a few mebibytes: for engines that count their batches in rows.
+
+    The files with the longest rows decide. What those are before they were compressed stands in their footers.
+    """
+    per_row = 1
+    for file in heapq.nlargest(_MOST_FOOTERS, files, key=lambda file: file.size / max(1, file.rows)):
+        with damage_named(file), pq.ParquetFile(store.open(file.path)) as parquet:
+            for number in range(parquet.num_row_groups):
+                group = parquet.metadata.row_group(number)
+                per_row = max(per_row, group.total_byte_size // max(1, group.num_rows))
+    return max(1, min(most, _BATCH_BYTES // per_row))
 
 
 def _fields(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
