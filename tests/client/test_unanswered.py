@@ -6,6 +6,7 @@ import contextlib
 import math
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -245,3 +246,56 @@ def test_patience_begins_anew_with_a_stream_that_was_of_use() -> None:
     assert fails(51, 52, seqno=3) == 52
     assert fails(53, 54, marker=True) == 52
     assert fails(55, 100) == 100  # nothing was to come
+
+
+def _held_back(released: threading.Event) -> Callable[..., Any]:
+    """Vbucket 0 has a change; the request of vbucket 1 is answered when the application comes back."""
+
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
+        if request.vbucket == 0:
+            connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))
+            return
+
+        def answer() -> None:
+            if released.wait(30):
+                connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))
+
+        threading.Thread(target=answer, daemon=True).start()
+
+    return stream
+
+
+def test_what_the_application_takes_does_not_count_as_the_servers_time(
+    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer may lie behind what the application has not taken: documents of 20 MiB took it a minute."""
+    monkeypatch.setattr("tailrace.client.progress.ANSWER_S", 1.0)
+    released = threading.Event()
+    with FakeServer(_held_back(released), vbuckets=2) as server:
+        changes = connect(server.url, retry_for_s=1).changes()
+        seen = []
+        while len(seen) < 2:
+            change = next(changes)
+            if isinstance(change, Mutation):
+                seen.append(change.vbucket)
+                if not released.is_set():
+                    time.sleep(1.5)  # it computes
+                released.set()
+        assert seen == [0, 1]
+
+
+def test_a_stream_request_that_is_never_answered_is_noticed_beside_a_stream_that_is(
+    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace.client.progress.ANSWER_S", 0.3)
+
+    def stream(connection: Connection, request: DcpStreamRequest) -> None:
+        if request.vbucket == 0:
+            connection.send(accepted(request), marker(request, 1, 1), mutation(request, 1))
+
+    with (
+        FakeServer(stream, vbuckets=2) as server,
+        pytest.raises(ConnectError, match="the stream request of vbucket 1 is not answered"),
+    ):
+        for _ in connect(server.url, retry_for_s=0.3).changes():
+            pass

@@ -16,7 +16,7 @@ from ..protocol.questions import ANSWER_S
 from ..protocol.states import READING_TRANSITIONS, Machine, ReadingInput, ReadingState
 from .retry import Backoff
 
-__all__ = ["MAX_POINTS", "Points", "Progress", "Roster", "SavedPosition"]
+__all__ = ["MAX_POINTS", "Patience", "Points", "Progress", "Roster", "SavedPosition"]
 
 MAX_POINTS = 32
 
@@ -98,14 +98,47 @@ class SavedPosition:
         )
 
 
+class Patience:
+    """How long we wait for servers. The time in which the application has a portion does not count: the answer
+    may lie behind what it has not taken yet, and an application that computes may stop the event loop.
+    """
+
+    __slots__ = ("_handed_over_at", "held_up_s")
+
+    def __init__(self) -> None:
+        self.held_up_s = 0.0
+        self._handed_over_at: float | None = None
+
+    @property
+    def is_with_application(self) -> bool:
+        """Whether it has a portion now."""
+        return self._handed_over_at is not None
+
+    def handed_over(self, now: float) -> None:
+        """The application got a portion."""
+        self._handed_over_at = now
+
+    def passed(self, now: float) -> None:
+        """It is later than before."""
+        if self._handed_over_at is not None:
+            self.held_up_s += now - self._handed_over_at
+            self._handed_over_at = now
+
+    def came_back(self, now: float) -> None:
+        """The application wants the next one."""
+        self.passed(now)
+        self._handed_over_at = None
+
+
 class Roster:
     """The vbuckets of a reading by what is to be done about them. Most of a thousand stand open: whoever
     looks for something to do finds it here without asking each of them.
     """
 
-    __slots__ = ("done", "requested", "resting_changes", "unsettled")
+    __slots__ = ("done", "patience", "requested", "resting_changes", "unsettled")
 
     def __init__(self) -> None:
+        self.patience = Patience()
         self.unsettled: dict[int, Progress] = {}
         """Neither open nor at rest: there is something to do about them, or to wait for."""
         self.requested: dict[int, Progress] = {}
@@ -169,6 +202,7 @@ class Progress:
     """The last whole state that the application has, ready to be saved."""
     retry_at: float = 0.0
     requested_at: float = 0.0
+    """Less what the application had held us up until then; ``troubled_since`` and ``unproven_since``, too."""
     troubled_since: float | None = None
     trouble: str = ""
     opened_at: float = 0.0
@@ -200,7 +234,7 @@ class Progress:
     def requested(self, now: float) -> None:
         """The stream was requested."""
         self.feed(ReadingInput.REQUESTED)
-        self.requested_at = now
+        self.requested_at = self._waited(now)
 
     def opened(self, position: Position, now: float) -> None:
         """The server has accepted the stream request; that alone is no progress."""
@@ -242,15 +276,23 @@ class Progress:
         """It can't be read; the trouble counts from the last useful stream on."""
         self.trouble = why
         if self.troubled_since is None:
-            self.troubled_since = now if self.unproven_since is None else self.unproven_since
+            self.troubled_since = self._waited(now) if self.unproven_since is None else self.unproven_since
 
     def error_due(self, retry_for_s: float) -> float:
-        """When to give up on it, if nothing changes."""
+        """When to give up on it, if nothing changes and the application does not hold us up."""
+        held_up_s = self.roster.patience.held_up_s
         if self.troubled_since is not None:
-            return self.troubled_since + retry_for_s
+            return self.troubled_since + retry_for_s + held_up_s
         if self.state is ReadingState.REQUESTED:
-            return self.requested_at + max(retry_for_s, ANSWER_S)  # as any question has
+            return self.requested_at + max(retry_for_s, ANSWER_S) + held_up_s  # as any question has
         return math.inf
+
+    def unanswered_s(self, now: float) -> float:
+        """For how long we have waited for the answer to its stream request."""
+        return self._waited(now) - self.requested_at
+
+    def _waited(self, now: float) -> float:
+        return now - self.roster.patience.held_up_s
 
     def restore(self, saved: SavedPosition) -> None:
         """Start from where an earlier run stood."""

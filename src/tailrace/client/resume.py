@@ -138,6 +138,7 @@ class Reading:
     def turn(self, now: float) -> None:
         """Do what is due; called whenever something happened, and when `next_timer` says so."""
         self._now = now
+        self._roster.patience.passed(now)
         if self._nodes.map is None or self.is_over:
             return
         if not self._is_begun:
@@ -196,9 +197,10 @@ class Reading:
             for progress in roster.unsettled.values()
             if progress.state is ReadingState.WAITING
         ]
-        watched = roster.watched(self._now, self.options.retry_for_s)
-        # what is overdue already waits for something else, which will bring the next turn
-        times += [due for due in map(self._error_due, watched) if self._now < due < math.inf]
+        if not roster.patience.is_with_application:
+            watched = roster.watched(self._now, self.options.retry_for_s)
+            # what is overdue already waits for something else, which will bring the next turn
+            times += [due for due in map(self._error_due, watched) if self._now < due < math.inf]
         if (observe_at := self._held.next_timer()) is not None:
             times.append(observe_at)
         return min(times, default=None)
@@ -208,6 +210,7 @@ class Reading:
         if self.is_over:
             return
         self._held.check()
+        self._roster.patience.passed(now)
         for progress in self._roster.watched(now, self.options.retry_for_s):
             if now < self._error_due(progress) or self._may_be_answered(progress):
                 continue
@@ -218,7 +221,7 @@ class Reading:
                 )
             raise ConnectError(
                 f"the stream request of vbucket {progress.vbucket} is not answered for "
-                f"{now - progress.requested_at:.0f} s"
+                f"{progress.unanswered_s(now):.0f} s"
             )
 
     def _error_due(self, progress: Progress) -> float:
@@ -293,6 +296,13 @@ class Reading:
     def take(self, now: float) -> Portion | None:
         """The next portion, from each connection in turn; None if there is nothing now."""
         self._now = now
+        self._roster.patience.came_back(now)
+        portion = self._next_portion()
+        if portion is not None:
+            self._roster.patience.handed_over(now)
+        return portion
+
+    def _next_portion(self) -> Portion | None:
         if not self._held.is_empty:
             gone = {where: link for where, link in self._nodes.links() if where in self._closed}
             if not self._held.is_of(list(gone.values())):
