@@ -99,7 +99,7 @@ class SavedPosition:
 
 
 class Patience:
-    """How long we wait for servers. The time in which the application has a portion does not count: the answer
+    """How long we wait for servers. The time in which the application has a portion does not count: an answer
     may lie behind what it has not taken yet, and an application that computes may stop the event loop.
     """
 

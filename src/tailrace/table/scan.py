@@ -90,7 +90,7 @@ def read_rows_at(
 def rows_per_batch(store: TableStore, files: Iterable[DataFile], most: int) -> int:
     """How many rows at a time are a few mebibytes: for engines that count their batches in rows.
 
-    The files with the longest rows decide. What those are before they were compressed stands in their footers.
+    The files with the longest rows decide; their footers say how long those are when they are not compressed.
     """
     per_row = 1
     for file in heapq.nlargest(_MOST_FOOTERS, files, key=lambda file: file.size / max(1, file.rows)):
