@@ -36,7 +36,8 @@ class Ack:
     vb_uuid: int = 0
     seqno: int = 0
     cas: int = 0
-    deleted: bool = False
+    number: int = 0
+    """Of the write."""
     failures: set[str] = field(default_factory=set)
     """Nodes that were lost since it was answered."""
     is_void: bool = False
@@ -119,6 +120,8 @@ class Client:
         self._connections: dict[int, _Connection] = {}
         self._opaque = _FIRST_OPAQUE
         self._number = 0
+        self.last_ends: dict[bytes, int] = {}
+        """By key: the last write that was to delete it, at once or by an expiry."""
 
     def name_of(self, port: int) -> str:
         return next(name for name, known in self._ports.items() if known == port)
@@ -164,8 +167,10 @@ class Client:
                 framing=framing,
             )
         connection.operations[self._opaque] = Ack(
-            vbucket, wire_key, self.name_of(port), level, deleted=isinstance(request, Delete)
+            vbucket, wire_key, self.name_of(port), level, number=self._number
         )
+        if isinstance(request, Delete) or request.expiry:
+            self.last_ends[wire_key] = self._number
         connection.out += request.encode()
         durably = "" if level is None else f", {level.name}"
         return f"write {self._number} of {key.decode()} to {self.name_of(port)}{durably}"

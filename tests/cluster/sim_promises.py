@@ -87,8 +87,8 @@ class Promises:
             frame = active.frame_at(seqno)
             assert frame is not None
             newest = max(newest, cas_of(frame))
-        if not newest and ack.deleted and active.purge_seqno:
-            return  # it was, and the tombstone is forgotten
+        if not newest and active.purge_seqno and self._client.last_ends.get(ack.key, 0) >= ack.number:
+            return  # it was, or a later write deleted it, and the tombstone is forgotten
         if newest < ack.cas:
             raise self._lost(ack, active)
 

@@ -262,6 +262,25 @@ class TestKept:
             vbucket.commit(2)
             assert value_of(vbucket) == b"new"
 
+    @pytest.mark.parametrize("compacts", [False, True])
+    def test_what_a_rollback_brings_back_is_read(self, home: Home, compacts: bool) -> None:
+        """1 prepare and 2 commit of a document, 3 prepare and 4 commit of another, 5 the first once more."""
+        home.settings = StoreSettings(history_changes=10)
+        bucket = home.bucket()
+        vbucket = bucket.find(0)
+        vbucket.commit(prepare(vbucket))
+        vbucket.commit(prepare(vbucket, b"other", b"\0other"))
+        vbucket.set(KEY, b"taken back")
+        bucket.seal()
+        bucket.rollback({0: 4}, branch=True)
+        vbucket.set(b"\0last", b"last")
+        if compacts:
+            bucket.compact()
+        bucket.forget_memory()
+        keys = [frame[-6:] for snapshot in all_frames(vbucket) for frame in snapshot]
+        assert b"keynew" in keys, "nothing supersedes it any more"
+        assert value_of(home.restart().find(0)) == b"new"
+
     def test_a_rollback_across_an_abort(self, home: Home) -> None:
         bucket = home.bucket()
         vbucket = bucket.find(0)

@@ -408,8 +408,8 @@ class SegmentPiece:
         news = np.frombuffer(data, "<u8", count).astype(np.uint64, copy=False)
         olds = np.frombuffer(data, "<u8", count, 8 * count).astype(np.uint64, copy=False)
         if self.clip is not None:
-            stop = int(np.searchsorted(news, self.clip, "right"))
-            news, olds = news[:stop], olds[:stop]
+            left = news <= self.clip  # they need not rise: commits of prepares stand behind all others
+            news, olds = news[left], olds[left]
         return news, olds
 
     def _columns_of_blocks(self) -> Iterator[tuple[int, BlockHead, Bytes]]:
