@@ -172,6 +172,8 @@ ERRORS = [
         "a bug in Tailrace (ValueError: a b [31m c), run it again with --debug",
     ),
     (MemoryError(), 1, "out of memory"),
+    (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed"), 2, "'a\\udcff' is not text"),
+    (UnicodeEncodeError("ascii", "ä", 0, 1, "ordinal not in range"), 1, "a bug in Tailrace"),
     (click.ClickException("Something else."), 1, "something else"),
 ]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -262,6 +264,40 @@ def run(capfdbinary: pytest.CaptureFixture[bytes], *arguments: str) -> tuple[int
     code = main(list(arguments))
     out, err = capfdbinary.readouterr()
     return code, out, err
+
+
+def test_a_key_that_is_not_utf_8(node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Its bytes are those of the argument, and JSON has them as base64, as everywhere."""
+    url, key = node.url, b"caf\xe9"
+    given = os.fsdecode(key)
+    for command in ("get", "delete"):
+        code, out, err = run(capfdbinary, command, url, given)
+        assert (code, out) == (1, b"")
+        assert err == b"tailrace: error: there is no document 'caf\\\\xe9', check the key and the bucket\n"
+    stored = json.loads(run(capfdbinary, "set", url, given, "1", "--json")[1])
+    assert stored["vbucket"] == node.vbucket_of(key)
+    assert base64.b64decode(stored["key_base64"]) == key and "key" not in stored
+    assert run(capfdbinary, "get", url, given) == (0, b"1", b"")
+    shown = json.loads(run(capfdbinary, "get", url, given, "--json")[1])
+    assert (shown["key_base64"], shown["cas"]) == (stored["key_base64"], stored["cas"])
+    gone = json.loads(run(capfdbinary, "delete", url, given, "--json")[1])
+    assert (gone["key_base64"], gone["seqno"]) == (stored["key_base64"], stored["seqno"] + 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["get", "{url}", "k", "--collection", "a.\udcff"],
+        ["stats", "{url}", "\udcff"],
+        ["get", "{url}\udcff", "k"],
+    ],
+)
+def test_arguments_that_are_not_text(
+    node: RunningNode, capfdbinary: pytest.CaptureFixture[bytes], arguments: list[str]
+) -> None:
+    code, out, err = run(capfdbinary, *(word.format(url=node.url) for word in arguments))
+    assert (code, out) == (2, b"")
+    assert err.startswith(b"tailrace: error: ") and err.count(b"\n") == 1 and b"bug" not in err
 
 
 def test_commands(

@@ -11,10 +11,10 @@ import click
 from ..connstr import ConnectionString
 from ..errors import StatusError, TailraceError, UsageError
 from ..units import KAFKA_PLACES
-from .common import DURATION, EXISTING_FILE, FILE
+from .common import DURATION, EXISTING_FILE, FILE, Parsed
 
 if TYPE_CHECKING:
-    from ..client.kv import KvClient
+    from ..client.kv import KvClient, Stored
     from ..client.tls import TlsOptions
     from ..protocol.tap.reader import TapSettings
 
@@ -25,7 +25,9 @@ __all__ = [
     "end_option",
     "every_version_option",
     "explained",
+    "key_argument",
     "left_out_options",
+    "no_such_document",
     "open_kv",
     "persisted_options",
     "retry_option",
@@ -33,6 +35,7 @@ __all__ = [
     "start_option",
     "state_option",
     "sync_replication_option",
+    "tell_written",
     "tls_from",
     "tls_options",
 ]
@@ -62,6 +65,28 @@ def tls_from(options: dict[str, Any]) -> TlsOptions:
 
     ca_file, cert_file, key_file, no_verify = (options[name] for name in _TLS_PARAMETERS)
     return TlsOptions(ca_file, cert_file, key_file, verify=not no_verify)
+
+
+_KEY = Parsed("key", lambda text: text.encode("utf-8", "surrogateescape"))
+"""The bytes of an argument as they were given: a key need not be UTF-8."""
+
+
+def key_argument(function: F) -> F:
+    """The argument KEY, as ``key: bytes``."""
+    return click.argument("key", type=_KEY, metavar="KEY")(function)
+
+
+def no_such_document(key: bytes) -> TailraceError:
+    """The error for a key that nothing is stored under."""
+    shown = key.decode("utf-8", "backslashreplace")
+    return TailraceError(f"there is no document {shown!r}, check the key and the bucket")
+
+
+def tell_written(key: bytes, change: Stored) -> None:
+    """What ``set --json`` and ``delete --json`` write."""
+    from ..client.jsonlines import change_as_json
+
+    click.echo(change_as_json(key, change).encode())
 
 
 def collection_option(function: F) -> F:

@@ -45,6 +45,7 @@ __all__ = [
     "Integer",
     "JsonLines",
     "LocalPath",
+    "Parsed",
     "ProgramRun",
     "ProgressDisplay",
     "cant_listen",
@@ -192,7 +193,7 @@ def group(name: str, *, example: str, **attributes: Any) -> Callable[[Callable[.
 # parameters
 
 
-class _Parsed(_ParamType):
+class Parsed(_ParamType):
     """A type whose values are parsed by a function of `units` or `connstr`."""
 
     def __init__(self, name: str, parser: Callable[[str], Any]) -> None:
@@ -208,14 +209,14 @@ class _Parsed(_ParamType):
             self.fail(str(error), param, ctx)
 
 
-class Integer(_Parsed):
+class Integer(Parsed):
     """A whole number within bounds; unlike click's own it takes nothing but ASCII digits."""
 
     def __init__(self, minimum: int = 0, maximum: int = (1 << 63) - 1) -> None:
         super().__init__("integer", lambda text: parse_integer(text, minimum=minimum, maximum=maximum))
 
 
-class LocalPath(_Parsed):
+class LocalPath(Parsed):
     """A path on this machine by the rules of `paths`, as a `Path`."""
 
     def __init__(self, name: str, *, must_exist: bool = False, allow_dash: bool = False) -> None:
@@ -240,10 +241,10 @@ EXISTING_FILE = LocalPath("file", must_exist=True)
 INPUT_FILE = LocalPath("file", must_exist=True, allow_dash=True)
 DIRECTORY = LocalPath("directory")
 CAS = Integer(0, (1 << 64) - 1)
-SIZE = _Parsed("size", parse_size)
-DURATION = _Parsed("duration", parse_duration_s)
-SHARE = _Parsed("share", parse_share)
-URL = _Parsed("url", lambda text: parse(text, os.environ))
+SIZE = Parsed("size", parse_size)
+DURATION = Parsed("duration", parse_duration_s)
+SHARE = Parsed("share", parse_share)
+URL = Parsed("url", lambda text: parse(text, os.environ))
 
 
 def url_argument(function: F) -> F:

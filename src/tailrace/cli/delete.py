@@ -7,20 +7,19 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from ..errors import TailraceError
-from .client import collection_option, open_kv, tls_options
-from .common import CAS, JsonLines, json_option, url_argument
+from .client import collection_option, key_argument, no_such_document, open_kv, tell_written, tls_options
+from .common import CAS, json_option, url_argument
 from .common import command as make_command
 
 
 @make_command("delete", example="tailrace delete couchbase://127.0.0.1 user::1")
 @url_argument
-@click.argument("key")
+@key_argument
 @collection_option
 @click.option("--cas", type=CAS, default=0, help="Only if the document still has this CAS.")
 @json_option("Write vbucket, seqno and CAS of the deletion as JSON.")
 @tls_options
-def command(url: ConnectionString, key: str, collection: str, cas: int, as_json: bool, **tls: Any) -> None:
+def command(url: ConnectionString, key: bytes, collection: str, cas: int, as_json: bool, **tls: Any) -> None:
     """Delete a document.
 
     Exit code 1 if there is no such document.
@@ -28,16 +27,8 @@ def command(url: ConnectionString, key: str, collection: str, cas: int, as_json:
     with open_kv(url, tls) as client:
         gone = client.delete(key, collection=collection, cas=cas)
     if gone is None:
-        raise TailraceError(f"there is no document {key!r}, check the key and the bucket")
+        raise no_such_document(key)
     if as_json:
-        JsonLines().write(
-            {
-                "key": key,
-                "vbucket": gone.vbucket,
-                "vb_uuid": str(gone.vb_uuid),
-                "seqno": gone.seqno,
-                "cas": str(gone.cas),
-            }
-        )
+        tell_written(key, gone)
     else:
         click.echo(f"deleted in vbucket {gone.vbucket}, seqno {gone.seqno}")

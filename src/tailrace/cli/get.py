@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from ..connstr import ConnectionString
-from ..errors import TailraceError
-from .client import collection_option, open_kv, tls_options
+from .client import collection_option, key_argument, no_such_document, open_kv, tls_options
 from .common import command as make_command
 from .common import json_option, url_argument
 
@@ -22,11 +21,11 @@ tailrace get couchbase://127.0.0.1/default user::1 --json
 """,
 )
 @url_argument
-@click.argument("key")
+@key_argument
 @collection_option
 @json_option("Write key, value and metadata as one JSON object.")
 @tls_options
-def command(url: ConnectionString, key: str, collection: str, as_json: bool, **tls: Any) -> None:
+def command(url: ConnectionString, key: bytes, collection: str, as_json: bool, **tls: Any) -> None:
     """Show a document.
 
     The value is written as it is stored; a line feed follows on a terminal only. Exit code 1 if there is no
@@ -35,12 +34,12 @@ def command(url: ConnectionString, key: str, collection: str, as_json: bool, **t
     with open_kv(url, tls) as client:
         document = client.get(key, collection=collection)
         if document is None:
-            raise TailraceError(f"there is no document {key!r}, check the key and the bucket")
+            raise no_such_document(key)
         if as_json:
             from ..client.jsonlines import document_as_json
 
             meta = client.get_meta(key, collection=collection)
-            click.echo(document_as_json(key.encode(), document, meta, client.vbucket_of(key)).encode())
+            click.echo(document_as_json(key, document, meta, client.vbucket_of(key)).encode())
             return
     sys.stdout.buffer.write(document.value)
     if sys.stdout.isatty():

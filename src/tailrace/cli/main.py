@@ -260,6 +260,8 @@ def _explain(error: Exception) -> tuple[int, str]:
             return ANSWER_IS_NO, _reason(error)
         case ModuleNotFoundError(name=name) if name in _EXTRAS:
             return WRONG_USAGE, f"{name} is not installed; run: pip install 'tailrace[{_EXTRAS[name]}]'"
+        case UnicodeEncodeError() if any("\ud800" <= c <= "\udfff" for c in error.object):
+            return WRONG_USAGE, f"{error.object!r} is not text in UTF-8, write it as such"
         case MemoryError():
             return ANSWER_IS_NO, "out of memory, give the command less to do at once"
     kind = type(error).__name__

@@ -11,8 +11,8 @@ from ..connstr import ConnectionString
 from ..errors import ConnectError, StatusError, TailraceError
 from ..wire.codes import Datatype, Status
 from ..wire.fields import is_json
-from .client import collection_option, explained, open_kv, tls_options
-from .common import CAS, DURATION, Integer, JsonLines, json_option, standard_input, url_argument
+from .client import collection_option, explained, key_argument, open_kv, tell_written, tls_options
+from .common import CAS, DURATION, Integer, json_option, standard_input, url_argument
 from .common import command as make_command
 
 _SAFE_BYTES = 20 << 20
@@ -31,7 +31,7 @@ tailrace set couchbase://127.0.0.1 session::9 '{}' --expiry 30m
 """,
 )
 @url_argument
-@click.argument("key")
+@key_argument
 @click.argument("value", required=False)
 @collection_option
 @click.option("--expiry", type=DURATION, help="Delete the document after this time.")
@@ -41,7 +41,7 @@ tailrace set couchbase://127.0.0.1 session::9 '{}' --expiry 30m
 @tls_options
 def command(
     url: ConnectionString,
-    key: str,
+    key: bytes,
     value: str | None,
     collection: str,
     expiry: float | None,
@@ -77,14 +77,6 @@ def command(
             what = f"the server closed the connection at a value of {len(data)} bytes ({error})"
             raise TailraceError(f"{what}, {_SMALLER}") from None
     if as_json:
-        JsonLines().write(
-            {
-                "key": key,
-                "vbucket": stored.vbucket,
-                "vb_uuid": str(stored.vb_uuid),
-                "seqno": stored.seqno,
-                "cas": str(stored.cas),
-            }
-        )
+        tell_written(key, stored)
     else:
         click.echo(f"stored in vbucket {stored.vbucket}, seqno {stored.seqno}, cas {stored.cas}")

@@ -30,9 +30,9 @@ from .events import (
     StreamEnd,
     SystemEvent,
 )
-from .kv import Document, Meta
+from .kv import Document, Meta, Stored
 
-__all__ = ["document_as_json", "json_line", "key_member", "value_member"]
+__all__ = ["change_as_json", "document_as_json", "json_line", "key_member", "value_member"]
 
 _LINE_BREAKS = str.maketrans("\r\n", "  ")
 _text = json.JSONEncoder(ensure_ascii=False).encode
@@ -170,6 +170,14 @@ def document_as_json(key: bytes, document: Document, meta: Meta | None, vbucket:
         f'{{{key_member(key)},"vbucket":{vbucket},"rev":{rev},"cas":"{document.cas}",'
         f"{value_member(document.value, document.datatype)},"
         f'"flags":{document.flags},"expiry":{expiry},"datatype":"{_type_name(document.datatype)}"}}'
+    )
+
+
+def change_as_json(key: bytes, change: Stored) -> str:
+    """The line of `set --json` and `delete --json`."""
+    return (
+        f'{{{key_member(key)},"vbucket":{change.vbucket},"vb_uuid":"{change.vb_uuid}",'
+        f'"seqno":{change.seqno},"cas":"{change.cas}"}}'
     )
 
 
