@@ -143,6 +143,32 @@ def test_atomic_write(tmp_path: Path) -> None:
         atomic_write(tmp_path / "none" / "x", b"")
 
 
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("how", ["atomic", "whole"])
+def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path, how: str, linked: bool) -> None:
+    """A pipe, as `/dev/stdout` may be one; a rename would replace a device for the whole machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    target = tmp_path / "link" if linked else pipe
+    if linked:
+        target.symlink_to("pipe")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if how == "atomic":
+            atomic_write(target, b"onetwo")
+        else:
+            with whole_file(target) as file:
+                file.writelines([b"one"])
+                file.write(b"two")
+                assert file.tell() == 6
+        assert os.read(reader, 100) == b"onetwo"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert sorted(os.listdir(tmp_path)) == (["link", "pipe"] if linked else ["pipe"])
+    assert target.is_symlink() == linked
+
+
 @pytest.mark.parametrize("at", ["append", "sync"])
 @pytest.mark.parametrize("how", ["atomic", "whole", "kept", "scratch"])
 def test_a_full_disk_leaves_nothing_behind(

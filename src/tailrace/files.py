@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -179,11 +180,36 @@ def put_file(files: Files, path: str, data: bytes, *, beside: str) -> bool:
 def atomic_write(path: str | os.PathLike[str], data: bytes, *, private: bool = False) -> None:
     """Write a whole file anywhere on disk: write beside, sync, rename, sync the directory.
 
-    It may be read by whom the user's umask says, or only by the user if it is ``private``.
+    It may be read by whom the user's umask says, or only by the user if it is ``private``. What is no file
+    (`_written_through`) gets the bytes and stays what it is.
     """
     target = Path(path)
+    if _written_through(target):
+        with _open_through(target) as file:
+            file.write(data)
+        return
     with _error_names(target):
         DiskFiles(target.parent, mode=_PRIVATE if private else _SHARED).replace(target.name, data)
+
+
+def _written_through(path: Path) -> bool:
+    """Whether this is a device or a pipe: a rename would put a file in its place, for everybody."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+@contextlib.contextmanager
+def _open_through(path: Path) -> Iterator[FileWriter]:
+    """A device or a pipe, to write to; there is nothing to sync."""
+    with _error_names(path):
+        file = DiskFile(str(path), os.open(path, os.O_WRONLY | _PLAIN))
+    try:
+        yield FileWriter(file, path)
+    finally:
+        file.close()
 
 
 @contextlib.contextmanager
@@ -202,9 +228,14 @@ def whole_file(path: str | os.PathLike[str], *, keep: bool = False) -> Iterator[
     """A file anywhere on disk that is written piece by piece and appears when it is whole.
 
     It is written beside, synced and renamed at the end of the block; after an error nothing of it is left,
-    unless something was written that is worth to ``keep``.
+    unless something was written that is worth to ``keep``. What is no file (`_written_through`) gets the
+    bytes at once and stays what it is.
     """
     target = Path(path)
+    if _written_through(target):
+        with _open_through(target) as file:
+            yield file
+        return
     with whole_file_in(DiskFiles(target.parent, mode=_SHARED), target.name, keep=keep) as file:
         yield file
 
