@@ -130,7 +130,7 @@ def test_a_failover_is_seen_by_whoever_looks(tmp_path: Path) -> None:
         assert f"has lost {LOST * VBUCKETS} changes in {VBUCKETS} failovers" in page
         assert 'data-event="failover"' in page
         page = browse(f"http://{mirror_http}/", tmp_path / "two", "operated-mirror")
-        assert f"the table went with it: {rows} rows" in page
+        assert f"and the table followed: {rows} rows" in page
         assert 'data-event="rollback"' in page and 'class="mark"' in page
         assert ">equal</span>" in page and "Verify has found both equal since." in page
 

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from server.serverkit import Wire
+from tailrace.clock import ManualClock
 from tailrace.spark.rounds.progress import RoundProgress, TableFigures
-from tailrace.web import HttpBeside, HttpFigures, HttpOptions
+from tailrace.web import HttpBeside, HttpFigures, HttpOptions, Past
 from tailrace.web.mirror_figures import MirrorFigures
 from tailrace.wire import admin
 
@@ -47,6 +48,12 @@ def browse(url: str, folder: Path, shot: str, *, dark: bool = False, width: int 
     return unescape(re.sub(r"<script.*?</script>", "", shown.stdout, flags=re.S))
 
 
+def past_of(page: str) -> list[float]:
+    with urllib.request.urlopen(f"{page}api/past", timeout=60) as answer:
+        times: list[float] = json.load(answer)["samples"].get("time", [])
+        return times
+
+
 def test_a_node_after_load_failover_and_a_refused_login(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
     command = [sys.executable, "-m", "tailrace", "serve", "--memory", "--port", "0", "--vbuckets", "64"]
@@ -61,9 +68,13 @@ def test_a_node_after_load_failover_and_a_refused_login(tmp_path: Path) -> None:
             page = f"http://127.0.0.1:{told['web_port']}/"
             load = [sys.executable, "-m", "tailrace", "load", url, "--docs", "500"]
             subprocess.run(load, check=True, capture_output=True)
+            while len(past_of(page)) < 3:
+                time.sleep(0.5)
             before = browse(page, tmp_path / "one", "node-well")
             assert "All is well." in before and before.count('data-vbucket="') == 64
             assert re.search(r"<b>500</b><span[^>]*>documents", before)
+            most = re.search(r"Writes and reads a second: writes 0, reads 0 · most (\d+)", before)
+            assert most is not None and int(most[1]) > 10, "what was before the page was opened is drawn"
             with Wire(told["port"]) as wire:
                 wire.call(admin.SaslAuth(key=b"PLAIN", value=b"\0ada\0wrong"))
             request = urllib.request.Request(
@@ -83,7 +94,8 @@ def test_a_node_after_load_failover_and_a_refused_login(tmp_path: Path) -> None:
 
 
 def test_a_mirror_after_a_rollback(tmp_path: Path) -> None:
-    figures = MirrorFigures("default", "people")
+    clock = ManualClock(time.time() - 100)
+    figures, past = MirrorFigures("default", "people", clock), Past(clock)
     seconds = {"plan": 0.1, "read": 0.4, "write": 0.3, "schedule": 0.1, "commit": 0.2, "maintain": 0.05}
     tables = (TableFigures("people", 12, 340, 40, 3600.0),)
     for number in range(20):
@@ -94,7 +106,7 @@ def test_a_mirror_after_a_rollback(tmp_path: Path) -> None:
             back,
             (number + 2,),
             rows_written=100,
-            lag_changes=20 - number,
+            lag_changes=19 - number,
             lag_s=0.5 + number / 10,
             rows_rolled_back=17 if back else 0,
             went_back={vbucket: (120 + vbucket, 100) for vbucket in back},
@@ -102,7 +114,8 @@ def test_a_mirror_after_a_rollback(tmp_path: Path) -> None:
             tables=tables,
         )
         figures.add(round_done)
-        time.sleep(0.01)
+        past.add(figures.sample())
+        clock.advance(5)
     figures.last_verdict = lambda: {
         "time": time.time() - 86_400,
         "equal": True,
@@ -112,11 +125,12 @@ def test_a_mirror_after_a_rollback(tmp_path: Path) -> None:
         "table_version": 21,
         "behind": 0,
     }
-    shown = HttpFigures("mirror", figures.stats, figures.metrics, figures.why_not_ready)
+    shown = HttpFigures("mirror", figures.stats, figures.metrics, figures.why_not_ready, figures.sample, past)
     with HttpBeside(HttpOptions(0), shown) as beside:
         page = browse(f"http://127.0.0.1:{beside.port}/", tmp_path / "one", "mirror-after-rollback")
-    assert "the table went with it: 17 rows" in page
+    assert "and the table followed: 17 rows" in page
     assert page.count('class="mark"') == 4, "the rollback is marked in every chart"
+    assert re.search(r"Age of the table: \S+ s · most 2.4 s", page), "from before it was opened"
     assert re.search(r"<td class=\"n\">17</td>", page)
     assert "3: 123 → 100, 4: 124 → 100" in page and "13 → 14" in page
     assert "equal</span> on " in page

@@ -108,6 +108,6 @@ def reading_over_http(options: dict[str, Any], name: str, bucket: str) -> Iterat
     from ..web.reader_figures import ReaderFigures
 
     reader: ReaderFigures = ReaderFigures(name, bucket)
-    figures = HttpFigures("reader", reader.stats, reader.metrics, reader.why_not_ready)
+    figures = HttpFigures("reader", reader.stats, reader.metrics, reader.why_not_ready, reader.sample)
     with serving_http(options, figures):
         yield {"on_open": reader.watch}

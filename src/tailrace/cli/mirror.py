@@ -158,7 +158,7 @@ def command(
     storage = parse_storage_options(storage_options)
 
     figures.last_verdict = _remembered(first_table, storage)
-    shown = HttpFigures("mirror", figures.stats, figures.metrics, figures.why_not_ready)
+    shown = HttpFigures("mirror", figures.stats, figures.metrics, figures.why_not_ready, figures.sample)
     with (
         serving_http(options, shown),
         progress("starting Spark", None) as bar,

@@ -451,7 +451,7 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
         await server.start(sockets, tls_sockets, options.tls)
         web_port = None
         if options.web_port is not None:
-            from ..web import connection_handler, node_service
+            from ..web import Past, connection_handler, keep_past, node_service
 
             web_sockets = _listen(listen, options.host, options.web_port, "--http-port")
             faults = None
@@ -460,8 +460,10 @@ async def _start(options: _Options) -> tuple[Server, int | None]:
 
                 assert options.fault_token is not None
                 faults = FaultKit(server, options.fault_token)
-            handle = connection_handler(node_service(server.node, server, faults))
+            past = Past()
+            handle = connection_handler(node_service(server.node, server, faults, past))
             web_port = await server.start_web(web_sockets, handle, options.tls)
+            server.run_beside(keep_past(server.node, past))
     except BaseException:
         engine.close()
         raise

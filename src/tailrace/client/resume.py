@@ -111,11 +111,11 @@ class Reading:
         return dict(Counter(progress.state.name.lower() for progress in self.progress.values()))
 
     def waits_for(self, now: float) -> str:
-        """Why nothing comes, in words."""
+        """What it waits for when nothing comes, in words."""
         if self.holds_back:
             return self._held.waits_for()
         if not self._is_begun:
-            return self._catalog.trouble or "waits for the cluster map"
+            return self._catalog.trouble or "the cluster map"
         states: dict[str, int] = {}
         for progress in self.progress.values():
             if progress.state is ReadingState.OPEN or progress.state is ReadingState.DONE:
@@ -131,7 +131,7 @@ class Reading:
             states[text] = states.get(text, 0) + 1
         if states:
             return "; ".join(f"{count} vbuckets: {text}" for text, count in list(states.items())[:5])
-        return "nothing: every vbucket is done" if self.finished else "waits for the next change"
+        return "nothing: every vbucket is done" if self.finished else "the next change"
 
     # moving on
 

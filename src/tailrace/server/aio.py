@@ -106,17 +106,14 @@ class Server:
         self.node = node_of(self._run_job)
         self.node.dial = self._dial
         self.management = management_service(self.node)
-        self._dialling: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.unread: HeldBytes[ServerConnection] = HeldBytes()
         self.unprocessed: HeldBytes[ServerConnection] = HeldBytes()
 
     # connections that we make
 
     def _dial(self, link: Upstream) -> None:
-        assert self._loop is not None
-        task = self._loop.create_task(self._connect(link))
-        self._dialling.add(task)
-        task.add_done_callback(self._dialling.discard)
+        self.run_beside(self._connect(link))
 
     async def _connect(self, link: Upstream) -> None:
         assert self._loop is not None
@@ -131,6 +128,13 @@ class Server:
                 )
         except (OSError, TimeoutError) as error:
             link.close(str(error) or "no answer in time")
+
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run this on the loop until it ends, or the sockets are closed."""
+        assert self._loop is not None
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # jobs
 
@@ -267,7 +271,7 @@ class Server:
 
     async def close_sockets(self) -> None:
         """Accept nothing more, and call nobody."""
-        for task in self._dialling:
+        for task in self._tasks:
             task.cancel()
         loop = asyncio.get_running_loop()
         for listener in self._listeners:

@@ -2,6 +2,15 @@
 
 from .beside import HttpBeside, HttpFigures, HttpOptions
 from .http import connection_handler
-from .node import node_service
+from .node import keep_past, node_service
+from .past import Past
 
-__all__ = ["HttpBeside", "HttpFigures", "HttpOptions", "connection_handler", "node_service"]
+__all__ = [
+    "HttpBeside",
+    "HttpFigures",
+    "HttpOptions",
+    "Past",
+    "connection_handler",
+    "keep_past",
+    "node_service",
+]

@@ -25,6 +25,7 @@ from ..server.http import (
 )
 from .catalog import FigureSheet
 from .http import Route, connection_handler, exposition, is_open, page_routes, routed
+from .past import Past, Sample
 
 __all__ = ["HttpBeside", "HttpFigures", "HttpOptions"]
 
@@ -52,6 +53,10 @@ class HttpFigures:
     """With figures of every vbucket, or without."""
     why_not_ready: Callable[[], str]
     """Empty: it is ready."""
+    sample: Callable[[], Sample] = dict
+    """What the charts of the page draw."""
+    past: Past = field(default_factory=Past)
+    """Keeps what they drew."""
 
 
 class HttpBeside:
@@ -70,6 +75,7 @@ class HttpBeside:
         self._routes: dict[str, Route] = {
             **page_routes(f"{figures.page}.html", f"{figures.page}.js"),
             "/api/stats": self._on_thread(lambda _request: HttpContent.of_json(figures.stats())),
+            "/api/past": figures.past.serve,
             "/metrics": self._on_thread(
                 lambda request: exposition(
                     figures.metrics(request.query.get("vbuckets", "") not in ("", "0"))
@@ -125,14 +131,19 @@ class HttpBeside:
             )
             for listener in self._sockets
         ]
+        past = loop.create_task(self._figures.past.keep(self._sample))
         self._is_started.set()
         try:
             loop.run_forever()
+            past.cancel()
             for server in servers:
                 server.close()
             loop.run_until_complete(_cancel_the_rest())
         finally:
             loop.close()
+
+    async def _sample(self) -> Sample:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._figures.sample)
 
     def _login(self, authorization: str) -> str | None:
         users = self._users

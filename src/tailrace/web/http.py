@@ -3,6 +3,7 @@
     /           the page                      /api/stats   its figures as one JSON object
     /metrics    for Prometheus                /healthz     200 as long as somebody answers
     /readyz     200 if it does its work, 503 and why if not
+    /api/past   what the charts of the page draw, for an hour
 
 One request a connection. Errors have one shape, ``{"error": TEXT}``. Where users are configured all but the
 last two want one of them (Basic). The page is one file without anything from elsewhere.

@@ -6,18 +6,20 @@ function draw(all) {
   if (m.lag_s > 300) problems.push(`The table is ${seconds(m.lag_s)} behind the bucket.`);
   if (all.verify && !all.verify.equal) problems.push(`The last verify found ${count(all.verify.differences)} differences.`);
   const back = all.events.filter(e => e.event === "rollback");
-  const told = back.length ? `The bucket took changes back ${back.length === 1 ? "once" : back.length + " times"}, the table went with it: ${count(m.rows_rolled_back)} rows. ` : "";
+  const told = back.length ? `The bucket took back changes ${back.length === 1 ? "once" : back.length + " times"}, and the table followed: ${count(m.rows_rolled_back)} rows. ` : "";
   const proved = back.length && all.verify && all.verify.equal && all.verify.time > back.at(-1).time;
-  if (told && !proved) problems.push(`${told}'tailrace verify' proves that both agree.`);
-  verdict(problems, last ? `In step: ${count(m.lag_changes)} changes behind, ${seconds(m.lag_s)} old. ${proved ? told + "Verify has found both equal since." : ""}` : `Nothing is committed yet: ${m.message}.`);
+  if (told && !proved) problems.push(`${told}Run 'tailrace verify' to prove that they agree.`);
+  verdict(problems, last ? `In step: ${count(m.lag_changes)} changes behind, ${seconds(m.lag_s)} old. ${proved ? told + "Verify has since found them equal." : ""}` : `Nothing is committed yet: ${m.message}.`);
   show("head", `bucket ${m.bucket}, table ${m.table}, version ${count(m.version)}; ${m.message}`);
   show("tiles", tile("changes behind", count(m.lag_changes)), tile("age of the table", seconds(m.lag_s), m.lag_s > 300), tile("changes applied", count(m.changes)), tile("rows written", count(m.rows_written)), tile("rows masked", count(m.rows_masked)), tile("bytes written", bytes(m.bytes_written)),
-    tile("vbuckets rolled back", count(m.rollbacks), m.rollbacks), tile("rows taken back", count(m.rows_rolled_back), m.rows_rolled_back), tile("compactions", count(m.compactions)), tile("trouble", count(m.troubles), m.troubles));
+    tile("vbuckets rolled back", count(m.rollbacks), m.rollbacks), tile("rows taken back", count(m.rows_rolled_back), m.rows_rolled_back), tile("compactions", count(m.compactions)), tile("problems", count(m.troubles), m.troubles));
   const marks = all.events.filter(e => e.event !== "compaction").map(e => ({ t: e.time, text: `${e.event}: ${e.text}` }));
-  chart("lag", "Age of the table", [{ name: "", colour: "--blue", points: rounds.map(r => [r.time, r.lag_s]) }], marks, seconds);
-  chart("behind", "Changes behind", [{ name: "", colour: "--violet", points: rounds.map(r => [r.time, r.lag_changes]) }], marks, count);
-  chart("phases", "Time of rounds by phase", Object.entries(PHASES).map(([name, colour]) => ({ name, colour, points: rounds.map(r => [r.time, r.seconds[name] || 0]) })), marks, seconds);
-  chart("undo", "Undo depth", [{ name: "", colour: "--green", points: rounds.filter(r => r.tables.length).map(r => [r.time, Math.min(...r.tables.map(t => t.undo_s))]) }], marks, seconds);
+  if (past.time.length) {
+    chart("lag", "Age of the table", [{ name: "", colour: "--blue", points: line("lag_s") }], marks, seconds);
+    chart("behind", "Changes behind", [{ name: "", colour: "--violet", points: line("lag_changes") }], marks, count);
+    chart("phases", "Longest rounds by phase", Object.entries(PHASES).map(([name, colour]) => ({ name, colour, points: line(name) })), marks, seconds);
+    chart("undo", "Undo depth", [{ name: "", colour: "--green", points: line("undo_s") }], marks, seconds);
+  }
   show("tables", ...tables.map(t => make("tr", [make("td", t.table), make("td", count(t.files), { class: "n" }), make("td", count(t.masked_rows), { class: "n" }), make("td", count(t.undo_versions), { class: "n" }), make("td", seconds(t.undo_s), { class: "n" })])));
   const rows = [...back].reverse().map(e => make("tr", [make("td", clock(e.time)), make("td", count(e.vbuckets.length), { class: "n" }), make("td", count(e.changes), { class: "n" }), make("td", count(e.rows), { class: "n" }), make("td", `${count(e.version_before)} → ${count(e.version)}`),
     make("td", Object.entries(e.from_to).map(([vb, [from, to]]) => `${vb}: ${count(from)} → ${count(to)}`).join(", ") + (e.vbuckets.length > Object.keys(e.from_to).length ? ", …" : ""))]));

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import SYSTEM, Clock
 from .catalog import MIRROR, MIRROR_VBUCKETS, FigureSheet
+from .past import EVERY_S, Sample
 
 if TYPE_CHECKING:
     from ..spark.rounds.progress import RoundProgress
 
 __all__ = ["MirrorFigures"]
 
-_KEPT = 500
+_KEPT_ROUNDS = 50
+_KEPT_EVENTS = 500
+_PHASES = ("plan", "read", "write", "schedule", "commit", "maintain")
 _BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
@@ -60,8 +63,8 @@ class MirrorFigures:
         self._phases: dict[str, _Durations] = {}
         self._last: RoundProgress | None = None
         self._last_at = clock.monotonic()
-        self._rounds: deque[dict[str, Any]] = deque(maxlen=_KEPT)
-        self._events: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self._rounds: deque[dict[str, Any]] = deque(maxlen=_KEPT_ROUNDS)
+        self._events: deque[dict[str, Any]] = deque(maxlen=_KEPT_EVENTS)
 
     def add(self, progress: RoundProgress) -> None:
         """A round is done."""
@@ -135,6 +138,26 @@ class MirrorFigures:
                 },
                 "rounds": list(self._rounds),
                 "events": list(self._events),
+            }
+
+    def sample(self) -> Sample:
+        """What the charts draw: the worst since the sample before, and the phases of the longest round."""
+        with self._lock:
+            last = self._last
+            if last is None:
+                return {}
+            began = self._clock.time_ns() / 1e9 - EVERY_S
+            rounds = [done for done in self._rounds if done["time"] > began]
+            longest: Mapping[str, float] = max(
+                (done["seconds"] for done in rounds),
+                key=lambda spent: sum(spent[phase] for phase in _PHASES if phase in spent),
+                default={},
+            )
+            return {
+                "lag_s": round(max([self._lag_s(), *(done["lag_s"] for done in rounds)]), 3),
+                "lag_changes": max([last.lag_changes, *(done["lag_changes"] for done in rounds)]),
+                "undo_s": min((figures.undo_s for figures in last.tables), default=None),
+                **{phase: longest.get(phase, 0.0) for phase in _PHASES},
             }
 
     def _lag_s(self) -> float:

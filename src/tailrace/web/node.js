@@ -1,17 +1,5 @@
 "use strict";
-const KEEP = 300, rates = { writes: [], reads: [], sent: [] };
-let before = null, chosen = null;
-const colours = { writes: "--blue", reads: "--green", sent: "--violet" };
-function measure(now) {
-  if (before && now.time > before.time) {
-    const passed = now.time - before.time;
-    const add = (name, value) => { rates[name].push([now.time, Math.max(0, value) / passed]); if (rates[name].length > KEEP) rates[name].shift(); };
-    add("writes", now.writes - before.writes);
-    add("reads", now.reads - before.reads);
-    add("sent", now.sent_bytes - before.sent_bytes);
-  }
-  before = now;
-}
+let chosen = null;
 function bucketSection(name, b) {
   const late = new Set(b.unpersisted);
   const cells = [...b.states].map((s, id) => make("i", undefined, { class: late.has(id) && s === "a" ? "u" : s, "data-vbucket": id, title: `vbucket ${id}` }));
@@ -40,7 +28,6 @@ async function inspect(bucket, id) {
 }
 function draw(view) {
   const n = view.node, names = Object.keys(view.buckets);
-  measure(n);
   const problems = [];
   if (!n.ready) problems.push("The node waits for its cluster map and serves nothing.");
   for (const [name, b] of Object.entries(view.buckets)) {
@@ -54,9 +41,11 @@ function draw(view) {
   show("head", `Tailrace ${n.version}, up for ${seconds(n.uptime_s)}`);
   show("tiles", tile("connections", count(n.connections)), tile("streams", count(view.streams.length)), tile("logins refused", count(n.logins_refused), n.logins_refused), tile("received", bytes(n.received_bytes)), tile("sent", bytes(n.sent_bytes)), tile("disk used", Math.round(n.disk_used * 100) + " %"));
   const marks = view.events.filter(e => ["failover", "rollback", "fault", "flush_failed"].includes(e.event)).map(e => ({ t: e.time, text: e.text }));
-  const pair = ["writes", "reads"].map(name => ({ name, colour: colours[name], points: rates[name] }));
-  chart("rate", "Writes and reads a second", pair, marks, count);
-  chart("sent", "Sent a second", [{ name: "", colour: colours.sent, points: rates.sent }], marks, bytes);
+  if (past.time.length) {
+    chart("rate", "Writes and reads a second", [{ name: "writes", colour: "--blue", points: rate("writes") }, { name: "reads", colour: "--green", points: rate("reads") }], marks, count);
+    chart("sent", "Sent a second", [{ name: "", colour: "--violet", points: rate("sent_bytes") }], marks, bytes);
+    chart("queued", "Changes not on disk yet", [{ name: "", colour: "--amber", points: line("queued") }], marks, count);
+  }
   show("buckets", ...names.map(name => bucketSection(name, view.buckets[name])));
   if (chosen) for (const cell of document.querySelectorAll(`.map i[data-vbucket="${chosen[1]}"]`)) if (cell.parentElement.dataset.bucket === chosen[0]) cell.classList.add("chosen");
   const streams = view.streams.sort((a, b) => b.lag_changes - a.lag_changes).map(s => make("tr", [

@@ -12,18 +12,32 @@ from .faults import PREFIX as FAULTS
 from .faults import FaultKit
 from .http import Route, exposition, is_open, json_in_steps, page_routes, routed, stepwise
 from .node_figures import gather_node_figures
-from .node_view import gather_node_view, vbucket_view
+from .node_view import gather_node_sample, gather_node_view, vbucket_view
+from .past import Past, Sample
 
 if TYPE_CHECKING:
     from ..server.aio import Server
     from ..server.node import Node
 
-__all__ = ["node_service"]
+__all__ = ["keep_past", "node_service"]
 
 
-def node_service(node: Node, server: Server | None = None, faults: FaultKit | None = None) -> HttpService:
-    """The service of a node, on its port of the page; with a fault kit that too."""
-    answers = _NodeAnswers(node, server, faults)
+async def keep_past(node: Node, past: Past) -> None:
+    """Take samples of a node for its page until this is cancelled."""
+
+    async def sample() -> Sample:
+        return await stepwise(gather_node_sample(node))
+
+    await past.keep(sample)
+
+
+def node_service(
+    node: Node, server: Server | None = None, faults: FaultKit | None = None, past: Past | None = None
+) -> HttpService:
+    """The service of a node, on its port of the page; with a fault kit that too. ``past`` is what
+    `keep_past` fills.
+    """
+    answers = _NodeAnswers(node, server, faults, Past(node.clock) if past is None else past)
 
     def needs_no_login(path: str) -> bool:
         return is_open(path) or (faults is not None and _is_fault(path))  # the kit has its token
@@ -38,7 +52,7 @@ def _is_fault(path: str) -> bool:
 class _NodeAnswers:
     """By path."""
 
-    def __init__(self, node: Node, server: Server | None, faults: FaultKit | None) -> None:
+    def __init__(self, node: Node, server: Server | None, faults: FaultKit | None, past: Past) -> None:
         self._faults = faults
         self._node = node
         self._server = server
@@ -46,6 +60,7 @@ class _NodeAnswers:
             **page_routes("dashboard.html", "node.js"),
             "/api/view": self._view,
             "/api/vbucket": self._vbucket,
+            "/api/past": past.serve,
             "/api/stats": lambda _request: json_in_steps(stats.snapshot(node)),
             "/api/events": lambda _request: HttpContent.of_json({"events": list(node.events.recent)}),
             "/metrics": self._metrics,

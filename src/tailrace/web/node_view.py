@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..server.bucket import ServedBucket
     from ..server.node import Node
 
-__all__ = ["gather_node_view", "vbucket_view"]
+__all__ = ["gather_node_sample", "gather_node_view", "vbucket_view"]
 
 _LETTERS = {
     VBucketState.ACTIVE: "a",
@@ -70,6 +70,26 @@ def gather_node_view(node: Node, *, has_faults: bool) -> Iterator[dict[str, Any]
             }
         )
         yield view
+
+
+def gather_node_sample(node: Node) -> Iterator[dict[str, float]]:
+    """What the charts draw: counters, of which they show what came in between, and what waits for the disk.
+
+    Lags of streams are not among them: there may be 200,000, which is too much to look at for nobody.
+    """
+    counters = node.counters
+    sample: dict[str, float] = {
+        "writes": counters.cmd_set,
+        "reads": counters.cmd_get,
+        "sent_bytes": counters.bytes_written,
+        "queued": 0,
+    }
+    yield sample
+    for bucket in list(node.buckets.values()):
+        sample["queued"] += sum(
+            max(0, vbucket.high_seqno - vbucket.persisted_seqno) for vbucket in bucket.store
+        )
+        yield sample
 
 
 def _why(summary: HandlerSummary) -> str:

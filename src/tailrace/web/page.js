@@ -1,8 +1,8 @@
 "use strict";
-/* What the pages share: words for figures, line charts with marked events, and one request at a time.
+/* What the pages share: words for figures, line charts of the last hour with marked events, and one request at a time.
    Names and texts come from peers: they only ever become text, never markup. */
 const $ = id => document.getElementById(id);
-const count = n => Math.round(Number(n)).toLocaleString("en");
+function count(n) { return Math.round(Number(n)).toLocaleString("en"); }
 function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0;
@@ -15,7 +15,11 @@ function seconds(s) {
   if (s < 5400) return Math.round(s / 60) + " min";
   return s < 172800 ? (s / 3600).toFixed(1) + " h" : Math.round(s / 86400) + " days";
 }
-const clock = t => new Date(t * 1000).toLocaleTimeString();
+const time_of = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+function clock(t) {
+  const day = new Date(t * 1000), words = day.toLocaleTimeString([], time_of);
+  return day.toDateString() === new Date().toDateString() ? words : `${day.toLocaleDateString()} ${words}`;
+}
 function make(tag, content, attributes = {}) {
   const made = document.createElement(tag);
   if (content !== undefined) made.append(...[].concat(content));
@@ -30,33 +34,70 @@ function verdict(problems, fine) {
   box.textContent = problems.length ? problems.join(" ") : fine;
 }
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const HEIGHT = 150, charts = {};
-/* A chart of lines over time, drawn by uPlot (see uPlot-license.txt). Series are {name, colour, points: [[t, value], ...]} with
-   the same times, marks are {t, text}. What it says is also in the caption, for whoever can't see or point at lines. */
-function chart(id, title, series, marks, format) {
-  const all = series.flatMap(s => s.points), figure = $(id);
-  const last = s => `${s.name ? s.name + " " : ""}${s.points.length ? format(s.points.at(-1)[1]) : "-"}`;
-  const said = `${series.map(last).join(", ")} · most ${format(Math.max(0, ...all.map(p => p[1])))}`;
-  const caption = make("figcaption", [make("b", title), make("span", said, { class: "dim" })]);
-  const marked = marks.map(m => `${clock(m.t)} ${m.text}`).join("; ");
-  if (figure.firstElementChild) figure.firstElementChild.replaceWith(caption);
-  else figure.append(caption, make("div", undefined, { class: "plot" }));
-  figure.lastElementChild.setAttribute("role", "img");
-  figure.lastElementChild.setAttribute("aria-label", `${title}: ${said}${marked ? "; marked: " + marked : ""}`);
-  if (!window.uPlot) return;
-  const data = [series[0].points.map(p => p[0]), ...series.map(s => s.points.map(p => p[1]))];
-  if (!charts[id]) charts[id] = drawn(figure.lastElementChild, title, series, format);
-  charts[id].marks = marks;
-  charts[id].setData(data);
+/* Samples that were taken before the page was opened, and since. A counter that has become smaller is another process's. */
+const past = { time: [] }, KEPT_S = 3600;
+let now = 0, began = 0, asked = 0;
+async function lookBack() {
+  if (Date.now() - asked < 4500) return;
+  asked = Date.now();
+  const answer = await fetch(`api/past?since=${past.time.at(-1) || 0}`);
+  if (!answer.ok) return;
+  const more = await answer.json();
+  now = more.now;
+  began = began || more.began;
+  for (const [name, values] of Object.entries(more.samples)) past[name] = [...(past[name] || []), ...values];
+  const old = past.time.findIndex(t => t > now - KEPT_S);
+  if (old > 0) for (const values of Object.values(past)) values.splice(0, old);
 }
-function drawn(place, title, series, format) {
+const line = name => past.time.map((t, at) => [t, past[name][at]]);
+const rate = name => line(name).map(([t, value], at, all) => {
+  if (!at || value === null || all[at - 1][1] === null || value < all[at - 1][1]) return [t, null];
+  return [t, (value - all[at - 1][1]) / (t - all[at - 1][0])];
+}).slice(1);
+const HEIGHT = 150, charts = {};
+/* Steps of the axis for each way to write a figure: no axis says "1, 1, 0". */
+const steps = {
+  count: [1, 2, 5].flatMap(n => [...Array(13)].map((_, power) => n * 10 ** power)).sort((a, b) => a - b),
+  bytes: [...Array(50)].map((_, power) => 2 ** power),
+  seconds: [.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 7200, 14400, 43200, 86400, 172800, 604800],
+};
+/* A chart of lines over time, drawn by uPlot (see uPlot-license.txt). Series are {name, colour, points: [[t, value], ...]} with
+   the same times, marks are {t, text}. The caption has the newest figures, or those that somebody points at; what it says is
+   also there for whoever can't see lines. */
+function chart(id, title, series, marks, format) {
+  const from = Math.max(now - $("span").value, began), figure = $(id);
+  series = series.map(s => ({ ...s, points: s.points.filter(p => p[0] >= from) }));
+  const all = series.flatMap(s => s.points.map(p => p[1])).filter(value => value !== null), most = Math.max(0, ...all);
+  if (!figure.firstElementChild) figure.append(make("figcaption", [make("b", title), make("span", "", { class: "dim" })]), make("div", undefined, { class: "plot", role: "img" }));
+  const [caption, place] = figure.children;
+  const value = (s, at) => s.points.length && s.points.at(at)[1] !== null ? format(s.points.at(at)[1]) : "-";
+  const words = at => series.map(s => `${s.name ? s.name + " " : ""}${value(s, at)}`).join(", ");
+  const tell = at => {
+    const figures = series.flatMap(s => [make("span", [s.name ? make("i", undefined, { class: "swatch", style: `background: var(${s.colour})` }) : "", `${s.name ? s.name + " " : ""}${value(s, at ?? -1)}`], { class: "figure" }), " "]);
+    caption.lastElementChild.replaceChildren(...figures, at === undefined ? `· most ${format(most)}` : `· at ${clock(series[0].points[at][0])}`);
+  };
+  const marked = marks.map(m => `${clock(m.t)} ${m.text}`).join("; ");
+  place.setAttribute("aria-label", `${title}: ${words(-1)} · most ${format(most)}${marked ? "; marked: " + marked : ""}`);
+  if (window.uPlot && !charts[id]) charts[id] = drawn(place, series, format);
+  const plot = charts[id];
+  if (!plot) { tell(); return; }
+  Object.assign(plot, { marks, from, tell });
+  plot.setData([series[0].points.map(p => p[0]), ...series.map(s => s.points.map(p => p[1]))]);
+  point(plot);
+}
+function point(plot) {
+  const { left, idx } = plot.cursor;
+  plot.tell(left >= 0 && idx !== null && idx < plot.data[0].length ? idx : undefined);
+}
+function drawn(place, series, format) {
   const axis = { stroke: () => colour("--dim"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
+  const time = (u, values) => values.map(t => new Date(t * 1000).toLocaleTimeString([], { ...time_of, second: now - u.from > 600 ? undefined : "2-digit" }));
   const plot = new uPlot({
-    width: place.clientWidth, height: HEIGHT, legend: { show: series.length > 1 }, cursor: { drag: { x: false, y: false } },
-    scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
-    axes: [{ ...axis, space: 90 }, { ...axis, size: 62, space: 35, values: (_, values) => values.map(v => v === null ? "" : format(v)) }],
-    series: [{}, ...series.map(s => ({ label: s.name || title, stroke: () => colour(s.colour), width: 2, points: { show: false }, value: (_, v) => v === null || v === undefined ? "-" : format(v) }))],
-    hooks: { draw: [u => place_marks(u)] },
+    width: place.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { drag: { x: false, y: false } },
+    scales: { x: { range: u => [u.from || 0, Math.max(now, (u.from || 0) + 1)] }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
+    axes: [{ ...axis, space: 110, size: 30, values: time }, { ...axis, size: 66, space: 35, incrs: steps[format.name], values: (_, values) => values.map(v => v === null ? "" : format(v)) }],
+    series: [{}, ...series.map(s => ({ stroke: () => colour(s.colour), width: 2, points: { show: false } }))],
+    hooks: { draw: [u => place_marks(u)], setCursor: [u => { if (u.tell) point(u); }] },
   }, undefined, place);
   new ResizeObserver(() => { if (place.clientWidth !== plot.width) plot.setSize({ width: place.clientWidth, height: HEIGHT }); }).observe(place);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot.redraw());
@@ -76,13 +117,16 @@ function events(id, list) {
   show(id, ...(rows.length ? rows : [make("li", "nothing has happened", { class: "dim" })]));
 }
 async function every(ms, path, draw) {
+  let last;
+  $("span").addEventListener("change", () => { if (last) draw(last); });
   for (;;) {
     try {
-      const answer = await fetch(path);
+      const [answer] = await Promise.all([fetch(path), lookBack()]);
       if (!answer.ok) throw new Error(`${answer.status} ${(await answer.json()).error || ""}`);
-      draw(await answer.json());
+      last = await answer.json();
+      draw(last);
     } catch (error) {
-      verdict([`It does not answer: ${error.message}`], "");
+      verdict([`No answer: ${error.message}. What follows is what was known before.`], "");
     }
     await new Promise(done => setTimeout(done, document.hidden ? 5 * ms : ms));
   }

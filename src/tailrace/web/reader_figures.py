@@ -11,6 +11,7 @@ from .. import __version__
 from ..clock import SYSTEM, Clock
 from ..errors import TailraceError
 from .catalog import READER, READER_VBUCKETS, FigureSheet
+from .past import Sample
 
 if TYPE_CHECKING:
     from ..client.aio import Source
@@ -19,6 +20,8 @@ __all__ = ["ReaderFigures"]
 
 _PATIENCE_S = 5.0
 """An application that is busy for longer is shown as it was before."""
+_SAMPLE_PATIENCE_S = 1.0
+"""The same where nobody waits for the answer, and others may for their turn."""
 
 
 class ReaderFigures:
@@ -48,7 +51,14 @@ class ReaderFigures:
         nodes = figures["nodes"].values()
         return "" if any(node["state"] == "open" for node in nodes) else "no node is connected"
 
-    def stats(self) -> dict[str, Any]:
+    def sample(self) -> Sample:
+        """What the charts draw."""
+        figures = self.stats(_SAMPLE_PATIENCE_S)
+        if not figures:
+            return {}
+        return {"changes": figures["changes"], "lag_changes": figures.get("lag_changes")}
+
+    def stats(self, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
         """As one object; the last one known if the application does not come to answer."""
         loop = self._loop
         if loop is None or loop.is_closed():
@@ -60,7 +70,7 @@ class ReaderFigures:
             work.close()
             return self._last
         try:
-            self._last = future.result(_PATIENCE_S)
+            self._last = future.result(patience_s)
         except (TailraceError, OSError, TimeoutError, concurrent.futures.CancelledError):
             future.cancel()
         return self._last
