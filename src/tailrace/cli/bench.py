@@ -44,7 +44,7 @@ tailrace bench frontend --full
 """,
 )
 @click.argument("names", nargs=-1, type=click.Choice(list(BENCHES)), metavar="[NAME]...")
-@click.option("--full", is_flag=True, help="Take as long as publishable figures need.")
+@click.option("--full", is_flag=True, help="Take as long as it needs for figures worth publishing.")
 @click.option("--list", "only_list", is_flag=True, help="List what can be measured.")
 def command(names: tuple[str, ...], full: bool, only_list: bool) -> None:
     """Measure this machine, side by side with the peers that are installed.

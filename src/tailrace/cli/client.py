@@ -171,7 +171,7 @@ def sync_replication_option(function: F) -> F:
     return click.option(
         "--sync-replication",
         is_flag=True,
-        help="Show durable writes as they go: prepare, commit and abort.",
+        help="Show durable writes step by step: prepare, commit, abort.",
     )(function)
 
 
@@ -263,7 +263,7 @@ def group_options(function: F) -> F:
             "--group-timeout",
             type=DURATION,
             default=30.0,
-            help="Give up members that are silent for this long.  [default: 30s]",
+            help="Consider members dead that are silent for this long.  [default: 30s]",
         ),
         click.option(
             "--slot",
@@ -275,10 +275,13 @@ def group_options(function: F) -> F:
         click.option(
             "--group-store",
             metavar="PLACE",
-            help="Where the group keeps who reads what, and positions: a directory, or redis://HOST.",
+            help="Where the group keeps its members and positions: a directory, or redis://HOST.",
         ),
         click.option(
-            "--group", default="", metavar="NAME", help="Share the vbuckets with the others of this group."
+            "--group",
+            default="",
+            metavar="NAME",
+            help="Share the vbuckets with the other members of this group.",
         ),
     ):
         function = option(function)

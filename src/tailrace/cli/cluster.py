@@ -62,7 +62,7 @@ def directory_option(function: F) -> F:
     help="VBuckets of a new cluster, a power of two.",
 )
 @click.option(
-    "--replicas", type=Integer(0, 3), default=1, show_default=True, help="Copies beside the active one."
+    "--replicas", type=Integer(0, 3), default=1, show_default=True, help="Copies besides the active one."
 )
 @click.option(
     "--port", type=Integer(0, 65503), default=0, help="Port of the first node.  [default: free ones]"
@@ -183,7 +183,7 @@ def remove(node: str, directory: Path, as_json: bool) -> None:
 @directory_option
 @json_option("Write what was promoted and lost as JSON.")
 def failover(node: str, force: bool, directory: Path, as_json: bool) -> None:
-    """Take NODE out at once; its process is killed, and replicas go on with what they have.
+    """Take NODE out at once: its process is killed, and replicas take over with what they have.
 
     Changes that had not reached a replica are lost: readers are told to roll them back.
     """
@@ -200,7 +200,7 @@ def failover(node: str, force: bool, directory: Path, as_json: bool) -> None:
 @directory_option
 @json_option("Write the status as JSON.")
 def rebalance(directory: Path, as_json: bool) -> None:
-    """Spread the vbuckets evenly over all nodes that run; readers and writers go on."""
+    """Spread the vbuckets evenly over all running nodes; readers and writers go on."""
     _show(_call(directory, "rebalance"), as_json)
 
 

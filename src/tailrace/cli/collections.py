@@ -37,14 +37,14 @@ tailrace collections couchbase://127.0.0.1 --drop shop.orders
 @click.option(
     "--max-ttl",
     metavar="SECONDS",
-    help="After so many seconds documents of the collections created or modified expire at the latest; "
-    "0: never, 'default': as in the bucket.",
+    help="With --create or --modify: documents expire after this at the latest; 0: never, 'default': as in "
+    "the bucket.",
 )
 @click.option(
     "--history/--no-history",
     default=None,
-    help="Whether every version of documents of the collections created or modified is kept, in a bucket "
-    "that does.  [default: yes]",
+    help="With --create or --modify: whether every version is kept, if the bucket keeps a history.  "
+    "[default: yes]",
 )
 @json_option("Write the manifest as JSON.")
 @tls_options

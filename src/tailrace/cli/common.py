@@ -148,7 +148,7 @@ class _Documented(click.Command):
                 is_flag=True,
                 expose_value=False,
                 callback=_set_log_json,
-                help="Write the log as JSON, an object a line.",
+                help="Write the log as JSON, one object per line.",
             ),
         ]
 

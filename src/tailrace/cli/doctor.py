@@ -34,7 +34,7 @@ tailrace doctor couchbase://127.0.0.1/default --checkpoint ./query.checkpoint
 @url_argument
 @click.argument("table", required=False)
 @click.option(
-    "--checkpoint", metavar="DIR", help="Look at the checkpoint of a streaming query on the bucket, too."
+    "--checkpoint", metavar="DIR", help="Also check the checkpoint of a streaming query on the bucket."
 )
 @click.option("--strict", is_flag=True, help="Exit code 1 on a warning too.")
 @click.option(
@@ -53,12 +53,12 @@ def command(
     as_json: bool,
     **tls: Any,
 ) -> int:
-    """Look for everything that can be wrong.
+    """Check everything that can be wrong.
 
     Between here and the bucket, and between the bucket and TABLE if one is given: names, networks, TLS,
     login, privileges, features, map, nodes, vbuckets, clocks, replicas, purging, the table's positions. Each
-    line is ok, warning or error, with the way out. Nothing is changed. Exit code 1 on an error, also if
-    nobody could be reached.
+    line is ok, warning or error, with what to do about it. Nothing is changed. Exit code 1 on an error,
+    also if nobody could be reached.
     """
     from ..client.doctor.examination import Examination
 

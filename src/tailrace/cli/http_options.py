@@ -31,7 +31,7 @@ def http_options(function: F) -> F:
     """The options; they go into ``**options``, see `serving_http`."""
     for option in (
         click.option("--http-key", type=EXISTING_FILE, help="The private key of --http-cert, PEM."),
-        click.option("--http-cert", type=EXISTING_FILE, help="Certificate chain, PEM: then it is HTTPS."),
+        click.option("--http-cert", type=EXISTING_FILE, help="Certificate chain, PEM; turns HTTPS on."),
         click.option(
             "--http-users-file", type=EXISTING_FILE, help="A file with a NAME:PASSWORD on each line."
         ),

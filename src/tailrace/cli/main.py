@@ -69,9 +69,9 @@ COMMAND_GROUPS: dict[str, dict[str, str]] = {
         "takeover": "Move vbuckets from one node to another while clients read and write.",
     },
     "Tools": {
-        "doctor": "Look for everything that can be wrong.",
+        "doctor": "Check everything that can be wrong.",
         "decode": "Show hex, raw bytes or a capture as readable frames.",
-        "record": "Keep a stream in a file, byte for byte.",
+        "record": "Save a stream to a file, byte for byte.",
         "replay": "Serve a recording as a producer, byte for byte.",
         "bench": "Measure this machine, side by side with the peers that are installed.",
         "demo": "Show everything: a node, a mirror, a failover that loses changes, the repair.",

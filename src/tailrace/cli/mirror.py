@@ -56,13 +56,13 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @click.option(
     "--schema",
     metavar="DDL|infer",
-    help="Make columns of documents: 'name STRING, tags ARRAY<STRING>', or as a sample of the bucket says.",
+    help="Columns from the documents' fields: 'name STRING, tags ARRAY<STRING>', or inferred from a sample.",
 )
 @click.option("--no-value-column", is_flag=True, help="Leave the document itself out of a typed table.")
 @click.option(
     "--evolve/--no-evolve",
     default=None,
-    help="Whether fields that come up later become columns.  [default: with --schema infer]",
+    help="Whether fields that appear later become columns.  [default: with --schema infer]",
 )
 @click.option("--keep-deletes", is_flag=True, help="Keep deleted documents as rows, marked as deleted.")
 @click.option("--changes", metavar="PATH", help="Append every change to this Delta table too.")
@@ -84,7 +84,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @click.option(
     "--accept-new-bucket",
     is_flag=True,
-    help="Go on with a bucket that was deleted and made again: all rows are replaced by what it holds.",
+    help="Accept a bucket that was deleted and created again: all rows are replaced by what it holds.",
 )
 @click.option("--no-maintenance", is_flag=True, help="Leave compaction and cleaning to 'tailrace maintain'.")
 @click.option(

@@ -30,7 +30,7 @@ tailrace record couchbase://127.0.0.1/default stream.rec --from now --to forever
 def command(
     url: ConnectionString, file: Path, start: str, end: str, retry_for: float, **options: Any
 ) -> None:
-    """Keep a stream in a file, byte for byte.
+    """Save a stream to a file, byte for byte.
 
     For bug reports and benchmarks: replay serves the file as a producer. It holds documents, so protect it
     as you protect them. Ctrl-C ends a recording that has no other end; what was recorded stays.

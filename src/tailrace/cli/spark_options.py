@@ -53,7 +53,7 @@ def storage_option(function: F) -> F:
         "storage_options",
         multiple=True,
         metavar="NAME=VALUE",
-        help="For a table on s3://, gs:// or az://, beside the environment's variables; may be repeated.",
+        help="For a table on s3://, gs:// or az://, in addition to the environment; may be repeated.",
     )(function)
 
 
@@ -74,7 +74,7 @@ def undo_options(function: F) -> F:
         click.option(
             "--undo-size",
             type=SIZE,
-            help="At most this many bytes of earlier versions.  [default: as many as the table has]",
+            help="Keep at most this many bytes of earlier versions.  [default: as many as the table has]",
         ),
         click.option(
             "--undo",
