@@ -209,6 +209,12 @@ class TestClusterConfig:
         assert wire.ok(admin.GetClusterConfig(epoch=epoch, revision=rev - 1)).value
         assert wire.ok(admin.GetClusterConfig(epoch=-1, revision=rev)).value
 
+    def test_a_revision_that_none_can_be(self, wire: Wire) -> None:
+        for epoch, revision in ((1, 0), (0, 1), (-2, 1), (1, -1)):
+            extras = struct.pack(">qq", epoch, revision)
+            wire.send(struct.pack(">BBHBBHIIQ", 0x80, 0xB5, 0, 16, 0, 0, 16, 7, 0) + extras)
+            assert wire.frame().status == Status.EINVAL
+
     def test_it_is_json_for_those_who_know_json(self, wire: Wire) -> None:
         wire.hello(Feature.JSON)
         assert wire.ok(admin.GetClusterConfig()).datatype == 1
@@ -402,7 +408,7 @@ class TestTimeMachine:
             wire.ok(kv.Set(key=b"a", value=b"1"))
             answer = wire.call(admin.Rewind(number=7, value=b"\0\0"))
             assert answer.status == Status.ERANGE
-            assert b"high seqno is 1" in answer.value
+            assert b"high seqno is 1, the lowest possible is 0" in answer.value
             assert wire.refused(admin.Rewind(number=0, value=b"\0\x09")) == Status.NOT_MY_VBUCKET
             wire.send(HEADER.pack(0x80, Op.REWIND, 0, 9, 0, 0, 10, 0, 0) + bytes(10))
             assert wire.frame().status == Status.EINVAL

@@ -169,6 +169,34 @@ def test_a_map_that_a_connection_has_already_is_not_pushed() -> None:
     assert take(other) == take(reader) == []
 
 
+def test_who_asks_for_full_and_brief_pushes_gets_brief_ones() -> None:
+    bench = Bench()
+    session = bench.session()
+    codes = (
+        Feature.CLUSTERMAP_CHANGE_NOTIFICATION,
+        Feature.DUPLEX,
+        Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF,
+    )
+    hello = admin.Hello(value=b"".join(code.to_bytes(2, "big") for code in codes))
+    (granted,) = ask(bench, session, hello)
+    assert granted.value == b"\x00\x0c\x00\x1f"
+
+
+def test_what_a_client_names_as_newer_it_is_not_told() -> None:
+    """It has that map from another node: neither a push nor the body of a 0x07 brings it an older one."""
+    bench = Bench()
+    ask(bench, bench.session(), made_map(1))
+    codes = (Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP)
+    reader = subscriber(bench, *codes)
+    assert ask(bench, reader, admin.GetClusterConfig(epoch=2, revision=5))[0].value == b""
+    ask(bench, bench.session(), made_map(2))
+    assert take(reader) == []
+    (refused,) = ask(bench, reader, kv.Get(key=b"k", vbucket=9))
+    assert (refused.status, refused.value) == (Status.NOT_MY_VBUCKET, b"")
+    ask(bench, bench.session(), made_map(6))
+    assert len(take(reader)) == 1
+
+
 def test_without_a_bucket_a_client_is_told_of_all_nodes_with_the_revision_of_the_map() -> None:
     bench = Bench()
     ask(bench, bench.session(), made_map(7))

@@ -52,6 +52,7 @@ def _log() -> st.SearchStrategy[bytes]:
 
 
 _SEQNO = _number(64, low=1)
+_EPOCH = st.one_of(st.just(-1), st.integers(1, (1 << 63) - 1))
 _STATE = st.integers(1, 4)
 _ITEM = {"by_seqno": _SEQNO}
 _DELETED = {"by_seqno": _SEQNO, "value": st.just(b"")}
@@ -183,7 +184,8 @@ RULES: Mapping[type[Message], Mapping[str, Any]] = {
     admin.Observe: {"value": _keyed("")},
     admin.ObserveSeqno: {"value": _sized(8)},
     admin.Flush: {"expiry": st.sampled_from([None, 0])},
-    admin.SetClusterConfig: {"revision": st.integers(1, (1 << 63) - 1)},
+    admin.GetClusterConfig: {"epoch": _EPOCH, "revision": st.integers(1, (1 << 63) - 1)},
+    admin.SetClusterConfig: {"epoch": _EPOCH, "revision": st.integers(1, (1 << 63) - 1)},
     admin.GetErrorMap: {"value": _sized(2), "vbucket": st.just(0)},
     admin.SetVBucket: {"state": _STATE, "datatype": st.just(1)},
     admin.DelVBucket: {"value": st.sampled_from([b"", b"async=0"])},

@@ -63,6 +63,8 @@ def negotiate(asked: Sequence[int]) -> list[int]:
     for feature, required in _REQUIRES.items():
         if feature in granted and required not in granted:
             raise MalformedMessage(f"feature {feature.name} needs {required.name}")
+    if Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF in granted:  # docs/spec/servers.md#pushed-configs-1
+        granted = [code for code in granted if code != Feature.CLUSTERMAP_CHANGE_NOTIFICATION]
     return granted
 
 

@@ -440,9 +440,11 @@ class Session:
         if self.bucket is None:
             return b"", 0
         current = self.node.map_of(self.bucket)
-        if self.known_map == current.version and Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP in self.features:
+        known = self.known_map is not None and self.known_map >= current.version
+        if known and Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP in self.features:
             return b"", 0
-        self.known_map = current.version
+        if not known:
+            self.known_map = current.version
         return current.text, Datatype.JSON & self.datatypes
 
     def not_my_vbucket_refusal(self) -> Refused:

@@ -356,6 +356,12 @@ _CONFIG_REVISION = layout("""
 """)
 
 
+def _check_revision(what: str, epoch: int, revision: int) -> None:
+    """A config's place in the order of configs: docs/spec/servers.md#order-of-configs."""
+    if revision < 1 or (epoch < 1 and epoch != -1):
+        raise MalformedMessage(f"{what}: a revision is at least 1, an epoch at least 1 or -1")
+
+
 @message
 class GetClusterConfig(Message):
     """Asks for the cluster map; with a known revision the answer is empty if nothing is newer."""
@@ -366,6 +372,15 @@ class GetClusterConfig(Message):
 
     epoch: int | None = None
     revision: int | None = None
+
+    @property
+    def known(self) -> tuple[int, int] | None:
+        """Epoch and revision of the config that the client has; None if it names none."""
+        return None if self.epoch is None or self.revision is None else (self.epoch, self.revision)
+
+    def check_fields(self) -> None:
+        if self.known is not None:
+            _check_revision("get cluster config", *self.known)
 
 
 @message
@@ -383,8 +398,7 @@ class SetClusterConfig(Message):
     revision: int
 
     def check_fields(self) -> None:
-        if self.revision < 1:
-            raise MalformedMessage("set cluster config: a revision is at least 1")
+        _check_revision("set cluster config", self.epoch, self.revision)
 
 
 @message

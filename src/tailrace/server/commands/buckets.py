@@ -26,8 +26,8 @@ def get_cluster_config(call: Call[admin.GetClusterConfig]) -> Reply:
         current = call.node.map_without_bucket()
     else:
         current = call.node.map_of(session.bucket)
-        session.known_map = current.version
-    if request.epoch is not None and (request.epoch, request.revision or 0) >= current.version:
+        session.known_map = max(current.version, request.known or current.version)
+    if request.known is not None and request.known >= current.version:
         return call.success()
     return call.success(value=current.text, datatype=Datatype.JSON & session.datatypes)
 
