@@ -218,10 +218,11 @@ class RollbackImpossible(StoreError):
         self.highest = highest
 
     def __str__(self) -> str:
+        lowest = f"the lowest possible is {self.lowest}"
         if self.seqno > self.highest:
-            return f"vbucket {self.vbucket} has no seqno {self.seqno}: its high seqno is {self.highest}"
-        gone = f"vbucket {self.vbucket} can't go back to seqno {self.seqno}"
-        return f"{gone}: the lowest possible is {self.lowest}"
+            what = f"vbucket {self.vbucket} has no seqno {self.seqno}"
+            return f"{what}: its high seqno is {self.highest}, {lowest}"
+        return f"vbucket {self.vbucket} can't go back to seqno {self.seqno}: {lowest}"
 
 
 class MergeCancelled(StoreError):
