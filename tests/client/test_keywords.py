@@ -29,8 +29,9 @@ def test_the_keywords_are_the_options() -> None:
 @pytest.mark.parametrize("function", [tailrace.connect, tailrace.connect_sync])
 def test_signatures_show_them(function: Any) -> None:
     shown = inspect.signature(function).parameters
-    assert list(shown) == ["where", *(field.name for field in fields(SourceOptions))]
+    assert list(shown) == ["url", *(field.name for field in fields(SourceOptions))]
     assert shown["retry_for_s"].default == 60.0
+    assert function(url=URL) is not None
 
 
 @pytest.mark.parametrize("function", [tailrace.connect, tailrace.connect_sync])

@@ -54,9 +54,9 @@ T = TypeVar("T")
 
 
 @shows_keywords(SourceOptions)
-def connect(where: str | ConnectionString, **options: Unpack[SourceKeywords]) -> Source:
+def connect(url: str | ConnectionString, **options: Unpack[SourceKeywords]) -> Source:
     """A source of changes, to be used with ``async with``; `SourceOptions` has the options."""
-    return Source(where, SourceOptions.of(options))
+    return Source(url, SourceOptions.of(options))
 
 
 class Source:

@@ -39,9 +39,9 @@ T = TypeVar("T")
 
 
 @shows_keywords(SourceOptions)
-def connect_sync(where: str | ConnectionString, **options: Unpack[SourceKeywords]) -> BlockingSource:
+def connect_sync(url: str | ConnectionString, **options: Unpack[SourceKeywords]) -> BlockingSource:
     """A source of changes, to be used with ``with``; `SourceOptions` has the options."""
-    return BlockingSource(where, SourceOptions.of(options))
+    return BlockingSource(url, SourceOptions.of(options))
 
 
 class BlockingSource:
