@@ -442,6 +442,30 @@ def test_a_table_that_was_left_behind_catches_up_alone(node: Any, tmp_path: Path
     assert sum(commit.counts["changes"] for commit in first.commits) == 91, "nothing was written twice"
 
 
+@pytest.mark.parametrize("newcomer", ["table", "log"])
+def test_a_purge_is_not_missed_where_somebody_else_begins_at_0(
+    node: Any, table: MemoryTable, tmp_path: Path, newcomer: str
+) -> None:
+    """A stream from the beginning is given to everybody: it says nothing of deletions that are purged, and
+    so nothing to a table that is further.
+    """
+    fill(node, 64)
+    once(node, table)
+    for number in range(0, 64, 2):
+        node.delete(f"k{number}")
+    fill(node, 64, 3, "w")
+    node.compact(drop_tombstones=True)
+    if newcomer == "log":
+        log = MemoryTable(tmp_path / "log", CHANGES_SCHEMA)
+        once(node, table, log=log)
+        assert sorted({row[1] for row in log_rows(log)}) == sorted(range(VBUCKETS))
+    else:
+        second = MemoryTable(tmp_path / "second")
+        once(node, table, second)
+        assert_equal(node, second)
+    assert_equal(node, table)
+
+
 def test_a_failover_while_a_table_is_behind(node: Any, tmp_path: Path) -> None:
     first, second = MemoryTable(tmp_path / "first"), MemoryTable(tmp_path / "second")
     fill(node, 60)

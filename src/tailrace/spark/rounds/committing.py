@@ -23,7 +23,7 @@ from ...table.rows import DELETED, table_schema
 from .changes import ChangeLogTarget
 from .freshness import Stands
 from .planning import RoundPlan
-from .task import TaskAnswer
+from .task import TableTarget, TaskAnswer
 from .verdicts import Verdicts
 
 __all__ = ["RoundCommitter", "RoundCounts"]
@@ -115,9 +115,13 @@ class RoundCommitter:
         return has_changed
 
     def commit(
-        self, plan: RoundPlan, answers: Sequence[TaskAnswer], log: ChangeLogTarget | None
+        self,
+        plan: RoundPlan,
+        targets: Sequence[TableTarget],
+        log: ChangeLogTarget | None,
+        answers: Sequence[TaskAnswer],
     ) -> RoundCounts:
-        """Everything that the tasks of a round answered."""
+        """Everything that the tasks of a round answered, for its targets."""
         crash_point("mirror.before-commit")
         positions: dict[int, Position] = {}
         for answer in answers:
@@ -126,7 +130,8 @@ class RoundCommitter:
         if log is not None:
             self._commit_log(plan, answers, positions, log, counted)
         for index, table in enumerate(self.tables):
-            self._commit_table(index, table, plan, answers, positions, counted)
+            reached = {v: at for v, at in positions.items() if v not in targets[index].waiting}
+            self._commit_table(index, table, plan, answers, reached, counted)
             crash_point("mirror.after-commit")
         self.verdicts.anew -= self._gone(self.verdicts.anew & plan.starting_over(0), positions)
         return counted

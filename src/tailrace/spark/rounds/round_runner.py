@@ -21,7 +21,7 @@ from .housekeeping import Housekeeping
 from .planning import Range, RoundPlan, divided
 from .progress import RoundProgress, TableFigures
 from .targets import log_target, planned_branches, table_target, with_branches
-from .task import RoundTask, TaskAnswer
+from .task import RoundTask, TableTarget, TaskAnswer
 from .verdicts import Verdicts
 
 __all__ = ["RoundRunner"]
@@ -68,10 +68,11 @@ class RoundRunner:
             time = _Spent(self._clock, planned_s)
             with time.spent("commit"):
                 back = self._go_back(plan)
-            answers, log = self._read_and_write(state, plan, time)
+            written = self._read_and_write(state, plan, time)
+            answers = written.answers
             self._verdicts.note(answers, self._clock.monotonic())
             with time.spent("commit"):
-                counted = self._commit(plan, answers, log, back)
+                counted = self._commit(plan, written, back)
             with time.spent("maintain"):
                 with span("tailrace.mirror.maintain"):
                     compacted, failure = self._keep_house()
@@ -100,10 +101,8 @@ class RoundRunner:
         self._verdicts.went_back(vbuckets)
         return _WentBack(vbuckets, rows, self._asked.tables[0].current.positions)
 
-    def _read_and_write(
-        self, state: BucketState, plan: RoundPlan, time: _Spent
-    ) -> tuple[list[TaskAnswer], ChangeLogTarget | None]:
-        """What the tasks answer, and where they wrote changes if there is a log of them."""
+    def _read_and_write(self, state: BucketState, plan: RoundPlan, time: _Spent) -> _Written:
+        """What the tasks answer, and where they wrote."""
         asked = self._asked
         with time.spent("plan"):
             ranges: Mapping[int, Range] = plan.ranges
@@ -128,14 +127,12 @@ class RoundRunner:
                 with span("tailrace.mirror.read_and_write", tasks=len(pieces), planned_changes=changes):
                     answers: list[TaskAnswer] = asked.jobs.run(task, pieces, description)
                 if not self._committer.settle_columns(answers):
-                    return answers, log
+                    return _Written(targets, log, answers)
 
-    def _commit(
-        self, plan: RoundPlan, answers: list[TaskAnswer], log: ChangeLogTarget | None, back: _WentBack
-    ) -> RoundCounts:
+    def _commit(self, plan: RoundPlan, written: _Written, back: _WentBack) -> RoundCounts:
         with span("tailrace.mirror.commit"):
-            counted = self._committer.commit(plan, answers, log)
-        self._verdicts.committed(answers)
+            counted = self._committer.commit(plan, written.targets, written.log, written.answers)
+        self._verdicts.committed(written.answers)
         self.committed_at = self._clock.monotonic()
         back.add_started_over(counted)
         self._on_committed(plan)
@@ -197,6 +194,16 @@ class RoundRunner:
             len(versions),
             max(0, now_ms - versions[-1].timestamp_ms) / 1000 if versions else 0.0,
         )
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What the tasks of a round did."""
+
+    targets: Sequence[TableTarget]
+    log: ChangeLogTarget | None
+    """Where they wrote changes, if there is a log of them."""
+    answers: Sequence[TaskAnswer]
 
 
 @dataclass

@@ -24,6 +24,7 @@ def table_target(
     ranges: Mapping[int, Range],
 ) -> TableTarget:
     """A table that stands where ``held`` says, for these ranges."""
+    floors = _floors(held, decisions, ranges)
     return TableTarget(
         TableWriter(
             table.store,
@@ -36,7 +37,8 @@ def table_target(
         str(table.source["scope"]),
         str(table.source["collection"]),
         frozenset(v for v in ranges if held.get(v, Position.BEGINNING).seqno == 0),
-        _floors(held, decisions, ranges),
+        floors,
+        frozenset(v for v in floors if not ranges[v].start.seqno),
     )
 
 

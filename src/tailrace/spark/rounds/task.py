@@ -26,7 +26,7 @@ from ...columns.row_kinds import SYSTEM as SYSTEM_ROW
 from ...columns.row_kinds import empties_collection, kind_of
 from ...crashpoints import crash_point
 from ...errors import ConnectError, LoginError
-from ...model import Position
+from ...model import MAX_SEQNO, Position
 from ...table.contract import TaskResult
 from ...table.sink import RowSink, TableWriter
 from .changes import ChangeLogTarget, ChangeSink
@@ -48,6 +48,16 @@ class TableTarget:
     """VBuckets without a row in it."""
     floors: Mapping[int, int]
     """VBuckets that are further than the stream begins, and up to which seqno."""
+    waiting: frozenset[int] = frozenset()
+    """Of these, vbuckets that are read from the beginning, for another table and not for this one: a server
+    gives that to everybody, also without the deletions that it has purged. The next round asks from where
+    this table stands, which the server refuses if the table has missed any.
+    """
+
+    @property
+    def unwanted(self) -> dict[int, int]:
+        """By vbucket, the last seqno that is not for the table."""
+        return {**self.floors, **dict.fromkeys(self.waiting, MAX_SEQNO)}
 
 
 _PACKED = struct.Struct("<HQQ")
@@ -130,7 +140,7 @@ class _Collection:
         self._generation: dict[int, int] = {}
         """By vbucket: which sink takes its rows; a collection that came or went begins another one."""
         self._seen: set[int] = set()
-        self._floors = target.floors
+        self._floors = target.unwanted
 
     def add(self, batch: pa.RecordBatch) -> None:
         rows = self._own(batch)
