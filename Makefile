@@ -76,7 +76,7 @@ campaign: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/build.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
-	@echo "build/site/index.html"
+	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
 demo: $(STAMP)
 	$(BIN)/tailrace demo

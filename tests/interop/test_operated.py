@@ -132,7 +132,7 @@ def test_a_failover_is_seen_by_whoever_looks(tmp_path: Path) -> None:
         page = browse(f"http://{mirror_http}/", tmp_path / "two", "operated-mirror")
         assert f"and the table followed: {rows} rows" in page
         assert 'data-event="rollback"' in page and 'class="mark"' in page
-        assert ">equal</span>" in page and "Verify has found both equal since." in page
+        assert ">equal</span>" in page and "Verify has since found them equal." in page
 
         wait_for(lambda: not wanted & alerts())
         assert "letmein" not in "".join(log.read_text() for log in logs.values())
