@@ -3,9 +3,10 @@
     python bench/page.py [--connections N] [--each N] [--seconds S]
 
 A `tailrace serve` process has 1,024 vbuckets and ``--connections`` readers (200) with ``--each`` streams (1).
-The page's figures (``/api/view``) are asked for every two seconds, as a browser does, and so are the metrics.
-The share is processor time of the node's process, less what it takes with nobody looking, so that a busy
-machine does not change it; the answers' times are by the clock, and it does.
+The page's figures (``/api/view``) are asked for every two seconds, as a browser does, and so are the samples
+that its charts draw (``/api/past``, all of them) and the metrics. The share is processor time of the node's
+process, less what it takes with nobody looking, so that a busy machine does not change it; the answers' times
+are by the clock, and it does.
 
 Target: answers in under 100 ms, less than 1 % of a core.
 """
@@ -59,7 +60,7 @@ def measure(pid: int, port: int, web_port: int, given: argparse.Namespace) -> No
         idle = cpu_share(pid, given.seconds / 2, [])
         print(f"{VBUCKETS} vbuckets, {given.connections} readers with {given.each} streams each")
         print(f"{'':12}{'median':>10}{'longest':>10}{'bytes':>10}{'of a core':>11}")
-        for path in ("api/view", "metrics"):
+        for path in ("api/view", "api/past", "metrics"):
             times: list[tuple[float, int]] = []
             share = cpu_share(pid, given.seconds, times, f"http://127.0.0.1:{web_port}/{path}") - idle
             spent = [spent for spent, _ in times]
