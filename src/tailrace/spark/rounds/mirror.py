@@ -41,7 +41,7 @@ _GATHER_SHARE = 5_000
 _HELD_S = 0.5
 """How often the copies are asked again whether they have written what is held back."""
 _TASK_RETRY_S = 10.0
-"""How long a task takes up a lost connection again before it leaves its vbuckets to the next round."""
+"""How long a task tries to reconnect before it leaves its vbuckets to the next round."""
 
 
 class Mirror:

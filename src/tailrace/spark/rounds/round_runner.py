@@ -43,7 +43,7 @@ class RoundRunner:
         on_committed: Callable[[RoundPlan], None],
         task_retry_s: float,
     ) -> None:
-        """``task_retry_s``: how long a task takes up a lost connection again."""
+        """``task_retry_s``: how long a task tries to reconnect when its connection is lost."""
         self._asked = asked
         self._clock = asked.clock
         self._handle = handle

@@ -66,7 +66,7 @@ def create_mirror(
     clock: Clock,
     documents: DocumentColumns | None = None,
 ) -> None:
-    """Make version 0; if somebody else was faster, his is the table."""
+    """Make version 0; if somebody else was faster, theirs is the table."""
     now_ms = clock.time_ns() // 1_000_000
     name = rng.unique_name()
     metadata = Metadata(
