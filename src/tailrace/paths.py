@@ -7,7 +7,8 @@ The rules:
 * ``file:///path`` is a URI, so ``%41`` in it is ``A``. A bare ``#`` or ``?`` would begin a fragment or a
   query and is refused; a host other than ``localhost`` is refused, too. ``file:path`` is no URI but a path.
 * ``s3://``, ``gs://``, ``az://`` and their like are objects in a store; they are kept as they are, but for
-  slashes at the end. Where only a local path will do they are refused.
+  slashes at the end. A password in one is refused, and not repeated. Where only a local path will do they
+  are refused.
 * A relative path is made absolute at once: it means the same in a worker process or after a ``chdir``.
 * Symbolic links are followed. What is replaced by a rename is then the file, and not the link to it.
 * A slash at the end is dropped for a directory, and refused for a file.
@@ -67,6 +68,9 @@ def location(given: str | os.PathLike[str], what: str = "the path") -> Location:
     if match is None or match[1].lower() == "file":
         return Location(str(directory(given, what)))
     scheme, rest = match[1].lower(), match[2].strip("/")
+    login, at, host = rest.partition("/")[0].rpartition("@")
+    if at and ":" in login:
+        raise UsageError(f"{what} {scheme}://…@{host} holds a secret; give it as a storage option")
     if scheme not in OBJECT_STORES:
         known = ", ".join(f"{name}://" for name in ("file", *OBJECT_STORES))
         raise UsageError(f"{what} {text!r} has the unknown scheme {scheme!r}; known are {known}")

@@ -13,7 +13,7 @@ from tailrace.web.mirror_figures import MirrorFigures
 def test_the_figures_of_a_mirror_are_in_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mirror.prom"
     figures = MirrorFigures("default", "out/people")
-    view = _View(figures, mock.MagicMock(), str(path), as_json=False)
+    view = _View(figures, mock.MagicMock(), path, as_json=False)
     view.write_metrics()
     assert 'tailrace_mirror_changes_total{bucket="default",table="out/people"} 0.0\n' in path.read_text()
     view.show(RoundProgress(0, 40, (), (2,), bytes_written=900, lag_changes=7, lag_s=0.5))

@@ -39,6 +39,7 @@ __all__ = [
     "INTEGER",
     "SHARE",
     "SIZE",
+    "TABLE",
     "URL",
     "DocumentedCommand",
     "Group",
@@ -48,6 +49,7 @@ __all__ = [
     "Parsed",
     "ProgramRun",
     "ProgressDisplay",
+    "TablePath",
     "cant_listen",
     "command",
     "counted",
@@ -235,7 +237,23 @@ class LocalPath(Parsed):
         return [CompletionItem(incomplete, type="dir" if self.name == "directory" else "file")]
 
 
+class TablePath(Parsed):
+    """A directory or the prefix of an object store by the rules of `paths`, as text.
+
+    A wrong one is refused before anybody is connected to and before Spark is started.
+    """
+
+    def __init__(self, name: str = "table") -> None:
+        super().__init__(name, lambda text: paths.location(text, f"the {name}").text)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(incomplete, type="dir")]
+
+
 INTEGER = Integer()
+TABLE = TablePath()
 FILE = LocalPath("file")
 EXISTING_FILE = LocalPath("file", must_exist=True)
 INPUT_FILE = LocalPath("file", must_exist=True, allow_dash=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +13,17 @@ import click
 from ..connstr import ConnectionString
 from ..errors import TailraceError
 from .client import tls_from, tls_options
-from .common import DURATION, JsonLines, counted, json_option, note, url_argument, use_colour
+from .common import (
+    DIRECTORY,
+    DURATION,
+    TABLE,
+    JsonLines,
+    counted,
+    json_option,
+    note,
+    url_argument,
+    use_colour,
+)
 from .common import command as make_command
 from .spark_options import parse_storage_options, storage_option
 
@@ -32,9 +43,12 @@ tailrace doctor couchbase://127.0.0.1/default --checkpoint ./query.checkpoint
 """,
 )
 @url_argument
-@click.argument("table", required=False)
+@click.argument("table", type=TABLE, required=False)
 @click.option(
-    "--checkpoint", metavar="DIR", help="Also check the checkpoint of a streaming query on the bucket."
+    "--checkpoint",
+    type=DIRECTORY,
+    metavar="DIR",
+    help="Also check the checkpoint of a streaming query on the bucket.",
 )
 @click.option("--strict", is_flag=True, help="Exit code 1 on a warning too.")
 @click.option(
@@ -46,7 +60,7 @@ tailrace doctor couchbase://127.0.0.1/default --checkpoint ./query.checkpoint
 def command(
     url: ConnectionString,
     table: str | None,
-    checkpoint: str | None,
+    checkpoint: Path | None,
     strict: bool,
     timeout_s: float,
     storage_options: tuple[str, ...],
@@ -108,7 +122,7 @@ def _of_table(uri: str, storage: dict[str, str], bucket: str, facts: BucketFacts
         yield from examine_table(opened, bucket, facts)
 
 
-def _of_checkpoint(path: str, bucket: str) -> Finding:
+def _of_checkpoint(path: Path, bucket: str) -> Finding:
     from ..client.doctor.findings import error, ok
     from ..spark.source.checkpoint import check_checkpoint
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from .common import INTEGER, counted, json_option, note
+from .common import INTEGER, TABLE, TablePath, counted, json_option, note
 from .common import command as make_command
 from .spark_options import parse_storage_options, storage_option
 
@@ -19,8 +19,8 @@ tailrace export ./people ./people-plain
 tailrace export ./people ./people-parquet --format parquet
 """,
 )
-@click.argument("table")
-@click.argument("path")
+@click.argument("table", type=TABLE)
+@click.argument("path", type=TablePath("path of the export"))
 @click.option(
     "--format",
     "form",

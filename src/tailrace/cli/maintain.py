@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from .common import Integer, counted, json_option, note
+from .common import TABLE, Integer, counted, json_option, note
 from .common import command as make_command
 from .spark_options import parse_storage_options, storage_option, undo_options
 
@@ -19,7 +19,7 @@ tailrace maintain ./people
 tailrace maintain ./people --dry-run --undo 1h
 """,
 )
-@click.argument("table")
+@click.argument("table", type=TABLE)
 @undo_options
 @click.option("--dry-run", is_flag=True, help="Only report what is due.")
 @click.option("--no-compact", is_flag=True, help="Only clean up.")

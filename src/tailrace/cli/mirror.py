@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +15,19 @@ from ..clock import SYSTEM
 from ..connstr import ConnectionString
 from ..files import atomic_write
 from .client import every_version_option, left_out_options, persisted_options, retry_option, tls_options
-from .common import DURATION, Integer, ProgressDisplay, counted, json_option, note, progress, url_argument
+from .common import (
+    DURATION,
+    FILE,
+    TABLE,
+    Integer,
+    ProgressDisplay,
+    TablePath,
+    counted,
+    json_option,
+    note,
+    progress,
+    url_argument,
+)
 from .common import command as make_command
 from .http_options import http_options, serving_http
 from .spark_options import (
@@ -43,7 +56,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 """,
 )
 @url_argument
-@click.argument("table")
+@click.argument("table", type=TABLE)
 @click.option("--once", is_flag=True, help="Stop after catching up with the moment it was started.")
 @click.option("--to", "end", type=click.Choice(["now", "forever"]), hidden=True)
 @click.option(
@@ -65,7 +78,12 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
     help="Whether fields that appear later become columns.  [default: with --schema infer]",
 )
 @click.option("--keep-deletes", is_flag=True, help="Keep deleted documents as rows, marked as deleted.")
-@click.option("--changes", metavar="PATH", help="Append every change to this Delta table too.")
+@click.option(
+    "--changes",
+    type=TablePath("change log"),
+    metavar="PATH",
+    help="Append every change to this Delta table too.",
+)
 @click.option(
     "--changes-keep", type=DURATION, help="How long the change log keeps a change.  [default: for ever]"
 )
@@ -89,7 +107,7 @@ tailrace mirror couchbase://127.0.0.1/shop ./shop --collection eu.orders --colle
 @click.option("--no-maintenance", is_flag=True, help="Leave compaction and cleaning to 'tailrace maintain'.")
 @click.option(
     "--metrics-file",
-    type=click.Path(dir_okay=False),
+    type=FILE,
     help="Write figures for Prometheus here after each commit (node_exporter's textfile collector).",
 )
 @storage_option
@@ -121,7 +139,7 @@ def command(
     undo_size: int | None,
     accept_new_bucket: bool,
     no_maintenance: bool,
-    metrics_file: str | None,
+    metrics_file: Path | None,
     storage_options: tuple[str, ...],
     retry_for: float,
     master: str | None,
@@ -241,7 +259,7 @@ class _View:
     """What people and scripts see of a mirror."""
 
     def __init__(
-        self, figures: MirrorFigures, bar: ProgressDisplay, metrics_file: str | None, *, as_json: bool
+        self, figures: MirrorFigures, bar: ProgressDisplay, metrics_file: Path | None, *, as_json: bool
     ) -> None:
         self.figures = figures
         self._bar = bar

@@ -9,14 +9,14 @@ import click
 
 from ..connstr import ConnectionString
 from .client import open_kv, tls_from, tls_options
+from .common import TABLE, json_option, note, url_argument
 from .common import command as make_command
-from .common import json_option, note, url_argument
 from .spark_options import parse_storage_options, storage_option
 
 
 @make_command("plan", example="tailrace plan couchbase://127.0.0.1/default ./people")
 @url_argument
-@click.argument("table")
+@click.argument("table", type=TABLE)
 @storage_option
 @json_option("Write one JSON object per vbucket.")
 @tls_options

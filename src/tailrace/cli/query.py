@@ -12,8 +12,8 @@ import click
 import pyarrow as pa
 
 from ..errors import UsageError
+from .common import TABLE, counted, json_option, note
 from .common import command as make_command
-from .common import counted, json_option, note
 from .spark_options import parse_storage_options, storage_option
 
 _ENGINE_ROWS = 8192
@@ -27,7 +27,7 @@ tailrace query ./people "select count(*) from t"
 tailrace query ./people "select vbucket, max(seqno) from people group by vbucket" --json
 """,
 )
-@click.argument("table")
+@click.argument("table", type=TABLE)
 @click.argument("sql")
 @json_option("Write one JSON object per row.")
 @storage_option

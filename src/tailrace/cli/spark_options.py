@@ -15,6 +15,7 @@ import click
 
 from ..connstr import ConnectionString
 from ..errors import TailraceError, UsageError
+from ..paths import location
 from .common import DURATION, SIZE, ProgramRun
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def collection_paths(table: str, collections: tuple[str, ...]) -> str | dict[str
     uris = {}
     for text in collections:
         path, equals, uri = text.partition("=")
-        uris[path] = uri if equals else f"{table.rstrip('/')}/{path}"
+        uris[path] = location(uri, f"the table of {path}").text if equals else f"{table}/{path}"
     return uris
 
 

@@ -12,8 +12,8 @@ import click
 from ..clock import SYSTEM
 from ..connstr import ConnectionString
 from .client import tls_options
+from .common import TABLE, counted, json_option, note, url_argument
 from .common import command as make_command
-from .common import counted, json_option, note, url_argument
 from .spark_options import (
     explained_query_error,
     open_spark,
@@ -32,7 +32,7 @@ tailrace verify couchbase://127.0.0.1/default ./people --repair
 """,
 )
 @url_argument
-@click.argument("table")
+@click.argument("table", type=TABLE)
 @click.option("--as-of-table", is_flag=True, help="Ignore changes newer than the table's position.")
 @click.option("--repair", is_flag=True, help="Read the vbuckets that differ again, and replace their rows.")
 @storage_option

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from .common import DURATION, note
+from .common import DURATION, TABLE, note
 from .common import command as make_command
 from .spark_options import parse_storage_options, storage_option
 
 
 @make_command("wait", example="tailrace wait ./people --token 7:187349:12 --timeout 10s")
-@click.argument("table")
+@click.argument("table", type=TABLE)
 @click.option(
     "--token",
     "tokens",

@@ -21,7 +21,7 @@ from typing import IO, Any, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
-from ..errors import NotDurable, UsageError
+from ..errors import NotDurable
 from ..files import Buffer, DiskFiles, Files, put_file, replace_file, whole_file_in
 from ..paths import location
 from ..rng import unique_name
@@ -553,12 +553,6 @@ def _seconds(value: str) -> Any:
 def _normal_uri(given: str | os.PathLike[str]) -> str:
     """A local path in full, or the address of a prefix without a slash at its end."""
     text = os.fspath(given)
-    scheme, separator, rest = text.partition("://")
-    if separator and scheme == "memory":
+    if text.startswith("memory://"):
         return text.rstrip("/")
-    place = rest.partition("/")[0]
-    if separator and ":" in place.rpartition("@")[0]:
-        raise UsageError(
-            f"{scheme}://…@{place.rpartition('@')[2]} holds a secret; give it as a storage option"
-        )
     return location(given, "the table").text
