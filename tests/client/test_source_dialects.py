@@ -18,6 +18,7 @@ import tailrace.testing
 from client.application import Application, server_state, writing
 from tailrace import Deletion, Expiration, Flush, Mutation, Position, Rollback, Snapshot, TapSettings
 from tailrace.cli.main import main
+from tailrace.client.checkpoints import MemoryState
 from tailrace.client.kv import KvClient
 from tailrace.errors import UsageError
 from tailrace.testing.running import RunningNode
@@ -217,6 +218,32 @@ def test_a_flush_while_nobody_reads_is_a_rollback(
         (n, 0) for n in range(VBUCKETS)
     }
     assert application.state() == {}
+
+
+@pytest.mark.parametrize("dialect", UPR)
+def test_changes_after_a_flush_are_not_taken_for_those_of_a_later_branch(
+    node: RunningNode, connect: Callable[..., Any], dialect: str
+) -> None:
+    """A flush does not say which branch it began: by the time that somebody asks, there may be another."""
+    state = MemoryState()
+    for number in range(3):
+        node.set(b"before-%d" % number, number, vbucket=0)
+    source = connect(node.url, dialect=dialect, state=state)
+    changes = source.changes()
+    application = Application().take(until(changes, is_mutation_of(b"before-2")))
+    node.flush()
+    for number in range(8):
+        node.set(b"flushed-%d" % number, number, vbucket=0)
+    node.rewind(0, 0)
+    for number in range(4):
+        node.set(b"now-%d" % number, number, vbucket=0)
+    application.take(until(changes, lambda event: getattr(event, "key", b"") in (b"flushed-7", b"now-3")))
+    changes.close()
+    source.save()
+    application.documents[0] = dict(application.whole[0].get(state.load()[0].position.seqno, {}))
+    application.last[0] = state.load()[0].position.seqno
+    application.take(connect(node.url, dialect=dialect, state=state).changes(end="now"))
+    assert set(application.state()[0]) == {b"now-%d" % number for number in range(4)}
 
 
 def test_an_open_batch_reading_hears_of_a_flush(node: RunningNode, connect: Callable[..., Any]) -> None:

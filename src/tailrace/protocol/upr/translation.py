@@ -85,6 +85,8 @@ class _UprStream:
     is_certain: bool
     """The log is surely that of the stream."""
     log: bytes | None = None
+    log_before: bytes | None = None
+    """The one before the last flush."""
     machine: Machine[UprStreamState, UprStreamInput] = field(
         default_factory=lambda: Machine(UPR_STREAM_TRANSITIONS, UprStreamState.ASKED)
     )
@@ -104,6 +106,15 @@ class _UprStream:
     @property
     def is_open(self) -> bool:
         return self.machine.state is UprStreamState.OPEN
+
+
+def _is_of_flush(log: bytes, before: bytes | None) -> bool:
+    """Whether the newest branch of a log is the one that a flush began, and none came after it: a flush makes
+    a branch at 0, and of the others it leaves only older ones.
+    """
+    newest, *others = decode_failover_log(log)
+    known = set() if before is None else {vb_uuid for vb_uuid, _ in decode_failover_log(before)}
+    return not newest[1] and all(vb_uuid in known for vb_uuid, _ in others)
 
 
 class UprTranslation(DcpTranslation, ABC):
@@ -235,8 +246,9 @@ class UprTranslation(DcpTranslation, ABC):
             if stream.is_whole:
                 self._pass_snapshot_on(stream)
             return
-        if stream.machine.state is UprStreamState.AWAITING_BRANCH and decode_failover_log(log)[0][1]:
-            # a flush makes a branch at 0
+        if stream.machine.state is UprStreamState.AWAITING_BRANCH and not _is_of_flush(
+            log, stream.log_before
+        ):
             raise ConnectError(f"vbucket {stream.vbucket} was taken back while it was flushed")
         stream.log = log
         if stream.machine.feed(UprStreamInput.LOG_CAME) is UprStreamState.OPEN:
@@ -341,7 +353,7 @@ class UprTranslation(DcpTranslation, ABC):
         self._drop_held(stream)
         stream.exact = stream.seqno = 0
         self._say_flush(stream.opaque, stream.vbucket)
-        stream.log = None
+        stream.log, stream.log_before = None, stream.log
         stream.machine.feed(UprStreamInput.FLUSHED)
         self._ask_for_log(stream)
 
