@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
@@ -17,11 +20,14 @@ import tailrace.testing
 from spark.local_jobs import LocalJobs
 from spark.naive import bucket_state, table_state
 from tailrace.spark.rounds import committing
-from tailrace.spark.rounds.changes import CHANGES_SCHEMA
+from tailrace.spark.rounds.changes import CHANGES_SCHEMA, expired_files
 from tailrace.spark.rounds.connections import close_idle_sources
+from tailrace.spark.rounds.one_off import maintain_once
 from tailrace.spark.rounds.progress import RoundProgress
 from tailrace.spark.rounds.setup import build_mirror
 from tailrace.spark.rounds.task import RoundTask
+from tailrace.table.compaction import CompactionPolicy
+from tailrace.table.opening import open_table
 
 
 class Run:
@@ -224,3 +230,45 @@ def test_changes_go_after_their_time(run: Run) -> None:
     run.fill(range(2), "second")
     run.once()
     assert len(run.rows()) == 2
+
+
+def test_a_rollback_is_told_as_long_as_what_it_took_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The changes that come with it may be older than those that it took back, and go before them."""
+    monkeypatch.setattr("tailrace.spark.rounds.housekeeping.LOG_POLICY", CompactionPolicy(tier_files=1000))
+    vbucket = run.node.vbucket_of("k1")
+    run.fill(range(1, 2), "older")
+    old = run.node.high_seqno(vbucket)
+    run.fill(range(1, 2), "taken back")  # covers the older one before the log has seen it
+    run.once()
+    time.sleep(0.01)
+    between = datetime.now(UTC)
+    run.node.set("k1", {"taken back": 2})
+    run.once()
+    run.node.rewind(vbucket, old)
+    run.once()  # a rollback, and with it only what was made before
+    run.check()
+    assert {row["op"] for row in run.rows()} == {"mutation", "rollback"}
+    log = open_table(run.log)
+    gone = set(expired_files(log.files(), between))
+    back = [file.path for file in log.files() if "rollback" in ops_of(run.log, file.path)]
+    assert back and not gone & set(back)
+    assert len(expired_files(log.files(), datetime.now(UTC) + timedelta(hours=1))) == len(log.files())
+
+
+def ops_of(log: str, path: str) -> list[str]:
+    ops: list[str] = pq.read_table(f"{log}/{path}")["op"].to_pylist()
+    return ops
+
+
+def test_maintenance_of_a_log_leaves_every_change(run: Run) -> None:
+    """Its files are merged by its own rule: no row replaces another."""
+    for number in range(20):
+        run.fill(range(3), f"round {number}")
+        run.once(maintenance=False)
+    rows = sorted(run.rows(), key=lambda row: (row["vbucket"], row["seqno"]))
+    done = maintain_once(open_table(run.log), dry_run=False, compact=True, force=True, say=print)
+    assert done.steps and all("tier" in step for step in done.steps)
+    assert sorted(run.rows(), key=lambda row: (row["vbucket"], row["seqno"])) == rows
+    run.fill(range(5), "last")
+    run.once()
+    run.check()

@@ -57,6 +57,8 @@ _GATHERED_BYTES = 1 << 20
 
 _STATISTICS = ("key", "vbucket", "seqno", "event_time")
 """Columns by whose smallest and largest value engines skip files."""
+_OF_A_LOG = "log_version"
+"""... in a change log, too."""
 _MORE_STATISTICS = 32
 """So many columns of documents have such, too."""
 _LONG = frozenset({"value", "value_base64", "key_base64", RESCUED})
@@ -265,6 +267,8 @@ def _with_statistics(schema: pa.Schema) -> list[str]:
     if RESCUED in schema.names:  # a typed table: what follows is made of documents
         made = list(schema)[schema.get_field_index(RESCUED) + 1 :]
         names += [field.name for field in made if _has_order(field.type)][:_MORE_STATISTICS]
+    elif _OF_A_LOG in schema.names:
+        names.append(_OF_A_LOG)
     return names
 
 

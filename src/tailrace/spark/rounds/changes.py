@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -73,6 +73,7 @@ _TIER = "tier0"
 _LOGGED = pa.array([*CHANGE_OPS, SYSTEM])
 _SEQNO_BITS = (1 << 48) - 1
 _UUIDS = 1 << 64
+_LAST_VERSION = 1 << 63
 
 
 def live_changes(frame: DataFrame) -> DataFrame:
@@ -277,13 +278,37 @@ def mergeable(files: Iterable[DataFile]) -> list[DataFile]:
 
 
 def expired_files(files: Iterable[DataFile], before: datetime) -> list[str]:
-    """The files of a log whose changes were all made before a moment."""
-    expired = []
-    for file in files:
-        newest = json.loads(file.stats or "{}").get("maxValues", {}).get("event_time")
-        if newest is not None and datetime.fromisoformat(newest) < before:
-            expired.append(file.path)
-    return expired
+    """The files of a log whose changes were all made before a moment.
+
+    What says that others were taken back stays as long as any of them may be there.
+    """
+    stats = {file.path: json.loads(file.stats or "{}") for file in files}
+    old = {path for path, known in stats.items() if _newest(known) < before}
+    while True:
+        kept_from = min(
+            (_log_version(stats[path], "min") for path in stats.keys() - old), default=_LAST_VERSION
+        )
+        needed = {
+            path
+            for path in old
+            if stats[path].get("nullCount", {}).get("event_time")  # a row of a rollback has none
+            and kept_from < _log_version(stats[path], "max")
+        }
+        if not needed:
+            return sorted(old)
+        old -= needed
+
+
+def _newest(stats: Mapping[str, Any]) -> datetime:
+    """When the newest change of a file was made; none of them is old if that is not known."""
+    newest = stats.get("maxValues", {}).get("event_time")
+    return datetime.max.replace(tzinfo=UTC) if newest is None else datetime.fromisoformat(newest)
+
+
+def _log_version(stats: Mapping[str, Any], which: str) -> int:
+    """The first or last version of the log that brought a row of a file; any, where it does not say."""
+    unknown = 0 if which == "min" else _LAST_VERSION
+    return int(stats.get(f"{which}Values", {}).get("log_version", unknown))
 
 
 def _logged(changes: pa.Table, version: int) -> pa.Table:

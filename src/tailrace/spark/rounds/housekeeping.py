@@ -24,7 +24,7 @@ from ...table.store import TableStore
 from .changes import LOG_POLICY, expired_files, mergeable
 from .jobs import Jobs
 
-__all__ = ["Housekeeping"]
+__all__ = ["Housekeeping", "due_step"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +70,13 @@ class _SmallFiles:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
+
+
+def due_step(table: Table, policy: CompactionPolicy | None = None) -> CompactionStep | None:
+    """The step of compaction that is due, if any; ``policy`` is that of a table which is no change log."""
+    if table.source.get("changes"):
+        return next_step(cast(Table, _SmallFiles(table)), LOG_POLICY)
+    return next_step(table, policy)
 
 
 class Housekeeping:
@@ -187,10 +194,7 @@ class Housekeeping:
             if self._looked_at.get(number) == table.version:
                 continue
             self._looked_at[number] = table.version
-            if table is self._log:
-                step = next_step(cast(Table, _SmallFiles(table)), LOG_POLICY)
-            else:
-                step = next_step(table, self._policy)
+            step = due_step(table, self._policy)
             if step is None:
                 continue
             running = self._running = _RunningStep(table, step, self._clock.time_ns() // 1_000_000)

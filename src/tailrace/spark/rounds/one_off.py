@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ...clock import SYSTEM, Clock
-from ...table.compaction import finish_step, next_step
+from ...table.compaction import finish_step
 from ...table.contract import MaintenanceReport, Table
+from .housekeeping import due_step
 
 __all__ = ["MaintenanceDone", "maintain_once"]
 
@@ -41,12 +42,12 @@ def maintain_once(
             say("a mirror has written to the table a moment ago, and compacts by itself; only cleaning")
             compact = False
     if compact and dry_run:
-        step = next_step(table)
+        step = due_step(table)
         if step is not None:
             done.steps.append(step.why)
-    elif compact and next_step(table) is not None:
+    elif compact and due_step(table) is not None:
         table.claim()
-        while len(done.steps) < _STEPS and (step := next_step(table)) is not None:
+        while len(done.steps) < _STEPS and (step := due_step(table)) is not None:
             written = step.run(table.store, table.schema, table.secret)
             commit = finish_step(table, step, written)
             if commit is None:
