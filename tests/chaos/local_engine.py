@@ -35,7 +35,7 @@ from tailrace.spark.rounds.verify import verify_table
 from tailrace.table import compaction, sink
 from tailrace.table.compaction import CompactionPolicy
 from tailrace.table.contract import Commit, Fenced, StorageError, TableChanged
-from tailrace.table.delta import cleaning, commits, log
+from tailrace.table.delta import cleaning, log
 from tailrace.table.delta import table as delta_table
 from tailrace.table.delta.table import DeltaMirrorTable
 from tailrace.table.opening import TableOptions, open_table
@@ -382,8 +382,6 @@ class Chaos:
                 return "" if late else finish(keeper, wait=wait)
 
             stack.enter_context(mock.patch.object(housekeeping.Housekeeping, "finish_step", finish_later))
-            if self._seed % 2:  # vectors in files of their own, however small
-                stack.enter_context(mock.patch.object(commits, "_INLINE_BYTES", 0))
             stack.enter_context(mock.patch.object(planning, "_TASK_CHANGES", 25))  # several tasks a round
             stack.enter_context(mock.patch.object(housekeeping, "CLEAN_EVERY_S", 0.0))
             stack.enter_context(mock.patch.object(cleaning, "_EVERY_S", 0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 
 import tailrace.testing
 from spark.local_jobs import LocalJobs
+from spark.naive import bucket_state, table_state
+from table.test_foreign_tools import foreign_commit, state_of
 from tailrace.cli.main import main
+from tailrace.errors import ForeignRows
 from tailrace.spark.rounds.setup import build_mirror
 
 
@@ -48,3 +52,48 @@ def test_a_script_hears_the_verdict(
         assert said == [
             "tailrace: error: the table mirrors bucket 'default', not 'other'; compare it with that"
         ]
+
+
+def test_rows_that_somebody_rewrote_as_they_were(
+    no_spark: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An UPDATE that changes nothing, say: the mirror asks for a repair, and there is nothing to do."""
+    with tailrace.testing.node(vbuckets=2) as node:
+        node.set("a", {"n": 1})
+        once(node.url, tmp_path / "t")
+        rewritten = []
+        for add in state_of(tmp_path / "t").files.values():
+            copy = f"theirs-{add.path}"
+            shutil.copy(tmp_path / "t" / add.path, tmp_path / "t" / copy)
+            new = {name: fact for name, fact in add.to_json().items() if name != "tags"} | {"path": copy}
+            rewritten += [{"remove": add.removed(1, data_change=True).to_json()}, {"add": new}]
+        foreign_commit(tmp_path / "t", "UPDATE", rewritten)
+        node.set("b", {"n": 2})
+        with pytest.raises(ForeignRows, match="verify --repair"):
+            once(node.url, tmp_path / "t")
+        assert main(["verify", node.url, str(tmp_path / "t"), "--as-of-table"]) == 0
+        with pytest.raises(ForeignRows):  # only --repair changes anything
+            once(node.url, tmp_path / "t")
+        assert main(["verify", node.url, str(tmp_path / "t"), "--as-of-table", "--repair"]) == 0
+        assert "its rows are right: its mirror may go on" in capsys.readouterr().err
+        once(node.url, tmp_path / "t")
+        assert table_state(str(tmp_path / "t")) == bucket_state("127.0.0.1", node.port)
+
+
+def test_a_change_log_is_no_mirror(
+    no_spark: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tailrace.testing.node(vbuckets=2) as node:
+        node.set("a", {"n": 1})
+        once(node.url, tmp_path / "t", changes=tmp_path / "changes")
+        assert main(["verify", node.url, str(tmp_path / "changes"), "--repair"]) == 2
+        assert capsys.readouterr().err.splitlines() == [
+            f"tailrace: error: {tmp_path}/changes is a change log, which holds more than the bucket; "
+            "verify the table that it was written with"
+        ]
+
+
+def once(url: str, path: Path, **settings: Any) -> None:
+    mirror = build_mirror(LocalJobs(), url, path, once=True, in_background=False, **settings)
+    mirror.prepare()
+    mirror.run()

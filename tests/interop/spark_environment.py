@@ -45,16 +45,22 @@ def install_or_skip(python: Path, *what: str) -> None:
         pytest.skip(f"{what[-1]} can't be installed: {reason}")
 
 
-def run_program(python: str, program: Path, *arguments: str, **environment: str) -> str:
-    """Run a program of the suite in an environment; what it printed."""
+def program_environment(**environment: str) -> dict[str, str]:
+    """The environment variables of a program of the suite that runs with another Spark."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     surroundings = {
         name: value
         for name, value in os.environ.items()
         if name not in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME")
     }
-    surroundings |= {"PYTHONPATH": paths, "SPARK_LOCAL_IP": "127.0.0.1", **environment}
+    return {**surroundings, "PYTHONPATH": paths, "SPARK_LOCAL_IP": "127.0.0.1", **environment}
+
+
+def run_program(python: str, program: Path, *arguments: str, **environment: str) -> str:
+    """Run a program of the suite in an environment; what it printed."""
     command = [python, str(program), *arguments]
-    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=program_environment(**environment), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
     return done.stdout

@@ -57,6 +57,9 @@ class MemoryTable:
     def claim(self, run: str | None = None, *, accept_foreign: bool = False) -> str:
         return run or "run"
 
+    def accept_rows(self, version: int) -> bool:
+        return False
+
     def refresh(self) -> None:
         pass
 

@@ -21,12 +21,15 @@ from table.independent import (
     query_rows,
     write_file,
 )
+from table.test_vectors import inline_vector
 from tailrace.clock import ManualClock
 from tailrace.errors import UsageError
 from tailrace.model import Position
 from tailrace.table.contract import Commit, Fenced, TableChanged, TableDamaged, UnknownFeature
 from tailrace.table.delta.log import commit_path
 from tailrace.table.delta.table import DeltaMirrorTable
+from tailrace.table.delta.vectors import VectorFile
+from tailrace.table.exporting import export_table
 from tailrace.table.store import TableStore
 
 
@@ -121,14 +124,31 @@ def test_new_files_may_have_dead_rows(table: DeltaMirrorTable) -> None:
     assert json.loads(file.stats)["numRecords"] == 2000
 
 
-def test_small_vectors_stand_in_the_log(table: DeltaMirrorTable) -> None:
+def test_small_vectors_are_in_files_too(table: DeltaMirrorTable) -> None:
+    """delta-spark's VACUUM ends with an error if one stands in the log itself."""
     mirror = NaiveMirror(table)
     mirror.change(keys(range(100)))
     mirror.change(keys([3]))
     vectors = [file.vector for file in table.files() if file.vector]
-    assert [vector.storage for vector in vectors] == ["i"]
-    assert not list(table.store.list("_dv"))
+    assert [vector.storage for vector in vectors] == ["u"]
     check_rows(table, mirror.rows)
+
+
+def test_a_table_with_vectors_in_its_log(table: DeltaMirrorTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier Tailrace wrote small ones like that."""
+    mirror = NaiveMirror(table)
+    mirror.change(keys(range(100)))
+    with monkeypatch.context() as patched:
+        patched.setattr(VectorFile, "add", lambda _, data, rows: inline_vector(data, rows))
+        mirror.change(keys([3]))
+    assert [file.vector.storage for file in table.files() if file.vector] == ["i"]
+    again = DeltaMirrorTable.open(table.uri)
+    check_rows(again, mirror.rows)
+    mirror.change(keys([3, 4]))
+    assert {file.vector.storage for file in table.files() if file.vector} == {"u"}
+    check_rows(table, mirror.rows)
+    table.checkpoint()
+    check_rows(DeltaMirrorTable.open(table.uri), mirror.rows)
 
 
 def test_exact_vectors_and_files_that_come_back(table: DeltaMirrorTable) -> None:
@@ -247,6 +267,17 @@ def test_no_table(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"layout of an earlier Tailrace.*beside it") as error:
         DeltaMirrorTable.open_or_create(tmp_path / "old", schema=SCHEMA, source=SOURCE)
     assert "\n" not in str(error.value)
+
+
+def test_a_table_inside_of_another(table: DeltaMirrorTable, clock: ManualClock, tmp_path: Path) -> None:
+    """Whoever cleans the outer one up deletes what he does not know."""
+    for inner in ("changes", "a/b/c"):
+        with pytest.raises(UsageError, match=r"lies inside of the table at .*; choose another path"):
+            make(f"{table.uri}/{inner}", clock)
+        with pytest.raises(UsageError, match="lies inside of the table"):
+            export_table(table.uri, f"{table.uri}/{inner}", format="parquet")
+    make(tmp_path / "beside", clock)
+    assert export_table(table.uri, tmp_path / "export").rows == 0
 
 
 def test_another_source_or_other_columns(table: DeltaMirrorTable) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -21,11 +22,12 @@ from tailrace.clock import ManualClock
 from tailrace.crashpoints import TABLE_CRASH_POINTS
 from tailrace.model import Position
 from tailrace.table.contract import Commit, TableChanged, TableVersion
-from tailrace.table.delta import cleaning, commits
+from tailrace.table.delta import cleaning
 from tailrace.table.delta import log as delta_log
 from tailrace.table.delta import table as delta_table
 from tailrace.table.delta.table import DeltaMirrorTable
 from tailrace.table.delta.undo import MINUTE_MS, UndoPolicy, kept_versions
+from tailrace.table.opening import TableOptions, open_or_create, open_table
 
 HOUR_MS = 60 * MINUTE_MS
 NO_LIMIT = UndoPolicy(size=1 << 50)
@@ -84,6 +86,22 @@ def test_the_policy_is_the_mirrors(tmp_path: Path) -> None:
     stranger = DeltaMirrorTable.open(table.uri, clock=clock)
     assert stranger.maintain(force=True).versions_kept == 13  # version 0 and the claim share ten minutes
     assert len(list(stranger.lineage(next(iter(mirror.seqnos))))) == 12
+
+
+def test_what_is_not_said_stays_as_the_mirror_has_it(tmp_path: Path) -> None:
+    """`maintain --undo-size 1g` does not shorten the time."""
+    week_s = 7 * 86_400.0
+    path = tmp_path / "t"
+    options = TableOptions(undo_s=week_s, undo_bytes=1 << 40)
+    open_or_create(path, schema=SCHEMA, source=SOURCE, options=options).claim()
+    for given, expected in (
+        (TableOptions(), (week_s, 1 << 40)),
+        (TableOptions(undo_bytes=5), (week_s, 5)),
+        (TableOptions(undo_s=60.0), (60.0, 1 << 40)),
+    ):
+        table = open_table(path, given)
+        assert isinstance(table, DeltaMirrorTable)
+        assert (table._undo.span_ms / 1000, table._undo.size) == expected
 
 
 # ways back
@@ -238,6 +256,44 @@ def test_orphans_go_after_an_hour(tmp_path: Path) -> None:
     check_rows(table, mirror.rows)
 
 
+def test_what_lies_in_folders_inside_the_table_is_left_alone(tmp_path: Path) -> None:
+    """A change log, the table of a collection, an export: none of it is waste of this table."""
+    clock = real_clock()
+    table = make(tmp_path / "t", clock)
+    mirror = NaiveMirror(table)
+    mirror.change(keys(range(10)))
+    inner = {
+        "changes/part-1.parquet",
+        "a.b/part-1.parquet",
+        "changes/_dv/deletion_vector_1.bin",
+        "x/y/z.parquet",
+    }
+    for path in inner:
+        table.store.put(path, b"somebody else's")
+    clock.advance(48 * 3600)
+    assert table.maintain(dry_run=True).files_removed == 0
+    table.maintain(force=True)
+    assert inner <= {file.path for file in table.store.list()}
+    check_rows(table, mirror.rows)
+
+
+def test_files_of_others_in_folders_go_when_no_version_needs_them(tmp_path: Path) -> None:
+    """Some engines write into folders."""
+    clock = real_clock()
+    table = make(tmp_path / "t", clock, UndoPolicy(span_ms=0, size=0))
+    mirror = NaiveMirror(table)
+    mirror.change(keys(range(10)))
+    new = write_file(table.store, [("a", "b", 1, 1)])
+    there = replace(new, file=replace(new.file, path="ab/part-1.parquet"))
+    table.store.put(there.file.path, table.store.read(new.file.path))
+    table.commit(Commit("OPTIMIZE", added=[there]))
+    table.commit(Commit("OPTIMIZE", removed=[there.file.path]))
+    clock.advance(3 * 3600)
+    mirror.change(keys(range(10)))
+    table.maintain()
+    assert table.store.head(there.file.path) is None
+
+
 def test_a_long_round_whose_files_were_cleaned_is_not_committed(tmp_path: Path) -> None:
     clock = real_clock()
     table = make(tmp_path / "t", clock)
@@ -366,7 +422,6 @@ def live_until(path: Path, now: float, place: str, count: int) -> float:
     with contextlib.ExitStack() as stack:
         for module in (delta_table, delta_log, cleaning):
             stack.enter_context(mock.patch.object(module, "crash_point", at))
-        stack.enter_context(mock.patch.object(commits, "_INLINE_BYTES", 0))
         stack.enter_context(pytest.raises(Killed))
         for moment in live(path, now):
             now = moment

@@ -17,12 +17,17 @@ from tailrace.table.delta.vectors import (
     decode_inline,
     decode_stored,
     decode_vector,
-    encode_inline,
     encode_vector,
+    encode_z85,
     vector_path,
 )
 
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "vectors.json").read_text())
+
+
+def inline_vector(data: bytes, cardinality: int) -> Vector:
+    """A vector that stands in the log itself, as others may write it."""
+    return Vector("i", encode_z85(data + bytes(-len(data) % 4)), None, len(data), cardinality)
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: str(case["what"]))
@@ -30,7 +35,7 @@ def test_golden_vectors(case: dict[str, Any]) -> None:
     rows = BitMap(case["rows"])
     data = bytes.fromhex(case["data"])
     assert decode_vector(data) == rows
-    inline = encode_inline(data, len(rows))
+    inline = inline_vector(data, len(rows))
     assert inline.path_or_inline == case["inline"]
     assert inline.size == len(data)
     assert decode_inline(inline) == rows

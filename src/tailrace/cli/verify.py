@@ -60,6 +60,7 @@ def command(
     with open_spark(master, conf, name="tailrace verify") as spark:
         from ..spark.api import repair as repair_vbuckets
         from ..spark.api import verify
+        from ..table.opening import TableOptions, open_table
 
         try:
             verdict = verify(spark, url, table, options=options, storage_options=storage)
@@ -78,6 +79,10 @@ def command(
                 differences = [
                     difference for difference in verdict.differences if not (as_of_table and difference.newer)
                 ]
+            if repair and not differences:
+                held = open_table(table, TableOptions(storage))
+                if held.accept_rows(verdict.table_version):
+                    note("somebody else wrote to the table, and its rows are right: its mirror may go on")
         except Exception as error:
             raise explained_query_error(error) from error
     answer = "equal" if not differences else counted(len(differences) + verdict.omitted, "difference")

@@ -259,6 +259,12 @@ class Table(Protocol):
         """Take the table over: whoever wrote it before is fenced. The name of the run."""
         ...
 
+    def accept_rows(self, version: int) -> bool:
+        """After `ForeignRows`: the rows of a version are right, a comparison says, and a mirror may go on.
+        Whether there was anything to accept; `TableChanged` if the table has a newer version.
+        """
+        ...
+
     def refresh(self) -> None:
         """Take note of what others committed; `Fenced`, `ForeignRows`."""
         ...

@@ -23,6 +23,7 @@ from ..errors import StorageError, TailraceError, UsageError
 from ..files import DiskFiles, remove_tree, whole_file
 from ..paths import location
 from .datafile import MAX_FILE_BYTES, MAX_FILE_ROWS, FileStatistics, new_name
+from .opening import check_not_inside
 from .reading import LiveRows, PositionVector, read_table
 from .store import TableStore
 
@@ -61,6 +62,7 @@ def export_table(
     elif not place.is_local:
         raise UsageError(f"{place.text!r} is no folder on this machine; write --format delta")
     rows = read_table(path, version, at, storage_options=storage_options)
+    check_not_inside(place.text, storage_options or {})
     if format == "delta":
         count = _to_delta(rows, place.text, storage_options)
     else:

@@ -11,14 +11,13 @@ import pyarrow as pa
 
 from ..clock import SYSTEM, Clock
 from .contract import Table
+from .delta.opening import check_place
 from .delta.table import DeltaMirrorTable
-from .delta.undo import UndoPolicy
+from .delta.undo import UndoWish
 from .document_columns import DocumentColumns
 from .store import TableStore
 
-__all__ = ["TableOptions", "open_or_create", "open_table", "table_exists"]
-
-_DAY_S = 24 * 3600.0
+__all__ = ["TableOptions", "check_not_inside", "open_or_create", "open_table", "table_exists"]
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,10 @@ class TableOptions:
     undo_bytes: int | None = None
     clock: Clock = SYSTEM
 
-    def undo(self) -> UndoPolicy | None:
-        """What is kept to go back to; None is what the table itself says."""
-        if self.undo_s is None and self.undo_bytes is None:
-            return None
-        span_s = _DAY_S if self.undo_s is None else self.undo_s
-        return UndoPolicy(int(span_s * 1000), self.undo_bytes)
+    def undo(self) -> UndoWish:
+        """What is kept to go back to; what is not said here, the table itself says."""
+        span_ms = None if self.undo_s is None else int(self.undo_s * 1000)
+        return UndoWish(span_ms, self.undo_bytes)
 
 
 def open_table(uri: str | os.PathLike[str], options: TableOptions | None = None) -> Table:
@@ -64,6 +61,11 @@ def open_or_create(
         undo=how.undo(),
         clock=how.clock,
     )
+
+
+def check_not_inside(uri: str, storage_options: Mapping[str, str]) -> None:
+    """UsageError for a place inside of a table, which is nobody else's."""
+    check_place(TableStore(uri, storage_options))
 
 
 def table_exists(uri: str | os.PathLike[str], options: TableOptions | None = None) -> bool:

@@ -118,6 +118,12 @@ class TableStore:
         """Whether it is a folder of this machine's file system."""
         return self.uri.startswith("/")
 
+    def parents(self) -> Iterator[TableStore]:
+        """The folders that it lies in, or the shorter prefixes, nearest first."""
+        scheme, separator, rest = ("", "", self.uri) if self.is_local else self.uri.partition("://")
+        while rest := rest.rpartition("/")[0]:
+            yield TableStore(f"{scheme}{separator}{rest}", self._options)
+
     @property
     def storage_options(self) -> dict[str, str]:
         """What was given, for other readers of the table: secrets are among them."""

@@ -287,6 +287,9 @@ def _with_columns(table: Table, columns: DocumentColumns) -> Commit:
     """A commit that gives a typed table other columns of documents."""
     keep_deletes = DELETED.name in table.schema.names
     schema = table_schema(keep_deletes=keep_deletes, documents=columns)
+    for column in table.schema:  # somebody else may have added one; it stays, and is null in our rows
+        if column.name not in schema.names:
+            schema = schema.append(column)
     return Commit("TAILRACE COLUMNS", schema=schema, documents=columns)
 
 

@@ -232,6 +232,11 @@ def verify_table(jobs: Jobs, given: Mapping[str, str], table: Table) -> Verdict:
         raise UsageError(
             f"the table mirrors bucket {mirrored!r}, not {options.bucket!r}; compare it with that"
         )
+    if table.source.get("changes"):
+        raise UsageError(
+            f"{table.uri} is a change log, which holds more than the bucket; "
+            "verify the table that it was written with"
+        )
     given = options_of_table(given, table)
     with open_source(options, "spark-verify") as client:
         check_same_bucket(table, client.bucket_uuid)

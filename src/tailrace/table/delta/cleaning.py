@@ -44,6 +44,9 @@ _VERSION = re.compile(r"_delta_log/([0-9]{20})\.")
 _DATA = re.compile(
     r"(?:(?![_.])[^/]+/)*(?![_.])[^/]+\.parquet(?:\.new)?|(?:_dv/)?deletion_vector_[^/]+\.bin(?:\.new)?"
 )
+_FOLDER = re.compile(r"(?!_dv/)[^/]+/")
+"""A folder in the table's own. In there only what a version named is the table's: the rest may be somebody
+else's table, or an export."""
 _LEFTOVER = re.compile(r"(?:_delta_log|_tailrace/versions)/\.?[^/]+\.new")
 
 
@@ -229,6 +232,8 @@ class Cleaner:
             if not _DATA.fullmatch(file.path) or file.path in needed:
                 continue
             since_ms = free_since.get(file.path)
+            if since_ms is None and _FOLDER.match(file.path):
+                continue
             if since_ms is not None:
                 if not since_ms or since_ms > now_ms:
                     since_ms = file.modified_ms

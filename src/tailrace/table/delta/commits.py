@@ -19,7 +19,7 @@ from .opening import DOCUMENTS, SOURCE
 from .positions import BRANCHES, RESETS, SEQNOS, Reset, format_resets, parse_resets
 from .schema import schema_from_json, schema_to_json
 from .state import RUN, TableState
-from .vectors import VectorFile, encode_inline, encode_vector
+from .vectors import VectorFile, encode_vector
 
 __all__ = ["REPAIR", "BuiltCommit", "build_commit", "data_file", "parse_repairs"]
 
@@ -29,12 +29,6 @@ right again: JSON, pairs of both, null for not yet."""
 
 _KIND, _INDEX, _RANGE, _SCHEMA_ID = "tailrace.kind", "tailrace.index", "tailrace.h1", "tailrace.schema"
 _MAX_H1 = (1 << 64) - 1
-
-_INLINE_BYTES = 256
-"""Vectors up to this size stand in the log …"""
-_INLINE_TOTAL = 4096
-"""… as long as those of a commit are no more than this."""
-
 
 _CLOCK_SLACK_MS = 3_600_000
 """By how much the last commit may be ahead of our clock and still be believed: the next one has its time. A
@@ -172,7 +166,6 @@ class _FileActions:
         self._mask = mask
         self._rows = rows
         self._now_ms = now_ms
-        self._inline = 0
         self.vector_file = vector_file
         self.actions: list[Action] = []
         self.masks: dict[Vector, BitMap] = {}
@@ -248,12 +241,8 @@ class _FileActions:
     def _vector(self, dead: BitMap) -> Vector | None:
         if not dead:
             return None
-        data = encode_vector(dead)
-        if len(data) <= _INLINE_BYTES and self._inline + len(data) <= _INLINE_TOTAL:
-            self._inline += len(data)
-            vector = encode_inline(data, len(dead))
-        else:
-            vector = self.vector_file.add(data, len(dead))
+        # never in the log itself, however small it is: delta-spark's VACUUM ends with an error on those
+        vector = self.vector_file.add(encode_vector(dead), len(dead))
         self.masks[vector] = dead
         return vector
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ... import rng
 from ...clock import Clock
 from ...errors import UsageError
-from ..contract import TableDamaged
+from ..contract import StorageError, TableDamaged
 from ..document_columns import DocumentColumns
 from ..store import TableStore
 from .actions import CommitInfo, DomainMetadata, Metadata
@@ -19,7 +19,16 @@ from .log import DeltaLog
 from .schema import schema_to_json
 from .state import PROTOCOL, RUN, TableState, check_readable
 
-__all__ = ["DOCUMENTS", "SECRET", "SOURCE", "check_mirror", "create_mirror", "load_mirror", "source_text"]
+__all__ = [
+    "DOCUMENTS",
+    "SECRET",
+    "SOURCE",
+    "check_mirror",
+    "check_place",
+    "create_mirror",
+    "load_mirror",
+    "source_text",
+]
 
 FORMAT, SOURCE, SECRET = "tailrace.format", "tailrace.source", "tailrace.secret"
 DOCUMENTS = "tailrace.documents"
@@ -59,6 +68,20 @@ def check_mirror(state: TableState, store: TableStore) -> None:
     check_readable(state, store.uri)
 
 
+def check_place(store: TableStore) -> None:
+    """UsageError if a new table would lie inside of another one, whose VACUUM would delete it."""
+    for outer in store.parents():
+        try:
+            is_table = any(True for _ in outer.list("_delta_log/"))
+        except (StorageError, OSError):
+            return  # we may not look there, and so may not they who clean
+        if is_table:
+            raise UsageError(
+                f"{store.uri} lies inside of the table at {outer.uri}, and whoever cleans that one up takes "
+                "it for waste; choose another path"
+            )
+
+
 def create_mirror(
     store: TableStore,
     schema: pa.Schema,
@@ -67,6 +90,7 @@ def create_mirror(
     documents: DocumentColumns | None = None,
 ) -> None:
     """Make version 0; if somebody else was faster, theirs is the table."""
+    check_place(store)
     now_ms = clock.time_ns() // 1_000_000
     name = rng.unique_name()
     metadata = Metadata(

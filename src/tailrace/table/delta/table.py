@@ -55,7 +55,7 @@ from .opening import (
 from .positions import RESETS, parse_resets
 from .schema import schema_from_json
 from .state import RUN, FileChanges, TableState, check_writable
-from .undo import UNDO, FileSpan, Manifests, UndoHistory, UndoPolicy, load_history
+from .undo import UNDO, FileSpan, Manifests, UndoHistory, UndoPolicy, UndoWish, load_history
 from .vectors import vector_path
 
 __all__ = ["DeltaMirrorTable"]
@@ -75,14 +75,16 @@ class DeltaMirrorTable:
         state: TableState,
         *,
         clock: Clock = SYSTEM,
-        undo: UndoPolicy | None = None,
+        undo: UndoPolicy | UndoWish | None = None,
         checkpoint_every: int = CHECKPOINT_EVERY,
     ) -> None:
         self._store = store
         self._log = DeltaLog(store)
         self._manifests = Manifests(store)
         self._clock = clock
-        self._undo = undo or UndoPolicy.from_json(state.domains.get(UNDO, ""))
+        if not isinstance(undo, UndoPolicy):
+            undo = (undo or UndoWish()).over(UndoPolicy.from_json(state.domains.get(UNDO, "")))
+        self._undo = undo
         self._checkpoint_every = checkpoint_every
         self._run: str | None = None
         self._accepts_foreign = False
@@ -106,7 +108,7 @@ class DeltaMirrorTable:
         *,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock = SYSTEM,
-        undo: UndoPolicy | None = None,
+        undo: UndoPolicy | UndoWish | None = None,
         store: TableStore | None = None,
         checkpoint_every: int = CHECKPOINT_EVERY,
     ) -> DeltaMirrorTable:
@@ -129,7 +131,7 @@ class DeltaMirrorTable:
         documents: DocumentColumns | None = None,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock = SYSTEM,
-        undo: UndoPolicy | None = None,
+        undo: UndoPolicy | UndoWish | None = None,
         store: TableStore | None = None,
         checkpoint_every: int = CHECKPOINT_EVERY,
     ) -> DeltaMirrorTable:
@@ -388,6 +390,20 @@ class DeltaMirrorTable:
                     return run
             self._absorb()
 
+    def accept_rows(self, version: int) -> bool:
+        """What somebody else did to the rows up to a version left them right, a comparison says: let a mirror
+        go on. Whether there was anything; `TableChanged` if there is a newer version.
+        """
+        self._absorb()
+        if self._foreign_since() is None:
+            return False
+        if self.version == version:
+            self.claim(accept_foreign=True)
+        if self.version != version + 1:
+            raise TableChanged(f"the table at {self.uri} was changed after it was compared; compare it again")
+        self.commit(Commit("TAILRACE REPAIR", repaired=True))
+        return True
+
     def refresh(self) -> None:
         """Take note of what others committed; `Fenced` if it was another mirror, `ForeignRows` if rows are no
         longer the mirror's.
@@ -436,16 +452,24 @@ class DeltaMirrorTable:
         self._check_rows()
 
     def _check_rows(self) -> None:
-        if self._accepts_foreign:
-            return
-        since = self._state.foreign_since
-        if since is None:
-            since = next((since for since, at in parse_repairs(self._state) if at is None), None)
+        since = None if self._accepts_foreign else self._foreign_since()
         if since is not None:
+            is_log = bool(self.source.get("changes"))
             raise ForeignRows(
-                f"somebody who is no mirror changed rows of the table at {self.uri} in version {since}: "
-                "run 'tailrace verify --repair', or make a new table beside it"
+                f"somebody who is no mirror changed rows of the {'change log' if is_log else 'table'} at "
+                f"{self.uri} in version {since}: "
+                + (
+                    "give another path to begin a new log beside it"
+                    if is_log
+                    else "run 'tailrace verify --repair', or make a new table beside it"
+                )
             )
+
+    def _foreign_since(self) -> int | None:
+        """Since which version rows are somebody else's; None if they are not."""
+        if self._state.foreign_since is not None:
+            return self._state.foreign_since
+        return next((since for since, at in parse_repairs(self._state) if at is None), None)
 
     def _check_files(self) -> None:
         """TableDamaged if a file of the newest version is gone."""

@@ -24,7 +24,7 @@ from .log import DeltaLog, LogListing
 from .state import FileChanges, TableState
 from .vectors import vector_path
 
-__all__ = ["FileSpan", "Manifests", "UndoHistory", "UndoPolicy", "kept_versions", "load_history"]
+__all__ = ["FileSpan", "Manifests", "UndoHistory", "UndoPolicy", "UndoWish", "kept_versions", "load_history"]
 
 MINUTE_MS = 60_000
 EVERY_VERSION_MS = 10 * MINUTE_MS
@@ -69,6 +69,19 @@ class UndoPolicy:
 
     def bytes_allowed(self, table_bytes: int) -> int:
         return max(table_bytes, SMALL_TABLE_BYTES) if self.size is None else self.size
+
+
+@dataclass(frozen=True)
+class UndoWish:
+    """What somebody says of how far back a rollback may lead; None: nothing."""
+
+    span_ms: int | None = None
+    size: int | None = None
+
+    def over(self, known: UndoPolicy) -> UndoPolicy:
+        """The policy that comes of it, where another one was in force."""
+        span_ms = known.span_ms if self.span_ms is None else self.span_ms
+        return UndoPolicy(span_ms, known.size if self.size is None else self.size)
 
 
 def kept_versions(versions: Sequence[TableVersion], now_ms: int, policy: UndoPolicy) -> list[int]:

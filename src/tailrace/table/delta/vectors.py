@@ -23,7 +23,6 @@ __all__ = [
     "decode_inline",
     "decode_stored",
     "decode_vector",
-    "encode_inline",
     "encode_vector",
     "vector_path",
 ]
@@ -80,13 +79,8 @@ def decode_vector(data: bytes) -> BitMap:
         raise ValueError(f"its bitmap can't be read: {error}") from None
 
 
-def encode_inline(data: bytes, cardinality: int) -> Vector:
-    """A vector that stands in the log itself."""
-    return Vector("i", encode_z85(data + bytes(-len(data) % 4)), None, len(data), cardinality)
-
-
 def decode_inline(vector: Vector) -> BitMap:
-    """The rows of such a vector."""
+    """The rows of a vector that stands in the log itself: an earlier Tailrace wrote small ones like this."""
     try:
         data = decode_z85(vector.path_or_inline)
         if not 0 <= len(data) - vector.size < 4:
