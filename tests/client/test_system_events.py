@@ -9,6 +9,7 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlencode
 
+import tailrace
 import tailrace.testing
 from client.fake_server import FakeServer, accepted, marker
 from server.serverkit import Bench, ask, take
@@ -159,3 +160,19 @@ def test_who_reads_integers_is_told_nothing_of_it() -> None:
     opcodes = [opcode for opcode, _ in got]
     assert opcodes == [DcpOpcode.SNAPSHOT_MARKER, DcpOpcode.SYSTEM_EVENT, DcpOpcode.SEQNO_ADVANCED]
     assert got[-1][1] == (2).to_bytes(8, "big")
+
+
+def test_a_source_that_was_open_before_a_collection_began() -> None:
+    """A second reading that begins behind the collection's first event knows its name."""
+    with tailrace.testing.node(vbuckets=2) as node, KvClient(parse(node.url)) as client:
+        node.set("a", 1)
+        with tailrace.connect_sync(node.url) as source:
+            assert [batch.num_rows for batch in source.batches(end="now")] == [1]
+            client.set_manifest(with_changes(client.manifest(), ["shop.orders"], []))
+            with tailrace.connect_sync(node.url) as other:
+                list(other.batches(end="now"))
+                stands = other.positions()
+            client.set("o", {"n": 1}, collection="shop.orders")
+            (batch,) = source.batches(start=stands, end="now")
+            names = batch.select(["key", "scope", "collection"]).to_pylist()
+    assert names == [{"key": b"o", "scope": "shop", "collection": "orders"}]

@@ -15,6 +15,7 @@ from tailrace.client.kv import KvClient
 from tailrace.client.manifest import with_changes
 from tailrace.connstr import parse
 from tailrace.errors import UsageError
+from tailrace.spark.rounds import connections
 from tailrace.spark.rounds.mirror import Mirror
 from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
@@ -91,3 +92,27 @@ def test_a_collection_that_was_dropped_is_said(node: Any, client: KvClient, tmp_
     client.set_manifest(with_changes(client.manifest(), [], [ORDERS]))
     assert once(node, tables).asked.missing == (ORDERS,)
     assert keys(tables[ORDERS]) == set()
+
+
+def test_a_worker_that_did_not_see_a_collection_begin(
+    node: Any, client: KvClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is older than the collection, whose beginning went to the task of another worker."""
+    idle: list[Any] = []
+    monkeypatch.setattr(connections, "_idle", idle)
+    tables = {ORDERS: str(tmp_path / "orders")}
+    client.set("before", {"n": 0}, collection=ORDERS)
+    once(node, tables)
+    of_one_worker, idle[:] = list(idle), []
+    assert of_one_worker
+    client.set_manifest(with_changes(client.manifest(), [], [ORDERS]))
+    client.set_manifest(with_changes(client.manifest(), [ORDERS], []))
+    once(node, tables)
+    connections.close_idle_sources()
+    idle[:] = of_one_worker
+    for number in range(20):
+        client.set(f"o{number}", {"n": number}, collection=ORDERS)
+    once(node, tables)
+    assert keys(tables[ORDERS]) == {f"o{number}" for number in range(20)}
+    assert verify_table(LocalJobs(), source_options(node.url), open_table(tables[ORDERS])).equal
+    connections.close_idle_sources()

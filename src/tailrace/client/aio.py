@@ -221,6 +221,7 @@ class Source:
         wanted = read_options(self.options, start, end, vbuckets)
         if (slot := self.options.slot()) is not None and self._group is None:
             wanted = replace(wanted, vbuckets=tuple(slot.vbuckets(self.vbucket_count)))
+        self._catalog.renew()
         reading = self._reading = Reading(self._nodes, self._catalog, wanted, saved, rng=self._rng)
         self._turn()
         if self._group is not None:

@@ -51,8 +51,15 @@ class Catalog:
         self._scopes: dict[int, str] = {0: "_default"}
         self._asked: object = None
 
+    def renew(self) -> None:
+        """A reading begins. Collections may have been made since the last one, and streams that begin behind
+        that don't say what they are called: the manifest is asked for again.
+        """
+        if self.is_ready:
+            self.is_ready, self._asked = False, None
+
     def turn(self, ready: Sequence[KnownNode], now: float) -> None:
-        """Ask a node for the manifest, once."""
+        """Ask a node for the manifest, once a reading."""
         if self.is_ready or not ready:
             return
         link = ready[0].link
@@ -71,7 +78,8 @@ class Catalog:
             self._read(text)
         elif self._scope or self._collections:
             raise UsageError("the server has no collections manifest, so a reading can't be limited")
-        self._make_filter()
+        if not self.stream_filter:  # what a source was limited to when it was opened stays
+            self._make_filter()
         self.is_ready, self.trouble = True, ""
 
     def _read(self, text: bytes) -> None:
