@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -59,6 +61,27 @@ def test_a_query_sees_live_rows_only(people: Path, capsys: pytest.CaptureFixture
     assert "live" in shown.out
     assert "9" in shown.out
     assert "1 row" in shown.err
+
+
+def test_a_reader_that_has_seen_enough(people: Path) -> None:
+    """`tailrace query … --json | head -1` is no error."""
+    query = "select a.key from t a, t b, t c, t d, t e, t f"
+    command = [sys.executable, "-m", "tailrace", "query", str(people), query, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert json.loads(process.stdout.readline()).keys() == {"key"}
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
+def test_a_map_and_a_wide_table(people: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    query = "select map(['a', 'b'], [1, 2]) as m from t where key = 'k0'"
+    assert main(["query", str(people), query, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"m": {"a": 1, "b": 2}}
+    assert main(["query", str(people), "select * from t where key = 'k0'"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (*TABLE_SCHEMA.names, '{"n":100}'))  # nothing is cut off or wrapped
 
 
 def test_a_query_that_is_none(people: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,6 +19,7 @@ from .spark_options import parse_storage_options, storage_option
 
 _ENGINE_ROWS = 8192
 """In a batch of the engine, unless rows are long: each of its threads holds several batches."""
+_WIDEST = 1 << 20
 
 
 @make_command(
@@ -58,6 +60,8 @@ def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...
         result = builder.execute(sql)
         reader = pa.RecordBatchReader.from_stream(result)
         rows = _as_json(reader) if as_json else _as_table(reader)
+    except BrokenPipeError:  # whoever read it has seen enough
+        raise
     except Exception as error:  # the engine has its own classes for errors in a query
         reason = str(error).splitlines()[0]
         if ".parquet" in reason:
@@ -71,7 +75,7 @@ def command(table: str, sql: str, as_json: bool, storage_options: tuple[str, ...
 def _as_json(batches: Iterable[pa.RecordBatch]) -> int:
     count = 0
     for batch in batches:
-        for row in batch.to_pylist():
+        for row in batch.to_pylist(maps_as_pydicts="lossy"):
             click.echo(json.dumps(row, default=_shown, ensure_ascii=False))
             count += 1
     return count
@@ -84,10 +88,12 @@ def _as_table(reader: pa.RecordBatchReader) -> int:
     shown = Table(*[field.name for field in reader.schema])
     count = 0
     for batch in reader:
-        for row in batch.to_pylist():
+        for row in batch.to_pylist(maps_as_pydicts="lossy"):
             shown.add_row(*["" if value is None else _text(value) for value in row.values()])
             count += 1
-    Console().print(shown)
+    # only a terminal has an edge; in a file or a pipe columns are as wide as they must be
+    width = None if sys.stdout.isatty() else _WIDEST
+    Console(width=width).print(shown)
     return count
 
 
