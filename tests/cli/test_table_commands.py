@@ -107,6 +107,18 @@ def test_an_export_that_every_engine_reads(people: Path, capsys: pytest.CaptureF
     assert DeltaTable(plain).version() == 1, "the second export is one commit"
 
 
+def test_what_was_exported_long_ago_goes(people: Path) -> None:
+    """An export that is made anew every night does not grow for ever."""
+    plain = people.parent / "plain"
+    for _ in range(2):
+        assert main(["export", str(people), str(plain)]) == 0
+    assert len(list(plain.glob("*.parquet"))) == 2  # somebody may be reading it
+    DeltaTable(plain).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 days"})
+    assert main(["export", str(people), str(plain)]) == 0
+    assert len(list(plain.glob("*.parquet"))) == 1
+    assert polars.read_delta(str(plain)).height == 9
+
+
 def test_an_export_as_parquet_replaces_the_one_before(people: Path) -> None:
     folder = people.parent / "folder"
     for _ in range(2):

@@ -64,6 +64,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     _ParamType = click.ParamType[Any]
 else:
     _ParamType = click.ParamType  # generic for type checkers only, in older releases
@@ -327,34 +329,48 @@ class JsonLines:
 class ProgressDisplay:
     """Shows how far a command is; silent without a terminal."""
 
-    def __init__(self, advance: Callable[[float], None], describe: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        advance: Callable[[float], None] = lambda _amount: None,
+        describe: Callable[[str], None] = lambda _text: None,
+        expect: Callable[[float], None] = lambda _total: None,
+    ) -> None:
         self.advance = advance
         self.describe = describe
+        self.expect = expect
+        """Say how much there is in all, where that is not known from the start."""
 
 
 @contextlib.contextmanager
 def progress(description: str, total: float | None = None) -> Iterator[ProgressDisplay]:
     """A progress bar on stderr while the block runs, if stderr is a terminal."""
     if not sys.stderr.isatty():
-        yield ProgressDisplay(lambda _amount: None, lambda _text: None)
+        yield ProgressDisplay()
         return
     from rich import progress as bars
     from rich.console import Console
 
-    columns = (
-        bars.SpinnerColumn(),
-        bars.TextColumn("{task.description}"),
+    class Display(bars.Progress):
+        """One line; what says how far it is comes with the total."""
+
+        def get_renderables(self) -> Iterator[RenderableType]:
+            is_known = all(task.total is not None for task in self.tasks)
+            self.columns = (*shown, *(of_a_total if is_known else ()), bars.TimeElapsedColumn())
+            yield from super().get_renderables()
+
+    shown = (bars.SpinnerColumn(), bars.TextColumn("{task.description}"))
+    of_a_total = (
         bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TimeElapsedColumn(),
+        bars.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
         bars.TextColumn("left:"),
         bars.TimeRemainingColumn(),
     )
-    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Display(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield ProgressDisplay(
             lambda amount: bar.advance(task, amount),
             lambda text: bar.update(task, description=text),
+            lambda amount: bar.update(task, total=amount),
         )
 
 

@@ -38,7 +38,8 @@ def command(
     """Write the live rows of a table as a plain table that every engine reads.
 
     A second run replaces what the first one wrote: a Delta table in one commit, a folder of Parquet files by
-    a new folder.
+    a new folder. Files of a Delta table that were replaced are deleted after a week, or as its own setting
+    delta.deletedFileRetentionDuration says.
     """
     from ..table.exporting import export_table
 

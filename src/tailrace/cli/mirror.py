@@ -279,9 +279,9 @@ class _View:
         figures = self.figures
         figures.add(what)
         self._bar.advance(what.changes)
-        left = f", {what.lag_changes / what.rate:.0f} s left" if what.lag_changes and what.rate else ""
+        self._bar.expect(figures.changes + what.lag_changes)
         rescued = f", {figures.rescued:,} rescued" if figures.rescued else ""
-        self._bar.describe(f"mirroring, {what.rate:,.0f}/s, {what.lag_changes:,} behind{left}{rescued}")
+        self._bar.describe(f"mirroring, {what.rate:,.0f}/s, {what.lag_changes:,} behind{rescued}")
         if what.rolled_back:
             note(f"the bucket took changes back: rolled back {counted(len(what.rolled_back), 'vbucket')}")
         if self._as_json:

@@ -140,6 +140,9 @@ def _to_delta(rows: LiveRows, target: str, storage_options: Mapping[str, str] | 
     except (DeltaError, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise StorageError(f"the export could not be written to {target}: {reason}") from error
+    if is_there:  # what was exported before would stay for ever; readers have the usual week
+        with contextlib.suppress(DeltaError, OSError):
+            DeltaTable(target, storage_options=options).vacuum(dry_run=False)
     return counted.rows
 
 

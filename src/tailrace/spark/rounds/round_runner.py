@@ -64,7 +64,7 @@ class RoundRunner:
             now_ns = self._clock.time_ns()
             add_span("tailrace.mirror.plan", now_ns - int(planned_s * 1e9), now_ns)
             changes = sum(piece.changes for piece in plan.ranges.values())
-            self._handle.say(f"round {self._batch}: {changes} changes to read")
+            self._handle.say(f"round {self._batch}: {changes:,} changes to read")
             time = _Spent(self._clock, planned_s)
             with time.spent("commit"):
                 back = self._go_back(plan)
