@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import random
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +133,60 @@ def test_a_failover_log_that_is_none(connect: Callable[..., Any], log: bytes) ->
             connect(server.url, retry_for_s=5).failover_logs()
         with pytest.raises(RemoteProtocolError):
             next(connect(server.url, retry_for_s=5).changes(start="now"))
+
+
+def test_every_node_is_asked_for_names() -> None:
+    """The manifest of one may be older than what another one streams."""
+
+    class Link:
+        def __init__(self) -> None:
+            self.granted = SimpleNamespace(session=SimpleNamespace(collections=True))
+            self.asked: list[Callable[[bytes | None], None]] = []
+
+        def ask(self, _script: Any, then: Callable[[bytes | None], None], _now: float) -> None:
+            self.asked.append(then)
+
+    def manifest(*collections: tuple[int, str]) -> bytes:
+        made = [{"uid": f"{number:x}", "name": name} for number, name in collections]
+        return json.dumps({"scopes": [{"uid": "0", "name": "_default", "collections": made}]}).encode()
+
+    old, new = Link(), Link()
+    nodes: Any = [SimpleNamespace(link=old), SimpleNamespace(link=new)]
+    catalog = Catalog("default", collections=["late"])
+    catalog.renew()
+    catalog.turn([], 0.0)
+    catalog.turn(nodes, 0.0)
+    catalog.turn(nodes, 0.0)
+    old.asked[0](manifest())
+    assert len(old.asked) == len(new.asked) == 1
+    assert not is_ready(catalog)
+    new.asked[0](manifest((9, "late")))
+    assert is_ready(catalog) and catalog.stream_filter == {"collections": ["9"]}
+    third = Link()
+    three: Any = [*nodes, SimpleNamespace(link=third)]
+    catalog.turn(three, 0.0)
+    assert not is_ready(catalog), "its streams wait until it has said what they hold"
+    catalog.turn(nodes, 0.0)  # it is gone, and nobody waits for it
+    assert is_ready(catalog)
+    catalog.renew()
+    third.asked[0](manifest((10, "other")))  # an answer to an earlier reading
+    assert not is_ready(catalog)
+    catalog.turn(nodes[:1], 0.0)
+    old.asked[1](manifest((9, "late")))
+    assert is_ready(catalog) and catalog.stream_filter == {"collections": ["9"]}
+
+    free = Catalog("default")
+    free.renew()
+    free.turn(nodes, 0.0)
+    old.asked[-1](manifest())
+    links: list[Any] = [old, new]
+    assert is_ready(free) and [free.has_names_of(link) for link in links] == [True, False]
+    new.asked[-1](manifest((9, "late")))
+    assert free.has_names_of(links[1]) and free.names.collections[9] == ("_default", "late")
+
+
+def is_ready(catalog: Catalog) -> bool:
+    return catalog.is_ready
 
 
 def test_names_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..columns.batch import Names
 from ..errors import RemoteProtocolError, UsageError
@@ -15,6 +16,9 @@ from .left_out import LeftOut
 from .nodes import KnownNode
 
 __all__ = ["Catalog", "full_path"]
+
+if TYPE_CHECKING:
+    from ..protocol.dcp.reader import DcpReader
 
 T = TypeVar("T")
 
@@ -49,38 +53,60 @@ class Catalog:
         self._scope = scope
         self._collections = tuple(full_path(path) for path in collections)
         self._scopes: dict[int, str] = {0: "_default"}
-        self._asked: object = None
+        self._asked: set[DcpReader] = set()
+        self._told: set[DcpReader] = set()
+        self._asks_every_node = False
 
     def renew(self) -> None:
         """A reading begins. Collections may have been made since the last one, and streams that begin behind
         that don't say what they are called: the manifest is asked for again.
         """
-        if self.is_ready:
-            self.is_ready, self._asked = False, None
+        self.is_ready, self._asks_every_node = False, True
+        self._asked, self._told = set(), set()
 
     def turn(self, ready: Sequence[KnownNode], now: float) -> None:
-        """Ask a node for the manifest, once a reading."""
-        if self.is_ready or not ready:
+        """Ask for the manifest, once a reading: every node, since one's may be older than another's. A node
+        has the names of what it streams.
+        """
+        if not ready or (self.is_ready and not self._asks_every_node):
             return
-        link = ready[0].link
-        assert link is not None and link.granted is not None
-        if not link.granted.session.collections:
-            if self._scope or self._collections:
-                raise UsageError("the server has no collections, so a reading can't be limited to some")
-            self.is_ready = True
-        elif self._asked is not link:
-            self._asked = link
-            self.trouble = "waits for the collections manifest"
-            link.ask(_manifest(), self._answered, now)
+        links = {node.link for node in (ready if self._asks_every_node else ready[:1])}
+        if self.is_ready and links <= self._told:
+            return
+        for link in links - self._asked:
+            assert link is not None and link.granted is not None
+            self._asked.add(link)
+            if not link.granted.session.collections:
+                if self._scope or self._collections:
+                    raise UsageError("the server has no collections, so a reading can't be limited to some")
+                self._told.add(link)
+            else:
+                self.trouble = "waits for the collections manifest"
+                link.ask(_manifest(), partial(self._answered, self._told, link), now)
+        self._asked &= links  # whoever is gone will not answer
+        self._told &= links
+        self._settle()
 
-    def _answered(self, text: bytes | None) -> None:
+    def _answered(self, told: set[DcpReader], link: DcpReader, text: bytes | None) -> None:
         if text is not None:
             self._read(text)
         elif self._scope or self._collections:
             raise UsageError("the server has no collections manifest, so a reading can't be limited")
-        if not self.stream_filter:  # what a source was limited to when it was opened stays
-            self._make_filter()
-        self.is_ready, self.trouble = True, ""
+        told.add(link)  # that of an earlier reading counts for that one only
+        self._settle()
+
+    def has_names_of(self, link: DcpReader) -> bool:
+        """Whether a node has said what the collections are called that it streams."""
+        return not self._asks_every_node or link in self._told
+
+    def _settle(self) -> None:
+        told = self._asked & self._told
+        # a filter is made of what all of them know; otherwise no node waits for another
+        self.is_ready = bool(told) and (told == self._asked or not (self._scope or self._collections))
+        if self.is_ready:
+            self.trouble = ""
+            if not self.stream_filter:  # what a source was limited to when it was opened stays
+                self._make_filter()
 
     def _read(self, text: bytes) -> None:
         try:

@@ -161,6 +161,8 @@ class Reading:
                 progress.wait(f"no node has vbucket {progress.vbucket}", self._now)
             elif node.is_ready and node.address not in self._closed:
                 assert node.link is not None
+                if not self._catalog.has_names_of(node.link):
+                    continue
                 if progress.state is ReadingState.READY:
                     self._request(progress, node)
                     requested.setdefault(node.link, []).append(progress)
