@@ -237,7 +237,7 @@ class Node:
         for session in self.sessions:
             if session.bucket is not bucket or not session.bucket_selected:
                 continue
-            if session.known_map is not None and session.known_map >= current.version:
+            if current.is_known(session.known_map):
                 continue
             brief = Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF in session.features
             if not brief and Feature.CLUSTERMAP_CHANGE_NOTIFICATION not in session.features:

@@ -436,15 +436,14 @@ class Session:
         self.node.claim_name(self.bucket.name, name, self)
 
     def not_my_vbucket(self) -> tuple[bytes, int]:
-        """Value and datatype of a 0x07 answer: a whole config, or nothing."""
+        """Value and datatype of a 0x07 answer: a config, or nothing."""
         if self.bucket is None:
             return b"", 0
         current = self.node.map_of(self.bucket)
-        known = self.known_map is not None and self.known_map >= current.version
-        if known and Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP in self.features:
-            return b"", 0
-        if not known:
+        if not current.is_known(self.known_map):
             self.known_map = current.version
+        elif Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP in self.features:
+            return b"", 0
         return current.text, Datatype.JSON & self.datatypes
 
     def not_my_vbucket_refusal(self) -> Refused:
@@ -453,7 +452,7 @@ class Session:
         return Refused(Status.NOT_MY_VBUCKET, "", value, datatype)
 
     def push(self, message: bytes) -> None:
-        """Send something that was not asked for."""
+        """Send what nobody asked for."""
         if not self.closed:
             self._answers.add_first(message)
             self.wake()

@@ -131,6 +131,10 @@ class ServedMap:
         """What maps are ordered by."""
         return self.epoch, self.rev
 
+    def is_known(self, known: tuple[int, int] | None) -> bool:
+        """Whether somebody who has that version needs this one no more."""
+        return known is not None and known >= self.version
+
     def without_bucket(self) -> ServedMap:
         """The nodes of a bucket's map, for connections without a bucket."""
         content = {"rev": self.rev, "revEpoch": self.epoch, "nodesExt": json.loads(self.text)["nodesExt"]}

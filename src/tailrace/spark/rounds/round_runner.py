@@ -101,7 +101,7 @@ class RoundRunner:
         self._verdicts.went_back(vbuckets)
         return _WentBack(vbuckets, rows, self._asked.tables[0].current.positions)
 
-    def _read_and_write(self, state: BucketState, plan: RoundPlan, time: _Spent) -> _Written:
+    def _read_and_write(self, state: BucketState, plan: RoundPlan, time: _Spent) -> _WrittenRound:
         """What the tasks answer, and where they wrote."""
         asked = self._asked
         with time.spent("plan"):
@@ -127,9 +127,9 @@ class RoundRunner:
                 with span("tailrace.mirror.read_and_write", tasks=len(pieces), planned_changes=changes):
                     answers: list[TaskAnswer] = asked.jobs.run(task, pieces, description)
                 if not self._committer.settle_columns(answers):
-                    return _Written(targets, log, answers)
+                    return _WrittenRound(targets, log, answers)
 
-    def _commit(self, plan: RoundPlan, written: _Written, back: _WentBack) -> RoundCounts:
+    def _commit(self, plan: RoundPlan, written: _WrittenRound, back: _WentBack) -> RoundCounts:
         with span("tailrace.mirror.commit"):
             counted = self._committer.commit(plan, written.targets, written.log, written.answers)
         self._verdicts.committed(written.answers)
@@ -197,7 +197,7 @@ class RoundRunner:
 
 
 @dataclass(frozen=True)
-class _Written:
+class _WrittenRound:
     """What the tasks of a round did."""
 
     targets: Sequence[TableTarget]
