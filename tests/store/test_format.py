@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tailrace.clock import ManualClock
-from tailrace.errors import StoreCorrupt
+from tailrace.errors import StoreCorrupt, StoreTooNew
 from tailrace.files import MemoryFiles
 from tailrace.frames import seqnos_at
 from tailrace.store.bucket import EngineBucket
@@ -41,7 +41,7 @@ def a_store() -> tuple[MemoryFiles, list[Any]]:
 def test_a_log() -> None:
     files, frames = a_store()
     data = bytes(files.files["bucket.default/log-0000000001"])
-    assert data[:5] == b"TRLG\3"
+    assert data[:5] == b"TRLG\4"
     assert [u(data, at, 8) for at in (8, 16, 24, 32)] == [1, 0, 0, 1]
     salt = u(data, 40, 4)
     assert u(data, 60, 4) == zlib.crc32(data[:60])
@@ -83,7 +83,7 @@ def test_a_segment_and_the_manifest() -> None:
     assert entry["clips"] == {}
     assert manifest["vbuckets"]["1"]["high_seqno"] == 2_000
     data = bytes(files.files["bucket.default/" + entry["file"]])
-    assert data[:5] == b"TRSG\3"
+    assert data[:5] == b"TRSG\4"
     foot = len(data) - 48
     assert u(data, foot + 44, 4) == zlib.crc32(data[foot : foot + 44])
     table, entries, count, pairs = (u(data, foot + at, 8) for at in (0, 8, 16, 24))
@@ -136,7 +136,7 @@ def checksum(body: bytes) -> tuple[int, int]:
 
 def test_the_format_file() -> None:
     files, _ = a_store()
-    assert bytes(files.files["FORMAT"]) == b"tailrace store, format \3\n"
+    assert bytes(files.files["FORMAT"]) == b"tailrace store, format \4\n"
 
 
 def test_the_marks() -> None:
@@ -174,16 +174,60 @@ def stream(bucket: EngineBucket) -> list[int]:
 def test_a_store_of_format_1_is_read_and_goes_on_as_a_newer_one(tmp_path: Path) -> None:
     zipfile.ZipFile(FORMAT_1).extractall(tmp_path)
     with Engine(tmp_path, clock=ManualClock()) as engine:
-        assert (tmp_path / "FORMAT").read_bytes() == b"tailrace store, format \3\n"
+        assert (tmp_path / "FORMAT").read_bytes() == b"tailrace store, format \4\n"
         bucket = engine.buckets["default"]
         bucket.seal()
         assert stream(bucket) == [1, 2, 3, *range(1, 402)]
         assert bucket.vbuckets[1].get(b"\0k399").endswith(b"\0k399" + b"399 " * 75)
         assert bucket.vbuckets[1].get(b"\0in the log").endswith(b"\0in the log1")
-        assert {path.read_bytes()[4] for path in tmp_path.glob("*/segment-*")} == {1, 3}
+        assert {path.read_bytes()[4] for path in tmp_path.glob("*/segment-*")} == {1, 4}
         bucket.compact()
         assert stream(bucket) == [1, 2, 3, *range(1, 402)]
-        assert {path.read_bytes()[4] for path in tmp_path.glob("*/segment-*")} == {3}
+        assert {path.read_bytes()[4] for path in tmp_path.glob("*/segment-*")} == {4}
+
+
+FORMAT_3 = FORMAT_1.with_name("format-3.zip")
+"""Of the last Tailrace of that format: a durable write in a segment, a document and a prepare in the log."""
+
+
+def test_a_store_of_format_3_goes_on_with_its_prepares(tmp_path: Path) -> None:
+    zipfile.ZipFile(FORMAT_3).extractall(tmp_path)
+    for _ in range(2):
+        with Engine(tmp_path, clock=ManualClock()) as engine:
+            assert (tmp_path / "FORMAT").read_bytes() == b"tailrace store, format \4\n"
+            vbucket = engine.buckets["default"].vbuckets[0]
+            assert vbucket.get(b"\0b").endswith(b"\0bcommitted")
+            assert vbucket.get(b"\0c").endswith(b"\0cin the log")
+            assert [prepare.key for prepare in vbucket.undecided] == [b"\0d"]
+    assert {path.read_bytes()[4] for path in tmp_path.glob("*/segment-*")} == {3}
+    with Engine(tmp_path, clock=ManualClock()) as engine:
+        bucket = engine.buckets["default"]
+        vbucket = bucket.vbuckets[0]
+        vbucket.commit(vbucket.undecided[0].seqno)
+        bucket.compact()
+        assert vbucket.get(b"\0d").endswith(b"\0dpending")
+    assert {path.read_bytes()[4] for path in tmp_path.glob("*/segment-*")} == {4}
+
+
+@pytest.mark.parametrize(
+    "name", ["FORMAT", "bucket.default/log-0000000002", "bucket.default/segment-0000000001"]
+)
+def test_a_newer_file_is_refused_with_what_to_do(tmp_path: Path, name: str) -> None:
+    """Each on its own: an older Tailrace may find a store in the middle of its first start by a newer one."""
+    zipfile.ZipFile(FORMAT_3).extractall(tmp_path)
+    path = tmp_path / name
+    data = bytearray(path.read_bytes())
+    if name == "FORMAT":
+        data[-2] = 5
+    elif "log" in name:
+        data[4] = 5
+        data[60:64] = zlib.crc32(data[:60]).to_bytes(4, "little")
+    else:
+        data[-8] = 5
+        data[-4:] = zlib.crc32(data[-48:-4]).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(StoreTooNew, match=r"has format 5, .* up to 4: use a newer Tailrace$"):
+        Engine(tmp_path, clock=ManualClock())
 
 
 @pytest.mark.parametrize("at", [64, 1_000, 8_000, 60_000, 100_000])

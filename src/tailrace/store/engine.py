@@ -11,12 +11,12 @@ from itertools import count
 from types import TracebackType
 
 from ..clock import SYSTEM, Clock
-from ..errors import StoreCorrupt, StoreError, StoreTooNew, UsageError
+from ..errors import StoreCorrupt, StoreError, UsageError
 from ..files import DiskFiles, Files, MemoryFiles
 from ..rng import source
 from .base import StoreSettings
 from .bucket import EngineBucket
-from .format import FORMAT_VERSION
+from .format import FORMAT_VERSION, check_version
 from .losses import LOST, LossPolicy, lost
 from .manifest_file import MANIFEST, read_json, write_json
 
@@ -124,11 +124,7 @@ class Engine:
             self._policy.report(lost(f"{FORMAT} in the data directory is damaged"))
             return FORMAT_VERSION
         version: int = data[len(MAGIC)]
-        if version > FORMAT_VERSION:
-            raise StoreTooNew(
-                f"the data directory has format {version}, this Tailrace reads up to {FORMAT_VERSION}: "
-                "use a newer Tailrace"
-            )
+        check_version("the data directory", version)
         return version
 
     def _write_format(self) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DocumentRefused, MalformedMessage
+from ..errors import DocumentRefused, MalformedMessage, StoreTooNew
 from ..frames import CHUNK_BYTES, OPCODE_AT, Bytes, Offsets, Trait, field_everywhere
 from ..wire import dcp
 from ..wire.codes import SCOPE_EVENTS, Datatype, DcpOpcode, Magic, Status, SystemEventId
@@ -59,6 +59,7 @@ __all__ = [
     "aborted",
     "canonical",
     "cas_of",
+    "check_version",
     "checksum",
     "collection_of",
     "committed",
@@ -74,10 +75,20 @@ __all__ = [
     "vbuckets_at",
 ]
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """1 had a smaller sector in a block's checksum, which was that of the frames alone: see `checksum`. 1 and 2
-had no files BUCKETS and SYNCED, so they can't tell that a bucket or the newest log is gone.
+had no files BUCKETS and SYNCED, so they can't tell that a bucket or the newest log is gone. 3 has what 4 has,
+but was also that of versions that know neither prepares nor modified collections.
 """
+
+
+def check_version(what: str, version: int) -> None:
+    """`StoreTooNew` if a newer Tailrace wrote it."""
+    if version > FORMAT_VERSION:
+        raise StoreTooNew(
+            f"{what} has format {version}, this Tailrace reads up to {FORMAT_VERSION}: use a newer Tailrace"
+        )
+
 
 # Frames: the header and the extras in one struct. Of a mutation only what the store fills in: opaque, lock
 # time, nmeta and nru are 0.

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import StoreTooNew
 from ..files import Buffer, File, Files
 from ..frames import seqnos_at
-from .format import BATCH, BATCH_MAGIC, FORMAT_VERSION, LOG, LOG_MAGIC, vbuckets_at
+from .format import BATCH, BATCH_MAGIC, FORMAT_VERSION, LOG, LOG_MAGIC, check_version, vbuckets_at
 from .losses import lost
 
 __all__ = [
@@ -172,8 +171,7 @@ def log_header(file: File) -> LogHeader | None:
     magic, version, *fields, crc = LOG.unpack(head)
     if magic != LOG_MAGIC or zlib.crc32(head[:-4]) != crc:
         return None
-    if version > FORMAT_VERSION:
-        raise StoreTooNew(f"{file.path} has format {version}, this Tailrace reads up to {FORMAT_VERSION}")
+    check_version(file.path, version)
     return LogHeader(*fields)
 
 

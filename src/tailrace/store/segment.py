@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import StoreCorrupt, StoreTooNew
+from ..errors import StoreCorrupt
 from ..files import Buffer, Files
 from ..frames import CHUNK_BYTES, Bytes, Offsets
 from .format import (
@@ -28,10 +28,10 @@ from .format import (
     COLUMN_BYTES,
     DIRECTORY,
     FOOTER,
-    FORMAT_VERSION,
     OLD_SECTOR,
     SEGMENT,
     SEGMENT_MAGIC,
+    check_version,
     checksum,
     padded,
 )
@@ -155,8 +155,7 @@ class Segment:
         offset, count, self.frames, self.pairs, table_crc, magic, version, crc = FOOTER.unpack(foot)
         if magic != SEGMENT_MAGIC or zlib.crc32(foot[:-4]) != crc:
             raise lost(f"{path} is damaged (its footer)")
-        if version > FORMAT_VERSION:
-            raise StoreTooNew(f"{path} has format {version}, this Tailrace reads up to {FORMAT_VERSION}")
+        check_version(path, version)
         self.version = version
         table = self.file.read(count * DIRECTORY.itemsize, offset)
         if zlib.crc32(table) != table_crc:
