@@ -128,6 +128,35 @@ def test_no_text_shows_the_password() -> None:
     assert str(parse("couchbase://ada:hunter2@h:11210/b")) == "couchbase://ada@h:11210/b"
 
 
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("couchbase://a;b:1", (Address("a", 11210), Address("b", 1))),
+        ("couchbase://a:1=mcd,b:2=kv,c:3=cccp", (Address("a", 1), Address("b", 2), Address("c", 3))),
+        ("couchbase://a:8091=kv,[::1]:18091=kv", (Address("a", 8091), Address("::1", 18091))),
+    ],
+)
+def test_forms_that_sdks_take(text: str, addresses: tuple[Address, ...]) -> None:
+    where = parse(text)
+    assert where.addresses == addresses
+    assert parse(str(where)) == where
+
+
+def test_the_name_of_srv_records_is_taken_for_the_cluster() -> None:
+    assert parse("couchbases://_couchbases._tcp.cb.example.com").name == "cb.example.com"
+
+
+@pytest.mark.parametrize("port", [8091, 18091])
+def test_the_port_of_the_management_is_no_place_for_data(port: int) -> None:
+    with pytest.raises(UsageError, match=rf"{port} is where clusters are managed over HTTP, .*a:{port}=kv"):
+        parse(f"couchbases://a:{port}/b")
+
+
+def test_another_service_is_refused() -> None:
+    with pytest.raises(UsageError, match="a:8091=http is no key-value service"):
+        parse("couchbase://a:8091=http")
+
+
 def test_a_lone_name_without_a_port_may_be_a_cluster() -> None:
     assert parse("couchbases://cb.example.com/b").name == "cb.example.com"
     for text in ("cb.example.com:11207", "a.example,b.example", "127.0.0.1", "[::1]", "localhost"):

@@ -1,6 +1,6 @@
 """Connection strings: where the nodes are, who logs in, and which bucket.
 
-    couchbase://[user[:password]@]host[:port][,host2…][/bucket][?name=value[&name=value…]]
+    couchbase://[user[:password]@]host[:port[=kv]][,host2…][/bucket][?name=value[&name=value…]]
 
 ``couchbases://`` is the same over TLS. User, password, bucket and values may be percent-encoded; an IPv6
 address stands in brackets. A lone name without a port may be known to DNS as a cluster (see `client.naming`).
@@ -35,6 +35,10 @@ MAX_HOST = 253
 MAX_BUCKET = 100
 
 _SCHEMES = {"couchbase": False, "couchbases": True}
+_KV_TYPES = ("kv", "mcd", "cccp")
+"""What SDKs write behind the port of the key-value service."""
+_MANAGEMENT_PORTS = (8091, 18091)
+_SRV_PREFIX = re.compile(r"_couchbases?\._tcp\.(?=.)")
 _SHAPE = "write it like couchbase://user:password@host:11210/bucket"
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _BUCKET = re.compile(r"[A-Za-z0-9_.%-]+")
@@ -104,7 +108,7 @@ class ConnectionString:
     def __str__(self) -> str:
         """The connection string without the password: for logs, messages and offsets."""
         user = "" if self.username is None else quote(self.username, safe="") + "@"
-        hosts = self.name or ",".join(str(address).replace("%", "%25") for address in self.addresses)
+        hosts = self.name or ",".join(map(_shown, self.addresses))
         scheme = "couchbases" if self.tls else "couchbase"
         options = "&".join(f"{name}={quote(value, safe='')}" for name, value in self._options())
         return f"{scheme}://{user}{hosts}/{quote(self.bucket, safe='')}{'?' + options if options else ''}"
@@ -144,6 +148,7 @@ def parse(text: str, environ: Mapping[str, str] | None = None) -> ConnectionStri
     if "@" in path or authority.count("@") > 1:
         raise UsageError("a '/' or '@' in user or password must be percent-encoded, as %2F or %40")
     user, at, hosts = authority.rpartition("@")
+    hosts = _SRV_PREFIX.sub("", hosts.replace(";", ","), 1)
     username, password = _login(user, environ or {}, given=bool(at))
     addresses = _addresses(hosts, tls=tls)
     return ConnectionString(
@@ -270,7 +275,23 @@ def _address(text: str, *, tls: bool) -> Address:
             raise UsageError(f"{host!r} is no host name, {_SHAPE}")
     if not colon:
         return Address(host, DEFAULT_TLS_PORT if tls else DEFAULT_PORT)
-    return Address(host, _port(port_text, f"the port of {host!r}"))
+    port_text, equals, service = port_text.partition("=")
+    port = _port(port_text, f"the port of {host!r}")
+    if equals and service not in _KV_TYPES:
+        raise UsageError(
+            f"{host}:{port}={service[:20]} is no key-value service, which is all that is read here"
+        )
+    if port in _MANAGEMENT_PORTS and not equals:
+        raise UsageError(
+            f"{port} is where clusters are managed over HTTP, not where data is; leave the port out, "
+            f"or write {host}:{port}=kv if a node really listens there"
+        )
+    return Address(host, port)
+
+
+def _shown(address: Address) -> str:
+    """As `_address` reads it."""
+    return str(address).replace("%", "%25") + ("=kv" if address.port in _MANAGEMENT_PORTS else "")
 
 
 def _port(text: str, what: str) -> int:
