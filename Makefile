@@ -66,7 +66,7 @@ endif
 
 # SEED=17 (STEPS=200) plays a seed of the simulated cluster again, exactly, and says what happens
 simulate: $(STAMP)
-	SIMULATE=$(or $(SEED),0) STEPS=$(STEPS) $(BIN)/pytest -q -s -m long -k again tests/cluster/test_simulation.py
+	SIMULATE=$(or $(SEED),0) STEPS=$(STEPS) CAUTIOUS=$(CAUTIOUS) $(BIN)/pytest -q -s -m long -k again tests/cluster/test_simulation.py
 
 # SEED=7 SECONDS=60 plays the faults of a seed against a cluster of real processes
 campaign: $(STAMP)

@@ -19,7 +19,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cluster.sim_readers import Mirror
+from cluster.sim_readers import CautiousMirror, Mirror
 from cluster.sim_steps import Steps
 from cluster.sim_world import World
 
@@ -57,7 +57,8 @@ def _play(seed: int, steps: int, mirror: type[Mirror]) -> World:
     except BaseException as error:
         story = "\n  ".join(world.trace[-60:])
         error.add_note(f"the last of {len(world.trace)} things that happened:\n  {story}")
-        error.add_note(f"play it again: make simulate SEED={seed} STEPS={steps}")
+        cautious = " CAUTIOUS=1" if mirror is CautiousMirror else ""
+        error.add_note(f"play it again: make simulate SEED={seed} STEPS={steps}{cautious}")
         raise
     finally:
         world.close()

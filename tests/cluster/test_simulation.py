@@ -1,6 +1,7 @@
 """Nodes, coordinator, client and mirror in one process: under any seed all is well (see `simulation`).
 
-``make simulate SEED=17`` plays seed 17 again, exactly, and says what happened; STEPS is how long.
+``make simulate SEED=17`` plays seed 17 again, exactly, and says what happened; STEPS is how long, and
+CAUTIOUS=1 has the reader with ``persisted_only`` in the mirror's place.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 
 from campaigns.bug import Bug
 from cluster.planted_cluster_bugs import BUGS
-from cluster.sim_readers import CautiousMirror
+from cluster.sim_readers import CautiousMirror, Mirror
 from cluster.sim_truth import Wrong
 from cluster.simulation import STEPS, run
 from tailrace.errors import TailraceError
@@ -63,7 +64,8 @@ def test_all_is_well_under_very_many_seeds(first: int) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(not SEED, reason="for make simulate SEED=…")
 def test_a_seed_again() -> None:
-    world = run(int(SEED or 0), int(os.environ.get("STEPS") or STEPS))
+    mirror = CautiousMirror if os.environ.get("CAUTIOUS") else Mirror
+    world = run(int(SEED or 0), int(os.environ.get("STEPS") or STEPS), mirror=mirror)
     print("\n".join(world.trace))
 
 
