@@ -11,7 +11,8 @@
     ├── ConnectError                    the peer can't be reached or went away for good
     │   ├── LoginError                  ... or refuses the login
     │   │   └── NoSuchBucket            ... or has no such bucket, or none for this user
-    │   └── NotPersistedYet             ... or has changes that not every copy has on disk yet
+    │   ├── NotPersistedYet             ... or has changes that not every copy has on disk yet
+    │   └── OutOfReach                  ... or was tried for as long as somebody wanted to wait
     ├── StoreError                      the data directory can't do what was asked
     │   ├── StoreLocked                 another process has it
     │   ├── StoreCorrupt                a checksum or a size is wrong; names the file
@@ -69,6 +70,7 @@ __all__ = [
     "NoSuchBucket",
     "NotDurable",
     "NotPersistedYet",
+    "OutOfReach",
     "ProtocolError",
     "RemoteProtocolError",
     "RollbackImpossible",
@@ -175,6 +177,10 @@ class NoSuchBucket(LoginError):
 
 class NotPersistedYet(ConnectError):
     """Changes wait until every copy has them on disk, for longer than the reader wants to; says for whom."""
+
+
+class OutOfReach(ConnectError):
+    """Nobody answered for as long as somebody wanted to wait: another attempt is not made."""
 
 
 class StoreError(TailraceError):

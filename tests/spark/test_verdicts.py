@@ -28,3 +28,15 @@ def test_a_failure_is_tried_again_less_and_less_often() -> None:
     verdicts.note([TaskAnswer(failed={7: "connection lost"})], 20.0)
     assert (verdicts.waiting(24.9), verdicts.waiting(25.1)) == ([7], [])
     assert verdicts, "somebody waits"
+
+
+def test_what_is_not_there_any_more_is_not_waited_for() -> None:
+    """A failover took back what could not be read: nobody will ever read it."""
+    verdicts = Verdicts(retry_for_s=60.0)
+    verdicts.note([TaskAnswer(failed={7: "connection lost", 8: "connection lost"})], 0.0)
+    verdicts.nothing_left({7}, 0.1)
+    assert verdicts, "it is tried again first"
+    verdicts.nothing_left({7}, 1.0)
+    assert verdicts, "8 has no node yet"
+    verdicts.nothing_left({7, 8}, 1.0)
+    assert not verdicts

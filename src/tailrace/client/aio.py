@@ -27,15 +27,15 @@ from ..connstr import Address, ConnectionString
 from ..errors import ConnectError, StoreError, TailraceError, UsageError
 from ..history import FailoverLog
 from ..model import Position
-from ..protocol.script import Script, ask
-from ..protocol.states import ReadingState
+from ..protocol.script import ask
 from ..wire.admin import DeregisterTapClient
+from .asking import Asking
 from .autosave import Autosave
 from .bounds import End, Start
 from .catalog import Catalog
 from .connection import Connection
 from .connections import Connections
-from .copies import CopiesOnDisk, CopySurvey
+from .copies import CopiesOnDisk
 from .events import Event
 from .groups.reader import GroupAutosave, GroupReader
 from .keywords import shows_keywords
@@ -45,7 +45,6 @@ from .options import SourceKeywords, SourceOptions, complete, read_options, reso
 from .portion import Portion
 from .questions import failover_logs, high_seqnos
 from .resume import Reading, release
-from .survey import Survey
 from .tls import tls_context
 
 __all__ = ["Source", "connect"]
@@ -103,6 +102,16 @@ class Source:
             refused=self._lost,
             failed=self._fail,
             is_busy=self._is_busy,
+        )
+        self._asking = Asking(
+            self._nodes,
+            self._connections,
+            reading=lambda: self._reading,
+            retry_for_s=options.retry_for_s,
+            needs_replicas=options.persisted_only,
+            turn=self._turn,
+            until=self._until,
+            wake=self._wake,
         )
         self._error: Exception | None = None
         self._closed = False
@@ -363,23 +372,30 @@ class Source:
         assert self._nodes.map is not None
         return self._nodes.map.uuid
 
-    async def high_seqnos(self) -> dict[int, int]:
-        """The newest seqno of every vbucket."""
+    async def high_seqnos(self, *, reachable_only: bool = False) -> dict[int, int]:
+        """The newest seqno of every vbucket; with ``reachable_only`` of those whose nodes answer."""
         seqnos: dict[int, int] = {}
-        for answer in await self._ask_everybody(lambda _: high_seqnos()):
+        for answer in await self._asking.everybody(lambda _: high_seqnos(), reachable_only=reachable_only):
             seqnos |= answer
         return dict(sorted(seqnos.items()))
 
-    async def failover_logs(self, vbuckets: Iterable[int] | None = None) -> dict[int, FailoverLog]:
-        """The branches of vbuckets, newest first."""
+    async def failover_logs(
+        self, vbuckets: Iterable[int] | None = None, *, reachable_only: bool = False
+    ) -> dict[int, FailoverLog]:
+        """The branches of vbuckets, newest first; with ``reachable_only`` of those whose nodes answer."""
         assert self._nodes.map is not None
         chosen = range(self._nodes.map.vbucket_count) if vbuckets is None else sorted(set(vbuckets))
         logs: dict[int, FailoverLog] = {}
-        for answer in await self._ask_everybody(
-            lambda address: failover_logs([vbucket for vbucket in chosen if self._home(vbucket) == address])
+        for answer in await self._asking.everybody(
+            lambda address: failover_logs([vbucket for vbucket in chosen if self._home(vbucket) == address]),
+            reachable_only=reachable_only,
         ):
             logs |= answer
         return dict(sorted(logs.items()))
+
+    def unreachable(self) -> dict[int, str]:
+        """VBuckets of which nobody can be asked now, and why."""
+        return self._asking.unreachable(range(self.vbucket_count))
 
     async def persisted_seqnos(self, branches: Mapping[int, int]) -> CopiesOnDisk:
         """How far every copy of vbuckets has a branch on disk; ``branches`` are vb_uuids by vbucket.
@@ -389,18 +405,7 @@ class Source:
         self._check_usable()
         if not self.options.persisted_only:
             raise UsageError("persisted_seqnos is for sources with persisted_only")
-        self._nodes.refuse_ephemeral()
-        self._need_everybody()
-        self._turn()
-        survey = CopySurvey(self._nodes, branches, patience_s=self.options.replica_patience_s)
-
-        def is_answered() -> bool:
-            done = survey.is_answered(self._loop.time())
-            self._connections.flush()
-            return done
-
-        await self._until(is_answered)
-        return survey.result(self._loop.time())
+        return await self._asking.copies(branches, patience_s=self.options.replica_patience_s)
 
     def homes(self) -> dict[int, Address | None]:
         """The node that has each vbucket, by the newest map."""
@@ -411,7 +416,7 @@ class Source:
         if self.options.dialect != "tap":
             raise UsageError(f"{self.options.dialect} has no readers that a node remembers")
         name = self.options.tap_settings.name or self._settings.name
-        await self._ask_everybody(lambda _: ask(DeregisterTapClient(key=name.encode()), "deregister"))
+        await self._asking.everybody(lambda _: ask(DeregisterTapClient(key=name.encode()), "deregister"))
 
     @property
     def has_collections(self) -> bool:
@@ -565,42 +570,3 @@ class Source:
     def _home(self, vbucket: int) -> Address | None:
         node = self._nodes.node_of(vbucket)
         return None if node is None else node.address
-
-    def _need_everybody(self) -> None:
-        """Have connections to all nodes with vbuckets, unless a reading says which it needs."""
-        assert self._nodes.map is not None
-        if self._reading is None or self._reading.is_over:
-            every = range(self._nodes.map.vbucket_count)
-            self._nodes.need(every, copies_of=every if self.options.persisted_only else ())
-
-    async def _ask_everybody(self, script_for: Callable[[Address], Script[T]]) -> list[T]:
-        """Have a conversation with every node of the bucket."""
-        self._need_everybody()
-        self._turn()
-        await self._until(lambda: self._homes() <= {node.address for node in self._nodes.ready()})
-        everybody = Survey(
-            self._nodes,
-            script_for,
-            retry_for_s=self.options.retry_for_s,
-            wake_in=lambda seconds: self._loop.call_later(seconds, self._wake),
-        )
-
-        def is_answered() -> bool:
-            unheeded = [connection.lost for connection in self._connections.unheeded()]
-            done = everybody.is_answered(self._homes(), unheeded, self._loop.time())
-            self._connections.flush()
-            return done
-
-        await self._until(is_answered)
-        return list(everybody.answers.values())
-
-    def _homes(self) -> set[Address | None]:
-        """The nodes that have something for us."""
-        return {self._home(vbucket) for vbucket in self._needed_vbuckets()} - {None}
-
-    def _needed_vbuckets(self) -> Iterable[int]:
-        if self._reading is None or self._reading.is_over:
-            return range(self._nodes.map.vbucket_count) if self._nodes.map is not None else ()
-        return [
-            vb for vb, progress in self._reading.progress.items() if progress.state is not ReadingState.DONE
-        ]

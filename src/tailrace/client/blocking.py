@@ -218,13 +218,19 @@ class BlockingSource:
         """The bucket's: another one of its name has another. Empty where the server says none."""
         return self._call(lambda: self._source.bucket_uuid)
 
-    def high_seqnos(self) -> dict[int, int]:
-        """The newest seqno of every vbucket."""
-        return self._await(self._source.high_seqnos())
+    def high_seqnos(self, *, reachable_only: bool = False) -> dict[int, int]:
+        """The newest seqno of every vbucket; with ``reachable_only`` of those whose nodes answer."""
+        return self._await(self._source.high_seqnos(reachable_only=reachable_only))
 
-    def failover_logs(self, vbuckets: Iterable[int] | None = None) -> dict[int, FailoverLog]:
-        """The branches of vbuckets, newest first."""
-        return self._await(self._source.failover_logs(vbuckets))
+    def failover_logs(
+        self, vbuckets: Iterable[int] | None = None, *, reachable_only: bool = False
+    ) -> dict[int, FailoverLog]:
+        """The branches of vbuckets, newest first; with ``reachable_only`` of those whose nodes answer."""
+        return self._await(self._source.failover_logs(vbuckets, reachable_only=reachable_only))
+
+    def unreachable(self) -> dict[int, str]:
+        """VBuckets of which nobody can be asked now, and why."""
+        return self._call(self._source.unreachable)
 
     def persisted_seqnos(self, branches: Mapping[int, int]) -> CopiesOnDisk:
         """As `Source.persisted_seqnos`."""

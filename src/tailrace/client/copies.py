@@ -6,7 +6,7 @@ Rules: docs/spec/servers.md#persistence.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +15,7 @@ from ..model import MAX_U64
 from ..protocol.dcp.reader import DcpReader
 from .nodes import KnownNode, Nodes
 from .questions import persisted_seqnos
+from .survey import AwayNodes, SurveyPatience
 
 __all__ = ["CopiesOnDisk", "CopySurvey", "counted", "in_words"]
 
@@ -34,10 +35,21 @@ class CopiesOnDisk:
 class CopySurvey:
     """Asks the active and the replicas that the map names; ``branches`` are vb_uuids by vbucket."""
 
-    def __init__(self, nodes: Nodes, branches: Mapping[int, int], *, patience_s: float | None) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        branches: Mapping[int, int],
+        *,
+        patience_s: float | None,
+        wake_in: Callable[[float], object],
+        away: AwayNodes,
+    ) -> None:
+        """``wake_in`` calls `is_answered` again after so many seconds; who is ``away`` is not asked."""
         self._nodes = nodes
         self._branches = branches
         self._patience_s = patience_s
+        self._away = away
+        self._patience = SurveyPatience(away, wake_in)
         self._answers: dict[Address, dict[int, int]] = {}
         self._asked: dict[Address, DcpReader] = {}
 
@@ -47,16 +59,20 @@ class CopySurvey:
         for vbucket, vb_uuid in self._branches.items():
             for node in self._nodes.copies_of(vbucket):
                 wanted.setdefault(node.address, (node, {}))[1][vbucket] = vb_uuid
-        is_done = True
+        silent = []
         for address, (node, branches) in wanted.items():
             if address in self._answers:
                 continue
-            if node.is_ready and self._asked.get(address) is not node.link:
+            silent.append(node)
+            if node.is_ready and node not in self._away and self._asked.get(address) is not node.link:
                 assert node.link is not None
                 self._asked[address] = node.link
-                node.link.ask(persisted_seqnos(branches), partial(self._answers.__setitem__, address), now)
-            is_done = is_done and node.troubled_since is not None
-        return is_done
+                node.link.ask(persisted_seqnos(branches), partial(self._answered, address), now)
+        return self._patience.is_over(silent, now)
+
+    def _answered(self, address: Address, seqnos: dict[int, int]) -> None:
+        self._answers[address] = seqnos
+        self._away.answered(address)
 
     def result(self, now: float) -> CopiesOnDisk:
         """What the copies have in common."""
@@ -71,17 +87,19 @@ class CopySurvey:
                     continue
                 if (answer or 0) < seqnos[vbucket]:
                     seqnos[vbucket] = answer or 0
-                    slowest[vbucket] = in_words(node, now, is_active=node is active)
+                    slowest[vbucket] = in_words(
+                        node, now, is_active=node is active, is_late=self._away.is_late(node)
+                    )
             if active is None:
                 seqnos[vbucket], slowest[vbucket] = 0, "no node has it"
         return CopiesOnDisk(seqnos, slowest)
 
 
-def in_words(node: KnownNode, now: float, *, is_active: bool) -> str:
-    """Who holds changes back."""
+def in_words(node: KnownNode, now: float, *, is_active: bool, is_late: bool = False) -> str:
+    """Who holds changes back, or can't be asked."""
     role = "" if is_active else "the replica at "
-    trouble = "" if node.is_ready else f" ({node.state(now)})"
-    return f"{role}{node.address}{trouble}"
+    trouble = "does not answer" if is_late else "" if node.is_ready else node.state(now)
+    return f"{role}{node.address}{trouble and f' ({trouble})'}"
 
 
 def counted(reasons: Mapping[int, str]) -> str:

@@ -197,7 +197,7 @@ class Nodes:
         if self.map is None:
             self._next_seed(error)
         elif address in self._wanted():
-            self._ask_others(now)
+            self.ask_others(now)
 
     def dropped(self, address: Address) -> None:
         """The pump closed a connection that `to_disconnect` named."""
@@ -343,8 +343,8 @@ class Nodes:
             return None
         return self.map.version
 
-    def _ask_others(self, now: float) -> None:
-        """A node is gone: the others may know where its vbuckets went."""
+    def ask_others(self, now: float) -> None:
+        """A node is gone: the others may know where its vbuckets went. They are asked now and then."""
         if now - self._asked_at >= _POLL_S:
             self.ask_for_map(now)
 

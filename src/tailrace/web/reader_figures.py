@@ -79,7 +79,7 @@ class ReaderFigures:
         source = self._source
         assert source is not None
         asked_at = self._clock.monotonic()
-        high_seqnos = await source.high_seqnos()
+        high_seqnos = await source.high_seqnos(reachable_only=True)
         reached = source.reached_seqnos()
         self._stands = reached, high_seqnos
         figures = {"command": self._command, **source.stats()}

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ...client.blocking import BlockingSource
+from ...client.copies import counted
 from ...client.retry import Backoff
 from ...clock import SYSTEM, Clock
-from ...errors import ConnectError, LoginError
+from ...errors import ConnectError, LoginError, OutOfReach
 from ...history import FailoverLog
 from ...rng import source as dice
 from ..source.feed import open_source
 from ..source.options import Options
 
-__all__ = ["BucketState", "BucketWatch"]
+__all__ = ["BucketState", "BucketWatch", "UnaskedVBuckets"]
 
 T = TypeVar("T")
 
@@ -33,10 +34,38 @@ class BucketState:
     """The node of each vbucket; those that nobody has are missing."""
     logs_at: float = 0.0
     """When the failover logs were asked for."""
+    unasked: Mapping[int, str] = field(default_factory=dict)
+    """VBuckets of which nobody could be asked, and why: nothing is known of them, and they wait."""
     has_old_logs: bool = False
     """They are older than the seqnos: good for going on, which the node itself checks once more, and for no
     other decision.
     """
+
+
+class UnaskedVBuckets:
+    """VBuckets that wait because nobody can be asked: says for whom when it lasts, and has an end."""
+
+    SAY_AFTER_S, SAY_EVERY_S = 3.0, 60.0
+
+    def __init__(self, retry_for_s: float, on_trouble: Callable[[str], None]) -> None:
+        self._retry_for_s = retry_for_s
+        self._on_trouble = on_trouble
+        self._since: dict[int, float] = {}
+        self._say_at = 0.0
+
+    def note(self, unasked: Mapping[int, str], now: float) -> None:
+        """By vbucket: why it can't be asked."""
+        if not self._since:
+            self._say_at = now + self.SAY_AFTER_S
+        self._since = {vbucket: self._since.get(vbucket, now) for vbucket in unasked}
+        for vbucket, since in self._since.items():
+            if now - since >= self._retry_for_s:
+                raise OutOfReach(
+                    f"vbucket {vbucket} can't be read for {self._retry_for_s:g} s: {unasked[vbucket]}"
+                )
+        if unasked and now >= self._say_at:
+            self._say_at = now + self.SAY_EVERY_S
+            self._on_trouble(f"goes on without vbuckets that can't be read; {counted(unasked)}")
 
 
 class BucketWatch:
@@ -61,6 +90,8 @@ class BucketWatch:
         self._on_open = on_open
         self._source: BlockingSource | None = None
         self._vbucket_count = 0
+        self._silent_since: float | None = None
+        self._waiting = UnaskedVBuckets(options.retry_for_s, on_trouble)
 
     @property
     def vbucket_count(self) -> int:
@@ -69,13 +100,11 @@ class BucketWatch:
             self._vbucket_count = self._open().vbucket_count
         return self._vbucket_count
 
-    def high_seqnos(self) -> Mapping[int, int]:
-        """The newest seqno of every vbucket."""
-        return self._answered(BlockingSource.high_seqnos)
-
     def look(self) -> BucketState:
-        """Ask everything that a plan needs."""
-        return self._answered(self._look)
+        """Ask everything that a plan needs, of those who can be asked; `ConnectError` if a vbucket's node
+        could not be asked for too long.
+        """
+        return self._noted(self._answered(self._look))
 
     def held_back(self, state: BucketState, vbuckets: Iterable[int]) -> dict[int, tuple[int, str]]:
         """VBuckets that not all copies have on disk as far as the bucket is: how far all have it, and who is
@@ -94,35 +123,57 @@ class BucketWatch:
         vbucket. Everything is asked if a vbucket has come of which nothing is known.
         """
         at = self._clock.monotonic()
-        high = self.high_seqnos()
+        high, unasked = self._answered(self._seqnos)
         if not high.keys() <= known.failover_logs.keys():
             return self.look()
-        return replace(known, at=at, high_seqnos=high, has_old_logs=True)
+        return self._noted(replace(known, at=at, high_seqnos=high, unasked=unasked, has_old_logs=True))
 
     def _look(self, source: BlockingSource) -> BucketState:
         at = self._clock.monotonic()
         # logs first: a seqno that is asked for later is never above what its log allows
-        logs = source.failover_logs()
-        high = source.high_seqnos()
+        logs = source.failover_logs(reachable_only=True)
+        high, unasked = self._seqnos(source, logs)
         homes = {vbucket: str(home) for vbucket, home in source.homes().items() if home is not None}
-        return BucketState(at, high, logs, homes, logs_at=at)
+        return BucketState(at, high, logs, homes, logs_at=at, unasked=unasked)
+
+    def _seqnos(
+        self, source: BlockingSource, logs: Mapping[int, FailoverLog] | None = None
+    ) -> tuple[dict[int, int], dict[int, str]]:
+        """How far the vbuckets are that can be asked, and why the others can't; one without a log could not
+        be asked for that.
+        """
+        high = source.high_seqnos(reachable_only=True)
+        if logs is not None:
+            high = {vbucket: seqno for vbucket, seqno in high.items() if vbucket in logs}
+        unasked = [vbucket for vbucket in range(source.vbucket_count) if vbucket not in high]
+        why = source.unreachable() if unasked else {}
+        return high, {vbucket: why.get(vbucket, "its node does not have it yet") for vbucket in unasked}
+
+    def _noted(self, state: BucketState) -> BucketState:
+        self._waiting.note(state.unasked, self._clock.monotonic())
+        return state
 
     def _answered(self, question: Callable[[BlockingSource], T]) -> T:
         """Ask, again and again while the bucket can't be reached, for as long as the options allow."""
-        began: float | None = None
         backoff = Backoff(dice())
         while True:
             try:
-                return question(self._open())
+                answer = question(self._open())
             except ConnectError as error:
                 self.close()
                 now = self._clock.monotonic()
-                began = now if began is None else began
-                if isinstance(error, LoginError) or now - began >= self._options.retry_for_s:
+                if self._silent_since is None:
+                    self._silent_since = now
+                if isinstance(error, LoginError):
                     raise
+                if now - self._silent_since >= self._options.retry_for_s:
+                    raise OutOfReach(str(error)) from None
                 self._on_trouble(f"the bucket can't be reached: {error}")
                 if self._wait(backoff.next_s()):
                     raise
+            else:
+                self._silent_since = None
+                return answer
 
     def _open(self) -> BlockingSource:
         if self._source is None:

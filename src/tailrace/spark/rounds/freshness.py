@@ -53,12 +53,17 @@ class Freshness:
 
     def went_back(self, state: BucketState) -> None:
         """What was to be reached before is no longer the bucket's."""
-        self._unreached = state
+        self._unreached = _whole(state)
 
     def reached(self, state: BucketState) -> None:
         """Take note if the tables have come to what the bucket had at some moment."""
         if self._unreached is None:
-            self._unreached = state
+            self._unreached = _whole(state)
         while self._unreached is not None and not self.lag(self._unreached):
             self.as_of = max(self.as_of, self._unreached.at)
-            self._unreached = None if self._unreached is state else state
+            self._unreached = None if self._unreached is state else _whole(state)
+
+
+def _whole(state: BucketState) -> BucketState | None:
+    """Who has what is known of a part of the bucket need not have the bucket."""
+    return None if state.unasked else state

@@ -55,6 +55,12 @@ class Lookout:
         """Whether there is something that not every copy has on disk yet."""
         return bool(self._held)
 
+    @property
+    def state(self) -> BucketState:
+        """The bucket when it was last asked."""
+        assert self._state is not None
+        return self._state
+
     def look(self) -> BucketState | None:
         """How far the bucket is; None if nothing has changed since it was last asked."""
         known = self._state
@@ -73,8 +79,8 @@ class Lookout:
             ):
                 return None
         self._state = state
-        if self._asked.settings.once and self._ends is None:
-            self._ends = dict(state.high_seqnos)
+        if self._asked.settings.once:  # of a vbucket that could not be asked at the start: when it can be
+            self._ends = {**state.high_seqnos, **(self._ends or {})}
         return state
 
     def plan(self, state: BucketState) -> tuple[BucketState, RoundPlan]:
@@ -88,8 +94,7 @@ class Lookout:
 
     def high_seqno(self, vbucket: int) -> int:
         """Of a vbucket, when the bucket was last asked."""
-        assert self._state is not None
-        return self._state.high_seqnos.get(vbucket, 0)
+        return self.state.high_seqnos.get(vbucket, 0)
 
     def advance(self, plan: RoundPlan) -> None:
         """A round was done: the next begins where it left something."""

@@ -13,12 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...client.copies import counted
 from ...crashpoints import crash_point
-from ...errors import BucketReplaced, ConnectError, LoginError, StorageError, TailraceError, UsageError
+from ...errors import (
+    BucketReplaced,
+    ConnectError,
+    LoginError,
+    OutOfReach,
+    StorageError,
+    TailraceError,
+    UsageError,
+)
 from ...table.contract import Fenced, Table, TableChanged
 from ..java_process import lost_java
 from ..source.options import parse_options
 from .assignment import Assignment
+from .bucket import BucketState
 from .committing import RoundCommitter
 from .freshness import Freshness, Stands
 from .handle import MirrorHandle
@@ -119,7 +129,7 @@ class Mirror:
                 try:
                     is_done = self.turn()
                     attempts = 0
-                except (BucketReplaced, Fenced, UsageError, LoginError):
+                except (BucketReplaced, Fenced, UsageError, LoginError, OutOfReach):
                     raise
                 except Exception as error:
                     attempts += 1
@@ -143,7 +153,7 @@ class Mirror:
         began = self._clock.monotonic()
         state = self._lookout.look()
         if state is None:
-            self._idle()
+            self._idle(self._lookout.state)
             return False
         for table in self.asked.all_tables:  # of an object store that is a request each, so not at every look
             table.refresh()
@@ -158,14 +168,15 @@ class Mirror:
             if not self._rounds.run(state, plan, planned_s):
                 self._wait(_POLL_S)
             self._pause_until(began)
-        elif self._settings.once and not self._verdicts:
-            if self._settings.maintenance:
-                self.handle.say("compacting and cleaning")
-                self.housekeeping.drain()
-            return True
         else:
+            self._verdicts.nothing_left(state.high_seqnos, self._clock.monotonic())
+            if self._settings.once and not self._verdicts and not state.unasked:
+                if self._settings.maintenance:
+                    self.handle.say("compacting and cleaning")
+                    self.housekeeping.drain()
+                return True
             self._freshness.reached(state)
-            self._idle()
+            self._idle(state)
         return False
 
     def _is_little(self, plan: RoundPlan) -> bool:
@@ -177,9 +188,11 @@ class Mirror:
         late = self._rounds.committed_at + _GATHER_S - self._clock.monotonic()
         return 0 < changes < rows // _GATHER_SHARE and late > 0
 
-    def _idle(self) -> None:
-        """Nothing is new."""
-        self.handle.say("waiting for changes")
+    def _idle(self, state: BucketState) -> None:
+        """Nothing is new, as far as that is known."""
+        self.handle.say(
+            f"waiting for nodes; {counted(state.unasked)}" if state.unasked else "waiting for changes"
+        )
         if self._settings.maintenance:
             self.housekeeping.turn()
             self.housekeeping.clean()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from ...client.copies import counted
-from ...errors import ConnectError
+from ...errors import OutOfReach
 from ...model import Position
 from .task import TaskAnswer
 
@@ -53,6 +53,12 @@ class Verdicts:
         """VBuckets that are not read yet."""
         return [vbucket for vbucket, wait in self._waiting.items() if wait.until > now]
 
+    def nothing_left(self, known: Container[int], now: float) -> None:
+        """There is nothing to read: what could not be read is gone, of vbuckets that are ``known``."""
+        for vbucket, wait in list(self._waiting.items()):
+            if wait.until <= now and vbucket in known:
+                del self._waiting[vbucket]
+
     def went_back(self, vbuckets: Iterable[int]) -> None:
         """They stand elsewhere now, where the bucket has not been asked yet."""
         for vbucket in vbuckets:
@@ -64,7 +70,7 @@ class Verdicts:
             self.anew.difference_update(answer.positions)
 
     def note(self, answers: Iterable[TaskAnswer], now: float) -> None:
-        """What the tasks of a round say; `ConnectError` if a vbucket can't be read for too long."""
+        """What the tasks of a round say; `OutOfReach` if a vbucket can't be read for too long."""
         reasons: dict[str, None] = {}  # each once, however many vbuckets have it
         for answer in answers:
             for vbucket in answer.positions:
@@ -73,7 +79,7 @@ class Verdicts:
             self.refused.update(answer.refused)
             for vbucket, why in answer.failed.items():
                 if now - self._wait(vbucket, now) >= self._retry_for_s:
-                    raise ConnectError(f"vbucket {vbucket} can't be read for {self._retry_for_s:g} s: {why}")
+                    raise OutOfReach(f"vbucket {vbucket} can't be read for {self._retry_for_s:g} s: {why}")
                 reasons[why] = None
             for vbucket, why in answer.held.items():  # for as long as it takes: this is no failure
                 self._waiting[vbucket] = _Wait(now, now + _HELD_S)

@@ -233,10 +233,14 @@ class Feed:
         }
 
     def latest_positions(self) -> dict[int, Position]:
-        """Where the bucket is now, for those who compute a lag."""
+        """Where the bucket is now, for those who compute a lag; a vbucket whose node does not answer is where
+        it was read last.
+        """
+        high, beginning = self._source.high_seqnos(reachable_only=True), Position.BEGINNING
+        latest = {vbucket: self._latest.get(vbucket, beginning) for vbucket in self.vbuckets()}
         return {
-            vbucket: Position.at(self._latest.get(vbucket, Position.BEGINNING).vb_uuid, seqno)
-            for vbucket, seqno in self.high_seqnos().items()
+            vbucket: Position.at(position.vb_uuid, high.get(vbucket, position.seqno))
+            for vbucket, position in latest.items()
         }
 
     def deliveries(self, start: Mapping[int, Position], *, end: str) -> Iterator[FeedDelivery]:
