@@ -212,13 +212,17 @@ class Chaos:
                 self.world.do(accident)
             self.clock.add(life.hours_before)
             self.world.trace.append(f"-- {life}")
-            if life.damage and Path(self.table).exists():
+            if life.damage and self._has_table():
                 self._damage(life)
             self._live(life)
-            if life.tidying is not None and Path(self.table).exists():
+            if life.tidying is not None and self._has_table():
                 self.world.trace.append(f"-- {life.tidying}")
                 tidy(self.table, life.tidying)
         self._compare()
+
+    def _has_table(self) -> bool:
+        """Nobody can tidy up what is not there yet."""
+        return any(Path(self.table, "_delta_log").glob("*.json"))
 
     def _compare(self) -> None:
         held = open_table(self.table, TableOptions(clock=self.clock))
@@ -406,8 +410,9 @@ class Chaos:
             if (where, count) != (place, here):
                 continue
             if accident in TIDYING:
-                self.world.trace.append(accident)
-                tidy(self.table, accident)
+                if self._has_table():
+                    self.world.trace.append(accident)
+                    tidy(self.table, accident)
             else:
                 self.world.do(accident)
         if (self._life.killed_at, self._life.count) == (place, here):
