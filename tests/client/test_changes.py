@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.client import changes as making
 from tailrace.client.catalog import Catalog
-from tailrace.client.changes import any_changes, make_changes, plain_mutations
+from tailrace.client.changes import MadeChanges
 from tailrace.client.events import Deletion, Mutation, Rollback
 from tailrace.client.portion import Portion, Told
 from tailrace.client.progress import Progress
@@ -74,8 +75,10 @@ def test_both_ways_give_the_same_changes(documents: list[tuple[int, bytes, bytes
         for seqno, (vbucket, key, value, is_json) in enumerate(documents, 1)
     ]
     delivery = delivery_of(messages, open_streams(3))
-    changes = list(make_changes(delivery))
-    assert changes == list(plain_mutations(delivery)) == list(any_changes(delivery))
+    changes = list(MadeChanges(delivery))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(making, "plain_mutations", making.any_changes)
+        assert list(MadeChanges(delivery)) == changes
     assert [(change.vbucket, change.key, change.value, change.is_json) for change in changes] == documents
     assert {change.vb_uuid - change.vbucket for change in changes} == {70}
     assert {type(part) for change in changes for part in (change.key, change.value)} == {bytes}
@@ -84,7 +87,18 @@ def test_both_ways_give_the_same_changes(documents: list[tuple[int, bytes, bytes
 def test_a_deletion_takes_the_long_way() -> None:
     deletion = DcpDeletion(opaque=0, vbucket=0, key=b"gone", by_seqno=2, rev_seqno=3).encode()
     delivery = delivery_of([marker(0, 0, 9), mutation(0, 1), deletion], open_streams(1))
-    assert [type(change) for change in make_changes(delivery)] == [Mutation, Deletion]
+    assert [type(change) for change in MadeChanges(delivery)] == [Mutation, Deletion]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 100])
+def test_how_many_were_taken_follows_from_what_is_left(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "_STEP_ROWS", steps)
+    delivery = delivery_of([marker(0, 0, 9), *(mutation(0, seqno) for seqno in range(1, 6))], open_streams(1))
+    made = MadeChanges(delivery)
+    changes = iter(made)
+    seen = [(made.taken, change.seqno) for change in changes]
+    assert seen == [(seqno, seqno) for seqno in range(1, 6)]
+    assert made.taken == 5
 
 
 @pytest.mark.parametrize("taken", range(6))

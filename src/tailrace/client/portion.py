@@ -29,7 +29,7 @@ from ..protocol.dcp.received_stream import (
 from ..protocol.dcp.request_checks import seqno_of
 from ..wire.codes import MarkerFlag, StreamEndStatus, SystemEventId
 from ..wire.dcp import DcpSeqnoAdvanced, DcpSystemEvent
-from .changes import make_changes, make_durable_write
+from .changes import MadeChanges, make_durable_write
 from .events import (
     Event,
     Flush,
@@ -101,6 +101,8 @@ class Portion:
         self._catalog = catalog
         self._handed_from = self._handed_to = 0
         """The rows that the application has got since `settle`."""
+        self._changes: MadeChanges | None = None
+        """Set if it gets them one by one: then they count."""
         self._undone_from: dict[int, int] = {}
         """The row before which a vbucket was rolled back, if it was."""
 
@@ -212,24 +214,20 @@ class Portion:
 
     def events(self) -> Iterator[Event]:
         """All events in order; `settle` says how far it has come."""
-        changes = make_changes(self.delivery)
+        self._changes = MadeChanges(self.delivery)
+        changes = iter(self._changes)
         # what is told at a row comes before a snapshot that begins there: the order in which they are named
         stops: list[Told | SnapshotChange] = [*self.told, *self._new_snapshots()]
         stops.sort(key=lambda stop: stop.row)
         at = 0
         for stop in stops:
-            for change in islice(changes, stop.row - at):
-                at += 1
-                self._handed_to = at
-                yield change
+            yield from islice(changes, stop.row - at)
+            at = stop.row
             if isinstance(stop, Told):
                 yield self._say(stop)
             elif stop.last >= self._undone_from.get(stop.vbucket, 0):
                 self._progress[stop.vbucket].delivered_up_to(stop.position)
-        for change in changes:
-            at += 1
-            self._handed_to = at
-            yield change
+        yield from changes
 
     def _new_snapshots(self) -> Iterator[SnapshotChange]:
         """Where a snapshot is whole and the next one of its vbucket begins: a state to come back to."""
@@ -274,6 +272,8 @@ class Portion:
 
     def settle(self) -> None:
         """Record how much of the current portion the application has."""
+        if self._changes is not None:
+            self._handed_to = self._changes.taken
         for vbucket, position in self.positions_at(slice(self._handed_from, self._handed_to)).items():
             self._progress[vbucket].delivered_up_to(position)
         self._handed_from = self._handed_to
