@@ -168,3 +168,11 @@ def test_a_table_is_no_file(
     file.touch()
     url = [node.url] if command == "plan" else []
     assert "is a file, not a folder; choose another path" in error(capfd, 2, command, *url, file)
+
+
+def test_a_retention_without_a_change_log(
+    capfd: pytest.CaptureFixture[str], node: RunningNode, tmp_path: Path
+) -> None:
+    said = error(capfd, 2, "mirror", node.url, tmp_path / "table", "--once", "--changes-keep", "1d")
+    assert "--changes-keep is for a change log, but there is none: give --changes too" in said
+    assert not (tmp_path / "table").exists()

@@ -13,6 +13,7 @@ import click
 
 from ..clock import SYSTEM
 from ..connstr import ConnectionString
+from ..errors import UsageError
 from ..files import atomic_write
 from .client import every_version_option, left_out_options, persisted_options, retry_option, tls_options
 from .common import (
@@ -154,6 +155,8 @@ def command(
     any moment. When the bucket takes changes back (a failover that lost data), the table takes them back
     too.
     """
+    if changes_keep is not None and changes is None:
+        raise UsageError("--changes-keep is for a change log, but there is none: give --changes too")
     more = {"retryFor": f"{retry_for:g}"}
     if max_rows:
         more["maxOffsetsPerTrigger"] = str(max_rows)

@@ -112,6 +112,8 @@ def build_mirror(
     in_background: bool = True,
 ) -> Mirror:
     """A mirror that has not been started; `tailrace.spark.mirror` says what its settings mean."""
+    if changes is None and changes_keep_s is not None:
+        raise UsageError("there is no change log whose changes could be kept: say where with changes")
     given = source_options(url, options)
     chosen = _chosen(tables)
     # No filter for the node: it names collections by their id, and one that is dropped and made again has
