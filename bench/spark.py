@@ -139,9 +139,9 @@ def side_by_side(
         counted.append((both[0][0], both[1][0]))
         whole.append((both[0][1], both[1][1]))
     report(bench, what, rival, counted[WARM_UP_ROUNDS:])
-    for name, side in zip(("tailrace", rival), zip(*cpu[WARM_UP_ROUNDS:], strict=True), strict=True):
+    for name, taken in zip(("tailrace", rival), zip(*cpu[WARM_UP_ROUNDS:], strict=True), strict=True):
         java, python, node_s = (
-            statistics.median(getattr(spent, kind) for spent in side) * 1e6 / bench.options.docs
+            statistics.median(getattr(one_round, kind) for one_round in taken) * 1e6 / bench.options.docs
             for kind in ("java", "python", "node")
         )
         times = f"Java {java:.2f} s, Python {python:.2f} s, node {node_s:.2f} s"
