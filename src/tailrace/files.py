@@ -32,6 +32,7 @@ __all__ = [
     "File",
     "FileWriter",
     "Files",
+    "MemoryFile",
     "MemoryFiles",
     "atomic_write",
     "put_file",

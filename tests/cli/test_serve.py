@@ -342,13 +342,13 @@ def test_a_lost_log_is_one_line_until_the_loss_is_accepted(tmp_path: Path) -> No
 def test_a_disk_that_is_too_small_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a full disk with less than four times the quota a node may not recover."""
-    for size, told in ((8 << 20, True), (16 << 20, False)):
+    """Of a full disk with less than six times the quota a node may not recover."""
+    for size, told in ((27 << 20, True), (28 << 20, False)):
         caplog.clear()
         usage = SimpleNamespace(total=size)
         monkeypatch.setattr("shutil.disk_usage", lambda _, usage=usage: usage)
         _warn_of_a_small_disk(tmp_path, StoreSettings(memory_quota=4 << 20))
-        assert ("16.0 MiB" in caplog.text) is told
+        assert ("it needs 28.0 MiB" in caplog.text) is told
 
 
 def test_files_are_private(tmp_path: Path) -> None:

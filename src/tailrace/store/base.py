@@ -70,6 +70,10 @@ class ReceivedRange(NamedTuple):
     end: int
 
 
+STATE_DISK_BYTES = 4 << 20
+"""Of a disk half of which is free: to replace the state of 1,024 vbuckets, with all of their branches."""
+
+
 @dataclass(slots=True)
 class StoreSettings:
     """Limits and intervals, under the names that ``tailrace serve --set`` knows."""
@@ -102,9 +106,10 @@ class StoreSettings:
     @property
     def least_disk_bytes(self) -> int:
         """A node whose disk has this size and was full accepts writes again when half of it is free. On a
-        smaller one it may not: sealing what is in memory needs room for the log and the segment at once.
+        smaller one it may not: sealing what is in memory needs room for the log and the segment at once. For
+        documents of a few bytes both together are 2.7 times as large as what they take in memory.
         """
-        return 4 * self.memory_quota
+        return 6 * self.memory_quota + STATE_DISK_BYTES
 
 
 class Job(Protocol):

@@ -120,7 +120,7 @@ class SealJob(BaseJob):
 
     def _undo(self) -> None:
         self._bucket.sealed.remove(self._number)
-        self._bucket.maintained(self)
+        self._bucket.maintained(self, failed=True)
 
 
 def _logged_columns(tails: list[tuple[int, Tail]], logged: list[LoggedColumns]) -> LoggedColumns | None:

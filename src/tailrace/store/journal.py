@@ -13,6 +13,7 @@ from ..clock import Clock
 from ..errors import StoreError
 from ..files import Files
 from ..model import MAX_CLOCK_CAS
+from .format import LOG
 from .log import Batch, LogHeader, LogWriter, log_name
 from .synced_file import Mark, SyncedFile
 
@@ -74,6 +75,8 @@ class Journal:
         self._directory = directory
         self._rng = rng
         self._writer: LogWriter | None = None
+        self._before = 0, 0  # number and valid bytes of the log before the newest
+        self._unused = 0  # number of a log that the next one replaces
         self.synced = SyncedFile(files, directory)
 
     def follow(self, number: int, valid_bytes: int, next_batch: int, highest: int) -> None:
@@ -88,7 +91,7 @@ class Journal:
             writer.commit(batch)
         except OSError:
             self.failures += 1
-            self.rotate()
+            self._give_up()
             raise
         self.commits += 1
         self.valid_bytes, self.next_batch = writer.valid_bytes, writer.next_batch
@@ -100,6 +103,16 @@ class Journal:
             self._writer.close()
             self._writer = None
         self.synced.close()
+
+    def _give_up(self) -> None:
+        """The newest log is of no more use. If no batch of it counts, the next one follows the one before it
+        and this one goes: on a full disk each try would leave as much as had room, and use up what somebody
+        makes free bit by bit. It goes when the next one is durable, for its header may make a batch void.
+        """
+        if self._writer is not None and self.valid_bytes == LOG.size:
+            self._unused = self.number
+            self.number, self.valid_bytes = self._before
+        self.rotate()
 
     def disown(self) -> None:
         """A batch that failed may be whole on disk all the same, and a start after a crash would take it for
@@ -122,11 +135,18 @@ class Journal:
         try:
             self._writer = LogWriter(self._files, self._directory, header)
         except OSError:
-            with contextlib.suppress(OSError):
-                self._files.unlink(f"{self._directory}/{log_name(self._highest)}")
+            self._remove(self._highest)
             raise
+        if self._unused:
+            self._remove(self._unused)
+            self._unused = 0
+        self._before = self.number, self.valid_bytes
         self.number, self.valid_bytes = self._writer.number, self._writer.valid_bytes
         return self._writer
+
+    def _remove(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            self._files.unlink(f"{self._directory}/{log_name(number)}")
 
 
 class BaseJob:

@@ -37,6 +37,8 @@ class _Jobs:
     sealing: SealJob | None = None
     merging: MergeJob | None = None
     is_closed: bool = False  # none begins any more
+    seal_failed: bool = False  # the last one
+    sealed_alone: bool = False  # ... and nothing was merged beside it, nor since
 
     def settle(self) -> None:
         """Nothing is under way on other threads afterwards. Merging that nobody asked for is broken off."""
@@ -132,15 +134,28 @@ class SealedStore:
         jobs = self._jobs
         if jobs.is_closed:
             return None
-        if jobs.sealing is None:
-            generation = self.generations.next_to_seal
-            if generation is not None:
-                jobs.sealing = SealJob(self, generation)
-                return jobs.sealing
-        if jobs.merging is None and (plan := choose_merge(self)) is not None:
-            jobs.merging = MergeJob(self, plan)
-            return jobs.merging
-        return None
+        if jobs.seal_failed:
+            # There may be room for a seal or a merge, and not for both: no merge begins beside the next try.
+            # But merging may make room, so after a try that was alone it has its turn.
+            merge = self._begin_merge() if jobs.sealing is None and jobs.sealed_alone else None
+            return merge or self._begin_seal()
+        return self._begin_seal() or self._begin_merge()
+
+    def _begin_seal(self) -> Job | None:
+        jobs, generation = self._jobs, self.generations.next_to_seal
+        if jobs.sealing is not None or generation is None:
+            return None
+        jobs.sealing = SealJob(self, generation)
+        jobs.sealed_alone = jobs.merging is None
+        return jobs.sealing
+
+    def _begin_merge(self) -> Job | None:
+        jobs = self._jobs
+        if jobs.merging is not None or (plan := choose_merge(self)) is None:
+            return None
+        jobs.merging = MergeJob(self, plan)
+        jobs.sealed_alone = False
+        return jobs.merging
 
     def begin_compaction(self, compaction: Compaction, *, alone: bool = False) -> Job | None:
         if self._jobs.merging is not None:
@@ -169,15 +184,16 @@ class SealedStore:
             self.rotate_soon = True
             self.flush()
         while self.generations.next_to_seal is not None:
-            job = self.begin_maintenance()
+            job = self._begin_seal()
             if job is None:
                 break
             job.finish()
 
-    def maintained(self, job: BaseJob) -> None:
+    def maintained(self, job: BaseJob, *, failed: bool = False) -> None:
         """A job has come to its end."""
         if job is self._jobs.merging:
             self._jobs.merging = None
         else:
             self._jobs.sealing = None
+            self._jobs.seal_failed = failed
             self.forget_memory(self.generations.room_bytes)

@@ -16,9 +16,10 @@ import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn, TypeAlias
+from weakref import WeakValueDictionary
 
 from ..errors import StoreCorrupt, StoreLocked
-from ..files import Buffer, File, Files, MemoryFiles, replace_file
+from ..files import Buffer, File, Files, MemoryFile, MemoryFiles, replace_file
 
 __all__ = [
     "Fault",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 SECTOR = 512
+BLOCK = 4096
 
 
 class PowerCut(BaseException):
@@ -179,26 +181,64 @@ class FaultyFile:
         self._inner.close()
 
 
+class _Blocks(bytearray):
+    """The bytes of a file, which somebody can count for as long as they are there."""
+
+    __slots__ = ("__weakref__",)
+
+
 class SmallDisk(MemoryFiles):
-    """A disk in memory on which no more than so many bytes fit; ``foreign_bytes`` are somebody else's."""
+    """A disk in memory on which no more than so many bytes fit; ``foreign_bytes`` are somebody else's.
+
+    As on a real one a file takes whole blocks, what does not fit is written as far as it does, a name takes
+    no room, and a file that was removed takes its room for as long as somebody has it open.
+    """
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self.capacity = capacity
         self.foreign_bytes = 0
+        self._contents: WeakValueDictionary[int, _Blocks] = WeakValueDictionary()
 
     @property
     def free_bytes(self) -> int:
-        return self.capacity - self.foreign_bytes - sum(map(len, self.files.values()))
+        used = sum(_in_blocks(len(content)) for content in self._contents.values())
+        return max(self.capacity - self.foreign_bytes - used, 0) // BLOCK * BLOCK
 
     def create(self, path: str) -> File:
-        if self.free_bytes <= 0:
-            raise no_space()
-        return FaultyFile(FaultyFiles(self, self._full), super().create(path))
+        super().create(path)
+        content = self.files[path] = _Blocks()
+        self._contents[id(content)] = content
+        return SmallDiskFile(path, content, self)
 
-    def _full(self, _call: int, name: str, _path: str, size: int) -> Fault | None:
-        free = self.free_bytes
-        return Fault(no_space(), max(free, 0)) if name == "append" and size > free else None
+    def open(self, path: str) -> File:
+        super().open(path)
+        return SmallDiskFile(path, self.files[path], self)
+
+
+class SmallDiskFile(MemoryFile):
+    """A file on it that is open."""
+
+    __slots__ = ("_disk",)
+
+    def __init__(self, path: str, content: bytearray, disk: SmallDisk) -> None:
+        super().__init__(path, content)
+        self._disk = disk
+
+    def append(self, parts: Iterable[Buffer]) -> None:
+        data = b"".join(parts)
+        room = _in_blocks(self.size) - self.size + self._disk.free_bytes
+        super().append([data[:room]])
+        if len(data) > room:
+            raise no_space()
+
+    def close(self) -> None:
+        self._data = bytearray()
+
+
+def _in_blocks(size: int) -> int:
+    """What a file of this size takes."""
+    return -(-size // BLOCK) * BLOCK
 
 
 @dataclass(slots=True, eq=False)
