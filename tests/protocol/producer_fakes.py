@@ -412,6 +412,9 @@ class FakeHost:
     def memory_is_short(self) -> bool:
         return self.memory_short
 
+    def backfills_wait(self) -> bool:
+        return self.memory_short
+
     def is_former_active(self, vbucket: int) -> bool:
         return vbucket in self.former_actives
 

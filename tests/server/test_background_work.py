@@ -13,6 +13,8 @@ from tailrace.server.bucket import run_inline
 from tailrace.server.session import Session
 from tailrace.store.log import Batch
 from tailrace.wire import kv
+from tailrace.wire.codes import OpenFlag, Status
+from tailrace.wire.dcp import DcpOpen, DcpStreamRequest
 
 
 def write(
@@ -116,6 +118,46 @@ def test_maintenance_that_failed_is_tried_again_without_a_writer(monkeypatch: py
         bench.run_jobs()
     assert all(generation.sealed for generation in store.generations)
     assert all(vbucket.persisted_seqno == vbucket.high_seqno for vbucket in store)
+
+
+def ask_for_a_stream(bench: Bench) -> int:
+    """How the node answers to a new reader."""
+    request = DcpStreamRequest(vbucket=0, end_seqno=(1 << 64) - 1)
+    opened = DcpOpen(key=b"reader", flags=int(OpenFlag.PRODUCER))
+    return ask(bench, bench.session(), opened, request)[1].status
+
+
+def test_readers_wait_while_the_disk_is_behind() -> None:
+    bench = Bench(memory_quota="1m")
+    ask(bench, bench.session(), *(kv.Set(key=b"k%d" % n, value=bytes(1000)) for n in range(1_100)))
+    assert ask_for_a_stream(bench) == Status.ENOMEM
+    bench.run_jobs()
+    bench.advance(1.0)
+    bench.run_jobs()
+    assert ask_for_a_stream(bench) == Status.SUCCESS
+
+
+@pytest.mark.parametrize("what", ["logs", "segments", "persistence"])
+def test_readers_do_not_wait_for_a_disk_that_takes_nothing(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be for ever."""
+    bench = Bench(memory_quota="1m", quiet_time="1")
+    store = bench.engine.buckets["default"]
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if what == "persistence":
+        store.persistence = False
+    else:
+        place = store.journal if what == "logs" else store.sealed.manifest_file
+        monkeypatch.setattr(place, "commit" if what == "logs" else "change", refuse)
+    assert Status.ETMPFAIL in write(bench, bench.session(), 1_500)
+    bench.advance(3.0)
+    bench.run_jobs()
+    assert store.memory_bytes >= store.settings.memory_quota
+    assert ask_for_a_stream(bench) == Status.SUCCESS
 
 
 def test_a_segment_that_cannot_be_written_is_not_tried_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

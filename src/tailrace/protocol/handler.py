@@ -195,6 +195,10 @@ class Host(Protocol):
         ...
 
     def memory_is_short(self) -> bool:
+        """No more should come that has to be stored."""
+        ...
+
+    def backfills_wait(self) -> bool:
         """No new backfill should begin: stream requests are answered with 0x82."""
         ...
 

@@ -79,6 +79,11 @@ class BackgroundWork:
         store.remove_later()
 
     @property
+    def disk_refuses(self) -> bool:
+        """The last commit failed, or the last maintenance: nobody knows when it takes something again."""
+        return self._disk_refuses or self._maintenance.refused
+
+    @property
     def busy(self) -> bool:
         """A job is under way that may change the store."""
         return self._flushing is not None or bool(self._maintenance.jobs)
@@ -237,9 +242,12 @@ class BackgroundWork:
         except StoreError as error:
             failure = error
             self._maintenance.failed = True  # not at once again, wherever the job ran
+            self._maintenance.refused = True
             self._events.record(
                 "maintenance_failed", level=logging.ERROR, bucket=self._store.name, error=error
             )
+        else:
+            self._maintenance.refused = False
         if done is not None and failure is None:
             self._events.record("compaction", level=logging.INFO, bucket=self._store.name)
         self._remove_files()
@@ -269,6 +277,8 @@ class _Maintenance:
         self.jobs: set[Job] = set()
         self.failed = False
         """The last one; it is not begun again at once."""
+        self.refused = False
+        """The last one that came to its end failed."""
         self.compactions: deque[tuple[Compaction, Done]] = deque()
         self.sealed = 0
         """Jobs that the first of the compactions has waited for."""

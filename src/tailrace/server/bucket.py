@@ -55,8 +55,14 @@ class ServedBucket:
         self._memory_quota = settings.memory_quota
 
     def memory_is_short(self) -> bool:
-        """Changes wait for the disk up to the quota: no time to begin something large."""
+        """Changes wait for the disk up to the quota."""
         return self.store.memory_bytes >= self._memory_quota
+
+    def backfills_wait(self) -> bool:
+        """It is no time to begin something large: the disk is behind, and soon it won't be. While it takes
+        nothing at all that can't be said, and readers would wait for ever.
+        """
+        return self.memory_is_short() and self.store.persistence and not self.work.disk_refuses
 
     def vbucket_changed(self, vbucket: int) -> None:
         """A vbucket was created, deleted or changed its state."""

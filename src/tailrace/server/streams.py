@@ -195,6 +195,9 @@ class StreamHost:
     def memory_is_short(self) -> bool:
         return self._bucket.memory_is_short()
 
+    def backfills_wait(self) -> bool:
+        return self._bucket.backfills_wait()
+
     def is_former_active(self, vbucket: int) -> bool:
         return self._bucket.former_actives.is_silent(vbucket)
 

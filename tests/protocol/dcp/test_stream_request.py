@@ -363,7 +363,7 @@ def test_takeover_never_ends_by_itself(reader: FakeReader) -> None:
 # rules 16, 17
 
 
-def test_memory_is_short(reader: FakeReader) -> None:
+def test_backfills_wait(reader: FakeReader) -> None:
     reader.host.memory_short = True
     assert reader.request().status == Status.ENOMEM
 

@@ -132,7 +132,7 @@ def decide(
     if start > end or start > vbucket.high_seqno:  # rule 14
         raise StreamRefused(Status.ERANGE)
     # rule 15 only concerns the snapshot's end, which nothing after this depends on
-    if host.memory_is_short():  # rule 16
+    if host.backfills_wait():  # rule 16
         raise StreamRefused(Status.ENOMEM)
     if is_replica and not vbucket.complete_seqno and vbucket.received.end:  # rule 17
         raise StreamRefused(Status.ETMPFAIL)

@@ -129,7 +129,7 @@ class _UprProducer(StreamProducer):
         )
         if rollback_to is not None:
             raise StreamRefused(Status.ROLLBACK, rollback_to)
-        if host.memory_is_short():
+        if host.backfills_wait():
             raise StreamRefused(Status.ENOMEM)
         if vbucket.state == VBucketState.REPLICA and not vbucket.complete_seqno and vbucket.received.end:
             raise StreamRefused(Status.ETMPFAIL)
