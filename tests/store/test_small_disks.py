@@ -156,7 +156,7 @@ def test_a_log_in_which_nothing_was_committed_does_not_stay() -> None:
 
 
 def test_after_a_failed_seal_no_merge_takes_its_room() -> None:
-    """Side by side they failed for ever, and each of them had room alone."""
+    """Side by side each may take the room that the other needs."""
     disk = SmallDisk(64 * QUOTA)
     engine = Engine(files=disk, settings=SETTINGS, clock=ManualClock())
     bucket = engine.create_bucket("default", 4)
