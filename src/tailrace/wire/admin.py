@@ -373,14 +373,13 @@ class GetClusterConfig(Message):
     epoch: int | None = None
     revision: int | None = None
 
-    @property
-    def known(self) -> tuple[int, int] | None:
+    def known_version(self) -> tuple[int, int] | None:
         """Epoch and revision of the config that the client has; None if it names none."""
         return None if self.epoch is None or self.revision is None else (self.epoch, self.revision)
 
     def check_fields(self) -> None:
-        if self.known is not None:
-            _check_revision("get cluster config", *self.known)
+        if (known := self.known_version()) is not None:
+            _check_revision("get cluster config", *known)
 
 
 @message

@@ -20,14 +20,14 @@ _UUID = re.compile(r"[0-9a-f]{1,64}", re.ASCII)
 @command(admin.GetClusterConfig, needs_bucket=False)
 def get_cluster_config(call: Call[admin.GetClusterConfig]) -> Reply:
     """The bucket's map, or the global one for a peer that could have selected a bucket and has not."""
-    session, request = call.session, call.request
+    session, known = call.session, call.request.known_version()
     waits = Feature.SELECT_BUCKET in session.features and not session.bucket_selected
     if session.bucket is None or waits:
         current = call.node.map_without_bucket()
     else:
         current = call.node.map_of(session.bucket)
-        session.known_map = max(current.version, request.known or current.version)
-    if request.known is not None and request.known >= current.version:
+        session.known_map = max(current.version, known or current.version)
+    if known is not None and known >= current.version:
         return call.success()
     return call.success(value=current.text, datatype=Datatype.JSON & session.datatypes)
 
