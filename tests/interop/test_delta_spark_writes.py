@@ -57,9 +57,9 @@ class Console:
         raise AssertionError(f"delta-spark ended at {statement!r}")
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with self._process as process:  # closes its pipes, and waits for it
+            assert process.stdin is not None
+            process.stdin.close()
 
 
 @pytest.fixture(scope="module")
