@@ -46,7 +46,6 @@ class MadeChanges:
     def __init__(self, delivery: ChangeDelivery) -> None:
         self._delivery = delivery
         self._row_count = delivery.row_count
-        self._taken = 0
         self._stops_at = 0
         self._left: Iterator[int] = iter(())
         """Of the step that changes are taken from now, one item for each that is left."""
