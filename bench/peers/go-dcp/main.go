@@ -79,6 +79,19 @@ func freePort() int {
 	return listener.Addr().(*net.TCPAddr).Port
 }
 
+// go-dcp makes its HTTP server in a goroutine that nobody waits for, and Close() uses it: a reader that is done sooner
+// ends with a nil pointer. The server is there once its port answers.
+func waitForAPI(port int) {
+	for {
+		connection, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err == nil {
+			connection.Close()
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 func read(wanted uint64, check bool) answer {
 	before, began := cpu(), time.Now()
 	var r answer
@@ -129,6 +142,7 @@ func read(wanted uint64, check bool) answer {
 	go connector.Start()
 	<-connector.WaitUntilReady()
 	<-done
+	waitForAPI(settings.API.Port)
 	connector.Close()
 	r.CPUS = cpu() - before
 	r.PeakKib = usage().Maxrss
