@@ -84,6 +84,36 @@ def test_a_map_and_a_wide_table(people: Path, capsys: pytest.CaptureFixture[str]
     assert all(name in shown for name in (*TABLE_SCHEMA.names, '{"n":100}'))  # nothing is cut off or wrapped
 
 
+@pytest.mark.parametrize(
+    ("query", "rows"),
+    [
+        ("select 5 from t limit 1", 1),
+        ("SELECT 5 AS five FROM people LIMIT 3 OFFSET 7", 2),
+        ("select 5 from (select * from t limit 4)", 4),
+        ("select 5 from t order by 1 limit 2", 2),
+        ("select 5 from t", 9),
+        ("select key from t limit 3", 3),
+        ("select 5 from t limit 1 -- no more", 1),
+        ("explain select 5 from t limit 1", 2),
+        ("select 5 from t a, t b where a.key = (select max(key) from people) limit 4;", 4),
+    ],
+)
+def test_a_limit_where_no_column_is_named(
+    people: Path, query: str, rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine answers from the log what needs no column, and then forgets the limit."""
+    assert main(["query", str(people), query, "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == rows
+
+
+def test_a_table_whose_name_has_capitals(people: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capitals = people.rename(people.with_name("People"))
+    for name in ("People", '"People"', "people", "t"):
+        for column in ("key", "5"):
+            assert main(["query", str(capitals), f"select {column} from {name} limit 2", "--json"]) == 0, name
+            assert len(capsys.readouterr().out.splitlines()) == 2
+
+
 def test_a_query_that_is_none(people: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["query", str(people), "selec 1"]) == 2
     said = capsys.readouterr().err
