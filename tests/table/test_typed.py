@@ -24,6 +24,8 @@ SHAPE = DocumentShape(
         "counts MAP<STRING, INT>, lines ARRAY<STRUCT<sku: STRING, n: INT>>, times ARRAY<TIMESTAMP>"
     )
 )
+PLAIN_SHAPE = DocumentShape(pa.schema([field for field in SHAPE.schema if field.name != "counts"]))
+"""Without a map, which Arrow's reader does not know: all fields can be read at once."""
 
 
 def parsed(*documents: str | None, shape: DocumentShape = SHAPE) -> tuple[list[dict[str, Any]], list[Any]]:
@@ -62,6 +64,9 @@ def parsed(*documents: str | None, shape: DocumentShape = SHAPE) -> tuple[list[d
 )
 def test_what_fits(document: str | None, row: dict[str, Any]) -> None:
     assert parsed(document, '{"name":"beside"}') == ([row, {"name": "beside"}], [None, None])
+    if "counts" not in row:
+        beside = parsed(document, '{"name":"beside"}', shape=PLAIN_SHAPE)
+        assert beside == ([row, {"name": "beside"}], [None, None])
 
 
 @pytest.mark.parametrize(
@@ -98,9 +103,10 @@ def test_what_fits(document: str | None, row: dict[str, Any]) -> None:
 def test_what_does_not_fit_is_rescued(
     document: str, row: dict[str, Any], path: str, value: Any, reason: str
 ) -> None:
-    rows, rescued = parsed('{"name":"before"}', document, '{"name":"behind"}')
-    assert rows == [{"name": "before"}, row, {"name": "behind"}]
-    assert rescued == [None, {path: {"value": value, "reason": reason}}, None]
+    for shape in (SHAPE, PLAIN_SHAPE) if path != "counts" else (SHAPE,):
+        rows, rescued = parsed('{"name":"before"}', document, '{"name":"behind"}', shape=shape)
+        assert rows == [{"name": "before"}, row, {"name": "behind"}]
+        assert rescued == [None, {path: {"value": value, "reason": reason}}, None]
 
 
 def test_a_part_of_a_struct_that_does_not_fit_leaves_the_rest() -> None:
@@ -252,6 +258,58 @@ def test_many_at_once_are_the_same_as_one_by_one(seed: int, mostly: float) -> No
     assert together.rescued.to_pylist() == apart.rescued.to_pylist()
     for field, column, other in zip(SHAPE.schema, together.columns, apart.columns, strict=True):
         assert column.to_pylist() == other.to_pylist(), field.name
+
+
+def check_against_one_by_one(shape: DocumentShape, texts: list[str | None]) -> None:
+    documents = pa.chunked_array([pa.array(texts, pa.string())])
+    together, apart = shape.parse(documents), shape._one_by_one(documents.combine_chunks())
+    assert together.rescued.to_pylist() == apart.rescued.to_pylist(), texts
+    assert (together.extended is None) == (apart.seen is None), texts
+    for field, column, other in zip(shape.schema, together.columns, apart.columns, strict=True):
+        assert column.to_pylist() == other.to_pylist(), (field.name, texts)
+
+
+@pytest.mark.parametrize("find_unknown", [False, True])
+def test_each_hostile_document_among_those_that_fit(find_unknown: bool) -> None:
+    rng = random.Random(18)
+    shape = DocumentShape(PLAIN_SHAPE.schema, find_unknown)
+    good = '{"name":"a","age":1,"score":1.5,"address":{"city":"Wien","geo":{"lat":1}},"tags":["b"]}'
+    for hostile in HOSTILE:
+        check_against_one_by_one(shape, [good, hostile, good])
+    for _ in range(200):
+        check_against_one_by_one(shape, [good, *rng.choices(HOSTILE[:60], k=rng.randrange(2, 5))])
+
+
+NO_NUMBERS = ("NaN", "-NaN", "Inf", "-Inf", "Infinity", "-Infinity")
+
+
+@pytest.mark.parametrize("no_number", NO_NUMBERS)
+def test_a_number_that_json_has_not_fits_no_column(no_number: str) -> None:
+    """Arrow's reader takes it for one, wherever it stands."""
+    places = [f'"{field.name}":%s' for field in PLAIN_SHAPE.schema]
+    places += ['"tags":[%s]', '"times":[%s]', '"lines":[{"n":%s}]', '"address":{"geo":{"lat":%s}}']
+    places += ['"address":{"other":%s}', '"lines":[{"other":%s}]', '"other":%s', '"other":[{"a":%s}]']
+    good = '{"name":"a","score":1.5}'
+    for place in places:
+        for find_unknown in (False, True):
+            shape = DocumentShape(PLAIN_SHAPE.schema, find_unknown)
+            check_against_one_by_one(shape, [good, "{" + place % no_number + "}", good])
+
+
+@pytest.mark.parametrize(
+    "more",
+    ['"other":1', '"other":null', '"other":{}', '"address":{"street":"x"}', '"lines":[{"sku":"s","m":1}]'],
+)
+def test_a_field_that_some_documents_have_more(more: str) -> None:
+    """In blocks that are read at once, and in one that is not."""
+    rows = 3 * 4096
+    texts = [f'{{"age":{number}}}' for number in range(rows)]
+    texts[5000] = f'{{"age":5000,{more}}}'
+    for find_unknown in (False, True):
+        result = DocumentShape(PLAIN_SHAPE.schema, find_unknown).parse(pa.chunked_array([texts]))
+        assert result.columns[PLAIN_SHAPE.schema.get_field_index("age")].to_pylist() == list(range(rows))
+        assert result.rescued.null_count == rows
+        assert (result.extended is not None) == (find_unknown and "null" not in more and "{}" not in more)
 
 
 def test_a_long_decimal_is_the_same_beside_what_does_not_fit() -> None:

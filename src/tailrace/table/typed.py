@@ -36,6 +36,8 @@ RESCUED = "_rescued"
 
 _BLOCK = 4096
 """Documents that are read at once: what a call costs is shared by so many."""
+_FAILURES = 3
+"""After so many blocks that have more than the columns, the others are not expected to fit at once either."""
 _STRIKES = 3
 """A field in which more documents of a block don't fit is read apart, document by document."""
 _SOME = 256
@@ -85,8 +87,15 @@ class DocumentShape:
     def parse(self, values: pa.ChunkedArray) -> ParsedDocuments:
         """The columns of documents; ``values`` are texts, null where there is no document."""
         parts: list[_Part] = []
+        failures = 0
         for first in range(0, len(values), _BLOCK):
-            parts += self._parse_block(_flat(values.slice(first, _BLOCK)))
+            block = _flat(values.slice(first, _BLOCK))
+            part = self._read_strictly(block) if failures < _FAILURES else None
+            if part is None:
+                failures += 1
+                parts += self._parse_block(block)
+            else:
+                parts.append(part)
         columns = [
             pa.chunked_array([part.columns[number] for part in parts], field.type)
             for number, field in enumerate(self.schema)
@@ -99,6 +108,21 @@ class DocumentShape:
         if seen is not None:
             extended = pa.schema(list(extended_type(pa.struct(list(self.schema)), seen)))
         return ParsedDocuments(columns, rescued, extended)
+
+    def _read_strictly(self, values: pa.Array) -> _Part | None:
+        """All of them, if they have nothing but these fields and all of it fits; else None.
+
+        Then the texts need not be searched for what Arrow's reader must not see: a number that JSON has not
+        fits no column, and neither does what is nested deeper than the columns are.
+        """
+        if any(_has_map(field.type) for field in self.schema):
+            return None
+        if not pc.all(_is_bare_object(values), min_count=0).as_py():
+            return None
+        try:
+            return self._read(values, strict=True)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return None
 
     def _parse_block(self, values: pa.Array) -> Iterator[_Part]:
         odd = _odd_documents(values)
@@ -157,21 +181,24 @@ class DocumentShape:
             return {field.name for field in self.schema if kind[1] in str(field.type)}
         return set()
 
-    def _read(self, values: pa.Array, apart: Collection[str] = ()) -> _Part:
-        """All of them by Arrow's reader; it raises if one does not fit. Fields ``apart`` are left null."""
+    def _read(self, values: pa.Array, apart: Collection[str] = (), *, strict: bool = False) -> _Part:
+        """All of them by Arrow's reader; it raises if one does not fit. Fields ``apart`` are left null.
+
+        ``strict``: it raises for a field that is not in the schema, too.
+        """
         there = values.drop_null() if values.null_count else values
         if not len(there):
             return _Part.empty(self.schema, len(values))
         text = _joined(there)
         wanted = [field for field in self.schema if field.name not in apart]
-        finding = self.find_unknown and not apart
+        finding = self.find_unknown and not apart and not strict
         rows = pj.read_json(
             pa.BufferReader(text),
             read_options=pj.ReadOptions(use_threads=False, block_size=text.size + 1),
             parse_options=pj.ParseOptions(
                 explicit_schema=pa.schema([pa.field(field.name, _read_as(field.type)) for field in wanted]),
                 newlines_in_values=False,
-                unexpected_field_behavior="infer" if finding else "ignore",
+                unexpected_field_behavior="error" if strict else "infer" if finding else "ignore",
             ),
         )
         if rows.num_rows != len(there):  # a text with two documents
@@ -260,11 +287,9 @@ def _odd_documents(values: pa.Array) -> NDArray[np.bool_]:
     as so many objects as there are texts is one of each. It also knows numbers that JSON has not, and its
     stack has an end.
     """
-    text = values
-    plain = pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))
+    plain = _is_bare_object(values)
     if not pc.all(plain, min_count=0).as_py():
-        text = pc.ascii_trim(values, _BLANKS)
-        plain = pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))
+        plain = _is_bare_object(pc.ascii_trim(values, _BLANKS))
     odd: NDArray[np.bool_] = ~_as_mask(plain, null=True)
     data, offsets = _bytes_of(values)
     if _has(data, b"NaN") or _has(data, b"Inf"):
@@ -276,6 +301,11 @@ def _odd_documents(values: pa.Array) -> NDArray[np.bool_]:
             for row in range(first, last):
                 odd[row] |= _brackets(data[edges[row] : edges[row + 1]]) > _BRACKETS
     return odd
+
+
+def _is_bare_object(values: pa.Array) -> pa.Array:
+    """Which texts begin and end as an object does."""
+    return pc.and_(pc.starts_with(values, "{"), pc.ends_with(values, "}"))
 
 
 def _as_mask(flags: pa.Array, *, null: bool) -> NDArray[np.bool_]:
