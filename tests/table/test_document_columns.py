@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tailrace.errors import UsageError
@@ -124,6 +125,41 @@ def test_the_log_says_how_small_and_how_large(tmp_path: Path) -> None:
     assert stats["maxValues"]["at"] == "2026-01-01T00:00:00.001Z"
     assert len(stats["nullCount"]) == 32
     assert RESCUED not in stats["nullCount"]
+
+
+def test_only_what_repeats_has_a_dictionary(tmp_path: Path) -> None:
+    """A dictionary of values that never come again takes time and space."""
+    fields = "own STRING, same STRING, n INT, empty INT, s STRUCT<own: DOUBLE, same: DATE>, "
+    columns = DocumentColumns.from_text(
+        fields + "l ARRAY<STRUCT<own: STRING, same: INT>>, m MAP<STRING, INT>"
+    )
+    documents = [
+        {
+            "own": f"text {number}",
+            "same": "text",
+            "n": number % 10,
+            "s": {"own": number / 7, "same": "2026-11-18"},
+            "l": [{"own": f"{number} {place}", "same": place} for place in range(2)],
+            "m": {"a": number},
+        }
+        for number in range(1000)
+    ]
+    rows, _ = columns.parse(texts(*documents))
+    h1 = np.arange(1000, dtype=np.uint64)
+    writer = DataFileWriter(TableStore(tmp_path), rows.schema, kind="tier0")
+    writer.write(rows, h1, h1)
+    written = pq.read_metadata(tmp_path / writer.close().path).row_group(0)
+    chunks = [written.column(number) for number in range(written.num_columns)]
+    assert {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page} == {
+        RESCUED, "same", "n", "empty", "s.same", "l.list.element.same", "m.key_value.key",
+    }  # fmt: skip
+    assert pq.read_table(tmp_path / writer.path).equals(rows)
+
+
+def test_a_file_without_rows(tmp_path: Path) -> None:
+    schema = table_schema(keep_deletes=False, documents=DocumentColumns.from_text("a INT"))
+    file = DataFileWriter(TableStore(tmp_path), schema, kind="tier0").close()
+    assert (file.rows, pq.read_table(tmp_path / file.path).num_rows) == (0, 0)
 
 
 def test_an_answer_brings_its_columns() -> None:

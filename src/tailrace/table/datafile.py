@@ -23,7 +23,7 @@ from ..clock import SYSTEM, Clock
 from ..files import Buffer
 from .contract import DataFile
 from .hashing import Hashes
-from .nested import leaf_paths
+from .nested import leaf_columns, leaf_paths
 from .store import TableStore, Writable
 from .typed import RESCUED
 
@@ -64,6 +64,8 @@ _MORE_STATISTICS = 32
 _LONG = frozenset({"value", "value_base64", "key_base64", RESCUED})
 _DISTINCT = frozenset({"key", "value", "seqno", "cas", "event_time"})
 """Columns whose values hardly repeat: dictionaries of them would be made in vain."""
+_LOOKED_AT = 2048
+"""Rows that tell whether the values of a document's column repeat."""
 
 _STATISTICS_CHARACTERS = 32
 _HIGHEST = "\U0010ffff"
@@ -145,13 +147,10 @@ class DataFileWriter:
         self._h1: list[Hashes] = []
         self._h2: list[Hashes] = []
         self._statistics = FileStatistics(schema)
+        self._parquet: pq.ParquetWriter | None = None
+        """Made for the first rows: how a column is written depends on what is in it."""
         self.bytes = 0
         """Of the rows in memory."""
-        try:
-            self._parquet = pq.ParquetWriter(self._out, schema, **_parquet_options(schema))
-        except BaseException as error:
-            self._abandon(error)
-            raise
 
     def write(self, rows: pa.Table, h1: Hashes, h2: Hashes) -> None:
         """Append rows."""
@@ -160,6 +159,8 @@ class DataFileWriter:
         try:
             size = size_of(rows)
             per_group = max(1, min(_GROUP_ROWS, _GROUP_BYTES * rows.num_rows // max(1, size)))
+            if self._parquet is None:
+                self._parquet = self._pages(rows)
             self._parquet.write_table(rows, row_group_size=per_group)
         except BaseException as error:
             self._abandon(error)
@@ -168,6 +169,9 @@ class DataFileWriter:
         self._h1.append(h1)
         self._h2.append(h2)
         self.bytes += size
+
+    def _pages(self, rows: pa.Table) -> pq.ParquetWriter:
+        return pq.ParquetWriter(self._out, self._schema, **_parquet_options(rows))
 
     @property
     def rows(self) -> int:
@@ -178,11 +182,12 @@ class DataFileWriter:
         """Write index and footer; the file is durable when this returns."""
         h1 = np.concatenate(self._h1) if self._h1 else np.zeros(0, np.uint64)
         try:
+            parquet = self._parquet or self._pages(self._schema.empty_table())
             offset = self._out.tell()
             self._out.write(h1.astype("<u8", copy=False).tobytes())
             for part in self._h2:
                 self._out.write(part.astype("<u8", copy=False).tobytes())
-            self._parquet.close()
+            parquet.close()
             self._out.flush()
             size = self._out.tell()
         except BaseException as error:
@@ -203,7 +208,8 @@ class DataFileWriter:
 
     def abandon(self) -> None:
         """Nothing of the file stays."""
-        self._parquet.is_open = False  # else it writes its footer when it is collected
+        if self._parquet is not None:
+            self._parquet.is_open = False  # else it writes its footer when it is collected
         self._abandon(_Abandoned())
 
     def _abandon(self, error: BaseException) -> None:
@@ -264,12 +270,15 @@ class _Abandoned(Exception):
 def _with_statistics(schema: pa.Schema) -> list[str]:
     """The columns whose smallest and largest value the log has."""
     names = [name for name in _STATISTICS if name in schema.names]
-    if RESCUED in schema.names:  # a typed table: what follows is made of documents
-        made = list(schema)[schema.get_field_index(RESCUED) + 1 :]
-        names += [field.name for field in made if _has_order(field.type)][:_MORE_STATISTICS]
-    elif _OF_A_LOG in schema.names:
+    if _OF_A_LOG in schema.names and RESCUED not in schema.names:
         names.append(_OF_A_LOG)
-    return names
+    made = [field.name for field in _made_of_documents(schema) if _has_order(field.type)]
+    return names + made[:_MORE_STATISTICS]
+
+
+def _made_of_documents(schema: pa.Schema) -> list[pa.Field]:
+    """The columns that only a typed table has."""
+    return list(schema)[schema.get_field_index(RESCUED) + 1 :] if RESCUED in schema.names else []
 
 
 def _has_order(kind: pa.DataType) -> bool:
@@ -279,17 +288,36 @@ def _has_order(kind: pa.DataType) -> bool:
     return bool(is_number or is_moment or pa.types.is_string(kind))
 
 
-def _parquet_options(schema: pa.Schema) -> dict[str, Any]:
-    def leaves(without: frozenset[str]) -> list[str]:
-        wanted = [field for field in schema if field.name not in without]
-        return [path for field in wanted for path in leaf_paths(field.name, field.type)]
-
+def _parquet_options(rows: pa.Table) -> dict[str, Any]:
+    """How rows such as these are written."""
+    made = {field.name for field in _made_of_documents(rows.schema)}
+    dictionaries: list[str] = []
+    statistics: list[str] = []
+    for field in rows.schema:
+        leaves = leaf_paths(field.name, field.type)
+        if field.name not in _LONG:
+            statistics += leaves
+        if field.name in made:
+            dictionaries += _repetitive(field.name, rows[field.name])
+        elif field.name not in _DISTINCT:
+            dictionaries += leaves
     return {
         "compression": "snappy",
-        "use_dictionary": leaves(_DISTINCT),
-        "write_statistics": leaves(_LONG),
+        "use_dictionary": dictionaries,
+        "write_statistics": statistics,
         "store_schema": False,
     }
+
+
+def _repetitive(name: str, column: pa.ChunkedArray) -> list[str]:
+    """The parts of a column in which most values come again."""
+    some = column.slice(0, _LOOKED_AT)
+    first = pa.concat_arrays(some.chunks) if some.num_chunks else pa.array([], column.type)
+    return [
+        path
+        for path, values in leaf_columns(name, first)
+        if 2 * len(pc.unique(values)) <= max(2, len(values))
+    ]
 
 
 def _smallest(value: Any) -> Any:

@@ -7,8 +7,9 @@ rescued.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from decimal import Decimal
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,8 @@ __all__ = ["common_type", "count_parts", "extended_type", "has_more", "infer_fie
 
 _MAX_DEPTH = 16
 """What is nested deeper is no column; it stays where it is, in the document."""
+_ALIKE = 8
+"""Among the last so many types one is looked for: documents of a bucket are much alike."""
 _LONG_WHOLE = pa.decimal128(38, 0)
 
 
@@ -35,7 +38,7 @@ def type_of(value: Any, depth: int = 0) -> pa.DataType | None:
             return pa.float64()
         case dict() if depth < _MAX_DEPTH:
             fields = [
-                pa.field(name, kind)
+                (name, kind)
                 for name, item in value.items()
                 if (kind := type_of(item, depth + 1)) is not None and _is_text(name)
             ]
@@ -60,11 +63,13 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _common(kinds: Sequence[pa.DataType]) -> pa.DataType:
-    kind = kinds[0]
-    for other in kinds[1:]:
-        kind = common_type(kind, other)
-    return kind
+def _common(kinds: list[pa.DataType]) -> pa.DataType:
+    """A type for all; one that came before has nothing new to say."""
+    distinct = kinds[:1]
+    for kind in kinds[1:]:
+        if kind not in distinct[-_ALIKE:]:
+            distinct.append(kind)
+    return reduce(common_type, distinct)
 
 
 def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType:

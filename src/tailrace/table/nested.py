@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["is_part", "leaf_paths", "with_names", "with_parts"]
+__all__ = ["is_part", "leaf_columns", "leaf_paths", "with_names", "with_parts"]
 
 
 def with_parts(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -53,15 +55,24 @@ def _offsets(column: pa.Array) -> pa.Array:
     return pa.array(places, pa.int32(), mask=is_null)
 
 
-def leaf_paths(name: str, kind: pa.DataType) -> list[str]:
-    """The columns that Parquet makes of one."""
+def leaf_columns(name: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:
+    """The columns that Parquet makes of one, by their paths."""
+    kind = column.type
     if pa.types.is_struct(kind):
-        return [path for part in kind for path in leaf_paths(f"{name}.{part.name}", part.type)]
-    if pa.types.is_list(kind):
-        return leaf_paths(f"{name}.list.element", kind.value_type)
-    if pa.types.is_map(kind):
-        return [f"{name}.key_value.key", *leaf_paths(f"{name}.key_value.value", kind.item_type)]
-    return [name]
+        for number, part in enumerate(kind):
+            yield from leaf_columns(f"{name}.{part.name}", column.field(number))
+    elif pa.types.is_map(kind):
+        yield f"{name}.key_value.key", column.keys
+        yield from leaf_columns(f"{name}.key_value.value", column.items)
+    elif pa.types.is_list(kind):
+        yield from leaf_columns(f"{name}.list.element", column.flatten())
+    else:
+        yield name, column
+
+
+def leaf_paths(name: str, kind: pa.DataType) -> list[str]:
+    """The paths of the columns that Parquet makes of one of a type."""
+    return [path for path, _ in leaf_columns(name, pa.array([], kind))]
 
 
 def is_part(part: pa.DataType, whole: pa.DataType) -> bool:
