@@ -5,6 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# Tests start hundreds of Pythons. Where nothing may be kept of what is compiled, each compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: caches test lint check coverage interop peers demo soak chaos simulate campaign docs clean
 
 test: lint check
