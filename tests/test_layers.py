@@ -7,6 +7,7 @@ line with its reason, and a line that nobody needs any more is an error too.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +16,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tailrace"
+pytestmark = pytest.mark.xdist_group("layers")  # each module is taken apart once
 
 
+@functools.cache
 def modules() -> dict[str, str]:
     """The text of every module of the package by its path."""
     return {str(path.relative_to(SOURCE)): path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
@@ -30,9 +33,11 @@ def part(module: str) -> str:
 # imports
 
 
-def imports(module: str, code: str) -> Iterator[tuple[str, bool]]:
+@functools.cache
+def imports(module: str, code: str) -> list[tuple[str, bool]]:
     """What a module imports, as a dotted name, and whether only the type checker sees it."""
     tree = ast.parse(code)
+    imported_names: list[tuple[str, bool]] = []
     checked_only = {
         id(inner)
         for node in ast.walk(tree)
@@ -49,10 +54,17 @@ def imports(module: str, code: str) -> Iterator[tuple[str, bool]]:
             names = [f"{base}.{alias.name}" for alias in node.names]
         else:
             continue
-        for name in names:
-            yield name, id(node) in checked_only
+        imported_names += [(name, id(node) in checked_only) for name in names]
+    return imported_names
 
 
+@functools.cache
+def calls(code: str) -> list[str]:
+    """What a module calls, as text."""
+    return [ast.unparse(node) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+
+
+@functools.cache
 def allowed() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
     """The table of CONTRIBUTING.md: what each part may import, and what for types only."""
     table = (ROOT / "CONTRIBUTING.md").read_text().split("## Layers")[1].split("\n## ")[0]
@@ -118,12 +130,7 @@ def imported(*names: str) -> Callable[[str, str], bool]:
 def called(*patterns: str) -> Callable[[str, str], bool]:
     """The module calls something whose text matches one of these."""
     pattern = re.compile("|".join(patterns))
-
-    def look(module: str, code: str) -> bool:
-        calls = (ast.unparse(node) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call))
-        return any(pattern.match(call) for call in calls)
-
-    return look
+    return lambda _module, code: any(pattern.match(call) for call in calls(code))
 
 
 _NOT_FILES = r"(?!(?:.*[._])?(?:files|inner)\.)"  # what a `files.Files` does for its caller
