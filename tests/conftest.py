@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -15,9 +16,20 @@ settings.load_profile("tailrace")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A test's Java lives for seconds: a second compiler and a parallel collector cost it more than they give.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow tests begin first, in the order that they came in: one that begins last is alone at the end, and
+    the other workers have nothing to do. (pytest-xdist itself hands out groups before single tests.)
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    _name_groups(config, items)
+
+
+def _name_groups(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of a group stay on one worker (``--dist loadgroup``), which is told of it by their ids: those
     that pytest-xdist up to 3.8 gives them are not seen by pytest 9.2.
     """

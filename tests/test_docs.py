@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")])
@@ -377,9 +378,16 @@ def run_block(block: Block, folder: Path, environment: dict[str, str]) -> None:
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(block.runs for block in blocks(page))], ids=name
-)
+def with_examples() -> Iterator[ParameterSet]:
+    """Pages with examples that run; those that start a Spark or a cluster are slow."""
+    for page in PAGES:
+        text = "\n".join(block.text for block in blocks(page) if block.runs)
+        is_slow = re.search("tailrace (mirror|verify|cluster start)", text)
+        if text:
+            yield pytest.param(page, id=name(page), marks=[pytest.mark.slow] if is_slow else [])
+
+
+@pytest.mark.parametrize("page", list(with_examples()))
 def test_examples_run(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     folder = tmp_path / "work"
     with contextlib.ExitStack() as stack:

@@ -31,6 +31,7 @@ def play(seed: int, rounds: int, directory: Path) -> int:
     return chaos.restarts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_few_rounds(tmp_path: Path, seed: int) -> None:
     assert play(seed, 3, tmp_path) >= 3

@@ -32,7 +32,7 @@ from tailrace.spark.rounds.setup import build_mirror, source_options
 from tailrace.spark.rounds.verify import verify_table
 from tailrace.table.opening import open_table
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark-programs"), pytest.mark.timeout(0)]
 
 ANY_MOMENT = "any moment"
 IN_TASKS = ("mirror.in-task", "mirror.in-read", "table.in-lookup", "table.in-write", "mirror.after-task")

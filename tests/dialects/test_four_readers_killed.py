@@ -168,6 +168,7 @@ def run(node: Any, rng: Any, operations: Any, kills: Any) -> None:
         node.kill()
 
 
+@pytest.mark.slow
 def test_four_readers_and_a_real_kill(tmp_path: Path) -> None:
     campaign(tmp_path, 1, operations=3_000, kills=1)
 

@@ -29,7 +29,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.sql.streaming.noDataProgressEventInterval": "1s",
             "spark.driver.memory": "2g",
             **PATIENT,
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Duser.timezone=UTC",
+            "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
             "spark.sql.session.timeZone": "UTC",
         },
     )

@@ -37,7 +37,7 @@ def connect_server(directory: Path, python: str = sys.executable) -> Iterator[st
     command = [str(programs / "spark-submit"), "--master", "local[2,3]"]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     command += [f"--conf={name}={value}" for name, value in settings.items()]
-    command += ["--driver-java-options", "-XX:TieredStopAtLevel=1", "spark-internal"]
+    command += ["spark-internal"]
     environment = os.environ | {
         "PYSPARK_PYTHON": str(programs / "tailrace-python"),
         "SPARK_LOCAL_IP": "127.0.0.1",

@@ -21,7 +21,7 @@ import pytest
 from spark.too_slow import PATIENT
 from tailrace.spark.spark_session import prepare_environment
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark-programs"), pytest.mark.timeout(900)]
 
 _PATIENCE_S = 120.0
 

@@ -12,7 +12,7 @@ import pytest
 from spark.connect_server import connect_server
 from tailrace.spark.spark_session import prepare_environment
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark-programs"), pytest.mark.timeout(900)]
 
 
 def test_everything_through_a_remote_session(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from spark.too_slow import PATIENT
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark-programs"), pytest.mark.timeout(900)]
 
 
 def test_the_demo_loses_changes_repairs_itself_and_proves_it(tmp_path: Path) -> None:

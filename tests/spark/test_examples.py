@@ -18,16 +18,16 @@ from spark.test_wrong_uses import TRY_ALL, all_wrong, assert_all_told, guarded_n
 from spark.too_slow import PATIENT
 from tailrace.spark.spark_session import prepare_environment
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
+@pytest.mark.xdist_group("spark-programs")
 def test_the_notebook_in_a_real_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what a wrong use looks like there."""
     prepare_environment()
     settings = " ".join(f"--conf {name}={value}" for name, value in PATIENT.items())
-    java = "--conf spark.ui.enabled=false --driver-java-options -XX:TieredStopAtLevel=1"
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{settings} {java} pyspark-shell")
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{settings} --conf spark.ui.enabled=false pyspark-shell")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)  # type: ignore[no-untyped-call]
@@ -69,6 +69,7 @@ def test_the_notebook_in_a_real_kernel(tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.xdist_group("spark")
 def test_the_job(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with tailrace.testing.node(vbuckets=4) as node:
         for number in range(20):
@@ -78,6 +79,7 @@ def test_the_job(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert "20 documents, 20 rows, 0 differences" in capsys.readouterr().out
 
 
+@pytest.mark.xdist_group("spark")
 def test_the_typed_session_is_as_recorded(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,14 +90,15 @@ def test_the_typed_session_is_as_recorded(
     assert capsys.readouterr().out.split() == recorded.split()
 
 
+@pytest.mark.xdist_group("spark-programs")
 def test_the_job_by_spark_submit(tmp_path: Path) -> None:
     import pyspark
 
     prepare_environment()
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "SPARK_LOCAL_IP": "127.0.0.1"}
-    settings = ["--conf=spark.ui.enabled=false", "--driver-java-options", "-XX:TieredStopAtLevel=1"]
-    settings += [f"--conf={name}={value}" for name, value in PATIENT.items()]
+    settings = [f"--conf={name}={value}" for name, value in PATIENT.items()]
+    settings += ["--conf=spark.ui.enabled=false"]
     with tailrace.testing.node(vbuckets=4) as node:
         for number in range(20):
             node.set(f"k{number}", {"n": number})

@@ -155,6 +155,7 @@ def by_key(rows: list[dict[str, Any]]) -> dict[bytes, dict[str, Any]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "keep_value", "rounds"), [(1, True, 10), (2, False, 4)])
 def test_every_row_is_right_or_rescued(seed: int, keep_value: bool, rounds: int, tmp_path: Path) -> None:
     writer = Writer(seed)

@@ -398,7 +398,7 @@ def test_the_reason_of_a_failed_stream_stands_below_the_page_of_spark() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark-programs")
 def test_by_spark_submit(node: Any, tmp_path: Path) -> None:
     import pyspark
 
@@ -410,8 +410,8 @@ def test_by_spark_submit(node: Any, tmp_path: Path) -> None:
         f"runpy.run_path({str(example)!r}, run_name='__main__')\n"
     )
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    settings = ["--conf=spark.ui.enabled=false", "--driver-java-options", "-XX:TieredStopAtLevel=1"]
-    settings += [f"--conf={name}={value}" for name, value in PATIENT.items()]
+    settings = [f"--conf={name}={value}" for name, value in PATIENT.items()]
+    settings += ["--conf=spark.ui.enabled=false"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["WRONG_USES"] = all_wrong(node)
     url = node.url.replace("//", "//ada:secret@").replace("/default", "/nope")

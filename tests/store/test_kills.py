@@ -20,6 +20,7 @@ def run(*arguments: object) -> int:
     return int(child.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # some hundred processes, on a machine that may be busy
 def test_a_kill_at_every_call_that_writes(tmp_path: Path) -> None:
     assert run("nth", tmp_path, 11, 200) > 100

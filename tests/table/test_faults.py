@@ -50,6 +50,7 @@ def live(path: Path, clock: ManualClock, files: FaultyFiles) -> dict[int, dict[s
     return mirror.states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "step"), [(no_space, 1), (io_error, 4)])
 def test_an_error_at_every_write(tmp_path: Path, fault: Callable[[], OSError], step: int) -> None:
     counting = FaultyFiles(DiskFiles(tmp_path / "whole", mode=0o666), syncs=False)
