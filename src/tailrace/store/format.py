@@ -307,12 +307,6 @@ def vbucket_of(frame: bytes) -> int:
     return int.from_bytes(frame[_VBUCKET_BYTES], "big")
 
 
-def value_of(frame: bytes) -> bytes:
-    """What stands behind the key."""
-    key_length = int.from_bytes(frame[_KEY_LENGTH_BYTES], "big")
-    return frame[HEADER_SIZE + frame[_EXTRAS_LENGTH_AT] + key_length :]
-
-
 def index_key(frame: bytes) -> bytes:
     """The key under which a frame is found again.
 
