@@ -283,3 +283,25 @@ def test_a_break_is_noticed(rule: str, code: str) -> None:
 )
 def test_what_is_allowed_is_not_noticed(rule: str, code: str) -> None:
     assert breaks(rule, {"wire/header.py": code}) == set()
+
+
+def test_delta_rs_is_named_in_one_module() -> None:
+    """A second format of tables is a second folder; nothing else knows the libraries of the first."""
+    users = {
+        module
+        for module, code in modules().items()
+        for name, _ in imports(module, code)
+        if name.partition(".")[0] == "deltalake"
+    }
+    assert users == {"table/delta/engine.py"}
+
+
+def test_only_the_opening_chooses_a_format() -> None:
+    """... and an export, whose format people choose."""
+    users = {
+        module
+        for module, code in modules().items()
+        for name, _ in imports(module, code)
+        if name.startswith("tailrace.table.delta") and not module.startswith("table/delta/")
+    }
+    assert users == {"table/exporting.py", "table/opening.py"}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +18,16 @@ import pyarrow.parquet as pq
 
 from .. import rng
 from ..clock import SYSTEM
-from ..errors import StorageError, TailraceError, UsageError
+from ..errors import TailraceError, UsageError
 from ..files import DiskFiles, remove_tree, whole_file
 from ..paths import location
 from .datafile import MAX_FILE_BYTES, MAX_FILE_ROWS, FileStatistics, new_name
+from .delta.engine import ExportedFile, OrdinaryTable, check_engine_path
 from .opening import check_not_inside
 from .reading import LiveRows, PositionVector, read_table
 from .store import TableStore
 
-__all__ = ["ExportReport", "check_engine_path", "export_table"]
+__all__ = ["ExportReport", "export_table"]
 
 _NAME = "tailrace export"
 _MARK = "_tailrace_export.json"
@@ -83,29 +83,12 @@ class _CountedRows:
             yield batch
 
 
-def check_engine_path(path: str, instead: str) -> None:
-    """UsageError for a path that delta-rs does not open: it decodes what looks like ``%41``, twice."""
-    if encoded := re.search(r"%[0-9A-Fa-f]{2}", path):
-        raise UsageError(
-            f"the engine would take {encoded[0]!r} in {path!r} for another character; {instead}, or give the "
-            "folder another name"
-        )
-
-
 def _to_delta(rows: LiveRows, target: str, storage_options: Mapping[str, str] | None) -> int:
     """The files are ours, written batch by batch; the engine would hold all of the table in memory."""
-    from deltalake import CommitProperties, DeltaTable
-    from deltalake import Schema as DeltaSchema
-    from deltalake.exceptions import DeltaError
-    from deltalake.transaction import AddAction, create_table_with_add_actions
-
-    options = dict(storage_options or {}) or None
-    is_there = DeltaTable.is_deltatable(target, options)
-    if is_there and DeltaTable(target, storage_options=options).metadata().name != _NAME:
-        raise UsageError(f"there is a table at {target} that is no export; choose another path")
+    ordinary = OrdinaryTable(target, storage_options or {}, _NAME)
     store = TableStore(target, storage_options or {})
     counted = _CountedRows(rows)
-    written: list[AddAction] = []
+    written: list[ExportedFile] = []
     try:
         batches = iter(counted)
         for first in batches:  # a part takes more of them
@@ -114,35 +97,14 @@ def _to_delta(rows: LiveRows, target: str, storage_options: Mapping[str, str] | 
             with store.create(name) as out:
                 _write_part(first, batches, out, rows.schema, statistics)
                 size = out.tell()
-            modified_ms = SYSTEM.time_ns() // 1_000_000
-            written.append(AddAction(name, size, {}, modified_ms, True, statistics.to_json()))
+            written.append(ExportedFile(name, size, SYSTEM.time_ns() // 1_000_000, statistics.to_json()))
     except BaseException:
         with contextlib.suppress(TailraceError, OSError):
-            store.delete([action.path for action in written])
+            store.delete([file.path for file in written])
         raise
     # From here on the files stay: a commit whose answer was lost may have taken place.
-    properties = CommitProperties(custom_metadata={"tailrace.version": str(rows.table.version)})
-    try:
-        if is_there:
-            DeltaTable(target, storage_options=options).create_write_transaction(
-                list(written), "overwrite", rows.schema, commit_properties=properties
-            )
-        else:
-            create_table_with_add_actions(
-                target,
-                DeltaSchema.from_arrow(rows.schema),
-                written,
-                name=_NAME,
-                description=f"live rows of {rows.table.uri}",
-                storage_options=options,
-                commit_properties=properties,
-            )
-    except (DeltaError, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        raise StorageError(f"the export could not be written to {target}: {reason}") from error
-    if is_there:  # what was exported before would stay for ever; readers have the usual week
-        with contextlib.suppress(DeltaError, OSError):
-            DeltaTable(target, storage_options=options).vacuum(dry_run=False)
+    note = {"tailrace.version": str(rows.table.version)}
+    ordinary.replace(written, rows.schema, note, f"live rows of {rows.table.uri}")
     return counted.rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +11,14 @@ import pyarrow as pa
 
 from ..clock import SYSTEM, Clock
 from .contract import Table
+from .delta import engine
 from .delta.opening import check_place
 from .delta.table import DeltaMirrorTable
 from .delta.undo import UndoWish
 from .document_columns import DocumentColumns
 from .store import TableStore
 
-__all__ = ["TableOptions", "check_not_inside", "open_or_create", "open_table", "table_exists"]
+__all__ = ["TableOptions", "check_not_inside", "open_or_create", "open_table", "query_table", "table_exists"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,17 @@ def open_or_create(
         undo=how.undo(),
         clock=how.clock,
     )
+
+
+def query_table(
+    table: Table, storage_options: Mapping[str, str], sql: str, *, names: Iterable[str], batch_rows: int
+) -> pa.RecordBatchReader:
+    """What an engine of others answers to a query in which the table has these names.
+
+    Errors in the query have the engine's own classes.
+    """
+    engine.check_engine_path(table.uri, "read it with Spark")
+    return engine.query(table.uri, storage_options, sql, names=names, batch_rows=batch_rows)
 
 
 def check_not_inside(uri: str, storage_options: Mapping[str, str]) -> None:

@@ -1,0 +1,132 @@
+"""What delta-rs does for us: SQL over a table, and the commits of an export, an ordinary Delta table.
+
+No other module knows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ...errors import UsageError
+from ..contract import StorageError
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable, QueryBuilder
+
+__all__ = ["ExportedFile", "OrdinaryTable", "check_engine_path", "query"]
+
+_ROWS = "__tailrace_rows"
+"""The table's own name for the engine; queries know it by others."""
+
+
+def check_engine_path(path: str, instead: str) -> None:
+    """UsageError for a path that delta-rs does not open: it decodes what looks like ``%41``, twice."""
+    if encoded := re.search(r"%[0-9A-Fa-f]{2}", path):
+        raise UsageError(
+            f"the engine would take {encoded[0]!r} in {path!r} for another character; {instead}, or give the "
+            "folder another name"
+        )
+
+
+def query(
+    uri: str, storage_options: Mapping[str, str], sql: str, *, names: Iterable[str], batch_rows: int
+) -> pa.RecordBatchReader:
+    """The answer to a query in which the table has these names; the engine has its own classes for errors."""
+    from deltalake import DeltaTable
+
+    table = DeltaTable(uri, storage_options=dict(storage_options) or None)
+    engine = _engine(table, names, batch_rows)
+    if _reads_no_column(engine, sql):
+        engine = _engine(table, names, batch_rows, where=" where vbucket >= 0")
+    return pa.RecordBatchReader.from_stream(engine.execute(sql))
+
+
+def _engine(table: DeltaTable, names: Iterable[str], batch_rows: int, where: str = "") -> QueryBuilder:
+    """What answers queries, with the table under these names."""
+    from deltalake import QueryBuilder
+
+    engine = QueryBuilder().register(_ROWS, table)
+    engine.execute(f"set datafusion.execution.batch_size = {batch_rows}")
+    for name in sorted(names):
+        engine.execute(f'create view "{name}" as select * from {_ROWS}{where}')
+    return engine
+
+
+def _reads_no_column(engine: QueryBuilder, sql: str) -> bool:
+    """Whether a query needs no column of the rows, only their number.
+
+    The engine takes that from the log then, and forgets a limit (seen in delta-rs 1.6.6). A condition that is
+    true of every row makes it read one column.
+    """
+    try:
+        plans = pa.RecordBatchReader.from_stream(engine.execute(f"explain {sql}")).read_all()
+    except Exception:  # noqa: BLE001 - the query itself will say what is wrong with it
+        return False
+    return any("DeltaScanMetaExec" in plan for plan in plans["plan"].to_pylist())
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A Parquet file that is part of an export."""
+
+    path: str
+    size: int
+    modified_ms: int
+    statistics: str
+    """As the log has them."""
+
+
+class OrdinaryTable:
+    """A Delta table without deletion vectors, positions and secrets, for others."""
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str], name: str) -> None:
+        """UsageError if there is a table of another name."""
+        from deltalake import DeltaTable
+
+        self._uri = uri
+        self._options = dict(storage_options) or None
+        self._name = name
+        self._is_there = DeltaTable.is_deltatable(uri, self._options)
+        if self._is_there and DeltaTable(uri, storage_options=self._options).metadata().name != name:
+            raise UsageError(f"there is a table at {uri} that is no export; choose another path")
+
+    def replace(
+        self, files: Sequence[ExportedFile], schema: pa.Schema, note: Mapping[str, str], description: str
+    ) -> None:
+        """These are all of it from now on; an error leaves open whether they are."""
+        from deltalake import CommitProperties, DeltaTable
+        from deltalake import Schema as DeltaSchema
+        from deltalake.exceptions import DeltaError
+        from deltalake.transaction import AddAction, create_table_with_add_actions
+
+        added = [
+            AddAction(file.path, file.size, {}, file.modified_ms, True, file.statistics) for file in files
+        ]
+        properties = CommitProperties(custom_metadata=dict(note))
+        try:
+            if self._is_there:
+                DeltaTable(self._uri, storage_options=self._options).create_write_transaction(
+                    list(added), "overwrite", schema, commit_properties=properties
+                )
+            else:
+                create_table_with_add_actions(
+                    self._uri,
+                    DeltaSchema.from_arrow(schema),
+                    added,
+                    name=self._name,
+                    description=description,
+                    storage_options=self._options,
+                    commit_properties=properties,
+                )
+        except (DeltaError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            raise StorageError(f"the export could not be written to {self._uri}: {reason}") from error
+        if self._is_there:  # what was exported before would stay for ever; readers have the usual week
+            with contextlib.suppress(DeltaError, OSError):
+                DeltaTable(self._uri, storage_options=self._options).vacuum(dry_run=False)
