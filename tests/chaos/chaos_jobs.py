@@ -27,7 +27,13 @@ class ChaosJobs:
         """Tasks that hang; their rounds are over when they go on."""
         self.repeated = self.risen = 0
 
-    def run(self, work: Callable[[Any], Any], pieces: Sequence[Any], description: str) -> list[Any]:
+    def run(
+        self,
+        work: Callable[[Any], Any],
+        pieces: Sequence[Any],
+        description: str,
+        on_done: Callable[[int], None] | None = None,
+    ) -> list[Any]:
         assert description
         sent = pickle.dumps(work)
         self._rise()
@@ -56,6 +62,9 @@ class ChaosJobs:
 
     def _attempt(self, sent: bytes, piece: bytes) -> Any:
         return pickle.loads(pickle.dumps(pickle.loads(sent)(pickle.loads(piece))))
+
+    def is_waiting(self) -> bool:
+        return False
 
     def cancel(self) -> None:
         pass

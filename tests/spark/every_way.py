@@ -19,12 +19,22 @@ import tailrace.testing
 from spark import core_scenario
 from spark.too_slow import PATIENT, PYTHON_WAS_TOO_SLOW, STARTS
 from tailrace.errors import UsageError
+from tailrace.spark.rounds.jobs import SparkJobs
 
 HAS_STREAMS = tuple(int(part) for part in pyspark.__version__.split(".")[:2]) >= (4, 2)
 PATIENCE_S = 240.0
 
 
+def tell_progress(spark: Any) -> None:
+    """Whoever runs a job is told of each piece."""
+    jobs, done = SparkJobs(spark, "tailrace-progress"), set[int]()
+    answers = jobs.run(abs, [-5, -6, -7, -8, -9], "five numbers", done.add)
+    assert sorted(answers) == [5, 6, 7, 8, 9] and done == set(range(5)), (answers, done)
+    assert not jobs.is_waiting()
+
+
 def run(spark: Any, node: Any, directory: Path) -> None:
+    tell_progress(spark)
     core_scenario.run(spark, node, directory)
     table = str(directory / "table")
     live = ts.table(spark, table)

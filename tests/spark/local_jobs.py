@@ -15,13 +15,24 @@ class LocalJobs:
     def __init__(self) -> None:
         self.descriptions: list[str] = []
 
-    def run(self, work: Callable[[Any], Any], pieces: Sequence[Any], description: str) -> list[Any]:
+    def run(
+        self,
+        work: Callable[[Any], Any],
+        pieces: Sequence[Any],
+        description: str,
+        on_done: Callable[[int], None] | None = None,
+    ) -> list[Any]:
         self.descriptions.append(description)
         sent = pickle.dumps(work)
-        return [
-            pickle.loads(pickle.dumps(pickle.loads(sent)(pickle.loads(pickle.dumps(piece)))))
-            for piece in pieces
-        ]
+        answers = []
+        for number, piece in enumerate(pieces):
+            answers.append(pickle.loads(pickle.dumps(pickle.loads(sent)(pickle.loads(pickle.dumps(piece))))))
+            if on_done is not None:
+                on_done(number)
+        return answers
+
+    def is_waiting(self) -> bool:
+        return False
 
     def cancel(self) -> None:
         pass

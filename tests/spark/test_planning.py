@@ -135,4 +135,6 @@ def test_work_that_is_not_even_is_divided_by_what_it_costs() -> None:
 
 
 def test_a_very_long_task_is_divided_although_nobody_is_free() -> None:
-    assert len(divided(ranges(*[100_000] * 40), {}, 2)) == 8
+    for cores, tasks in ((1, 17), (2, 18), (3, 18), (8, 24), (16, 32)):
+        assert len(divided(ranges(*[100_000] * 40), {}, cores)) == tasks, "nobody is idle in the last turn"
+    assert len(divided(ranges(*[1_000_000] * 1024), {}, 2)) == 64

@@ -295,9 +295,16 @@ def standard_input() -> IO[bytes]:
 # output
 
 
+_above_bar: list[Callable[[str], None]] = []
+"""Who writes above the progress bar that is shown at this moment, if one is."""
+
+
 def note(text: str) -> None:
     """A message for people, on stderr."""
-    click.echo(f"tailrace: {text}", err=True)
+    if _above_bar:
+        _above_bar[-1](f"tailrace: {text}")
+    else:
+        click.echo(f"tailrace: {text}", err=True)
 
 
 def counted(count: int, what: str) -> str:
@@ -334,21 +341,34 @@ class ProgressDisplay:
         advance: Callable[[float], None] = lambda _amount: None,
         describe: Callable[[str], None] = lambda _text: None,
         expect: Callable[[float], None] = lambda _total: None,
+        reach: Callable[[float], None] = lambda _done: None,
+        *,
+        is_shown: bool = False,
     ) -> None:
         self.advance = advance
         self.describe = describe
         self.expect = expect
         """Say how much there is in all, where that is not known from the start."""
+        self.reach = reach
+        """Say how much is done, where that is known better than what was added."""
+        self.is_shown = is_shown
+        """Whether there is a terminal."""
 
 
 @contextlib.contextmanager
-def progress(description: str, total: float | None = None) -> Iterator[ProgressDisplay]:
-    """A progress bar on stderr while the block runs, if stderr is a terminal."""
-    if not sys.stderr.isatty():
+def progress(
+    description: str, total: float | None = None, *, beside_results: bool = False
+) -> Iterator[ProgressDisplay]:
+    """A progress bar on stderr while the block runs, if stderr is a terminal.
+
+    ``beside_results``: the block writes to stdout; a bar on the same terminal would be written over.
+    """
+    if not sys.stderr.isatty() or (beside_results and sys.stdout.isatty()):
         yield ProgressDisplay()
         return
     from rich import progress as bars
     from rich.console import Console
+    from rich.markup import escape
 
     class Display(bars.Progress):
         """One line; what says how far it is comes with the total."""
@@ -367,11 +387,17 @@ def progress(description: str, total: float | None = None) -> Iterator[ProgressD
     )
     with Display(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=total)
-        yield ProgressDisplay(
-            lambda amount: bar.advance(task, amount),
-            lambda text: bar.update(task, description=text),
-            lambda amount: bar.update(task, total=amount),
-        )
+        _above_bar.append(lambda text: bar.console.out(text, highlight=False))
+        try:
+            yield ProgressDisplay(
+                lambda amount: bar.advance(task, amount),
+                lambda text: bar.update(task, description=escape(text)),
+                lambda amount: bar.update(task, total=amount),
+                lambda amount: bar.update(task, completed=amount),
+                is_shown=True,
+            )
+        finally:
+            _above_bar.pop()
 
 
 # running

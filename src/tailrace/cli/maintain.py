@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from .common import TABLE, Integer, counted, json_option, note
+from .common import TABLE, Integer, counted, json_option, note, progress
 from .common import command as make_command
 from .spark_options import parse_storage_options, storage_option, undo_options
 
@@ -49,8 +49,12 @@ def command(
 
     if keep_hours is not None and undo is None:
         undo = keep_hours * 3600.0
-    held = open_table(table, TableOptions(parse_storage_options(storage_options), undo, undo_size))
-    done = maintain_once(held, dry_run=dry_run, compact=not no_compact, force=force, say=note)
+    how = TableOptions(parse_storage_options(storage_options), undo, undo_size)
+    with progress("opening the table") as bar:
+        held = open_table(table, how)
+        done = maintain_once(
+            held, dry_run=dry_run, compact=not no_compact, force=force, say=note, on_step=bar.describe
+        )
     if as_json:
         click.echo(json.dumps({**asdict(done.cleaned), "steps": done.steps, "dry_run": dry_run}))
         return

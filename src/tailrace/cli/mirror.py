@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..clock import SYSTEM
+from ..clock import SYSTEM, Clock
 from ..connstr import ConnectionString
 from ..errors import UsageError
 from ..files import atomic_write
@@ -182,7 +182,7 @@ def command(
     shown = HttpFigures("mirror", figures.stats, figures.metrics, figures.why_not_ready, figures.sample)
     with (
         serving_http(options, shown),
-        progress("starting Spark", None) as bar,
+        progress("starting Spark", beside_results=as_json) as bar,
         open_spark(master, conf, name="tailrace mirror") as spark,
     ):
         from ..spark.api import prepare_mirror
@@ -220,7 +220,7 @@ def command(
             handle = mirror.start()
             try:
                 while not received and not handle.awaitTermination(1):
-                    view.wait(handle.status["message"])
+                    view.wait(handle.status)
             except Exception as error:
                 if not received:  # a signal has reached Java too, and it is gone
                     raise explained_query_error(error) from error
@@ -258,30 +258,62 @@ def _remembered(table: str, storage: dict[str, str]) -> Callable[[], dict[str, A
     return verdict
 
 
+_LONG_S = 2.0
+"""A round that takes longer is shown while it goes on, and not only when it is committed."""
+_LINE_S = 10.0
+"""Without a terminal: how often something that takes long is told."""
+
+
 class _View:
     """What people and scripts see of a mirror."""
 
     def __init__(
-        self, figures: MirrorFigures, bar: ProgressDisplay, metrics_file: Path | None, *, as_json: bool
+        self,
+        figures: MirrorFigures,
+        bar: ProgressDisplay,
+        metrics_file: Path | None,
+        *,
+        as_json: bool,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.figures = figures
         self._bar = bar
         self._metrics_file = metrics_file
         self._as_json = as_json
+        self._clock = clock
         self._has_shown = False
+        self._told_at = -_LINE_S
 
-    def wait(self, message: str) -> None:
-        """A second has passed; a first load is one long round."""
-        self.figures.message = message
-        if not self._has_shown:
+    def wait(self, status: Mapping[str, Any]) -> None:
+        """A second has passed; ``status`` is the handle's."""
+        message, underway = status["message"], status.get("round")
+        self.figures.status = status
+        is_work = underway is not None or message.startswith(("compacting", "cleaning"))
+        took_s, now = status["seconds"], self._clock.monotonic()
+        if not self._has_shown or (is_work and took_s >= _LONG_S):
+            self._show_step(message, underway)
+        is_due = now - self._told_at >= _LINE_S and (took_s >= _LINE_S or not self._has_shown)
+        if is_work and is_due and not self._bar.is_shown:
+            self._told_at = now
+            note(message)
+
+    def _show_step(self, message: str, underway: Mapping[str, Any] | None) -> None:
+        if underway is None or underway["step"] != "read" or not underway["tasks"]:
             self._bar.describe(f"mirroring, {message}")
+            return
+        before = self.figures.changes
+        self._bar.expect(before + underway["changes_planned"] + underway["changes_later"])
+        self._bar.reach(before + underway["changes"])
+        vbuckets = f"{underway['vbuckets']:,} of {underway['vbuckets_planned']:,} vbuckets"
+        rate = f"{underway['rate']:,.0f}/s, " if underway["rate"] else ""
+        self._bar.describe(f"mirroring, {rate}{vbuckets}")
 
     def show(self, what: RoundProgress) -> None:
         """A round is done."""
         self._has_shown = True
         figures = self.figures
         figures.add(what)
-        self._bar.advance(what.changes)
+        self._bar.reach(figures.changes)
         self._bar.expect(figures.changes + what.lag_changes)
         rescued = f", {figures.rescued:,} rescued" if figures.rescued else ""
         self._bar.describe(f"mirroring, {what.rate:,.0f}/s, {what.lag_changes:,} behind{rescued}")

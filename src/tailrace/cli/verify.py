@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..clock import SYSTEM
 from ..connstr import ConnectionString
 from .client import tls_options
-from .common import TABLE, counted, json_option, note, url_argument
+from .common import TABLE, counted, json_option, note, progress, url_argument
 from .common import command as make_command
 from .spark_options import (
     explained_query_error,
@@ -22,6 +23,10 @@ from .spark_options import (
     spark_options,
     storage_option,
 )
+
+if TYPE_CHECKING:
+    from ..spark.rounds.compare import Difference
+    from ..spark.rounds.verify import Verdict
 
 
 @make_command(
@@ -57,28 +62,45 @@ def command(
     """
     options = source_options_of(url, tls, {})
     storage = parse_storage_options(storage_options)
-    with open_spark(master, conf, name="tailrace verify") as spark:
+    with contextlib.ExitStack() as stack:
+        with progress("starting Spark"):
+            spark = stack.enter_context(open_spark(master, conf, name="tailrace verify"))
         from ..spark.api import repair as repair_vbuckets
         from ..spark.api import verify
         from ..table.opening import TableOptions, open_table
 
+        def compared() -> tuple[Verdict, list[Difference]]:
+            with progress("comparing bucket and table") as bar:
+
+                def show(done: int, planned: int) -> None:
+                    bar.expect(planned)
+                    bar.reach(done)
+
+                verdict = verify(
+                    spark, url, table, options=options, storage_options=storage, on_progress=show
+                )
+            return verdict, [each for each in verdict.differences if not (as_of_table and each.newer)]
+
         try:
-            verdict = verify(spark, url, table, options=options, storage_options=storage)
-            differences = [
-                difference for difference in verdict.differences if not (as_of_table and difference.newer)
-            ]
+            verdict, differences = compared()
             for difference in differences:
                 click.echo(json.dumps(asdict(difference)) if as_json else str(difference))
             if differences and repair:
                 vbuckets = sorted({difference.vbucket for difference in differences})
                 note(f"reading {counted(len(vbuckets), 'vbucket')} again, to replace the rows")
-                repair_vbuckets(spark, url, table, vbuckets, options=options, storage_options=storage)
+                with progress("repairing") as bar:
+                    repair_vbuckets(
+                        spark,
+                        url,
+                        table,
+                        vbuckets,
+                        options=options,
+                        storage_options=storage,
+                        on_status=lambda status: bar.describe(f"repairing, {status['message']}"),
+                    )
                 repaired = counted(len(differences), "difference")
                 note(f"repaired {repaired} in {counted(len(vbuckets), 'vbucket')}")
-                verdict = verify(spark, url, table, options=options, storage_options=storage)
-                differences = [
-                    difference for difference in verdict.differences if not (as_of_table and difference.newer)
-                ]
+                verdict, differences = compared()
             if repair and not differences:
                 held = open_table(table, TableOptions(storage))
                 if held.accept_rows(verdict.table_version):

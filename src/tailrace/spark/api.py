@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..client.keywords import check_known
 from ..connstr import ConnectionString
@@ -90,12 +90,15 @@ def verify(
     *,
     options: Mapping[str, str] | None = None,
     storage_options: Mapping[str, str] | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _planned: None,
 ) -> Verdict:
-    """Compare every document of a bucket with its mirror, in parallel."""
+    """Compare every document of a bucket with its mirror, in parallel.
+
+    ``on_progress`` is told how many changes are compared, and of how many.
+    """
     given = source_options(url, options)
-    return verify_table(
-        _jobs(spark, given), given, open_table(table, TableOptions(dict(storage_options or {})))
-    )
+    held = open_table(table, TableOptions(dict(storage_options or {})))
+    return verify_table(_jobs(spark, given), given, held, on_progress)
 
 
 def repair(
@@ -106,8 +109,12 @@ def repair(
     *,
     options: Mapping[str, str] | None = None,
     storage_options: Mapping[str, str] | None = None,
+    on_status: Callable[[Mapping[str, Any]], None] = lambda _status: None,
 ) -> None:
-    """Read vbuckets again from the beginning and replace their rows, in one commit each round."""
+    """Read vbuckets again from the beginning and replace their rows, in one commit each round.
+
+    ``on_status`` is told once a second what is being done, as `MirrorHandle.status` says it.
+    """
     held = open_table(table, TableOptions(dict(storage_options or {})))
     collection = f"{held.source['scope']}.{held.source['collection']}"
     handle = mirror(
@@ -120,4 +127,5 @@ def repair(
         storage_options=storage_options,
         start_over=vbuckets,
     )
-    handle.awaitTermination()
+    while not handle.awaitTermination(1):
+        on_status(handle.status)

@@ -151,6 +151,8 @@ MIRROR = (
     _gauge("mirror_lag_seconds", "Age of what the table shows.", *_TABLE),
     _gauge("mirror_rate", "Changes a second, last round.", *_TABLE),
     _gauge("mirror_batch", "Number of the last round.", *_TABLE),
+    _gauge("mirror_round_planned_changes", "Changes that the round under way reads.", *_TABLE),
+    _gauge("mirror_round_read_changes", "Those of them that are read and written.", *_TABLE),
     _gauge("mirror_version", "Version of the table.", *_TABLE),
     _gauge("mirror_reported_seconds", "When this was said, in unix time.", *_TABLE),
     _histogram("mirror_round_duration_seconds", "How long rounds took, by phase.", *_TABLE, "phase"),

@@ -56,8 +56,8 @@ class MirrorFigures:
         self.version = 0
         self.last_verdict: Callable[[], dict[str, Any] | None] = lambda: None
         """What `tailrace verify` found last, if anybody knows."""
-        self.message = "starting"
-        """What it does now."""
+        self.status: Mapping[str, Any] = {"message": "starting"}
+        """What it does now, as its handle says it."""
         self._clock = clock
         self._lock = threading.Lock()
         self._phases: dict[str, _Durations] = {}
@@ -110,8 +110,8 @@ class MirrorFigures:
     def why_not_ready(self) -> str:
         """Empty: it has committed a round, or found that there is nothing to do."""
         with self._lock:
-            is_ready = self._last is not None or self.message == "waiting for changes"
-        return "" if is_ready else f"no round is committed yet: {self.message}"
+            is_ready = self._last is not None or self.status["message"] == "waiting for changes"
+        return "" if is_ready else f"no round is committed yet: {self.status['message']}"
 
     def stats(self) -> dict[str, Any]:
         """As one object, for the page."""
@@ -122,7 +122,8 @@ class MirrorFigures:
                 "mirror": {
                     "bucket": self.bucket,
                     "table": self.table,
-                    "message": self.message,
+                    "message": self.status["message"],
+                    "round": self.status.get("round", {}),
                     "changes": self.changes,
                     "rollbacks": self.rollbacks,
                     "rows_rolled_back": self.rows_rolled_back,
@@ -188,6 +189,9 @@ class MirrorFigures:
         sheet.add("mirror_lag_seconds", self._lag_s(), *labels)
         sheet.add("mirror_rate", 0.0 if last is None else last.rate, *labels)
         sheet.add("mirror_batch", 0 if last is None else last.batch, *labels)
+        underway = self.status.get("round", {})
+        sheet.add("mirror_round_planned_changes", underway.get("changes_planned", 0), *labels)
+        sheet.add("mirror_round_read_changes", underway.get("changes", 0), *labels)
         sheet.add("mirror_version", self.version, *labels)
         sheet.add("mirror_reported_seconds", self._clock.time_ns() / 1e9, *labels)
         sheet.add("mirror_compactions_total", self.compactions, *labels)

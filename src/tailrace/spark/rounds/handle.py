@@ -8,10 +8,11 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
+from ...clock import SYSTEM
 from ...errors import TailraceError
 from ...rng import unique_name
 from ...units import shown_ranges
-from .progress import RoundProgress
+from .progress import RoundProgress, RoundUnderway
 
 __all__ = ["MirrorHandle"]
 
@@ -27,7 +28,8 @@ class MirrorHandle:
         self.id = unique_name()
         self.runId = self.id
         self.stopping = threading.Event()
-        self._message = "starting"
+        self._doing: str | RoundUnderway = "starting"
+        self._since = SYSTEM.monotonic()
         self._recent: deque[RoundProgress] = deque(maxlen=_KEPT_PROGRESS)
         self._rounds = self._changes = 0
         self._last_rollback: RoundProgress | None = None
@@ -44,12 +46,17 @@ class MirrorHandle:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What it does at this moment."""
-        active = self.isActive
+        """What it does at this moment, and for how many seconds; ``round`` says how much is done of one that
+        is not committed yet.
+        """
+        doing = self._doing if self.isActive else "stopped"
+        underway = doing if isinstance(doing, RoundUnderway) else None
         return {
-            "message": self._message if active else "stopped",
-            "isDataAvailable": active and self._message.startswith("round"),
-            "isTriggerActive": active and self._message.startswith("round"),
+            "message": str(doing),
+            "isDataAvailable": underway is not None,
+            "isTriggerActive": underway is not None,
+            "seconds": round(SYSTEM.monotonic() - self._since, 3),
+            **({} if underway is None else {"round": underway.to_json()}),
         }
 
     @property
@@ -135,9 +142,10 @@ class MirrorHandle:
         self._thread = threading.Thread(target=guarded, name=self.name, daemon=True)
         self._thread.start()
 
-    def say(self, message: str) -> None:
+    def say(self, doing: str | RoundUnderway) -> None:
         """What it does now."""
-        self._message = message
+        if doing != self._doing:
+            self._doing, self._since = doing, SYSTEM.monotonic()
 
     def report(self, progress: RoundProgress) -> None:
         """A round is done."""

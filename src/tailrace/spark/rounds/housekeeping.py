@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -169,13 +169,19 @@ class Housekeeping:
         for table in self._tables:
             table.maintain(busy_since_ms=busy)
 
-    def drain(self) -> None:
+    def drain(self, say: Callable[[str], None]) -> None:
         """At the end of a run that has caught up: what runs is finished, and one step done that is due."""
-        self.finish_step(wait=True)
+        self._finish_loudly(say)
         if not self.steps:
             self._begin_step()
-            self.finish_step(wait=True)
+            self._finish_loudly(say)
+        say("cleaning")
         self.clean(now=True)
+
+    def _finish_loudly(self, say: Callable[[str], None]) -> None:
+        if self._running is not None:
+            say(f"compacting {self._running.step.why}")
+        self.finish_step(wait=True)
 
     def close(self) -> None:
         """Don't wait for a step that runs; its files are taken by the cleaning."""

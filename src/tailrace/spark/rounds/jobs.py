@@ -2,6 +2,9 @@
 
 A classic session runs it on an RDD, which has no query to plan: of a round of a few changes that is a good
 part. Remote sessions have no RDDs; for these it is a data frame whose rows are the answers.
+
+Whoever waits is told which pieces are done: a classic session's tasks say it by an accumulator, which Spark
+hands over when a task ends; a remote session's answers come in the order of their pieces, one by one.
 """
 
 from __future__ import annotations
@@ -9,9 +12,10 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 
@@ -23,16 +27,20 @@ from ..java_process import lost_java
 from ..source.plain_errors import plain_errors
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import Accumulator, SparkContext
+    from pyspark.accumulators import AccumulatorParam
     from pyspark.sql import SparkSession
 
-__all__ = ["Jobs", "SparkJobs", "own_error", "python_trouble"]
+__all__ = ["Jobs", "OnDone", "SparkJobs", "own_error", "python_trouble"]
 
-_DDL = "answer binary"
-_ANSWER = pa.schema([("answer", pa.binary())])
+_DDL = "piece bigint, answer binary"
+_ANSWER = pa.schema([("piece", pa.int64()), ("answer", pa.binary())])
+_OF_A_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _PROBE_ROWS = 4096
 
 Work = Callable[[Any], Any]
+OnDone = Callable[[int], None]
+"""Told the number of a piece that is done; from any thread, and twice if its task ran twice."""
 
 
 class Jobs(Protocol):
@@ -43,13 +51,50 @@ class Jobs(Protocol):
         """How many tasks run at the same time."""
         ...
 
-    def run(self, work: Work, pieces: Sequence[Any], description: str) -> list[Any]:
+    def run(
+        self, work: Work, pieces: Sequence[Any], description: str, on_done: OnDone | None = None
+    ) -> list[Any]:
         """Run ``work`` on each piece, anywhere, and give the answers in any order. Both must be picklable."""
+        ...
+
+    def is_waiting(self) -> bool:
+        """Whether a job is there and nobody to run its tasks, as far as that is known; from any thread."""
         ...
 
     def cancel(self) -> None:
         """End what runs now, from another thread."""
         ...
+
+
+_Told = set[tuple[int, int]]
+"""Runs and pieces of them."""
+
+
+class _DonePieces:
+    """The accumulator of tasks: which pieces of which run are done."""
+
+    def zero(self, _value: _Told) -> _Told:
+        return set()
+
+    def addInPlace(self, told: _Told, more: _Told) -> _Told:
+        return told | more
+
+
+class _Listener(_DonePieces):
+    """The driver's end of it, which keeps nothing: whoever waits for a run is told."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, OnDone] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _DonePieces, ()  # for the tasks
+
+    def addInPlace(self, told: _Told, more: _Told) -> _Told:
+        for run, number in more:
+            on_done = self.waiting.get(run)  # nobody, if an attempt comes back from the dead
+            if on_done is not None:
+                on_done(number)
+        return told
 
 
 @dataclass(frozen=True)
@@ -59,6 +104,8 @@ class _Task:
     work: Work
     pieces: tuple[bytes, ...]
     """Pickled each: a task opens no other's."""
+    run: int = 0
+    done: Accumulator[_Told] | None = None
 
     def answers(self, numbers: Iterable[int]) -> Iterator[bytes]:
         """For an RDD."""
@@ -66,13 +113,16 @@ class _Task:
         for number in numbers:
             with plain_errors():
                 answer = pickle.dumps(self.work(pickle.loads(self.pieces[number])))
+            if self.done is not None:
+                self.done.add({(self.run, number)})
             yield answer
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For ``mapInArrow``."""
         for batch in batches:
-            for answer in self.answers(batch["id"].to_pylist()):
-                yield pa.record_batch([pa.array([answer], pa.binary())], schema=_ANSWER)
+            numbers = batch["id"].to_pylist()
+            for number, answer in zip(numbers, self.answers(numbers), strict=True):
+                yield pa.record_batch([[number], [answer]], schema=_ANSWER)
 
 
 class SparkJobs:
@@ -83,6 +133,11 @@ class SparkJobs:
         self._tag = tag
         """Marks the jobs, for `cancel` and for people who look at Spark's own pages."""
         self._parallelism = parallelism
+        self._runs = count()
+        self._groups: list[str] = []
+        """Of the jobs that run."""
+        self._listener = _Listener()
+        self._done: Accumulator[_Told] | None = None
         self._context: SparkContext | None = None
         with suppress(Exception):  # remote sessions have none
             self._context = spark.sparkContext
@@ -100,15 +155,20 @@ class SparkJobs:
             self._parallelism = max(1, partitions.distinct().count())
         return self._parallelism
 
-    def run(self, work: Work, pieces: Sequence[Any], description: str) -> list[Any]:
+    def run(
+        self, work: Work, pieces: Sequence[Any], description: str, on_done: OnDone | None = None
+    ) -> list[Any]:
         if not pieces:
             return []
-        task = _Task(work, tuple(pickle.dumps(piece) for piece in pieces))
+        run = next(self._runs)
+        if len(pieces) == 1:
+            on_done = None  # when it is done, all is
+        task = _Task(work, tuple(pickle.dumps(piece) for piece in pieces), run)
         try:
             if self._context is not None:
-                answers = self._run_classic(self._context, task, description)
+                answers = self._run_classic(self._context, task, description, on_done)
             else:
-                answers = self._run_remote(task)
+                answers = self._run_remote(task, on_done)
         except Exception as error:
             own = own_error(error) or lost_java(error) or python_trouble(error)
             if own is None:
@@ -116,17 +176,72 @@ class SparkJobs:
             raise own from None
         return [pickle.loads(answer) for answer in answers]
 
-    def _run_classic(self, context: SparkContext, task: _Task, description: str) -> list[bytes]:
-        context.addJobTag(self._tag)
-        context.setJobDescription(description)  # of the jobs of this thread, on Spark's pages
-        count = len(task.pieces)
-        return context.parallelize(range(count), count).mapPartitions(task.answers).collect()
+    def _run_classic(
+        self, context: SparkContext, task: _Task, description: str, on_done: OnDone | None
+    ) -> list[bytes]:
+        if on_done is not None:
+            task = replace(task, done=self._accumulator(context))
+            self._listener.waiting[task.run] = on_done
+        pieces = len(task.pieces)
+        try:
+            with self._named(context, f"{self._tag}-{task.run}", description):
+                return context.parallelize(range(pieces), pieces).mapPartitions(task.answers).collect()
+        finally:
+            self._listener.waiting.pop(task.run, None)
 
-    def _run_remote(self, task: _Task) -> list[bytes]:
+    @contextmanager
+    def _named(self, context: SparkContext, group: str, description: str) -> Iterator[None]:
+        """Jobs of this thread are ours, on Spark's pages and for `cancel`; afterwards they are what they were
+        before: the thread may be a notebook's.
+        """
+        before = {name: context.getLocalProperty(name) for name in _OF_A_GROUP}
+        context.addJobTag(self._tag)
+        context.setJobGroup(group, description)
+        self._groups.append(group)
+        try:
+            yield
+        finally:
+            self._groups.remove(group)
+            with suppress(Exception):  # Java may be gone, which is told elsewhere
+                context.removeJobTag(self._tag)
+                for name, value in before.items():
+                    context.setLocalProperty(name, cast(str, value))
+
+    def _accumulator(self, context: SparkContext) -> Accumulator[_Told]:
+        if self._done is None:  # one for all runs: Spark never forgets any
+            self._done = context.accumulator(set(), cast("AccumulatorParam[_Told]", self._listener))
+        return self._done
+
+    def is_waiting(self) -> bool:
+        context = self._context
+        if context is None or not self._groups:
+            return False
+        try:
+            tracker = context.statusTracker()
+            for group in list(self._groups):
+                for job in tracker.getJobIdsForGroup(group):
+                    for number in info.stageIds if (info := tracker.getJobInfo(job)) else ():
+                        stage = tracker.getStageInfo(number)
+                        if stage is not None and (stage.numActiveTasks or stage.numCompletedTasks):
+                            return False
+        except Exception:  # noqa: BLE001 - Java may be gone, which is told elsewhere
+            return False
+        return True
+
+    def _run_remote(self, task: _Task, on_done: OnDone | None) -> list[bytes]:
         self._spark.addTag(self._tag)
-        count = len(task.pieces)
-        rows = self._spark.range(0, count, 1, count).mapInArrow(task.batches, _DDL).collect()
-        return [bytes(row.answer) for row in rows]
+        pieces = len(task.pieces)
+        rows = self._spark.range(0, pieces, 1, pieces).mapInArrow(task.batches, _DDL)
+        answers = []
+        try:
+            for row in rows.toLocalIterator():
+                answers.append(bytes(row.answer))
+                if on_done is not None:
+                    on_done(row.piece)
+        finally:
+            with suppress(Exception):
+                self._spark.removeTag(self._tag)
+        return answers
 
     def cancel(self) -> None:
         with suppress(Exception):  # the session may be gone already

@@ -172,8 +172,7 @@ class Mirror:
             self._verdicts.nothing_left(state.high_seqnos, self._clock.monotonic())
             if self._settings.once and not self._verdicts and not state.unasked:
                 if self._settings.maintenance:
-                    self.handle.say("compacting and cleaning")
-                    self.housekeeping.drain()
+                    self.housekeeping.drain(self.handle.say)
                 return True
             self._freshness.reached(state)
             self._idle(state)

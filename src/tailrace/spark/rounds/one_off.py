@@ -32,9 +32,10 @@ def maintain_once(
     compact: bool,
     force: bool,
     say: Callable[[str], None],
+    on_step: Callable[[str], None] = lambda _step: None,
     clock: Clock = SYSTEM,
 ) -> MaintenanceDone:
-    """Compact as long as something is due, then clean."""
+    """Compact as long as something is due, then clean; ``on_step`` is told what is being done."""
     done = MaintenanceDone()
     if compact and not dry_run and not force:
         age_ms = clock.time_ns() // 1_000_000 - table.current.timestamp_ms
@@ -48,12 +49,14 @@ def maintain_once(
     elif compact and due_step(table) is not None:
         table.claim()
         while len(done.steps) < _STEPS and (step := due_step(table)) is not None:
+            on_step(f"step {len(done.steps) + 1}: compacting {step.why}")
             written = step.run(table.store, table.schema, table.secret)
             commit = finish_step(table, step, written)
             if commit is None:
                 break
             table.commit(commit)
             done.steps.append(step.why)
+    on_step("cleaning")
     done.cleaned = rest = table.maintain(dry_run=dry_run, force=True)
     while rest.more and not dry_run:
         rest = table.maintain(force=True)

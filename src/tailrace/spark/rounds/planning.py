@@ -21,13 +21,15 @@ from ...model import Position
 from ...table.contract import TableVersion
 from .bucket import BucketState
 
-__all__ = ["Decision", "Range", "Ranges", "RoundPlan", "decide", "divided", "plan_round"]
+__all__ = ["Decision", "Range", "Ranges", "RoundPlan", "changes_of", "decide", "divided", "plan_round"]
 
 _TASK_CHANGES = 4_000
 """A task with less to read costs more than what it reads."""
-_LONG_TASK_CHANGES = 500_000
-"""A task with more to read is divided even if there is nobody to run the parts at once: one that fails is
-repeated as a whole."""
+_LONG_TASK_CHANGES = 240_000
+"""About a file of the base. A task with more to read is divided even if there is nobody to run the parts at
+once: one that fails is repeated as a whole, and of a round only the tasks that have ended are known."""
+_MOST_TURNS = 32
+"""... into at most so many for each that run at once."""
 _STREAM_COST = 20
 """What a stream costs beside its changes, in changes."""
 
@@ -64,6 +66,11 @@ class Range:
     def changes(self) -> int:
         """At most so many."""
         return self.end - self.start.seqno
+
+
+def changes_of(pieces: Iterable[Mapping[int, Range]]) -> int:
+    """What several tasks read, at the most."""
+    return sum(span.changes for piece in pieces for span in piece.values())
 
 
 _PACKED = struct.Struct("<HQQQQQ")
@@ -240,7 +247,8 @@ def divided(
     costs = {vbucket: span.changes + _STREAM_COST for vbucket, span in ranges.items()}
     total = sum(costs.values())
     useful = max(1, total // _TASK_CHANGES)
-    wanted = max(min(parallelism, useful), min(total // _LONG_TASK_CHANGES, 8 * parallelism))
+    turns = min(_MOST_TURNS, -(-total // (_LONG_TASK_CHANGES * parallelism)))
+    wanted = min(parallelism, useful) if turns == 1 else parallelism * turns
     by_home: dict[str | None, list[int]] = {}
     for vbucket in sorted(ranges):
         home = None if vbucket in fresh else homes.get(vbucket, "")

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ...clock import SYSTEM, Clock
 from ...model import Position
+from .planning import Range, changes_of
 
-__all__ = ["RoundProgress", "TableFigures"]
+__all__ = ["RoundProgress", "RoundUnderway", "TableFigures"]
+
+_MUCH = 10
+"""How fast a round goes is known when one of so many changes is done: a small task ends early."""
+_NO_TASK_S = 5.0
+"""A job of which no task has begun for so long waits for executors."""
 
 
 @dataclass(frozen=True)
@@ -79,3 +86,86 @@ class RoundProgress:
         report["seconds"] = {name: round(spent, 4) for name, spent in self.seconds.items()}
         report["rolled_back"], report["versions"] = list(self.rolled_back), list(self.versions)
         return report
+
+
+class RoundUnderway:
+    """A round that is not committed yet: which step it is at, and how much of it is done. What a task has
+    read counts when the task has ended: Spark tells nothing earlier.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        changes: int,
+        later: int = 0,
+        clock: Clock = SYSTEM,
+        is_waiting: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``is_waiting``: whether nobody has begun with the tasks yet."""
+        self.batch = batch
+        self.changes = changes
+        """That are to be read, at the most."""
+        self.later = later
+        """Changes that are there and left to later rounds."""
+        self.step = "plan"
+        """plan, go back, read (and write), commit or maintain."""
+        self._clock = clock
+        self._is_waiting = is_waiting
+        self._read_began = self._last_done = clock.monotonic()
+        self._pieces: Sequence[Mapping[int, Range]] = ()
+        self._done: frozenset[int] = frozenset()
+
+    def read(self, pieces: Sequence[Mapping[int, Range]]) -> None:
+        """These are read now; a round whose tables get new columns does it a second time."""
+        self._read_began = self._last_done = self._clock.monotonic()
+        self._done = frozenset()
+        self._pieces = pieces
+        self.changes = changes_of(pieces)
+        self.step = "read"
+
+    def done(self, piece: int) -> None:
+        """One of them is read and written; from any thread."""
+        self._last_done = self._clock.monotonic()
+        self._done |= {piece}
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts."""
+        pieces, done = self._pieces, self._done
+        read = [pieces[number] for number in done if number < len(pieces)]
+        changes = changes_of(read)
+        took_s = self._last_done - self._read_began
+        is_much = 0 < self.changes <= changes * _MUCH
+        return {
+            "batch": self.batch,
+            "step": self.step,
+            "changes": changes,
+            "changes_planned": self.changes,
+            "changes_later": self.later,
+            "vbuckets": sum(map(len, read)),
+            "vbuckets_planned": sum(map(len, pieces)),
+            "tasks": len(read),
+            "tasks_planned": len(pieces),
+            "rate": round(changes / took_s, 1) if is_much and took_s > 0 else 0.0,
+        }
+
+    def __str__(self) -> str:
+        now = self.to_json()
+        changes, vbuckets = f"{self.changes:,} changes", f"{now['vbuckets_planned']:,} vbuckets"
+        match self.step:
+            case "plan":
+                what = f"{changes} to read"
+            case "go back":
+                what = "vbuckets go back with the bucket"
+            case "read" if now["tasks"]:
+                rate = f", {now['rate']:,.0f}/s" if now["rate"] else ""
+                what = f"{now['changes']:,} of {changes}, {now['vbuckets']:,} of {vbuckets}{rate}"
+            case "read":
+                what = f"reading {changes} of {vbuckets}"
+                if self._clock.monotonic() - self._read_began >= _NO_TASK_S and self._is_waiting():
+                    what += "; Spark has begun with none of the tasks: are there executors?"
+            case "commit":
+                what = f"committing {changes}"
+            case _:
+                what = "compacting and cleaning"
+        later = f"; {self.later:,} are left to later rounds" if self.later else ""
+        return f"round {self.batch}: {what}{later}"

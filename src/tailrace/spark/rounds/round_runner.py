@@ -19,7 +19,7 @@ from .freshness import Freshness, Stands
 from .handle import MirrorHandle
 from .housekeeping import Housekeeping
 from .planning import Range, RoundPlan, divided
-from .progress import RoundProgress, TableFigures
+from .progress import RoundProgress, RoundUnderway, TableFigures
 from .targets import log_target, planned_branches, table_target, with_branches
 from .task import RoundTask, TableTarget, TaskAnswer
 from .verdicts import Verdicts
@@ -64,15 +64,22 @@ class RoundRunner:
             now_ns = self._clock.time_ns()
             add_span("tailrace.mirror.plan", now_ns - int(planned_s * 1e9), now_ns)
             changes = sum(piece.changes for piece in plan.ranges.values())
-            self._handle.say(f"round {self._batch}: {changes:,} changes to read")
+            underway = RoundUnderway(
+                self._batch, changes, plan.left_over, self._clock, self._asked.jobs.is_waiting
+            )
+            self._handle.say(underway)
             time = _Spent(self._clock, planned_s)
             with time.spent("commit"):
+                if any(plan.decisions):
+                    underway.step = "go back"
                 back = self._go_back(plan)
-            written = self._read_and_write(state, plan, time)
+            written = self._read_and_write(state, plan, time, underway)
             answers = written.answers
             self._verdicts.note(answers, self._clock.monotonic())
+            underway.step = "commit"
             with time.spent("commit"):
                 counted = self._commit(plan, written, back)
+            underway.step = "maintain"
             with time.spent("maintain"):
                 with span("tailrace.mirror.maintain"):
                     compacted, failure = self._keep_house()
@@ -89,8 +96,10 @@ class RoundRunner:
                 version=self._asked.tables[0].version,
             )
             has_moved = counted.committed or bool(back.vbuckets)
+            phases = time.phases(answers, self._asked.jobs.parallelism)
+            self._handle.say("looking for changes")
             if has_moved:
-                self._report(self._progress(state, counted, back, time.phases(answers), compacted))
+                self._report(self._progress(state, counted, back, phases, compacted))
             if failure is not None:
                 raise failure
             return has_moved
@@ -101,7 +110,9 @@ class RoundRunner:
         self._verdicts.went_back(vbuckets)
         return _WentBack(vbuckets, rows, self._asked.tables[0].current.positions)
 
-    def _read_and_write(self, state: BucketState, plan: RoundPlan, time: _Spent) -> _WrittenRound:
+    def _read_and_write(
+        self, state: BucketState, plan: RoundPlan, time: _Spent, underway: RoundUnderway
+    ) -> _WrittenRound:
         """What the tasks answer, and where they wrote."""
         asked = self._asked
         with time.spent("plan"):
@@ -124,8 +135,9 @@ class RoundRunner:
                 ]
                 branches = planned_branches(state, targets, log)
                 task = RoundTask(self._task_options, tuple(targets), log, branches)
+                underway.read(pieces)
                 with span("tailrace.mirror.read_and_write", tasks=len(pieces), planned_changes=changes):
-                    answers: list[TaskAnswer] = asked.jobs.run(task, pieces, description)
+                    answers: list[TaskAnswer] = asked.jobs.run(task, pieces, description, underway.done)
                 if not self._committer.settle_columns(answers):
                     return _WrittenRound(targets, log, answers)
 
@@ -239,15 +251,20 @@ class _Spent:
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.monotonic() - began
 
-    def phases(self, answers: Sequence[TaskAnswer]) -> dict[str, float]:
-        """As a report has it. Of the time until all tasks had answered, ``schedule`` is that in which the
-        longest was not at work: what it takes to start a job and its tasks, and to wait for a place.
+    def phases(self, answers: Sequence[TaskAnswer], parallelism: int) -> dict[str, float]:
+        """As a report has it. Tasks of which ``parallelism`` run at once take as long as the longest, or as
+        what one place of these does. Of the time until all had answered, ``schedule`` is the rest: what it
+        takes to start a job and its tasks, and to wait for a place.
         """
-        at_work = max((answer.read_s + answer.write_s for answer in answers), default=0.0)
+
+        def took(spent: Sequence[float]) -> float:
+            return max(*spent, sum(spent) / parallelism) if spent else 0.0
+
+        at_work = took([answer.read_s + answer.write_s for answer in answers])
         return {
             "plan": self._seconds["plan"],
-            "read": max((answer.read_s for answer in answers), default=0.0),
-            "write": max((answer.write_s for answer in answers), default=0.0),
+            "read": took([answer.read_s for answer in answers]),
+            "write": took([answer.write_s for answer in answers]),
             "schedule": max(0.0, self._seconds["tasks"] - at_work),
             "commit": self._seconds["commit"],
             "maintain": self._seconds["maintain"],

@@ -7,7 +7,7 @@ it: the position of the table, and the position up to which the bucket was read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -32,7 +32,7 @@ from .compare import DIGEST_SCHEMA, Difference, Digester, compare, newest
 from .connections import borrowed_source
 from .contents import options_of_table
 from .jobs import Jobs
-from .planning import Range, divided
+from .planning import Range, changes_of, divided
 from .reading import read_ranges
 from .same_bucket import check_same_bucket
 
@@ -224,8 +224,15 @@ class _StateTaker:
             self._parts = [rows.filter(pc.invert(gone))]
 
 
-def verify_table(jobs: Jobs, given: Mapping[str, str], table: Table) -> Verdict:
-    """Compare a bucket with its mirror; ``given`` are options of the source."""
+def verify_table(
+    jobs: Jobs,
+    given: Mapping[str, str],
+    table: Table,
+    on_progress: Callable[[int, int], None] = lambda _done, _planned: None,
+) -> Verdict:
+    """Compare a bucket with its mirror; ``given`` are options of the source. ``on_progress`` is told how many
+    changes are compared, and of how many, from any thread.
+    """
     options = parse_mirror_options(given)
     mirrored = table.source.get("bucket")
     if mirrored not in (None, options.bucket):
@@ -258,7 +265,13 @@ def verify_table(jobs: Jobs, given: Mapping[str, str], table: Table) -> Verdict:
     ranges = {vbucket: Range(Position.BEGINNING, ends.get(vbucket, 0)) for vbucket in homes}
     where = {vbucket: str(home) for vbucket, home in homes.items()}
     pieces = divided(ranges, where, jobs.parallelism)
-    answers: list[_Found] = jobs.run(task, pieces, f"tailrace verify: {table.uri}")
+    compared: set[int] = set()
+
+    def note_done(piece: int) -> None:
+        compared.add(piece)
+        on_progress(changes_of([pieces[number] for number in compared]), changes_of(pieces))
+
+    answers: list[_Found] = jobs.run(task, pieces, f"tailrace verify: {table.uri}", note_done)
     differences = [difference for answer in answers for difference in answer.differences]
     return Verdict(
         tuple(sorted(differences, key=lambda difference: (difference.vbucket, difference.key))),

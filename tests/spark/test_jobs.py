@@ -1,0 +1,84 @@
+"""Jobs on Spark: who runs them, and what they leave behind in the thread that asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.spark.rounds.jobs import SparkJobs
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+_PROPERTIES = ("spark.jobGroup.id", "spark.job.description")
+
+
+def test_every_piece_is_told_and_the_thread_keeps_its_own_names(spark: Any) -> None:
+    """`ts.verify` runs in a notebook's thread, whose other jobs are not ours."""
+    context = spark.sparkContext
+    context.setJobGroup("mine", "my own job")
+    context.addJobTag("mine-too")
+    try:
+        jobs = SparkJobs(spark, "tailrace-test")
+        for _ in range(2):
+            done: set[int] = set()
+            assert sorted(jobs.run(abs, list(range(-9, -4)), "five numbers", done.add)) == [5, 6, 7, 8, 9]
+            assert done == set(range(5))
+        assert [context.getLocalProperty(name) for name in _PROPERTIES] == ["mine", "my own job"]
+        assert set(context.getJobTags()) == {"mine-too"}
+        (told,) = {
+            context.statusTracker().getJobInfo(job).status
+            for job in context.statusTracker().getJobIdsForGroup("tailrace-test-1")
+        }
+        assert told == "SUCCEEDED", "on Spark's pages it has a name"
+        assert not jobs.is_waiting()
+    finally:
+        context.clearJobTags()
+        for name in _PROPERTIES:
+            context.setLocalProperty(name, None)
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_jobs_that_nobody_runs_are_known(spark: Any, tmp_path: Path) -> None:
+    """As on a cluster whose executors are all busy, or that has none."""
+
+    def touch_and_wait(piece: tuple[str, str]) -> None:  # travels as it is: workers don't know this module
+        from pathlib import Path
+        from time import sleep
+
+        mark, end = map(Path, piece)
+        mark.touch()
+        while not end.exists():
+            sleep(0.02)
+
+    places = spark.sparkContext.defaultParallelism
+    end = tmp_path / "end"
+    marks = [tmp_path / f"mark-{number}" for number in range(places)]
+    busy, late = SparkJobs(spark, "tailrace-busy"), SparkJobs(spark, "tailrace-late")
+    first = threading.Thread(
+        target=busy.run, args=(touch_and_wait, [(str(mark), str(end)) for mark in marks], "all places")
+    )
+    second = threading.Thread(target=late.run, args=(abs, [-1, -2], "no place"))
+    first.start()
+    try:
+        until(lambda: all(mark.exists() for mark in marks))
+        until(lambda: not busy.is_waiting())
+        second.start()
+        until(late.is_waiting)
+        assert not busy.is_waiting()
+    finally:
+        end.touch()
+        first.join()
+        if second.ident is not None:
+            second.join()
+    assert not late.is_waiting()
