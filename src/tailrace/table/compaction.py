@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from ..crashpoints import crash_point
-from .contract import Commit, DataFile, NewFile, Table
+from .contract import Commit, DataFile, NewFile, Table, TableDamaged
 from .datafile import BASE, MAX_FILE_BYTES, TIER
 from .hashing import KeyHash
 from .index import FileIndex, open_index, row_numbers
@@ -100,7 +100,11 @@ def finish_step(table: Table, step: CompactionStep, written: Sequence[DataFile])
         if gone:
             h1, h2 = open_index(table.store, file, key_hash).at(row_numbers(gone))
             for new, rows in zip(written, dead, strict=True):
-                rows.update(open_index(table.store, new, key_hash).find(h1, h2))
+                try:
+                    index = open_index(table.store, new, key_hash)
+                except TableDamaged:  # somebody's cleaning took it: it is no file of the table yet
+                    return None
+                rows.update(index.find(h1, h2))
     return Commit(
         operation="TAILRACE COMPACT",
         added=[

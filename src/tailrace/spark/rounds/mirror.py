@@ -24,7 +24,7 @@ from ...errors import (
     TailraceError,
     UsageError,
 )
-from ...table.contract import Fenced, Table, TableChanged
+from ...table.contract import Fenced, Table, TableChanged, TableDamaged
 from ..java_process import lost_java
 from ..source.options import parse_options
 from .assignment import Assignment
@@ -150,6 +150,23 @@ class Mirror:
 
     def turn(self) -> bool:
         """One round, or a look that finds nothing to do; whether the mirror has come to its end."""
+        try:
+            return self._turn()
+        except TableDamaged as error:
+            self._look_for_others(error)
+            raise
+
+    def _look_for_others(self, error: TableDamaged) -> None:
+        """Whoever stood still for long finds files gone that were not needed any more: then somebody else has
+        the table, or has gone on with it, and that is what is wrong.
+        """
+        for table in self.asked.all_tables:
+            before = table.version
+            table.refresh()
+            if table.version != before:
+                raise TableChanged(f"the table at {table.uri} was changed by somebody else") from error
+
+    def _turn(self) -> bool:
         began = self._clock.monotonic()
         state = self._lookout.look()
         if state is None:
