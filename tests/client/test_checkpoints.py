@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,48 @@ def test_saved_state_wins_and_survives_a_rollback(connect: Callable[..., Any], t
         assert events[0] == tailrace.Rollback(0, node.failover_log(0)[0][0], 4)
         assert [event.key for event in events if isinstance(event, Mutation)] == [b"new"]
         assert FileState(path).load()[0].points == (1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("autosave", [True, False])
+def test_where_now_was_is_saved_before_anything_comes(
+    connect: Callable[..., Any], tmp_path: Path, *, autosave: bool
+) -> None:
+    """A reader that starts now and is killed before a change has come goes on there, not at another now."""
+    path = tmp_path / "state.json"
+
+    async def wait_for_changes(url: str) -> None:
+        async with tailrace.connect(url, state=path, autosave=autosave) as source:
+            first = asyncio.ensure_future(anext(source.portions(start="now")))
+            while not path.exists():
+                assert not first.done()
+                await asyncio.sleep(0.01)
+            first.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await first
+
+    with tailrace.testing.node(vbuckets=2) as node:
+        node.set("before", 1, vbucket=0)
+        asyncio.run(wait_for_changes(node.url))
+        node.set("after", 2, vbucket=0)
+        node.set("first of its vbucket", 3, vbucket=1)
+        events = list(connect(node.url, state=path).changes(start="now", end="now"))
+        keys = [event.key for event in events if isinstance(event, Mutation)]
+        assert sorted(keys) == [b"after", b"first of its vbucket"]
+
+
+def test_a_start_is_saved_beside_what_is_saved(connect: Callable[..., Any]) -> None:
+    """A vbucket that starts now, later than others: their positions stay."""
+    with tailrace.testing.node(vbuckets=2) as node:
+        node.set("k", 1, vbucket=0)
+        state = MemoryState()
+        list(connect(node.url, state=state).changes(end="now", vbuckets=[0]))
+        (saved,) = state.positions.values()
+        node.set("k", 2, vbucket=1)
+        node.set("more", 3, vbucket=0)
+        events = list(connect(node.url, state=state, autosave=False).changes(start="now", end="now"))
+        assert [event.key for event in events if isinstance(event, Mutation)] == [b"more"]
+        # what nobody saved is not saved with the start
+        assert state.positions[0] == saved and state.positions[1].position.seqno == 1
 
 
 @given(st.lists(st.integers(1, 10_000), unique=True).map(sorted))

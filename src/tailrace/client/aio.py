@@ -283,6 +283,9 @@ class Source:
                 if portion.told:
                     self._turn_soon()
                 self._portion = portion
+            if self._group is None:  # a group keeps them itself
+                await self._state.save_starts(reading.new_starts())
+            if portion is not None:
                 return portion
             if self._connections.look():
                 continue

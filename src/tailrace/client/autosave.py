@@ -20,6 +20,7 @@ class Autosave:
         self._store = store
         self._is_automatic = is_automatic
         self._saved_at = 0.0
+        self._loaded: Mapping[int, SavedPosition] = {}
         self._last_saved: Mapping[int, SavedPosition] = {}
         self._has_more = False
 
@@ -27,7 +28,8 @@ class Autosave:
         """What an earlier run has saved."""
         if self._store is None:
             return {}
-        return await asyncio.get_running_loop().run_in_executor(None, self._store.load)
+        self._loaded = await asyncio.get_running_loop().run_in_executor(None, self._store.load)
+        return self._loaded
 
     def moved(self) -> None:
         """The application has more than what is saved."""
@@ -50,5 +52,17 @@ class Autosave:
         self._saved_at = now
         if all(self._last_saved.get(vbucket) is position for vbucket, position in positions.items()):
             return
-        await asyncio.get_running_loop().run_in_executor(None, self._store.save, positions)
+        await self._write(self._store, positions)
+
+    async def save_starts(self, starts: Mapping[int, SavedPosition]) -> None:
+        """Save where vbuckets start that start now, beside what is saved already.
+
+        Nobody has to ask for it, and it comes before anything is handed out: after a kill the next run would
+        otherwise start at another "now", and what came in between would be missing.
+        """
+        if starts and self._store is not None:
+            await self._write(self._store, {**(self._last_saved or self._loaded), **starts})
+
+    async def _write(self, store: StateStore, positions: Mapping[int, SavedPosition]) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, store.save, positions)
         self._last_saved = positions

@@ -106,6 +106,12 @@ class Reading:
         }
         return {**{key: saved for key, saved in self._saved.items() if key not in self.progress}, **delivered}
 
+    def new_starts(self) -> dict[int, SavedPosition]:
+        """Where vbuckets start that start now, once: what their nodes have said since the last time."""
+        starts = self.known_starts(self._limits.started)
+        self._limits.started.clear()
+        return starts
+
     def states(self) -> dict[str, int]:
         """How many vbuckets are in which state."""
         return dict(Counter(progress.state.name.lower() for progress in self.progress.values()))

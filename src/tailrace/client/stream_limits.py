@@ -26,6 +26,8 @@ class StreamLimits:
     def __init__(self, nodes: Nodes, now: Callable[[], float]) -> None:
         self.is_over = False
         """The reading was closed."""
+        self.started: set[int] = set()
+        """VBuckets that start now, since their nodes said where that is; whoever saves it takes them out."""
         self._nodes = nodes
         self._resolving: set[Address] = set()
         self._now = now
@@ -69,6 +71,7 @@ class StreamLimits:
             )
             progress.origin = high
             progress.saved = SavedPosition(progress.delivered, log, (), 0, high)
+            self.started.add(vbucket)
         if progress.ends_at_most is not None:
             progress.end_seqno = min(progress.ends_at_most, high)
         progress.wants_start = False
