@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -23,13 +25,16 @@ from tailrace.cli.main import main
 from tailrace.client.checkpoints import FileState
 from tailrace.client.events import Event
 from tailrace.client.jsonlines import json_line
-from tailrace.client.recording import Recording
+from tailrace.client.recording import Recorder, Recording
 from tailrace.client.replay import ReplayServer
 from tailrace.client.text import TextLines
 from tailrace.errors import UsageError
 from tailrace.files import DiskFile
 from tailrace.testing.faulty_files import no_space
 from tailrace.testing.running import RunningNode
+from tailrace.wire.codes import DcpOpcode
+from tailrace.wire.dcp import DcpControl
+from tailrace.wire.framing import Framer
 
 KEYS = [f"key-{number}".encode() for number in range(40)]
 
@@ -355,8 +360,6 @@ def test_a_recorded_rollback_is_replayed(
     saved = state.load()
     node.rewind(range(4), 2)
     path = tmp_path / "rollback.rec"
-    from tailrace.client.recording import Recorder
-
     with path.open("wb") as sink:
         recorder = Recorder(sink)
         recorder.begin({"bucket": "default", "vbuckets": 4, "collections": True})
@@ -367,6 +370,119 @@ def test_a_recorded_rollback_is_replayed(
     with Replaying(path) as url:
         replayed = list(connect(url, state=again).changes(end=dict.fromkeys(range(4), 2)))
     assert sorted(map(repr, replayed)) == sorted(map(repr, told))
+
+
+def record(
+    connect: Callable[..., Any], url: str, path: Path, *, steps: list[Callable[[], None]], **options: Any
+) -> list[Any]:
+    """Record for ever: when what is there has come, one step after the other; then it ends as by Ctrl-C."""
+    with path.open("wb") as sink:
+        recorder = Recorder(sink)
+        recorder.begin({"bucket": "default", "vbuckets": 4, "collections": True})
+        told, source = [], connect(url, on_wire=recorder, **options)
+        with connect(url) as asking, contextlib.closing(source.changes()) as changes:
+            wanted = asking.high_seqnos()
+            for event in changes:
+                told.append(event)
+                while {vb: place.seqno for vb, place in source.positions().items()} == wanted and steps:
+                    steps.pop(0)()
+                    wanted = asking.high_seqnos()
+                if not steps and {vb: p.seqno for vb, p in source.positions().items()} == wanted:
+                    break
+        source.close()
+    return told
+
+
+def documents(events: list[Any]) -> dict[bytes, bytes]:
+    """What somebody holds who does as told; a rollback to 0 takes everything of the vbucket."""
+    held: dict[int, dict[bytes, bytes]] = {}
+    for event in events:
+        if isinstance(event, tailrace.Rollback):
+            assert event.seqno == 0
+            held.pop(event.vbucket, None)
+        elif isinstance(event, tailrace.Mutation):
+            held.setdefault(event.vbucket, {})[event.key] = event.value
+        elif isinstance(event, tailrace.Deletion):
+            held[event.vbucket].pop(event.key)
+    return {key: value for some in held.values() for key, value in some.items()}
+
+
+def stirred(node: RunningNode, what: Callable[[], None], value: int) -> Callable[[], None]:
+    """Something happens to the node, then each vbucket gets a change."""
+
+    def step() -> None:
+        what()
+        for vbucket in range(4):
+            node.set(f"later-{vbucket}", value, vbucket=vbucket)
+
+    return step
+
+
+def test_a_recording_without_an_end_is_replayed(
+    node: RunningNode, tmp_path: Path, connect: Callable[..., Any]
+) -> None:
+    """Ended by Ctrl-C: a reader that wants what is there comes to an end, and one that comes back goes on."""
+    for key in KEYS:
+        node.set(key, 1)
+    path, state = tmp_path / "stream.rec", tailrace.MemoryState()
+    told = record(connect, node.url, path, steps=[stirred(node, lambda: None, 2)])
+    assert not any(isinstance(event, tailrace.StreamEnd) for event in told)
+    with Replaying(path) as url:
+        replayed = list(connect(url, state=state).changes(end="now"))
+        assert documents(replayed) == documents(told)
+        again = list(connect(url, state=state).changes(end="now"))
+        assert documents(again) == {} and not any(isinstance(event, tailrace.Rollback) for event in again)
+        # from the middle, too
+        middle = {vb: tailrace.Position.at(node.failover_log(vb)[0][0], 3) for vb in range(4)}
+        rest = list(connect(url).changes(start=middle, end="now"))
+        assert min(event.seqno for event in rest if isinstance(event, tailrace.Mutation)) == 4
+        assert documents(rest).items() <= documents(told).items()
+
+
+def test_a_recording_with_a_lost_connection_is_replayed(
+    node: RunningNode, tmp_path: Path, connect: Callable[..., Any]
+) -> None:
+    """The recorded reader asked again on another connection; the one of the replay must not wait for ever."""
+    for key in KEYS:
+        node.set(key, 1)
+    path = tmp_path / "stream.rec"
+    steps = [stirred(node, node.drop_connections, 2), stirred(node, node.drop_connections, 3)]
+    told = record(connect, node.url, path, steps=steps)
+    with Replaying(path) as url:
+        replayed = list(connect(url).changes(end="now"))
+    assert documents(replayed) == documents(told)
+    mutations = [(event.vbucket, event.seqno) for event in replayed if isinstance(event, tailrace.Mutation)]
+    assert len(set(mutations)) == len(mutations) == len(KEYS) + 8
+
+
+def test_a_replay_ends_where_the_recording_does(
+    node: RunningNode, tmp_path: Path, connect: Callable[..., Any]
+) -> None:
+    """A recording with a rollback, read up to its end: on its last branch, not on the one given up."""
+    for key in KEYS:
+        node.set(key, 1)
+    path = tmp_path / "stream.rec"
+    told = record(connect, node.url, path, steps=[stirred(node, lambda: node.rewind(range(4), 2), 2)])
+    assert sum(isinstance(event, tailrace.Rollback) for event in told) == 4
+    expected = documents(list(connect(node.url).changes(end="now")))
+    with Replaying(path) as url:
+        assert documents(list(connect(url).changes(end="now"))) == documents(told) == expected
+
+
+def test_a_replay_sends_noops(node: RunningNode, tmp_path: Path, connect: Callable[..., Any]) -> None:
+    """A reader that waits for more would take a silent connection for dead, and get everything again."""
+    node.set("k", 1)
+    path = tmp_path / "stream.rec"
+    record(connect, node.url, path, steps=[])
+    with Replaying(path) as url:
+        host, port = url.removeprefix("couchbase://").split("/")[0].split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as peer:
+            for key, value in ((b"enable_noop", b"true"), (b"set_noop_interval", b"0.1")):
+                peer.sendall(DcpControl(key=key, value=value).encode())
+            framer, opcodes = Framer(), []
+            while DcpOpcode.NOOP not in opcodes:
+                framer.feed(peer.recv(4096))
+                opcodes += [frame.opcode for frame in framer.frames()]
 
 
 def test_a_replay_tells_its_branches(

@@ -19,13 +19,14 @@ from typing import IO, Any
 
 from .. import paths
 from ..clock import SYSTEM, Clock
-from ..errors import FramingError, StoreError, UsageError
+from ..errors import MalformedMessage, ProtocolError, StoreError, UsageError
 from ..wire import dcp
 from ..wire.codes import DcpOpcode, Magic
 from ..wire.framing import Framer
 from ..wire.header import Frame
+from ..wire.message import Message
 
-__all__ = ["Exchange", "Recorder", "Recording"]
+__all__ = ["Exchange", "Recorder", "Recording", "seqno_of"]
 
 MAGIC = b"TAILRACE RECORDING 1\n"
 _PIECE = struct.Struct(">QHBI")
@@ -45,6 +46,19 @@ _WITH_SEQNO = frozenset(
 
 # the seqno comes first in the extras of all of them
 _unpack_seqno = dcp.MUTATION.until("rev_seqno").struct.unpack_from
+_SEQNO_SIZE = 8
+_CHECKED: dict[int, type[Message]] = {
+    DcpOpcode.SNAPSHOT_MARKER: dcp.DcpSnapshotMarker,
+    DcpOpcode.STREAM_END: dcp.DcpStreamEnd,
+}
+
+
+def seqno_of(frame: Frame) -> int | None:
+    """The seqno of a change, system event or seqno advanced; None for every other frame."""
+    if not frame.is_request or frame.opcode not in _WITH_SEQNO:
+        return None
+    (seqno,) = _unpack_seqno(frame.extras)
+    return int(seqno)
 
 
 class Recorder:
@@ -91,6 +105,17 @@ class Exchange:
         for frame in self.frames:
             yield replace(frame, opaque=opaque).encode()
 
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the request was answered with a stream."""
+        return bool(self.frames) and not self.frames[0].is_request and not self.frames[0].status
+
+    @property
+    def last_seqno(self) -> int | None:
+        """The last seqno that the stream brought; None if it brought none."""
+        seqnos = (seqno_of(frame) for frame in reversed(self.frames))
+        return next((seqno for seqno in seqnos if seqno is not None), None)
+
 
 class Recording:
     """A recording that was read; a file that is none is a `UsageError`."""
@@ -109,17 +134,13 @@ class Recording:
 
     def high_seqno(self, vbucket: int) -> int:
         """The last seqno that was recorded of a vbucket."""
-        seqno = 0
-        for exchange in self.exchanges.get(vbucket, ()):
-            for frame in exchange.frames:
-                if frame.is_request and frame.opcode in _WITH_SEQNO:
-                    (seqno,) = _unpack_seqno(frame.body)
-        return seqno
+        seqnos = (exchange.last_seqno for exchange in reversed(self.exchanges.get(vbucket, ())))
+        return next((seqno for seqno in seqnos if seqno is not None), 0)
 
     def failover_log(self, vbucket: int) -> bytes | None:
         """The last failover log that was recorded, as it went over the wire."""
         for exchange in reversed(self.exchanges.get(vbucket, ())):
-            if exchange.frames and not exchange.frames[0].status:
+            if exchange.is_accepted:
                 return exchange.frames[0].value
         return None
 
@@ -143,11 +164,13 @@ class Recording:
                 for frame in framer.frames():
                     where = connection, frame.opaque
                     if sent and frame.opcode == DcpOpcode.STREAM_REQUEST:
+                        dcp.DcpStreamRequest.decode(frame)
                         streams[where] = Exchange(frame, [])
                         self.exchanges.setdefault(frame.vbucket, []).append(streams[where])
                     elif not sent and where in streams and _belongs(frame):
+                        _check(frame)
                         streams[where].frames.append(frame)
-            except FramingError as error:
+            except ProtocolError as error:
                 raise self._broken(f"it holds bytes that are no frames ({error})") from None
 
     def _pieces(self, file: IO[bytes]) -> Iterator[tuple[int, bool, bytes]]:
@@ -162,6 +185,14 @@ class Recording:
 
     def _broken(self, why: str) -> UsageError:
         return UsageError(f"{str(self.path)!r} is no recording: {why}")
+
+
+def _check(frame: Frame) -> None:
+    """What is looked at when it is replayed must be there; a `ProtocolError` otherwise."""
+    if frame.is_request and frame.opcode in _CHECKED:
+        _CHECKED[frame.opcode].decode(frame)
+    elif frame.is_request and frame.opcode in _WITH_SEQNO and len(frame.extras) < _SEQNO_SIZE:
+        raise MalformedMessage(f"a change has {len(frame.extras)} bytes of extras, and no seqno")
 
 
 def _belongs(frame: Frame) -> bool:

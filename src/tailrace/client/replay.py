@@ -1,8 +1,9 @@
 """A recording served as a producer: every stream request gets what was recorded for it, byte for byte.
 
-The handshake is made up; the streams are not. The n-th request for a vbucket on a connection is answered with
-the n-th recorded exchange of that vbucket: its answer (a rollback too), then all that followed, with no byte
-changed but the opaque. Flow control is kept, so that a reader that falls behind is not drowned.
+The handshake is made up; the streams are not. A request for a vbucket is answered with a recorded exchange of
+that vbucket (`story.py` says which): its answer (a rollback too), then all that followed, with no byte
+changed but the opaque. Flow control is kept, so that a reader that falls behind is not drowned, and no-ops
+are sent, so that one that waits for more does not take the connection for dead.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from typing import Any
+from collections.abc import Iterator
 
+from ..errors import ProtocolError
 from ..protocol.handshake import KV_FEATURES, READER_FEATURES, grant_features
 from ..wire.admin import VB_SEQNO
 from ..wire.codes import ControlKey, Datatype, DcpOpcode, Feature, Magic, Op, Status
+from ..wire.dcp import DcpNoop
 from ..wire.framing import Framer
 from ..wire.header import Frame
 from .recording import Recording
+from .story import Story
 
 __all__ = ["ReplayServer"]
 
 _WRITE_BYTES = 256 << 10
+_NOOP_INTERVAL_S = 20.0
 _EMPTY_MANIFEST = (
     b'{"uid":"0","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}]}]}'
 )
@@ -72,13 +77,23 @@ class _Session:
         self._server = server
         self._recording = server.recording
         self._writer = writer
-        self._requests: dict[int, int] = {}
-        self._streams: deque[Any] = deque()
+        self._stories: dict[int, Story] = {}
+        self._streams: deque[Iterator[bytes]] = deque()
         self._window = self._outstanding = 0
+        self._wants_noops = False
+        self._noop_interval_s = _NOOP_INTERVAL_S
 
     async def run(self, reader: asyncio.StreamReader) -> None:
         framer = Framer()
-        while data := await reader.read(_WRITE_BYTES):
+        while True:
+            try:
+                async with asyncio.timeout(self._noop_interval_s if self._wants_noops else None):
+                    data = await reader.read(_WRITE_BYTES)
+            except TimeoutError:
+                self._writer.write(DcpNoop().encode())
+                continue
+            if not data:
+                return
             framer.feed(data)
             for frame in framer.frames():
                 self._handle(frame)
@@ -124,8 +139,7 @@ class _Session:
                 log = recording.failover_log(frame.vbucket)
                 return (Status.NOT_MY_VBUCKET, b"") if log is None else (Status.SUCCESS, log)
             case DcpOpcode.CONTROL:
-                if frame.key == ControlKey.CONNECTION_BUFFER_SIZE and frame.value.isdigit():
-                    self._window = int(frame.value[:12])
+                self._control(frame.key, frame.value)
                 return Status.SUCCESS, b""
             case Op.NOOP | Op.SELECT_BUCKET | DcpOpcode.OPEN | DcpOpcode.CLOSE_STREAM:
                 return Status.SUCCESS, b""
@@ -151,13 +165,27 @@ class _Session:
             }
         ).encode()
 
+    def _control(self, key: bytes, value: bytes) -> None:
+        if key == ControlKey.CONNECTION_BUFFER_SIZE and value.isdigit():
+            self._window = int(value[:12])
+        elif key == ControlKey.ENABLE_NOOP:
+            self._wants_noops = value == b"true"
+        elif key == ControlKey.SET_NOOP_INTERVAL:
+            with contextlib.suppress(ValueError):
+                self._noop_interval_s = min(max(float(value), 0.1), _NOOP_INTERVAL_S)
+
     def _request(self, frame: Frame) -> None:
-        """The next recorded exchange of the vbucket; when there is none left, nothing more happens there."""
-        number = self._requests.get(frame.vbucket, 0)
-        self._requests[frame.vbucket] = number + 1
-        recorded = self._recording.exchanges.get(frame.vbucket, [])
-        if number < len(recorded):
-            self._streams.append(recorded[number].answer(frame.opaque))
+        """What was recorded for it; when nothing is left, nothing more happens there."""
+        story = self._stories.setdefault(
+            frame.vbucket, Story(self._recording.exchanges.get(frame.vbucket, []))
+        )
+        try:
+            stream = story.play(frame)
+        except ProtocolError:
+            self._answer(frame, Status.EINVAL)
+            return
+        if stream is not None:
+            self._streams.append(stream)
             return
         log = self._recording.failover_log(frame.vbucket)
         self._answer(frame, *((Status.NOT_MY_VBUCKET, b"") if log is None else (Status.SUCCESS, log)))
