@@ -78,6 +78,40 @@ def test_a_disk_that_refuses_is_left_alone_until_its_time_comes(monkeypatch: pyt
     assert set(write(bench, session, 2_000)) == {0}
 
 
+def test_a_disk_that_refuses_for_long_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each try, every second, would fill the log of a disk that is full already."""
+    bench = Bench(flush_interval="1", idle_timeout=0)
+    session = bench.session()
+    store, events = bench.engine.buckets["default"], bench.node.events
+    reason = OSError(28, "No space left on device")
+
+    def refuse(batch: Batch) -> None:
+        raise reason
+
+    def tries(count: int) -> None:
+        for _ in range(count):
+            bench.advance(1.5)
+            bench.run_jobs()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.journal, "commit", refuse)
+        write(bench, session, 10)
+        tries(20)
+        assert (events.counts["flush_failed"], events.counts["flush_recovered"]) == (1, 0)
+        reason = OSError(5, "Input/output error")
+        tries(20)
+        assert events.counts["flush_failed"] == 2, "another reason is told of"
+    assert bench.node.buckets["default"].work.flush_failures == 40
+    tries(2)
+    assert (events.counts["flush_failed"], events.counts["flush_recovered"]) == (2, 1)
+    assert events.recent[-1]["failed_tries"] == 40
+    with monkeypatch.context() as patched:
+        patched.setattr(store.journal, "commit", refuse)
+        write(bench, session, 10)
+        tries(20)
+    assert events.counts["flush_failed"] == 3, "and when it begins again"
+
+
 def test_a_node_that_goes_quiet_merges_its_segments() -> None:
     bench = Bench(memory_quota="1m", quiet_time="5", garbage_share="100%", history_changes="0")
     session = bench.session()

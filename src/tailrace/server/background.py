@@ -68,9 +68,9 @@ class BackgroundWork:
         self._run_job = run_job
         self._flushing: Job | None = None
         self._waiting_flush: list[Done] = []  # for the next flush to begin
-        self._disk_refuses = False
+        self._flush_trouble = _Trouble("flush", store.name, events)
         self._flush_at = clock.monotonic() + settings.flush_interval
-        self._maintenance = _Maintenance()
+        self._maintenance = _Maintenance(_Trouble("maintenance", store.name, events))
         self._maintenance_s = max(settings.quiet_time, _MIN_MAINTENANCE_S)
         self._maintain_at = clock.monotonic() + self._maintenance_s
         self._removing: set[Job] = set()
@@ -81,7 +81,7 @@ class BackgroundWork:
     @property
     def disk_refuses(self) -> bool:
         """The last commit failed, or the last maintenance: nobody knows when it takes something again."""
-        return self._disk_refuses or self._maintenance.refused
+        return self._flush_trouble.is_on or self._maintenance.trouble.is_on
 
     @property
     def busy(self) -> bool:
@@ -124,7 +124,7 @@ class BackgroundWork:
         """The end of a batch of requests: one commit for all that asked for one, or because there is so much
         to write that it would fill the memory before the interval is over.
         """
-        if self.flush_wanted or (not self._disk_refuses and self._store.flush_due):
+        if self.flush_wanted or (not self._flush_trouble.is_on and self._store.flush_due):
             self._begin_flush()
 
     def after_flush(self, done: Done) -> None:
@@ -178,9 +178,8 @@ class BackgroundWork:
 
     def _refused_by_disk(self, error: StoreError) -> None:
         """Changes stay in memory, and are tried again."""
-        self._disk_refuses = True
         self.flush_failures += 1
-        self._events.record("flush_failed", level=logging.ERROR, bucket=self._store.name, error=error)
+        self._flush_trouble.met(error)
         self._flush_at = self._clock.monotonic() + max(_RETRY_S, self._flush_interval)
         self.flush_wanted = False
 
@@ -193,9 +192,7 @@ class BackgroundWork:
             failure = error
             self._refused_by_disk(error)
         else:
-            if self._disk_refuses:
-                self._events.record("flush_recovered", level=logging.INFO, bucket=self._store.name)
-            self._disk_refuses = False
+            self._flush_trouble.end()
             self.flush_times.add(self._clock.monotonic() - started)
         for done in waiting:
             done(failure)
@@ -242,12 +239,9 @@ class BackgroundWork:
         except StoreError as error:
             failure = error
             self._maintenance.failed = True  # not at once again, wherever the job ran
-            self._maintenance.refused = True
-            self._events.record(
-                "maintenance_failed", level=logging.ERROR, bucket=self._store.name, error=error
-            )
+            self._maintenance.trouble.met(error)
         else:
-            self._maintenance.refused = False
+            self._maintenance.trouble.end()
         if done is not None and failure is None:
             self._events.record("compaction", level=logging.INFO, bucket=self._store.name)
         self._remove_files()
@@ -273,15 +267,47 @@ class BackgroundWork:
 class _Maintenance:
     """What is sealed and merged now, and what was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, trouble: _Trouble) -> None:
+        self.trouble = trouble
         self.jobs: set[Job] = set()
         self.failed = False
         """The last one; it is not begun again at once."""
-        self.refused = False
-        """The last one that came to its end failed."""
         self.compactions: deque[tuple[Compaction, Done]] = deque()
         self.sealed = 0
         """Jobs that the first of the compactions has waited for."""
+
+
+class _Trouble:
+    """The disk refuses something that is tried again and again. That is told when it begins, when it has
+    another reason, and when it is over: a line for each try would fill a disk that is full already.
+    """
+
+    def __init__(self, what: str, bucket: str, events: EventLog) -> None:
+        self.is_on = False
+        """The last try failed."""
+        self._what = what
+        self._bucket = bucket
+        self._events = events
+        self._reason: object = None
+        self._tries = 0
+
+    def met(self, error: StoreError) -> None:
+        """A try failed."""
+        # a message may name another file each time
+        reason = type(error), getattr(error.__cause__, "errno", None)
+        if not self.is_on or reason != self._reason:
+            self._events.record(f"{self._what}_failed", level=logging.ERROR, bucket=self._bucket, error=error)
+        self.is_on, self._reason = True, reason
+        self._tries += 1
+
+    def end(self) -> None:
+        """A try succeeded."""
+        if self.is_on:
+            self.is_on = False
+            self._events.record(
+                f"{self._what}_recovered", level=logging.INFO, bucket=self._bucket, failed_tries=self._tries
+            )
+        self._tries = 0
 
 
 class BackPressure:
